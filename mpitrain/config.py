@@ -528,9 +528,13 @@ def _plugins(tree: Mapping[str, Any]) -> set[str]:
 
 
 def _is_of_a_run(tree: Mapping[str, Any], real: str) -> bool:
-    """Return whether a file is the config.toml of a run directory, which a run has written."""
-    beside = Path(real).name == "config.toml" and config_hints.recognised(Path(real).parent)
-    return DERIVED in tree or beside == config_hints.RUN_DIRECTORY
+    """Return whether a file is the config.toml of a run directory, which a run has written.
+
+    A copy by another name is the user's own.
+    """
+    folder = Path(real).parent
+    written = DERIVED in tree or config_hints.recognised(folder) == config_hints.RUN_DIRECTORY
+    return Path(real).name == "config.toml" and written
 
 
 def _read(path: Path, seen: dict[str, Path], typed: set[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import pkgutil
 import re
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -53,12 +53,18 @@ def refuse_untyped(tree: Mapping[str, Any], typed: Collection[str] = ()) -> None
     typed: the names in files of the user's own and in --set.
     """
     allowed = {*typed, *re.split(r"[,\s]+", os.environ.get(VARIABLE, ""))}
-    for key, name in names_in(tree):
-        if name not in allowed:
-            raise ConfigError(
-                f'{key} = "{shown(name)}" stands in a run directory and names code, which would be run; if '
-                f"you trust it, set the variable {VARIABLE}={shown(name)} in front of the command"
-            )
+    found = {key: name for key, name in names_in(tree) if name not in allowed}
+    if found:
+        settings = " and ".join(f'{key} = "{shown(name)}"' for key, name in found.items())
+        raise ConfigError(
+            f"found {settings} in a run directory: it names code, which would be run; if you trust it, set "
+            f"the variable in front of the command: {allowing(found.values())}"
+        )
+
+
+def allowing(names: Iterable[str]) -> str:
+    """Return the setting of the variable that allows some plug-ins, as a word for a shell."""
+    return f"{VARIABLE}={','.join(dict.fromkeys(names))}"
 
 
 def load(key: str, name: str, kind: type[T], needed: str) -> T:

@@ -157,6 +157,27 @@ def plain(weights, rows):
 @pytest.mark.mpi
 @pytest.mark.parametrize("layout", [layout for found in LAYOUTS.values() for layout in found])
 def test_a_new_layer_trains_like_plain_torch_holds_and_sends_what_it_declares(world, layout):
+    if layout not in LAYOUTS.get(world.size, ()):
+        pytest.skip("runs on other ranks")
+    plan = plan_with(world.size, layout)
+    whole = plan_with(1, "", "parallel.dp=1").parameters()
+
+    def half_open(result):  # at first
+        parallel = plan.config.parallel
+        gates = result.metrics["gates"] / (LAYERS * plan.num_microbatches * parallel.dp * parallel.cp)
+        return [f"gates {gates}"] if abs(gates - 0.5) > 0.05 else []
+
+    wrong = differences(world, plan, whole, plain, look=half_open)
+    agree(world, not wrong, f"{wrong[:3]}")
+
+
+def differences(world, plan, whole, plain, look=lambda result: []):
+    """Return in words what is otherwise than in plain torch, and than is predicted, over some steps of SGD.
+
+    whole: the parameters of the model.
+    plain: makes the mean loss of {name: weight} and rows of tokens.
+    look: says what is wrong with the result of a step.
+    """
     import torch
     from training import part, recorded
 
@@ -167,38 +188,35 @@ def test_a_new_layer_trains_like_plain_torch_holds_and_sends_what_it_declares(wo
     from mpitrain.layout.memory import predict
     from mpitrain.training.trainer import build_mesh
 
-    if layout not in LAYOUTS.get(world.size, ()):
-        pytest.skip("runs on other ranks")
-    plan = plan_with(world.size, layout)
     wrong = []
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
-    whole = plan_with(1, "", "parallel.dp=1").parameters()
     weights = {spec.name: initial(spec) for spec in whole}
     watch = Watch(actor.stages.values(), actor.site.constants())
-    dp = plan.config.parallel.dp
+    parallel, data = plan.config.parallel, plan.config.data
+    separate = data.documents == "separate"
     for step in range(1, STEPS + 1):
-        rows = torch.randint(0, VOCAB, (8, 9), generator=torch.Generator().manual_seed(step))
-        mine = actor.cut(rows.chunk(dp)[mesh["data"].rank // plan.config.parallel.cp])
+        dice = torch.Generator().manual_seed(step)
+        rows = torch.randint(1, VOCAB, (8, data.sequence + 1), generator=dice)
+        if separate:
+            rows[:, 6] = 0  # two documents, each by itself
+        own = rows.chunk(parallel.dp)[mesh["data"].rank // parallel.cp]
+        mine = actor.cut(own, 0 if separate else None)
         results = []
         found, _ = recorded(
             mesh, lambda s=step, m=mine, r=results: r.append(actor.run_step(s, m, 0.1, watch=watch))
         )
         for weight in weights.values():
             weight.grad = None
-        loss = plain(weights, rows)
+        loss = loss_of_documents(weights, rows, plain, separate)
         loss.backward()
-        wrong += (
-            [f"loss {results[0].loss}, not {loss.item()}"]
-            if abs(results[0].loss - loss.item()) > 1e-10
-            else []
-        )
+        off = abs(results[0].loss - loss.item())
+        wrong += [f"loss {results[0].loss}, not {loss.item()}"] if not off < 1e-10 else []
         for piece in actor.gradients.pieces:
             expected = part({name: weight.grad for name, weight in weights.items()}, piece)
             error = (piece.grad - expected).abs().max() / expected.abs().max()
             wrong += [f"gradient of {piece.spec.name}: {error:.1e}"] if not error < 1e-10 else []
-        gates = results[0].metrics["gates"] / (LAYERS * plan.num_microbatches * dp * plan.config.parallel.cp)
-        wrong += [f"gates {gates}"] if abs(gates - 0.5) > 0.05 else []  # half open at first
+        wrong += look(results[0])
         with torch.no_grad():
             for weight in weights.values():
                 weight -= 0.1 * weight.grad
@@ -208,7 +226,14 @@ def test_a_new_layer_trains_like_plain_torch_holds_and_sends_what_it_declares(wo
     held = measure(actor, watch)
     wrong += [f"holds {held}, predicted {predicted}"] if of_tensors(predicted, held) != held else []
     mesh.free()
-    agree(world, not wrong, f"{mesh}: {wrong[:3]}")
+    return wrong
+
+
+def loss_of_documents(weights, rows, plain, separate):
+    """Return the mean loss of rows, or of their two documents, the first of which ends behind 6 tokens."""
+    parts = [rows[:, :7], rows[:, 7:]] if separate else [rows]
+    counts = [each[:, 1:].numel() for each in parts]
+    return sum(count * plain(weights, each) for count, each in zip(counts, parts)) / sum(counts)
 
 
 def initial(spec):

@@ -168,19 +168,45 @@ def masks(num_queries, num_keys):
 def test_a_tile_by_products_equals_torchs_attention(causal, masked):
     import torch
 
+    from mpitrain.parallel.context import attention_products as products
     from mpitrain.parallel.context import attention_tiles as tiles
 
     q, k, v, grad = random_tile(torch.float64, 20, 20)
     visible = masks(20, 20)[masked]
     out, lse = tiles.attend(q, k, v, causal, visible)
-    by_products, lse_by_products = tiles.attend_by_products(q, k, v, causal, visible)
+    by_products, lse_by_products = products.attend_by_products(q, k, v, causal, visible)
     torch.testing.assert_close(out, by_products, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(lse, lse_by_products, rtol=1e-12, atol=1e-12)
     assert not masked or ((lse[:, :, 3] == -torch.inf).all() and (out[:, :, 3] == 0).all())
     lse = lse.clamp(min=-50.0)  # of all keys it is finite
-    expected = tiles.attend_backward_by_products(grad, q, k, v, out, lse, causal, visible)
+    expected = products.attend_backward_by_products(grad, q, k, v, out, lse, causal, visible)
     for found, wanted in zip(tiles.attend_backward(grad, q, k, v, out, lse, causal, visible), expected):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("masked", ["causal", "mask", "all"])
+@pytest.mark.parametrize("length", [20, 300])  # of the second more than are taken at a time
+def test_soft_capped_scores_are_those_of_autograd(masked, length):
+    import torch
+
+    from mpitrain.parallel.context import attention_tiles as tiles
+
+    q, k, v, grad = random_tile(torch.float64, length, length)
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    visible = masks(length, length)[1] if masked == "mask" else None
+    seen = {"causal": causal, "mask": visible, "all": torch.ones_like(causal)}[masked]
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    kv = [x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in leaves[1:]]
+    scores = 0.7 * torch.tanh(leaves[0] @ kv[0].mT * q.shape[-1] ** -0.5 / 0.7)
+    shares = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)  # a query may see nothing
+    expected = shares @ kv[1]
+    expected.backward(grad)
+    out, lse = tiles.attend(q, k, v, masked == "causal", visible, 0.7)
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-12, atol=1e-12)
+    lse = lse.clamp(min=-50.0)
+    found = tiles.attend_backward(grad, q, k, v, out, lse, masked == "causal", visible, 0.7)
+    for each, leaf in zip(found, leaves):
+        torch.testing.assert_close(each, leaf.grad, rtol=1e-10, atol=1e-12)
 
 
 def test_a_tile_takes_any_strides():
@@ -190,13 +216,14 @@ def test_a_tile_takes_any_strides():
     """
     import torch
 
+    from mpitrain.parallel.context import attention_products as products
     from mpitrain.parallel.context import attention_tiles as tiles
 
     q, k, v, _ = (x.mT.contiguous().mT for x in random_tile(torch.float64, 20, 20))
     grad = torch.ones(1, 1, 1, 1, dtype=torch.float64).expand(q.shape)
     out, lse = tiles.attend(q, k, v, True)
-    torch.testing.assert_close(out, tiles.attend_by_products(q, k, v, True)[0], rtol=1e-12, atol=1e-12)
-    expected = tiles.attend_backward_by_products(grad, q, k, v, out, lse, True)
+    torch.testing.assert_close(out, products.attend_by_products(q, k, v, True)[0], rtol=1e-12, atol=1e-12)
+    expected = products.attend_backward_by_products(grad, q, k, v, out, lse, True)
     for found, wanted in zip(tiles.attend_backward(grad, q, k, v, out, lse, True), expected):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 

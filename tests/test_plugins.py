@@ -102,10 +102,15 @@ def test_a_name_that_the_user_typed_is_taken(tmp_path):
 @pytest.mark.parametrize("key", plugins.KEYS)
 def test_a_name_in_a_saved_configuration_is_refused(key):
     table, _, name = key.partition(".")
-    with pytest.raises(
-        ConfigError, match=f'{key} = "{NAME}" stands in a run directory .* MPITRAIN_PLUGINS={NAME}'
-    ):
+    words = f'found {key} = "{NAME}" in a run directory: .* MPITRAIN_PLUGINS={NAME}'
+    with pytest.raises(ConfigError, match=words):
         settings.parse({table: {name: NAME}})
+
+
+def test_all_names_of_a_saved_configuration_are_allowed_by_one_setting():
+    tree = {"optimizer": {"name": "a:b"}, "model": {"family": NAME}, "pipeline": {"schedule": "a:b"}}
+    with pytest.raises(ConfigError, match=rf"{plugins.VARIABLE}={NAME},a:b$"):
+        settings.parse(tree)
 
 
 @pytest.mark.parametrize(
@@ -120,15 +125,18 @@ def test_a_run_directorys_file_names_no_code_for_a_new_run(tmp_path, text, marks
     linked = tmp_path / "linked.toml"
     linked.symlink_to(saved)
     for given in (saved, file, linked):
-        with pytest.raises(ConfigError, match="stands in a run directory"):
+        with pytest.raises(ConfigError, match="in a run directory"):
             settings.load(given)
         assert settings.load(given, [f"model.family={NAME}"]).model.family == NAME
         assert settings.load(given, ["model.family=llama"]).model.family == "llama"
+    copied = tmp_path / "my.toml"  # as the end of a run says
+    copied.write_bytes(saved.read_bytes())
+    assert settings.load(copied).model.family == NAME
 
 
 def test_a_run_directory_is_read_with_the_names_of_this_command_or_of_the_variable(tmp_path, monkeypatch):
     saved = run_directory(tmp_path / "theirs", SAVED)
-    with pytest.raises(ConfigError, match=r"config\.toml: .*stands in a run directory"):
+    with pytest.raises(ConfigError, match=r"config\.toml: .*in a run directory"):
         read_config(saved)
     with pytest.raises(ConfigError):
         read_config(saved, {"my_code:ANOTHER"})

@@ -158,16 +158,18 @@ class Sizes:
         """Whether what is cheap to make again isn't kept."""
         return self.config.memory.recompute == "selective"
 
-    def gated(self, itemsize: int) -> int:
+    def gated(self, itemsize: int, silu: bool = True) -> int:
         """Return what a gated product and the product behind it keep of a hidden unit.
 
         gate, up, silu(gate), and what is multiplied.
 
         itemsize: of a number that the product behind it keeps.
+        silu: another activation isn't kept, but made again.
         """
         if self.selective:
             return 2 * self.itemsize
-        return (2 if self.config.run.compile else 3) * self.itemsize + itemsize
+        made_again = self.config.run.compile or not silu
+        return (2 if made_again else 3) * self.itemsize + itemsize
 
     def probabilities(self, heads: int, width: int) -> int:
         """Return what attention in bf16 on a CPU keeps of a microbatch besides.

@@ -32,12 +32,12 @@ def attention(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) ->
         None if site.tp else norm, *weights, site.rotary(layer.rope), site.fp8, biases, norms
     )
     tp = site.plan.config.parallel.tp
+    kv_heads = max(1, layer.kv_heads // tp)
     over_cp = site.attention_over_cp(
-        layer.heads // tp, max(1, layer.kv_heads // tp), layer.rope.width, layer.window
+        layer.heads // tp, kv_heads, layer.rope.width, layer.window, layer.soft_cap
     )
-    inner = attended(
-        projection, Core(layer.window, own.get("attention.sinks")), over_cp, Output(output, site.fp8), site
-    )
+    core = Core(layer.window, own.get("attention.sinks"), layer.soft_cap)
+    inner = attended(projection, core, over_cp, Output(output, site.fp8), site)
     added = [Bias(own["attention.output.bias"])] if layer.biased else []
     return [Residual([*([NormSegment(norm)] if site.tp else []), *inner, *added])]
 
@@ -132,12 +132,13 @@ class Core(Segment):
 
     The whole sequence is here.
 
-    window, sinks: as in model/window.py.
+    window, sinks, soft_cap: as in model/window.py.
     """
 
-    def __init__(self, window: int = 0, sinks: Parameter | None = None):
+    def __init__(self, window: int = 0, sinks: Parameter | None = None, soft_cap: float = 0.0):
         self.window = window
         self.sinks = sinks
+        self.soft_cap = soft_cap
 
     def compute(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
         return self.attend(qkv, context, tape, again=False)[0]
@@ -148,9 +149,8 @@ class Core(Segment):
         """Return attention [B, H, T, C] and, if the product behind it may ask for that, how to make
         it again.
         """
-        return tape.attention(
-            self.with_history(qkv, context, tape), context.visible, self.window, self.sinks, again
-        )
+        qkv = self.with_history(qkv, context, tape)
+        return tape.attention(qkv, context.visible, self.window, self.sinks, again, self.soft_cap)
 
     def with_history(
         self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape

@@ -73,17 +73,15 @@ class BuildContext:
         return [table for rotary in self.rotaries.values() for table in (rotary.cos, rotary.sin)]
 
     def attention_over_cp(
-        self, heads: int, kv_heads: int, head_width: int, window: int = 0
+        self, heads: int, kv_heads: int, head_width: int, window: int = 0, soft_cap: float = 0.0
     ) -> ContextAttention | None:
         """Return the attention proper where the sequence is spread over ranks. heads, kv_heads: of
         this rank.
         """
         if self.cp is None:
             return None
-        parallel = self.plan.config.parallel
-        return context_attention(
-            self.cp, parallel.context, self.plan.config.data.sequence, heads, kv_heads, head_width, window
-        )
+        kind, sequence = self.plan.config.parallel.context, self.plan.config.data.sequence
+        return context_attention(self.cp, kind, sequence, heads, kv_heads, head_width, window, soft_cap)
 
     def residual(self, inner: Item, norm: Parameter) -> list[Item]:
         """Return x + inner(norm(x)); without tp, `inner` has the norm.

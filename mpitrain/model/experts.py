@@ -26,7 +26,7 @@ from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model import router
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
-from mpitrain.model.gates import Clamped, Gate, Silu
+from mpitrain.model.gates import Silu
 from mpitrain.model.grouped import GroupedProduct, add_sums, grouped_product, of_rows
 from mpitrain.model.layers.experts import Experts as Layer
 from mpitrain.model.segment import NormSegment
@@ -88,7 +88,7 @@ class ExpertMixture:
         self.bias = own.get("ffn.router.bias")
         self.biases = [own.get(f"ffn.experts.{name}.bias") for name in ("gate", "up", "down")]
         self.logit_bias = own.get("ffn.router.logit_bias")
-        self.opening: Gate = Clamped(layer.limit) if layer.limit else Silu()
+        self.activation = layer.gate or Silu()
         self.tokens = site.tokens
         self.wide = wide(site.dtype)
         shared = (
@@ -96,7 +96,7 @@ class ExpertMixture:
             if self.settings.shared
             else None
         )
-        self.shared = FeedForwardSegment(None, *shared) if shared else None
+        self.shared = FeedForwardSegment(None, *shared, activation=layer.shared_gate) if shared else None
         self.dispatch = dispatch_of(site.plan.config, site.plan.table.segments)
         self.exchange = self._exchange()
         segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)
@@ -213,7 +213,7 @@ class ExpertMixture:
     def _made(self, rows: ExpertRows) -> torch.Tensor:
         """Return what the experts make of their rows."""
         weights = rows.weights.to(rows.x.dtype)
-        hidden = self.opening.opened(rows.gate).mul_(self.opening.factor(rows.up)).mul_(weights)
+        hidden = self.activation.activation(rows.gate).mul_(self.activation.scale(rows.up)).mul_(weights)
         made = grouped_product(hidden, self.down.data, rows.loads)
         if (bias := self.biases[-1]) is not None:
             made[:, _features(bias)] += of_rows(bias.data, rows.loads) * weights
@@ -285,15 +285,15 @@ class ExpertMixture:
     def _differentiated(self, rows: ExpertRows, grad: torch.Tensor) -> Walk:
         """Return the gradients of rows and weights, and the weight gradients to add, a list of products."""
         weights = rows.weights.to(rows.x.dtype)
-        opened = self.opening.opened(rows.gate)
-        factor = self.opening.factor(rows.up)
-        hidden = opened * factor
+        activated = self.activation.activation(rows.gate)
+        scale = self.activation.scale(rows.up)
+        hidden = activated * scale
         of_weighed = grouped_product(grad, self.down.data.transpose(1, 2), rows.loads)
         yield None
         of_weights = torch.linalg.vecdot(of_weighed.to(self.wide), hidden.to(self.wide)).unsqueeze(-1)
         of_hidden = of_weighed.mul_(weights)
-        of_gate = self.opening.grad_of_gate(of_hidden * factor, rows.gate)
-        of_up = self.opening.grad_of_up(of_hidden.mul_(opened), rows.up)
+        of_gate = self.activation.grad_of_gate(of_hidden * scale, rows.gate)
+        of_up = self.activation.grad_of_up(of_hidden.mul_(activated), rows.up)
         if (bias := self.biases[-1]) is not None:
             here = grad[:, _features(bias)]
             of_weights += (here * of_rows(bias.data, rows.loads)).to(of_weights.dtype).sum(-1, keepdim=True)

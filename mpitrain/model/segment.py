@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from mpitrain.model import fp8, linear, selective
 from mpitrain.model.engine import gradients
+from mpitrain.model.gates import Gate
 from mpitrain.model.kv_history import Attended
 from mpitrain.model.window import Windowed
 from mpitrain.parallel.functions import EAGER, Functions
@@ -108,11 +109,14 @@ class Tape:
         y = selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, self.selective, self.functions)
         return y, partial(selective.Norm.again, y.grad_fn) if self.selective else None
 
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, Again | None]:
-        """Return silu(gate) * up, and how to make it again."""
-        if not self.selective and self.functions.keep_opened:
+    def gated(
+        self, gate: torch.Tensor, up: torch.Tensor, activation: Gate | None = None
+    ) -> tuple[torch.Tensor, Again | None]:
+        """Return silu(gate) * up, or what another activation makes of them, and how to make it again."""
+        if activation is None and not self.selective and self.functions.keep_opened:
             return functional.silu(gate) * up, None
-        y = selective.Gated.apply(gate, up, self.functions)
+        functions = self.functions if activation is None else selective.GateFunctions(activation)
+        y = selective.Gated.apply(gate, up, functions)
         return y, partial(selective.Gated.again, y.grad_fn) if self.selective else None
 
     def attention(
@@ -122,14 +126,15 @@ class Tape:
         window: int,
         sinks: Parameter | None,
         again: bool,
+        soft_cap: float = 0.0,
     ) -> tuple[torch.Tensor, Again | None]:
         """Return attention [B, H, T, C], and how to make it again, if asked for that.
 
-        window, sinks: as in model/window.py.
+        window, sinks, soft_cap: as in model/window.py.
         """
         again = again and self.selective
-        if window or sinks is not None:
-            y = Windowed.apply(*qkv, visible, window, sinks, self.small, again)
+        if window or sinks is not None or soft_cap:
+            y = Windowed.apply(*qkv, visible, window, sinks, self.small, again, soft_cap)
             return y, partial(Windowed.again, y.grad_fn) if again else None
         return selective.attention(*qkv, visible, again, self.selective)
 

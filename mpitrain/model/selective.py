@@ -7,6 +7,7 @@ that follows asks for it in the backward, before the node's own turn comes; what
 from the one to the other. Both ways the same operations run, so that the bits are the same.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from mpitrain.model.engine import gradients
+from mpitrain.model.gates import Gate
 from mpitrain.parallel.context import attention_cpu_16bit, attention_cpu_fp32, attention_tiles
 from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.zero.parameters import Parameter
@@ -58,11 +60,31 @@ class Norm(torch.autograd.Function):
         return grad, None, None, None, None, None
 
 
+@dataclass(frozen=True)
+class GateFunctions:
+    """The gated product, there and back, of an activation that a family brings along (model/gates.py)."""
+
+    kind: Gate
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return activation(gate) * scale(up), and activation(gate)."""
+        activated = self.kind.activation(gate)
+        return activated * self.kind.scale(up), activated
+
+    def gated_backward(
+        self, grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activated: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients of gate and up. activated: activation(gate), if it is there."""
+        activated = self.kind.activation(gate) if activated is None else activated
+        of_gate = self.kind.grad_of_gate(grad * self.kind.scale(up), gate)
+        return of_gate, self.kind.grad_of_up(grad * activated, up)
+
+
 class Gated(torch.autograd.Function):
-    """silu(gate) * up, of which gate and up are kept."""
+    """silu(gate) * up, or what `functions` make of them. Gate and up are kept."""
 
     @staticmethod
-    def forward(ctx, gate, up, functions: Functions):
+    def forward(ctx, gate, up, functions: Functions | GateFunctions):
         ctx.save_for_backward(gate, up)
         ctx.opened = None
         ctx.functions = functions

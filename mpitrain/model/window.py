@@ -1,5 +1,5 @@
-"""Attention in a window and with sinks, as a function whose result can be made again (see
-model/selective.py).
+"""Attention in a window, with sinks and with soft-capped scores, as a function whose result can be made
+again (see model/selective.py).
 """
 
 import torch
@@ -11,12 +11,16 @@ from mpitrain.parallel.zero.parameters import Parameter
 class Windowed(torch.autograd.Function):
     """Causal attention in a window of positions (0: all), with the sinks of its heads if there are some.
 
+    soft_cap: of scores; 0: none.
     again: keep queries, keys and values, and not the result.
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, visible, window: int, sinks: Parameter | None, small: list, again: bool):
+    def forward(
+        ctx, q, k, v, visible, window: int, sinks: Parameter | None, small: list, again: bool, soft_cap: float
+    ):
         ctx.window = window
+        ctx.soft_cap = soft_cap
         ctx.sinks = sinks
         ctx.small = small
         ctx.from_input = again
@@ -28,7 +32,7 @@ class Windowed(torch.autograd.Function):
     @staticmethod
     def _attend(ctx, q, k, v, visible):
         sinks = None if ctx.sinks is None else ctx.sinks.data
-        return attend_in_window(q, k, v, ctx.window, sinks, _seen(visible))
+        return attend_in_window(q, k, v, ctx.window, sinks, _seen(visible), ctx.soft_cap)
 
     @staticmethod
     def again(ctx):
@@ -43,8 +47,8 @@ class Windowed(torch.autograd.Function):
         if ctx.sinks is not None:
             ctx.small.append((ctx.sinks, grad_of_sinks(grad_of_output, out, lse, ctx.sinks.data)))
         return *attend_in_window_backward(
-            grad_of_output, q, k, v, out, lse, ctx.window, _seen(visible)
-        ), *5 * [None]
+            grad_of_output, q, k, v, out, lse, ctx.window, _seen(visible), ctx.soft_cap
+        ), *6 * [None]
 
 
 def _seen(visible: torch.Tensor | None) -> torch.Tensor | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from mpitrain import plugins
 from mpitrain.comm.launchers import command_of_ranks
 from mpitrain.config import Config, as_override
 from mpitrain.data.tokenizer import Tokenizer
@@ -32,10 +33,14 @@ def commands(config: Config, run_dir: Path, prompt: str, num_ranks: int, num_nod
     path = as_argument(run_dir)
     ranks = " ".join([*command_of_ranks(num_ranks, num_nodes), *ours])
     copied = f"cp -i {as_argument(run_dir / 'config.toml')} my.toml"
+    own = dict(plugins.names_in(msgspec.to_builtins(config)))
+    allowed = f"{plugins.allowing(own.values())} " if own else ""
+    named = "".join(f"--set {as_override(key, name)} " for key, name in own.items())
+    further = f"{named}{_further(config, run_dir)}"
     rows = {
-        "sample text": f"{' '.join(ours)} generate {path} --prompt "
+        "sample text": f"{allowed}{' '.join(ours)} generate {path} --prompt "
         f"{shlex.quote(prompt)}{_tokenizer(config.data.tokenizer, run_dir)}",
-        "train further": f"{ranks} run {as_argument(run_dir / 'config.toml')} {_further(config, run_dir)}",
+        "train further": f"{ranks} run {as_argument(run_dir / 'config.toml')} {further}",
         "your own run": f'{copied}  # change it (data.source = "text", data.path = ...) and give it another '
         "run.dir",
     }

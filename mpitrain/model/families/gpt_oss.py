@@ -9,6 +9,7 @@ from mpitrain.layout.attention import head_width
 from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
 from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.sparse import sparse_blocks
+from mpitrain.model.gates import Clamped
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.rope import rope_of
@@ -43,7 +44,7 @@ def _gpt_oss(config: Config) -> ModelLayers:
         for window in (config.attention.window, 0)
     ]
     first, last = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return ModelLayers(first, sparse_blocks(config, attention, biased=True, limit=LIMIT), last)
+    return ModelLayers(first, sparse_blocks(config, attention, biased=True, gate=Clamped(LIMIT)), last)
 
 
 _PUBLISHED = dict(

@@ -5,22 +5,28 @@ from collections.abc import Sequence
 from mpitrain.config import Config
 from mpitrain.layout.layer import Layer
 from mpitrain.layout.parameters import EPS
+from mpitrain.model.gates import Gate
 from mpitrain.model.layers.experts import Experts
 from mpitrain.model.layers.feed_forward import FeedForward
 
 
 def sparse_blocks(
-    config: Config, attention: Sequence[Layer], eps: float = EPS, *, biased: bool = False, limit: float = 0.0
+    config: Config,
+    attention: Sequence[Layer],
+    eps: float = EPS,
+    *,
+    biased: bool = False,
+    gate: Gate | None = None,
 ) -> tuple[tuple[Layer, Layer], ...]:
     """Return blocks of one of the layers of attention each, in turns, and experts or a feed-forward.
 
     The first experts.first blocks have none; of those that follow, each experts.every-th has some.
-    biased, limit: of experts.
+    biased, gate: of experts.
     """
     model = config.model
     experts = config.experts
     depth = 2 * config.model.layers
-    sparse = Experts(model.width, experts, depth, eps, biased, limit)
+    sparse = Experts(model.width, experts, depth, eps, biased, gate)
     dense = FeedForward(model.width, model.ffn, depth, eps)
     has_experts = [
         number >= experts.first and (number - experts.first + 1) % experts.every == 0

@@ -4,7 +4,8 @@
     attention, rope     causal attention with grouped queries, sliding window, sinks; rotary
                         positions
     latent_attention    multi-head latent attention (DeepSeek)
-    feed_forward        the gated feed-forward (SwiGLU)
+    feed_forward        the gated feed-forward (SwiGLU, or with another activation)
+    norm_behind         a norm behind any of these (post-norm)
     experts             a mixture of experts: router, experts, shared experts
     multi_token         heads that predict further tokens
 

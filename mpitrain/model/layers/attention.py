@@ -57,6 +57,7 @@ class Attention:
     biased: all four products have a bias.
     window: positions that a query sees, its own included; 0: all before it.
     sinks: each head can attend to nothing.
+    soft_cap: c: scores become c tanh(score / c) (parallel/context/attention_products.py); 0: none.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -70,6 +71,7 @@ class Attention:
     biased: bool = False
     window: int = 0
     sinks: bool = False
+    soft_cap: float = 0.0
 
     def parameters(self) -> tuple[Spec, ...]:
         features = self.rope.width * self.heads
@@ -112,7 +114,7 @@ class Attention:
         heads = self.heads // sizes.tp
         kv_heads = self._kv_heads(sizes)
         width = self.rope.width
-        by_tiles = bool(self.window or self.sinks)
+        by_tiles = bool(self.window or self.sinks or self.soft_cap)
         kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles)
         if self.normed:
             kept += (heads + kv_heads) * sizes.norm(width)
@@ -126,9 +128,12 @@ class Attention:
         return (2 * self.width + heads * self.rope.width) * sizes.factor * sizes.positions
 
     def working(self, sizes: Sizes) -> Working:
-        return working_of_core(
-            sizes, self.width, self.heads // sizes.tp, self._kv_heads(sizes), self.rope.width
-        )
+        heads = self.heads // sizes.tp
+        forward, backward = working_of_core(sizes, self.width, heads, self._kv_heads(sizes), self.rope.width)
+        if self.soft_cap:
+            capped = _scores_at_once(sizes, heads)
+            forward, backward = forward + 3 * capped, backward + 5 * capped
+        return Working(forward, backward)
 
     def history(self, sizes: Sizes) -> int:
         """Keys and values."""
@@ -142,6 +147,15 @@ class Attention:
         from mpitrain.model.attention import attention  # torch
 
         return attention(self, own, site)
+
+
+def _scores_at_once(sizes: Sizes, heads: int) -> int:
+    """Return the bytes of soft-capped scores, of some queries to all keys, in fp32 at least.
+
+    heads: of this rank.
+    """
+    rows = min(probabilities.ROWS, sizes.length)
+    return sizes.config.batch.micro * heads * rows * sizes.config.data.sequence * max(4, sizes.itemsize)
 
 
 def seen(sequence: int, window: int = 0) -> float:

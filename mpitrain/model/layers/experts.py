@@ -38,6 +38,7 @@ from mpitrain.layout.parameters import (
     stack,
     vector,
 )
+from mpitrain.model.gates import Gate
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -51,7 +52,7 @@ class Experts:
 
     depth, eps: as in layers/attention.py.
     biased: router and experts have biases.
-    limit: of what gates and is gated (model/gates.py); 0: silu, without a limit.
+    gate, shared_gate: activation of experts, and of shared ones; None: silu.
 
     It tells its losses, a token; the choices that were dropped; and, once they are counted over all
     ranks (optim/expert_bias.py), how unequal loads are.
@@ -63,7 +64,8 @@ class Experts:
     depth: int
     eps: float = EPS
     biased: bool = False
-    limit: float = 0.0
+    gate: Gate | None = None
+    shared_gate: Gate | None = None
 
     @property
     def shared_width(self) -> int:
@@ -143,7 +145,7 @@ class Experts:
         here = (self.width + 2 * experts.width // sizes.config.parallel.etp) * sizes.itemsize + wide
         routed = n * (experts.count * wide + experts.active * (2 * 8 + wide))
         routed += self._sums(sizes) if sizes.segments == 1 else 0
-        of_shared = sizes.gated(sizes.itemsize) * n * self.shared_width
+        of_shared = sizes.gated(sizes.itemsize, self.shared_gate is None) * n * self.shared_width
         return n * (self.width * sizes.itemsize + sizes.norm(self.width)) + routed + rows * here + of_shared
 
     def left(self, sizes: Sizes) -> int:

@@ -3,7 +3,7 @@
 Kept of it, with n = B T positions on this rank, width D, F hidden units:
 
     none        2 n D + n + 4 n F  unit and normed input | gate, silu(gate), up, product; with
-                                   run.compile not silu(gate)
+                                   run.compile, and of another activation, not silu(gate)
     selective   n D + n + 2 n F    input | gate, up
     from I to W 2 n D + 3 n F      both factors of each weight gradient, in every mode
     working     3 n D, 3 n F       forward, backward; selective 2 n F, 5 n F: what isn't kept is
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
+from mpitrain.model.gates import Gate
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -27,13 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """depth, eps: as in layers/attention.py."""
+    """depth, eps: as in layers/attention.py.
+
+    gate: activation (model/gates.py); None: silu.
+    """
 
     metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     ffn: int
     depth: int
     eps: float = EPS
+    gate: Gate | None = None
 
     def parameters(self) -> tuple[Spec, ...]:
         return (
@@ -52,7 +57,7 @@ class FeedForward:
     def kept(self, sizes: Sizes, segment: int) -> int:
         return (
             sizes.normed(self.width, sizes.factor)
-            + sizes.positions * sizes.gated(sizes.factor) * self.ffn // sizes.tp
+            + sizes.positions * sizes.gated(sizes.factor, self.gate is None) * self.ffn // sizes.tp
         )
 
     def left(self, sizes: Sizes) -> int:
@@ -62,7 +67,7 @@ class FeedForward:
         stream = sizes.stream(self.width)
         hidden = sizes.positions * self.ffn // sizes.tp * sizes.itemsize
         gathered = sizes.gathered(self.width)
-        if sizes.selective:
+        if sizes.selective or self.gate is not None:
             return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 5 * hidden) + gathered)
         return Working(3 * stream + gathered, 3 * max(stream, hidden) + gathered)
 
@@ -72,4 +77,4 @@ class FeedForward:
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.feed_forward import feed_forward  # torch
 
-        return feed_forward(own, site)
+        return feed_forward(self, own, site)

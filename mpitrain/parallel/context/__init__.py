@@ -7,4 +7,5 @@ ulysses                                    all-to-all from positions to heads an
 window                                     a sliding window needs some neighbours only
 attention_tiles                            attention to a tile of keys, by the kernel of the device
 attention_cpu_16bit, attention_cpu_fp32    such kernels for a CPU
+attention_products                         matrix products, on any device; soft-capped scores
 """

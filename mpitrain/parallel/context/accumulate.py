@@ -77,13 +77,17 @@ def sight(queries: Places, keys: Places, tile: Tile, window: int) -> tuple[bool,
 
 
 class Attending:
-    """The forward: `out` and `lse` over all keys seen so far. window: as in window.py."""
+    """The forward: `out` and `lse` over all keys seen so far. window: as in window.py.
 
-    def __init__(self, q_BHtC: torch.Tensor, here: Places, window: int, poll: Poll):
+    soft_cap: as in attention_products.py.
+    """
+
+    def __init__(self, q_BHtC: torch.Tensor, here: Places, window: int, poll: Poll, soft_cap: float = 0.0):
         self.q = q_BHtC
         self.here = here
         self._window = window
         self._poll = poll
+        self._soft_cap = soft_cap
         self.out = self.lse = None
 
     def see(self, tiles: Iterable[Tile], kv: torch.Tensor, there: Places) -> None:
@@ -95,7 +99,8 @@ class Attending:
             anything, visible = sight(self.here, there, tile, self._window)
             if anything:
                 k, v = kv[..., tile.keys, :]
-                self._add(tile.queries, *attend(self.q[..., tile.queries, :], k, v, tile.causal, visible))
+                q = self.q[..., tile.queries, :]
+                self._add(tile.queries, *attend(q, k, v, tile.causal, visible, self._soft_cap))
             self._poll()
 
     def result(self, sinks_H: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,12 +129,23 @@ class AttendingBackward:
     keys and values where it is told.
     """
 
-    def __init__(self, q_BHtC, out_BHtC, lse_BHt, grad_of_out, here: Places, window: int, poll: Poll):
+    def __init__(
+        self,
+        q_BHtC,
+        out_BHtC,
+        lse_BHt,
+        grad_of_out,
+        here: Places,
+        window: int,
+        poll: Poll,
+        soft_cap: float = 0.0,
+    ):
         self._rows = (grad_of_out, q_BHtC, out_BHtC)
         self._lse = lse_BHt
         self.here = here
         self._window = window
         self._poll = poll
+        self._soft_cap = soft_cap
         self._grad_of_q = torch.zeros_like(q_BHtC, dtype=wide(q_BHtC.dtype))
 
     def see(self, tiles: Iterable[Tile], kv: torch.Tensor, grad_of_kv: torch.Tensor, there: Places) -> None:
@@ -142,7 +158,9 @@ class AttendingBackward:
                 grad_of_out, q, out = (x[..., tile.queries, :] for x in self._rows)
                 k, v = kv[..., tile.keys, :]
                 lse = self._lse[..., tile.queries]
-                for_q, for_k, for_v = attend_backward(grad_of_out, q, k, v, out, lse, tile.causal, visible)
+                for_q, for_k, for_v = attend_backward(
+                    grad_of_out, q, k, v, out, lse, tile.causal, visible, self._soft_cap
+                )
                 self._grad_of_q[..., tile.queries, :] += for_q
                 grad_of_kv[0, ..., tile.keys, :] += for_k
                 grad_of_kv[1, ..., tile.keys, :] += for_v

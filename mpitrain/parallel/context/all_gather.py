@@ -28,10 +28,11 @@ class Gather:
     window, sinks: as in window.py.
     """
 
-    def __init__(self, axis: Axis, placement: SequencePlacement, window: int = 0):
+    def __init__(self, axis: Axis, placement: SequencePlacement, window: int = 0, soft_cap: float = 0.0):
         self.axis = axis
         self.placement = placement
         self.window = window
+        self.soft_cap = soft_cap
 
     def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
         """Yield the all-gather; return (out [B, H, t, C], saved)."""
@@ -42,7 +43,7 @@ class Gather:
         pending = all_gather(own, axis, gathered)
         whole = Places.whole(documents_BT, self.window, placement, own.device)
         here = whole.at(placement, axis.rank)
-        work = Attending(q_BHtC.detach(), here, self.window, axis.progress.poll)
+        work = Attending(q_BHtC.detach(), here, self.window, axis.progress.poll, self.soft_cap)
         work.see(placement.tiles(axis.rank, axis.rank), own, here)
         yield pending
         kv = own.new_empty(*own.shape[:-2], placement.sequence, own.shape[-1])
@@ -60,7 +61,7 @@ class Gather:
         whole = Places.whole(saved.documents, self.window, placement, kv.device)
         here = whole.at(placement, axis.rank)
         work = AttendingBackward(
-            saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll
+            saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll, self.soft_cap
         )
         grads = torch.zeros_like(kv, dtype=wide(kv.dtype))
         work.see(placement.tiles_of_others(axis.rank), kv, grads, whole)

@@ -20,7 +20,8 @@ need it, and are resumed with its result. On an axis of size 1 they send nothing
 
 `documents` [B, T] or [T]: a number for each position of the *whole* sequence, in order, alike on
 all ranks: every rank can read it with the tokens, so it needs no message. RoPE is the caller's, at
-placement.positions(rank), before the attention. Windows and sinks are told in window.py.
+placement.positions(rank), before the attention. Windows and sinks are told in window.py, soft
+caps in attention_products.py.
 """
 
 from typing import Any, Protocol
@@ -54,7 +55,14 @@ class Kind(Protocol):
 
 
 def context_attention(
-    axis: Axis, kind: str, sequence: int, heads: int, kv_heads: int, head_width: int, window: int = 0
+    axis: Axis,
+    kind: str,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    head_width: int,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> "ContextAttention":
     """Return the attention of `kind` over `axis`.
 
@@ -70,6 +78,7 @@ def context_attention(
         kv_heads,
         head_width,
         window,
+        soft_cap,
     )
 
 
@@ -88,6 +97,7 @@ class ContextAttention:
         kv_heads: int,
         head_width: int,
         window: int = 0,
+        soft_cap: float = 0.0,
     ):
         self.axis = axis
         self.kind = kind
@@ -97,9 +107,9 @@ class ContextAttention:
         self.head_width = head_width
         self._kind: Kind
         if kind == "ulysses":
-            self._kind = Ulysses(axis, placement, heads, kv_heads, window)
+            self._kind = Ulysses(axis, placement, heads, kv_heads, window, soft_cap)
         else:
-            self._kind = (Gather if kind == "gather" else Ring)(axis, placement, window)
+            self._kind = (Gather if kind == "gather" else Ring)(axis, placement, window, soft_cap)
 
     def forward(
         self,

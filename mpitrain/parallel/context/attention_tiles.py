@@ -13,8 +13,8 @@ The arithmetic is torch's own where it hands out the log-sum-exp:
     cuda  16-bit floats without a mask, heads of a multiple of 8 up to 256, compute capability 8.0
           on: flash attention. Not run on a
           device yet
-Else (fp32 and fp64 on a GPU, documents on a GPU, other devices) by plain matrix products, which
-hold all scores of a tile at once.
+Else (fp32 and fp64 on a GPU, documents on a GPU, other devices) by plain matrix products, and where
+scores are soft-capped, which no other kernel knows: attention_products.py.
 """
 
 import math
@@ -22,20 +22,30 @@ import math
 import torch
 
 from mpitrain.parallel.context import attention_cpu_fp32
-from mpitrain.parallel.precision import wide
+from mpitrain.parallel.context.attention_products import (
+    attend_backward_by_products,
+    attend_backward_capped,
+    attend_by_products,
+    attend_capped,
+)
 
 _aten = torch.ops.aten
 INFINITY = math.inf
 
 
-def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(
+    q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None, soft_cap: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], fp32 or fp64.
 
     For a query that sees no key, 0 and -inf.
 
     causal: T = S and key s is visible from query s on.
     visible: bool [B, 1, T, S] instead; it includes causality.
+    soft_cap: as in attention_products.py.
     """
+    if soft_cap:
+        return attend_capped(q_BHTC, k_BKSC, v_BKSC, causal, visible, soft_cap)
     q_BHTC, k_BKSC, v_BKSC = _dense_rows(q_BHTC, k_BKSC, v_BKSC)
     if visible is None and attention_cpu_fp32.fits(q_BHTC, k_BKSC):
         return attention_cpu_fp32.attend(q_BHTC, k_BKSC, v_BKSC, causal)
@@ -58,12 +68,24 @@ def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None) -> tuple[
 
 
 def attend_backward(
-    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool = False, visible=None
+    grad_of_out,
+    q_BHTC,
+    k_BKSC,
+    v_BKSC,
+    out,
+    lse,
+    causal: bool = False,
+    visible=None,
+    soft_cap: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v that pass through this tile.
 
     `out` and `lse` are those over all keys.
     """
+    if soft_cap:
+        return attend_backward_capped(
+            grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible, soft_cap
+        )
     grad_of_out, q_BHTC, k_BKSC, v_BKSC, out = _dense_rows(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out)
     if visible is None and attention_cpu_fp32.fits(q_BHTC, k_BKSC):
         return attention_cpu_fp32.attend_backward(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal)
@@ -126,44 +148,3 @@ def _has_cuda_flash(q: torch.Tensor, visible: torch.Tensor | None) -> bool:
         and q.shape[-1] <= 256
     )
     return fits and q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
-
-
-# ----------------------------------- by matrix products; queries of one key-value head side by side
-
-
-def attend_by_products(
-    q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what attend() does on any device, in fp32 or fp64."""
-    q, k, v = (x.to(wide(q_BHTC.dtype)) for x in (q_BHTC, k_BKSC, v_BKSC))
-    scores = _scores(q, k, causal, visible)
-    lse = scores.logsumexp(-1)
-    weights = (scores - lse.masked_fill(lse == -INFINITY, 0).unsqueeze(-1)).exp_()
-    return (_by_group(weights, k) @ v).view(q.shape).to(q_BHTC.dtype), lse
-
-
-def attend_backward_by_products(
-    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool = False, visible=None
-):
-    """Do what attend_backward() does on any device, in fp32 or fp64."""
-    grad, q, k, v = (x.to(wide(q_BHTC.dtype)) for x in (grad_of_out, q_BHTC, k_BKSC, v_BKSC))
-    weights = (_scores(q, k, causal, visible) - lse.unsqueeze(-1)).exp_()
-    grad_of_weights = (_by_group(grad, k) @ v.mT).view(weights.shape)
-    along = (grad * out).sum(-1, keepdim=True)
-    grad_of_scores = _by_group((grad_of_weights - along).mul_(weights).mul_(q.shape[-1] ** -0.5), k)
-    grad_of_v = _by_group(weights, k).mT @ _by_group(grad, k)
-    grads = (grad_of_scores @ k).view(q.shape), grad_of_scores.mT @ _by_group(q, k), grad_of_v
-    return tuple(x.to(q_BHTC.dtype) for x in grads)
-
-
-def _by_group(x_BHTX: torch.Tensor, k_BKSC: torch.Tensor) -> torch.Tensor:
-    """Return [B, K, H/K * T, X]: the queries that share keys as rows of one matrix."""
-    return x_BHTX.unflatten(1, (k_BKSC.shape[1], -1)).flatten(2, 3)
-
-
-def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, visible: torch.Tensor | None) -> torch.Tensor:
-    """Return the scores [B, H, T, S], -inf where a query doesn't see a key."""
-    scores = (_by_group(q, k) @ k.mT).view(*q.shape[:-1], k.shape[-2]) * q.shape[-1] ** -0.5
-    if visible is None and causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    return scores if visible is None else scores.masked_fill_(~visible, -INFINITY)

@@ -32,10 +32,11 @@ class Ring:
     window.py.
     """
 
-    def __init__(self, axis: Axis, placement: SequencePlacement, window: int = 0):
+    def __init__(self, axis: Axis, placement: SequencePlacement, window: int = 0, soft_cap: float = 0.0):
         self.axis = axis
         self.placement = placement
         self.window = window
+        self.soft_cap = soft_cap
 
     def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
         """Yield each shift of keys and values when it is needed; return (out [B, H, t, C], saved)."""
@@ -43,7 +44,8 @@ class Ring:
         placement = self.placement
         own = held = torch.stack((k_BKtC, v_BKtC)).detach()
         whole = Places.whole(documents_BT, self.window, placement, own.device)
-        work = Attending(q_BHtC.detach(), whole.at(placement, axis.rank), self.window, axis.progress.poll)
+        here = whole.at(placement, axis.rank)
+        work = Attending(q_BHtC.detach(), here, self.window, axis.progress.poll, self.soft_cap)
         for turn in range(axis.size):
             coming = shift(held, axis) if turn + 1 < axis.size else None
             source = (axis.rank - turn) % axis.size
@@ -61,7 +63,7 @@ class Ring:
         whole = Places.whole(saved.documents, self.window, placement, held.device)
         here = whole.at(placement, axis.rank)
         work = AttendingBackward(
-            saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll
+            saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll, self.soft_cap
         )
         # 16-bit gradients would be rounded at every hop: they travel in fp32
         own = torch.zeros_like(held, dtype=wide(held.dtype))

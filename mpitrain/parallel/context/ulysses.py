@@ -40,10 +40,19 @@ class Ulysses:
     window.py.
     """
 
-    def __init__(self, axis: Axis, placement: SequencePlacement, heads: int, kv_heads: int, window: int = 0):
+    def __init__(
+        self,
+        axis: Axis,
+        placement: SequencePlacement,
+        heads: int,
+        kv_heads: int,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ):
         self.axis = axis
         self.placement = placement
         self.window = window
+        self.soft_cap = soft_cap
         self._copies = max(1, axis.size // kv_heads)
         # heads of q, k and v here
         self._counts = [heads // axis.size] + 2 * [kv_heads * self._copies // axis.size]
@@ -59,11 +68,10 @@ class Ulysses:
         q, k, v = (yield from self._to_heads(packed)).split(self._counts, 1)
         visible = self._visible(documents_BT)
         if self.window or sinks_H is not None:
-            out, lse = attend_in_window(
-                q, k, v, self.window, None if sinks_H is None else self._here(sinks_H), visible
-            )
+            sinks = None if sinks_H is None else self._here(sinks_H)
+            out, lse = attend_in_window(q, k, v, self.window, sinks, visible, self.soft_cap)
         else:
-            out, lse = attend(q, k, v, True, visible)
+            out, lse = attend(q, k, v, True, visible, self.soft_cap)
         out_BHtC = yield from self._to_positions(out)
         return out_BHtC, SavedHeads(q, k, v, out, lse, documents_BT)
 
@@ -76,9 +84,9 @@ class Ulysses:
         visible = self._visible(documents_BT)
         grad = yield from self._to_heads(grad_of_out)
         if self.window or sinks_H is not None:
-            grads = attend_in_window_backward(grad, q, k, v, out, lse, self.window, visible)
+            grads = attend_in_window_backward(grad, q, k, v, out, lse, self.window, visible, self.soft_cap)
         else:
-            grads = attend_backward(grad, q, k, v, out, lse, True, visible)
+            grads = attend_backward(grad, q, k, v, out, lse, True, visible, self.soft_cap)
         packed = yield from self._to_positions(torch.cat(grads, 1))
         for_q, *for_kv = packed.unflatten(1, (self.axis.size, -1)).split(self._counts, 2)
         of_sinks = () if sinks_H is None else (torch.zeros_like(sinks_H, dtype=lse.dtype),)

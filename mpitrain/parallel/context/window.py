@@ -26,15 +26,16 @@ BLOCK = 128  # queries, at least: shorter ones make many small products
 
 
 def attend_in_window(
-    q_BHTC, k_BKSC, v_BKSC, window: int, sinks_H=None, visible=None
+    q_BHTC, k_BKSC, v_BKSC, window: int, sinks_H=None, visible=None, soft_cap: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], sinks included, fp32 or fp64.
 
     window: positions that a query sees, its own included; 0: all before it.
     visible: what may be seen besides, bool, broadcast to [B, 1, T, S]; every query sees itself.
+    soft_cap: of scores, as in attention_products.py; 0: none.
     """
     found = [
-        attend(q_BHTC[..., rows, :], k_BKSC[..., keys, :], v_BKSC[..., keys, :], True, seen)
+        attend(q_BHTC[..., rows, :], k_BKSC[..., keys, :], v_BKSC[..., keys, :], True, seen, soft_cap)
         for rows, keys, seen in _blocks(q_BHTC, k_BKSC, window, visible)
     ]
     out, lse = (torch.cat(parts, 2) if len(parts) > 1 else parts[0] for parts in zip(*found))
@@ -48,7 +49,7 @@ def with_sinks(out, lse, sinks_H) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attend_in_window_backward(
-    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, window: int, visible=None
+    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, window: int, visible=None, soft_cap: float = 0.0
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v. out, lse: as attend_in_window returned them."""
     grad_of_q = torch.empty_like(q_BHTC)
@@ -56,7 +57,7 @@ def attend_in_window_backward(
     for rows, keys, seen in _blocks(q_BHTC, k_BKSC, window, visible):
         grad, q, o = (x[..., rows, :] for x in (grad_of_out, q_BHTC, out))
         for_q, for_k, for_v = attend_backward(
-            grad, q, k_BKSC[..., keys, :], v_BKSC[..., keys, :], o, lse[..., rows], True, seen
+            grad, q, k_BKSC[..., keys, :], v_BKSC[..., keys, :], o, lse[..., rows], True, seen, soft_cap
         )
         grad_of_q[..., rows, :] = for_q
         grads_of_k[..., keys, :] += for_k

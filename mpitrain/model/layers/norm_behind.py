@@ -1,0 +1,71 @@
+"""A norm behind a sublayer, before its output is added to the residual stream (post-norm: Gemma 2,
+arXiv:2408.00118, section 2; OLMo 2, arXiv:2501.00656, section 3).
+
+    x + norm(layer(x))    any layer whose items are one residual, with the norm that it has of its own
+
+Kept of it besides, with n positions of the residual stream on this rank, width D: n D + n, unit and
+factor of the norm, in every mode. Nothing is sent: it stands behind what tp sums.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpitrain.layout.layer import Layer, Sizes, Working
+from mpitrain.layout.parameters import EPS, Spec, vector
+
+if TYPE_CHECKING:
+    from mpitrain.model.build_context import BuildContext
+    from mpitrain.parallel.walk import Item
+    from mpitrain.parallel.zero.parameters import Parameter
+
+
+@dataclass(frozen=True)
+class NormBehind:
+    """layer: the sublayer.
+
+    name: of its part of a block, `attention` or `ffn`; the norm is `name.norm_behind.weight`.
+    width: of the residual stream.
+    """
+
+    layer: Layer
+    name: str
+    width: int
+    eps: float = EPS
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.layer.metrics
+
+    @property
+    def weight(self) -> str:
+        return f"{self.name}.norm_behind.weight"
+
+    def parameters(self) -> tuple[Spec, ...]:
+        return *self.layer.parameters(), vector(self.weight, self.width, self.eps)
+
+    def cost(self, sequence: int) -> float:
+        return self.layer.cost(sequence)
+
+    def flops(self, sequence: int) -> float:
+        return self.layer.flops(sequence)
+
+    def kept(self, sizes: Sizes, segment: int) -> int:
+        return self.layer.kept(sizes, segment) + sizes.shared * sizes.norm(self.width)
+
+    def left(self, sizes: Sizes) -> int:
+        return self.layer.left(sizes)
+
+    def working(self, sizes: Sizes) -> Working:
+        """The norm's share is no more than that of the norm before the layer."""
+        return self.layer.working(sizes)
+
+    def history(self, sizes: Sizes) -> int:
+        return self.layer.history(sizes)
+
+    def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
+        from mpitrain.model.segment import NormSegment  # torch
+        from mpitrain.parallel.walk import Residual
+
+        (residual,) = self.layer.items(own, site)
+        return [Residual([*residual.items, NormSegment(own[self.weight])])]
