@@ -2,7 +2,7 @@
 
     python benchmarks/planted_bugs.py                      all of them, a quarter of an hour on two cores
     python benchmarks/planted_bugs.py schedules optim/     those in files whose path holds one of the words
-    python benchmarks/planted_bugs.py --all optim/norm      not only the first: every test file that finds it
+    python benchmarks/planted_bugs.py --all optim/norm     not only the first: every test file that finds it
     python benchmarks/planted_bugs.py --after FILE         other than planted_bugs.txt, in which is what this printed last
 
 Who found a bug in the study before is asked first, then the tests of the bug's room in the order of what they cost: in one process, then
@@ -75,6 +75,7 @@ ASKED = {
     "mpitrain/training/machine/between_nodes": "run_between_nodes",
     "mpitrain/layout/attention": "config families_presets train_families",
     "mpitrain/layout/identity": "config families_presets",
+    "mpitrain/layout/optimizers": "config optim_steps",
     "mpitrain/layout/dispatch": "experts_exchange layout_experts rehearsal train_experts",
     "mpitrain/model/families/": "config families_* layout_experts model_* train_families train_experts",
     "mpitrain/model/gates": "families_logits train_families",
@@ -87,6 +88,8 @@ ASKED = {
     "mpitrain/model/window": "attention_window train_families",
     "mpitrain/parallel/context/attention_cpu_16bit": "attention_by_blocks processor",
     "mpitrain/parallel/context/attention_cpu_fp32": "attention_by_onednn",
+    "mpitrain/parallel/context/attention_products": "parallel_placement new_family",
+    "mpitrain/model/layers/norm_behind": "new_family",
     "mpitrain/parallel/context/window": "attention_window train_families",
     "mpitrain/model/experts": "train_experts train_routing",
     "mpitrain/model/grouped": "grouped train_experts",
@@ -328,6 +331,10 @@ BUGS = [
     ("mpitrain/model/embedding_and_head.py", ".squeeze(1) * here_N", ".squeeze(1)"),
     ("mpitrain/parallel/functions.py", "targets_N[rows]] -= here_N[rows].to(grad_RV.dtype)", "targets_N[rows]] -= 0.99"),
     ("mpitrain/plugins.py", "if name in known:", "if True:"),
+    ("mpitrain/plugins.py", "if name not in allowed}", "if False}"),
+    ("mpitrain/layout/optimizers.py", "if key not in self.keys:", "if False:"),
+    ("mpitrain/parallel/context/attention_products.py", "grad_of_scores.mul_(slope)", "grad_of_scores"),
+    ("mpitrain/model/layers/norm_behind.py", "+ sizes.shared * sizes.norm(self.width)", ""),
     ("mpitrain/model/families/deepseek.py", "own.q_rank, own.kv_rank", "own.kv_rank, own.q_rank"),
     ("mpitrain/model/families/gpt_oss.py", "(config.attention.window, 0)", "(0, config.attention.window)"),
     ("mpitrain/model/families/gpt_oss.py", "if model.width % etp:", "if False:"),

@@ -23,13 +23,14 @@ from typing import Any, Generic, TypeVar
 
 from mpitrain import config_hints
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import shown
+from mpitrain.inputs import read_file, shown
 
 T = TypeVar("T")
 KEYS = ("model.family", "optimizer.name", "data.source", "pipeline.schedule")
 VARIABLE = "MPITRAIN_PLUGINS"  # names that may be loaded wherever they stand, with commas or spaces between
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 MOST_SHOWN = 8  # names in a message
+MOST_SOURCE = 1 << 24  # bytes of a module
 
 
 def is_plugin(name: object) -> bool:
@@ -129,6 +130,22 @@ def _objects(package: str, kind: type[T]) -> dict[str, T]:
             if isinstance(value, kind):
                 found[value.name] = value
     return found
+
+
+def sources(tree: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the source of each module that a tree of tables names, imported already; b"" if it has none."""
+    found = {}
+    for _, name in names_in(tree):
+        module = importlib.import_module(name.partition(":")[0])
+        found[module.__name__] = _source(module)
+    return found
+
+
+def _source(module: ModuleType) -> bytes:
+    try:
+        return read_file(getattr(module, "__file__", None) or "", MOST_SOURCE)
+    except OSError:  # of an archive, or made by a program
+        return b""
 
 
 def _imported(key: str, name: str, module_name: str) -> ModuleType:

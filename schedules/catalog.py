@@ -76,7 +76,7 @@ NAMES = tuple(FAMILIES)
 LOOPED = tuple(name for name, family in FAMILIES.items() if family.placed == "looped")
 
 
-def family_of(name: str) -> ScheduleFamily:
+def schedule_named(name: str) -> ScheduleFamily:
     """Return how a named schedule is made.
 
     Raises ScheduleError for a name that no schedule has, with the nearest one.
@@ -94,7 +94,7 @@ def chunks_of(name: str, asked: int | None, family: ScheduleFamily | None = None
 
     family: of a schedule that isn't in the catalogue, here and below.
     """
-    family = family or family_of(name)
+    family = family or schedule_named(name)
     if family.placed == "looped":
         return asked or 2
     fixed = 2 if family.placed == "v" else 1
@@ -123,7 +123,7 @@ def build(
     Raises ScheduleError for an unknown name, an option it has no use for, or a size it is not
     defined for.
     """
-    family = family or family_of(name)
+    family = family or schedule_named(name)
     if num_ranks < 1:
         raise ScheduleError(
             f"{name}: found {num_ranks} stages, needed at least 1; each stage is a slice of the model's "

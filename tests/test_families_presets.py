@@ -3,6 +3,7 @@
 Keys of attention that would do nothing are refused.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -257,3 +258,35 @@ def test_a_run_older_than_the_keys_of_attention_goes_on():
 def test_twins_can_be_planned(twin):
     plan = plan_of(resolve(settings.load(twin), 2, 256))
     assert plan.config.model.layers == 4 and plan.training.ranks
+
+
+NAMED = [name for name, family in FAMILIES.built_in().items() if family.weight_names]
+
+
+@pytest.mark.parametrize("family", NAMED)
+def test_a_family_with_names_of_another_format_has_one_for_each_of_its_weights(family):
+    experts = ("experts.count=2", "experts.active=1") if FAMILIES.find(family).experts else ()
+    specs = planned(f"model.family={family}", "model.layers=2", "model.tied=false", *experts).parameters()
+    names = FAMILIES.find(family).weight_names["huggingface"]
+    ours = {re.sub(r"\d+", "{block}", spec.name, count=1) for spec in specs if spec.trained}
+    assert ours <= names.keys() and len(set(names.values())) == len(names)
+    stacks = {name for name in ours if ".experts." in name}
+    assert stacks == {name for name in ours if "{expert}" in names[name]}
+
+
+@pytest.mark.parametrize("family", NAMED)
+def test_names_are_those_by_which_transformers_has_computed_the_same_logits(family):
+    """tests/transformers_models.py, which loads them strictly."""
+    import transformers_models as theirs
+
+    names = FAMILIES.find(family).weight_names["huggingface"]
+    of_blocks = {
+        f"blocks.{{block}}.{ours}": f"model.layers.{{block}}.{their}" for ours, their in theirs.NAMES.items()
+    }
+    known = theirs.OUTSIDE | of_blocks
+    if family == "mixtral":  # on disk the router and experts have older names
+        known = {ours: their for ours, their in known.items() if ".router." not in ours}
+    assert {ours: known[ours] for ours in names if ours in known} == {
+        ours: their for ours, their in names.items() if ours in known
+    }
+    assert all(".experts." in ours or ".router." in ours for ours in names.keys() - known.keys())

@@ -79,6 +79,19 @@ def test_a_missing_module_is_said_with_the_folder_to_name(module, monkeypatch):
         plugins.load("model.family", NAME, int, "an integer")
 
 
+def test_the_source_of_each_module_is_compared_on_all_ranks(module):
+    from mpitrain.cluster.code_identity import code_of_plugins
+
+    module("WANTED = 7")
+    plugins.load("model.family", NAME, int, "an integer")
+    config = settings.load(None, [f"model.family={NAME}"])
+    before = code_of_plugins(config)
+    module("WANTED = 8")
+    after = code_of_plugins(config)
+    assert before.keys() == after.keys() == {"the code of my_code"} and before != after
+    assert code_of_plugins(settings.load(None)) == {}
+
+
 # ---------------------------------------------------------------- who may name one
 
 

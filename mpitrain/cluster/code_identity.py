@@ -5,9 +5,13 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import msgspec
+
 import mpitrain
 import mpitrain.comm
 import mpitrain.schedules
+from mpitrain import plugins
+from mpitrain.config import Config
 
 LIBRARIES = ("torch", "numpy", "mpi4py", "h5py")
 
@@ -19,6 +23,12 @@ def code() -> dict[str, str]:
         "the version of Python": platform.python_version(),
         **{f"the version of {name}": _version(name) for name in LIBRARIES},
     }
+
+
+def code_of_plugins(config: Config) -> dict[str, str]:
+    """Return digests of the modules of the user's own that a configuration names."""
+    sources = plugins.sources(msgspec.to_builtins(config))
+    return {f"the code of {name}": hashlib.sha256(text).hexdigest()[:12] for name, text in sources.items()}
 
 
 def digest(*parts: str) -> str:

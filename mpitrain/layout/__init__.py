@@ -2,6 +2,8 @@
 
 resolve, attention, experts,          fill in what was left open, refuse what doesn't fit together
 stage_balance
+family, optimizers                    what a family of models declares, and what an optimiser does
+identity                              which keys make two runs the same computation
 plan                                  the plan of a run
 axes, domains, sequence, stages       who shares what: ranks, optimizer state, positions, layers
 parameters, buckets                   what is stored and gathered (prefetch) together

@@ -30,7 +30,7 @@ from mpitrain.comm.grid import Grid
 from mpitrain.config import Config
 from mpitrain.layout.dispatch import near_ranks
 from mpitrain.layout.domains import DENSE, DOMAINS
-from mpitrain.layout.optimizers import kind_of
+from mpitrain.layout.optimizers import optimizer_kind
 from mpitrain.layout.parameters import EXPERT
 from mpitrain.schedules.table import Table
 
@@ -215,7 +215,7 @@ def axes_of(config: Config, table: Table, tied: bool, num_metrics: int = 0) -> A
         repeats=max(1, parallel.tp // config.model.kv_heads),
         ends=tuple(ends) if tied else (),
         mirrored=table.copies == 2,
-        matrices=kind_of(config.optimizer).whole_matrices,
+        matrices=optimizer_kind(config.optimizer).whole_matrices,
         context=parallel.context,
         num_metrics=num_metrics,
         folded=(parallel.ep, parallel.etp, DOMAINS[EXPERT].num_shards(config))

@@ -18,7 +18,7 @@ import msgspec
 from mpitrain.config import NEUTRAL, Config, ExpertsTable, Model, Parallel
 from mpitrain.errors import ConfigError
 from mpitrain.layout.family import ModelFamily, with_experts
-from mpitrain.layout.optimizers import kind_of
+from mpitrain.layout.optimizers import optimizer_kind
 
 # which every family has
 OF_A_LAYOUT = {key: getattr(ExpertsTable(), key) for key in ("capacity", "buffer", "dispatch")}
@@ -149,7 +149,7 @@ def refuse_unfolded(model: Model, experts: ExpertsTable, parallel: Parallel, con
             "for its part of a microbatch, "
             "and segments come one after another; leave experts.capacity out, or use another schedule"
         )
-    if kind_of(config.optimizer).whole_matrices:
+    if optimizer_kind(config.optimizer).whole_matrices:
         raise ConfigError(
             f"optimizer.name = {json.dumps(config.optimizer.name)} with experts: their matrices are stored "
             'together, and it knows single ones; use "adamw"'

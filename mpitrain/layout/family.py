@@ -60,7 +60,8 @@ class ModelFamily:
     heads: derives sizes of heads from others, and refuses what can't be, as plain_heads() does.
     grouped: heads can share keys and values, so that model.kv_heads is a key of it.
     presets: published sizes by name: keys of the table `model`, and tables of parts of it.
-    weight_names: for each other format, its name of each weight, by ours; blocks are numbered `{block}`.
+    weight_names: for each other format, its name of each weight, by ours; `{block}` and `{expert}` are
+    numbers (model/families/names.py). Empty: the family can't be read or written in it.
     """
 
     name: str

@@ -90,11 +90,11 @@ OPTIMIZERS = Catalog(
 )
 
 
-def kind_of(settings: OptimizerTable) -> OptimizerKind:
+def optimizer_kind(settings: OptimizerTable) -> OptimizerKind:
     """Return the optimiser that a configuration names. Raises ConfigError if there is none."""
     return OPTIMIZERS.find(settings.name)
 
 
 def num_moments(settings: OptimizerTable, group: str) -> int:
     """Return how many numbers an optimiser keeps of one number of a parameter of a group (Spec.group)."""
-    return len(kind_of(settings).moments(settings, group)) if group in GROUPS else 0
+    return len(optimizer_kind(settings).moments(settings, group)) if group in GROUPS else 0

@@ -29,7 +29,7 @@ def schedule_of(name: str) -> ScheduleFamily:
     """
     if is_plugin(name):
         return load("pipeline.schedule", name, ScheduleFamily, "a ScheduleFamily (schedules/catalog.py)")
-    return catalog.family_of(name)
+    return catalog.schedule_named(name)
 
 
 def segments_of(pipeline: Pipeline, own: Table | None) -> int:
@@ -117,13 +117,22 @@ def table_of(config: Config) -> Table:
     options = _options(pipeline, family)
     table = catalog.build(name, config.parallel.pp, num_microbatches(config), options, family)
     if is_plugin(name):
-        _require_as_declared(table, pipeline)
+        _require_as_declared(table, config)
     return _cut(config, table)
 
 
-def _require_as_declared(table: Table, pipeline: Pipeline) -> None:
-    """Raise ScheduleError unless a schedule of the user's own has the stages a rank that it declares."""
+def _require_as_declared(table: Table, config: Config) -> None:
+    """Raise ScheduleError unless a schedule of the user's own has the stages a rank that it declares.
+
+    And ConfigError for a capacity of experts, which is of a whole microbatch, if it cuts sequences.
+    """
     _refuse_uneven(table)
+    if table.segments > 1 and config.experts.capacity:
+        raise ConfigError(
+            f"experts.capacity = {config.experts.capacity} with {table.name}, which cuts sequences into "
+            "segments: an expert has room for its part of a microbatch; leave experts.capacity out"
+        )
+    pipeline = config.pipeline
     if chunks_in(table) != pipeline.chunks:
         raise ScheduleError(
             f"{table.name}: found {chunks_in(table)} stages a rank, its ScheduleFamily declares "

@@ -33,7 +33,7 @@ from mpitrain.layout.family import family_of, presets
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.idle import refuse_idle_keys, refuse_long_decay
 from mpitrain.layout.log_pace import log_pace
-from mpitrain.layout.optimizers import kind_of
+from mpitrain.layout.optimizers import optimizer_kind
 from mpitrain.layout.pipeline_table import (
     chunks_in,
     microbatches_in,
@@ -97,7 +97,7 @@ def resolve(
     _refuse_incomparable(config.numerics)
     segments = segments_of(pipeline, own)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
-    optimizer = kind_of(config.optimizer).resolve(config.optimizer)
+    optimizer = optimizer_kind(config.optimizer).resolve(config.optimizer)
     resolved = msgspec.structs.replace(
         config,
         model=model,

@@ -8,7 +8,7 @@ import torch
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
 from mpitrain.layout.domains import domains_of
-from mpitrain.layout.optimizers import kind_of
+from mpitrain.layout.optimizers import optimizer_kind
 from mpitrain.layout.stages import StagePlan
 from mpitrain.optim.expert_bias import Balanced
 from mpitrain.optim.matrices import MatrixRound, deal, holdings
@@ -33,7 +33,7 @@ def optimizer_of(
     device: of the gradients.
     """
     trained, counted = ([piece for piece in pieces if piece.spec.trained == each] for each in (True, False))
-    kind = kind_of(config.optimizer)
+    kind = optimizer_kind(config.optimizer)
     rounds = partial(_rounds, config, stages, mesh, like) if kind.whole_matrices else tuple
 
     def make(pieces: Sequence[ParameterShard]) -> Optimizer:

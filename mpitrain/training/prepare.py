@@ -177,6 +177,7 @@ def _plan(
         "the table of pipeline.schedule": code_identity.digest(repr(plan.training.table)),
         **({"--record": f"{record.rank}:{record.step}"} if record else {}),
         **code_identity.code(),
+        **code_identity.code_of_plugins(plan.config),
         **({"the routing of experts.replay": plan.routing.digest} if plan.routing else {}),
     }
     return plan, same

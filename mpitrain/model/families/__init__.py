@@ -1,6 +1,7 @@
 """Families of models: each an object in a file, found there by its kind (layout/family.py).
 
 llama   qwen3   mixtral   gpt_oss   deepseek        sparse: which blocks have experts
+names: of weights in other formats, which families share
 catalog: the plan of a configuration
 
 A new family is one file, here or, as model.family = "module:name", anywhere on Python's path:

@@ -7,6 +7,7 @@ from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
 from mpitrain.layout.family import ROTARY, ModelFamily
 from mpitrain.layout.layer import ModelLayers
+from mpitrain.model.families.names import DENSE, HUGGING_FACE
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
@@ -29,6 +30,7 @@ LLAMA = ModelFamily(
     name="llama",
     layers=_llama,
     attention=ROTARY,
+    weight_names={HUGGING_FACE: DENSE},
     presets={
         "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
         "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),

@@ -4,6 +4,7 @@ from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
 from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
 from mpitrain.layout.layer import ModelLayers
+from mpitrain.model.families.names import ATTENTION, ENDS, HUGGING_FACE, NORMS, in_block
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
@@ -19,6 +20,14 @@ def _mixtral(config: Config) -> ModelLayers:
     return ModelLayers(first, sparse_blocks(config, [attention]), last)
 
 
+_ROUTED = in_block(
+    {
+        "ffn.router.weight": "block_sparse_moe.gate.weight",
+        "ffn.experts.gate.weight": "block_sparse_moe.experts.{expert}.w1.weight",
+        "ffn.experts.up.weight": "block_sparse_moe.experts.{expert}.w3.weight",
+        "ffn.experts.down.weight": "block_sparse_moe.experts.{expert}.w2.weight",
+    }
+)
 _PUBLISHED = dict(kv_heads=8, vocab=32000, tied=False, attention=dict(theta=1e6))
 
 MIXTRAL = ModelFamily(
@@ -26,6 +35,7 @@ MIXTRAL = ModelFamily(
     layers=_mixtral,
     attention=ROTARY,
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=8, active=2, balance="microbatch"),
+    weight_names={HUGGING_FACE: ENDS | NORMS | ATTENTION | _ROUTED},
     presets={
         "mixtral-8x7b": dict(_PUBLISHED, layers=32, width=4096, heads=32, ffn=14336),
         "mixtral-8x22b": dict(_PUBLISHED, layers=56, width=6144, heads=48, ffn=16384),

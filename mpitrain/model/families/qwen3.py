@@ -7,6 +7,7 @@ from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
 from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
 from mpitrain.layout.layer import Layer, ModelLayers
+from mpitrain.model.families.names import DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
@@ -44,12 +45,19 @@ def _family(config: Config, blocks: tuple[tuple[Layer, ...], ...]) -> ModelLayer
 _KEYS = dict(ROTARY, theta=1_000_000.0)
 _PUBLISHED = dict(kv_heads=4, vocab=151936, tied=False, attention=dict(head_width=128))
 
-QWEN3 = ModelFamily(name="qwen3", layers=_qwen3, attention=_KEYS)
+QWEN3 = ModelFamily(
+    name="qwen3",
+    layers=_qwen3,
+    attention=_KEYS,
+    weight_names={HUGGING_FACE: DENSE | NORMS_OF_HEADS},
+)
 QWEN3_MOE = ModelFamily(
     name="qwen3-moe",
     layers=_qwen3_moe,
     attention=_KEYS,
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=128, active=8, balance="global"),
+    # blocks that experts.every leaves without experts have a feed-forward
+    weight_names={HUGGING_FACE: DENSE | NORMS_OF_HEADS | ROUTED},
     presets={
         "qwen3-30b-a3b": dict(_PUBLISHED, layers=48, width=2048, heads=32, ffn=6144, experts=dict(width=768)),
         "qwen3-235b-a22b": dict(

@@ -1,0 +1,44 @@
+"""Names of weights in Hugging Face folders, of the layers that families share (transformers 5.24).
+
+Ours on the left, theirs on the right: {block} is the number of a block, {expert} of an expert, each of
+which is a tensor of its own there. A weight that is stored otherwise (gpt-oss's experts, the rotary rows
+of DeepSeek) has no name here: more than a name is to be said of it.
+"""
+
+HUGGING_FACE = "huggingface"
+ENDS = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "head.norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+
+
+def in_block(names: dict[str, str]) -> dict[str, str]:
+    """Return names of weights of a block, with those of the block in front."""
+    return {f"blocks.{{block}}.{ours}": f"model.layers.{{block}}.{theirs}" for ours, theirs in names.items()}
+
+
+NORMS = in_block(
+    {
+        "attention.norm.weight": "input_layernorm.weight",
+        "ffn.norm.weight": "post_attention_layernorm.weight",
+    }
+)
+ATTENTION = in_block(
+    {
+        **{f"attention.{name}.weight": f"self_attn.{name}_proj.weight" for name in "qkv"},
+        "attention.output.weight": "self_attn.o_proj.weight",
+    }
+)
+NORMS_OF_HEADS = in_block({f"attention.{name}_norm.weight": f"self_attn.{name}_norm.weight" for name in "qk"})
+FEED_FORWARD = in_block({f"ffn.{name}.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")})
+ROUTED = in_block(
+    {
+        "ffn.router.weight": "mlp.gate.weight",
+        **{
+            f"ffn.experts.{name}.weight": f"mlp.experts.{{expert}}.{name}_proj.weight"
+            for name in ("gate", "up", "down")
+        },
+    }
+)
+DENSE = ENDS | NORMS | ATTENTION | FEED_FORWARD
