@@ -197,7 +197,7 @@ IMPOSSIBLE = [
     (["--set", "data.tokenizer=absent.json"], ["absent.json"]),
     (["--ranks", "0"], ["--ranks"]),
     (["--set", "precision.compute=fp31"], ["precision.compute", "'fp31'", "needed one of", "bf16"]),
-    (["--set", "optimizer.name=Adam"], ["optimizer.name", "'Adam'", "needed one of adamw, sgd, muon"]),
+    (["--set", "optimizer.name=Adam"], ["optimizer.name", "'Adam'", "known: adamw, muon, sgd"]),
     (["--set", "run.steps=abc"], ["run.steps", "expected `int`, got `str`", "'abc'"]),
     (
         ["--set", "pipeline.times=1,1,1,0"],
