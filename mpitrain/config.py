@@ -190,6 +190,9 @@ class Data(ConfigTable):
     documents: Literal["joined", "separate"] = "joined"
     sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens
     val_fraction: Fraction = 0.05
+    # permutation of an epoch: feistel, in constant memory; or sorted, with 16 bytes a sequence on every
+    # rank, which older versions had; absent: as the run has begun, feistel for a new one
+    order: Literal["feistel", "sorted"] | None = None
     # a folder of tokens that runs share: one makes those of a text and tokenizer, others take them;
     # "": none
     tokens: str = ""

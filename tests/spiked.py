@@ -32,7 +32,7 @@ def main() -> None:
         found = rows(sampler, slots)
         tokens = found.tokens.copy()
         for row, slot in enumerate(slots):
-            if sampler._seed is not None and slot // BATCH in noisy:
+            if sampler.is_shuffled and slot // BATCH in noisy:
                 tokens[row] = np.random.default_rng(slot).integers(128, 256, tokens.shape[1])
         return found._replace(tokens=tokens)
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.data.order import Sampler
+from mpitrain.data.permutation import ORDERS
 from mpitrain.data.split import split, tail
 from mpitrain.data.token_rows import Text
 from mpitrain.errors import DataError
@@ -24,43 +25,58 @@ def test_windows_overlap_by_one_token():
 
 
 @given(
-    num_tokens=st.integers(2, 300), sequence=st.integers(1, 299), seed=st.none() | st.integers(0, 2**64 - 1)
+    num_tokens=st.integers(2, 300),
+    sequence=st.integers(1, 299),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    order=st.sampled_from([*ORDERS]),
 )
-def test_every_window_comes_exactly_once_per_epoch(num_tokens, sequence, seed):
+def test_every_window_comes_exactly_once_per_epoch(num_tokens, sequence, seed, order):
     if num_tokens <= sequence:
         return
-    sampler = Sampler(TOKENS[:num_tokens], sequence, seed)
+    sampler = Sampler(TOKENS[:num_tokens], sequence, seed, order)
     n = sampler.num_sequences
     for epoch in (0, 1, 7):
         starts = sampler.sequences(range(epoch * n, (epoch + 1) * n))[:, 0]
         assert sorted(starts) == [i * sequence for i in range((num_tokens - 1) // sequence)]
 
 
-@given(slots=st.lists(st.integers(0, 500), max_size=40), cut=st.integers(0, 40))
-def test_a_row_depends_on_its_slot_alone(slots, cut):
+@given(
+    slots=st.lists(st.integers(0, 500), max_size=40),
+    cut=st.integers(0, 40),
+    order=st.sampled_from([*ORDERS]),
+)
+def test_a_row_depends_on_its_slot_alone(slots, cut, order):
     """Whatever was asked before, however slots are grouped over ranks and microbatches, and over
     the end of an epoch.
     """
-    one = Sampler(TOKENS, 10, seed=3)
+    one = Sampler(TOKENS, 10, 3, order)
     rows = np.concatenate([one.sequences(slots[:cut]), one.sequences(slots[cut:])])
-    alone = [Sampler(TOKENS, 10, seed=3).sequences([slot])[0] for slot in slots]
+    alone = [Sampler(TOKENS, 10, 3, order).sequences([slot])[0] for slot in slots]
     assert rows.tolist() == [row.tolist() for row in alone]
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+@pytest.mark.parametrize("name", ORDERS)
+def test_epochs_and_seeds_have_orders_of_their_own(name):
     n = Sampler(TOKENS, 10).num_sequences
     orders = [
-        Sampler(TOKENS, 10, seed).sequences(range(epoch * n, (epoch + 1) * n))
+        Sampler(TOKENS, 10, seed, name).sequences(range(epoch * n, (epoch + 1) * n))
         for seed in (0, 1, 2**64 - 1)
         for epoch in (0, 1)
     ]
     assert len({order.tobytes() for order in orders}) == 6
 
 
-def test_order_is_the_same_in_every_numpy_version():
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("sorted", [8, 9, 7, 3, 0, 1, 4, 2, 10, 5, 6, 0, 9, 5, 6, 4, 2, 8, 1, 10, 7, 3]),
+        ("feistel", [7, 8, 5, 0, 3, 10, 9, 4, 6, 1, 2, 2, 4, 7, 5, 3, 6, 10, 8, 1, 9, 0]),
+    ],
+)
+def test_order_is_the_same_in_every_numpy_version(order, expected):
     """Written down once: a change here would break the resume of everybody's runs."""
-    rows = Sampler(np.arange(12), sequence=1, seed=1234).sequences(range(22))
-    assert rows[:, 0].tolist() == [8, 9, 7, 3, 0, 1, 4, 2, 10, 5, 6, 0, 9, 5, 6, 4, 2, 8, 1, 10, 7, 3]
+    rows = Sampler(np.arange(12), sequence=1, seed=1234, order=order).sequences(range(22))
+    assert rows[:, 0].tolist() == expected
 
 
 def test_validation_order_is_the_text_itself_in_every_epoch():

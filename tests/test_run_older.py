@@ -1,9 +1,12 @@
-"""A run begun by an older version goes on with its tokens and its split.
+"""A run begun by an older version goes on with its tokens, its split and its order.
 
 tests/run-form-1 has what one has left after step 2.
 
 There a text's own NUL bytes were ends of documents, validation was the tail, and metrics.jsonl has
 the steps that came next.
+
+tests/run-order-sorted has what one has left after step 10 of 20, in the first of two epochs; its
+metrics.jsonl has all steps.
 """
 
 import json
@@ -13,7 +16,13 @@ from pathlib import Path
 import pytest
 from launch import MPITRAIN, mpirun, run_tiny, tail, write_text
 
+from mpitrain.checkpoint.load import open_step
+from mpitrain.errors import CheckpointError
+from mpitrain.training.going_on import order_of
+from mpitrain.training.saving.newest import Newest
+
 OLDER = Path(__file__).with_name("run-form-1")
+SORTED = Path(__file__).with_name("run-order-sorted")
 
 
 @pytest.fixture
@@ -44,6 +53,66 @@ def test_damaged_tokens_of_form_1_are_not_replaced_by_others(older):
         1, MPITRAIN, "run", str(older / "config.toml"), "--set", f"run.dir={older}", cwd=older.parent
     )
     assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)
+
+
+# --------------------------------------------------------- the order of an epoch
+
+
+@pytest.fixture
+def sorted_run(tmp_path):
+    shutil.copytree(SORTED, tmp_path / "run")
+    (tmp_path / "run" / "text.txt").rename(tmp_path / "text.txt")
+    return tmp_path / "run"
+
+
+def run(config, run_dir, *settings, ranks=1):
+    words = [word for each in (f"run.dir={run_dir}", *settings) for word in ("--set", each)]
+    return mpirun(ranks, MPITRAIN, "run", str(config), *words, cwd=run_dir.parent)
+
+
+def order_in(run_dir, step):
+    with open_step(run_dir / "checkpoints", step) as checkpoint:
+        return checkpoint.meta["order"]
+
+
+@pytest.mark.parametrize("settings", [(), ("data.order=sorted",)])
+def test_a_run_goes_on_in_the_order_it_has_begun_with(sorted_run, settings):
+    """Over the end of an epoch; and from a checkpoint of its own, later."""
+    for steps in (14, 20):
+        done = run(sorted_run / "config.toml", sorted_run, f"run.steps={steps}", *settings)
+        assert done.returncode == 0 and "going on after step" in done.output, tail(done.output)
+        assert "in the order sorted" in done.output
+    # the last entry, a validation loss, is there after step 14, too, where the run ended
+    trained = [line[:3] for line in numbers(sorted_run)]
+    assert trained == [pytest.approx(line[:3], rel=1e-4) for line in numbers(SORTED)]
+    assert order_in(sorted_run, 20) == "sorted"
+
+
+def test_a_new_run_has_the_losses_of_before_if_it_asks_for_their_order(sorted_run):
+    for name, settings in (("asked", ("data.order=sorted",)), ("new", ())):
+        done = run(sorted_run / "config.toml", sorted_run.with_name(name), *settings)
+        assert done.returncode == 0, tail(done.output)
+    before = [pytest.approx(line, rel=1e-4) for line in numbers(SORTED)]
+    assert numbers(sorted_run.with_name("asked")) == before
+    new = numbers(sorted_run.with_name("new"))
+    assert new[0] == before[0] and new[1] != before[1]
+    assert order_in(sorted_run.with_name("new"), 20) == "feistel"
+
+
+def test_a_run_never_changes_its_order(sorted_run):
+    done = run(sorted_run / "config.toml", sorted_run, "data.order=feistel")
+    assert done.returncode == 2, tail(done.output)
+    assert (
+        f'{sorted_run}/checkpoints: trained with data.order = "sorted", this run has "feistel"; leave '
+        "data.order out, or choose another run.dir"
+    ) in done.output
+
+
+def test_an_order_of_a_later_version_is_refused():
+    with pytest.raises(
+        CheckpointError, match=r"in the order shuffled, known here are feistel, sorted; .* version"
+    ):
+        order_of(None, Newest(step=3, order="shuffled"), Path("run/checkpoints"))
 
 
 # --------------------------------------------------------- what lies elsewhere, or nowhere any more

@@ -105,6 +105,7 @@ def test_routing_is_recorded_of_the_steps_that_were_not_undone(tmp_path, text):
         spikes_window=4,
         spikes_do="rollback",
         model_family="mixtral",
+        spikes_threshold=3.0,
         experts_count=4,
     )
     recorded = tmp_path / "recorded"

@@ -43,6 +43,7 @@ class Known(msgspec.Struct):
     val_loss: float | None = None  # of the validation after this step, if there was one
     sequences: Count = 0  # of the data's order that come before those of the next step
     spikes: SpikeHistory | None = None
+    order: str = ""  # of the data in an epoch (data/permutation.py); "": sorted, in older ones
     routing: str = ""  # digest of experts.replay, if there is one
     skipped_in_a_row: Count = 0
 

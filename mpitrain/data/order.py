@@ -1,6 +1,6 @@
 """Which tokens a step trains on: a pure function of (seed, slot).
 
-There is no state, so resuming needs only the step.
+There is no state, so resuming needs only the step. The order of an epoch is in permutation.py.
 
 slot  = step * global batch + index in the batch        epoch = slot // num_sequences
 
@@ -12,26 +12,29 @@ tokens  0 1 2 3 4 5 6 7 8 9        sequence = 3: window i is tokens[3i : 3i + 4]
 
 import numpy as np
 
+from mpitrain.data.permutation import FEISTEL, ORDERS, TextOrder
 from mpitrain.data.token_rows import Text, TokenRows
 from mpitrain.errors import DataError
 
 
 class Sampler:
-    """The sequences of a text in an order of their own for every epoch, or, when `seed` is None,
-    always as they lie.
+    """The sequences of a text, in an order of their own for every epoch.
+
+    seed: of the orders; None: the sequences come as they lie in the text.
+    order: name of the permutation, of ORDERS.
     """
 
-    def __init__(self, text: Text | np.ndarray, sequence: int, seed: int | None = None):
+    def __init__(self, text: Text | np.ndarray, sequence: int, seed: int | None = None, order: str = FEISTEL):
         if len(text) < sequence + 1:
             raise DataError(
                 f"data.sequence = {sequence} needs {sequence + 1} tokens, there are {len(text)}; "
                 "use a smaller data.sequence or more text"
             )
         self.num_sequences = (len(text) - 1) // sequence
+        self.is_shuffled = seed is not None
         self._text = text if isinstance(text, Text) else Text(text)
         self._sequence = sequence
-        self._seed = seed
-        self._cached = (None, np.empty(0, np.int64))
+        self._order = TextOrder() if seed is None else ORDERS[order](self.num_sequences, seed)
 
     def rows(self, slots) -> TokenRows:
         """Return the windows for `slots`, in the order asked: [len(slots), sequence + 1]."""
@@ -46,22 +49,9 @@ class Sampler:
     def _windows(self, slots: np.ndarray) -> np.ndarray:
         """Return the index of each slot's window."""
         epochs, places = np.divmod(slots, self.num_sequences)
-        if self._seed is None:
-            return places
         windows = np.empty_like(places)
-        # ascending: a batch over the end of an epoch leaves the new epoch in the cache
+        # ascending: a batch over the end of an epoch leaves the new epoch in the order's cache
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            windows[here] = self._permutation(int(epoch))[places[here]]
+            windows[here] = self._order.windows(int(epoch), places[here])
         return windows
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        """Return the order of the windows in one epoch. Only the last one asked for is kept."""
-        if self._cached[0] != epoch:
-            # Raw bits of a bit generator are the same in every NumPy version; methods of Generator,
-            # such as permutation, are not.
-            keys = np.random.Philox(key=np.array([self._seed, epoch], np.uint64)).random_raw(
-                self.num_sequences
-            )
-            self._cached = (epoch, np.argsort(keys, kind="stable"))
-        return self._cached[1]

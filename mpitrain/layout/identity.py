@@ -11,6 +11,7 @@ from mpitrain.plugins import is_plugin
 BY_CONTENT = (
     *("data.path", "data.val_path", "data.text_key", "data.tokenizer", "data.tokens", "data.end_of_text"),
     "data.begin_of_text",
+    "data.order",
 )
 IDENTITY = (
     "run.seed",
@@ -37,7 +38,7 @@ def identity(config: Config) -> dict[str, Any]:
         del found[f"experts.{key}"]
     del found["schedule.steps"]  # like run.steps, by which a run is made longer
     # what lies there says whether it is the same, not where: data/tokens.json and checkpoints have
-    # its digest
+    # its digest; checkpoints have the order, too
     for key in BY_CONTENT:
         del found[key]
     # likewise: checkpoints have the digest of the routing

@@ -13,10 +13,12 @@ import msgspec
 from mpitrain import plugins
 from mpitrain.comm.launchers import command_of_ranks
 from mpitrain.config import Config, as_override
+from mpitrain.data.permutation import FEISTEL, ORDERS, SORTED
 from mpitrain.data.tokenizer import Tokenizer
-from mpitrain.errors import DataError
-from mpitrain.inputs import as_argument
+from mpitrain.errors import CheckpointError, DataError
+from mpitrain.inputs import as_argument, shown
 from mpitrain.optim.rates import learning_rate
+from mpitrain.training.saving.newest import Newest
 
 LONGER = 2  # times as many steps
 
@@ -60,6 +62,27 @@ def _has_tokens(tokenizer: Tokenizer, word: str) -> bool:
         return len(tokenizer.encode(word.encode())) > 0
     except DataError:
         return False
+
+
+def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
+    """Return the name of the order in which a run has its data: that of its checkpoint, which never changes.
+
+    asked: data.order.  Raises CheckpointError for another one than the checkpoint's.
+    """
+    if not newest.step:
+        return asked or FEISTEL
+    found = newest.order or SORTED
+    if found not in ORDERS:
+        raise CheckpointError(
+            f"{shown(checkpoints)}: trained on data in the order {shown(found)}, known here are "
+            f"{', '.join(ORDERS)}; go on with the version of mpitrain that wrote it"
+        )
+    if asked not in (None, found):
+        raise CheckpointError(
+            f'{shown(checkpoints)}: trained with data.order = "{found}", this run has "{asked}"; leave '
+            "data.order out, or choose another run.dir"
+        )
+    return found
 
 
 def change_of_rate(before: Config, now: Config, step: int) -> str:

@@ -49,7 +49,7 @@ from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
-from mpitrain.training.going_on import change_of_rate, prompt_for
+from mpitrain.training.going_on import change_of_rate, order_of, prompt_for
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
@@ -62,6 +62,7 @@ SEEN_S = 60.0  # for which a network file system may still say that there is no 
 class Corpora:
     """The tokens of a run, in an order that is a pure function of seed and slot.
 
+    order: name of the permutation, which a checkpoint notes.
     separate: rows say where documents end.
     validation_description: how it was chosen.
     by_documents: not as of old.
@@ -70,6 +71,7 @@ class Corpora:
     train: Sampler
     validation: Sampler
     digest: str
+    order: str
     separate: bool
     validation_description: str
     by_documents: bool
@@ -259,6 +261,7 @@ class _Opening:
         self.before: Config | None = None  # what the run directory holds; on rank 0
         self.gone: DataError | None = None
         self.copies = np.empty(0, np.int64)  # documents that are left out of training
+        self.order = ""  # of the training text
 
     def open(self) -> PreparedRun:
         world = self.world
@@ -285,6 +288,9 @@ class _Opening:
                         "looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path)
                     )
                 self.guard.leave_if_asked(world)
+            self.order = world.on_every_rank(
+                "checking data.order", lambda: order_of(self.config.data.order, newest, folder)
+            )
             self.notes += self._replay_lines(newest)
             if self.before is not None and newest.step:
                 self.notes += filter(None, [change_of_rate(self.before, self.config, newest.step)])
@@ -404,7 +410,9 @@ class _Opening:
         )
         content = describe(self.rundir.data).content
         separate = self.config.data.documents == "separate"
-        return Corpora(train, validation, content, separate, validation_description, bool(ends.size))
+        return Corpora(
+            train, validation, content, self.order, separate, validation_description, bool(ends.size)
+        )
 
     def _keep_tokenizer(self) -> None:
         keep_tokenizer(self.rundir.data, self.tokenizer.whole)
@@ -431,7 +439,8 @@ class _Opening:
             else None
         )
         texts = [Text(tokens, stretches, known) for stretches in (found.train, found.validation)]
-        return Sampler(texts[0], data.sequence, seed), Sampler(texts[1], data.sequence), found.description
+        train = Sampler(texts[0], data.sequence, seed, self.order)
+        return train, Sampler(texts[1], data.sequence), found.description
 
     def _split(self, num_tokens: int, ends: np.ndarray, training: int | None) -> Split:
         data = self.config.data

@@ -512,6 +512,7 @@ class Trainer:
         config = self.config
         model = self.config.model
         count = sum(spec.numel for spec in self.plan.parameters())
+        train = self.corpora.train
         self.report.say(
             f"ranks: {self.mesh.size}, nodes: {self.world.num_nodes}, {self.mesh.grid}; "
             f"{config.pipeline.schedule}, microbatches a rank: {self.num_microbatches}; {self.device.type}, "
@@ -520,7 +521,7 @@ class Trainer:
         self.report.say(
             f"{count / 1e6:.2f} M parameters ({model.layers} blocks of width {model.width}), "
             f"{config.batch.global_} sequences of {config.data.sequence} tokens a step, training on "
-            f"{self.corpora.train.num_sequences:,} sequences of {config.data.source}"
+            f"{train.num_sequences:,} sequences of {config.data.source}, in the order {self.corpora.order}"
         )
         self.report.say(self._describe_validation())
         self.report.say("\n".join(f"{self.plan.table.name}: {note}" for note in self.plan.table.notes))
@@ -631,6 +632,7 @@ class Trainer:
             "updates": self.updates,
             "skipped": self.skipped,
             "data": self.corpora.digest,
+            "order": self.corpora.order,
         }
         sequences = (self.step + self.spikes.batches_skipped) * self.config.batch.global_
         meta |= {"routing": self.plan.routing.digest} if self.plan.routing else {}

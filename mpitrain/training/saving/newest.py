@@ -19,12 +19,14 @@ class Newest(NamedTuple):
     Its step, 0 if there is none, and digests of the tokens it was trained on and of experts.replay.
 
     routing: empty if nothing was replayed, and in older ones.
+    order: name of the data's order; empty in older ones.
     damaged: later steps, which were passed over.
     """
 
     step: int = 0
     data: str = ""
     routing: str = ""
+    order: str = ""
     damaged: tuple[int, ...] = ()
 
 
@@ -63,7 +65,7 @@ def newest_whole(
         damage = None
         try:
             step, meta = load.verified(path, part, needs, each)
-            found = Newest(step, meta["data"], meta.get("routing", ""))
+            found = Newest(step, meta["data"], meta.get("routing", ""), meta.get("order", ""))
         except CheckpointError as error:
             damage = error.args[0]
         damages = filter(None, world.all_gather(VERIFYING, damage))
