@@ -176,7 +176,8 @@ class ExpertsTable(ConfigTable):
 
 
 class Data(ConfigTable):
-    source: Literal["python-stdlib", "text", "jsonl"] = "python-stdlib"
+    # the form of the corpus: python-stdlib, text, jsonl; or "module:name", a Source of your own
+    source: str = "python-stdlib"
     # a file, a folder or a pattern such as "a/**/*.txt"; or several
     path: str | tuple[str, ...] = ""
     # what is validated with, in the same form; "": documents of data.path, which are held out

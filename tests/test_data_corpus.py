@@ -5,13 +5,14 @@ import os
 
 import pytest
 
-from mpitrain.data.corpus import check_source, documents
-from mpitrain.errors import DataError
+from mpitrain.data.corpus import Corpus, documents
+from mpitrain.data.corpus_files import check_source
+from mpitrain.errors import ConfigError, DataError
 
 
 def read(source, path=None):
     check_source(source, path)
-    return [(found.name, found.text) for found in documents(source, path)]
+    return [(found.name, found.text) for found in documents(Corpus(source, path))]
 
 
 def write(path, content):
@@ -31,7 +32,7 @@ def test_stdlib_is_deterministic_and_has_a_useful_size():
 
 
 def test_stdlib_leaves_out_tests_and_what_differs_between_machines():
-    parts = {part for name, *_ in documents("python-stdlib", None) for part in name.split("/")}
+    parts = {part for name, *_ in documents(Corpus("python-stdlib")) for part in name.split("/")}
     assert not parts & {
         "test",
         "tests",
@@ -112,7 +113,7 @@ def test_empty_file_or_folder_holds_no_text(tmp_path, source):
         with pytest.raises(DataError, match=rf'data\.path = "{path}" holds no text'):
             check_source(source, path)
         with pytest.raises(DataError, match="holds no text"):
-            list(documents(source, path))
+            list(documents(Corpus(source, path)))
 
 
 def test_jsonl_of_empty_texts_holds_no_text(tmp_path):
@@ -128,7 +129,7 @@ def test_folder_without_jsonl_says_what_is_needed(tmp_path):
 
 
 def test_wrong_settings_are_refused(tmp_path):
-    with pytest.raises(DataError, match="python-stdlib, text, jsonl"):
+    with pytest.raises(ConfigError, match=r"data\.source = 'wiki'; known: jsonl, python-stdlib, text"):
         check_source("wiki", None)
     with pytest.raises(DataError, match=r"needs data\.path"):
         check_source("text", "")
@@ -157,7 +158,7 @@ def test_file_without_permission_is_named(tmp_path, monkeypatch):
 
 
 def texts(path, key="text"):
-    return [found.text.decode() for found in documents("jsonl", path, text_key=key)]
+    return [found.text.decode() for found in documents(Corpus("jsonl", path, text_key=key))]
 
 
 GOOD = {

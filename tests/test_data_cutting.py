@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mpitrain.data import cutting as cutting_module
-from mpitrain.data.corpus import Document
 from mpitrain.data.encoding import LocalEncoder, encoded
+from mpitrain.data.source import Document
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.errors import DataError
 

@@ -11,10 +11,12 @@ import sys
 import pytest
 from launch import two_texts, words_file
 
+from mpitrain.data import preparation as preparation_module
 from mpitrain.data import shared_tokens as shared_module
-from mpitrain.data import tokens as tokens_module
+from mpitrain.data.corpus import Corpus
+from mpitrain.data.preparation import QUIET, prepare
 from mpitrain.data.tokenizer import load_tokenizer
-from mpitrain.data.tokens import describe, open_ends, open_tokens, prepare
+from mpitrain.data.tokens import describe, open_ends, open_tokens
 
 BYTES = load_tokenizer("bytes")
 
@@ -28,19 +30,20 @@ def corpus(tmp_path):
 def count_reads(monkeypatch):
     """Return the corpora that were read for tokens."""
     read = []
-    documents = tokens_module.all_documents
+    documents = preparation_module.all_documents
     monkeypatch.setattr(
-        tokens_module,
+        preparation_module,
         "all_documents",
-        lambda *given, **named: read.append(given[1]) or documents(*given, **named),
+        lambda *given, **named: read.append(given[1].path) or documents(*given, **named),
     )
     return read
 
 
-def run(corpus, folder, place, tokenizer=BYTES, source="text", **options):
+def run(corpus, folder, place, tokenizer=BYTES, source="text", report=QUIET, **keys):
     """Prepare the tokens of a run that shares them; return the lines that it says."""
     said = []
-    prepare(source, corpus, tokenizer, folder, say=said.append, shared=place, **options)
+    report = report._replace(line=said.append)
+    prepare(Corpus(source, corpus, **keys), tokenizer, folder, report=report, shared=place)
     return said
 
 
@@ -180,12 +183,13 @@ def published_of(place, count):
 AT_ONCE = """
 import sys, time
 from pathlib import Path
+from mpitrain.data.corpus import Corpus
+from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import load_tokenizer
-from mpitrain.data.tokens import prepare
 corpus, folder, shared, begin = sys.argv[1:]
 time.sleep(max(0, float(begin) - time.time()))
 for number in range(20):
-    prepare("text", corpus, load_tokenizer("bytes"), f"{folder}-{number}", shared=shared)
+    prepare(Corpus("text", corpus), load_tokenizer("bytes"), f"{folder}-{number}", shared=shared)
 """
 
 
@@ -203,7 +207,7 @@ def test_runs_that_start_at_once_do_not_write_over_each_other(tmp_path):
     for process in [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in given]:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-    prepare("text", tmp_path / "corpus", BYTES, tmp_path / "alone")
+    prepare(Corpus("text", tmp_path / "corpus"), BYTES, tmp_path / "alone")
     whole = contents(tmp_path / "alone")
     for folder in [
         *(tmp_path / f"{name}-{number}" for name in "xy" for number in range(20)),

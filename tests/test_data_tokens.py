@@ -13,10 +13,13 @@ import xxhash
 from launch import two_texts, words_file
 
 from mpitrain.data import draft as draft_module
+from mpitrain.data import preparation as preparation_module
 from mpitrain.data import tokens as tokens_module
-from mpitrain.data.corpus import Document, Position
+from mpitrain.data.corpus import Corpus
+from mpitrain.data.preparation import Reporter, prepare
+from mpitrain.data.source import Document, Position
 from mpitrain.data.tokenizer import load_tokenizer
-from mpitrain.data.tokens import describe, num_prepared, open_ends, open_tokens, prepare
+from mpitrain.data.tokens import describe, num_prepared, open_ends, open_tokens
 from mpitrain.errors import DataError, StoppedEarly
 
 BYTES = load_tokenizer("bytes")
@@ -34,11 +37,11 @@ def forbid_reading(monkeypatch):
     def documents(*_, **__):
         raise AssertionError("the corpus was read again")
 
-    return lambda: monkeypatch.setattr(tokens_module, "all_documents", documents)
+    return lambda: monkeypatch.setattr(preparation_module, "all_documents", documents)
 
 
 def test_documents_are_joined_by_end_of_text(corpus, tmp_path):
-    prepare("text", corpus, BYTES, tmp_path / "run" / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "run" / "data")
     tokens = open_tokens(tmp_path / "run" / "data")
     assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint8 and not tokens.flags.writeable
     assert tokens.tobytes() == "one\0zwölf".encode()
@@ -51,7 +54,7 @@ def ends_of(folder):
 
 def test_ends_of_documents_lie_next_to_the_tokens(corpus, tmp_path):
     (corpus / "3.txt").write_text("x")
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     assert open_tokens(tmp_path / "data").tobytes() == "one\0zwölf\0x".encode()
     assert ends_of(tmp_path / "data") == [4, 11, 12]
 
@@ -61,7 +64,7 @@ def test_a_nul_in_a_text_ends_nothing(tmp_path, text):
     """Files have holes after a crash, JSON has \\u0000: the byte between documents is no text's."""
     lines = [json.dumps({"text": each}) for each in (text, "second")]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    prepare("jsonl", tmp_path / "a.jsonl", BYTES, tmp_path / "data")
+    prepare(Corpus("jsonl", tmp_path / "a.jsonl"), BYTES, tmp_path / "data")
     tokens = open_tokens(tmp_path / "data")
     assert (tokens == 0).sum() == 1 and ends_of(tmp_path / "data") == [len(tokens) - 6, len(tokens)]
     assert BYTES.decode(tokens[: -len("\0second")]) == text
@@ -69,29 +72,29 @@ def test_a_nul_in_a_text_ends_nothing(tmp_path, text):
 
 def test_ends_of_tokens_without_an_end_of_text(corpus, tmp_path):
     tokenizer = load_tokenizer(words_file(tmp_path / "t.json", {"one": 0, "zwölf": 300}))
-    prepare("text", corpus, tokenizer, tmp_path / "data")
+    prepare(Corpus("text", corpus), tokenizer, tmp_path / "data")
     assert open_tokens(tmp_path / "data").tolist() == [0, 300] and ends_of(tmp_path / "data") == [1, 2]
 
 
 @pytest.mark.parametrize("ends", [[4, 9], [4, 11], [10, 10], [-1, 10], [11, 10]])
 def test_ends_that_are_none_are_refused_though_the_digest_is_right(corpus, tmp_path, ends):
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     np.array(ends, "<i8").tofile(tmp_path / "data" / "ends.bin")
     described(tmp_path / "data", ends=xxhash.xxh3_128_hexdigest(np.array(ends, "<i8")))
     with pytest.raises(DataError, match=r"ends\.bin holds"):
-        prepare("text", corpus, BYTES, tmp_path / "data")
+        prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "other"])
 def test_damaged_ends_are_made_anew(corpus, tmp_path, damage):
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     file = tmp_path / "data" / "ends.bin"
     whole = file.read_bytes()
     if damage == "gone":
         file.unlink()
     else:
         file.write_bytes(whole[:8] if damage == "short" else whole[::-1])
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     assert file.read_bytes() == whole
 
 
@@ -99,12 +102,12 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     for name in ("a", "b"):
         # within a text it is one
         (tmp_path / f"{name}.txt").write_bytes(b"\xef\xbb\xbf" + name.encode() + b"\xef\xbb\xbfy\r\n")
-    prepare("text", tmp_path, BYTES, tmp_path.parent / "marks")
+    prepare(Corpus("text", tmp_path), BYTES, tmp_path.parent / "marks")
     assert open_tokens(tmp_path.parent / "marks").tobytes() == b"a\xef\xbb\xbfy\r\n\0b\xef\xbb\xbfy\r\n"
 
 
 def test_description_says_what_the_tokens_are(corpus, tmp_path):
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     description = json.loads((tmp_path / "data" / "tokens.json").read_text())
     assert (description["count"], description["dtype"]) == (10, "|u1")
     assert (description["origin"]["source"], description["origin"]["vocab"]) == ("text", 256)
@@ -117,7 +120,7 @@ def test_file_tokenizer_documents_are_joined_by_its_special_token(corpus, tmp_pa
     model = Tokenizer(models.WordLevel({"one": 0, "zwölf": 300, "</s>": 2}, unk_token=None))
     model.add_special_tokens(["</s>"])
     model.save(str(tmp_path / "t.json"))
-    prepare("text", corpus, load_tokenizer(tmp_path / "t.json"), tmp_path / "data")
+    prepare(Corpus("text", corpus), load_tokenizer(tmp_path / "t.json"), tmp_path / "data")
     tokens = open_tokens(tmp_path / "data")
     assert (tokens.tolist(), tokens.dtype) == ([0, 2, 300], np.uint16)
 
@@ -131,20 +134,20 @@ def test_text_unknown_to_the_tokenizer_is_an_error(corpus, tmp_path):
     ):
         Tokenizer(model).save(str(tmp_path / "t.json"))
         with pytest.raises(DataError, match=message):
-            prepare("text", corpus, load_tokenizer(tmp_path / "t.json"), tmp_path / "data")
+            prepare(Corpus("text", corpus), load_tokenizer(tmp_path / "t.json"), tmp_path / "data")
 
 
 def test_same_corpus_is_not_read_again(corpus, tmp_path, forbid_reading):
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     forbid_reading()
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     assert len(open_tokens(tmp_path / "data")) == 10
 
 
 @pytest.mark.parametrize("damage", ["corpus", "tokens", "length", "description"])
 def test_changed_corpus_or_damaged_tokens_are_made_anew(corpus, tmp_path, damage):
     folder = tmp_path / "data"
-    prepare("text", corpus, BYTES, folder)
+    prepare(Corpus("text", corpus), BYTES, folder)
     if damage == "corpus":
         (corpus / "1.txt").write_text("eins")
     elif damage == "tokens":
@@ -153,7 +156,7 @@ def test_changed_corpus_or_damaged_tokens_are_made_anew(corpus, tmp_path, damage
         (folder / "tokens.bin").write_bytes(b"0")
     else:
         (folder / "tokens.json").write_text("{")
-    prepare("text", corpus, BYTES, folder)
+    prepare(Corpus("text", corpus), BYTES, folder)
     first = "eins" if damage == "corpus" else "one"
     assert open_tokens(folder).tobytes() == f"{first}\0zwölf".encode()
 
@@ -167,33 +170,33 @@ def test_interrupted_prepare_leaves_nothing_half_written(corpus, tmp_path, monke
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(tokens_module, "all_documents", documents)
+        patch.setattr(preparation_module, "all_documents", documents)
         with pytest.raises((KeyboardInterrupt, DataError)):
-            prepare("text", corpus, BYTES, tmp_path / "data")
+            prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     assert os.listdir(tmp_path / "data") == []
     with pytest.raises(DataError, match="prepare the tokens first"):
         open_tokens(tmp_path / "data")
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     assert len(open_tokens(tmp_path / "data")) == 10
 
 
 def test_prepare_killed_between_its_two_files_starts_again(corpus, tmp_path):
     """What a kill leaves: complete tokens under their name, a draft of the description."""
     folder = tmp_path / "data"
-    prepare("text", corpus, BYTES, folder)
+    prepare(Corpus("text", corpus), BYTES, folder)
     (folder / "tokens.json").rename(folder / "tokens.json.tmp")
-    prepare("text", corpus, BYTES, folder)
+    prepare(Corpus("text", corpus), BYTES, folder)
     assert sorted(os.listdir(folder)) == ["ends.bin", "tokens.bin", "tokens.json"]
 
 
 def test_full_disk_names_the_folder(corpus, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match=r"file/data: tokens cannot be written: .*change run\.dir"):
-        prepare("text", corpus, BYTES, tmp_path / "file" / "data")
+        prepare(Corpus("text", corpus), BYTES, tmp_path / "file" / "data")
 
 
 def test_open_refuses_tokens_cut_short(corpus, tmp_path):
-    prepare("text", corpus, BYTES, tmp_path)
+    prepare(Corpus("text", corpus), BYTES, tmp_path)
     (tmp_path / "tokens.bin").write_bytes(b"123")
     with pytest.raises(DataError, match=r"tokens\.bin has 3 bytes, 10 needed"):
         open_tokens(tmp_path)
@@ -201,7 +204,7 @@ def test_open_refuses_tokens_cut_short(corpus, tmp_path):
 
 def test_stdlib_tokens_are_the_same_every_time(tmp_path):
     for name in ("a", "b"):
-        prepare("python-stdlib", None, BYTES, tmp_path / name)
+        prepare(Corpus("python-stdlib", None), BYTES, tmp_path / name)
     assert describe(tmp_path / "a") == describe(tmp_path / "b")
     assert 5e6 < describe(tmp_path / "a").count < 15e6
 
@@ -225,7 +228,7 @@ def words(corpus, tmp_path):
     model.add_special_tokens(["</s>"])
     model.save(str(tmp_path / "t.json"))
     tokenizer = load_tokenizer(tmp_path / "t.json")
-    prepare("text", corpus, tokenizer, tmp_path / "data")
+    prepare(Corpus("text", corpus), tokenizer, tmp_path / "data")
     return tokenizer
 
 
@@ -240,7 +243,7 @@ def test_ids_beyond_the_vocabulary_are_refused_though_the_digest_is_right(corpus
     with pytest.raises(
         DataError, match=r"data/tokens\.bin holds token 301, the tokenizer has 301; remove it"
     ):
-        prepare("text", corpus, words, folder)
+        prepare(Corpus("text", corpus), words, folder)
     assert (folder / "tokens.json").read_bytes() == before and np.fromfile(folder / "tokens.bin", "<u2")[
         -1
     ] == ids[-1]
@@ -269,13 +272,13 @@ def test_descriptions_are_held_against_what_is_written(corpus, tmp_path, words, 
     described(tmp_path / "data", **changes)
     with pytest.raises(DataError, match=r"tokens\.json is damaged|bytes, \d+ needed"):
         open_tokens(tmp_path / "data")
-    prepare("text", corpus, words, tmp_path / "data")
+    prepare(Corpus("text", corpus), words, tmp_path / "data")
     assert open_tokens(tmp_path / "data").tolist() == [0, 2, 300]
 
 
 @pytest.mark.parametrize("text", ["[" * 60_000, '{"a":' * 10_000, " " * 100_000, "null", ""])
 def test_descriptions_of_any_text_are_refused(corpus, tmp_path, text):
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     (tmp_path / "data" / "tokens.json").write_text(text)
     with pytest.raises(DataError, match=r"tokens\.json"):
         describe(tmp_path / "data")
@@ -284,7 +287,7 @@ def test_descriptions_of_any_text_are_refused(corpus, tmp_path, text):
 @pytest.mark.parametrize("what", ["data", "data/tokens.bin", "data/tokens.json"])
 @pytest.mark.parametrize("kind", ["a symbolic link", "a FIFO", "the wrong kind"])
 def test_what_leads_elsewhere_is_refused(corpus, tmp_path, what, kind):
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     path = tmp_path / what
     away = tmp_path / "away"
     path.rename(away)
@@ -296,7 +299,7 @@ def test_what_leads_elsewhere_is_refused(corpus, tmp_path, what, kind):
         path.touch()
     else:
         path.mkdir()
-    for call in (describe, open_tokens, lambda folder: prepare("text", corpus, BYTES, folder)):
+    for call in (describe, open_tokens, lambda folder: prepare(Corpus("text", corpus), BYTES, folder)):
         with pytest.raises(DataError, match=f"{path} is a"):
             call(tmp_path / "data")
 
@@ -306,13 +309,13 @@ def test_drafts_are_not_written_through_a_link(corpus, tmp_path):
     (tmp_path / "data").mkdir()
     for name in ("tokens.bin.tmp", "tokens.json.tmp"):
         (tmp_path / "data" / name).symlink_to(tmp_path / "precious")
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     assert (tmp_path / "precious").read_text() == "mine" and len(open_tokens(tmp_path / "data")) == 10
 
 
 def test_tokens_that_cannot_be_read_are_an_error(corpus, tmp_path, monkeypatch):
     """Running as root, permissions refuse nothing: the disk fails instead."""
-    prepare("text", corpus, BYTES, tmp_path / "data")
+    prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
 
     def fail(*_, **__):
         raise OSError(5, "Input/output error")
@@ -320,7 +323,7 @@ def test_tokens_that_cannot_be_read_are_an_error(corpus, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tokens_module, "_blocks", fail)
         with pytest.raises(DataError, match=r"tokens\.bin cannot be read: Input/output error"):
-            prepare("text", corpus, BYTES, tmp_path / "data")
+            prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     monkeypatch.setattr(tokens_module, "open_regular", fail)
     with pytest.raises(DataError, match=r"tokens\.bin cannot be read: Input/output error"):
         open_tokens(tmp_path / "data")
@@ -337,7 +340,7 @@ def lines(tmp_path):
     for name in ("a", "b"):
         texts = [f"{name}{number} zwölf" * (number % 5) for number in range(40)]
         (folder / f"{name}.jsonl").write_text("\n\n".join(json.dumps({"text": text}) for text in texts))
-    prepare("jsonl", folder, BYTES, tmp_path / "whole")
+    prepare(Corpus("jsonl", folder), BYTES, tmp_path / "whole")
     return folder
 
 
@@ -373,7 +376,7 @@ def test_preparation_goes_on_where_it_was_left(lines, tmp_path, documents):
     while not (folder / "tokens.json").exists():
         each = stops_after(documents)
         try:
-            prepare("jsonl", lines, BYTES, folder, each=each)
+            prepare(Corpus("jsonl", lines), BYTES, folder, report=Reporter(each))
         except StoppedEarly:
             counts.append(num_prepared(folder))
     assert len(counts) == -(-64 // documents) and counts == sorted({*counts})
@@ -385,9 +388,9 @@ def test_preparation_goes_on_where_it_was_left(lines, tmp_path, documents):
 def test_what_is_prepared_is_not_encoded_again(lines, corpus, tmp_path, source):
     where = lines if source == "jsonl" else corpus
     with pytest.raises(StoppedEarly):
-        prepare(source, where, BYTES, tmp_path / "data", each=stops_after(1))
+        prepare(Corpus(source, where), BYTES, tmp_path / "data", report=Reporter(stops_after(1)))
     each = stops_after(1000)
-    prepare(source, where, BYTES, tmp_path / "data", each=each)
+    prepare(Corpus(source, where), BYTES, tmp_path / "data", report=Reporter(each))
     expected = 63 if source == "jsonl" else 1
     assert len([what for what in each.seen if what.startswith("preparing")]) == expected, each.seen
     assert "checking the tokens that were kept" in each.seen
@@ -399,7 +402,7 @@ def test_what_is_prepared_is_not_encoded_again(lines, corpus, tmp_path, source):
 def test_kept_tokens_are_checked(lines, tmp_path, damage):
     folder = tmp_path / "data"
     with pytest.raises(StoppedEarly):
-        prepare("jsonl", lines, BYTES, folder, each=stops_after(40))
+        prepare(Corpus("jsonl", lines), BYTES, folder, report=Reporter(stops_after(40)))
     draft = folder / "tokens.bin.tmp"
     note = folder / "tokens.part.json"
     content = draft.read_bytes()
@@ -427,7 +430,7 @@ def test_kept_tokens_are_checked(lines, tmp_path, damage):
         draft.rename(tmp_path / "elsewhere")
         draft.symlink_to(tmp_path / "elsewhere")
     each = stops_after(1000)
-    prepare("jsonl", lines, BYTES, folder, each=each)
+    prepare(Corpus("jsonl", lines), BYTES, folder, report=Reporter(each))
     anew = len([what for what in each.seen if what.startswith("preparing")]) == 64
     assert anew is (damage != "longer")
     assert_whole(folder, tmp_path)
@@ -436,17 +439,17 @@ def test_kept_tokens_are_checked(lines, tmp_path, damage):
 
 def test_kept_tokens_of_another_corpus_are_made_anew(lines, tmp_path):
     with pytest.raises(StoppedEarly):
-        prepare("jsonl", lines, BYTES, tmp_path / "data", each=stops_after(40))
+        prepare(Corpus("jsonl", lines), BYTES, tmp_path / "data", report=Reporter(stops_after(40)))
     (lines / "a.jsonl").write_text('{"text": "another"}')
-    prepare("jsonl", lines, BYTES, tmp_path / "data")
-    prepare("jsonl", lines, BYTES, tmp_path / "whole")
+    prepare(Corpus("jsonl", lines), BYTES, tmp_path / "data")
+    prepare(Corpus("jsonl", lines), BYTES, tmp_path / "whole")
     assert_whole(tmp_path / "data", tmp_path)
 
 
 def test_a_full_disk_costs_only_what_is_not_noted(lines, tmp_path, monkeypatch):
     folder = tmp_path / "data"
     with pytest.raises(StoppedEarly):
-        prepare("jsonl", lines, BYTES, folder, each=stops_after(40))
+        prepare(Corpus("jsonl", lines), BYTES, folder, report=Reporter(stops_after(40)))
     count = num_prepared(folder)
 
     def full(*_):
@@ -456,24 +459,25 @@ def test_a_full_disk_costs_only_what_is_not_noted(lines, tmp_path, monkeypatch):
         patch.setattr(draft_module, "KEEP_S", 0)
         patch.setattr(draft_module.os, "fsync", full)
         with pytest.raises(DataError, match=r"tokens cannot be written: No space left on device"):
-            prepare("jsonl", lines, BYTES, folder)
+            prepare(Corpus("jsonl", lines), BYTES, folder)
     assert num_prepared(folder) == count == (folder / "tokens.bin.tmp").stat().st_size
-    prepare("jsonl", lines, BYTES, folder)
+    prepare(Corpus("jsonl", lines), BYTES, folder)
     assert_whole(folder, tmp_path)
 
 
 KILLED = """
 import os, sys
 from mpitrain.data import draft
+from mpitrain.data.corpus import Corpus
+from mpitrain.data.preparation import Reporter, prepare
 from mpitrain.data.tokenizer import load_tokenizer
-from mpitrain.data.tokens import prepare
 draft.KEEP_S, calls = 0.0, []
 def each(what):  # what is read ahead of the tokens is lost by a kill
     if what.startswith("preparing"):
         calls.append(what)
     if len(calls) > int(sys.argv[3]):
         os.kill(os.getpid(), 9)
-prepare("jsonl", sys.argv[1], load_tokenizer("bytes"), sys.argv[2], each=each)
+prepare(Corpus("jsonl", sys.argv[1]), load_tokenizer("bytes"), sys.argv[2], report=Reporter(each))
 """
 
 
@@ -530,7 +534,7 @@ def test_a_long_text_leaves_other_threads_their_time(tmp_path):
 
 
 def reported(path, source, folder, **options):
-    prepare(source, path, BYTES, folder, **options)
+    prepare(Corpus(source, path, **options), BYTES, folder)
     found = describe(folder)
     return found.tally.describe(found.count)
 
@@ -583,17 +587,17 @@ def test_what_is_no_text_in_a_folder_of_text_is_left_out(corpus, tmp_path, head)
     found = reported(corpus, "text", tmp_path / "data")
     assert found.startswith("3 files, 2 documents, ") and "1 no text but " in found and "(0.bin)" in found
     with pytest.raises(DataError, match="not UTF-8 text"):
-        prepare("text", corpus / "0.bin", BYTES, tmp_path / "one")
+        prepare(Corpus("text", corpus / "0.bin"), BYTES, tmp_path / "one")
 
 
 def test_tokens_that_are_kept_know_what_was_left_out(lines, tmp_path):
     folder = tmp_path / "data"
     for number in range(64):
         with pytest.raises(StoppedEarly):
-            prepare("jsonl", lines, BYTES, folder, each=stops_after(5))
+            prepare(Corpus("jsonl", lines), BYTES, folder, report=Reporter(stops_after(5)))
         if number == 10:
             break
-    prepare("jsonl", lines, BYTES, folder)
+    prepare(Corpus("jsonl", lines), BYTES, folder)
     assert describe(folder) == describe(tmp_path / "whole")
     assert describe(folder).tally.left_out["without text"].count == 16
 
@@ -602,7 +606,7 @@ def test_unknown_tokens_are_counted(corpus, tmp_path):
     from tokenizers import Tokenizer, models
 
     Tokenizer(models.WordLevel({"one": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "t.json"))
-    prepare("text", corpus, load_tokenizer(tmp_path / "t.json"), tmp_path / "data")
+    prepare(Corpus("text", corpus), load_tokenizer(tmp_path / "t.json"), tmp_path / "data")
     assert "2 tokens; 1 tokens (50.0%) are unknown to the tokenizer" in describe(
         tmp_path / "data"
     ).tally.describe(2)
@@ -621,7 +625,11 @@ def test_each_document_begins_and_ends_as_it_is_asked_for(tmp_path):
         (("", ""), [0, 1, 0], [1, 2, 3]),
         (("<s>", None), [0, 2, 1, 2, 0], [2, 4, 5]),
     ):
-        prepare("jsonl", tmp_path / "a.jsonl", load_tokenizer(tmp_path / "t.json", *named), tmp_path / "data")
+        prepare(
+            Corpus("jsonl", tmp_path / "a.jsonl"),
+            load_tokenizer(tmp_path / "t.json", *named),
+            tmp_path / "data",
+        )
         assert open_tokens(tmp_path / "data").tolist() == ids and ends_of(tmp_path / "data") == ends
 
 
@@ -637,7 +645,7 @@ def test_tokens_that_a_run_has_trained_on_outlive_files_of_the_corpus(
     (corpus / "3.txt").write_text("three")
     folder = tmp_path / "data"
     said = []
-    prepare("text", corpus, BYTES, folder)
+    prepare(Corpus("text", corpus), BYTES, folder)
     trained = describe(folder).content
     for name in {"one gone": "1", "all but one gone": "23"}.get(change, "1"):
         (corpus / f"{name}.txt").unlink()
@@ -651,9 +659,9 @@ def test_tokens_that_a_run_has_trained_on_outlive_files_of_the_corpus(
         (folder / "tokens.bin").write_bytes(b"?" * len(open_tokens(folder)))
     if "gone" in change:
         forbid_reading()
-    prepare(
-        "text", corpus, BYTES, folder, say=said.append, trained="" if change == "not trained on" else trained
-    )
+    report = Reporter(line=said.append)
+    known = "" if change == "not trained on" else trained
+    prepare(Corpus("text", corpus), BYTES, folder, report=report, trained=known)
     kept = (
         f"data.path: {2 if 'all' in change else 1} of 3 files are gone; going on with the tokens in {folder}"
     )

@@ -11,9 +11,11 @@ import socket
 import pytest
 from launch import cases
 
-from mpitrain.data.corpus import check_source, documents
+from mpitrain.data.corpus import Corpus, documents
+from mpitrain.data.corpus_files import check_source
+from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import dtype_for, load_tokenizer
-from mpitrain.data.tokens import open_tokens, prepare
+from mpitrain.data.tokens import open_tokens
 from mpitrain.errors import BAD_INPUT, DataError
 
 COUNT = cases(80, 500)
@@ -159,8 +161,8 @@ def test_a_corpus_is_read_or_refused(tmp_path, number):
     path = os.fsdecode(folder) if "\udce9" in path else path  # which the configuration refuses
     try:
         check_source(source, path)
-        list(documents(source, path))
-        prepare(source, path, load_tokenizer("bytes"), tmp_path / "data")
+        list(documents(Corpus(source, path)))
+        prepare(Corpus(source, path), load_tokenizer("bytes"), tmp_path / "data")
         assert len(open_tokens(tmp_path / "data"))
     except DataError as error:
         refusal(error)

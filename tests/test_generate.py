@@ -15,8 +15,9 @@ from launch import MPITRAIN, environment, finished, several, write_text
 
 from mpitrain import config as settings
 from mpitrain.checkpoint.save import begin, commit, write_shard
+from mpitrain.data.corpus import Corpus
+from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import load_tokenizer
-from mpitrain.data.tokens import prepare
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
@@ -448,7 +449,7 @@ def test_a_tokenizer_within_or_given_is_read(copied, words, monkeypatch):
 def test_another_tokenizer_than_the_runs_is_reported(copied, words, tmp_path, capsys):
     """The run's data say which it was; without them nothing is said."""
     text(copied, tokens=1, prompt="one", tokenizer=str(words))
-    prepare("text", write_text(tmp_path / "text.txt"), load_tokenizer("bytes"), copied / "data")
+    prepare(Corpus("text", write_text(tmp_path / "text.txt")), load_tokenizer("bytes"), copied / "data")
     text(copied, tokens=1)
     assert capsys.readouterr().err == ""
     text(copied, tokens=1, prompt="one", tokenizer=str(words))

@@ -25,8 +25,10 @@ from launch import MPITRAIN, cases, mpirun, run_tiny, tail, tiny, write_text
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.files import FORMAT
 from mpitrain.checkpoint.index import seal_of
+from mpitrain.data.corpus import Corpus
+from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import ByteTokenizer
-from mpitrain.data.tokens import describe, open_tokens, prepare
+from mpitrain.data.tokens import describe, open_tokens
 from mpitrain.errors import CheckpointError, InputError
 
 COUNT = cases(60, 2000)
@@ -510,7 +512,7 @@ def data_read(case):
 def data_prepared(case):
     text = case.run.parent / "text.txt"
     write_text(text, 20_000)
-    prepare("text", text, ByteTokenizer(), case.run / "data")
+    prepare(Corpus("text", text), ByteTokenizer(), case.run / "data")
 
 
 def outcome(case, read, *allowed):

@@ -22,8 +22,9 @@ from mpitrain.cli import cli
 from mpitrain.commands.job.again import IDLE, judge
 from mpitrain.commands.job.render import template
 from mpitrain.commands.job.schedulers import SCHEDULERS
+from mpitrain.data.corpus import Corpus
+from mpitrain.data.preparation import Reporter, prepare
 from mpitrain.data.tokenizer import ByteTokenizer
-from mpitrain.data.tokens import prepare
 from mpitrain.errors import CheckpointError, ConfigError, StoppedEarly
 
 BATCH = [kind for kind in SCHEDULERS if kind != "kubernetes"]
@@ -410,7 +411,7 @@ def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_thre
                 raise StoppedEarly("tokens", "a test")
 
         with pytest.raises(StoppedEarly):
-            prepare("text", text, ByteTokenizer(), "runs/my run/data", each=each)
+            prepare(Corpus("text", text), ByteTokenizer(), "runs/my run/data", report=Reporter(each))
         return CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False)
 
     for count in (9, 19, 29, 39):  # one more each time

@@ -12,8 +12,10 @@ from typing import NamedTuple
 import pytest
 from launch import MPITRAIN, mpirun, run_tiny, tail
 
+from mpitrain.data.corpus import Corpus
+from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import load_tokenizer
-from mpitrain.data.tokens import describe, open_ends, prepare
+from mpitrain.data.tokens import describe, open_ends
 from mpitrain.errors import DataError
 
 MARK = b"\xef\xbb\xbf"
@@ -286,13 +288,8 @@ def paths_of(case, corpus):
 
 def read(case, tmp_path):
     corpus = laid(tmp_path / "corpus", case.files)
-    prepare(
-        case.source,
-        paths_of(case, corpus),
-        tokenizer_of(case, tmp_path),
-        tmp_path / "data",
-        text_key=case.text_key,
-    )
+    read = Corpus(case.source, paths_of(case, corpus), text_key=case.text_key)
+    prepare(read, tokenizer_of(case, tmp_path), tmp_path / "data")
     return describe(tmp_path / "data")
 
 

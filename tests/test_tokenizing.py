@@ -11,11 +11,13 @@ from launch import words_file
 from mpitrain.comm.world import NOWHERE, World
 from mpitrain.config import Data
 from mpitrain.data import encoding
-from mpitrain.data.corpus import Document, Position
+from mpitrain.data.corpus import Corpus
 from mpitrain.data.encoding import DocumentPiece
 from mpitrain.data.pace import Pace
+from mpitrain.data.preparation import Reporter, prepare
+from mpitrain.data.source import Document, Position
 from mpitrain.data.tokenizer import load_tokenizer
-from mpitrain.data.tokens import describe, prepare
+from mpitrain.data.tokens import describe
 from mpitrain.errors import DataError, StoppedEarly
 from mpitrain.training import tokenizing
 from mpitrain.training.tokenizing import OneTokenizer
@@ -34,7 +36,7 @@ def given(world, tmp_path, monkeypatch):
         words_file(folder / "t.json", VOCABULARY)
         texts = [" ".join([*VOCABULARY][: number % 6] * (number % 7)) for number in range(LINES)]
         (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        prepare("jsonl", folder / "a.jsonl", load_tokenizer(folder / "t.json"), folder / "alone")
+        prepare(Corpus("jsonl", folder / "a.jsonl"), load_tokenizer(folder / "t.json"), folder / "alone")
     world.Barrier()
     return folder
 
@@ -53,7 +55,8 @@ def tokenize(world, folder, target, each=lambda what: None, text="a.jsonl"):
         return found
 
     def action():
-        prepare("jsonl", folder / text, tokenizer.whole, folder / target, each=each, encoder_of=encoder)
+        corpus = Corpus("jsonl", folder / text)
+        prepare(corpus, tokenizer.whole, folder / target, report=Reporter(each), encoder_of=encoder)
 
     ranks.on_first_rank("tokenizing", action, tokenizer.help)
     return shares
@@ -89,7 +92,12 @@ def test_ranks_go_on_where_one_rank_or_all_have_stopped(world, given):
     if world.rank == 0:
         tokenizer = load_tokenizer(given / "t.json")
         with pytest.raises(StoppedEarly):
-            prepare("jsonl", given / "a.jsonl", tokenizer, given / "stopped", each=stops_after(100))
+            prepare(
+                Corpus("jsonl", given / "a.jsonl"),
+                tokenizer,
+                given / "stopped",
+                report=Reporter(stops_after(100)),
+            )
     world.Barrier()
     with pytest.raises(StoppedEarly):
         tokenize(world, given, "stopped", stops_after(100))

@@ -3,6 +3,18 @@
 One rank prepares the tokens once; every rank maps the same file and computes by itself which
 sequences it trains on.
 
-order, permutation      which windows a step trains on; the permutation of an epoch
-token_rows, split       windows of the tokens; training and validation text
+source, sources/         what a data source is; one file each: text, jsonl, python_stdlib
+corpus, corpus_files     documents of a corpus; which files it has, and which are left out
+file_kinds               what a file is that is no text
+tokenizer, tokenizer_file, special_tokens, rows
+                         bytes, or a tokenizer.json; its special tokens; rows of an embedding
+cutting, encoding        tokenization: a long document in pieces, a share of the pieces for each rank
+preparation, draft       tokens.bin, written once; what is kept when a run leaves before it is complete
+tokens, origin           tokens.bin, ends.bin, tokens.json; what they were made from
+shared_tokens            data.tokens: tokenized corpora that runs share
+split, copies            training and validation text; copies of held-out documents
+order, permutation       which windows a step trains on: the shuffled order of an epoch
+token_rows, documents    rows of a batch; which document each position is in, and which targets count
+pace, panics, memory_left
+                         progress of tokenization, errors of the tokenizers library, memory there is
 """

@@ -2,14 +2,13 @@
 
 What is left out of it, and everything that can be wrong with files.
 
-A folder is read with all that is in it, linked folders too: of JSON lines the files with a suffix
-of theirs, of text every file. A file that is named, or matched by a pattern, is read whatever its
-suffix. Of files with the same content the first one is read.
+A folder is read with all that is in it, linked folders too: the files with a suffix of the source. A
+file that is named, or matched by a pattern, is read whatever its suffix. Of files with the same
+content the first one is read.
 """
 
 import glob
 import os
-import sysconfig
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,15 +16,10 @@ from typing import NamedTuple
 
 import xxhash
 
+from mpitrain.data.source import SOURCES, File, Source
 from mpitrain.errors import DataError
 from mpitrain.inputs import PIECE, is_there, listed, open_file, require_file, shown
 
-# of a file: a document is in memory at once
-MOST_BYTES = {"python-stdlib": 1 << 30, "text": 1 << 32, "jsonl": 1 << 50}
-
-# of files in a folder, in any case
-SUFFIXES = {"python-stdlib": (".py",), "text": ("",), "jsonl": (".jsonl", ".ndjson", ".jsonlines")}
-SOURCES = tuple(SUFFIXES)
 OTHER_SUFFIXES = {  # what files in a folder of JSON lines are instead
     ".json": "JSON that is no lines of JSON",
     ".gz": "gzip",
@@ -36,6 +30,7 @@ OTHER_SUFFIXES = {  # what files in a folder of JSON lines are instead
     ".parquet": "Parquet",
     ".arrow": "Arrow",
 }
+MOST_COMPARED_BYTES = 1 << 50
 HIDDEN = "hidden"
 SUFFIX = "of another suffix"
 EMPTY = "empty"
@@ -43,28 +38,7 @@ NO_FILE = "no files"
 AGAIN = "the same as a file before"
 IN_VALIDATION = "in data.val_path, too"
 
-# Tests hold odd encodings on purpose; installed packages and customisation differ from machine to
-# machine.
-STDLIB_WITHOUT = {
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "test",
-    "tests",
-    "idle_test",
-    "sitecustomize.py",
-    "usercustomize.py",
-}
-
 Paths = str | Path | Sequence[str] | None
-
-
-class File(NamedTuple):
-    """name: within the corpus, for messages.  chosen: it was named itself, and not found in a folder."""
-
-    name: str
-    path: Path
-    chosen: bool = False
 
 
 class Listing(NamedTuple):
@@ -74,17 +48,18 @@ class Listing(NamedTuple):
     left_out: dict[str, list[str]]
 
 
-def check_source(source: str, path: Paths, key: str = "data.path") -> None:
+def check_source(named: str, path: Paths, key: str = "data.path") -> None:
     """Raise DataError unless the corpus exists, may be read and is not empty.
 
-    Opens no file and writes nothing.
+    named: data.source. Opens no file and writes nothing.
     """
+    source = SOURCES.find(named)
     problems = []
     size = 0
     for file in list_files(source, path, key).files:
         try:
             size += _stat(file.path).st_size
-            require_file(file.path, MOST_BYTES[source])
+            require_file(file.path, source.most_bytes)
             if not os.access(file.path, os.R_OK):
                 problems.append(f"{shown(file.path)} cannot be read: permission denied")
         except OSError as error:
@@ -97,7 +72,7 @@ def check_source(source: str, path: Paths, key: str = "data.path") -> None:
         raise no_text(source, path, key=key)
 
 
-def list_files(source: str, path: Paths, key: str = "data.path") -> Listing:
+def list_files(source: Source, path: Paths, key: str = "data.path") -> Listing:
     """Return every file of the corpus, those of each folder sorted by name.
 
     Hidden files and folders are left out.
@@ -116,15 +91,13 @@ def list_files(source: str, path: Paths, key: str = "data.path") -> Listing:
     return Listing(files, left_out)
 
 
-def _in_folder(source: str, root: Path, left_out: dict[str, list[str]]) -> list[tuple[str, Path]]:
+def _in_folder(source: Source, root: Path, left_out: dict[str, list[str]]) -> list[tuple[str, Path]]:
     """Return name and path of the files below a folder, sorted; note what else is there."""
-    is_stdlib = source == "python-stdlib"
-    is_left_out = _is_no_stdlib_source if is_stdlib else _is_hidden
     found = []
     try:
-        for file, reason in _walk(root, is_left_out, links=not is_stdlib):
+        for file, reason in _walk(root, source.leaves_out, links=source.bundled is None):
             name = file.relative_to(root).as_posix()
-            if not reason and not name.lower().endswith(SUFFIXES[source]):
+            if not reason and not name.lower().endswith(source.suffixes):
                 reason = OTHER_SUFFIXES.get(file.suffix.lower(), SUFFIX)
             if reason:
                 left_out[reason].append(name)
@@ -132,12 +105,23 @@ def _in_folder(source: str, root: Path, left_out: dict[str, list[str]]) -> list[
                 found.append((name, file))
     except RecursionError:  # os.walk, before Python 3.12
         raise unreadable(root, "folders within folders, too deep") from None
-    if is_stdlib:
+    if source.bundled:
         left_out.clear()  # nobody has put anything there to be read
     return sorted(found)
 
 
-def unique(source: str, listing: Listing, each: Callable[[str], object] = lambda what: None) -> Listing:
+def list_unique(
+    source: Source, path: Paths, key: str = "data.path", each: Callable[[str], object] = lambda what: None
+) -> Listing:
+    """Return the files of the corpus, as list_files() and unique() do.
+
+    each: called while they are compared. Of a bundled corpus nobody has made copies.
+    """
+    listing = list_files(source, path, key)
+    return listing if source.bundled else unique(listing, each)
+
+
+def unique(listing: Listing, each: Callable[[str], object] = lambda what: None) -> Listing:
     """Leave out empty files, and those with the content of another: a link or a copy.
 
     Files of equal size are read for it.
@@ -145,8 +129,6 @@ def unique(source: str, listing: Listing, each: Callable[[str], object] = lambda
     A text that is read twice counts twice, and its part that is held out lies in the training text
     as well.
     """
-    if source == "python-stdlib":
-        return listing
     left_out = defaultdict(list, listing.left_out)
     stats = [_stat(file.path) for file in listing.files]
     sizes = defaultdict(int)
@@ -175,7 +157,7 @@ def with_validation(training: Listing, validation: Listing) -> Listing:
     these, or copies of one.
     """
     of_validation = {file.path for file in validation.files}
-    both = unique("", Listing([*validation.files, *training.files], {}))
+    both = unique(Listing([*validation.files, *training.files], {}))
     kept = {file.path for file in both.files}
     left_out = defaultdict(list, training.left_out)
     for reason, names in validation.left_out.items():
@@ -192,7 +174,7 @@ def with_validation(training: Listing, validation: Listing) -> Listing:
 def _digest(file: File, each: Callable[[str], object]) -> str:
     digest = xxhash.xxh3_128()
     try:
-        with open(open_file(file.path, MOST_BYTES["jsonl"]), "rb", buffering=0) as opened:
+        with open(open_file(file.path, MOST_COMPARED_BYTES), "rb", buffering=0) as opened:
             while piece := opened.read(PIECE):
                 each(f"comparing the content of {file.name}")
                 digest.update(piece)
@@ -243,16 +225,14 @@ def unreadable(file: str | Path, reason: str) -> DataError:
 
 
 def no_text(
-    source: str, path: Paths, left_out: dict[str, list[str]] | None = None, key: str = "data.path"
+    source: Source, path: Paths, left_out: dict[str, list[str]] | None = None, key: str = "data.path"
 ) -> DataError:
-    if source == "python-stdlib":
-        return DataError(
-            f'{_stdlib()} holds no text: this Python came without its sources; use data.source = "text"'
-        )
-    wanted = "a .jsonl file with text" if source == "jsonl" else "a file with text"
+    if source.bundled:
+        return DataError(f"{source.bundled.root()} holds no text: {source.bundled.if_absent}")
     others = "; ".join(f"{reason}: {listed(names, 4)}" for reason, names in (left_out or {}).items())
     found = f" ({others})" if others else ""
-    return DataError(f'{key} = "{named(path)}" holds no text{found}; put {wanted} there or change {key}')
+    advice = f"put {source.wanted} there or change {key}"
+    return DataError(f'{key} = "{named(path)}" holds no text{found}; {advice}')
 
 
 def named(path: Paths) -> str:
@@ -260,23 +240,17 @@ def named(path: Paths) -> str:
     return shown(path or "") if isinstance(path, (str, Path)) or path is None else listed(path)
 
 
-def _stdlib() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
-
-
-def _roots(source: str, path: Paths, key: str = "data.path") -> list[Path]:
+def _roots(source: Source, path: Paths, key: str = "data.path") -> list[Path]:
     """Return the files and folders that the two settings mean, or say which of them is wrong."""
-    if source not in SOURCES:
-        raise DataError(f'data.source = "{shown(source)}" is unknown; use one of {", ".join(SOURCES)}')
-    if source == "python-stdlib":
+    if source.bundled:
         if path:
             found = f'{key} = "{named(path)}"'
             raise DataError(
-                f'{found} has no use with data.source = "python-stdlib"; use data.source = "text" or "jsonl"'
+                f'{found} has no use with data.source = "{source.name}"; use data.source = "text" or "jsonl"'
             )
-        return [_stdlib()]
+        return [source.bundled.root()]
     if not path:
-        raise DataError(f'data.source = "{source}" needs {key}; set it to a file or a folder')
+        raise DataError(f'data.source = "{source.name}" needs {key}; set it to a file or a folder')
     names = [path] if isinstance(path, (str, Path)) else path
     roots = [root for name in names for root in _matches(name, key)]
     for root in roots:
@@ -331,18 +305,6 @@ def _identity(folder: Path) -> tuple[int, int]:
     except OSError as error:
         raise unreadable(folder, error.strerror) from error
     return found.st_dev, found.st_ino
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".")
-
-
-def _is_no_stdlib_source(name: str) -> bool:
-    """True for what not every installation of this Python has.
-
-    _sysconfigdata and config-* are written for one machine.
-    """
-    return name in STDLIB_WITHOUT or name.startswith((".", "_sysconfigdata", "config-"))
 
 
 def _stat(file: Path) -> os.stat_result:

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from mpitrain.data.corpus import BEGIN, Position
 from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, Origin, ReadCounts
+from mpitrain.data.source import BEGIN, Position
 from mpitrain.inputs import decoded, open_regular, read_regular, remove, replacing
 
 DRAFT = "tokens.bin.tmp"

@@ -9,15 +9,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mpitrain.data.corpus import Document
 from mpitrain.data.cutting import MEMORY_PER_BYTE, PIECE_BYTES
 from mpitrain.data.memory_left import available_bytes
-from mpitrain.data.tokenizer import Tokenizer
+from mpitrain.data.source import Document
+from mpitrain.data.tokenizer import Tokenizer, dtype_for
 from mpitrain.errors import DataError
 from mpitrain.inputs import shown
 
 SHARE_BYTES = PIECE_BYTES
-# what a document takes of a share besides its text: there may be millions of empty ones
+# what a document takes of a share besides its text
 DOCUMENT_BYTES = 128
 
 Texts = Sequence[bytes]
@@ -44,11 +44,19 @@ class LocalEncoder:
 
 
 class DocumentPiece(NamedTuple):
-    """A part of a document. is_last: the document ends with it."""
+    """A part of a document. is_last: the document ends with it.
+
+    text: empty of a document that has ids.
+    """
 
     document: Document
     text: bytes
     is_last: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Return what it takes of a share. There may be millions of empty documents."""
+        return (len(self.text) if self.document.ids is None else self.document.num_bytes) + DOCUMENT_BYTES
 
 
 def encode_share(tokenizer: Tokenizer, share: Texts) -> list[np.ndarray]:
@@ -62,7 +70,11 @@ def encoded(
     encoder: Encoder,
     each: Callable[[DocumentPiece], object] = lambda piece: None,
 ) -> Iterator[tuple[Document, np.ndarray]]:
-    """Yield each document with its ids, in their order. each: called with each piece that is encoded."""
+    """Yield each document with its ids, in their order.
+
+    each: called with each piece that is encoded.
+    Raises DataError for ids of a source that can't be the tokenizer's.
+    """
     parts = list[np.ndarray]()
     for shares in _rounds(_pieces(documents, tokenizer), encoder.num_shares):
         found = encoder([[piece.text for piece in share if piece.text] for share in shares])
@@ -72,11 +84,29 @@ def encoded(
                 parts.append(next(ids))
             each(piece)
             if piece.is_last:
-                yield (
-                    piece.document,
-                    parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0, np.uint8)]),
-                )
+                yield piece.document, _ids_of(piece.document, parts, tokenizer)
                 parts = []
+
+
+def _ids_of(document: Document, parts: list[np.ndarray], tokenizer: Tokenizer) -> np.ndarray:
+    """Return the ids of a document: its own, or those of the pieces of its text."""
+    if document.ids is not None:
+        return _given_ids(document.name, np.asarray(document.ids), tokenizer)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0, np.uint8)])
+
+
+def _given_ids(name: str, ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Return ids of a source as the tokenizer would have made them."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        found = f"ids of type {ids.dtype} and {ids.ndim} dimensions"
+        raise DataError(f"data.path: {shown(name)} has {found}, needed integers in a row; mend the source")
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < tokenizer.vocab:
+        wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise DataError(
+            f"data.path: {shown(name)} has token {wrong}, the tokenizer has {tokenizer.vocab}; give the one "
+            "that made these tokens (data.tokenizer)"
+        )
+    return ids.astype(dtype_for(tokenizer.vocab))
 
 
 def _pieces(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[DocumentPiece]:
@@ -109,14 +139,13 @@ def _rounds(pieces: Iterable[DocumentPiece], num_shares: int) -> Iterator[list[l
     shares = [list[DocumentPiece]()]
     size = 0
     for piece in pieces:
-        num_bytes = len(piece.text) + DOCUMENT_BYTES
-        if shares[-1] and size + num_bytes > SHARE_BYTES:
+        if shares[-1] and size + piece.num_bytes > SHARE_BYTES:
             if len(shares) == num_shares:
                 yield shares
                 shares = []
             shares.append([])
             size = 0
         shares[-1].append(piece)
-        size += num_bytes
+        size += piece.num_bytes
     if shares[-1]:
         yield shares

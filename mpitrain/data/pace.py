@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import accumulate
 
-from mpitrain.data.corpus import Position
 from mpitrain.data.encoding import DocumentPiece
+from mpitrain.data.source import Position
 
 SAY_S = 5.0
 

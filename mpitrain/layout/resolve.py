@@ -23,6 +23,7 @@ from mpitrain.config import (
     Precision,
     Run,
 )
+from mpitrain.data.source import SOURCES
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.layout.attention import resolve_attention, with_heads
@@ -68,6 +69,7 @@ def resolve(
     if config.comm.node_ranks:
         node_ranks = config.comm.node_ranks
         num_nodes = -(-num_ranks // node_ranks)
+    SOURCES.find(config.data.source)  # or raise ConfigError
     preset = _preset(config.model)
     model = _model(config.model, preset, vocab, needed or vocab)
     family = family_of(model)

@@ -24,8 +24,11 @@ from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.world import World, connect
 from mpitrain.config import Config, as_override
 from mpitrain.data.copies import copies_of
-from mpitrain.data.corpus import check_source
+from mpitrain.data.corpus import Corpus
+from mpitrain.data.corpus_files import check_source
 from mpitrain.data.order import Sampler
+from mpitrain.data.preparation import Reporter, prepare
+from mpitrain.data.source import SOURCES
 from mpitrain.data.split import Split, apart, split, tail, without
 from mpitrain.data.token_rows import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
@@ -37,7 +40,6 @@ from mpitrain.data.tokens import (
     num_prepared,
     open_ends,
     open_tokens,
-    prepare,
 )
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly
 from mpitrain.inputs import is_there, kind_of, shown
@@ -370,30 +372,31 @@ class _Opening:
             self._samplers(tokens, ends, description.tally.training)
 
         data = self.config.data
-        if self.gone and not keep_trained(
-            self.rundir.data, data.source, self.vocabulary, newest.data, self._still
-        ):
+        if self.gone and not self._keeps_trained(newest):
             raise self.gone
         if self.gone:
             where = f"going on with the tokens in {shown(self.rundir.data)}, which the run has trained on"
             self.notes.append(f"{self.gone.args[0].partition(';')[0]}; {where}")
             return
-        given = newest.data, data.text_key, data.val_path
         try:
-            ways = dict(encoder_of=self.tokenizer.encoder, say=self.report.say, shared=data.tokens)
             prepare(
-                data.source,
-                data.path,
+                Corpus(data.source, data.path, data.val_path, data.text_key),
                 self.tokenizer.whole,
                 self.rundir.data,
-                accept,
-                self._still,
-                *given,
-                **ways,
+                report=Reporter(self._still, self.report.say),
+                accept=accept,
+                trained=newest.data,
+                encoder_of=self.tokenizer.encoder,
+                shared=data.tokens,
             )
         except StoppedEarly as early:
             count = num_prepared(self.rundir.data)
             raise StoppedEarly(early.where, early.why, f"{count:,} tokens are prepared and kept") from early
+
+    def _keeps_trained(self, newest: Newest) -> bool:
+        named = self.config.data.source
+        source = SOURCES.find(named).identity(named)
+        return keep_trained(self.rundir.data, source, self.vocabulary, newest.data, self._still)
 
     def _with_another_tokenizer(self) -> str:
         """Say so if the tokens that are there were made with another one."""

@@ -1,0 +1,307 @@
+"""Prepare the tokens of a corpus: read its documents, tokenize them, write tokens.bin and ends.bin.
+
+what there is                      what happens
+tokens of this very corpus         they are taken, once their digests are verified
+those that the run trained on,     they are taken: a purge of scratch space removes files
+and files of the corpus are gone
+those of data.tokens               they are linked into the run directory
+a draft of a killed process        it goes on, with the same bytes in the end
+none of these                      all documents are tokenized
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from mpitrain.data.corpus import Corpus, all_documents
+from mpitrain.data.corpus_files import (
+    Listing,
+    fingerprint,
+    list_unique,
+    named,
+    newest_of,
+    sizes_of,
+    with_validation,
+)
+from mpitrain.data.draft import DRAFT, DRAFT_ENDS, PART, Draft
+from mpitrain.data.encoding import Encoder, LocalEncoder, encoded
+from mpitrain.data.origin import FORM, OWN, Origin, ReadCounts
+from mpitrain.data.pace import Pace
+from mpitrain.data.shared_tokens import SharedFolder, link_or_copy, of_content
+from mpitrain.data.source import SOURCES, Document, Position, Source
+from mpitrain.data.tokenizer import Tokenizer, dtype_for
+from mpitrain.data.tokens import (
+    DESCRIPTION,
+    ENDS,
+    TOKENS,
+    Description,
+    describe,
+    is_whole,
+    open_ends,
+    open_tokens,
+    require_own,
+)
+from mpitrain.errors import DataError, InputError, StoppedEarly
+from mpitrain.inputs import remove, rename, replacing, shown
+
+# until they have their names
+LINKED = "tokens.bin.shared"
+LINKED_ENDS = "ends.bin.shared"
+
+Accept = Callable[[Description, np.ndarray, np.ndarray], object]
+EncoderOf = Callable[[Tokenizer, int], Encoder]
+
+
+class Reporter(NamedTuple):
+    """Who is told how far the work is.
+
+    doing: called with what comes next; if it raises StoppedEarly, what is prepared is kept.
+    line: prints a line.
+    """
+
+    doing: Callable[[str], object] = lambda what: None
+    line: Callable[[str], object] = lambda line: None
+
+
+QUIET = Reporter()
+
+
+def prepare(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    *,
+    report: Reporter = QUIET,
+    accept: Accept = lambda description, tokens, ends: None,
+    trained: str = "",
+    encoder_of: EncoderOf = lambda tokenizer, num_bytes: LocalEncoder(tokenizer),
+    shared: str | Path = "",
+) -> None:
+    """Write the tokens of a corpus into `folder`, unless the very same ones are there already.
+
+    For one rank only. Files get their names when they are synced.
+    accept: raises what keeps these tokens from being used, before any others are replaced.
+    trained: Description.content of what the run has trained on, which it keeps.
+    encoder_of: what encodes so many bytes.
+    shared: data.tokens, "" for none.
+    """
+    folder = Path(folder)
+    require_own(folder)
+    work = _work(corpus, tokenizer, encoder_of, report)
+    if _is_prepared(folder, work.origin, trained, report) or _are_purged(folder, work, trained):
+        accept(describe(folder), open_tokens(folder), open_ends(folder))
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        place = SharedFolder(shared, work.origin, work.listing, report.doing) if shared else None
+        if place and _is_taken(place, folder, work, accept):
+            return
+        description = _prepared(folder, work, accept)
+        _finish(folder, description, DRAFT, DRAFT_ENDS)
+        if place and (trouble := place.publish(folder, (TOKENS, ENDS, DESCRIPTION))):
+            report.line(trouble)
+    except OSError as error:
+        raise DataError(
+            f"{folder}: tokens cannot be written: {error.strerror}; change run.dir or free some space"
+        ) from error
+
+
+class _Work(NamedTuple):
+    """What is to be prepared. texts: the documents from a position on.
+
+    first_of_validation: the first file of data.val_path; None: there is no such path.
+    """
+
+    origin: Origin
+    listing: Listing
+    texts: Callable[[Position], Iterator[Document]]
+    first_of_validation: int | None
+    tokenizer: Tokenizer
+    encoder_of: EncoderOf
+    report: Reporter
+
+
+def _work(corpus: Corpus, tokenizer: Tokenizer, encoder_of: EncoderOf, report: Reporter) -> _Work:
+    """List the files of a corpus."""
+    source = SOURCES.find(corpus.source)
+    listing = list_unique(source, corpus.path, each=report.doing)
+    num_validation = 0
+    if corpus.val_path:
+        validation = list_unique(source, corpus.val_path, "data.val_path", report.doing)
+        listing = with_validation(listing, validation)
+        num_validation = len(validation.files)
+    origin = _origin(source, corpus, listing, tokenizer, num_validation)
+    first = len(listing.files) - num_validation if num_validation else None
+    texts = partial(all_documents, source, corpus, listing)
+    return _Work(origin, listing, texts, first, tokenizer, encoder_of, report)
+
+
+def _origin(
+    source: Source, corpus: Corpus, listing: Listing, tokenizer: Tokenizer, num_validation: int
+) -> Origin:
+    return Origin(
+        source=source.identity(corpus.source),
+        path=named(corpus.path),
+        files=fingerprint(listing),
+        tokenizer=tokenizer.identity,
+        vocab=tokenizer.vocab,
+        form=FORM,
+        end_of_text=tokenizer.end_of_text,
+        text_key=corpus.text_key if source.keyed else "",
+        begin_of_text=tokenizer.begin_of_text,
+        validation_files=num_validation,
+    )
+
+
+def _finish(folder: Path, description: Description, tokens: str, ends: str) -> None:
+    """Give complete tokens and ends their names, and describe them. Raises OSError."""
+    remove(folder / DESCRIPTION, OWN)  # an old description never stands beside new tokens
+    rename(folder / tokens, TOKENS, OWN)
+    rename(folder / ends, ENDS, OWN)
+    with replacing(folder / DESCRIPTION, OWN) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n")
+    for name in (PART, DRAFT, DRAFT_ENDS):
+        remove(folder / name, OWN)
+
+
+def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) -> bool:
+    """Take the tokens that another run has published, if they are whole; return whether they are."""
+    if not place.is_there(DESCRIPTION):
+        return False
+    try:
+        found = describe(place.path)
+        tokens = open_tokens(place.path)
+        ends = open_ends(place.path)
+        same = of_content(found.origin) == of_content(work.origin)
+        whole = same and is_whole(place.path, found, work.report.doing)
+    except DataError:
+        whole = False
+    if not whole:
+        damaged = f"data.tokens: what is in {shown(place.path)} is damaged or not complete"
+        work.report.line(f"{damaged}; it is made anew")
+        return False
+    description = msgspec.structs.replace(found, origin=work.origin)
+    accept(description, tokens, ends)
+    link_or_copy(place.path / TOKENS, folder / LINKED)
+    link_or_copy(place.path / ENDS, folder / LINKED_ENDS)
+    _finish(folder, description, LINKED, LINKED_ENDS)
+    work.report.line(f"data.tokens: {shown(place.path)} has the tokens of this text and tokenizer")
+    return True
+
+
+def _is_prepared(folder: Path, origin: Origin, trained: str, report: Reporter) -> bool:
+    """Return whether the tokens are those of the corpus.
+
+    Raises DataError if the digest is right, but some aren't the tokenizer's.
+
+    Those of form 1 are, if the run has trained on them: a corpus is read differently since.
+    """
+    try:
+        found = describe(folder)
+        open_tokens(folder)
+        open_ends(folder)
+    except DataError:
+        return False  # absent, damaged or cut short: made anew
+    older = found.origin.form == 1 and found.content == trained
+    return (older or found.origin.gives_the_same_as(origin)) and is_whole(folder, found, report.doing)
+
+
+def _are_purged(folder: Path, work: _Work, trained: str) -> bool:
+    """Return whether files of the corpus were removed since, no other changed, and its tokens are there.
+
+    A purge of scratch space takes what was not read for some weeks: a run that has its tokens needs
+    no text.
+    """
+    try:
+        found = describe(folder)
+        since = (folder / DESCRIPTION).stat().st_mtime_ns
+    except (DataError, OSError):
+        return False
+    lacking = found.tally.files - len(work.listing.files)
+    fewer = bool(trained) and found.content == trained and lacking > 0 and newest_of(work.listing) < since
+    if not fewer or not is_whole(folder, found, work.report.doing):
+        return False
+    many = f"{lacking:,} of {found.tally.files:,} files are gone"
+    kept = f"going on with the tokens in {shown(folder)}, which the run has trained on"
+    work.report.line(f"data.path: {many}; {kept}")
+    return True
+
+
+def _with_listing(tally: ReadCounts, listing: Listing) -> ReadCounts:
+    """Add what was read and left out of whole files."""
+    for reason, names in listing.left_out.items():
+        tally = tally.without(reason, names)
+    return msgspec.structs.replace(tally, files=len(listing.files))
+
+
+def _prepared(folder: Path, work: _Work, accept: Accept) -> Description:
+    """Write all tokens into the draft, and return their description.
+
+    Raises what `accept` and the reporter do, and OSError.
+    """
+    dtype = dtype_for(work.tokenizer.vocab)
+    draft = Draft(folder, work.origin, dtype, work.report.doing)
+    try:
+        _encode(work, draft)
+        tokens, ends = draft.complete()
+        made = draft.count, dtype.str, *draft.digests, draft.tally
+        description = Description(work.origin, *made, copies_apart=True)
+        accept(description, tokens, ends)
+        draft.close()
+    except StoppedEarly:
+        draft.keep()
+        draft.stop()
+        raise
+    except InputError:  # with another text or tokenizer nothing of it is of use
+        draft.stop()
+        draft.drop()
+        raise
+    except BaseException:
+        draft.stop()
+        raise
+    return msgspec.structs.replace(description, tally=_with_listing(description.tally, work.listing))
+
+
+def _encode(work: _Work, draft: Draft) -> None:
+    """Append the ids of each document to the draft, an end-of-text token between two documents."""
+    tokenizer = work.tokenizer
+    each = work.report.doing
+    sizes = sizes_of(work.listing)
+    between, before = (
+        np.array([] if token is None else [token], dtype_for(tokenizer.vocab))
+        for token in (tokenizer.end_of_text, tokenizer.begin_of_text)
+    )
+    encoder = work.encoder_of(tokenizer, sum(sizes))
+    how = f"on {encoder.num_shares} rank{'s' * (encoder.num_shares > 1)}"
+    pace = Pace(work.report.line, sizes, draft.after, how)
+    for document, ids in encoded(_read(work.texts(draft.after), each), tokenizer, encoder, pace.encoded):
+        is_first = work.first_of_validation is not None and document.file >= work.first_of_validation
+        if is_first and draft.tally.training is None:
+            draft.tally = msgspec.structs.replace(draft.tally, training=draft.tally.documents)
+        if document.left_out:
+            draft.tally = draft.tally.without(document.left_out, [document.name])
+        if document.num_bytes:
+            each(f"preparing the tokens of {document.name}")
+        if ids.size:
+            with_begin = np.concatenate([before, ids]) if before.size else ids
+            tally = draft.tally.with_document(document.num_bytes, _num_unknown(ids, tokenizer.unknown))
+            draft.add(between, with_begin, document.after, tally)
+    if draft.count == 0:
+        raise DataError(
+            "data.tokenizer gives no tokens for the text of data.path; it knows none of the characters: use "
+            "another one"
+        )
+
+
+def _read(documents: Iterator[Document], each: Callable[[str], object]) -> Iterator[Document]:
+    for document in documents:
+        each(f"reading {document.name}")
+        yield document
+
+
+def _num_unknown(ids: np.ndarray, unknown: int | None) -> int:
+    return 0 if unknown is None else int((ids == unknown).sum())
