@@ -86,6 +86,10 @@ def test_a_run_goes_on_in_the_order_it_has_begun_with(sorted_run, settings):
     trained = [line[:3] for line in numbers(sorted_run)]
     assert trained == [pytest.approx(line[:3], rel=1e-4) for line in numbers(SORTED)]
     assert order_in(sorted_run, 20) == "sorted"
+    for step in (10, 20):  # without a note of it, and with one
+        path = sorted_run / "checkpoints" / f"step-{step:08d}"
+        done = mpirun(0, MPITRAIN, "ckpt", "inspect", str(path))
+        assert ", order sorted" in done.output, tail(done.output)
 
 
 def test_a_new_run_has_the_losses_of_before_if_it_asks_for_their_order(sorted_run):
@@ -97,6 +101,14 @@ def test_a_new_run_has_the_losses_of_before_if_it_asks_for_their_order(sorted_ru
     new = numbers(sorted_run.with_name("new"))
     assert new[0] == before[0] and new[1] != before[1]
     assert order_in(sorted_run.with_name("new"), 20) == "feistel"
+
+
+def test_a_run_without_a_checkpoint_begins_anew_in_the_new_order(sorted_run):
+    """None of its steps is kept, nor are their lines."""
+    shutil.rmtree(sorted_run / "checkpoints")
+    done = run(sorted_run / "config.toml", sorted_run)
+    assert done.returncode == 0 and "in the order feistel" in done.output, tail(done.output)
+    assert len(numbers(sorted_run)) == 21 and order_in(sorted_run, 20) == "feistel"
 
 
 def test_a_run_never_changes_its_order(sorted_run):

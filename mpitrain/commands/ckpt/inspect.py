@@ -14,6 +14,7 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.verify import check_sizes
 from mpitrain.commands.ckpt.steps import Steps, steps_at
 from mpitrain.data.corpus_files import named
+from mpitrain.data.permutation import SORTED
 from mpitrain.errors import DONE, FAILED, CheckpointError
 from mpitrain.inputs import as_argument, listed, shown
 from mpitrain.layout.formatting import aligned
@@ -131,7 +132,8 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
         yield f"  model         {', '.join(model)}"
     if "data.source" in settings:
         data = f"{shown(settings['data.source'])} {named(settings.get('data.path', ''))}"
-        yield f"  data          {data}, digest {shown(meta['data'])}"
+        order = shown(meta.get("order") or SORTED)
+        yield f"  data          {data}, digest {shown(meta['data'])}, order {order}"
     position = f", {meta['sequences']:,} sequences" if "sequences" in meta else ""
     counts = f"{meta['tokens']:,} tokens; {meta['updates']:,} updates, {meta['skipped']:,} skipped"
     yield f"  trained       {meta['step']:,} steps{position}, {counts}"
