@@ -20,20 +20,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 MEASURED = """2026-11-25, AMD EPYC with AVX-512, two cores that others used, torch 2.13.0, MPICH 5.0.2,
-3 steps (mixtral: 5), MB of rank 0:
+3 steps, MB of rank 0:
 
                              ranks  predicted   measured  ratio     bare
-    quickstart                   1       42.4       60.2   1.42    177.3
-    large, 1 microbatch          1     1581.7     1905.5   1.20    176.9
-    large, 16 microbatches       1     1208.2     1262.6   1.05    176.9
-    mixtral                      1      473.7      541.9   1.14    176.9
-    mixtral ep=4                 4      263.8      319.4   1.21    181.5
-    mixtral etp=4                4      142.6      203.0   1.42    181.5
+    quickstart                       1       51.4       57.4   1.12    178.7
+    large, 1 microbatch              1     1590.7     1734.2   1.09    177.9
+    large, 16 microbatches           1     1217.2     1265.8   1.04    177.9
+    large, full recomputation        1     1177.1     1244.6   1.06    177.9
+    large, bf16                      1     1456.7     1578.1   1.08    177.9
+    dp=2 zero=1                      2      298.0      329.5   1.11    180.6
+    dp=2 zero=3                      2      272.6      301.1   1.10    180.6
+    dp=4 zero=2                      4      209.4      230.5   1.10    180.9
+    dp=8 zero=3 bf16                 8      111.8      138.7   1.24    181.0
+    pp=2 gpipe                       2      413.2      457.5   1.11    180.6
+    pp=4 v-half                      4      147.0      181.9   1.24    180.9
+    tp=2                             2      321.6      400.6   1.25    180.6
+    cp=2                             2      356.1      393.4   1.10    180.7
+    mixtral                          1      482.7      507.3   1.05    177.9
+    mixtral ep=4                     4      272.8      275.6   1.01    180.9
+    mixtral etp=4                    4      151.6      175.1   1.15    181.0
 
-No row counts holes of the heap. Most of them are torch's: it begins tensors of 2 MB and more at a huge
-page, so that the allocator leaves up to 2 MB before each. THP_MEM_ALLOC_ENABLE=0 ends that: the second
-row is 1.10 then (1,917 MB with, 1,734 without), for 1.07 times the processor time a step (three pairs of
-runs of 8 blocks of width 384, 0.98 to 1.19). With MALLOC_MMAP_THRESHOLD_=131072 it is 1.01.
+20 steps: mixtral 509.9 (1.06), ep=4 303.7 (1.11), etp=4 183.0 (1.21).
+
+No row counts holes of the heap. Where torch begins tensors of 2 MB and more at huge pages
+(THP_MEM_ALLOC_ENABLE=1), malloc leaves up to 2 MB before each: "large, 1 microbatch" is 1.22 then. It
+bought no speed: processor time of a step without, of that with it, median of four pairs each: 8 blocks of
+width 384 1.02, 12 of width 512 1.04, 6 of width 768 0.91 (single pairs 0.88 to 1.33).
 """
 BIN = Path(sys.executable).parent
 SMALL = (

@@ -19,7 +19,6 @@ from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault
 from mpitrain.inputs import printable, shown
 
 LIBRARIES = {  # what they read from the environment when they load
-    "THP_MEM_ALLOC_ENABLE": "1",  # torch takes huge pages: steps on a CPU are a little faster
     # one document at a time: threads would have nothing to do, and forks are warned of
     "TOKENIZERS_PARALLELISM": "false",
     # Open MPI's wheel reports an error for each window of shared memory, which that component

@@ -14,7 +14,7 @@ from mpitrain import config as settings
 from mpitrain.cluster.resident import peak_resident, resident
 from mpitrain.commands.inspect import show_memory
 from mpitrain.layout.memory import predict
-from mpitrain.layout.memory_table import LIBRARY, compare, fit_line, parameter_line
+from mpitrain.layout.memory_table import FIRST_USES, LIBRARY, compare, fit_line, parameter_line
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 
@@ -39,6 +39,7 @@ def test_every_part_of_a_process_has_a_row():
         "working",
         "messages",
         "library",
+        "first uses",
     ):
         assert f"\n  {row}" in text, row
     assert (
@@ -75,7 +76,7 @@ def test_what_does_not_fit_says_by_how_much_and_the_cheapest_change_that_does():
     plan = planned("model.preset=smollm2-135m", "parallel.dp=2", "parallel.zero=0", ranks=2)
     usages = predict(plan)
     others = {"parallel.zero = 1": predict(plan)[0].on_device - 400_000_000, "parallel.zero = 2": 10}
-    needed = 2 * (sum(usages[0]) + LIBRARY)
+    needed = 2 * (sum(usages[0]) + LIBRARY + FIRST_USES)
     assert f"fit, with {1.0:,.2f} MB to spare" in fit_line(plan, usages, [0], others, needed + 1_000_000)
     assert "the cheapest change that fits: parallel.zero = 1" in fit_line(
         plan, usages, [0], others, needed - 700_000_000

@@ -15,7 +15,8 @@ from mpitrain.layout.plan import Plan
 
 # bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
 # mapped from files
-LIBRARY = 172_000_000
+LIBRARY = 180_000_000
+FIRST_USES = 9_000_000  # what those make with the first step, and HDF5 with the first save
 MEANING = {
     "weights": "with 16-bit types their fp32 masters, too",
     "gathered": "lent: whole weights of ZeRO-3, one block and one ahead",
@@ -27,13 +28,14 @@ MEANING = {
     "host": "offloaded",
     COPY: "in host memory",
     "library": "Python, torch, MPI, data",
+    "first uses": "by torch, MPI and HDF5, of what they keep",
 }
 
 
 def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int]) -> str:
     """Draw what a rank of each pipeline rank holds, a column each, and together with what any process has."""
-    names = *PARTS, COPY, "library"
-    columns = [(*usage, copy, LIBRARY) for usage, copy in zip(usages, copies, strict=True)]
+    names = *PARTS, COPY, "library", "first uses"
+    columns = [(*usage, copy, LIBRARY, FIRST_USES) for usage, copy in zip(usages, copies, strict=True)]
     rows = [("MB of a rank of pp", *map(str, range(len(columns))))]
     for name, numbers in zip(names, zip(*columns)):
         if any(numbers):
@@ -80,7 +82,7 @@ def fit_line(
     """
     found = found or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     ranks = plan.config.comm.node_ranks or plan.axes.grid.size
-    each = [sum(usage) + copy + LIBRARY for usage, copy in zip(usages, copies)]
+    each = [sum(usage) + copy + LIBRARY + FIRST_USES for usage, copy in zip(usages, copies)]
     number = min(ranks, plan.axes.grid.size)
     needed = number * sum(each) // len(each)
     who = f"{number} rank{'s' if number > 1 else ''} on a node like this one, of {_shown(found)} MB"
@@ -102,14 +104,15 @@ def compare(
     """Draw what a rank was to hold, and what it has. copies: to save from, predicted and measured.
 
     bare, most: bytes of the process that no file backs, before it has a model and at most; None:
-    nobody knows. What one block works with is measured in the last alone.
+    nobody knows. What one block works with, and first uses, are measured in the last alone.
     """
-    names = *PARTS, COPY, "library"
-    columns = (*predicted, copies[0], LIBRARY), (*measured, copies[1], bare or 0)
+    names = *PARTS, COPY, "library", "first uses"
+    columns = (*predicted, copies[0], LIBRARY, FIRST_USES), (*measured, copies[1], bare or 0, 0)
     rows = [("memory of rank 0, MB", "predicted", "measured")]
     for name, expected, found in zip(names, *columns):
         if expected or found:
-            rows.append((_meant(name), _shown(expected), _shown(found) if name != "working" else "-"))
+            counted = "-" if name in ("working", "first uses") else _shown(found)
+            rows.append((_meant(name), _shown(expected), counted))
     rows.append(("resident at most", _shown(sum(columns[0])), "-" if most is None else _shown(most)))
     return aligned(rows)
 

@@ -211,8 +211,6 @@ class Trainer:
             return code
         self.report.say(self.ledger.table(self.world))
         self.report.say(self.stragglers.summary())
-        if self.config.experts.count and self.mesh.rank == 0:
-            self.report.say(expert_loads.draw(self.rundir.metrics, self.rundir.loads))
         if code != DONE:
             self.report.say(self.last_words)
             return code
@@ -234,6 +232,8 @@ class Trainer:
                 f"GPU of rank 0, MB at most: {most:,.2f} allocated, with what it works with; {reserved:,.2f} "
                 "reserved by torch"
             )
+        if self.config.experts.count and self.mesh.rank == 0:
+            self.report.say(expert_loads.draw(self.rundir.metrics, self.rundir.loads))
         self._say_how_to_go_on()
         self.report.say(self.checks.describe())
         return DONE
