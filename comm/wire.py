@@ -164,12 +164,8 @@ def sent_messages(
     """
     if size == 1 or operation == "receive" or (transport == "shared" and operation in READING):
         return 0
-    if transport == "collectives" and operation in WITH_ROOT:
-        to_root = int(rank != root)
-        from_root = (size - 1) * (rank == root)
-        return {"gather": to_root, "reduce": size - 1 + to_root}.get(operation, from_root)
-    if transport == "collectives" and (operation in READING or operation == "shift"):
-        return (size - 1) * (2 if operation == "all_reduce" else 1)
+    if transport == "collectives" and operation in (*WITH_ROOT, *READING, "shift"):
+        return _sent_by_mpi(operation, size, is_root=rank == root)
     length = num_bytes // itemsize
     parts = _parts(operation, num_bytes, size, rank, itemsize, root)
     # the first so many
@@ -177,6 +173,14 @@ def sent_messages(
     rounds = rounds_of(length, size, itemsize)
     in_round = [len(range(part // itemsize)[each]) * itemsize for part in parts[:of_sum] for each in rounds]
     return sum(len(pieces(part)) for part in (*in_round, *parts[of_sum:]))
+
+
+def _sent_by_mpi(operation: str, size: int, *, is_root: bool) -> int:
+    """Return how many messages a rank sends at least in one of MPI's collectives."""
+    if operation in WITH_ROOT:
+        to_root = int(not is_root)
+        return {"gather": to_root, "reduce": size - 1 + to_root}.get(operation, (size - 1) * is_root)
+    return (size - 1) * (2 if operation == "all_reduce" else 1)
 
 
 def _sums_in_parts(operation: str, num_bytes: int) -> bool:

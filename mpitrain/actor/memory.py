@@ -16,32 +16,30 @@ def measure(actor: Actor, watch: Watch) -> MemoryUsage:
     """
     buckets = [bucket for stage in actor.stages.values() for bucket in stage.state.buckets]
     weights = [b.weights for b in buckets if b.owned]
-    gradients = [gradient for b in buckets for gradient in b.gradients]
     kept = sum(w.num_bytes for w in weights)
     moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
-    gathered = sum(sharding.weights.num_bytes for sharding in actor.shardings.values())
-    unreduced = sum(sharding.gradients.num_bytes for sharding in actor.shardings.values())
-    messages = sum(axis.num_bytes for axis in actor.mesh.axes.values())
-    recomputed = watch.inside - watch.peak
-    host = sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
+    shardings = actor.shardings.values()
+    host = _activations_on_host(actor)
+    usage = MemoryUsage(
+        weights=kept,
+        gradients=_kept([gradient for b in buckets for gradient in b.gradients]),
+        moments=moments,
+        gathered=sum(sharding.weights.num_bytes for sharding in shardings),
+        unreduced=sum(sharding.gradients.num_bytes for sharding in shardings),
+        activations=watch.peak,
+        recomputed=watch.inside - watch.peak,
+        messages=sum(axis.num_bytes for axis in actor.mesh.axes.values()),
+        host=host,
+    )
     if actor.config.memory.offload in ("optimizer", "all"):
         host += moments + actor.optimizer.num_bytes + sum(w.host_bytes for w in weights)
-        return MemoryUsage(
-            kept, _kept(gradients), 0, gathered, unreduced, watch.peak, recomputed, 0, messages, host
-        )
+        return usage._replace(moments=0, host=host)
     masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)
-    return MemoryUsage(
-        kept + masters,
-        _kept(gradients),
-        moments,
-        gathered,
-        unreduced,
-        watch.peak,
-        recomputed,
-        0,
-        messages,
-        host,
-    )
+    return usage._replace(weights=kept + masters)
+
+
+def _activations_on_host(actor: Actor) -> int:
+    return sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
 
 
 def _kept(gradients: Sequence[Gradient]) -> int:

@@ -405,11 +405,7 @@ class Watchdog:
     def _miss(self, rank: Seen) -> None:
         """Report a rank that is gone, unless it has said why."""
         where = self._where(rank)
-        if (
-            where.state in (ABSENT, LEFT)
-            or rank.number in self.gave_up
-            or (self.in_order and where.phase == "end")
-        ):
+        if self._has_said_why(rank, where):
             return
         if self.launcher.is_gone(LAUNCHER_S if self.met else 0.0):
             self._lose_launcher()
@@ -429,6 +425,10 @@ class Watchdog:
             self._end(found)
         elif not self.asked_by and self.unsure is None:
             self.unsure = time.monotonic() + APART_S, found
+
+    def _has_said_why(self, rank: Seen, where: Where) -> bool:
+        leaves = self.in_order and where.phase == "end"
+        return where.state in (ABSENT, LEFT) or rank.number in self.gave_up or leaves
 
     def _lose_launcher(self) -> None:
         """Report that the launcher is gone, if ranks are left: nothing else ends them where one is

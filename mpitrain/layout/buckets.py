@@ -31,6 +31,8 @@ from mpitrain.layout.parameters import Spec
 from mpitrain.schedules.sums import MIRROR, TIED
 
 BLOCK = 1024  # elements
+# parameters, each with the part of the backward that adds to its gradient
+Placed = list[tuple[Spec, int]]
 
 
 class Bucket(NamedTuple):
@@ -129,40 +131,60 @@ def buckets_of(config: Config, blocks: list[list[Spec]], parts: list[range], cop
     """
     part_of = {block: number for number, part in enumerate(parts) for block in part}
     placed = [(spec, part_of[number]) for number, block in enumerate(blocks) for spec in block]
-    tied = [(spec, part) for spec, part in placed if spec.tied]
-    plain = [
-        (spec, part)
-        for spec, part in placed
-        if not spec.partial and not spec.tied and domain_of(config, spec) != COUNTED
+    mirror = (MIRROR,) if copies == 2 else ()
+    return [
+        *_of_parts([each for each in placed if _is_plain(config, each[0])], len(parts), mirror),
+        *_of_counted(config, placed, mirror),
+        *_of_tied(config, [each for each in placed if each[0].tied]),
+        *_of_partial(config, [each for each in placed if each[0].partial], mirror),
     ]
+
+
+def _is_plain(config: Config, spec: Spec) -> bool:
+    return not spec.partial and not spec.tied and domain_of(config, spec) != COUNTED
+
+
+def _of_parts(plain: Placed, num_parts: int, mirror: tuple[str, ...]) -> Iterator[Bucket]:
+    """Yield a bucket of each part and domain; a part without parameters of its own has one, too."""
+    for domain in dict.fromkeys((DENSE, *(spec.domain for spec, _ in plain))):
+        for number in range(num_parts):
+            specs = tuple(spec for spec, part in plain if part == number and spec.domain == domain)
+            if specs or domain == DENSE:
+                yield Bucket(specs, (number,), mirror, domain=domain)
+
+
+def _of_counted(config: Config, placed: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
     counted = [
         (spec, part) for spec, part in placed if not spec.partial and domain_of(config, spec) == COUNTED
     ]
-    mirror = (MIRROR,) if copies == 2 else ()
-    buckets = []
-    for domain in dict.fromkeys((DENSE, *(spec.domain for spec, _ in plain))):
-        for number in range(len(parts)):
-            specs = tuple(spec for spec, part in plain if part == number and spec.domain == domain)
-            if specs or domain == DENSE:  # a part without parameters of its own has a bucket, too
-                buckets.append(Bucket(specs, (number,), mirror, domain=domain))
     if counted:
-        uses = tuple(sorted({part for _, part in counted}))
-        buckets.append(Bucket(tuple(spec for spec, _ in counted), uses, mirror, domain=COUNTED))
-    if tied:
-        tree = config.numerics.reproducible == "layout"
-        each = config.parallel.reduce == "microbatch"
-        over, then = ((), (TIED,)) if tree or each else ((TIED,), ())
-        uses = [part for _, part in tied]
-        every = [[use for use in uses if use == part] for part in dict.fromkeys(uses)] if each else [uses]
-        buckets += [Bucket((tied[0][0],), tuple(parts), over, then) for parts in every]
-    for over in sorted(
-        {(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in placed if spec.partial}
-    ):
+        yield Bucket(tuple(spec for spec, _ in counted), _uses(counted), mirror, domain=COUNTED)
+
+
+def _of_tied(config: Config, tied: Placed) -> Iterator[Bucket]:
+    """Yield the bucket of the tied embedding, or one for each of its uses."""
+    if not tied:
+        return
+    tree = config.numerics.reproducible == "layout"
+    each = config.parallel.reduce == "microbatch"
+    over, then = ((), (TIED,)) if tree or each else ((TIED,), ())
+    uses = [part for _, part in tied]
+    every = [[use for use in uses if use == part] for part in dict.fromkeys(uses)] if each else [uses]
+    for parts in every:
+        yield Bucket((tied[0][0],), tuple(parts), over, then)
+
+
+def _of_partial(config: Config, partial: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
+    """Yield a bucket of each kind of copies that have part of a gradient each."""
+    kinds = {(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in partial}
+    for copies, over, domain in sorted(kinds):
         found = [
             (spec, part)
-            for spec, part in placed
-            if spec.partial and (spec.copies, spec.over, domain_of(config, spec)) == over
+            for spec, part in partial
+            if (spec.copies, spec.over, domain_of(config, spec)) == (copies, over, domain)
         ]
-        together = tuple(sorted({part for _, part in found}))
-        buckets.append(Bucket(tuple(spec for spec, _ in found), together, (over[1], *mirror), domain=over[2]))
-    return buckets
+        yield Bucket(tuple(spec for spec, _ in found), _uses(found), (over, *mirror), domain=domain)
+
+
+def _uses(placed: Placed) -> tuple[int, ...]:
+    return tuple(sorted({part for _, part in placed}))

@@ -104,15 +104,28 @@ def _refuse_impossible(experts: ExpertsTable) -> None:
 
 def refuse_unfolded(model: Model, experts: ExpertsTable, parallel: Parallel, config: Config) -> None:
     """Raise ConfigError unless the experts can be spread over the ranks as asked."""
-    ep = parallel.ep
-    etp = parallel.etp
-    ranks = ranks_of_pipeline_rank(parallel)
-    if not experts.count:
+    if experts.count:
+        _refuse_uneven(experts, parallel)
+        _refuse_company(experts, parallel, config)
+        least = 1 / (config.batch.micro * positions(config, parallel) * experts.active)
+        if rows_at_once(config, experts, parallel) < 1:
+            raise ConfigError(
+                f"experts.buffer = {experts.buffer}: a rank can't receive one token at once; use {least:.2g} "
+                "or more"
+            )
+    else:
+        ep, etp = parallel.ep, parallel.etp
         for key, degree in (("ep", ep), ("etp", etp)):
             if degree > 1:
                 without = f"model.family = {json.dumps(model.family)} has no experts"
                 raise ConfigError(f"parallel.{key} = {degree}: {without}; use {', '.join(with_experts())}")
-        return
+
+
+def _refuse_uneven(experts: ExpertsTable, parallel: Parallel) -> None:
+    """Raise ConfigError unless ranks, experts and their widths divide as asked."""
+    ep = parallel.ep
+    etp = parallel.etp
+    ranks = ranks_of_pipeline_rank(parallel)
     dense = (
         f"parallel.tp x parallel.cp x parallel.dp = {parallel.tp} x {parallel.cp} x {parallel.dp} = {ranks} "
         "ranks"
@@ -132,12 +145,16 @@ def refuse_unfolded(model: Model, experts: ExpertsTable, parallel: Parallel, con
             f"experts.width = {experts.width} doesn't divide over parallel.etp = {etp}; use an etp that "
             "divides it"
         )
+
+
+def _refuse_company(experts: ExpertsTable, parallel: Parallel, config: Config) -> None:
+    """Raise ConfigError for settings of others with which experts can't be trained."""
     if parallel.tp > 1 and not parallel.sequence:
         raise ConfigError(
             "parallel.sequence = false with experts and parallel.tp > 1: each rank sends its own tokens to "
             "the experts; use parallel.sequence = true"
         )
-    if config.numerics.reproducible == "layout" and ep * etp > 1:
+    if config.numerics.reproducible == "layout" and parallel.ep * parallel.etp > 1:
         raise ConfigError(
             'numerics.reproducible = "layout" with parallel.ep x parallel.etp > 1: tokens of several ranks '
             "meet in one product, not in a "
@@ -162,12 +179,6 @@ def refuse_unfolded(model: Model, experts: ExpertsTable, parallel: Parallel, con
     if config.precision.compute == "fp8":
         raise ConfigError(
             'precision.compute = "fp8" with experts: their grouped products have no fp8 yet; use "bf16"'
-        )
-    least = 1 / (config.batch.micro * positions(config, parallel) * experts.active)
-    if rows_at_once(config, experts, parallel) < 1:
-        raise ConfigError(
-            f"experts.buffer = {experts.buffer}: a rank can't receive one token at once; use {least:.2g} or "
-            "more"
         )
 
 

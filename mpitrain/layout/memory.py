@@ -96,40 +96,48 @@ def predict_rank(
     config = plan.config
     table = plan.table
     training = plan.training.ranks[rank]
-    parallel, narrow, wide = config.parallel, *itemsizes_of(config)
+    narrow, wide = itemsizes_of(config)
     stages = held_by(plan, rank)
     buckets = [bucket for stage in stages.values() for bucket in stage.buckets]
     owned = [bucket for bucket in buckets if bucket.owned]
     weights = sum(_weights_kept(config, bucket) for bucket in owned)
-    masters = sum(b.weights.kept(divided=True) for b in owned) * wide
     # with masters beside them
     rounded = [b for b in owned if itemsize_of_weights(config, b.plan.domain) < wide]
-    grads = (
-        sum(
-            gradient.kept(divided=lends_gradients(parallel))
-            for bucket in buckets
-            for gradient in bucket.gradients
-        )
-        * wide
-    )
+    grads = _gradients_kept(config, buckets)
     offloaded = config.memory.offload in ("optimizer", "all")
     moments, arriving = _updated_at_most(config, owned, shards, offloaded)
     sizes = replace(plan.sizes, on_gpu=True) if on_gpu else plan.sizes
     formulas = {stage: Activations(plan.stage(stage), sizes) for stage in table.chunks[rank]}
-    borrowed = needed_by(plan, rank)
-    gathered = sum(
-        arena.length * itemsize_of_weights(config, domain) for domain, arena in borrowed.weights.items()
-    )
-    unreduced = sum(arena.length for arena in borrowed.gradients.values()) * wide
+    lent = _lent(plan, rank)
     messages = message_bytes(plan, rank)
     peak = peak_of(training, table, formulas)
     host = put_away(training, table, formulas)
     if offloaded:
-        leaving = sum(b.weights.kept(divided=True) for b in rounded) * narrow
-        host += masters + leaving + moments + arriving
-        return MemoryUsage(weights, grads, 0, gathered, unreduced, *peak, messages, host)
-    of_masters = sum(b.weights.kept(divided=True) for b in rounded) * wide
-    return MemoryUsage(weights + of_masters, grads, moments, gathered, unreduced, *peak, messages, host)
+        host += _divided(owned) * wide + _divided(rounded) * narrow + moments + arriving
+        return MemoryUsage(weights, grads, 0, *lent, *peak, messages, host)
+    return MemoryUsage(weights + _divided(rounded) * wide, grads, moments, *lent, *peak, messages, host)
+
+
+def _divided(buckets: Sequence[HeldBucket]) -> int:
+    """Return how many numbers of their weights a rank updates."""
+    return sum(bucket.weights.kept(divided=True) for bucket in buckets)
+
+
+def _gradients_kept(config: Config, buckets: Sequence[HeldBucket]) -> int:
+    """Return the bytes of gradients that stay on a rank."""
+    _, wide = itemsizes_of(config)
+    divided = lends_gradients(config.parallel)
+    return sum(each.kept(divided=divided) for bucket in buckets for each in bucket.gradients) * wide
+
+
+def _lent(plan: Plan, rank: int) -> tuple[int, int]:
+    """Return the bytes of gathered weights and of unreduced gradients."""
+    _, wide = itemsizes_of(plan.config)
+    borrowed = needed_by(plan, rank)
+    gathered = sum(
+        arena.length * itemsize_of_weights(plan.config, domain) for domain, arena in borrowed.weights.items()
+    )
+    return gathered, sum(arena.length for arena in borrowed.gradients.values()) * wide
 
 
 def _weights_kept(config: Config, bucket: HeldBucket) -> int:

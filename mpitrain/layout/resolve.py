@@ -91,12 +91,7 @@ def resolve(
     if config.precision.compute == "fp8":
         width = attention.head_width or model.width // model.heads
         refuse_odd_sides(model, width, config.data.sequence, batch.micro, parallel)
-    _refuse_idle(config.memory, parallel.zero)
-    _refuse_unkept(config.run)
-    log_pace(config.run)
-    _refuse_unrounded(config.precision)
-    _refuse_irreproducible(config, parallel)
-    _refuse_incomparable(config.numerics)
+    _refuse_of_tables(config, parallel)
     segments = segments_of(pipeline, own)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
     optimizer = optimizer_kind(config.optimizer).resolve(config.optimizer)
@@ -114,6 +109,16 @@ def resolve(
     refuse_idle_keys(resolved)
     refuse_long_decay(resolved)
     return resolved
+
+
+def _refuse_of_tables(config: Config, parallel: Parallel) -> None:
+    """Raise ConfigError for what tables of their own can't be."""
+    _refuse_idle(config.memory, parallel.zero)
+    _refuse_unkept(config.run)
+    log_pace(config.run)
+    _refuse_unrounded(config.precision)
+    _refuse_irreproducible(config, parallel)
+    _refuse_incomparable(config.numerics)
 
 
 def on_one_rank(config: Config) -> Config:
@@ -374,6 +379,7 @@ def _layout(
     dp = config.parallel.dp
     pp = config.parallel.pp
     batch = config.batch
+    zero = config.parallel.zero
     if own is not None and not pp:
         pp = len(own.ranks)
     inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
@@ -407,6 +413,14 @@ def _layout(
             f"{num_ranks} ranks / parallel.dp = {dp} leaves {pp} stages for model.layers = {layers} blocks; "
             "raise parallel.dp"
         )
+    if zero is None:
+        zero = 1 if dp * config.parallel.cp > 1 else 0
+    parallel = msgspec.structs.replace(config.parallel, dp=dp, pp=pp, zero=zero)
+    return parallel, _batch(batch, own, dp)
+
+
+def _batch(batch: Batch, own: Table | None, dp: int) -> Batch:
+    """Fill in the sequences of a step: 24 at least, or the microbatches of the user's own table."""
     per_round = dp * batch.micro
     rounds = -(-24 // per_round) if own is None else microbatches_in(own)
     total = batch.global_ or rounds * per_round
@@ -415,12 +429,7 @@ def _layout(
             f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} "
             f"on parallel.dp = {dp} ranks; use a multiple of {per_round}"
         )
-    zero = config.parallel.zero
-    if zero is None:
-        zero = 1 if dp * config.parallel.cp > 1 else 0
-    return msgspec.structs.replace(config.parallel, dp=dp, pp=pp, zero=zero), Batch(
-        global_=total, micro=batch.micro
-    )
+    return Batch(global_=total, micro=batch.micro)
 
 
 def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:

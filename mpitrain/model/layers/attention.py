@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from mpitrain.config import Parallel
 from mpitrain.layout import probabilities
 from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import (
@@ -167,6 +168,15 @@ def seen(sequence: int, window: int = 0) -> float:
     return window * (1 - window / (2 * sequence))
 
 
+def _kv_heads_at_once(parallel: Parallel, kv_heads: int) -> int:
+    """Return of how many heads a rank has keys when it attends, as long as its own positions."""
+    if parallel.cp > 1 and parallel.context == "gather":
+        return kv_heads * parallel.cp
+    if parallel.cp > 1 and parallel.context == "ulysses":
+        return max(kv_heads, parallel.cp)
+    return kv_heads
+
+
 def kept_by_core(
     sizes: Sizes, heads: int, kv_heads: int, width: int, value_width: int, by_tiles: bool = False
 ) -> int:
@@ -181,10 +191,7 @@ def kept_by_core(
     (parallel/processor.py) keeps what it would in bf16.
     """
     parallel = sizes.config.parallel
-    if parallel.cp > 1 and parallel.context == "gather":
-        kv_heads *= parallel.cp
-    elif parallel.cp > 1 and parallel.context == "ulysses":
-        kv_heads = max(kv_heads, parallel.cp)
+    kv_heads = _kv_heads_at_once(parallel, kv_heads)
     kept = width * (heads + 2 * kv_heads) * sizes.itemsize
     # then attention isn't one segment
     in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)
