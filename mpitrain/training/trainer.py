@@ -211,6 +211,9 @@ class Trainer:
             return code
         self.report.say(self.ledger.table(self.world))
         self.report.say(self.stragglers.summary())
+        most = peak_resident()  # before matplotlib, which takes some 30 MB
+        if self.config.experts.count and self.mesh.rank == 0:
+            self.report.say(expert_loads.draw(self.rundir.metrics, self.rundir.loads))
         if code != DONE:
             self.report.say(self.last_words)
             return code
@@ -219,9 +222,7 @@ class Trainer:
             shards = self.actor.shards_here
             copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
             predicted = predict(self.plan, shards, self.device.type == "cuda")[rank]
-            self.report.say(
-                compare(predicted, measure(self.actor, self.watch), copies, self.bare, peak_resident())
-            )
+            self.report.say(compare(predicted, measure(self.actor, self.watch), copies, self.bare, most))
         self.report.say(self.saver.gathered)
         if self.device.type == "cuda":
             most, reserved = (
@@ -232,8 +233,6 @@ class Trainer:
                 f"GPU of rank 0, MB at most: {most:,.2f} allocated, with what it works with; {reserved:,.2f} "
                 "reserved by torch"
             )
-        if self.config.experts.count and self.mesh.rank == 0:
-            self.report.say(expert_loads.draw(self.rundir.metrics, self.rundir.loads))
         self._say_how_to_go_on()
         self.report.say(self.checks.describe())
         return DONE
