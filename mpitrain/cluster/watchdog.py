@@ -414,12 +414,8 @@ class Watchdog:
             f"mpitrain: {self._asked}{where}: the process is gone: killed, out of memory, or crashed in "
             "native code"
         )
-        if self.launcher.is_gone(LAUNCHER_S):
-            # MPICH's crashes when it can't answer a rank that was killed in MPI_Init
-            self._forget_launcher()
-            text += f"; and so is the launcher ({self.launcher}): either may have been the first"
-        if not self.met and (little := too_little(self.shared_bytes, self.num_ranks)):
-            text += f"; {little}"
+        if not self.met:
+            text += self._of_starts()
         found = HangReport(text)
         if self.met or self.launcher_lost or (self.sure and not self.asked_by):
             self._end(found)
@@ -444,6 +440,16 @@ class Watchdog:
                 else "is gone: killed, crashed, or its terminal was closed"
             )
             self._end(HangReport(f"mpitrain: {self._asked}the launcher ({self.launcher}) {how}"))
+
+    def _of_starts(self) -> str:
+        """Return what a report says besides of a rank that is gone before MPI has started."""
+        launcher = ""
+        if self.launcher.is_gone(LAUNCHER_S):
+            # MPICH's crashes when it can't answer a rank that was killed in MPI_Init
+            self._forget_launcher()
+            launcher = f"; and so is the launcher ({self.launcher}): either may have been the first"
+        little = too_little(self.shared_bytes, self.num_ranks)
+        return launcher + (f"; {little}" if little else "")
 
     def _forget_launcher(self) -> None:
         self.launcher_lost = True
