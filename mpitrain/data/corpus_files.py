@@ -95,7 +95,7 @@ def _in_folder(source: Source, root: Path, left_out: dict[str, list[str]]) -> li
     """Return name and path of the files below a folder, sorted; note what else is there."""
     found = []
     try:
-        for file, reason in _walk(root, source.leaves_out, links=source.bundled is None):
+        for file, reason in _walk(root, source.excludes, links=source.bundled is None):
             name = file.relative_to(root).as_posix()
             if not reason and not name.lower().endswith(source.suffixes):
                 reason = OTHER_SUFFIXES.get(file.suffix.lower(), SUFFIX)

@@ -98,7 +98,7 @@ class Source:
     given data.text_key. Raises Damaged, and OSError.
     suffixes: of the files that are read of a folder, in any case.
     most_bytes: of a file.
-    leaves_out: tells by their names which files and folders in a folder are no part of a corpus.
+    excludes: tells by their names which files and folders in a folder are no part of a corpus.
     wanted: what should lie under data.path, for a message.
     advice: what to do about a damaged file; `{text_key}` stands for that key.
     keyed: data.text_key decides what is read.
@@ -110,7 +110,7 @@ class Source:
     read: Callable[[File, Position, str], Iterator[Document]]
     suffixes: tuple[str, ...] = ("",)
     most_bytes: int = 1 << 50
-    leaves_out: Callable[[str], bool] = is_hidden
+    excludes: Callable[[str], bool] = is_hidden
     wanted: str = "a file with text"
     advice: str = (
         "convert it or move it out of data.path, or choose files by a pattern, such as data.path = "

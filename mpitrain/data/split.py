@@ -13,7 +13,10 @@ from mpitrain.errors import DataError
 
 
 class Split(NamedTuple):
-    """Stretches [n, 2] of the tokens: begin and end of each, in their order. told: how they were chosen."""
+    """Stretches [n, 2] of the tokens: begin and end of each, in their order.
+
+    description: how they were chosen.
+    """
 
     train: np.ndarray
     validation: np.ndarray

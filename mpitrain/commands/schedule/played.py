@@ -29,7 +29,7 @@ class Request(NamedTuple):
     """What the user asked for.
 
     name: of the catalogue, or a file. memory_limit: in stashes of a rank's whole share of layers.
-    weight_memory: the share of a stash that is held between I and W. told: hears how far a long
+    weight_memory: the share of a stash that is held between I and W. notify: hears how far a long
     search is.
     """
 

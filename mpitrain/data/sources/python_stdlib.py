@@ -44,6 +44,6 @@ PYTHON_STDLIB = Source(
     read,
     suffixes=(".py",),
     most_bytes=1 << 30,
-    leaves_out=is_of_one_machine,
+    excludes=is_of_one_machine,
     bundled=Bundled(stdlib, 'this Python came without its sources; use data.source = "text"'),
 )

@@ -22,7 +22,7 @@ LARGEST = 448.0  # of e4m3
 
 
 def packed(x_RD: torch.Tensor, form: str, *extra: torch.Tensor) -> torch.Tensor:
-    """Return rows of bytes [R, B]. beside: [R, any], contiguous."""
+    """Return rows of bytes [R, B]. extra: [R, any], contiguous."""
     return torch.cat([*_encoded(x_RD, form), *(part.view(torch.uint8) for part in extra)], 1)
 
 
