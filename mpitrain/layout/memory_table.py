@@ -28,7 +28,7 @@ MEANING = {
     "host": "offloaded",
     COPY: "in host memory",
     "library": "Python, torch, MPI, data",
-    "first uses": "by torch, MPI and HDF5, of what they keep",
+    "first uses": "what torch, MPI and HDF5 make then, and keep",
 }
 
 
