@@ -1,6 +1,6 @@
 """Attention on a CPU, piece by piece against torch's own, both directions, as ratios within one run.
 
-By parallel/context/attention_cpu_16bit.py; in fp32 where MKL is slow by attention_cpu_fp32.py, of which the
+By kernels/attention_cpu_16bit.py; in fp32 where MKL is slow by attention_cpu_fp32.py, of which the
 lengths from where on it is taken are told.
 
     OMP_NUM_THREADS=1 python benchmarks/attention.py [--turns 20]
@@ -17,8 +17,8 @@ from functools import partial
 
 import torch
 
-from mpitrain.parallel.context import attention_cpu_16bit, attention_cpu_fp32
-from mpitrain.parallel.processor import mkl_is_slow
+from mpitrain.kernels import attention_cpu_16bit, attention_cpu_fp32
+from mpitrain.kernels.processor import mkl_is_slow
 
 SHAPES = [(6, 2, 64), (8, 8, 64), (8, 2, 128)]  # query heads, key-value heads, width
 LENGTHS = (128, 256, 512, 1024, 2048)

@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 import torch
 
-from mpitrain.parallel import functions
-from mpitrain.parallel.compiled import compiled
-from mpitrain.parallel.functions import EAGER
-from mpitrain.parallel.precision import TYPES, wide
+from mpitrain.kernels import functions
+from mpitrain.kernels.compiled import compiled
+from mpitrain.kernels.functions import EAGER
+from mpitrain.kernels.precision import TYPES, wide
 
 ROUNDS, CALLS = 7, 40
 

@@ -20,9 +20,9 @@ from functools import partial
 import torch
 from torch.nn import functional
 
+from mpitrain.kernels.precision import TYPES
+from mpitrain.kernels.processor import onednn_product
 from mpitrain.model.linear import product
-from mpitrain.parallel.precision import TYPES
-from mpitrain.parallel.processor import onednn_product
 
 WEIGHTS = ((128, 384), (384, 384), (1024, 384), (384, 1024), (4096, 384), (2048, 2048), (128, 128), (64, 64))
 

@@ -1,4 +1,4 @@
-"""A device that is late on purpose, for what is handed its queues (mpitrain/parallel/streams.py).
+"""A device that is late on purpose, for what is handed its queues (mpitrain/kernels/streams.py).
 
 Its memory is a piece of host memory, given out and taken back as torch's allocator for a GPU does:
 at once, in the order of the program, for what the computing queue does next. What is queued happens

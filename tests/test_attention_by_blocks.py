@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from mpitrain.parallel.context import attention_cpu_16bit
+from mpitrain.kernels import attention_cpu_16bit
 
 SHAPES = [  # B, H, K, T, C
     (1, 6, 2, 256, 64),

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from mpitrain.kernels import attention_cpu_fp32, attention_tiles, processor
 from mpitrain.model import selective
-from mpitrain.parallel import processor
-from mpitrain.parallel.context import attention_cpu_fp32, attention_tiles
 
 pytestmark = pytest.mark.skipif(processor.ONEDNN is None, reason="this torch has no oneDNN")
 

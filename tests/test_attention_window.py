@@ -8,7 +8,12 @@ import math
 import pytest
 import torch
 
-from mpitrain.parallel.context.window import BLOCK, attend_in_window, attend_in_window_backward, grad_of_sinks
+from mpitrain.kernels.attention_window import (
+    BLOCK,
+    attend_in_window,
+    attend_in_window_backward,
+    grad_of_sinks,
+)
 
 
 def dense(q, k, v, window, sinks, visible):

@@ -13,10 +13,10 @@ from conftest import EVERY
 from torch.nn import functional
 
 from mpitrain.errors import ConfigError
-from mpitrain.parallel import compiled as compiling
-from mpitrain.parallel.compiled import Fused
-from mpitrain.parallel.functions import EAGER
-from mpitrain.parallel.precision import wide
+from mpitrain.kernels import compiled as compiling
+from mpitrain.kernels.compiled import Fused
+from mpitrain.kernels.functions import EAGER
+from mpitrain.kernels.precision import wide
 from mpitrain.training.machine.compiler import require
 
 # each takes ten seconds to compile

@@ -12,7 +12,7 @@ def fast_in_16_bits(monkeypatch):
     """On a processor that isn't, bf16 is widened, one group after another: tests/test_processor.py."""
     import torch
 
-    from mpitrain.parallel import processor
+    from mpitrain.kernels import processor
 
     monkeypatch.setattr(processor, "_fast_here", lambda: frozenset((torch.bfloat16, torch.float16)))
 

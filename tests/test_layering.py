@@ -26,8 +26,9 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "actor": "one rank: walks its program over its stages, sums gradients, updates",
     "model": "layers and families, what computes them, recomputation and offloading",
     "optim": "one file an optimiser, what it keeps, norms, rates, loss scale",
-    "parallel": "walks of local segments and communications; context/; tensor_overlap; zero/: weights and "
+    "parallel": "walks of local segments and communications; context/; async_tp; zero/: weights and "
     "gradients in shards",
+    "kernels": "pure computation on tensors: attention, norms, gates, cross-entropy; nothing is sent",
     "checkpoint": "the model and the optimiser in HDF5 files",
     "cluster": "this job on its nodes: guard and watchdog of each rank, run directory and lock, launcher",
     "layout": "what a configuration means, in integers: who holds, computes and sends what",
@@ -40,7 +41,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "schedules": "tables of instructions: families, lowering, proof, simulator",
     "errors": "every error a user can see",
 }
-MOST_ROOMS = 16  # in mpitrain/: folders and files
+MOST_ROOMS = 17  # in mpitrain/: folders and files
 
 
 def imported_names(path: Path) -> list[str]:

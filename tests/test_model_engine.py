@@ -7,7 +7,7 @@ import torch
 from launch import finished
 from torch.autograd.graph import get_gradient_edge
 
-from mpitrain.model.engine import gradients
+from mpitrain.kernels.engine import gradients
 
 STEP = """
 import sys, torch

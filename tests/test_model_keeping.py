@@ -13,8 +13,8 @@ import pytest
 def shelf():
     import torch
 
+    from mpitrain.kernels.streams import streams_of
     from mpitrain.model.offload import Host, Shelf
-    from mpitrain.parallel.streams import streams_of
 
     return Shelf(Host(streams_of(torch.device("cpu"))))
 
@@ -83,6 +83,6 @@ def test_a_block_that_is_done_with_leaves_nothing_behind(shelf):
 def test_a_rehearsal_takes_no_memory_of_the_host():
     import torch
 
-    from mpitrain.parallel.zero.pinned import on_host
+    from mpitrain.kernels.pinned import on_host
 
     assert on_host(1 << 50, torch.float32, torch.device("meta")).device.type == "meta"

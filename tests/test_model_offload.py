@@ -123,7 +123,7 @@ def newest(event):
     """Return a Host.take that lends the buffer which came back last. event: says when it may be written."""
 
     def take(self, length, dtype):
-        from mpitrain.parallel.streams import OVER
+        from mpitrain.kernels.streams import OVER
 
         free = self._free[length, dtype]
         buffer, read = free.pop() if free else (self.streams.on_host(length, dtype), OVER)
@@ -133,7 +133,7 @@ def newest(event):
 
 
 def over(read):
-    from mpitrain.parallel.streams import OVER
+    from mpitrain.kernels.streams import OVER
 
     return OVER
 
@@ -264,7 +264,7 @@ def test_an_offloaded_optimiser_sees_the_gradients_of_its_step(monkeypatch):
 
 def test_a_stream_of_a_gpu_waits_for_events_of_its_own_and_not_for_what_was_never_under_way():
     """As torch.cuda.Stream does, this one has its events wait: OVER is none of them."""
-    from mpitrain.parallel.streams import OVER, _Stream
+    from mpitrain.kernels.streams import OVER, _Stream
 
     waits = []
     stream = SimpleNamespace(wait_event=lambda event: event.wait(stream))

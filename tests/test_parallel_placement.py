@@ -168,8 +168,8 @@ def masks(num_queries, num_keys):
 def test_a_tile_by_products_equals_torchs_attention(causal, masked):
     import torch
 
-    from mpitrain.parallel.context import attention_products as products
-    from mpitrain.parallel.context import attention_tiles as tiles
+    from mpitrain.kernels import attention_products as products
+    from mpitrain.kernels import attention_tiles as tiles
 
     q, k, v, grad = random_tile(torch.float64, 20, 20)
     visible = masks(20, 20)[masked]
@@ -189,7 +189,7 @@ def test_a_tile_by_products_equals_torchs_attention(causal, masked):
 def test_soft_capped_scores_are_those_of_autograd(masked, length):
     import torch
 
-    from mpitrain.parallel.context import attention_tiles as tiles
+    from mpitrain.kernels import attention_tiles as tiles
 
     q, k, v, grad = random_tile(torch.float64, length, length)
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -216,8 +216,8 @@ def test_a_tile_takes_any_strides():
     """
     import torch
 
-    from mpitrain.parallel.context import attention_products as products
-    from mpitrain.parallel.context import attention_tiles as tiles
+    from mpitrain.kernels import attention_products as products
+    from mpitrain.kernels import attention_tiles as tiles
 
     q, k, v, _ = (x.mT.contiguous().mT for x in random_tile(torch.float64, 20, 20))
     grad = torch.ones(1, 1, 1, 1, dtype=torch.float64).expand(q.shape)
@@ -236,7 +236,7 @@ def test_a_tile_on_a_cuda_device_equals_the_same_on_the_host(dtype, masked):
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    from mpitrain.parallel.context import attention_tiles as tiles
+    from mpitrain.kernels import attention_tiles as tiles
 
     budget = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 3e-2}[dtype]
     on_host = random_tile(torch.float64, 20, 20)

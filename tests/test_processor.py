@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from mpitrain.config import Precision
+from mpitrain.kernels import attention_cpu_16bit, precision, processor
 from mpitrain.layout import probabilities
 from mpitrain.model import grouped, linear, selective
-from mpitrain.parallel import precision, processor
-from mpitrain.parallel.context import attention_cpu_16bit
 
 AVX512 = {"architecture": "x86_64", "avx2": True, "avx512_f": True}
 SAPPHIRE_RAPIDS = AVX512 | {

@@ -113,9 +113,9 @@ SPREAD = [
 def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, compute):
     import torch
 
+    from mpitrain.kernels.processor import multiplied_as
     from mpitrain.layout.activations import Activations
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.parallel.processor import multiplied_as
     from mpitrain.training.trainer import build_mesh
 
     large = (

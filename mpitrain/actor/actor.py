@@ -34,6 +34,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.comm.world import ExpectedAction
 from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
+from mpitrain.kernels.compiled import functions_of
 from mpitrain.layout.layer import is_loss
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.pool_sizes import EVALUATION, TRAINING, needed_by
@@ -45,7 +46,6 @@ from mpitrain.optim.expert_bias import inequality
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.norm import exact_sum, norm
 from mpitrain.optim.optimizer import optimizer_of
-from mpitrain.parallel.compiled import functions_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.walk import Walk, run, run_together
 from mpitrain.parallel.zero.shards import Weights, reserve, shardings_of

@@ -7,6 +7,7 @@ import torch
 
 from mpitrain.actor.contexts import Contexts
 from mpitrain.actor.stage_state import StageState
+from mpitrain.kernels.streams import streams_of
 from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
@@ -14,7 +15,6 @@ from mpitrain.model.build_context import BuildContext
 from mpitrain.model.offload import OffloadStore
 from mpitrain.parallel import walk
 from mpitrain.parallel.microbatch import Context, KeepAll, Keeping, Microbatch, ignored
-from mpitrain.parallel.streams import streams_of
 from mpitrain.parallel.walk import Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Weights, ZeroGroup

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
+from mpitrain.kernels.precision import TYPES, rounds_products
 from mpitrain.layout.buckets import Bucket as Plan
 from mpitrain.layout.buckets import layout_of
 from mpitrain.layout.domains import COUNTED
 from mpitrain.layout.parameters import Shard, Spec
 from mpitrain.layout.stages import StagePlan
-from mpitrain.parallel.precision import TYPES, rounds_products
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Gradient, Weights, ZeroGroup
 from mpitrain.parallel.zero.tree_accumulation import TreeGradient

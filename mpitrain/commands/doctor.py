@@ -89,7 +89,7 @@ def _without_mpi() -> Iterator[tuple[str, str]]:
 
 
 def _torch(found: "Gpus") -> list[tuple[str, str]]:
-    from mpitrain.parallel import processor
+    from mpitrain.kernels import processor
     from mpitrain.training.machine import gpus
 
     return [

@@ -2,7 +2,7 @@
 
 Integers only.
 
-parallel/context/attention_cpu_16bit.py makes them again in the backward, or keeps them
+kernels/attention_cpu_16bit.py makes them again in the backward, or keeps them
 (benchmarks/attention.py has both). They grow with the square of a sequence, everything else with
 its length.
 """

@@ -4,10 +4,10 @@ families/                                      a model is a list of layers
 layers/                                        what a layer declares: integers, no torch
 blocks, build_context                          builds the layers of a stage, over the axes of this rank
 attention, latent_attention, window, rotary    attention: projections, kernels, positions
-feed_forward, gates, linear, fp8               the feed-forward, activation functions, matrix products
+feed_forward, linear, fp8                      the feed-forward, matrix products
 experts, router, grouped                       a mixture of experts
 embedding_and_head, multi_token                the ends of a model; multi-token prediction
-segment, engine                                forward and backward of one local segment
+segment                                        forward and backward of one local segment
 recompute, selective                           activation recomputation (activation checkpointing)
 offload                                        activations on the host
 kv_history                                     keys and values of earlier segments (Seq1F1B)

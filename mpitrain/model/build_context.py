@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 import torch
 
 from mpitrain.comm.axis import Axis
+from mpitrain.kernels.functions import EAGER, Functions
+from mpitrain.kernels.precision import TYPES
 from mpitrain.layout.plan import Plan
 from mpitrain.model.layers.rope import Rope
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import NormSegment
 from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.context.attention import ContextAttention, context_attention
-from mpitrain.parallel.functions import EAGER, Functions
-from mpitrain.parallel.precision import TYPES
 from mpitrain.parallel.walk import Item, Residual
 from mpitrain.parallel.zero.parameters import Parameter
 

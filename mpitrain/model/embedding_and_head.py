@@ -15,11 +15,11 @@ from torch.nn import functional
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather
 from mpitrain.data.documents import IGNORED
+from mpitrain.kernels.functions import Functions
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.linear import WeightGradient, product
 from mpitrain.model.segment import NormSegment, Segment, Tape
-from mpitrain.parallel.functions import Functions
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter

@@ -21,19 +21,19 @@ import torch
 from torch.nn import functional
 
 from mpitrain.comm.collectives import all_reduce
+from mpitrain.kernels.gates import Silu
+from mpitrain.kernels.precision import wide
 from mpitrain.layout.dispatch import dispatch_of
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model import router
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
-from mpitrain.model.gates import Silu
 from mpitrain.model.grouped import GroupedProduct, add_sums, grouped_product, of_rows
 from mpitrain.model.layers.experts import Experts as Layer
 from mpitrain.model.segment import NormSegment
 from mpitrain.parallel.expert.exchange import Choices, Exchange, Flat, Home, Trip, Visit
 from mpitrain.parallel.expert.hierarchical import Hierarchical
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.precision import wide
 from mpitrain.parallel.walk import Addend, Begun, Item, Later, Residual, Shape, Walk, WeightGradients, run
 from mpitrain.parallel.zero.parameters import Parameter
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
+from mpitrain.kernels.gates import Gate
 from mpitrain.model.build_context import BuildContext
-from mpitrain.model.gates import Gate
 from mpitrain.model.layers.feed_forward import FeedForward as Layer
 from mpitrain.model.segment import NormSegment, Segment, Tape
 from mpitrain.parallel.async_tp import Chunked

@@ -20,8 +20,8 @@ from itertools import accumulate
 import torch
 from torch.nn import functional
 
+from mpitrain.kernels.processor import multiplied_as
 from mpitrain.model.linear import add_product, product
-from mpitrain.parallel.processor import multiplied_as
 from mpitrain.parallel.zero.parameters import Parameter
 
 ALIGNED = 16  # bytes, of which grouped_mm wants all strides to be multiples, and on CUDA addresses

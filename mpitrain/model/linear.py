@@ -5,7 +5,7 @@ types only, is faster from a few million multiplications on, or from one where M
 below (benchmarks/products.py). Which one is a function of processor and shape alone, so bits don't
 depend on anything else. Only MKL adds to what is there, as a weight gradient is; where it is slow,
 oneDNN's product is added by a pass of its own. 16-bit matrices are multiplied in fp32 by processors
-that are slower otherwise (parallel/processor.py): sums are fp32 either way.
+that are slower otherwise (kernels/processor.py): sums are fp32 either way.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from mpitrain.parallel.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
+from mpitrain.kernels.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
 from mpitrain.parallel.zero.parameters import Parameter
 
 # numbers of a weight that are widened at a time: they stay in the cache, and need little memory

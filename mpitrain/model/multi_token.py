@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from mpitrain.kernels.precision import wide
 from mpitrain.layout.traffic import Traffic
 from mpitrain.model import embedding_and_head
 from mpitrain.model.build_context import BuildContext
@@ -21,7 +22,6 @@ from mpitrain.model.layers.embedding_and_head import EMBEDDING
 from mpitrain.model.layers.multi_token import MultiToken as Layer
 from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.precision import wide
 from mpitrain.parallel.walk import Item, Later, Shape, Walk, backward, forward, sends
 from mpitrain.parallel.zero.parameters import Parameter
 

@@ -1,7 +1,7 @@
 """What a forward keeps for its backward, and where: `memory.recompute = "selective"` and `memory.offload`.
 
 Tensors that wait in host memory are sent there as they are kept. When the backward begins with a
-block, the block before it is fetched; there and back are queues of their own (parallel/streams.py):
+block, the block before it is fetched; there and back are queues of their own (kernels/streams.py):
 
     compute  forward 0 | forward 1 | forward 2 | forward 3  backward 3 | backward 2 | backward 1
     there                0           1           2 ...
@@ -27,7 +27,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from mpitrain.parallel.streams import OVER, QueueEvent, Streams
+from mpitrain.kernels.streams import OVER, QueueEvent, Streams
 
 AHEAD = 2  # blocks of which something may be leaving while a forward runs, its own included
 

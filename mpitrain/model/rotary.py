@@ -4,9 +4,9 @@ import math
 
 import torch
 
+from mpitrain.kernels.functions import EAGER, Functions
+from mpitrain.kernels.precision import wide
 from mpitrain.model.layers.rope import Llama3, Rope
-from mpitrain.parallel.functions import EAGER, Functions
-from mpitrain.parallel.precision import wide
 
 # turns within the trained length: a pair with more keeps its rate, one with fewer is slowed (YaRN,
 # section 3.2)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from mpitrain.config import ExpertsTable as Settings
-from mpitrain.model.engine import gradients
+from mpitrain.kernels.engine import gradients
 
 # DeepSeek-V3's inference/model.py adds it to the sum of the chosen scores, which sigmoids can make
 # 0

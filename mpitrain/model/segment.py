@@ -16,12 +16,12 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
+from mpitrain.kernels.engine import gradients
+from mpitrain.kernels.functions import EAGER, Functions
+from mpitrain.kernels.gates import Gate
 from mpitrain.model import fp8, linear, selective
-from mpitrain.model.engine import gradients
-from mpitrain.model.gates import Gate
 from mpitrain.model.kv_history import Attended
 from mpitrain.model.window import Windowed
-from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, DeferredGradient, Later, Local, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter

@@ -14,10 +14,10 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-from mpitrain.model.engine import gradients
-from mpitrain.model.gates import Gate
-from mpitrain.parallel.context import attention_cpu_16bit, attention_cpu_fp32, attention_tiles
-from mpitrain.parallel.functions import EAGER, Functions
+from mpitrain.kernels import attention_cpu_16bit, attention_cpu_fp32, attention_tiles
+from mpitrain.kernels.engine import gradients
+from mpitrain.kernels.functions import EAGER, Functions
+from mpitrain.kernels.gates import Gate
 from mpitrain.parallel.zero.parameters import Parameter
 
 
@@ -62,7 +62,7 @@ class Norm(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class GateFunctions:
-    """The gated product, there and back, of an activation that a family brings along (model/gates.py)."""
+    """The gated product, there and back, of an activation that a family brings along (kernels/gates.py)."""
 
     kind: Gate
 

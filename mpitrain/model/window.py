@@ -4,7 +4,7 @@ again (see model/selective.py).
 
 import torch
 
-from mpitrain.parallel.context.window import attend_in_window, attend_in_window_backward, grad_of_sinks
+from mpitrain.kernels.attention_window import attend_in_window, attend_in_window_backward, grad_of_sinks
 from mpitrain.parallel.zero.parameters import Parameter
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from mpitrain.parallel.streams import QueueEvent, streams_of
+from mpitrain.kernels.streams import QueueEvent, streams_of
 from mpitrain.parallel.zero.shards import ParameterShard
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from mpitrain.config import Config
+from mpitrain.kernels.gates import Gate
 from mpitrain.layout.layer import Layer
 from mpitrain.layout.parameters import EPS
-from mpitrain.model.gates import Gate
 from mpitrain.model.layers.experts import Experts
 from mpitrain.model.layers.feed_forward import FeedForward
 

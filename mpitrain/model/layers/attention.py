@@ -58,7 +58,7 @@ class Attention:
     biased: all four products have a bias.
     window: positions that a query sees, its own included; 0: all before it.
     sinks: each head can attend to nothing.
-    soft_cap: c: scores become c tanh(score / c) (parallel/context/attention_products.py); 0: none.
+    soft_cap: c: scores become c tanh(score / c) (kernels/attention_products.py); 0: none.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -185,10 +185,10 @@ def kept_by_core(
     heads, kv_heads: of this rank.
     value_width: of a head's result.
 
-    by_tiles: by parallel/context/attention_tiles.py, as always with cp. Tiles, and torch's own
+    by_tiles: by kernels/attention_tiles.py, as always with cp. Tiles, and torch's own
     attention, which is taken for all but bf16, keep the log-sum-exp and their result, and what the
     output multiplies, too, where that is another. In fp16 this is the most: a CPU that widens it
-    (parallel/processor.py) keeps what it would in bf16.
+    (kernels/processor.py) keeps what it would in bf16.
     """
     parallel = sizes.config.parallel
     kv_heads = _kv_heads_at_once(parallel, kv_heads)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.config import ExpertsTable as Settings
+from mpitrain.kernels.gates import Gate
 from mpitrain.layout.experts import most_rows
 from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import (
@@ -38,7 +39,6 @@ from mpitrain.layout.parameters import (
     stack,
     vector,
 )
-from mpitrain.model.gates import Gate
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from mpitrain.kernels.gates import Gate
 from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
-from mpitrain.model.gates import Gate
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class FeedForward:
     """depth, eps: as in layers/attention.py.
 
-    gate: activation (model/gates.py); None: silu.
+    gate: activation (kernels/gates.py); None: silu.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()

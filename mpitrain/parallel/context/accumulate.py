@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 
+from mpitrain.kernels.attention_tiles import attend, attend_backward
+from mpitrain.kernels.attention_window import grad_of_sinks, with_sinks
+from mpitrain.kernels.precision import wide
 from mpitrain.layout.sequence import SequencePlacement, Tile
-from mpitrain.parallel.context.attention_tiles import attend, attend_backward
-from mpitrain.parallel.context.window import grad_of_sinks, with_sinks
-from mpitrain.parallel.precision import wide
 
 Poll = Callable[[], None]  # called after each tile: messages move on only when somebody enters MPI
 
@@ -51,7 +51,7 @@ class Places(NamedTuple):
     ) -> "Places":
         """Return those of the whole sequence.
 
-        window: as in window.py; without one, positions don't matter.
+        window: as in kernels/attention_window.py; without one, positions don't matter.
         """
         return cls(documents_BT, torch.arange(placement.sequence, device=device) if window else None)
 
@@ -77,9 +77,9 @@ def sight(queries: Places, keys: Places, tile: Tile, window: int) -> tuple[bool,
 
 
 class Attending:
-    """The forward: `out` and `lse` over all keys seen so far. window: as in window.py.
+    """The forward: `out` and `lse` over all keys seen so far. window: as in kernels/attention_window.py.
 
-    soft_cap: as in attention_products.py.
+    soft_cap: as in kernels/attention_products.py.
     """
 
     def __init__(self, q_BHtC: torch.Tensor, here: Places, window: int, poll: Poll, soft_cap: float = 0.0):

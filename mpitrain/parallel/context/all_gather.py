@@ -15,9 +15,9 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, reduce_scatter
+from mpitrain.kernels.precision import wide
 from mpitrain.layout.sequence import SequencePlacement
 from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, SavedAttention
-from mpitrain.parallel.precision import wide
 
 
 class Gather:
@@ -25,7 +25,7 @@ class Gather:
 
     Each rank holds t = T/c positions of every sequence, by `placement`.
 
-    window, sinks: as in window.py.
+    window, sinks: as in kernels/attention_window.py.
     """
 
     def __init__(self, axis: Axis, placement: SequencePlacement, window: int = 0, soft_cap: float = 0.0):

@@ -17,11 +17,11 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_to_all
+from mpitrain.kernels.attention_tiles import attend, attend_backward
+from mpitrain.kernels.attention_window import attend_in_window, attend_in_window_backward, grad_of_sinks
+from mpitrain.kernels.precision import wide
 from mpitrain.layout.sequence import SequencePlacement, Tile
 from mpitrain.parallel.context.accumulate import Places, sight
-from mpitrain.parallel.context.attention_tiles import attend, attend_backward
-from mpitrain.parallel.context.window import attend_in_window, attend_in_window_backward, grad_of_sinks
-from mpitrain.parallel.precision import wide
 
 
 class SavedHeads(NamedTuple):
@@ -37,7 +37,7 @@ class SavedHeads(NamedTuple):
 
 class Ulysses:
     """Attention with the heads spread over `axis`, between two all-to-alls. window, sinks: as in
-    window.py.
+    kernels/attention_window.py.
     """
 
     def __init__(

@@ -19,10 +19,10 @@ import torch
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, all_to_all_v
 from mpitrain.comm.progress import Pending
+from mpitrain.kernels.precision import wide
 from mpitrain.layout.dispatch import Forms
 from mpitrain.parallel.expert.packing import packed, unpacked
 from mpitrain.parallel.expert.rounds import Round, Rounds
-from mpitrain.parallel.precision import wide
 from mpitrain.parallel.walk import Walk
 
 

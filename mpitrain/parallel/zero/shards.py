@@ -34,14 +34,14 @@ from mpitrain.comm.collectives import all_gather
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
+from mpitrain.kernels.pinned import on_host
+from mpitrain.kernels.precision import wide, wire_type
 from mpitrain.layout.buckets import Layout
 from mpitrain.layout.domains import COUNTED, domains_of, drops_weights
 from mpitrain.layout.parameters import Spec
 from mpitrain.layout.pool_sizes import Needed
-from mpitrain.parallel.precision import wide, wire_type
 from mpitrain.parallel.zero.initial import initialise
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.parallel.zero.pinned import on_host
 from mpitrain.parallel.zero.pool import Pool
 
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from mpitrain.cluster.preflight import slowest_links
 from mpitrain.comm.world import World
 from mpitrain.errors import ConfigError
+from mpitrain.kernels.precision import TYPES
 from mpitrain.layout.link_choices import Machine, axes_between, choose, left_open
 from mpitrain.layout.memory import predict_rank
 from mpitrain.layout.node_memory import require_gpu_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.snapshot_bytes import copy_bytes
-from mpitrain.parallel.precision import TYPES
 from mpitrain.training.machine.device_placement import DevicePlacement
 from mpitrain.training.machine.peak_flops import peak_of_all
 

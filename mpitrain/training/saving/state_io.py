@@ -12,8 +12,8 @@ from mpitrain.checkpoint import save
 from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_array, to_tensor
+from mpitrain.kernels.streams import streams_of
 from mpitrain.layout.parameters import Spec
-from mpitrain.parallel.streams import streams_of
 from mpitrain.parallel.zero.shards import ParameterShard
 
 Held = tuple[str, ParameterShard, torch.Tensor]

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from mpitrain.parallel.zero.pinned import on_host
+from mpitrain.kernels.pinned import on_host
 
 
 class QueueEvent(Protocol):

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
+from mpitrain.kernels.precision import wide
 from mpitrain.layout.probabilities import ROWS
-from mpitrain.parallel.precision import wide
 
 INFINITY = math.inf
 

@@ -21,8 +21,8 @@ import math
 
 import torch
 
-from mpitrain.parallel.context import attention_cpu_fp32
-from mpitrain.parallel.context.attention_products import (
+from mpitrain.kernels import attention_cpu_fp32
+from mpitrain.kernels.attention_products import (
     attend_backward_by_products,
     attend_backward_capped,
     attend_by_products,

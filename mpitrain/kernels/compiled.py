@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mpitrain.parallel import functions
-from mpitrain.parallel.functions import EAGER, Functions, Tensor
-from mpitrain.parallel.precision import wide
+from mpitrain.kernels import functions
+from mpitrain.kernels.functions import EAGER, Functions, Tensor
+from mpitrain.kernels.precision import wide
 
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 

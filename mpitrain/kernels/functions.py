@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from mpitrain.kernels.precision import wide
 from mpitrain.layout.probabilities import LOGITS, LOGITS_ON_A_DEVICE
-from mpitrain.parallel.precision import wide
 
 LOG2_E = math.log2(math.e)
 Tensor = torch.Tensor

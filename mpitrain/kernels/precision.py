@@ -14,7 +14,7 @@ fp8 is bf16 but for the linears of a block, whose factors are rounded to fp8 fir
 import torch
 
 from mpitrain.config import Precision
-from mpitrain.parallel.processor import multiplied_as
+from mpitrain.kernels.processor import multiplied_as
 
 TYPES = {
     "fp64": torch.float64,

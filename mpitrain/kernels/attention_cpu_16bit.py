@@ -11,7 +11,7 @@ takes ten times as long as this, but for processors that multiply fp16 themselve
 slower; in fp32 it isn't faster (benchmarks/attention.py). Scores are rounded to the type of the
 queries, as torch's products are; softmax is taken in fp32 at least, and rounded. Neither the result
 nor the log-sum-exp is needed for the backward: the probabilities are kept, or made again. Where the
-processor multiplies in fp32 instead (parallel/processor.py), rows and keys are widened first, and
+processor multiplies in fp32 instead (kernels/processor.py), rows and keys are widened first, and
 scores aren't rounded.
 """
 
@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import torch
 
+from mpitrain.kernels.precision import wide
+from mpitrain.kernels.processor import multiplied_as
 from mpitrain.layout import probabilities
-from mpitrain.parallel.precision import wide
-from mpitrain.parallel.processor import multiplied_as
 
 ROWS = {2: probabilities.ROWS, 4: 64, 8: 64}  # queries of a piece, by bytes of a number
 # keys from which on a piece of 16-bit queries, whose head shares its keys with no other, has twice

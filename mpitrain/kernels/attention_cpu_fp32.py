@@ -4,7 +4,7 @@ What it makes and takes is what attention_tiles.py does: the result and the log-
 backward makes the probabilities again. torch's own attention multiplies fp32 by MKL, and is slow in
 16 bits, most of all its backward. R queries of the G heads that share keys are the rows of a matrix
 [R G, C], whose scores [R G, S] stay in the cache. Softmax and sums are fp32; factors have the type
-of the queries, or fp32 where the processor multiplies that instead (parallel/processor.py).
+of the queries, or fp32 where the processor multiplies that instead (kernels/processor.py).
 """
 
 import math
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.parallel.context import attention_cpu_16bit
-from mpitrain.parallel.functions import LOG2_E
-from mpitrain.parallel.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
+from mpitrain.kernels import attention_cpu_16bit
+from mpitrain.kernels.functions import LOG2_E
+from mpitrain.kernels.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
 
 # of a piece, at most: queries times heads; queries
 ROWS = 384

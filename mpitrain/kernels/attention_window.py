@@ -19,8 +19,8 @@ from collections.abc import Iterator
 
 import torch
 
-from mpitrain.parallel.context.attention_tiles import attend, attend_backward
-from mpitrain.parallel.precision import wide
+from mpitrain.kernels.attention_tiles import attend, attend_backward
+from mpitrain.kernels.precision import wide
 
 BLOCK = 128  # queries, at least: shorter ones make many small products
 

@@ -1,0 +1,14 @@
+"""Pure computation on tensors: nothing is sent, no layer and no parameter is known.
+
+attention_tiles                            attention to a tile of keys, by the kernel of the device
+attention_window                           in a sliding window, with sinks
+attention_cpu_16bit, attention_cpu_fp32    attention kernels for a CPU
+attention_products                         attention by matrix products, on any device; soft-capped scores
+functions, compiled                        norms, gated product, rotary positions, cross-entropy; the same
+                                           fused by torch.compile
+gates                                      activation functions of gated feed-forwards and experts
+precision                                  mixed precision: types that a run computes, sums and sends with
+processor                                  what a CPU multiplies slowly
+engine                                     gradients by torch's autograd engine
+streams, pinned                            queues of a device's work; pinned memory of the host
+"""
