@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional
 
 from mpitrain.kernels import attention_cpu_fp32, attention_tiles, processor
-from mpitrain.model import selective
+from mpitrain.kernels.attention import AttentionRequest
+from mpitrain.model.attention_functions import attention
 
 pytestmark = pytest.mark.skipif(processor.ONEDNN is None, reason="this torch has no oneDNN")
 
@@ -160,7 +161,7 @@ def trained(q, k, v, grad, visible, again):
     kept = {}
     note = lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) and x  # noqa: E731
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        out, recompute = selective.attention(*leaves, visible, again, selective=again)
+        out, recompute = attention(*leaves, AttentionRequest(mask=visible), again, selective=again)
     assert (recompute is not None) == again
     if again:
         assert torch.equal(recompute(), out)

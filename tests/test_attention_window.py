@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_window import (
     BLOCK,
     attend_in_window,
@@ -58,9 +59,10 @@ def test_blocks_equal_masked_scores(num_queries, num_keys, window, documents, wi
     expected = dense(q, k, v, window, sinks, visible)
     grad = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, [x for x in (q, k, v, sinks) if x is not None], grad)
+    request = AttentionRequest(window=window, sinks=sinks)
     with torch.no_grad():
-        out, lse = attend_in_window(q, k, v, window, sinks, visible)
-        found = attend_in_window_backward(grad, q, k, v, out, lse, window, visible)
+        out, lse = attend_in_window(q, k, v, request, visible)
+        found = attend_in_window_backward(grad, q, k, v, out, lse, request, visible)
         found += (grad_of_sinks(grad, out, lse, sinks),) if with_sinks else ()
     assert (out - expected).abs().max() < 1e-12
     assert all((a - b).abs().max() < 1e-11 for a, b in zip(found, wanted, strict=True))

@@ -80,6 +80,7 @@ def spread(axis, kind, tensors, documents, dtype=None):
     """
     import torch
 
+    from mpitrain.kernels.attention import AttentionRequest
     from mpitrain.parallel.context.attention import context_attention
     from mpitrain.parallel.walk import run
 
@@ -93,7 +94,7 @@ def spread(axis, kind, tensors, documents, dtype=None):
         x[:, :, here].to(dtype or x.dtype).transpose(1, 2).contiguous().transpose(1, 2) for x in tensors
     )
     before = [x.clone() for x in (q, k, v, grad)]
-    out, saved = run(attention.forward(q, k, v, documents))
+    out, saved = run(attention.forward(q, k, v, AttentionRequest(documents=documents)))
     grads = run(attention.backward(saved, grad))
     assert all(torch.equal(x, y) for x, y in zip(before, (q, k, v, grad))), "an input was changed"
     return [out, *grads], here

@@ -190,6 +190,7 @@ def test_soft_capped_scores_are_those_of_autograd(masked, length):
     import torch
 
     from mpitrain.kernels import attention_tiles as tiles
+    from mpitrain.kernels.attention import AttentionRequest
 
     q, k, v, grad = random_tile(torch.float64, length, length)
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -201,10 +202,11 @@ def test_soft_capped_scores_are_those_of_autograd(masked, length):
     shares = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)  # a query may see nothing
     expected = shares @ kv[1]
     expected.backward(grad)
-    out, lse = tiles.attend(q, k, v, masked == "causal", visible, 0.7)
+    request = AttentionRequest(soft_cap=0.7)
+    out, lse = tiles.attend(q, k, v, masked == "causal", visible, request)
     torch.testing.assert_close(out, expected.detach(), rtol=1e-12, atol=1e-12)
     lse = lse.clamp(min=-50.0)
-    found = tiles.attend_backward(grad, q, k, v, out, lse, masked == "causal", visible, 0.7)
+    found = tiles.attend_backward(grad, q, k, v, out, lse, masked == "causal", visible, request)
     for each, leaf in zip(found, leaves):
         torch.testing.assert_close(each, leaf.grad, rtol=1e-10, atol=1e-12)
 

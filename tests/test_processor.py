@@ -5,8 +5,9 @@ import torch
 
 from mpitrain.config import Precision
 from mpitrain.kernels import attention_cpu_16bit, precision, processor
+from mpitrain.kernels.attention import PLAIN
 from mpitrain.layout import probabilities
-from mpitrain.model import grouped, linear, selective
+from mpitrain.model import attention_functions, grouped, linear
 
 AVX512 = {"architecture": "x86_64", "avx2": True, "avx512_f": True}
 SAPPHIRE_RAPIDS = AVX512 | {
@@ -188,7 +189,8 @@ def test_probabilities_of_short_sequences_are_kept_as_planned(way, shape):
     assert not any(attention_cpu_16bit.keeps(q.to(dtype), None) for dtype in (torch.float32, torch.float16))
     assert not attention_cpu_16bit.keeps(q, torch.zeros(length, length))
     for selective_, expected in ((False, batch * heads * probabilities.count(length) * 2), (True, 0)):
-        saved = selective.attention(q, k, v, None, again=False, selective=selective_)[0].grad_fn.saved_tensors
+        made, _ = attention_functions.attention(q, k, v, PLAIN, again=False, selective=selective_)
+        saved = made.grad_fn.saved_tensors
         own = {x.data_ptr() for x in (q, k, v)}
         assert sum(x.nbytes for x in saved if x is not None and x.data_ptr() not in own) == (
             expected if kept else 0
@@ -206,5 +208,5 @@ def test_fp16_attends_piece_by_piece_where_it_is_widened(way):
     ]
     assert not attention_cpu_16bit.fits(q.half().to("meta"))
     halves = q.half(), k.half(), v.half()
-    out, _ = selective.attention(*halves, None, again=False, selective=False)
+    out, _ = attention_functions.attention(*halves, PLAIN, again=False, selective=False)
     assert torch.equal(out, attention_cpu_16bit.attend(*halves)[0]) == (way == "in fp32")

@@ -1,8 +1,10 @@
 """Pure computation on tensors: nothing is sent, no layer and no parameter is known.
 
-attention_tiles                            attention to a tile of keys, by the kernel of the device
+attention                                  what a layer asks of attention; choose() says which kernel
+attention_tiles                            attention to a tile of keys, with the log-sum-exp
 attention_window                           in a sliding window, with sinks
 attention_cpu_16bit, attention_cpu_fp32    attention kernels for a CPU
+attention_torch                            by torch's scaled_dot_product_attention
 attention_products                         attention by matrix products, on any device; soft-capped scores
 functions, compiled                        norms, gated product, rotary positions, cross-entropy; the same
                                            fused by torch.compile

@@ -66,14 +66,16 @@ class QueryBlock(NamedTuple):
 
 
 def attend(
-    q_BHTC, k_BKSC, v_BKSC, visible=None, keep: bool = False
+    q_BHTC, k_BKSC, v_BKSC, visible=None, keep: bool = False, scale: float | None = None
 ) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
     """Return attention [B, H, T, C], in memory [B, T, H, C], and with `keep` the probabilities,
     which its backward takes.
 
     visible: what is added to the scores, [B, 1, T, S] or [T, S], 0 or -inf; without it T = S, and
     key s is visible from query s on.
+    scale: of scores; None: 1 / sqrt(C).
     """
+    scale = q_BHTC.shape[-1] ** -0.5 if scale is None else scale
     q_BKTGC = _grouped(q_BHTC, k_BKSC)
     k_BKSC = _multiplied(k_BKSC)
     v_BKSC = _multiplied(v_BKSC)
@@ -81,7 +83,7 @@ def attend(
     out_BHTC = out_BTHC.transpose(1, 2)
     kept = []
     for piece in _pieces(q_BKTGC, k_BKSC, visible):
-        made = _probabilities(piece, _flat(piece.rows(q_BKTGC)), q_BKTGC, k_BKSC, visible)
+        made = _probabilities(piece, _flat(piece.rows(q_BKTGC)), q_BKTGC, k_BKSC, visible, scale)
         _write(piece.rows(_grouped(out_BHTC, k_BKSC)), torch.bmm(_multiplied(made), piece.keys(v_BKSC)))
         if keep:
             kept.append(made)
@@ -89,11 +91,18 @@ def attend(
 
 
 def attend_backward(
-    grad_BHTC, q_BHTC, k_BKSC, v_BKSC, visible=None, kept: Sequence | None = None
+    grad_BHTC,
+    q_BHTC,
+    k_BKSC,
+    v_BKSC,
+    visible=None,
+    kept: Sequence | None = None,
+    scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v, in memory as these are.
 
     kept: the probabilities; without them they are made again.
+    scale: as in attend().
     """
     grads = tuple(map(torch.empty_like, (q_BHTC, k_BKSC, v_BKSC)))
     q_BKTGC, grad_BKTGC, k_BKSC, v_BKSC = (
@@ -102,13 +111,13 @@ def attend_backward(
         _multiplied(v_BKSC),
     )
     of_k_BKSC, of_v_BKSC = (torch.zeros(x.shape, dtype=wide(x.dtype)) for x in (k_BKSC, v_BKSC))
-    scale = q_BHTC.shape[-1] ** -0.5
+    scale = q_BHTC.shape[-1] ** -0.5 if scale is None else scale
     for number, piece in enumerate(_pieces(q_BKTGC, k_BKSC, visible)):
         rows = _flat(piece.rows(q_BKTGC))
         of_rows = _flat(piece.rows(grad_BKTGC))
         keys = piece.keys(k_BKSC)
         made = _multiplied(
-            _probabilities(piece, rows, q_BKTGC, k_BKSC, visible) if kept is None else kept[number]
+            _probabilities(piece, rows, q_BKTGC, k_BKSC, visible, scale) if kept is None else kept[number]
         )
         piece.keys(of_v_BKSC).add_(torch.bmm(made.mT, of_rows))
         of_scores = torch._softmax_backward_data(
@@ -150,7 +159,7 @@ def _num_rows(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor) -> int:
     return ROWS[itemsize] * (2 if itemsize == 2 and alone and k_BKSC.shape[2] >= LONG else 1)
 
 
-def _probabilities(piece: QueryBlock, rows, q_BKTGC, k_BKSC, visible) -> torch.Tensor:
+def _probabilities(piece: QueryBlock, rows, q_BKTGC, k_BKSC, visible, scale: float) -> torch.Tensor:
     """Return softmax(scores) [B K, R G, S] of the rows of a piece, in the type of the queries."""
     group = q_BKTGC.shape[3]
     if visible is None:
@@ -160,7 +169,7 @@ def _probabilities(piece: QueryBlock, rows, q_BKTGC, k_BKSC, visible) -> torch.T
         added = visible.expand(len(k_BKSC), 1, *visible.shape[-2:])[
             piece.sequences, 0, piece.queries
         ].repeat_interleave(group, 1)
-    scores = torch.baddbmm(added.to(rows.dtype), rows, piece.keys(k_BKSC).mT, alpha=rows.shape[-1] ** -0.5)
+    scores = torch.baddbmm(added.to(rows.dtype), rows, piece.keys(k_BKSC).mT, alpha=scale)
     return torch.softmax(scores, -1).to(q_BKTGC.dtype)
 
 

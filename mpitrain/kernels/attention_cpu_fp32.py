@@ -61,17 +61,21 @@ def fits(q_BHTC: torch.Tensor, k_BKSC: torch.Tensor) -> bool:
     )
 
 
-def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(
+    q_BHTC, k_BKSC, v_BKSC, causal: bool, scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output [B, H, T, C], in memory [B, T, H, C], and the log-sum-exp [B, H, T] in fp32.
 
     causal: T = S and key s is visible from query s on; else every key is.
+    scale: of scores; None: 1 / sqrt(C).
     """
+    scale = q_BHTC.shape[-1] ** -0.5 if scale is None else scale
     batch, heads, length, _ = q_BHTC.shape
     out_BHTC = q_BHTC.new_empty(batch, length, heads, v_BKSC.shape[-1]).transpose(1, 2)
     lse_BHT = q_BHTC.new_empty(batch, heads, length, dtype=torch.float32)
     for pieces, k_SC, v_SC in _by_head(q_BHTC, k_BKSC, v_BKSC, causal):
         for piece in pieces:
-            scores = _scores(piece, piece.rows(q_BHTC), k_SC, causal)
+            scores = _scores(piece, piece.rows(q_BHTC), k_SC, causal, scale)
             most = scores.amax(-1, keepdim=True)
             weights = scores.sub_(most).exp2_()
             total = weights.sum(-1, keepdim=True)
@@ -82,14 +86,14 @@ def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> tuple[torch.Tensor, torch.Te
 
 
 def attend_backward(
-    grad_BHTC, q_BHTC, k_BKSC, v_BKSC, out_BHTC, lse_BHT, causal: bool
+    grad_BHTC, q_BHTC, k_BKSC, v_BKSC, out_BHTC, lse_BHT, causal: bool, scale: float | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v, in memory as these are.
 
     `out` and `lse` are those over all keys, of other tiles too.
     """
     grads = tuple(map(torch.empty_like, (q_BHTC, k_BKSC, v_BKSC)))
-    scale = q_BHTC.shape[-1] ** -0.5
+    scale = q_BHTC.shape[-1] ** -0.5 if scale is None else scale
     along_BHT = (grad_BHTC.to(torch.float32) * out_BHTC).sum(-1)
     for pieces, k_SC, v_SC in _by_head(q_BHTC, k_BKSC, v_BKSC, causal):
         of_k_SC, of_v_SC = (torch.zeros_like(x, dtype=torch.float32) for x in (k_SC, v_SC))
@@ -98,7 +102,9 @@ def attend_backward(
             of_rows = piece.rows(grad_BHTC)
             seen = slice(piece.seen)
             weights = (
-                _scores(piece, rows, k_SC, causal).sub_(piece.rows(lse_BHT)[:, None], alpha=LOG2_E).exp2_()
+                _scores(piece, rows, k_SC, causal, scale)
+                .sub_(piece.rows(lse_BHT)[:, None], alpha=LOG2_E)
+                .exp2_()
             )
             of_scores = (
                 onednn_product(of_rows, v_SC[seen])
@@ -137,9 +143,11 @@ def _by_head(
             yield pieces, *(x_BKSC[sequence, head].to(kind).contiguous() for x_BKSC in (k_BKSC, v_BKSC))
 
 
-def _scores(piece: HeadBlock, rows: torch.Tensor, k_SC: torch.Tensor, causal: bool) -> torch.Tensor:
+def _scores(
+    piece: HeadBlock, rows: torch.Tensor, k_SC: torch.Tensor, causal: bool, scale: float
+) -> torch.Tensor:
     """Return the scores [R G, S] times LOG2_E in fp32, -inf where a query doesn't see a key."""
-    scores = onednn_product(rows, k_SC[: piece.seen]).to(torch.float32).mul_(rows.shape[-1] ** -0.5 * LOG2_E)
+    scores = onednn_product(rows, k_SC[: piece.seen]).to(torch.float32).mul_(scale * LOG2_E)
     if causal:
         num_queries = piece.queries.stop - piece.queries.start
         own = scores.view(-1, num_queries, piece.seen)[..., piece.queries]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
+from mpitrain.kernels.attention import PLAIN, AttentionRequest
 from mpitrain.kernels.precision import wide
 from mpitrain.layout.probabilities import ROWS
 
@@ -19,26 +20,34 @@ INFINITY = math.inf
 
 
 def attend_by_products(
-    q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None, soft_cap: float = 0.0
+    q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None, request: AttentionRequest = PLAIN
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do what attend() of attention_tiles.py does; all scores are there at once."""
     q, k, v = (x.to(wide(q_BHTC.dtype)) for x in (q_BHTC, k_BKSC, v_BKSC))
-    scores = _masked(_scores(q, k, soft_cap), causal, visible)
+    scores = _masked(_scores(q, k, request), causal, visible)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -INFINITY, 0).unsqueeze(-1)).exp_()
     return (_by_group(weights, k) @ v).view(q.shape).to(q_BHTC.dtype), lse
 
 
 def attend_backward_by_products(
-    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool = False, visible=None
+    grad_of_out,
+    q_BHTC,
+    k_BKSC,
+    v_BKSC,
+    out,
+    lse,
+    causal: bool = False,
+    visible=None,
+    request: AttentionRequest = PLAIN,
 ) -> tuple[torch.Tensor, ...]:
     """Do what attend_backward() of attention_tiles.py does; all scores are there at once."""
-    grads = _grads(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible, 0.0)
+    grads = _grads(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible, request)
     return tuple(x.to(q_BHTC.dtype) for x in grads)
 
 
 def attend_capped(
-    q_BHTC, k_BKSC, v_BKSC, causal: bool, visible, soft_cap: float
+    q_BHTC, k_BKSC, v_BKSC, causal: bool, visible, request: AttentionRequest
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do what attend() does with soft-capped scores.
 
@@ -49,13 +58,13 @@ def attend_capped(
     lse_BHT = q_BHTC.new_empty(q_BHTC.shape[:-1], dtype=wide(q_BHTC.dtype))
     for rows, seen, mask in _some_rows(q_BHTC, k_BKSC, causal, visible):
         k, v = _seen(seen, k_BKSC, v_BKSC)
-        found = attend_by_products(q_BHTC[..., rows, :], k, v, False, mask, soft_cap)
+        found = attend_by_products(q_BHTC[..., rows, :], k, v, False, mask, request)
         out_BHTC[..., rows, :], lse_BHT[..., rows] = found
     return out_BHTC, lse_BHT
 
 
 def attend_backward_capped(
-    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool, visible, soft_cap: float
+    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool, visible, request: AttentionRequest
 ) -> tuple[torch.Tensor, ...]:
     """Do what attend_backward() does with soft-capped scores."""
     grad_of_q = torch.empty_like(q_BHTC)
@@ -63,7 +72,7 @@ def attend_backward_capped(
     for rows, seen, mask in _some_rows(q_BHTC, k_BKSC, causal, visible):
         here = (x[..., rows, :] for x in (grad_of_out, q_BHTC))
         found = _grads(
-            *here, *_seen(seen, k_BKSC, v_BKSC), out[..., rows, :], lse[..., rows], False, mask, soft_cap
+            *here, *_seen(seen, k_BKSC, v_BKSC), out[..., rows, :], lse[..., rows], False, mask, request
         )
         grad_of_q[..., rows, :] = found[0]
         for whole, part in zip(grads_of_kv, found[1:]):
@@ -89,16 +98,16 @@ def _some_rows(q, k, causal: bool, visible) -> Iterator[tuple[slice, int, torch.
             yield rows, num_keys, None
 
 
-def _grads(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible, soft_cap):
+def _grads(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible, request: AttentionRequest):
     """Return the gradients of q, k and v, in fp32 or fp64."""
     grad, q, k, v = (x.to(wide(q_BHTC.dtype)) for x in (grad_of_out, q_BHTC, k_BKSC, v_BKSC))
-    scores = _scores(q, k, soft_cap)
+    scores = _scores(q, k, request)
     # of the cap; scores that aren't seen become infinite
-    slope = 1 - (scores / soft_cap).square_() if soft_cap else None
+    slope = 1 - (scores / request.soft_cap).square_() if request.soft_cap else None
     weights = (_masked(scores, causal, visible) - lse.unsqueeze(-1)).exp_()
     grad_of_weights = (_by_group(grad, k) @ v.mT).view(weights.shape)
     along = (grad * out).sum(-1, keepdim=True)
-    grad_of_scores = (grad_of_weights - along).mul_(weights).mul_(q.shape[-1] ** -0.5)
+    grad_of_scores = (grad_of_weights - along).mul_(weights).mul_(request.scale_of(q.shape[-1]))
     grad_of_scores = _by_group(grad_of_scores if slope is None else grad_of_scores.mul_(slope), k)
     grad_of_v = _by_group(weights, k).mT @ _by_group(grad, k)
     return (grad_of_scores @ k).view(q.shape), grad_of_scores.mT @ _by_group(q, k), grad_of_v
@@ -109,9 +118,10 @@ def _by_group(x_BHTX: torch.Tensor, k_BKSC: torch.Tensor) -> torch.Tensor:
     return x_BHTX.unflatten(1, (k_BKSC.shape[1], -1)).flatten(2, 3)
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, soft_cap: float) -> torch.Tensor:
+def _scores(q: torch.Tensor, k: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
     """Return the scores [B, H, T, S] of all keys."""
-    scores = (_by_group(q, k) @ k.mT).view(*q.shape[:-1], k.shape[-2]) * q.shape[-1] ** -0.5
+    soft_cap = request.soft_cap
+    scores = (_by_group(q, k) @ k.mT).view(*q.shape[:-1], k.shape[-2]) * request.scale_of(q.shape[-1])
     return scores.div_(soft_cap).tanh_().mul_(soft_cap) if soft_cap else scores
 
 

@@ -6,15 +6,13 @@ The softmax over all keys is the mean of the tiles' results weighted by exp(log-
 attention, arXiv:2305.19370). A tile's backward is exact when it is given the output and log-sum-exp
 over *all* keys: then exp(score - log-sum-exp) is the probability itself.
 
-The arithmetic is torch's own where it hands out the log-sum-exp:
+Which kernel computes a tile says choose() of attention.py. torch's own hand out the log-sum-exp:
     cpu  every dtype, with and without a mask: the flash attention behind
-         scaled_dot_product_attention (the same ops in 2.11 to 2.13);
-          without a mask by oneDNN's products where that is faster: attention_cpu_fp32.py
+         scaled_dot_product_attention (the same ops in 2.11 to 2.13)
     cuda  16-bit floats without a mask, heads of a multiple of 8 up to 256, compute capability 8.0
           on: flash attention. Not run on a
           device yet
-Else (fp32 and fp64 on a GPU, documents on a GPU, other devices) by plain matrix products, and where
-scores are soft-capped, which no other kernel knows: attention_products.py.
+No kernel but plain matrix products knows soft caps, or documents on a GPU: attention_products.py.
 """
 
 import math
@@ -22,6 +20,7 @@ import math
 import torch
 
 from mpitrain.kernels import attention_cpu_fp32
+from mpitrain.kernels.attention import PLAIN, AttentionRequest, Kernel, choose
 from mpitrain.kernels.attention_products import (
     attend_backward_by_products,
     attend_backward_capped,
@@ -34,7 +33,7 @@ INFINITY = math.inf
 
 
 def attend(
-    q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None, soft_cap: float = 0.0
+    q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None, request: AttentionRequest = PLAIN
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], fp32 or fp64.
 
@@ -42,26 +41,29 @@ def attend(
 
     causal: T = S and key s is visible from query s on.
     visible: bool [B, 1, T, S] instead; it includes causality.
-    soft_cap: as in attention_products.py.
+    request: its scale and its soft cap are those of a tile; window, sinks and documents are the caller's.
     """
-    if soft_cap:
-        return attend_capped(q_BHTC, k_BKSC, v_BKSC, causal, visible, soft_cap)
+    kernel = choose(request, q_BHTC, k_BKSC, masked=visible is not None, tile=True)
+    if kernel is Kernel.PRODUCTS_OF_SOME_ROWS:
+        return attend_capped(q_BHTC, k_BKSC, v_BKSC, causal, visible, request)
     q_BHTC, k_BKSC, v_BKSC = _dense_rows(q_BHTC, k_BKSC, v_BKSC)
-    if visible is None and attention_cpu_fp32.fits(q_BHTC, k_BKSC):
-        return attention_cpu_fp32.attend(q_BHTC, k_BKSC, v_BKSC, causal)
-    if q_BHTC.device.type == "cpu":
-        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu.default(
-            q_BHTC,
-            k_BKSC,
-            v_BKSC,
-            0.0,
-            causal and visible is None,
-            attn_mask=_additive(visible, q_BHTC.dtype),
-        )
-    elif _has_cuda_flash(q_BHTC, visible):
-        out, lse = _aten._scaled_dot_product_flash_attention.default(q_BHTC, k_BKSC, v_BKSC, 0.0, causal)[:2]
-    else:
-        return attend_by_products(q_BHTC, k_BKSC, v_BKSC, causal, visible)
+    if kernel is Kernel.CPU_ONEDNN:
+        return attention_cpu_fp32.attend(q_BHTC, k_BKSC, v_BKSC, causal, request.scale)
+    if kernel is Kernel.PRODUCTS:
+        return attend_by_products(q_BHTC, k_BKSC, v_BKSC, causal, visible, request)
+    if kernel is Kernel.CUDA_FLASH:
+        return _aten._scaled_dot_product_flash_attention.default(
+            q_BHTC, k_BKSC, v_BKSC, 0.0, causal, scale=request.scale
+        )[:2]
+    out, lse = _aten._scaled_dot_product_flash_attention_for_cpu.default(
+        q_BHTC,
+        k_BKSC,
+        v_BKSC,
+        0.0,
+        causal and visible is None,
+        attn_mask=_additive(visible, q_BHTC.dtype),
+        scale=request.scale,
+    )
     if visible is not None:  # torch says 0 for a row without keys
         lse = lse.masked_fill(~visible.any(-1), -INFINITY)
     return out, lse
@@ -76,53 +78,56 @@ def attend_backward(
     lse,
     causal: bool = False,
     visible=None,
-    soft_cap: float = 0.0,
+    request: AttentionRequest = PLAIN,
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v that pass through this tile.
 
     `out` and `lse` are those over all keys.
     """
-    if soft_cap:
-        return attend_backward_capped(
-            grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible, soft_cap
-        )
+    kernel = choose(request, q_BHTC, k_BKSC, masked=visible is not None, tile=True)
+    if kernel is Kernel.PRODUCTS_OF_SOME_ROWS:
+        return attend_backward_capped(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible, request)
     grad_of_out, q_BHTC, k_BKSC, v_BKSC, out = _dense_rows(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out)
-    if visible is None and attention_cpu_fp32.fits(q_BHTC, k_BKSC):
-        return attention_cpu_fp32.attend_backward(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal)
-    if q_BHTC.device.type == "cpu":
-        return _aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-            grad_of_out,
-            q_BHTC,
-            k_BKSC,
-            v_BKSC,
-            out,
-            lse,
-            0.0,
-            causal and visible is None,
-            attn_mask=_additive(visible, q_BHTC.dtype),
-        )
-    if _has_cuda_flash(q_BHTC, visible):
-        # of the dropout, which there is none of
-        seed = torch.zeros(2, dtype=torch.uint64, device=q_BHTC.device)
-        num_queries = q_BHTC.shape[-2]
-        num_keys = k_BKSC.shape[-2]
-        return _aten._scaled_dot_product_flash_attention_backward.default(
-            grad_of_out,
-            q_BHTC,
-            k_BKSC,
-            v_BKSC,
-            out,
-            lse.contiguous(),
-            None,
-            None,
-            num_queries,
-            num_keys,
-            0.0,
-            causal,
-            seed,
-            seed[0],
-        )
-    return attend_backward_by_products(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible)
+    tensors = (grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse)
+    if kernel is Kernel.CPU_ONEDNN:
+        return attention_cpu_fp32.attend_backward(*tensors, causal, request.scale)
+    if kernel is Kernel.PRODUCTS:
+        return attend_backward_by_products(*tensors, causal, visible, request)
+    if kernel is Kernel.CUDA_FLASH:
+        return _cuda_flash_backward(*tensors, causal, request.scale)
+    return _aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+        *tensors,
+        0.0,
+        causal and visible is None,
+        attn_mask=_additive(visible, q_BHTC.dtype),
+        scale=request.scale,
+    )
+
+
+def _cuda_flash_backward(
+    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool, scale: float | None
+) -> tuple[torch.Tensor, ...]:
+    # of the dropout, which there is none of
+    seed = torch.zeros(2, dtype=torch.uint64, device=q_BHTC.device)
+    num_queries = q_BHTC.shape[-2]
+    num_keys = k_BKSC.shape[-2]
+    return _aten._scaled_dot_product_flash_attention_backward.default(
+        grad_of_out,
+        q_BHTC,
+        k_BKSC,
+        v_BKSC,
+        out,
+        lse.contiguous(),
+        None,
+        None,
+        num_queries,
+        num_keys,
+        0.0,
+        causal,
+        seed,
+        seed[0],
+        scale=scale,
+    )
 
 
 def _dense_rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -138,13 +143,3 @@ def _additive(visible: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor 
     return (
         None if visible is None else torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -INFINITY)
     )
-
-
-def _has_cuda_flash(q: torch.Tensor, visible: torch.Tensor | None) -> bool:
-    fits = (
-        visible is None
-        and q.dtype in (torch.float16, torch.bfloat16)
-        and q.shape[-1] % 8 == 0
-        and q.shape[-1] <= 256
-    )
-    return fits and q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)

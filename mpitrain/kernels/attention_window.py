@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import torch
 
+from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_tiles import attend, attend_backward
 from mpitrain.kernels.precision import wide
 
@@ -26,20 +27,19 @@ BLOCK = 128  # queries, at least: shorter ones make many small products
 
 
 def attend_in_window(
-    q_BHTC, k_BKSC, v_BKSC, window: int, sinks_H=None, visible=None, soft_cap: float = 0.0
+    q_BHTC, k_BKSC, v_BKSC, request: AttentionRequest, visible=None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], sinks included, fp32 or fp64.
 
-    window: positions that a query sees, its own included; 0: all before it.
-    visible: what may be seen besides, bool, broadcast to [B, 1, T, S]; every query sees itself.
-    soft_cap: of scores, as in attention_products.py; 0: none.
+    visible: what may be seen besides, bool, broadcast to [B, 1, T, S]; every query sees itself. It is what
+    the request's mask or its documents say.
     """
     found = [
-        attend(q_BHTC[..., rows, :], k_BKSC[..., keys, :], v_BKSC[..., keys, :], True, seen, soft_cap)
-        for rows, keys, seen in _blocks(q_BHTC, k_BKSC, window, visible)
+        attend(q_BHTC[..., rows, :], k_BKSC[..., keys, :], v_BKSC[..., keys, :], True, seen, request)
+        for rows, keys, seen in _blocks(q_BHTC, k_BKSC, request.window, visible)
     ]
     out, lse = (torch.cat(parts, 2) if len(parts) > 1 else parts[0] for parts in zip(*found))
-    return (out, lse) if sinks_H is None else with_sinks(out, lse, sinks_H)
+    return (out, lse) if request.sinks is None else with_sinks(out, lse, request.sinks)
 
 
 def with_sinks(out, lse, sinks_H) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,15 +49,15 @@ def with_sinks(out, lse, sinks_H) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attend_in_window_backward(
-    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, window: int, visible=None, soft_cap: float = 0.0
+    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, request: AttentionRequest, visible=None
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v. out, lse: as attend_in_window returned them."""
     grad_of_q = torch.empty_like(q_BHTC)
     grads_of_k, grads_of_v = (torch.zeros_like(x, dtype=wide(x.dtype)) for x in (k_BKSC, v_BKSC))
-    for rows, keys, seen in _blocks(q_BHTC, k_BKSC, window, visible):
+    for rows, keys, seen in _blocks(q_BHTC, k_BKSC, request.window, visible):
         grad, q, o = (x[..., rows, :] for x in (grad_of_out, q_BHTC, out))
         for_q, for_k, for_v = attend_backward(
-            grad, q, k_BKSC[..., keys, :], v_BKSC[..., keys, :], o, lse[..., rows], True, seen, soft_cap
+            grad, q, k_BKSC[..., keys, :], v_BKSC[..., keys, :], o, lse[..., rows], True, seen, request
         )
         grad_of_q[..., rows, :] = for_q
         grads_of_k[..., keys, :] += for_k

@@ -3,7 +3,8 @@
 families/                                      a model is a list of layers
 layers/                                        what a layer declares: integers, no torch
 blocks, build_context                          builds the layers of a stage, over the axes of this rank
-attention, latent_attention, window, rotary    attention: projections, kernels, positions
+attention, latent_attention, rotary            attention: projections, positions
+attention_functions                            attention as autograd functions, by each kernel
 feed_forward, linear, fp8                      the feed-forward, matrix products
 experts, router, grouped                       a mixture of experts
 embedding_and_head, multi_token                the ends of a model; multi-token prediction

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 import torch
 
+from mpitrain.kernels.attention import PLAIN, AttentionRequest
 from mpitrain.layout.traffic import Traffic
-from mpitrain.model.build_context import BuildContext
+from mpitrain.model.build_context import BuildContext, Heads
 from mpitrain.model.kv_history import attend
 from mpitrain.model.layers.attention import Attention as Layer
 from mpitrain.model.offload import restored
@@ -33,24 +34,27 @@ def attention(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) ->
     )
     tp = site.plan.config.parallel.tp
     kv_heads = max(1, layer.kv_heads // tp)
-    over_cp = site.attention_over_cp(
-        layer.heads // tp, kv_heads, layer.rope.width, layer.window, layer.soft_cap
-    )
-    core = Core(layer.window, own.get("attention.sinks"), layer.soft_cap)
-    inner = attended(projection, core, over_cp, Output(output, site.fp8), site)
+    heads = Heads(layer.heads // tp, kv_heads, layer.rope.width)
+    request = AttentionRequest(window=layer.window, soft_cap=layer.soft_cap)
+    core = Core(request, own.get("attention.sinks"))
+    inner = attended(projection, core, heads, Output(output, site.fp8), site)
     added = [Bias(own["attention.output.bias"])] if layer.biased else []
     return [Residual([*([NormSegment(norm)] if site.tp else []), *inner, *added])]
 
 
 def attended(
-    projection: Segment, core: "Core", over_cp: ContextAttention | None, output: "Output", site: BuildContext
+    projection: Segment, core: "Core", heads: Heads, output: "Output", site: BuildContext
 ) -> list[Item]:
     """Return projection, attention proper and output, with what tp sends before and behind them.
 
     With context parallelism attention is a segment, an exchange of keys and values, and a segment.
     With `by_chunks` projection and output are chunk by chunk, and the attention proper is between
     them.
+
+    heads: of this rank.
     """
+    over_cp = site.attention_over_cp(heads)
+    site.note_kernel(core.asked(), heads, over_cp)
     if not site.by_chunks:
         return site.between(
             [
@@ -132,13 +136,19 @@ class Core(Segment):
 
     The whole sequence is here.
 
-    window, sinks, soft_cap: as in model/window.py.
+    request: without tensors.
     """
 
-    def __init__(self, window: int = 0, sinks: Parameter | None = None, soft_cap: float = 0.0):
-        self.window = window
+    def __init__(self, request: AttentionRequest = PLAIN, sinks: Parameter | None = None):
+        self.request = request
         self.sinks = sinks
-        self.soft_cap = soft_cap
+
+    def asked(
+        self, mask: torch.Tensor | None = None, documents: torch.Tensor | None = None
+    ) -> AttentionRequest:
+        """Return what is asked of a microbatch, with the sinks as they are now."""
+        sinks = None if self.sinks is None else self.sinks.data
+        return self.request.given(sinks=sinks, mask=mask, documents=documents)
 
     def compute(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
         return self.attend(qkv, context, tape, again=False)[0]
@@ -150,7 +160,7 @@ class Core(Segment):
         it again.
         """
         qkv = self.with_history(qkv, context, tape)
-        return tape.attention(qkv, context.visible, self.window, self.sinks, again, self.soft_cap)
+        return tape.attention(qkv, self.asked(context.visible), self.sinks, again)
 
     def with_history(
         self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape
@@ -192,13 +202,14 @@ class SpreadAttention:
 
     def __init__(self, projection: Item, core: Core, over_cp: ContextAttention, output: Item):
         self.projection = projection
-        self.sinks = core.sinks
-        self.core = over_cp
+        self.core = core
+        self.over_cp = over_cp
         self.output = output
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         qkv, projected = yield from self.projection.forward(x, context)
-        a, attended = yield from self.core.forward(*qkv, context.microbatch.documents, self._sinks)
+        request = self.core.asked(documents=context.microbatch.documents)
+        a, attended = yield from self.over_cp.forward(*qkv, request)
         attended = context.keeping.put(attended)
         y, saved = yield from self.output.forward(a, context)
         return y, (projected, attended, saved) if torch.is_grad_enabled() else None
@@ -206,16 +217,12 @@ class SpreadAttention:
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         projected, attended, output = saved
         grad = yield from self.output.backward(output, grad_of_output, later)
-        grads = yield from self.core.backward(restored(attended), grad, self._sinks)
-        if self.sinks is not None:
+        grads = yield from self.over_cp.backward(restored(attended), grad, self.core.asked())
+        if self.core.sinks is not None:
             *grads, of_sinks = grads
-            later(WeightGradients([Addend(self.sinks, of_sinks)]))
+            later(WeightGradients([Addend(self.core.sinks, of_sinks)]))
         return (yield from self.projection.backward(projected, tuple(grads), later))
-
-    @property
-    def _sinks(self) -> torch.Tensor | None:
-        return None if self.sinks is None else self.sinks.data
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
         """What the exchange between the segments starts."""
-        return sends((self.projection, self.core, self.output), shape, itemsize)
+        return sends((self.projection, self.over_cp, self.output), shape, itemsize)

@@ -1,10 +1,13 @@
 """Where the layers of a stage are built: the axes they are spread over, and what they share."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from mpitrain.comm.axis import Axis
+from mpitrain.kernels.attention import AttentionRequest, Kernel, choose
+from mpitrain.kernels.attention_window import BLOCK
 from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.kernels.precision import TYPES
 from mpitrain.layout.plan import Plan
@@ -19,6 +22,14 @@ from mpitrain.parallel.zero.parameters import Parameter
 SEQUENCE = 1  # dim of activations [B, T, D]
 
 
+class Heads(NamedTuple):
+    """Heads of an attention: of queries, of keys and values, and their width."""
+
+    queries: int
+    kv: int
+    width: int
+
+
 @dataclass
 class BuildContext:
     """tp, cp: the axes, or None where all of each layer, or of the sequence, is here.
@@ -28,6 +39,7 @@ class BuildContext:
     experts, tokens: the axes of the experts and of the same sequences, or None where all are here.
     experts_near, experts_far: those of rows that go to nodes first, or None.
     functions: what is computed between products.
+    attention_kernels: those that the layers built so far will take, in their order.
     """
 
     plan: Plan
@@ -40,6 +52,7 @@ class BuildContext:
     experts_far: Axis | None = None
     functions: Functions = EAGER
     rotaries: dict[Rope, Rotary] = field(default_factory=dict)
+    attention_kernels: list[Kernel] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far"):
@@ -72,16 +85,27 @@ class BuildContext:
         """Return what is in memory all the time, for all microbatches."""
         return [table for rotary in self.rotaries.values() for table in (rotary.cos, rotary.sin)]
 
-    def attention_over_cp(
-        self, heads: int, kv_heads: int, head_width: int, window: int = 0, soft_cap: float = 0.0
-    ) -> ContextAttention | None:
-        """Return the attention proper where the sequence is spread over ranks. heads, kv_heads: of
-        this rank.
-        """
+    def attention_over_cp(self, heads: Heads) -> ContextAttention | None:
+        """Return the attention proper where the sequence is spread over ranks. heads: of this rank."""
         if self.cp is None:
             return None
         kind, sequence = self.plan.config.parallel.context, self.plan.config.data.sequence
-        return context_attention(self.cp, kind, sequence, heads, kv_heads, head_width, window, soft_cap)
+        return context_attention(self.cp, kind, sequence, *heads)
+
+    def note_kernel(self, request: AttentionRequest, heads: Heads, over_cp: ContextAttention | None) -> None:
+        """Note which kernel a layer's attention takes: the first time, and for its largest tile."""
+        config = self.plan.config
+        segments = self.plan.table.segments
+        queries = config.data.sequence // segments
+        masked = config.data.documents == "separate" or segments > 1 or 0 < request.window < queries
+        if request.window:
+            queries = min(queries, max(request.window, BLOCK))
+        one = torch.empty(1, 1, 1, heads.width, dtype=self.dtype, device=self.device)
+        q, k = (one.expand(config.batch.micro, count, queries, -1) for count in (heads.queries, heads.kv))
+        if over_cp is None:
+            self.attention_kernels.append(choose(request, q, k, masked))
+        else:
+            self.attention_kernels.append(over_cp.kernel(q, request, masked))
 
     def residual(self, inner: Item, norm: Parameter) -> list[Item]:
         """Return x + inner(norm(x)); without tp, `inner` has the norm.

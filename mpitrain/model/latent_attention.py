@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from mpitrain.layout.traffic import Traffic
 from mpitrain.model.attention import Core, Output, attended
-from mpitrain.model.build_context import BuildContext
+from mpitrain.model.build_context import BuildContext, Heads
 from mpitrain.model.layers.latent_attention import LatentAttention as Layer
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Segment, Tape
@@ -33,9 +33,8 @@ def latent_attention(layer: Layer, own: Mapping[str, Parameter], site: BuildCont
     down = Down(layer, own["norm"], own.get("q_down"), own.get("q_norm"), own["kv_down"], own["kv_norm"])
     up = Up(layer, own["q_up"], own["kv_up"], site.rotary(layer.rope))
     heads = layer.heads // site.plan.config.parallel.tp
-    over_cp = site.attention_over_cp(heads, heads, layer.key_width)
     output = Output(own["output"], value_width=layer.value_width)
-    return [Residual([down, *attended(up, Core(), over_cp, output, site)])]
+    return [Residual([down, *attended(up, Core(), Heads(heads, heads, layer.key_width), output, site)])]
 
 
 class Down(Segment):

@@ -16,12 +16,12 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
+from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.engine import gradients
 from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.kernels.gates import Gate
-from mpitrain.model import fp8, linear, selective
+from mpitrain.model import attention_functions, fp8, linear, selective
 from mpitrain.model.kv_history import Attended
-from mpitrain.model.window import Windowed
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, DeferredGradient, Later, Local, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
@@ -122,21 +122,16 @@ class Tape:
     def attention(
         self,
         qkv: tuple[torch.Tensor, ...],
-        visible: torch.Tensor | None,
-        window: int,
+        request: AttentionRequest,
         sinks: Parameter | None,
         again: bool,
-        soft_cap: float = 0.0,
     ) -> tuple[torch.Tensor, Again | None]:
         """Return attention [B, H, T, C], and how to make it again, if asked for that.
 
-        window, sinks, soft_cap: as in model/window.py.
+        sinks: whose data `request` has.
         """
         again = again and self.selective
-        if window or sinks is not None or soft_cap:
-            y = Windowed.apply(*qkv, visible, window, sinks, self.small, again, soft_cap)
-            return y, partial(Windowed.again, y.grad_fn) if again else None
-        return selective.attention(*qkv, visible, again, self.selective)
+        return attention_functions.attention(*qkv, request, again, self.selective, sinks, self.small)
 
     def weight_gradients(self) -> WeightGradients:
         """Return all that is to be added, and forget it: the graph and these lists hold each other,

@@ -536,6 +536,8 @@ class Trainer:
         texts = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
         self.report.say(next(filter(None, texts), ""))
         self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
+        kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
+        self.report.say(f"attention: {', '.join(kernels)}" if kernels else "")
         if config.run.compile:
             self.report.say(
                 "what lies between products is compiled (run.compile), in "

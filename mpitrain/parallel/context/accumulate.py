@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_tiles import attend, attend_backward
 from mpitrain.kernels.attention_window import grad_of_sinks, with_sinks
 from mpitrain.kernels.precision import wide
@@ -77,17 +78,13 @@ def sight(queries: Places, keys: Places, tile: Tile, window: int) -> tuple[bool,
 
 
 class Attending:
-    """The forward: `out` and `lse` over all keys seen so far. window: as in kernels/attention_window.py.
+    """The forward: `out` and `lse` over all keys seen so far."""
 
-    soft_cap: as in kernels/attention_products.py.
-    """
-
-    def __init__(self, q_BHtC: torch.Tensor, here: Places, window: int, poll: Poll, soft_cap: float = 0.0):
+    def __init__(self, q_BHtC: torch.Tensor, here: Places, request: AttentionRequest, poll: Poll):
         self.q = q_BHtC
         self.here = here
-        self._window = window
+        self._request = request
         self._poll = poll
-        self._soft_cap = soft_cap
         self.out = self.lse = None
 
     def see(self, tiles: Iterable[Tile], kv: torch.Tensor, there: Places) -> None:
@@ -96,15 +93,16 @@ class Attending:
         The very first tile must have every query, and each must see a key in it.
         """
         for tile in tiles:
-            anything, visible = sight(self.here, there, tile, self._window)
+            anything, visible = sight(self.here, there, tile, self._request.window)
             if anything:
                 k, v = kv[..., tile.keys, :]
                 q = self.q[..., tile.queries, :]
-                self._add(tile.queries, *attend(q, k, v, tile.causal, visible, self._soft_cap))
+                self._add(tile.queries, *attend(q, k, v, tile.causal, visible, self._request))
             self._poll()
 
-    def result(self, sinks_H: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output in the dtype of the queries, and the log-sum-exp, both with sinks."""
+        sinks_H = self._request.sinks
         out, lse = (self.out, self.lse) if sinks_H is None else with_sinks(self.out, self.lse, sinks_H)
         return out.to(self.q.dtype), lse
 
@@ -136,16 +134,14 @@ class AttendingBackward:
         lse_BHt,
         grad_of_out,
         here: Places,
-        window: int,
+        request: AttentionRequest,
         poll: Poll,
-        soft_cap: float = 0.0,
     ):
         self._rows = (grad_of_out, q_BHtC, out_BHtC)
         self._lse = lse_BHt
         self.here = here
-        self._window = window
+        self._request = request
         self._poll = poll
-        self._soft_cap = soft_cap
         self._grad_of_q = torch.zeros_like(q_BHtC, dtype=wide(q_BHtC.dtype))
 
     def see(self, tiles: Iterable[Tile], kv: torch.Tensor, grad_of_kv: torch.Tensor, there: Places) -> None:
@@ -153,24 +149,25 @@ class AttendingBackward:
         which is fp32 or fp64.
         """
         for tile in tiles:
-            anything, visible = sight(self.here, there, tile, self._window)
+            anything, visible = sight(self.here, there, tile, self._request.window)
             if anything:
                 grad_of_out, q, out = (x[..., tile.queries, :] for x in self._rows)
                 k, v = kv[..., tile.keys, :]
                 lse = self._lse[..., tile.queries]
                 for_q, for_k, for_v = attend_backward(
-                    grad_of_out, q, k, v, out, lse, tile.causal, visible, self._soft_cap
+                    grad_of_out, q, k, v, out, lse, tile.causal, visible, self._request
                 )
                 self._grad_of_q[..., tile.queries, :] += for_q
                 grad_of_kv[0, ..., tile.keys, :] += for_k
                 grad_of_kv[1, ..., tile.keys, :] += for_v
             self._poll()
 
-    def grads(self, grad_of_kv: torch.Tensor, sinks_H: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def grads(self, grad_of_kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the gradients of q, k and v in their dtype, from that of the own keys and values.
 
         And of the sinks, if there are some.
         """
         grad_of_out, q, out = self._rows
+        sinks_H = self._request.sinks
         of_sinks = () if sinks_H is None else (grad_of_sinks(grad_of_out, out, self._lse, sinks_H),)
         return self._grad_of_q.to(q.dtype), *grad_of_kv.to(q.dtype).unbind(), *of_sinks

@@ -15,6 +15,7 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, reduce_scatter
+from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.precision import wide
 from mpitrain.layout.sequence import SequencePlacement
 from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, SavedAttention
@@ -24,44 +25,40 @@ class Gather:
     """Attention to gathered keys and values.
 
     Each rank holds t = T/c positions of every sequence, by `placement`.
-
-    window, sinks: as in kernels/attention_window.py.
     """
 
-    def __init__(self, axis: Axis, placement: SequencePlacement, window: int = 0, soft_cap: float = 0.0):
+    def __init__(self, axis: Axis, placement: SequencePlacement):
         self.axis = axis
         self.placement = placement
-        self.window = window
-        self.soft_cap = soft_cap
 
-    def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
+    def forward(self, q_BHtC, k_BKtC, v_BKtC, request: AttentionRequest):
         """Yield the all-gather; return (out [B, H, t, C], saved)."""
         axis = self.axis
         placement = self.placement
         own = torch.stack((k_BKtC, v_BKtC)).detach()
         gathered = own.new_empty(axis.size, *own.shape)
         pending = all_gather(own, axis, gathered)
-        whole = Places.whole(documents_BT, self.window, placement, own.device)
+        whole = Places.whole(request.documents, request.window, placement, own.device)
         here = whole.at(placement, axis.rank)
-        work = Attending(q_BHtC.detach(), here, self.window, axis.progress.poll, self.soft_cap)
+        work = Attending(q_BHtC.detach(), here, request, axis.progress.poll)
         work.see(placement.tiles(axis.rank, axis.rank), own, here)
         yield pending
         kv = own.new_empty(*own.shape[:-2], placement.sequence, own.shape[-1])
         for rank, held, positions in placement.pieces():
             kv[..., positions, :] = gathered[rank][..., held, :]
         work.see(placement.tiles_of_others(axis.rank), kv, whole)
-        out, lse = work.result(sinks_H)
-        return out, SavedAttention(work.q, kv, out, lse, documents_BT)
+        out, lse = work.result()
+        return out, SavedAttention(work.q, kv, out, lse, request.documents)
 
-    def backward(self, saved: SavedAttention, grad_of_out: torch.Tensor, sinks_H=None):
+    def backward(self, saved: SavedAttention, grad_of_out: torch.Tensor, request: AttentionRequest):
         """Yield the reduce-scatter; return the gradients of q, k and v, and of sinks."""
         axis = self.axis
         placement = self.placement
         kv = saved.kv
-        whole = Places.whole(saved.documents, self.window, placement, kv.device)
+        whole = Places.whole(saved.documents, request.window, placement, kv.device)
         here = whole.at(placement, axis.rank)
         work = AttendingBackward(
-            saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll, self.soft_cap
+            saved.q, saved.out, saved.lse, grad_of_out, here, request, axis.progress.poll
         )
         grads = torch.zeros_like(kv, dtype=wide(kv.dtype))
         work.see(placement.tiles_of_others(axis.rank), kv, grads, whole)
@@ -74,4 +71,4 @@ class Gather:
         for tiles in placement.own_in_two():
             work.see(tiles, own_kv, own, here)
         own += (yield pending).view_as(own)
-        return work.grads(own, sinks_H)
+        return work.grads(own)

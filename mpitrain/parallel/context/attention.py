@@ -14,11 +14,11 @@ need it, and are resumed with its result. On an axis of size 1 they send nothing
 
     attention = context_attention(mesh["cp"], "zigzag", sequence=2048, heads=8, kv_heads=2,
         head_width=64)
-    out, saved = yield from attention.forward(q, k, v, documents)         q [B, H, t, C], k and v
+    out, saved = yield from attention.forward(q, k, v, request)           q [B, H, t, C], k and v
                                                                           [B, K, t, C], t = T/c
-    grads = yield from attention.backward(saved, grad_of_out)             of q, k and v
+    grads = yield from attention.backward(saved, grad_of_out, request)    of q, k and v
 
-`documents` [B, T] or [T]: a number for each position of the *whole* sequence, in order, alike on
+`request.documents` [B, T] or [T]: a number for each position of the *whole* sequence, in order, alike on
 all ranks: every rank can read it with the tokens, so it needs no message. RoPE is the caller's, at
 placement.positions(rank), before the attention. Windows and sinks are told in
 kernels/attention_window.py, soft caps in kernels/attention_products.py.
@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import torch
 
 from mpitrain.comm.axis import Axis
+from mpitrain.kernels.attention import PLAIN, AttentionRequest, Kernel, choose
 from mpitrain.layout import traffic
 from mpitrain.layout.sequence import SequencePlacement, placement_of
 from mpitrain.parallel.context.all_gather import Gather
@@ -40,17 +41,10 @@ from mpitrain.parallel.walk import Shape, Walk
 class Kind(Protocol):
     """What the four kinds have in common."""
 
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        documents: torch.Tensor | None,
-        sinks: torch.Tensor | None,
-    ) -> Walk:
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest) -> Walk:
         """Return (out, saved)."""
 
-    def backward(self, saved: Any, grad_of_out: torch.Tensor, sinks: torch.Tensor | None) -> Walk:
+    def backward(self, saved: Any, grad_of_out: torch.Tensor, request: AttentionRequest) -> Walk:
         """Return the gradients of q, k and v, and of sinks if there are some."""
 
 
@@ -61,8 +55,6 @@ def context_attention(
     heads: int,
     kv_heads: int,
     head_width: int,
-    window: int = 0,
-    soft_cap: float = 0.0,
 ) -> "ContextAttention":
     """Return the attention of `kind` over `axis`.
 
@@ -77,8 +69,6 @@ def context_attention(
         heads,
         kv_heads,
         head_width,
-        window,
-        soft_cap,
     )
 
 
@@ -96,8 +86,6 @@ class ContextAttention:
         heads: int,
         kv_heads: int,
         head_width: int,
-        window: int = 0,
-        soft_cap: float = 0.0,
     ):
         self.axis = axis
         self.kind = kind
@@ -107,43 +95,43 @@ class ContextAttention:
         self.head_width = head_width
         self._kind: Kind
         if kind == "ulysses":
-            self._kind = Ulysses(axis, placement, heads, kv_heads, window, soft_cap)
+            self._kind = Ulysses(axis, placement, heads, kv_heads)
         else:
-            self._kind = (Gather if kind == "gather" else Ring)(axis, placement, window, soft_cap)
+            self._kind = (Gather if kind == "gather" else Ring)(axis, placement)
 
     def forward(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        documents: torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
+        request: AttentionRequest = PLAIN,
     ) -> Walk:
         """Attend; return (out [B, H, t, C], what backward needs).
 
         q: [B, H, t, C].
         k, v: [B, K, t, C], RoPE applied.
-        documents: [B, T] or [T], integers, of the whole sequence.
-        sinks: [H]. The tensors are read until the walk ends.
+        request: without a mask. The tensors are read until the walk ends.
         No autograd: nothing that needs a gradient is recorded.
         """
         self._require(q, self.heads)
         self._require(k, self.kv_heads)
         self._require(v, self.kv_heads)
-        if documents is not None:
-            documents = documents.to(q.device).view(-1, documents.shape[-1])
+        if request.documents is not None:
+            documents = request.documents.to(q.device).view(-1, request.documents.shape[-1])
             assert documents.shape[-1] == self.placement.sequence, (
                 f"documents of the whole sequence, found {tuple(documents.shape)}"
             )
-        return (yield from self._kind.forward(q, k, v, documents, sinks))
+            request = request.given(sinks=request.sinks, documents=documents)
+        return (yield from self._kind.forward(q, k, v, request))
 
-    def backward(self, saved: Any, grad_of_out: torch.Tensor, sinks: torch.Tensor | None = None) -> Walk:
+    def backward(self, saved: Any, grad_of_out: torch.Tensor, request: AttentionRequest = PLAIN) -> Walk:
         """Return the gradients of q, k and v, in their dtype; and of sinks, fp32 or fp64, if there are some.
 
         grad_of_out: [B, H, t, C].
+        request: as in the forward. Its documents may be left out: they are saved.
         """
         self._require(grad_of_out, self.heads)
-        return (yield from self._kind.backward(saved, grad_of_out.detach(), sinks))
+        return (yield from self._kind.backward(saved, grad_of_out.detach(), request))
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[traffic.Traffic, Shape]:
         """Return what one forward and one backward start, alike on all ranks."""
@@ -153,6 +141,24 @@ class ContextAttention:
             head_width=self.head_width, sequence=self.placement.sequence, itemsize=itemsize,
         )  # fmt: skip
         return found, shape
+
+    def kernel(self, q_BHtC: torch.Tensor, request: AttentionRequest, masked: bool) -> Kernel:
+        """Return which kernel computes the largest tile of such queries, of this rank.
+
+        masked: documents decide, too, which keys a query sees.
+        """
+        if self.kind == "ulysses":
+            heads = self.heads // self.axis.size
+            kv_heads = max(1, self.kv_heads // self.axis.size)
+            queries = self.placement.sequence
+        else:
+            heads = self.heads
+            kv_heads = self.kv_heads
+            tiles = self.placement.tiles(self.axis.rank, self.axis.rank)
+            queries = max(tile.queries.stop - tile.queries.start for tile in tiles)
+        like = q_BHtC[:1, :1, :1]
+        q = like.expand(len(q_BHtC), heads, queries, -1)
+        return choose(request, q, like.expand(len(q_BHtC), kv_heads, queries, -1), masked, tile=True)
 
     def _require(self, x: torch.Tensor, heads: int) -> None:
         found = tuple(x.shape[1:])

@@ -20,6 +20,7 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import shift
+from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.precision import wide
 from mpitrain.layout.sequence import SequencePlacement
 from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, SavedAttention
@@ -28,42 +29,39 @@ from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, P
 class Ring:
     """Attention along a ring.
 
-    Each rank holds t = T/c positions of every sequence, by `placement`. window, sinks: as in
-    kernels/attention_window.py.
+    Each rank holds t = T/c positions of every sequence, by `placement`.
     """
 
-    def __init__(self, axis: Axis, placement: SequencePlacement, window: int = 0, soft_cap: float = 0.0):
+    def __init__(self, axis: Axis, placement: SequencePlacement):
         self.axis = axis
         self.placement = placement
-        self.window = window
-        self.soft_cap = soft_cap
 
-    def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
+    def forward(self, q_BHtC, k_BKtC, v_BKtC, request: AttentionRequest):
         """Yield each shift of keys and values when it is needed; return (out [B, H, t, C], saved)."""
         axis = self.axis
         placement = self.placement
         own = held = torch.stack((k_BKtC, v_BKtC)).detach()
-        whole = Places.whole(documents_BT, self.window, placement, own.device)
+        whole = Places.whole(request.documents, request.window, placement, own.device)
         here = whole.at(placement, axis.rank)
-        work = Attending(q_BHtC.detach(), here, self.window, axis.progress.poll, self.soft_cap)
+        work = Attending(q_BHtC.detach(), here, request, axis.progress.poll)
         for turn in range(axis.size):
             coming = shift(held, axis) if turn + 1 < axis.size else None
             source = (axis.rank - turn) % axis.size
             work.see(placement.tiles(axis.rank, source), held, whole.at(placement, source))
             if coming is not None:
                 held = (yield coming).view_as(own)
-        out, lse = work.result(sinks_H)
-        return out, SavedAttention(work.q, own, out, lse, documents_BT)
+        out, lse = work.result()
+        return out, SavedAttention(work.q, own, out, lse, request.documents)
 
-    def backward(self, saved: SavedAttention, grad_of_out: torch.Tensor, sinks_H=None):
+    def backward(self, saved: SavedAttention, grad_of_out: torch.Tensor, request: AttentionRequest):
         """Yield each shift when it is needed; return the gradients of q, k and v, and of sinks."""
         axis = self.axis
         placement = self.placement
         held = saved.kv
-        whole = Places.whole(saved.documents, self.window, placement, held.device)
+        whole = Places.whole(saved.documents, request.window, placement, held.device)
         here = whole.at(placement, axis.rank)
         work = AttendingBackward(
-            saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll, self.soft_cap
+            saved.q, saved.out, saved.lse, grad_of_out, here, request, axis.progress.poll
         )
         # 16-bit gradients would be rounded at every hop: they travel in fp32
         own = torch.zeros_like(held, dtype=wide(held.dtype))
@@ -83,4 +81,4 @@ class Ring:
         work.see(rest, saved.kv, own, here)
         if travelling is not None:
             own += (yield travelling).view_as(own)
-        return work.grads(own, sinks_H)
+        return work.grads(own)

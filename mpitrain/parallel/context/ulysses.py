@@ -17,6 +17,7 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_to_all
+from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_tiles import attend, attend_backward
 from mpitrain.kernels.attention_window import attend_in_window, attend_in_window_backward, grad_of_sinks
 from mpitrain.kernels.precision import wide
@@ -36,29 +37,17 @@ class SavedHeads(NamedTuple):
 
 
 class Ulysses:
-    """Attention with the heads spread over `axis`, between two all-to-alls. window, sinks: as in
-    kernels/attention_window.py.
-    """
+    """Attention with the heads spread over `axis`, between two all-to-alls."""
 
-    def __init__(
-        self,
-        axis: Axis,
-        placement: SequencePlacement,
-        heads: int,
-        kv_heads: int,
-        window: int = 0,
-        soft_cap: float = 0.0,
-    ):
+    def __init__(self, axis: Axis, placement: SequencePlacement, heads: int, kv_heads: int):
         self.axis = axis
         self.placement = placement
-        self.window = window
-        self.soft_cap = soft_cap
         self._copies = max(1, axis.size // kv_heads)
         # heads of q, k and v here
         self._counts = [heads // axis.size] + 2 * [kv_heads * self._copies // axis.size]
         self._tile = Tile(slice(0, placement.sequence), slice(0, placement.sequence), causal=True)
 
-    def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
+    def forward(self, q_BHtC, k_BKtC, v_BKtC, request: AttentionRequest):
         """Yield both all-to-alls; return (out [B, H, t, C], saved)."""
         spread = (
             x.detach().repeat_interleave(copies, 1)
@@ -66,16 +55,15 @@ class Ulysses:
         )
         packed = torch.cat([x.unflatten(1, (self.axis.size, -1)) for x in spread], 2).flatten(1, 2)
         q, k, v = (yield from self._to_heads(packed)).split(self._counts, 1)
-        visible = self._visible(documents_BT)
-        if self.window or sinks_H is not None:
-            sinks = None if sinks_H is None else self._here(sinks_H)
-            out, lse = attend_in_window(q, k, v, self.window, sinks, visible, self.soft_cap)
+        visible = self._visible(request.documents)
+        if request.window or request.sinks is not None:
+            out, lse = attend_in_window(q, k, v, self._of_heads_here(request), visible)
         else:
-            out, lse = attend(q, k, v, True, visible, self.soft_cap)
+            out, lse = attend(q, k, v, True, visible, request)
         out_BHtC = yield from self._to_positions(out)
-        return out_BHtC, SavedHeads(q, k, v, out, lse, documents_BT)
+        return out_BHtC, SavedHeads(q, k, v, out, lse, request.documents)
 
-    def backward(self, saved: SavedHeads, grad_of_out: torch.Tensor, sinks_H=None):
+    def backward(self, saved: SavedHeads, grad_of_out: torch.Tensor, request: AttentionRequest):
         """Yield both all-to-alls; return the gradients of q, k and v, and of sinks.
 
         Of those of other heads, other ranks have it.
@@ -83,10 +71,11 @@ class Ulysses:
         q, k, v, out, lse, documents_BT = saved
         visible = self._visible(documents_BT)
         grad = yield from self._to_heads(grad_of_out)
-        if self.window or sinks_H is not None:
-            grads = attend_in_window_backward(grad, q, k, v, out, lse, self.window, visible, self.soft_cap)
+        sinks_H = request.sinks
+        if request.window or sinks_H is not None:
+            grads = attend_in_window_backward(grad, q, k, v, out, lse, request, visible)
         else:
-            grads = attend_backward(grad, q, k, v, out, lse, True, visible, self.soft_cap)
+            grads = attend_backward(grad, q, k, v, out, lse, True, visible, request)
         packed = yield from self._to_positions(torch.cat(grads, 1))
         for_q, *for_kv = packed.unflatten(1, (self.axis.size, -1)).split(self._counts, 2)
         of_sinks = () if sinks_H is None else (torch.zeros_like(sinks_H, dtype=lse.dtype),)
@@ -97,6 +86,9 @@ class Ulysses:
     def _visible(self, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
         every = Places(documents_BT, None)
         return sight(every, every, self._tile, 0)[1]
+
+    def _of_heads_here(self, request: AttentionRequest) -> AttentionRequest:
+        return request if request.sinks is None else request.given(sinks=self._here(request.sinks))
 
     def _here(self, sinks_H: torch.Tensor) -> torch.Tensor:
         """Return the part of this rank's heads."""

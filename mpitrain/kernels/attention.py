@@ -1,0 +1,106 @@
+"""What a layer asks of attention, and which kernel computes it.
+
+    what is made            where                                      kernel
+    the result              CPU, 16 bits that it multiplies slowly,    CPU_16BIT     attention_cpu_16bit.py
+                              or bf16
+                            CPU, large fp32 where MKL is slow          CPU_ONEDNN    attention_cpu_fp32.py
+                            else                                       TORCH         attention_torch.py
+    the result and the      scores are soft-capped                     PRODUCTS_OF_SOME_ROWS
+    log-sum-exp, of a tile                                                           attention_products.py
+    (attention_tiles.py)    CPU, as above, without a mask              CPU_ONEDNN    attention_cpu_fp32.py
+                            CPU                                        CPU_FLASH     torch's
+                            GPU, 16 bits, without a mask               CUDA_FLASH    torch's
+                            else                                       PRODUCTS      attention_products.py
+
+Tiles are made where the sequence is spread over ranks (context parallelism), in a sliding window, with
+sinks and with soft caps. Which kernel it is depends on processor, type and shape alone: same bits.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+
+from mpitrain.kernels import attention_cpu_16bit, attention_cpu_fp32
+
+
+@dataclass(frozen=True)
+class AttentionRequest:
+    """What is asked of attention, beside queries, keys and values. It is causal.
+
+    scale: what scores are multiplied by; None: 1 / sqrt(width of a head).
+    window: positions that a query sees, its own included; 0: all before it (attention_window.py).
+    soft_cap: c: scores become c tanh(score / c); 0: none (attention_products.py).
+    sinks: [H], for each head the score of one more key, whose value is 0 (attention_window.py).
+    mask: 0 or -inf, added to the scores instead of causality, [B, 1, T, S] or [T, S].
+    documents: the number of each position's document in the whole sequence, [B, T] or [T], integers: a
+    query sees its own document only. Read where the sequence is spread over ranks; else a mask says it.
+    """
+
+    scale: float | None = None
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    documents: torch.Tensor | None = None
+
+    @property
+    def by_tiles(self) -> bool:
+        """Whether only what makes a log-sum-exp can compute it."""
+        return bool(self.window or self.soft_cap) or self.sinks is not None
+
+    def scale_of(self, width: int) -> float:
+        """Return what scores are multiplied by for heads of a width."""
+        return width**-0.5 if self.scale is None else self.scale
+
+    def given(
+        self,
+        *,
+        sinks: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        documents: torch.Tensor | None = None,
+    ) -> "AttentionRequest":
+        """Return the same with these tensors and no others. Without any, it may be kept for the backward."""
+        return replace(self, sinks=sinks, mask=mask, documents=documents)
+
+
+PLAIN = AttentionRequest()
+
+
+class Kernel(Enum):
+    """A kernel of attention, in the words in which a run says which it took."""
+
+    CPU_16BIT = "products of 16-bit matrices"
+    CPU_ONEDNN = "oneDNN's products"
+    TORCH = "torch's scaled_dot_product_attention"
+    CPU_FLASH = "torch's flash attention for CPUs"
+    CUDA_FLASH = "torch's flash attention for CUDA"
+    PRODUCTS = "matrix products"
+    PRODUCTS_OF_SOME_ROWS = "matrix products of some queries at a time, with soft-capped scores"
+
+
+def choose(
+    request: AttentionRequest, q_BHTC: torch.Tensor, k_BKSC: torch.Tensor, masked: bool, tile: bool = False
+) -> Kernel:
+    """Return the kernel for these queries and keys.
+
+    masked: more than causality decides which keys a query sees.
+    tile: the log-sum-exp is wanted, too.
+    """
+    onednn = not masked and attention_cpu_fp32.fits(q_BHTC, k_BKSC)
+    if not tile and not request.by_tiles:
+        if attention_cpu_16bit.fits(q_BHTC):
+            return Kernel.CPU_16BIT
+        return Kernel.CPU_ONEDNN if onednn else Kernel.TORCH
+    if request.soft_cap:
+        return Kernel.PRODUCTS_OF_SOME_ROWS
+    if onednn:
+        return Kernel.CPU_ONEDNN
+    if q_BHTC.is_cpu:
+        return Kernel.CPU_FLASH
+    return Kernel.CUDA_FLASH if not masked and _has_cuda_flash(q_BHTC) else Kernel.PRODUCTS
+
+
+def _has_cuda_flash(q: torch.Tensor) -> bool:
+    fits = q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    return fits and q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)

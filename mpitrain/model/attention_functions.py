@@ -1,0 +1,194 @@
+"""Attention as functions that autograd calls, by each of its kernels.
+
+Their result can be made again, as in selective.py. A request is kept for the backward without its tensors:
+a mask is saved by autograd; sinks are read anew, for with ZeRO-3 weights are dropped and fetched again.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from mpitrain.kernels import attention_cpu_16bit, attention_tiles
+from mpitrain.kernels.attention import AttentionRequest, Kernel, choose
+from mpitrain.kernels.attention_torch import attend_by_torch
+from mpitrain.kernels.attention_window import attend_in_window, attend_in_window_backward, grad_of_sinks
+from mpitrain.kernels.engine import gradients
+from mpitrain.parallel.zero.parameters import Parameter
+
+
+class AttendByTiles(torch.autograd.Function):
+    """Attention in blocks of a window (0: all), with sinks and with soft-capped scores, as asked.
+
+    small: takes the gradient of the sinks.
+    again: keep queries, keys and values, and not the result.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, request: AttentionRequest, sinks: Parameter | None, small: list, again: bool):
+        ctx.request = request.given()
+        ctx.sinks = sinks
+        ctx.small = small
+        ctx.from_input = again
+        ctx.made = None
+        out, lse = attend_in_window(q, k, v, request, _seen(request.mask))
+        ctx.save_for_backward(q, k, v, request.mask, *(() if again else (out, lse)))
+        return out
+
+    @staticmethod
+    def again(ctx):
+        """Return the output."""
+        q, k, v, mask = ctx.saved_tensors
+        sinks = None if ctx.sinks is None else ctx.sinks.data
+        ctx.made = attend_in_window(q, k, v, ctx.request.given(sinks=sinks), _seen(mask))
+        return ctx.made[0]
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        q, k, v, mask, *kept = ctx.saved_tensors
+        (out, lse), ctx.made = ctx.made if ctx.from_input else kept, None
+        if ctx.sinks is not None:
+            ctx.small.append((ctx.sinks, grad_of_sinks(grad_of_output, out, lse, ctx.sinks.data)))
+        grads = attend_in_window_backward(grad_of_output, q, k, v, out, lse, ctx.request, _seen(mask))
+        return *grads, *4 * [None]
+
+
+def _seen(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Turn what is added to scores, 0 or -inf, into what may be seen."""
+    return None if mask is None else mask == 0
+
+
+class AttendIn16Bits(torch.autograd.Function):
+    """Attention in 16 bits on a CPU, of which queries, keys and values are kept, and not the result.
+
+    selective: nor are the probabilities of short sequences.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, request: AttentionRequest, selective: bool):
+        mask = request.mask
+        keep = ctx.needs_input_grad[0] and not selective and attention_cpu_16bit.keeps(q, mask)
+        out, kept = attention_cpu_16bit.attend(q, k, v, mask, keep, request.scale)
+        ctx.save_for_backward(q, k, v, mask, *(kept or ()))
+        ctx.scale = request.scale
+        ctx.made = None
+        return out
+
+    @staticmethod
+    def again(ctx):
+        """Return the output.
+
+        Probabilities of long sequences are made once more in the backward: those of all heads are
+        most memory.
+        """
+        q, k, v, mask = ctx.saved_tensors
+        keep = attention_cpu_16bit.keeps(q, mask)
+        out, ctx.made = attention_cpu_16bit.attend(q, k, v, mask, keep, ctx.scale)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        (q, k, v, mask, *kept), made, ctx.made = ctx.saved_tensors, ctx.made, None
+        grads = attention_cpu_16bit.attend_backward(grad_of_output, q, k, v, mask, kept or made, ctx.scale)
+        return *grads, None, None
+
+
+class AttendByOnednn(torch.autograd.Function):
+    """Attention in fp32 where torch's own is slow, without a mask: one tile.
+
+    Kept are the result and the log-sum-exp, too, unless `again`.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, request: AttentionRequest, again: bool):
+        out, lse = attention_tiles.attend(q, k, v, causal=True, request=request)
+        ctx.save_for_backward(q, k, v, *(() if again else (out, lse)))
+        ctx.request = request.given()
+        ctx.made = None
+        return out
+
+    @staticmethod
+    def again(ctx):
+        """Return the output."""
+        ctx.made = attention_tiles.attend(*ctx.saved_tensors, causal=True, request=ctx.request)
+        return ctx.made[0]
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        made = ctx.made
+        ctx.made = None
+        grads = attention_tiles.attend_backward(
+            grad_of_output, *ctx.saved_tensors, *(made or ()), causal=True, request=ctx.request
+        )
+        return *grads, None, None
+
+
+class AttendByTorch(torch.autograd.Function):
+    """Attention by torch's own, for a result that is asked for again before the backward."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, request: AttentionRequest):
+        ctx.save_for_backward(q, k, v, request.mask)
+        ctx.request = request.given()
+        ctx.made = None
+        return _recorded(q, k, v, request)[0].detach()
+
+    @staticmethod
+    def again(ctx):
+        """Return the output."""
+        q, k, v, mask = ctx.saved_tensors
+        ctx.made = _recorded(q, k, v, ctx.request.given(mask=mask))
+        return ctx.made[0].detach()
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        (out, leaves), ctx.made = ctx.made, None
+        return *gradients([out], leaves, [grad_of_output]), None
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    request: AttentionRequest,
+    again: bool,
+    selective: bool,
+    sinks: Parameter | None = None,
+    small: list | None = None,
+) -> tuple[torch.Tensor, Callable[[], torch.Tensor] | None]:
+    """Return causal attention with grouped queries (arXiv:2305.13245), and how to make it again if
+    asked for that.
+
+    selective: what is cheap to make again isn't kept.
+    sinks: whose data `request` has. small: takes their gradient.
+    """
+    if request.by_tiles:
+        function, further = AttendByTiles, (request, sinks, small, again)
+    else:
+        kernel = choose(request, q, k, masked=request.mask is not None)
+        if kernel is Kernel.CPU_16BIT:
+            function, further = AttendIn16Bits, (request, selective)
+        elif kernel is Kernel.CPU_ONEDNN:
+            function, further = AttendByOnednn, (request, again)
+        elif again:
+            function, further = AttendByTorch, (request,)
+        else:
+            return attend_by_torch(q, k, v, request), None
+    y = function.apply(q, k, v, *further)
+    return y, partial(function.again, y.grad_fn) if again else None
+
+
+def _recorded(q, k, v, request: AttentionRequest):
+    """Attend in a graph of its own, in both directions: without a graph, torch may choose another kernel.
+
+    It keeps its tensors detached: a result that its graph keeps as it is would hold the graph,
+    which a forward drops, and neither ended.
+    """
+    with torch.enable_grad(), saved_tensors_hooks(torch.Tensor.detach, _itself):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        return attend_by_torch(*leaves, request), leaves
+
+
+def _itself(x):
+    return x
