@@ -123,7 +123,7 @@ def test_both_forms_are_plain_torch_in_fp64_but_for_rounding(fused, kind):
                 assert found.dtype == (wide(kind) if found.shape[-1] == 1 or name == "log_sums" else kind), (
                     name
                 )
-    assert seen == {field.name for field in fields(EAGER)} - {"keep_opened"}
+    assert seen == {field.name for field in fields(EAGER)} - {"keep_activated", "gate"}
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)

@@ -14,10 +14,9 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from mpitrain.kernels import functions
 from mpitrain.kernels.functions import EAGER, Functions, Tensor
+from mpitrain.kernels.gates import SILU, GatedProduct
 from mpitrain.kernels.precision import wide
 
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
@@ -34,12 +33,16 @@ def compiled(deterministic: bool, environment: MutableMapping[str, str] = os.env
     deterministic: choose no kernel by a clock, which would be another one on each rank.
     """
     environment.setdefault(THREADS, "1")  # else each rank starts a process for each core
-    as_they_are = {
-        name: getattr(functions, name) for name in ("norm", "norm_again", "norm_backward", "gated_backward")
+    as_they_are = {name: getattr(EAGER, name) for name in ("norm", "norm_again", "norm_backward")}
+    others = {
+        "gated": _gated,
+        "gated_backward": _gated_backward,
+        "turned": _turned,
+        "log_sums": _log_sums,
+        "to_gradients": _to_gradients,
     }
-    others = {"gated": _gated, "turned": _turned, "log_sums": _log_sums, "to_gradients": _to_gradients}
     fused = {name: Fused(function, deterministic) for name, function in (as_they_are | others).items()}
-    return Functions(**fused, keep_opened=False)
+    return Functions(**fused, keep_activated=False)
 
 
 class Fused:
@@ -77,7 +80,14 @@ class Fused:
 
 def _gated(gate: Tensor, up: Tensor) -> tuple[Tensor, None]:
     """silu(gate) is made again in the backward: to read it would take longer."""
-    return functional.silu(gate) * up, None
+    return SILU.activation(gate) * SILU.scale(up), None
+
+
+def _gated_backward(
+    grad: Tensor, gate: Tensor, up: Tensor, activated: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same, as a function: torch compiles no method."""
+    return GatedProduct(SILU).backward(grad, gate, up, activated)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:

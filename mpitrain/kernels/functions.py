@@ -13,11 +13,11 @@ N positions of a microbatch, R some of them, V vocabulary.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch.nn import functional
 
+from mpitrain.kernels.gates import SILU, Gate, GatedProduct
 from mpitrain.kernels.precision import wide
 from mpitrain.layout.probabilities import LOGITS, LOGITS_ON_A_DEVICE
 
@@ -58,18 +58,6 @@ def norm_backward(grad: Tensor, weight: Tensor, unit: Tensor, scale: Tensor) -> 
     product = grad * unit
     along = (product @ weight).div_(weight.shape[0]).unsqueeze(-1)
     return (grad * weight).addcmul_(unit, along, value=-1).mul_(scale), product.flatten(0, -2).sum(0)
-
-
-def gated(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return silu(gate) * up (SwiGLU, arXiv:2002.05202), and silu(gate)."""
-    opened = functional.silu(gate)
-    return opened * up, opened
-
-
-def gated_backward(grad: Tensor, gate: Tensor, up: Tensor, opened: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the gradients of gate and up. opened: silu(gate), if it is there."""
-    opened = functional.silu(gate) if opened is None else opened
-    return torch.ops.aten.silu_backward(grad * up, gate), grad * opened
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
@@ -135,12 +123,22 @@ class Functions:
     norm: Callable[..., tuple[Tensor, Tensor, Tensor]] = norm
     norm_again: Callable[..., tuple[Tensor, Tensor]] = norm_again
     norm_backward: Callable[..., tuple[Tensor, Tensor]] = norm_backward
-    gated: Callable[..., tuple[Tensor, Tensor | None]] = gated
-    gated_backward: Callable[..., tuple[Tensor, Tensor]] = gated_backward
+    gated: Callable[..., tuple[Tensor, Tensor | None]] = GatedProduct().forward
+    gated_backward: Callable[..., tuple[Tensor, Tensor]] = GatedProduct().backward
     turned: Callable[..., Tensor] = turned
     log_sums: Callable[..., Tensor] = log_sums
     to_gradients: Callable[..., None] = to_gradients
-    keep_opened: bool = True  # silu(gate), for the backward
+    gate: Gate = SILU  # of `gated` and its backward
+    keep_activated: bool = True  # activation(gate), for the backward
+
+    def gated_by(self, gate: Gate) -> "Functions":
+        """Return the functions of another activation. It is called as it is: only silu is compiled."""
+        if gate == self.gate:
+            return self
+        product = GatedProduct(gate)
+        return replace(
+            self, gated=product.forward, gated_backward=product.backward, gate=gate, keep_activated=False
+        )
 
 
 EAGER = Functions()

@@ -1,7 +1,10 @@
-"""Activation functions of gated feed-forwards and experts: hidden = activation(gate) * scale(up), and
-the way back.
+"""Activation functions of gated feed-forwards and experts, and their gradients: each is written here, once.
 
-A family hands an object to its layers, whose methods import what they need: no torch here.
+    hidden = activation(gate) * scale(up)
+
+Dense feed-forwards call them by GatedProduct, as one function or compiled (functions.py, compiled.py);
+experts call them between their own products. A family hands an object to its layers, whose methods import
+what they need: no torch here.
 """
 
 from dataclasses import dataclass
@@ -48,6 +51,29 @@ class Silu:
 
 
 @dataclass(frozen=True)
+class Gelu:
+    """gelu(gate) * up (GEGLU, arXiv:2002.05202), gelu approximated by tanh (arXiv:1606.08415, section 2)."""
+
+    APPROXIMATION: ClassVar[str] = "tanh"
+
+    def activation(self, gate: "torch.Tensor") -> "torch.Tensor":
+        from torch.nn import functional
+
+        return functional.gelu(gate, approximate=self.APPROXIMATION)
+
+    def scale(self, up: "torch.Tensor") -> "torch.Tensor":
+        return up
+
+    def grad_of_gate(self, grad: "torch.Tensor", gate: "torch.Tensor") -> "torch.Tensor":
+        import torch
+
+        return torch.ops.aten.gelu_backward(grad, gate, approximate=self.APPROXIMATION)
+
+    def grad_of_up(self, grad: "torch.Tensor", up: "torch.Tensor") -> "torch.Tensor":
+        return grad
+
+
+@dataclass(frozen=True)
 class Clamped:
     """g sigmoid(1.702 g) * (u + 1), gate and up clamped to `limit` first, up on both sides
     (gpt-oss, arXiv:2508.10925, section 2.1).
@@ -69,3 +95,30 @@ class Clamped:
 
     def grad_of_up(self, grad: "torch.Tensor", up: "torch.Tensor") -> "torch.Tensor":
         return grad.masked_fill(up.abs() > self.limit, 0)
+
+
+SILU = Silu()
+
+
+@dataclass(frozen=True)
+class GatedProduct:
+    """activation(gate) * scale(up) as one function, and its gradients."""
+
+    gate: Gate = SILU
+
+    def forward(self, gate: "torch.Tensor", up: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
+        """Return the product, and activation(gate)."""
+        activated = self.gate.activation(gate)
+        return activated * self.gate.scale(up), activated
+
+    def backward(
+        self,
+        grad: "torch.Tensor",
+        gate: "torch.Tensor",
+        up: "torch.Tensor",
+        activated: "torch.Tensor | None",
+    ) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Return the gradients of gate and up. activated: activation(gate), if it is there."""
+        activated = self.gate.activation(gate) if activated is None else activated
+        of_gate = self.gate.grad_of_gate(grad * self.gate.scale(up), gate)
+        return of_gate, self.gate.grad_of_up(grad * activated, up)

@@ -21,7 +21,6 @@ import torch
 from torch.nn import functional
 
 from mpitrain.comm.collectives import all_reduce
-from mpitrain.kernels.gates import Silu
 from mpitrain.kernels.precision import wide
 from mpitrain.layout.dispatch import dispatch_of
 from mpitrain.layout.traffic import Started, Traffic
@@ -88,7 +87,7 @@ class ExpertMixture:
         self.bias = own.get("ffn.router.bias")
         self.biases = [own.get(f"ffn.experts.{name}.bias") for name in ("gate", "up", "down")]
         self.logit_bias = own.get("ffn.router.logit_bias")
-        self.activation = layer.gate or Silu()
+        self.activation = layer.gate
         self.tokens = site.tokens
         self.wide = wide(site.dtype)
         shared = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from mpitrain.kernels.gates import Gate
+from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.layers.feed_forward import FeedForward as Layer
 from mpitrain.model.segment import NormSegment, Segment, Tape
@@ -30,7 +30,7 @@ class FeedForwardSegment(Segment):
     """down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202).
 
     Without `norm`, x is normalised already.
-    activation: instead of silu.
+    activation: silu, if no other is given.
 
     With tensor parallelism its weights are those of some hidden units, and the output is partial.
     """
@@ -42,7 +42,7 @@ class FeedForwardSegment(Segment):
         up: Parameter,
         down: Parameter,
         fp8: bool = False,
-        activation: Gate | None = None,
+        activation: Gate = SILU,
     ):
         self.norm = norm
         self.gate = gate

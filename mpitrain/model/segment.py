@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import functional
 
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.engine import gradients
 from mpitrain.kernels.functions import EAGER, Functions
-from mpitrain.kernels.gates import Gate
+from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.model import attention_functions, fp8, linear, selective
 from mpitrain.model.kv_history import Attended
 from mpitrain.parallel.microbatch import Context
@@ -110,12 +109,12 @@ class Tape:
         return y, partial(selective.Norm.again, y.grad_fn) if self.selective else None
 
     def gated(
-        self, gate: torch.Tensor, up: torch.Tensor, activation: Gate | None = None
+        self, gate: torch.Tensor, up: torch.Tensor, activation: Gate = SILU
     ) -> tuple[torch.Tensor, Again | None]:
-        """Return silu(gate) * up, or what another activation makes of them, and how to make it again."""
-        if activation is None and not self.selective and self.functions.keep_opened:
-            return functional.silu(gate) * up, None
-        functions = self.functions if activation is None else selective.GateFunctions(activation)
+        """Return activation(gate) times what is scaled by it, and how to make it again."""
+        functions = self.functions.gated_by(activation)
+        if not self.selective and functions.keep_activated:  # autograd keeps it
+            return functions.gated(gate, up)[0], None
         y = selective.Gated.apply(gate, up, functions)
         return y, partial(selective.Gated.again, y.grad_fn) if self.selective else None
 

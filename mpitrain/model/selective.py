@@ -7,12 +7,9 @@ that follows asks for it in the backward, before the node's own turn comes; what
 from the one to the other. Both ways the same operations run, so that the bits are the same.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from mpitrain.kernels.functions import EAGER, Functions
-from mpitrain.kernels.gates import Gate
 from mpitrain.parallel.zero.parameters import Parameter
 
 
@@ -55,43 +52,23 @@ class Norm(torch.autograd.Function):
         return grad, None, None, None, None, None
 
 
-@dataclass(frozen=True)
-class GateFunctions:
-    """The gated product, there and back, of an activation that a family brings along (kernels/gates.py)."""
-
-    kind: Gate
-
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return activation(gate) * scale(up), and activation(gate)."""
-        activated = self.kind.activation(gate)
-        return activated * self.kind.scale(up), activated
-
-    def gated_backward(
-        self, grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activated: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients of gate and up. activated: activation(gate), if it is there."""
-        activated = self.kind.activation(gate) if activated is None else activated
-        of_gate = self.kind.grad_of_gate(grad * self.kind.scale(up), gate)
-        return of_gate, self.kind.grad_of_up(grad * activated, up)
-
-
 class Gated(torch.autograd.Function):
-    """silu(gate) * up, or what `functions` make of them. Gate and up are kept."""
+    """What `functions` make of gate and up, which are kept: silu(gate) * up, say."""
 
     @staticmethod
-    def forward(ctx, gate, up, functions: Functions | GateFunctions):
+    def forward(ctx, gate, up, functions: Functions):
         ctx.save_for_backward(gate, up)
-        ctx.opened = None
+        ctx.activated = None
         ctx.functions = functions
         return functions.gated(gate, up)[0]
 
     @staticmethod
     def again(ctx):
         """Return the output."""
-        y, ctx.opened = ctx.functions.gated(*ctx.saved_tensors)
+        y, ctx.activated = ctx.functions.gated(*ctx.saved_tensors)
         return y
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        (gate, up), opened, ctx.opened = ctx.saved_tensors, ctx.opened, None
-        return *ctx.functions.gated_backward(grad_of_output, gate, up, opened), None
+        (gate, up), activated, ctx.activated = ctx.saved_tensors, ctx.activated, None
+        return *ctx.functions.gated_backward(grad_of_output, gate, up, activated), None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mpitrain.config import Config
-from mpitrain.kernels.gates import Gate
+from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.layout.layer import Layer
 from mpitrain.layout.parameters import EPS
 from mpitrain.model.layers.experts import Experts
@@ -16,7 +16,7 @@ def sparse_blocks(
     eps: float = EPS,
     *,
     biased: bool = False,
-    gate: Gate | None = None,
+    gate: Gate = SILU,
 ) -> tuple[tuple[Layer, Layer], ...]:
     """Return blocks of one of the layers of attention each, in turns, and experts or a feed-forward.
 

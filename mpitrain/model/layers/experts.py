@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.config import ExpertsTable as Settings
-from mpitrain.kernels.gates import Gate
+from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.layout.experts import most_rows
 from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import (
@@ -52,7 +52,7 @@ class Experts:
 
     depth, eps: as in layers/attention.py.
     biased: router and experts have biases.
-    gate, shared_gate: activation of experts, and of shared ones; None: silu.
+    gate, shared_gate: activation of experts, and of shared ones (kernels/gates.py).
 
     It tells its losses, a token; the choices that were dropped; and, once they are counted over all
     ranks (optim/expert_bias.py), how unequal loads are.
@@ -64,8 +64,8 @@ class Experts:
     depth: int
     eps: float = EPS
     biased: bool = False
-    gate: Gate | None = None
-    shared_gate: Gate | None = None
+    gate: Gate = SILU
+    shared_gate: Gate = SILU
 
     @property
     def shared_width(self) -> int:
@@ -145,7 +145,7 @@ class Experts:
         here = (self.width + 2 * experts.width // sizes.config.parallel.etp) * sizes.itemsize + wide
         routed = n * (experts.count * wide + experts.active * (2 * 8 + wide))
         routed += self._sums(sizes) if sizes.segments == 1 else 0
-        of_shared = sizes.gated(sizes.itemsize, self.shared_gate is None) * n * self.shared_width
+        of_shared = sizes.gated(sizes.itemsize, self.shared_gate == SILU) * n * self.shared_width
         return n * (self.width * sizes.itemsize + sizes.norm(self.width)) + routed + rows * here + of_shared
 
     def left(self, sizes: Sizes) -> int:

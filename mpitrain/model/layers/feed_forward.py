@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.kernels.gates import Gate
+from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class FeedForward:
     """depth, eps: as in layers/attention.py.
 
-    gate: activation (kernels/gates.py); None: silu.
+    gate: activation (kernels/gates.py).
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -38,7 +38,7 @@ class FeedForward:
     ffn: int
     depth: int
     eps: float = EPS
-    gate: Gate | None = None
+    gate: Gate = SILU
 
     def parameters(self) -> tuple[Spec, ...]:
         return (
@@ -57,7 +57,7 @@ class FeedForward:
     def kept(self, sizes: Sizes, segment: int) -> int:
         return (
             sizes.normed(self.width, sizes.factor)
-            + sizes.positions * sizes.gated(sizes.factor, self.gate is None) * self.ffn // sizes.tp
+            + sizes.positions * sizes.gated(sizes.factor, self.gate == SILU) * self.ffn // sizes.tp
         )
 
     def left(self, sizes: Sizes) -> int:
@@ -67,7 +67,7 @@ class FeedForward:
         stream = sizes.stream(self.width)
         hidden = sizes.positions * self.ffn // sizes.tp * sizes.itemsize
         gathered = sizes.gathered(self.width)
-        if sizes.selective or self.gate is not None:
+        if sizes.selective or self.gate != SILU:
             return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 5 * hidden) + gathered)
         return Working(3 * stream + gathered, 3 * max(stream, hidden) + gathered)
 
