@@ -361,7 +361,7 @@ BUGS = [
     ("mpitrain/model/layers/multi_token.py", "first = replace(model.first, tied=True)", "first = model.first"),
     ("mpitrain/model/layers/multi_token.py", "return (1 + self.depths) * self.head.kept(", "return self.depths * self.head.kept("),
     ("mpitrain/model/layers/rope.py", "0.1 * self.mscale * math.log", "0.1 * math.log"),
-    ("mpitrain/model/layers/attention.py", "kept = width * (heads + 2 * kv_heads) * sizes.itemsize", "kept = width * (heads + kv_heads) * sizes.itemsize"),
+    ("mpitrain/model/layers/attention.py", "return width * (heads + 2 * kv_heads) * sizes.itemsize", "return width * (heads + kv_heads) * sizes.itemsize"),
     ("mpitrain/model/layers/embedding_and_head.py", "return sizes.positions * 10 + sizes.normed", "return sizes.normed"),
     ("mpitrain/model/layers/feed_forward.py", "return product_flops(self.parameters())", "return 0"),
     ("mpitrain/model/linear.py", "total += product(grad, parameter.data.t())", "total = product(grad, parameter.data.t())"),

@@ -190,24 +190,39 @@ def kept_by_core(
     output multiplies, too, where that is another. In fp16 this is the most: a CPU that widens it
     (kernels/processor.py) keeps what it would in bf16.
     """
+    kept = _kept_of_qkv(sizes, heads, kv_heads, width)
+    if sizes.selective and not _in_segments(sizes):
+        return kept
+    copied = heads * value_width * sizes.factor if _output_is_copied(sizes, heads, width, value_width) else 0
+    if by_tiles or _keeps_log_sum_exp(sizes):
+        return kept + heads * (width * sizes.itemsize + max(4, sizes.itemsize)) + copied
+    return kept + (copied or heads * width * sizes.factor)
+
+
+def _kept_of_qkv(sizes: Sizes, heads: int, kv_heads: int, width: int) -> int:
+    """Return the bytes of queries, keys and values of a position, as attention proper is given them."""
     parallel = sizes.config.parallel
     kv_heads = _kv_heads_at_once(parallel, kv_heads)
-    kept = width * (heads + 2 * kv_heads) * sizes.itemsize
-    # then attention isn't one segment
-    in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)
-    if sizes.selective and not in_pieces:
-        return kept
-    by_tiles = by_tiles or parallel.cp > 1 or sizes.config.precision.compute not in ("bf16", "fp8")
-    if by_tiles:
-        kept += heads * (width * sizes.itemsize + max(4, sizes.itemsize))
+    return width * (heads + 2 * kv_heads) * sizes.itemsize
+
+
+def _in_segments(sizes: Sizes) -> bool:
+    """Return whether projection, attention proper and output aren't one segment."""
+    parallel = sizes.config.parallel
+    return parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)
+
+
+def _keeps_log_sum_exp(sizes: Sizes) -> bool:
+    """Return whether the kernel keeps its result and the log-sum-exp: all but that of 16 bits on a CPU."""
+    return sizes.config.parallel.cp > 1 or sizes.config.precision.compute not in ("bf16", "fp8")
+
+
+def _output_is_copied(sizes: Sizes, heads: int, width: int, value_width: int) -> bool:
+    """Return whether what the output multiplies is another tensor than the result of attention."""
+    parallel = sizes.config.parallel
     # queries came from other ranks, and lie head by head
     by_head = parallel.async_tp or parallel.context == "ulysses"
-    another = heads > 1 and (by_head or value_width < width)
-    if another or sizes.factor < sizes.itemsize:
-        kept += heads * value_width * sizes.factor
-    elif not by_tiles:
-        kept += heads * width * sizes.factor
-    return kept
+    return (heads > 1 and (by_head or value_width < width)) or sizes.factor < sizes.itemsize
 
 
 def working_of_core(sizes: Sizes, width: int, heads: int, kv_heads: int, head_width: int) -> Working:
