@@ -1,11 +1,11 @@
 """Products of rows in groups on a CPU.
 
-torch's grouped_mm against a loop, and which of them mpitrain.model.grouped takes.
+torch's grouped_mm against a loop, and which of them mpitrain.kernels.grouped takes.
 
     python benchmarks/grouped.py [--repeats 20] [--threads 1]
 
 Seconds of the processor, the candidates taking turns, medians; in the table, speeds as multiples of
-the loop's. The loop multiplies group by group as mpitrain.model.linear does. "forward" is x @
+the loop's. The loop multiplies group by group as mpitrain.kernels.products does. "forward" is x @
 weight.T, "backward" is grad @ weight, "weights" is what is added to the weights'
 gradients: with grouped_mm a second buffer of them, added to the first; it makes bf16 only of bf16,
 and is given wider copies here. Prints a Markdown table.
@@ -21,8 +21,9 @@ from itertools import accumulate
 import torch
 from torch.nn import functional
 
-from mpitrain.model.grouped import GroupedProduct, grouped_product
-from mpitrain.model.linear import product
+from mpitrain.kernels.grouped import grouped_product
+from mpitrain.kernels.products import product
+from mpitrain.model.linear import GroupedProduct
 
 SHAPES = (  # experts, rows of each, width, hidden units
     (8, 4, 384, 512), (8, 32, 384, 512), (8, 128, 384, 512), (8, 512, 384, 512), (8, 32, 1024, 2048),

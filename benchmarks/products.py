@@ -1,6 +1,6 @@
 """Speed of matrix products on a CPU.
 
-torch's own (MKL), oneDNN's, and which of them mpitrain.model.linear takes.
+torch's own (MKL), oneDNN's, and which of them mpitrain.kernels.products takes.
 
     python benchmarks/products.py [--rows 256] [--repeats 60] [--threads 1] [--type fp32]
     ONEDNN_MAX_CPU_ISA=AVX512_CORE python benchmarks/products.py --type bf16      of a processor
@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from mpitrain.kernels.precision import TYPES
 from mpitrain.kernels.processor import onednn_product
-from mpitrain.model.linear import product
+from mpitrain.kernels.products import product
 
 WEIGHTS = ((128, 384), (384, 384), (1024, 384), (384, 1024), (4096, 384), (2048, 2048), (128, 128), (64, 64))
 

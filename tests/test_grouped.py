@@ -21,7 +21,7 @@ def called(x, weights, sizes):
     """Return the product, and the names of the operations that made it."""
     from torch.profiler import ProfilerActivity, profile
 
-    from mpitrain.model.grouped import grouped_product
+    from mpitrain.kernels.grouped import grouped_product
 
     with profile(activities=[ProfilerActivity.CPU]) as record:
         y = grouped_product(x, weights, sizes)
@@ -57,7 +57,7 @@ def test_each_group_meets_its_own_matrix(sizes, height, width, name, transposed)
 def test_both_ways_make_the_same(name, monkeypatch):
     import torch
 
-    from mpitrain.model import grouped
+    from mpitrain.kernels import grouped
 
     torch.manual_seed(1)
     x = torch.randn(70, 64)
@@ -77,8 +77,9 @@ def test_groups_of_many_sizes_leave_no_kernels_behind(width):
     import torch
 
     from mpitrain.cluster.resident import resident
+    from mpitrain.kernels.grouped import grouped_product
     from mpitrain.layout.parameters import ROWS, stack
-    from mpitrain.model.grouped import GroupedProduct, grouped_product
+    from mpitrain.model.linear import GroupedProduct
     from mpitrain.parallel.zero.parameters import Parameter
 
     if resident() is None:
@@ -106,7 +107,7 @@ def test_weight_gradients_of_groups_are_added(names):
     import torch
 
     from mpitrain.layout.parameters import ROWS, stack
-    from mpitrain.model.grouped import GroupedProduct
+    from mpitrain.model.linear import GroupedProduct
     from mpitrain.parallel.zero.parameters import Parameter
 
     torch.manual_seed(1)

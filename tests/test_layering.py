@@ -28,7 +28,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "optim": "one file an optimiser, what it keeps, norms, rates, loss scale",
     "parallel": "walks of local segments and communications; context/; async_tp; zero/: weights and "
     "gradients in shards",
-    "kernels": "pure computation on tensors: attention, norms, gates, cross-entropy; nothing is sent",
+    "kernels": "pure computation on tensors: attention, products, norms, gates, cross-entropy",
     "checkpoint": "the model and the optimiser in HDF5 files",
     "cluster": "this job on its nodes: guard and watchdog of each rank, run directory and lock, launcher",
     "layout": "what a configuration means, in integers: who holds, computes and sends what",

@@ -67,7 +67,7 @@ def tensors():
 def test_a_tensor_is_rounded_to_the_nearest_numbers_of_the_format(name):
     import torch
 
-    from mpitrain.model.fp8 import quantise
+    from mpitrain.kernels.fp8 import quantise
 
     for what, x in tensors():
         found = quantise(x, getattr(torch, name))
@@ -83,7 +83,7 @@ def test_a_tensor_is_rounded_to_the_nearest_numbers_of_the_format(name):
 def test_what_is_not_finite_makes_every_product_nan(name, bad):
     import torch
 
-    from mpitrain.model.fp8 import multiply, quantise
+    from mpitrain.kernels.fp8 import multiply, quantise
 
     x = torch.ones(16, 32, dtype=torch.bfloat16)
     whole = quantise(x.t(), torch.float8_e4m3fn)
@@ -102,7 +102,7 @@ def linear(dtype, device="cpu"):
     """
     import torch
 
-    from mpitrain.model.fp8 import Fp8Products
+    from mpitrain.model.linear import Fp8Products
     from mpitrain.parallel.zero.parameters import Parameter
 
     generator = torch.Generator().manual_seed(2)
@@ -158,7 +158,7 @@ def test_weights_that_share_an_input_share_what_is_kept_of_it():
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
-    from mpitrain.model.fp8 import Fp8Products
+    from mpitrain.model.linear import Fp8Products
     from mpitrain.parallel.zero.parameters import Parameter
 
     kept = []
@@ -186,7 +186,7 @@ def test_a_cuda_device_rounds_to_the_same_bits(name):
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    from mpitrain.model.fp8 import quantise
+    from mpitrain.kernels.fp8 import quantise
 
     for what, x in tensors():
         found = quantise(x.cuda(), getattr(torch, name))

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from mpitrain.config import Precision
-from mpitrain.kernels import attention_cpu_16bit, precision, processor
+from mpitrain.kernels import attention_cpu_16bit, grouped, precision, processor, products
 from mpitrain.kernels.attention import PLAIN
 from mpitrain.layout import probabilities
-from mpitrain.model import attention_functions, grouped, linear
+from mpitrain.model import attention_functions
 
 AVX512 = {"architecture": "x86_64", "avx2": True, "avx512_f": True}
 SAPPHIRE_RAPIDS = AVX512 | {
@@ -97,12 +97,12 @@ def test_doctor_says_it(way, slow, by, monkeypatch):
 @pytest.mark.parametrize("at_once", [2**20, 1000])
 def test_a_product_is_that_of_fp64_rounded(way, dtype, height, width, transposed, at_once, monkeypatch):
     """Also some rows at a time, of which the last are fewer."""
-    monkeypatch.setattr(linear, "AT_ONCE", at_once)
+    monkeypatch.setattr(products, "AT_ONCE", at_once)
     torch.manual_seed(1)
     x = torch.randn(2, 33, width).to(dtype)
     weight = torch.randn(*((width, height) if transposed else (height, width))).to(dtype)
     weight = weight.t() if transposed else weight
-    y = linear.product(x, weight)
+    y = products.product(x, weight)
     exact = x.double() @ weight.double().t()
     assert y.dtype == dtype and y.shape == exact.shape
     unit = torch.finfo(dtype).eps
@@ -114,7 +114,7 @@ def test_a_widened_product_is_rounded_once(monkeypatch):
     torch.manual_seed(1)
     x = torch.randn(33, 20).bfloat16()
     weight = torch.randn(9, 20).bfloat16()
-    assert linear.product(x, weight).equal(linear.product(x.float(), weight.float()).bfloat16())
+    assert products.product(x, weight).equal(products.product(x.float(), weight.float()).bfloat16())
 
 
 def test_a_rounded_weight_gradient_is_one_either_way(way):
@@ -123,7 +123,7 @@ def test_a_rounded_weight_gradient_is_one_either_way(way):
     b = torch.randn(70, 9).bfloat16()
     total = torch.randn(5, 9)
     added = total.clone()
-    linear.add_product(added, a, b, rounded=True)
+    products.add_product(added, a, b, rounded=True)
     # of bf16, but for the sum
     assert (added - total).sub((added - total).bfloat16().float()).abs().max() < 1e-6
     assert ((added - total) - (a.double().t() @ b.double())).abs().max() < 70**0.5 * 2**-7

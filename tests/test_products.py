@@ -11,7 +11,7 @@ def called(x, weight):
     """Return the product, and the names of the operations that made it."""
     from torch.profiler import ProfilerActivity, profile
 
-    from mpitrain.model.linear import product
+    from mpitrain.kernels.products import product
 
     with profile(activities=[ProfilerActivity.CPU]) as record:
         y = product(x, weight)
@@ -40,11 +40,11 @@ def test_product_is_that_of_fp64(rows, height, width, name, transposed):
 @pytest.fixture
 def mkl_is(monkeypatch):
     """Make this processor one on which MKL is fast, or one on which it is slow."""
-    from mpitrain.model import linear
+    from mpitrain.kernels import products
 
-    if linear.ONEDNN is None:
+    if products.ONEDNN is None:
         pytest.skip("this torch has no oneDNN")
-    return lambda speed: monkeypatch.setattr(linear, "mkl_is_slow", lambda: speed == "slow")
+    return lambda speed: monkeypatch.setattr(products, "mkl_is_slow", lambda: speed == "slow")
 
 
 @pytest.mark.parametrize(("rows", "height", "width", "by_onednn"), [
@@ -73,7 +73,7 @@ def test_onednn_is_given_no_weight_with_gaps(speed, mkl_is):
     """It takes a second for what is otherwise done in half a millisecond (torch 2.13)."""
     import torch
 
-    from mpitrain.model import linear
+    from mpitrain.kernels import products
 
     mkl_is(speed)
     wide = torch.randn(384, 400)
@@ -83,7 +83,7 @@ def test_onednn_is_given_no_weight_with_gaps(speed, mkl_is):
         and OP in called(x, wide[:, :384].t().contiguous().t())[1]
     )
     assert OP not in called(x, wide[:, :384])[1] and OP not in called(x, wide[:, :384].t())[1]
-    assert not linear._added_apart(x, torch.randn(256, 400)[:, :384])
+    assert not products._added_apart(x, torch.randn(256, 400)[:, :384])
 
 
 @pytest.mark.parametrize(
@@ -99,17 +99,17 @@ def test_weight_gradients_are_made_apart_where_mkl_is_slow(
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from mpitrain.model import linear
+    from mpitrain.kernels import products
 
     mkl_is(speed)
-    monkeypatch.setattr(linear, "ADDED_AT_ONCE", at_once)
+    monkeypatch.setattr(products, "ADDED_AT_ONCE", at_once)
     torch.manual_seed(1)
     total = torch.randn(height, width)
     a = torch.randn(rows, height)
     b = torch.randn(rows, width)
     expected = total.double() + a.double().t() @ b.double()
     with profile(activities=[ProfilerActivity.CPU]) as record:
-        linear.add_product(total, a, b)
+        products.add_product(total, a, b)
     names = [event.name for event in record.events()]
     pieces = -(-height // (at_once // width)) if apart and speed == "slow" else 0
     assert names.count(OP) == pieces and ("aten::addmm_" in names) == (pieces == 0)
@@ -119,7 +119,7 @@ def test_weight_gradients_are_made_apart_where_mkl_is_slow(
 def test_a_rounded_product_is_that_of_its_factors_type():
     import torch
 
-    from mpitrain.model.linear import add_product
+    from mpitrain.kernels.products import add_product
 
     torch.manual_seed(1)
     total = torch.randn(5, 9)
@@ -140,7 +140,7 @@ def test_a_rounded_product_is_that_of_its_factors_type():
 def test_gradients_are_added_in_the_wider_type(names):
     import torch
 
-    from mpitrain.model.linear import add_product
+    from mpitrain.kernels.products import add_product
 
     torch.manual_seed(1)
     total_type, type_ = (getattr(torch, name) for name in names)

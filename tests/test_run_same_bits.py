@@ -99,7 +99,7 @@ def test_the_seed_shows(lines_of):
 
 @pytest.mark.parametrize(("pp", "changes"), PIPELINES, ids=str)
 def test_pipeline_equals_one_rank(lines_of, pp, changes):
-    """The tiny model's products are MKL's (mpitrain/model/linear.py).
+    """The tiny model's products are MKL's (mpitrain/kernels/products.py).
 
     The large one's are large enough for the other library.
     """

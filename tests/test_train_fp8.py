@@ -153,7 +153,7 @@ def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypa
     import torch
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.model import fp8
+    from mpitrain.kernels import fp8
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 

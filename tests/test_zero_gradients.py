@@ -6,10 +6,11 @@ Zero for whoever looks, though nobody writes the zeros that a first product woul
 import pytest
 import torch
 
+from mpitrain.kernels.products import add_product
 from mpitrain.layout.arena import Arena
 from mpitrain.layout.buckets import layout_of
 from mpitrain.layout.parameters import Spec
-from mpitrain.model.linear import WeightGradient, add_product
+from mpitrain.model.linear import WeightGradient
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Gradient, ZeroGroup
 

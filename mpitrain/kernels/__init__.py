@@ -8,6 +8,7 @@ attention_torch                            by torch's scaled_dot_product_attenti
 attention_products                         attention by matrix products, on any device; soft-capped scores
 functions, compiled                        norms, gated product, rotary positions, cross-entropy; the same
                                            fused by torch.compile
+products, grouped, fp8                     products of matrices, of groups of rows (experts), in fp8
 gates                                      activation functions of gated feed-forwards and experts
 precision                                  mixed precision: types that a run computes, sums and sends with
 processor                                  what a CPU multiplies slowly

@@ -8,7 +8,7 @@
     fp8                bf16                  fp32
 
 fp8 is bf16 but for the linears of a block, whose factors are rounded to fp8 first
-(mpitrain/model/fp8.py).
+(fp8.py).
 """
 
 import torch

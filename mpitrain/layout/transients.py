@@ -16,7 +16,7 @@ from typing import NamedTuple
 from mpitrain.layout.activations import Activations
 from mpitrain.layout.layer import Placed
 
-# numbers of a weight's gradient at once that are made beside their sum (model/linear.py)
+# numbers of a weight's gradient at once that are made beside their sum (kernels/products.py)
 PRODUCT = 2**22
 
 

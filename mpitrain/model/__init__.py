@@ -5,8 +5,8 @@ layers/                                        what a layer declares: integers, 
 blocks, build_context                          builds the layers of a stage, over the axes of this rank
 attention, latent_attention, rotary            attention: projections, positions
 attention_functions                            attention as autograd functions, by each kernel
-feed_forward, linear, fp8                      the feed-forward, matrix products
-experts, router, grouped                       a mixture of experts
+feed_forward, linear                           the feed-forward, products with weights and their gradients
+experts, router                                a mixture of experts
 embedding_and_head, multi_token                the ends of a model; multi-token prediction
 segment                                        forward and backward of one local segment
 recompute, selective                           activation recomputation (activation checkpointing)

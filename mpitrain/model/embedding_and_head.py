@@ -16,9 +16,10 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather
 from mpitrain.data.documents import IGNORED
 from mpitrain.kernels.functions import Functions
+from mpitrain.kernels.products import product
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model.build_context import BuildContext
-from mpitrain.model.linear import WeightGradient, product
+from mpitrain.model.linear import WeightGradient
 from mpitrain.model.segment import NormSegment, Segment, Tape
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradients

@@ -21,14 +21,15 @@ import torch
 from torch.nn import functional
 
 from mpitrain.comm.collectives import all_reduce
+from mpitrain.kernels.grouped import add_sums, grouped_product, of_rows
 from mpitrain.kernels.precision import wide
 from mpitrain.layout.dispatch import dispatch_of
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model import router
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
-from mpitrain.model.grouped import GroupedProduct, add_sums, grouped_product, of_rows
 from mpitrain.model.layers.experts import Experts as Layer
+from mpitrain.model.linear import GroupedProduct
 from mpitrain.model.segment import NormSegment
 from mpitrain.parallel.expert.exchange import Choices, Exchange, Flat, Home, Trip, Visit
 from mpitrain.parallel.expert.hierarchical import Hierarchical

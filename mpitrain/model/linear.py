@@ -1,103 +1,20 @@
-"""Matrix products of weights, each by the fastest library that torch carries for it.
+"""Products of activations and weights in the graph of a segment; gradients of weights are left for later.
 
-On a CPU torch multiplies fp32 matrices by MKL. oneDNN, which torch has too but calls for 16-bit
-types only, is faster from a few million multiplications on, or from one where MKL is slow; MKL
-below (benchmarks/products.py). Which one is a function of processor and shape alone, so bits don't
-depend on anything else. Only MKL adds to what is there, as a weight gradient is; where it is slow,
-oneDNN's product is added by a pass of its own. 16-bit matrices are multiplied in fp32 by processors
-that are slower otherwise (kernels/processor.py): sums are fp32 either way.
+Products, Fp8Products    x @ weight.T as autograd calls it
+WeightGradient, Fp8WeightGradient, GroupedProduct    the factors of weight gradients, which add() multiplies
+
+What they multiply by is in mpitrain/kernels/: products.py, fp8.py, grouped.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
-from mpitrain.kernels.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
+from mpitrain.kernels import fp8
+from mpitrain.kernels.grouped import add_grouped
+from mpitrain.kernels.products import add_product, product
 from mpitrain.parallel.zero.parameters import Parameter
-
-# numbers of a weight that are widened at a time: they stay in the cache, and need little memory
-AT_ONCE = 2**20
-ADDED_AT_ONCE = 2**22  # numbers of a weight's gradient that are made beside their sum
-# rows of x, multiplications: up to these a call of oneDNN costs more than it gains
-FEW = (32, 2**23)
-FEW_BY_SLOW_MKL = (4, 2**20)
-FEW_ADDED = 2**21  # multiplications: up to these the pass that adds does
-
-
-def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return x @ weight.T.
-
-    x: [..., K].
-    weight: [N, K], of any strides: the gradient of x is product(grad, weight.t()).
-
-    Not differentiable: callers are the forward and backward of functions of their own.
-    """
-    if x.is_cpu and multiplied_as(x.dtype) != x.dtype:
-        return _widened_product(x, weight)
-    return onednn_product(x, weight) if _by_onednn(x, weight) else functional.linear(x, weight)
-
-
-def _by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether oneDNN makes x @ weight.T, which torch would have MKL make."""
-    if (
-        x.dtype != torch.float32
-        or not x.is_cpu
-        or ONEDNN is None
-        or not (weight.is_contiguous() or weight.t().is_contiguous())
-    ):
-        return False
-    height, width = weight.shape
-    rows, multiplications = FEW_BY_SLOW_MKL if mkl_is_slow() else FEW
-    return x.numel() * height > multiplications and x.numel() > rows * width
-
-
-def _added_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether oneDNN makes a.T @ b, which MKL would add to what is there."""
-    return mkl_is_slow() and a.numel() * b.shape[1] > FEW_ADDED and _by_onednn(a.t(), b.t())
-
-
-def _widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the same, multiplied in fp32, some rows of the weight at a time."""
-    kind = multiplied_as(x.dtype)
-    rows = max(1, AT_ONCE // max(1, weight.shape[1]))
-    wide = x.to(kind)
-    if len(weight) <= rows:
-        return product(wide, weight.to(kind)).to(x.dtype)
-    y = x.new_empty(*x.shape[:-1], len(weight))
-    for some, out in zip(weight.split(rows), y.split(rows, -1)):
-        out.copy_(product(wide, some.to(kind)))
-    return y
-
-
-@torch.no_grad()
-def add_product(
-    total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: bool = False, first: bool = False
-) -> None:
-    """Add a.T @ b to `total` [A, B]. a: [N, A].  b: [N, B], of a narrower type than `total`, or of the same.
-
-    rounded: the product to the type of its factors.
-    first: `total` is zero, whatever is in its memory.
-    """
-    exact = a.dtype == total.dtype
-    if _added_apart(a, b) if exact else rounded:
-        rows = max(1, ADDED_AT_ONCE // max(1, b.shape[1]))
-        for some, part in zip(total.split(rows), a.split(rows, 1)):
-            _add(some, product(part.t(), b.t()), first)
-    elif exact:
-        total.addmm_(a.t(), b, beta=0 if first else 1)
-    elif a.is_cuda:
-        torch.addmm(total, a.t(), b, out_dtype=total.dtype, beta=0 if first else 1, out=total)
-    else:
-        add_product(total, a.to(total.dtype), b.to(total.dtype), first=first)
-
-
-def _add(total: torch.Tensor, x: torch.Tensor, first: bool) -> None:
-    if first:
-        total.copy_(x)
-    else:
-        total += x
 
 
 @dataclass
@@ -166,3 +83,87 @@ def _sum_of_products(grads: Sequence[torch.Tensor], parameters: Sequence[Paramet
         else:
             total += product(grad, parameter.data.t())
     return total
+
+
+@dataclass
+class Fp8WeightGradient:
+    """A weight gradient that is still to be added: the product of its two factors."""
+
+    parameter: Parameter
+    x: fp8.Quantised
+    grad_of_output: fp8.Quantised
+
+    def add(self) -> None:
+        """Add it to its buffer."""
+        self.parameter.grad += fp8.multiply(self.grad_of_output.t(), self.x, self.parameter.grad.dtype)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is held for it."""
+        yield from (*self.x, *self.grad_of_output)
+
+
+class Fp8Products(torch.autograd.Function):
+    """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves
+    those of the weights for later.
+
+    x is kept in fp8, once for all weights; or `recompute` makes it, and it isn't kept. Weights are
+    rounded again in the backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        x,
+        parameters: tuple[Parameter, ...],
+        deferred: list,
+        recompute: Callable[[], torch.Tensor] | None,
+    ):
+        quantised = fp8.quantise(x.flatten(0, -2), fp8.E4M3)
+        if recompute is None:
+            ctx.save_for_backward(quantised.values)
+            ctx.scale = quantised.scale
+        ctx.parameters = parameters
+        ctx.deferred = deferred
+        ctx.recompute = recompute
+        products = (
+            fp8.multiply(quantised, fp8.quantise(parameter.data, fp8.E4M3).t(), x.dtype)
+            for parameter in parameters
+        )
+        return tuple(product.unflatten(0, x.shape[:-1]) for product in products)
+
+    @staticmethod
+    def backward(ctx, *grads_of_outputs):
+        x = (
+            fp8.quantise(ctx.recompute().flatten(0, -2), fp8.E4M3)
+            if ctx.recompute
+            else fp8.Quantised(*ctx.saved_tensors, ctx.scale)
+        )
+        grad_of_x = None
+        for parameter, grad_of_output in reversed(list(zip(ctx.parameters, grads_of_outputs))):
+            grad = fp8.quantise(grad_of_output.flatten(0, -2), fp8.E5M2)
+            ctx.deferred.append(Fp8WeightGradient(parameter, x, grad))
+            product = fp8.multiply(grad, fp8.quantise(parameter.data, fp8.E4M3), grad_of_output.dtype)
+            grad_of_x = product if grad_of_x is None else grad_of_x + product
+        return grad_of_x.unflatten(0, grad_of_output.shape[:-1]), None, None, None
+
+
+@dataclass
+class GroupedProduct:
+    """Weight gradients that are still to be added.
+
+    Of `parameter` [E, Y, X], with the input x [N, X] and grad [N, Y] of the output.
+    """
+
+    parameter: Parameter
+    x: torch.Tensor
+    grad: torch.Tensor
+    sizes: Sequence[int]
+
+    def add(self) -> None:
+        """Add them to their buffers."""
+        add_grouped(self.parameter.grad, self.grad, self.x, self.sizes, self.parameter.rounded)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is held for it."""
+        yield self.x
+        yield self.grad

@@ -19,7 +19,7 @@ from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.engine import gradients
 from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.kernels.gates import SILU, Gate
-from mpitrain.model import attention_functions, fp8, linear, selective
+from mpitrain.model import attention_functions, linear, selective
 from mpitrain.model.kv_history import Attended
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, DeferredGradient, Later, Local, Walk, WeightGradients
@@ -90,7 +90,7 @@ class Tape:
 
         fp8_products: multiply in fp8.
         """
-        products = fp8.Fp8Products if fp8_products else linear.Products
+        products = linear.Fp8Products if fp8_products else linear.Products
         return products.apply(x, parameters, self.deferred, recompute)
 
     def plus(self, x: torch.Tensor, bias: Parameter) -> torch.Tensor:

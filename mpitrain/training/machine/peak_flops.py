@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from mpitrain.comm.world import World
-from mpitrain.model.linear import product
+from mpitrain.kernels.products import product
 from mpitrain.training.machine.device_placement import DevicePlacement
 
 DEFINITION = (

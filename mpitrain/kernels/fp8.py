@@ -20,13 +20,9 @@ the order of sums, and slow.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-
-from mpitrain.parallel.zero.parameters import Parameter
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
@@ -76,64 +72,3 @@ def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
     rows = a.values.contiguous()
     columns = b.values.t().contiguous().t()
     return torch._scaled_mm(rows, columns, a.scale, b.scale, out_dtype=dtype, use_fast_accum=False)
-
-
-@dataclass
-class Fp8WeightGradient:
-    """A weight gradient that is still to be added: the product of its two factors."""
-
-    parameter: Parameter
-    x: Quantised
-    grad_of_output: Quantised
-
-    def add(self) -> None:
-        """Add it to its buffer."""
-        self.parameter.grad += multiply(self.grad_of_output.t(), self.x, self.parameter.grad.dtype)
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what is held for it."""
-        yield from (*self.x, *self.grad_of_output)
-
-
-class Fp8Products(torch.autograd.Function):
-    """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves
-    those of the weights for later.
-
-    x is kept in fp8, once for all weights; or `recompute` makes it, and it isn't kept. Weights are
-    rounded again in the backward.
-    """
-
-    @staticmethod
-    def forward(
-        ctx,
-        x,
-        parameters: tuple[Parameter, ...],
-        deferred: list,
-        recompute: Callable[[], torch.Tensor] | None,
-    ):
-        quantised = quantise(x.flatten(0, -2), E4M3)
-        if recompute is None:
-            ctx.save_for_backward(quantised.values)
-            ctx.scale = quantised.scale
-        ctx.parameters = parameters
-        ctx.deferred = deferred
-        ctx.recompute = recompute
-        products = (
-            multiply(quantised, quantise(parameter.data, E4M3).t(), x.dtype) for parameter in parameters
-        )
-        return tuple(product.unflatten(0, x.shape[:-1]) for product in products)
-
-    @staticmethod
-    def backward(ctx, *grads_of_outputs):
-        x = (
-            quantise(ctx.recompute().flatten(0, -2), E4M3)
-            if ctx.recompute
-            else Quantised(*ctx.saved_tensors, ctx.scale)
-        )
-        grad_of_x = None
-        for parameter, grad_of_output in reversed(list(zip(ctx.parameters, grads_of_outputs))):
-            grad = quantise(grad_of_output.flatten(0, -2), E5M2)
-            ctx.deferred.append(Fp8WeightGradient(parameter, x, grad))
-            product = multiply(grad, quantise(parameter.data, E4M3), grad_of_output.dtype)
-            grad_of_x = product if grad_of_x is None else grad_of_x + product
-        return grad_of_x.unflatten(0, grad_of_output.shape[:-1]), None, None, None

@@ -13,16 +13,14 @@ Weight gradients are a loop on all devices: each is added in place, and summed i
 buffer. grouped_mm would make a second buffer of them, and round it to the type of its factors.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 from torch.nn import functional
 
 from mpitrain.kernels.processor import multiplied_as
-from mpitrain.model.linear import add_product, product
-from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.kernels.products import add_product, product
 
 ALIGNED = 16  # bytes, of which grouped_mm wants all strides to be multiples, and on CUDA addresses
 
@@ -63,27 +61,19 @@ def add_sums(totals_EY: torch.Tensor, x_NY: torch.Tensor, sizes: Sequence[int]) 
         total += rows.sum(0)
 
 
-@dataclass
-class GroupedProduct:
-    """Weight gradients that are still to be added.
+def add_grouped(
+    totals_EYX: torch.Tensor,
+    a_NY: torch.Tensor,
+    b_NX: torch.Tensor,
+    sizes: Sequence[int],
+    rounded: bool = False,
+) -> None:
+    """Add a.T @ b of each group to its total.
 
-    Of `parameter` [E, Y, X], with the input x [N, X] and grad [N, Y] of the output.
+    rounded: each product to the type of its factors.
     """
-
-    parameter: Parameter
-    x: torch.Tensor
-    grad: torch.Tensor
-    sizes: Sequence[int]
-
-    def add(self) -> None:
-        """Add them to their buffers."""
-        for total, grad, x in zip(self.parameter.grad, self.grad.split(self.sizes), self.x.split(self.sizes)):
-            if len(x) and _by_mkl(x) and total.dtype == x.dtype:
-                total.addmm_(grad.t(), x)
-            elif len(x):
-                add_product(total, grad, x, self.parameter.rounded)
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what is held for it."""
-        yield self.x
-        yield self.grad
+    for total, a, b in zip(totals_EYX, a_NY.split(sizes), b_NX.split(sizes)):
+        if len(b) and _by_mkl(b) and total.dtype == b.dtype:
+            total.addmm_(a.t(), b)
+        elif len(b):
+            add_product(total, a, b, rounded)
