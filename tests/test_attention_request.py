@@ -112,3 +112,26 @@ def test_a_gpu_has_flash_attention_without_a_mask(masked, kernel, monkeypatch):
     q = torch.empty(1, 2, 8, 16, device="meta")
     assert choose(PLAIN, q, q, masked, tile=True) is Kernel[kernel]
     assert choose(PLAIN, q, q, masked) is Kernel.TORCH
+
+
+@pytest.mark.parametrize(
+    ("keys", "request_", "kernels"),
+    [
+        (("precision.compute=bf16",), PLAIN, [Kernel.CPU_16BIT]),
+        (("precision.compute=fp64",), PLAIN, [Kernel.TORCH]),
+        (("precision.compute=fp32",), AttentionRequest(window=5), [Kernel.CPU_FLASH]),
+        (("precision.compute=fp32",), AttentionRequest(soft_cap=2.0), [Kernel.PRODUCTS_OF_SOME_ROWS]),
+    ],
+    ids=str,
+)
+def test_a_stage_notes_the_kernels_that_its_layers_take(keys, request_, kernels):
+    """A run's first lines say them."""
+    from mpitrain import config as settings
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.model.build_context import BuildContext, Heads
+    from mpitrain.model.families.catalog import plan_of
+
+    plan = plan_of(resolve(settings.load(None, ("model.preset=quickstart", *keys)), 1, 64))
+    site = BuildContext(plan, torch.device("cpu"))
+    site.note_kernel(request_, Heads(4, 2, 16), None)
+    assert site.attention_kernels == kernels
