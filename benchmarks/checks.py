@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
-from mpitrain.comm.world import NOWHERE, World, start
+from mpitrain.comm.base.world import NOWHERE, World, start
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.checks.replicas import different

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from mpitrain.comm.base.grid import Grid, split
 from mpitrain.comm.collectives import all_gather, all_reduce, reduce_scatter
-from mpitrain.comm.grid import Grid, split
 from mpitrain.comm.mesh import Mesh
 
 TRANSPORTS = ("messages", "collectives", "shared")

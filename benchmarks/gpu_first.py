@@ -287,7 +287,7 @@ def child_kernels(device, small):
     """Compare kernels with the CPU's, and attention with itself."""
     import torch
 
-    from mpitrain.comm.buffers import sum_in_order
+    from mpitrain.comm.base.buffers import sum_in_order
     from mpitrain.config import Numerics
     from mpitrain.training.machine.determinism import settle
 
@@ -409,7 +409,7 @@ def child_profile(device, small):
     from mpi4py import MPI
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.comm.base.world import NOWHERE, World
     from mpitrain.config import load
     from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of

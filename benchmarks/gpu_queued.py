@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_totals import Measure
-from mpitrain.comm.world import NOWHERE, World
+from mpitrain.comm.base.world import NOWHERE, World
 from mpitrain.config import load
 from mpitrain.kernels.compiled import Fused
 from mpitrain.layout.resolve import resolve

@@ -1,4 +1,4 @@
-"""Collectives over two hosts in one level and in two (comm/levels.py).
+"""Collectives over two hosts in one level and in two (comm/transports/levels.py).
 
 times, and the bytes that leave a host.
 
@@ -61,10 +61,10 @@ def ranks(repeats: int) -> None:
     """Measure, on ranks that mpirun started."""
     import numpy as np
 
+    from mpitrain.comm.base.grid import Grid
+    from mpitrain.comm.base.world import NOWHERE, connect, finalize
     from mpitrain.comm.collectives import barrier
-    from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.comm.world import NOWHERE, connect, finalize
 
     world = connect(NOWHERE)
     meshes = {

@@ -22,13 +22,13 @@ from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.stage import Microbatch
 from mpitrain.actor.trace import Recorder, gather_events, write_trace
-from mpitrain.comm.world import NOWHERE, World
+from mpitrain.comm.base.world import NOWHERE, World
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.walk import WeightGradients
-from mpitrain.schedules.measured import costs, predict, read_trace
 from mpitrain.schedules.options import Times
-from mpitrain.schedules.simulate import simulate_table
+from mpitrain.schedules.play.measured import costs, predict, read_trace
+from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.training.trainer import build_mesh
 
 MODEL = (

@@ -5,18 +5,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpitrain.comm import levels, messages, mpi_collectives, shared
-from mpitrain.comm.account import Account
-from mpitrain.comm.axis_operations import AUTO_SHARED, READING, AxisOperations
-from mpitrain.comm.buffers import NOTHING, Array, Scratch, on_device, require_memory
-from mpitrain.comm.device import reachable
-from mpitrain.comm.levels import carried_near_and_far
-from mpitrain.comm.mpi import MPI
-from mpitrain.comm.mpi_collectives import Turnstile
-from mpitrain.comm.nodes import Nodes
+from mpitrain.comm.base.axis_operations import AUTO_SHARED, READING, AxisOperations
+from mpitrain.comm.base.buffers import NOTHING, Array, Scratch, on_device, require_memory
+from mpitrain.comm.base.mpi import MPI
+from mpitrain.comm.base.nodes import Nodes
+from mpitrain.comm.base.world import ExpectedAction, StatusReporter
+from mpitrain.comm.device.staging import reachable
+from mpitrain.comm.meters.account import Account
 from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.tap import Tap, TappedOperation, followed
-from mpitrain.comm.world import ExpectedAction, StatusReporter
+from mpitrain.comm.transports import levels, messages, mpi_collectives, shared
+from mpitrain.comm.transports.levels import carried_near_and_far
+from mpitrain.comm.transports.mpi_collectives import Turnstile
 
 
 class Surroundings(Protocol):
@@ -38,7 +38,7 @@ class Axis:
     ranks: of the world, in the order of the axis.
     one_node: they share memory.
     nodes: how they lie on several nodes, if evenly.
-    near, far: then the axes of this rank on its node, and over nodes (comm/levels.py), with
+    near, far: then the axes of this rank on its node, and over nodes (comm/transports/levels.py), with
     accounts of their own.  Construction and free() are collective over the axis.
     """
 

@@ -37,11 +37,21 @@ from itertools import chain
 
 import numpy as np
 
-from mpitrain.comm import messages
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.buffers import ALL, NOTHING, Array, address, copy, empty_like, flat, overlap, same_kind
-from mpitrain.comm.grid import split
+from mpitrain.comm.base.buffers import (
+    ALL,
+    NOTHING,
+    Array,
+    address,
+    copy,
+    empty_like,
+    flat,
+    overlap,
+    same_kind,
+)
+from mpitrain.comm.base.grid import split
 from mpitrain.comm.progress import Pending, Steps
+from mpitrain.comm.transports import messages
 from mpitrain.errors import DtypeError
 
 

@@ -7,12 +7,12 @@ posting must never decide which tensor arrives where.
 
 from typing import NamedTuple
 
-from mpitrain.comm import messages
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.buffers import Array, flat
-from mpitrain.comm.device import settled
+from mpitrain.comm.base.buffers import Array, flat
+from mpitrain.comm.base.world import ExpectedAction
+from mpitrain.comm.device.staging import settled
 from mpitrain.comm.progress import Pending, Steps
-from mpitrain.comm.world import ExpectedAction
+from mpitrain.comm.transports import messages
 from mpitrain.errors import MeshError
 
 KINDS = ("F", "B")  # an activation to the next stage; a gradient to the previous one

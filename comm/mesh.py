@@ -18,18 +18,18 @@ other.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mpitrain.comm.account import AxisUsage
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.axis_operations import EVERYTHING, NOTHING, AxisOperations
-from mpitrain.comm.clocks import Clock
-from mpitrain.comm.gpu_support import STAGED, Way
-from mpitrain.comm.grid import Grid
-from mpitrain.comm.mpi import MPI
-from mpitrain.comm.nodes import nodes_of
+from mpitrain.comm.base.axis_operations import EVERYTHING, NOTHING, AxisOperations
+from mpitrain.comm.base.grid import Grid
+from mpitrain.comm.base.mpi import MPI
+from mpitrain.comm.base.nodes import nodes_of
+from mpitrain.comm.base.world import NOWHERE, StatusReporter
+from mpitrain.comm.device.gpu_support import STAGED, Way
+from mpitrain.comm.meters.account import AxisUsage
+from mpitrain.comm.meters.clocks import Clock
 from mpitrain.comm.progress import Progress
-from mpitrain.comm.shared import Budget
 from mpitrain.comm.tap import Tap
-from mpitrain.comm.world import NOWHERE, StatusReporter
+from mpitrain.comm.transports.shared import Budget
 from mpitrain.errors import MeshError
 
 TRANSPORTS = ("auto", "messages", "collectives", "shared")
@@ -48,7 +48,7 @@ class Mesh:
     place: is told when memory is made together later, and of waits that last.
     way: of device buffers, alike on all ranks.
     levels: whether axes over several nodes move data inside of nodes and between them in turn
-    (comm/levels.py).
+    (comm/transports/levels.py).
     node_ranks: neighbouring ranks that are taken for a node; 0: nodes are where ranks share memory.
     nodes: the node of each rank, which goes before both.
     """

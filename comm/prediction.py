@@ -1,12 +1,12 @@
 """What an operation on an axis of a mesh will make this rank send.
 
-The formulas of comm/wire.py for the way that the axis chooses.
+The formulas of comm/base/wire.py for the way that the axis chooses.
 """
 
-from mpitrain.comm import messages, mpi_collectives, shared
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.buffers import Array, is_narrow, on_device
-from mpitrain.comm.wire import phases, sent_bytes, sent_messages
+from mpitrain.comm.base.buffers import Array, is_narrow, on_device
+from mpitrain.comm.base.wire import phases, sent_bytes, sent_messages
+from mpitrain.comm.transports import messages, mpi_collectives, shared
 
 TRANSPORTS = {messages: "messages", mpi_collectives: "collectives", shared: "shared"}
 

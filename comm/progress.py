@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from os import cpu_count, sched_yield
 from typing import Any, NamedTuple
 
-from mpitrain.comm.account import Account
-from mpitrain.comm.clocks import Mark, Spans
-from mpitrain.comm.mpi import MPI
-from mpitrain.comm.world import NOWHERE, ExpectedAction, StatusReporter
+from mpitrain.comm.base.mpi import MPI
+from mpitrain.comm.base.world import NOWHERE, ExpectedAction, StatusReporter
+from mpitrain.comm.meters.account import Account
+from mpitrain.comm.meters.clocks import Mark, Spans
 from mpitrain.errors import HangError, MessageError
 
 # one that has waiting_on(), too, tells which ranks it waits for; any other is a turn in a queue

@@ -11,7 +11,7 @@ run again.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from mpitrain.comm.buffers import Array
+from mpitrain.comm.base.buffers import Array
 from mpitrain.comm.progress import Steps
 
 

@@ -14,7 +14,7 @@ import click
 
 from mpitrain import __version__
 from mpitrain.cluster import std_streams
-from mpitrain.comm import launchers
+from mpitrain.comm.base import launchers
 from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault
 from mpitrain.inputs import printable, shown
 

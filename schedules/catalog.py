@@ -15,19 +15,19 @@ from typing import Literal, NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
-from mpitrain.schedules.dualpipe import dualpipe, dualpipev
-from mpitrain.schedules.gpipe import gpipe
-from mpitrain.schedules.interleaved import interleaved, interleaved_zb, looped_bfs
+from mpitrain.schedules.families.dualpipe import dualpipe, dualpipev
+from mpitrain.schedules.families.gpipe import gpipe
+from mpitrain.schedules.families.interleaved import interleaved, interleaved_zb, looped_bfs
+from mpitrain.schedules.families.one_f_one_b import eager_1f1b, one_f_one_b
+from mpitrain.schedules.families.seq1f1b import SEGMENTS, seq1f1b
+from mpitrain.schedules.families.v_half import v_half, v_min
+from mpitrain.schedules.families.zb_auto import zb_auto
+from mpitrain.schedules.families.zbv import zbv
+from mpitrain.schedules.families.zbv_auto import zbv_auto
+from mpitrain.schedules.families.zero_bubble import zb_h1, zb_h2
 from mpitrain.schedules.limits import require_size
-from mpitrain.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from mpitrain.schedules.options import DEFAULTS, Options
-from mpitrain.schedules.seq1f1b import SEGMENTS, seq1f1b
 from mpitrain.schedules.table import Table, make_table
-from mpitrain.schedules.v_half import v_half, v_min
-from mpitrain.schedules.zb_auto import zb_auto
-from mpitrain.schedules.zbv import zbv
-from mpitrain.schedules.zbv_auto import zbv_auto
-from mpitrain.schedules.zero_bubble import zb_h1, zb_h2
 
 Rows = list[list[Action]]
 

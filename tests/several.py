@@ -19,7 +19,7 @@ from pathlib import Path
 from mpitrain import cli
 from mpitrain.cluster import guard
 from mpitrain.cluster.status_board import LEFT
-from mpitrain.comm.world import finalize
+from mpitrain.comm.base.world import finalize
 
 
 def leave(self: guard.Guard, code: int) -> None:

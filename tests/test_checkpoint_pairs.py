@@ -140,8 +140,8 @@ class Ranks:
 
     def gathered(self, snapshot, which):
         """Return what the ranks that have the same number `which` save together."""
-        from mpitrain.comm.group import Group
-        from mpitrain.comm.world import NOWHERE
+        from mpitrain.comm.base.group import Group
+        from mpitrain.comm.base.world import NOWHERE
         from mpitrain.training.saving.gathered import Gathered
 
         comm = self.comm.Split(which, self.comm.rank)

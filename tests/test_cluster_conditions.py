@@ -88,7 +88,7 @@ def test_a_file_system_that_cant_hold_a_checkpoint_is_refused(tmp_path):
 @pytest.mark.sizes(2, 4)
 def test_what_ranks_that_agree_hear(world, tmp_path_factory):
     from mpitrain.cluster.status_board import RankStatus
-    from mpitrain.comm.world import World
+    from mpitrain.comm.base.world import World
 
     size = world.size
     plan = planned(None, (*TINY, f"parallel.tp={2 if size == 4 else 1}", "parallel.zero=1"), size)

@@ -101,8 +101,8 @@ for number in (1, 2):
 print("more")
 """
 ENDS = {
-    "from mpitrain.comm.world import abort; abort(3)": 3,
-    "from mpitrain.comm.world import abort, start; start(); abort(3)": 3,
+    "from mpitrain.comm.base.world import abort; abort(3)": 3,
+    "from mpitrain.comm.base.world import abort, start; start(); abort(3)": 3,
     "from mpitrain.cluster.guard import Guard; Guard().end('why')": 1,
 }
 
@@ -121,7 +121,7 @@ def test_a_rank_ends_though_nobody_reads_what_it_says(ends):
 EXITS = """
 import os
 from mpitrain.cluster.guard import Guard
-from mpitrain.comm.world import connect
+from mpitrain.comm.base.world import connect
 guard = Guard()
 guard.place.enter("build", "building")
 world = connect(guard.place)

@@ -10,8 +10,8 @@ import sys
 import pytest
 from launch import MPITRAIN, mpirun, options, run_tiny, tail, tiny, write_text
 
-from mpitrain.comm.launchers import Process, command_of_ranks, inherited, launch, torchrun, without_rank
-from mpitrain.comm.library import contradiction
+from mpitrain.comm.base.launchers import Process, command_of_ranks, inherited, launch, torchrun, without_rank
+from mpitrain.comm.base.library import contradiction
 
 LEFT = {"PMI_RANK": "0", "PMI_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
 MPICH = "hydra_pmi_proxy"

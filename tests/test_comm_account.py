@@ -17,7 +17,7 @@ LENGTHS = [0, 1, 7, 1000, 4099, 131_073, 300_001]
 def mesh(request):
     from mpi4py.MPI import COMM_WORLD
 
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     every = range(COMM_WORLD.size)
@@ -37,6 +37,7 @@ def operations(axis):
     """Return {operation: run it on a buffer of so many float32}, each leaving the bytes of the
     buffer that counts.
     """
+    from mpitrain.comm.base.grid import split
     from mpitrain.comm.collectives import (
         all_gather,
         all_reduce,
@@ -45,7 +46,6 @@ def operations(axis):
         reduce_scatter,
         shift,
     )
-    from mpitrain.comm.grid import split
 
     def gather(x):
         begin, end = split(len(x), axis.size)[axis.rank : axis.rank + 2]
@@ -84,8 +84,8 @@ def test_messages_and_bytes_are_those_of_the_formulas(mesh, monkeypatch, limit):
 
     Of 131,073 elements one shard is too long for as many as the others.
     """
-    from mpitrain.comm import wire
-    from mpitrain.comm.wire import sent_bytes, sent_messages
+    from mpitrain.comm.base import wire
+    from mpitrain.comm.base.wire import sent_bytes, sent_messages
 
     monkeypatch.setattr(wire, "LIMIT", limit)
     axis = mesh["dp"]
@@ -115,8 +115,8 @@ def test_messages_and_bytes_are_those_of_the_formulas(mesh, monkeypatch, limit):
 
 def test_buffers_of_the_axis_are_counted_alike(mesh):
     """Gradient buckets lie in shared memory as a whole."""
+    from mpitrain.comm.base.wire import sent_bytes
     from mpitrain.comm.collectives import all_reduce
-    from mpitrain.comm.wire import sent_bytes
 
     axis = mesh["dp"]
     x = axis.allocate(400_004).view(np.float32)
@@ -133,7 +133,7 @@ def test_buffers_of_the_axis_are_counted_alike(mesh):
 
 
 def test_shards_of_equal_size_are_the_textbooks():
-    from mpitrain.comm.wire import sent_bytes, sent_messages
+    from mpitrain.comm.base.wire import sent_bytes, sent_messages
 
     n = 1 << 20
     size = 4
@@ -200,7 +200,8 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    from mpitrain.comm import clocks, progress
+    from mpitrain.comm import progress
+    from mpitrain.comm.meters import clocks
 
     clock = Clock()
     monkeypatch.setattr(clocks, "time", clock)
@@ -210,7 +211,7 @@ def clock(monkeypatch):
 
 
 def test_computing_hides_and_waiting_does_not(clock):
-    from mpitrain.comm.account import Account, AxisUsage
+    from mpitrain.comm.meters.account import Account, AxisUsage
     from mpitrain.comm.progress import Progress
 
     progress = Progress()
@@ -230,7 +231,7 @@ def test_computing_hides_and_waiting_does_not(clock):
 
 
 def test_what_a_poll_copies_and_adds_is_not_hidden(clock):
-    from mpitrain.comm.account import Account
+    from mpitrain.comm.meters.account import Account
     from mpitrain.comm.progress import Progress
 
     progress = Progress()
@@ -243,7 +244,7 @@ def test_what_a_poll_copies_and_adds_is_not_hidden(clock):
 
 
 def test_side_by_side_counts_once_and_a_wait_belongs_to_what_is_waited_for(clock):
-    from mpitrain.comm.account import Account
+    from mpitrain.comm.meters.account import Account
     from mpitrain.comm.progress import Progress
 
     progress = Progress()

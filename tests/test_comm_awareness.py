@@ -45,7 +45,7 @@ WAYS = pytest.mark.parametrize(
     ],
 )
 def test_a_list_of_memory_kinds_is_read_kind_by_kind(kinds, vendor, expected):
-    from mpitrain.comm.gpu_support import takes_device_memory
+    from mpitrain.comm.device.gpu_support import takes_device_memory
 
     assert takes_device_memory(kinds, vendor) is expected
 
@@ -66,13 +66,13 @@ def test_a_list_of_memory_kinds_is_read_kind_by_kind(kinds, vendor, expected):
     ],
 )
 def test_the_library_is_asked_for_the_vendor_of_the_device(functions, vendor, expected):
-    from mpitrain.comm.gpu_support import answers
+    from mpitrain.comm.device.gpu_support import answers
 
     assert answers(SimpleNamespace(**functions), vendor) == expected
 
 
 def test_older_mpichs_have_one_question_for_all_vendors():
-    from mpitrain.comm.gpu_support import answers
+    from mpitrain.comm.device.gpu_support import answers
 
     def query(number, found):
         found._obj.value = number == 2
@@ -89,14 +89,14 @@ def test_older_mpichs_have_one_question_for_all_vendors():
     ("said", "expected"), [([], None), ([True], True), ([False, False], False), ([True, False], None)]
 )
 def test_answers_that_differ_are_none(said, expected):
-    from mpitrain.comm.gpu_support import verdict
+    from mpitrain.comm.device.gpu_support import verdict
 
     assert verdict({str(place): answer for place, answer in enumerate(said)}) is expected
 
 
 def test_the_loaded_library_is_found_whoever_opened_it():
     """Wheels are opened for mpi4py alone: ctypes.CDLL(None) doesn't see them."""
-    from mpitrain.comm import library
+    from mpitrain.comm.base import library
 
     mpi = library.loaded()
     assert "libmpi" in os.path.basename(mpi._name) and os.path.exists(mpi._name), mpi._name
@@ -106,7 +106,7 @@ def test_the_loaded_library_is_found_whoever_opened_it():
 
 
 def test_a_child_hears_nothing_of_the_launcher_and_all_of_the_user():
-    from mpitrain.comm.launchers import without_launcher
+    from mpitrain.comm.base.launchers import without_launcher
 
     of_launchers = (
         "PMI_RANK PMI_FD PMIX_RANK OMPI_COMM_WORLD_RANK OMPI_UNIVERSE_SIZE PRTE_LAUNCHED HYDI_CONTROL_FD "
@@ -125,13 +125,13 @@ def test_a_child_hears_nothing_of_the_launcher_and_all_of_the_user():
 
 @WAYS
 def test_how_a_child_ended_is_reported(factory, expected):
-    from mpitrain.comm.gpu_probe import attempt
+    from mpitrain.comm.device.gpu_probe import attempt
 
     assert attempt(f"trials:{factory}", "0") == expected
 
 
 def test_a_child_that_hangs_is_ended_with_all_that_it_started():
-    from mpitrain.comm.gpu_probe import attempt
+    from mpitrain.comm.device.gpu_probe import attempt
 
     assert attempt("trials:hangs", "0", limit_s=3.0) == "hadn't ended after 3 s"
 
@@ -141,8 +141,8 @@ def test_a_child_that_hangs_is_ended_with_all_that_it_started():
 
 @pytest.mark.mpi
 def test_what_this_mpi_says_of_itself():
-    from mpitrain.comm import library
-    from mpitrain.comm.gpu_support import verdict, what_it_says
+    from mpitrain.comm.base import library
+    from mpitrain.comm.device.gpu_support import verdict, what_it_says
 
     cuda = what_it_says("cuda")
     rocm = what_it_says("rocm")
@@ -154,7 +154,7 @@ def test_what_this_mpi_says_of_itself():
 
 @pytest.fixture
 def ranks(world):
-    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.comm.base.world import NOWHERE, World
 
     found = World(world, NOWHERE)
     yield found
@@ -185,7 +185,7 @@ BOTH = {"a = 1": True, "b = 0": False}
 )
 @pytest.mark.parametrize("works", [True, False])
 def test_the_table_in_awareness(ranks, asked, said, tries, direct_if_it_works, direct_if_not, works):
-    from mpitrain.comm.gpu_support import choose
+    from mpitrain.comm.device.gpu_support import choose
     from mpitrain.errors import MeshError
 
     tried = []
@@ -208,7 +208,7 @@ def test_the_table_in_awareness(ranks, asked, said, tries, direct_if_it_works, d
 
 @pytest.mark.mpi(min_size=2)
 def test_one_rank_in_doubt_makes_all_of_them_try_and_one_that_may_not_makes_all_go_by_the_host(ranks):
-    from mpitrain.comm.gpu_support import choose
+    from mpitrain.comm.device.gpu_support import choose
 
     last = ranks.rank == ranks.size - 1
     unsure = choose(ranks, "auto", SILENT if last else YES, lambda: "")
@@ -221,8 +221,8 @@ def test_one_rank_in_doubt_makes_all_of_them_try_and_one_that_may_not_makes_all_
 @WAYS
 def test_a_child_of_a_rank_is_an_mpi_process_of_its_own(ranks, factory, expected, monkeypatch):
     """One on each node, while the others wait in MPI; what it ends by leaves the job alone."""
-    from mpitrain.comm.gpu_probe import attempt
-    from mpitrain.comm.gpu_support import choose
+    from mpitrain.comm.device.gpu_probe import attempt
+    from mpitrain.comm.device.gpu_support import choose
 
     monkeypatch.setenv("OMPI_MCA_KEPT", "by the user")
     factory, argument = ("asks_for_its_world", "by the user") if factory == "host" else (factory, "0")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpitrain.comm.axis_operations import AUTO_SHARED, EVERYTHING, NOTHING, carried
+from mpitrain.comm.base.axis_operations import AUTO_SHARED, EVERYTHING, NOTHING, carried
 
 
 @pytest.mark.parametrize(

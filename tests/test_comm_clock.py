@@ -12,8 +12,8 @@ pytestmark = pytest.mark.mpi
 @pytest.mark.parametrize("hosts", [1, 2, 8])
 def test_clocks_of_other_hosts_are_found_to_differ(world, monkeypatch, hosts):
     """Every host's clock is 1000 s behind that of the one before; ranks of a host have one clock_offset."""
-    from mpitrain.comm import clock_offset
-    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.comm.meters import clock_offset
 
     number = world.rank % hosts
     monkeypatch.setattr(clock_offset, "host", lambda: f"host {number}")

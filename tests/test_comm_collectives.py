@@ -20,7 +20,7 @@ DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16"
 def axis(request):
     from mpi4py.MPI import COMM_WORLD
 
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     mesh = Mesh(COMM_WORLD, Grid({"dp": COMM_WORLD.size}), transport=request.param, timeout_s=60)
@@ -94,8 +94,8 @@ def test_all_reduce_takes_numpy_arrays(axis, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
 def test_reduce_scatter_gives_each_rank_its_shard_and_keeps_the_input(axis, dtype):
+    from mpitrain.comm.base.grid import split
     from mpitrain.comm.collectives import reduce_scatter
-    from mpitrain.comm.grid import split
 
     wrong = []
     for length in lengths(axis):
@@ -113,8 +113,8 @@ def test_reduce_scatter_gives_each_rank_its_shard_and_keeps_the_input(axis, dtyp
 def test_all_gather_puts_every_shard_in_its_place(axis, dtype):
     import torch
 
+    from mpitrain.comm.base.grid import split
     from mpitrain.comm.collectives import all_gather
-    from mpitrain.comm.grid import split
 
     wrong = []
     for length in lengths(axis):
@@ -164,8 +164,8 @@ def test_reduce_gives_the_root_the_sum_and_keeps_the_input(axis, dtype):
 def test_gather_and_scatter_are_inverse_from_every_root(axis, dtype):
     import torch
 
+    from mpitrain.comm.base.grid import split
     from mpitrain.comm.collectives import gather, scatter
-    from mpitrain.comm.grid import split
 
     wrong = []
     for root in range(axis.size):
@@ -200,8 +200,8 @@ def bits(x):
 
 
 def test_reduce_gather_and_scatter_take_numpy_arrays_and_many_are_in_flight(axis):
+    from mpitrain.comm.base.grid import split
     from mpitrain.comm.collectives import all_reduce, gather, reduce, scatter
-    from mpitrain.comm.grid import split
 
     size = axis.size
     rank = axis.rank
@@ -348,7 +348,7 @@ def refused(size, rank, axis):
     import torch
 
     from mpitrain.comm import collectives as c
-    from mpitrain.comm.grid import split
+    from mpitrain.comm.base.grid import split
 
     x = np.arange(8.0)
     own = slice(*split(8, size)[rank : rank + 2])
@@ -449,7 +449,7 @@ def test_outputs_that_share_memory_with_the_input_are_right(axis, length, alloca
     import torch
 
     from mpitrain.comm import collectives as c
-    from mpitrain.comm.grid import split
+    from mpitrain.comm.base.grid import split
 
     begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
     own = end - begin
@@ -499,7 +499,7 @@ def test_outputs_that_share_memory_with_the_input_are_right(axis, length, alloca
 
 
 def _parts(length, size):
-    from mpitrain.comm.grid import split
+    from mpitrain.comm.base.grid import split
 
     bounds = split(length, size)
     return list(zip(bounds, bounds[1:]))
@@ -509,8 +509,8 @@ def _parts(length, size):
 def test_unsigned_integers_are_summed_modulo_their_range(axis, dtype):
     import torch
 
+    from mpitrain.comm.base.grid import split
     from mpitrain.comm.collectives import all_reduce, reduce, reduce_scatter
-    from mpitrain.comm.grid import split
 
     wrong = []
     width = np.dtype(dtype).itemsize
@@ -536,8 +536,8 @@ def test_unsigned_integers_are_summed_modulo_their_range(axis, dtype):
 def test_buffers_the_axis_allocated_give_the_same_bits(axis):
     import torch
 
+    from mpitrain.comm.base.grid import split
     from mpitrain.comm.collectives import all_gather, all_reduce, reduce_scatter
-    from mpitrain.comm.grid import split
 
     wrong = []
     for length in (1, 5, 4099, 300_001):
@@ -566,10 +566,10 @@ def test_more_than_mpi_addresses_goes_by_messages_on_every_rank(world, monkeypat
     Of an uneven exchange nobody knows the others' bytes, and the longest shard is the longest times
     all.
     """
-    from mpitrain.comm import mpi_collectives
+    from mpitrain.comm.base.grid import Grid, split
     from mpitrain.comm.collectives import all_to_all_v, reduce_scatter
-    from mpitrain.comm.grid import Grid, split
     from mpitrain.comm.mesh import Mesh
+    from mpitrain.comm.transports import mpi_collectives
 
     monkeypatch.setattr(mpi_collectives, "LIMIT", 999)
     mesh = Mesh(world, Grid({"dp": world.size}), transport="collectives", timeout_s=20)
@@ -594,7 +594,7 @@ def test_sums_in_rounds_have_the_same_bits_and_take_no_more_memory(axis, monkeyp
 
     Whole and in rounds, the last of them short.
     """
-    from mpitrain.comm import wire
+    from mpitrain.comm.base import wire
     from mpitrain.comm.collectives import all_reduce, reduce_scatter
 
     found = []
@@ -612,11 +612,11 @@ def test_sums_in_rounds_have_the_same_bits_and_take_no_more_memory(axis, monkeyp
 
 
 def test_memory_of_a_sum_is_bounded():
+    from mpitrain.comm.base.grid import Grid
+    from mpitrain.comm.base.mpi import MPI
+    from mpitrain.comm.base.wire import ROOM
     from mpitrain.comm.collectives import reduce_scatter
-    from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.comm.mpi import MPI
-    from mpitrain.comm.wire import ROOM
 
     world = MPI.COMM_WORLD
     mesh = Mesh(world, Grid({"dp": world.size}), transport="messages", timeout_s=60)

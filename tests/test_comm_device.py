@@ -219,7 +219,7 @@ class Case:
         return sum(self.values(rank) for rank in range(self.size))
 
     def shard(self, x):
-        from mpitrain.comm.grid import split
+        from mpitrain.comm.base.grid import split
 
         return x[slice(*split(len(x), self.size)[self.me : self.me + 2])]
 
@@ -391,7 +391,7 @@ def mesh(request):
     import torch
     from mpi4py.MPI import COMM_WORLD
 
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     way = request.param
@@ -669,8 +669,8 @@ def test_a_barrier_waits_for_every_rank_and_for_no_data(setting):
 def test_a_refused_operation_leaves_no_gap_in_the_order(setting, monkeypatch):
     import torch
 
-    from mpitrain.comm import mpi_collectives
     from mpitrain.comm.collectives import all_reduce
+    from mpitrain.comm.transports import mpi_collectives
     from mpitrain.errors import DtypeError
 
     axis = setting.mesh["dp"]
@@ -687,7 +687,7 @@ def test_what_matches_an_operation_is_taken_by_a_plain_call():
     """A generator would take it when its data is there."""
     import inspect
 
-    from mpitrain.comm import messages, mpi_collectives, shared
+    from mpitrain.comm.transports import messages, mpi_collectives, shared
 
     names = (
         "all_reduce",
@@ -718,7 +718,7 @@ def test_over_two_nodes_all_kinds_give_what_they_should(direct, monkeypatch):
     import torch
     from mpi4py.MPI import COMM_WORLD
 
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.links import Links
     from mpitrain.comm.mesh import Mesh
 

@@ -16,9 +16,9 @@ def mesh(world, request):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
+    from mpitrain.comm.base.world import NOWHERE, World
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.comm.world import NOWHERE, World
     from mpitrain.training.machine import device_placement, gpus
 
     ranks = World(world, NOWHERE)
@@ -38,7 +38,7 @@ def test_a_child_process_tries_what_this_mpi_says(mesh, world):
     """Where it says yes, the child comes back with all bytes; where it says no, it is the child that dies."""
     import torch
 
-    from mpitrain.comm import gpu_probe, gpu_support
+    from mpitrain.comm.device import gpu_probe, gpu_support
 
     if "UNREAL_GPU_GB" in os.environ:
         pytest.skip("tests/without_gpu has its memory on the host, where any MPI takes it")

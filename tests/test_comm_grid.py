@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpitrain.comm.grid import Grid, split
+from mpitrain.comm.base.grid import Grid, split
 from mpitrain.errors import MeshError
 
 degrees = st.fixed_dictionaries({name: st.integers(1, 4) for name in ("tp", "cp", "dp", "pp")})

@@ -31,7 +31,7 @@ TRANSPORTS = ["messages", "collectives", "shared", "auto"]
 
 
 def test_only_as_many_neighbours_on_each_node_make_levels():
-    from mpitrain.comm.nodes import nodes_of
+    from mpitrain.comm.base.nodes import nodes_of
 
     assert nodes_of([5, 5, 9, 9, 2, 2]) == (2, 3)
     assert nodes_of([0, 0, 0, 1, 1, 1]) == (3, 2) and not nodes_of([0, 0, 0, 1, 1, 1]).sums
@@ -45,7 +45,7 @@ def test_a_node_sends_each_byte_across_once_to_each_other_node(m, k, operation):
     """By the formulas; in one level m times as often, but for what is gathered, of which each rank
     sends its own.
     """
-    from mpitrain.comm.wire import phases, sent_bytes
+    from mpitrain.comm.base.wire import phases, sent_bytes
 
     num_bytes = 4 * m * k * 4096
     across = 0
@@ -63,7 +63,7 @@ def test_the_traffic_of_a_layout_knows_its_nodes():
 
     What can't goes in one.
     """
-    from mpitrain.comm.wire import sent_over_nodes
+    from mpitrain.comm.base.wire import sent_over_nodes
 
     num_bytes = 1 << 20
     assert [sent_over_nodes("all_reduce", num_bytes, (2, 2), rank) for rank in range(4)] == [
@@ -77,7 +77,7 @@ def test_the_traffic_of_a_layout_knows_its_nodes():
 
 
 def build(world, numbers, transport, levels=True):
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     return Mesh(
@@ -97,7 +97,7 @@ def results(axis, length, dtype):
     import torch
 
     from mpitrain.comm import collectives
-    from mpitrain.comm.grid import split
+    from mpitrain.comm.base.grid import split
 
     x = values(axis.rank, length, dtype)
     begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
@@ -162,7 +162,7 @@ def in_one_level():
 @pytest.mark.parametrize("number", range(5))
 def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, number, transport, limit):
     """In messages of at most `limit` bytes."""
-    from mpitrain.comm import wire
+    from mpitrain.comm.base import wire
     from mpitrain.comm.prediction import predicted
 
     monkeypatch.setattr(wire, "LIMIT", limit)

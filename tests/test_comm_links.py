@@ -12,7 +12,7 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 @pytest.fixture
 def mesh(world):
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     mesh = Mesh(world, Grid({"dp": 1, "pp": world.size}), {"links": range(world.size)}, timeout_s=30)
@@ -80,7 +80,7 @@ def test_too_many_tags_are_refused(mesh):
 def test_a_message_that_never_comes_is_named(world):
     import torch
 
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.links import Links
     from mpitrain.comm.mesh import Mesh
     from mpitrain.errors import HangError

@@ -16,7 +16,7 @@ def test_every_axis_has_its_ranks_in_order(world):
     """Those of a grid, some that join several of its axes, and one of another grid, folded over the
     same ranks.
     """
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     degrees = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (2, 4)}.get(world.size, (world.size, 1))
@@ -48,7 +48,7 @@ def test_every_axis_has_its_ranks_in_order(world):
 
 
 def test_an_axis_that_only_some_ranks_share_leaves_the_others_alone(world):
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     ends = (0, world.size - 1) if world.size > 1 else (0,)
@@ -69,7 +69,7 @@ def counted(world, monkeypatch):
     """
     from mpi4py import MPI
 
-    from mpitrain.comm import shared
+    from mpitrain.comm.transports import shared
 
     made = Counter()
     freed = Counter()
@@ -166,9 +166,9 @@ def test_a_mesh_makes_what_is_used_and_nothing_else(counted, layout, expected):
 def test_an_operation_that_an_axis_is_not_made_for_is_a_mistake_found_at_once(world):
     import numpy as np
 
-    from mpitrain.comm.axis_operations import NOTHING, carried
+    from mpitrain.comm.base.axis_operations import NOTHING, carried
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.collectives import all_gather, all_reduce
-    from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     every = range(world.size)
@@ -192,7 +192,7 @@ def test_an_operation_that_an_axis_is_not_made_for_is_a_mistake_found_at_once(wo
 
 
 def test_a_layout_of_another_size_is_refused(world):
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
     from mpitrain.errors import MeshError
 
@@ -206,7 +206,7 @@ def test_a_layout_of_another_size_is_refused(world):
 
 def test_communicators_are_freed(world):
     """Far more meshes than an MPI has room for communicators."""
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     for _ in range(150):
@@ -218,9 +218,9 @@ def test_a_result_of_more_than_one_gibibyte_arrives_whole(world, monkeypatch):
     """Messages are cut at a limit, here lowered: the pieces have to arrive in order and without gaps."""
     import torch
 
-    from mpitrain.comm import wire
+    from mpitrain.comm.base import wire
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.collectives import all_reduce
-    from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     monkeypatch.setattr(wire, "LIMIT", 1000)
@@ -237,8 +237,8 @@ def test_a_progress_thread_changes_nothing_but_who_enters_mpi(world):
 
     import torch
 
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.collectives import all_reduce
-    from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     mesh = Mesh(world, Grid({"dp": world.size}), transport="messages", timeout_s=30, progress="thread")
@@ -265,8 +265,8 @@ def test_a_progress_thread_has_a_device_before_it_enters_mpi(world, monkeypatch)
     import torch
 
     from mpitrain.comm import progress
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.collectives import all_reduce
-    from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     done = []
@@ -293,7 +293,7 @@ def test_a_progress_thread_has_a_device_before_it_enters_mpi(world, monkeypatch)
 
 
 def test_a_progress_thread_that_cannot_have_its_device_says_so(world):
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     def fails():

@@ -21,11 +21,11 @@ may_mount = pytest.mark.skipif(
 REDUCE = """
 import sys
 import numpy as np
-from mpitrain.comm.world import finalize, start
+from mpitrain.comm.base.world import finalize, start
 start()
 from mpi4py import MPI
 from mpitrain.comm.collectives import all_reduce
-from mpitrain.comm.grid import Grid
+from mpitrain.comm.base.grid import Grid
 from mpitrain.comm.mesh import Mesh
 
 world = MPI.COMM_WORLD
@@ -72,10 +72,10 @@ def test_no_more_is_taken_than_there_is(tmp_path, size, ranks, megabytes, expect
 @pytest.mark.mpi
 @pytest.mark.parametrize("free", [float("inf"), 0], ids=["nobody says how much", "none"])
 def test_axes_without_a_window_send_messages(world, monkeypatch, free):
-    from mpitrain.comm import messages, shared
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.collectives import all_reduce
-    from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
+    from mpitrain.comm.transports import messages, shared
 
     # one rank's view is all's
     monkeypatch.setattr(shared, "free", lambda: free if world.rank == world.size - 1 else 1 << 40)
@@ -95,7 +95,7 @@ def test_axes_without_a_window_send_messages(world, monkeypatch, free):
 
 @pytest.mark.mpi
 def test_what_was_taken_is_not_there_again(world):
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     mesh = Mesh(world, Grid({"dp": world.size}), transport="shared", timeout_s=60)
@@ -109,9 +109,9 @@ def test_what_was_taken_is_not_there_again(world):
 @pytest.mark.mpi
 @pytest.mark.parametrize("of", ["the budget", "pages"])
 def test_ranks_agree_where_one_of_them_has_too_little(world, monkeypatch, of):
-    from mpitrain.comm import shared
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
+    from mpitrain.comm.transports import shared
 
     if world.size == 1:
         pytest.skip("alone, nothing is shared")
@@ -133,7 +133,7 @@ def test_ranks_agree_where_one_of_them_has_too_little(world, monkeypatch, of):
 def test_a_page_that_is_not_there_is_no_signal(tmp_path):
     """The kernel says that it can't write there. As in Allocation.clear, on a file that nobody has filled."""
     program = (
-        "import mmap, sys; from mpitrain.comm import shared; a = "
+        "import mmap, sys; from mpitrain.comm.transports import shared; a = "
         "shared.Allocation.__new__(shared.Allocation); import numpy as np;"
     )
     program += (

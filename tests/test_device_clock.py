@@ -88,7 +88,7 @@ def test_a_wait_costs_what_the_device_stands_still_for(device, clock):
 
     Nothing is waited for meanwhile.
     """
-    from mpitrain.comm.account import Account
+    from mpitrain.comm.meters.account import Account
     from mpitrain.comm.progress import Progress
 
     progress = Progress()
@@ -121,8 +121,8 @@ def test_the_ledger_of_a_mesh_has_the_times_of_the_device(world):
     """While a sum travels the device computes for 5 s, of which the host knows nothing."""
     import numpy as np
 
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.collectives import all_reduce
-    from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
     from mpitrain.parallel.device_clock import DeviceClock
     from mpitrain.training.checks.comm_report import Ledger
@@ -154,8 +154,8 @@ def test_the_events_of_a_step_are_gone_when_it_has_been_read(world):
 
     import numpy as np
 
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.collectives import all_reduce
-    from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
     from mpitrain.parallel.device_clock import DeviceClock
 

@@ -43,7 +43,7 @@ def plan(num_ranks, *settings):
 )
 def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
     from mpitrain.actor.rehearsal import Rehearsal
-    from mpitrain.comm.recipe import Start, Wait, decoded, encoded
+    from mpitrain.comm.standins.recipe import Start, Wait, decoded, encoded
 
     for rank in range(4):
         events = Rehearsal(plan(4, *settings), rank).recipe()
@@ -63,7 +63,7 @@ def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
 
 def test_a_recipe_stands_between_the_instructions_of_the_program():
     from mpitrain.actor.rehearsal import Rehearsal
-    from mpitrain.comm.recipe import At, Start
+    from mpitrain.comm.standins.recipe import At, Start
 
     found = plan(4, *LAYOUT)
     for rank in range(4):
@@ -198,8 +198,8 @@ def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, 
     from mpitrain.actor.communicators import build_mesh
     from mpitrain.actor.dry_run import AxisTally, DryRun
     from mpitrain.actor.rehearsal import Rehearsal
-    from mpitrain.comm import wire
-    from mpitrain.comm.wire import sent_bytes
+    from mpitrain.comm.base import wire
+    from mpitrain.comm.base.wire import sent_bytes
     from mpitrain.model.families.catalog import plan_of
 
     monkeypatch.setattr(wire, "LIMIT", limit)
@@ -264,7 +264,7 @@ import os
 import msgspec
 from mpitrain.actor.recipes import Rehearsals
 from mpitrain.cli import main
-from mpitrain.comm.recipe import Start, decoded, encoded
+from mpitrain.comm.standins.recipe import Start, decoded, encoded
 
 whole, (rank, operation, factor) = Rehearsals.recipes, os.environ["PLANTED"].split(",")
 
@@ -288,7 +288,7 @@ def command(*settings, program=(MPITRAIN,)):
 
 def test_no_rank_loads_torch_and_what_was_sent_is_reported(tmp_path):
     from mpitrain.actor.rehearsal import Rehearsal
-    from mpitrain.comm.wire import sent_bytes
+    from mpitrain.comm.base.wire import sent_bytes
 
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(ONLY_WITH_RANKS)

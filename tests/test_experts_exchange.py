@@ -360,6 +360,6 @@ def test_each_token_crosses_to_a_node_once(world, kind, buffer, etp):
 
 
 def _grid(size):
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
 
     return Grid({"tp": 1, "cp": 1, "dp": size, "pp": 1})

@@ -62,7 +62,7 @@ def device(request, world):
         pytest.skip("no CUDA device")
     from training import resolved
 
-    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.comm.base.world import NOWHERE, World
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.machine.device_placement import place
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpitrain.comm.axis_operations import NOTHING
-from mpitrain.comm.grid import Grid
+from mpitrain.comm.base.axis_operations import NOTHING
+from mpitrain.comm.base.grid import Grid
 from mpitrain.layout.axes import MEANINGS, Axes
 
 GRID = ("tp", "cp", "dp", "pp")

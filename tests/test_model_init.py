@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launch import finished
 
 from mpitrain import config as settings
-from mpitrain.comm.rehearsal import SilentMesh
+from mpitrain.comm.standins.rehearsal import SilentMesh
 from mpitrain.layout.buckets import layout_of
 from mpitrain.layout.parameters import WHOLE, Shard, Spec
 from mpitrain.layout.resolve import resolve

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.mpi
 def test_each_communication_is_adjoint_to_its_backward(world, name):
     import torch
 
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
     from mpitrain.parallel.communication import Communication
     from mpitrain.parallel.microbatch import Context
@@ -46,7 +46,7 @@ def test_a_block_with_communications_equals_the_whole_product(world):
     """
     import torch
 
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
     from mpitrain.model.segment import Segment
     from mpitrain.parallel.communication import Communication

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mpi
 def axis():
     from mpi4py.MPI import COMM_WORLD
 
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     mesh = Mesh(COMM_WORLD, Grid({"tp": COMM_WORLD.size}), timeout_s=60)

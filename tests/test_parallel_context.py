@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 def new_mesh(transport):
     from mpi4py.MPI import COMM_WORLD
 
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     return Mesh(COMM_WORLD, Grid({"cp": COMM_WORLD.size}), transport=transport, timeout_s=60)
@@ -198,7 +198,7 @@ def counted(axis, walk):
 def test_traffic_is_what_is_sent_to_the_byte(axis, kind, dtype):
     import torch
 
-    from mpitrain.comm.wire import sent_bytes
+    from mpitrain.comm.base.wire import sent_bytes
     from mpitrain.parallel.context.attention import context_attention
 
     wrong = []

@@ -102,7 +102,7 @@ def resolved(layout, world):
 
 def differences(axes, found, posted, declared, transport):
     """Return what differs, in words."""
-    from mpitrain.comm.wire import sent_bytes
+    from mpitrain.comm.base.wire import sent_bytes
 
     wrong = [f"axes {sorted(found)}, declared {sorted(declared)}"] if set(found) != set(declared) else []
     for name in sorted(set(found) & set(declared)):

@@ -61,7 +61,7 @@ def test_program_reads_back_as_the_schedule_that_wrote_it():
     """One rank's as instructions, and that of all as a table: what is added to every table is left out."""
     from mpitrain.schedules.actions import format_program, parse_program
     from mpitrain.schedules.catalog import build
-    from mpitrain.schedules.user_table import read_any
+    from mpitrain.schedules.formats.user_table import read_any
 
     layout = ("--ranks", "4", "--set", "parallel.pp=2", "--set", "batch.global=8")
     copies = (

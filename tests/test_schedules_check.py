@@ -8,10 +8,10 @@ from conftest import EVERY_SIZE
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import NORM, REDUCE, UPDATE, B, F, parse, parse_program
 from mpitrain.schedules.catalog import build
-from mpitrain.schedules.check import check
-from mpitrain.schedules.deadlock import play
-from mpitrain.schedules.lower import Reduction, lower
-from mpitrain.schedules.needs import Needs
+from mpitrain.schedules.lowering.lower import Reduction, lower
+from mpitrain.schedules.lowering.needs import Needs
+from mpitrain.schedules.proof.check import check
+from mpitrain.schedules.proof.deadlock import play
 from mpitrain.schedules.table import forwards
 
 REDUCES = [Reduction(2, (0, 1))] * 3

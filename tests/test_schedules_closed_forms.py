@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from mpitrain.schedules.actions import B, F
 from mpitrain.schedules.catalog import build
-from mpitrain.schedules.messages import with_messages
-from mpitrain.schedules.one_f_one_b import alternate
+from mpitrain.schedules.families.one_f_one_b import alternate
+from mpitrain.schedules.lowering.messages import with_messages
 from mpitrain.schedules.options import Options, Times
-from mpitrain.schedules.simulate import Timeline, simulate_table
+from mpitrain.schedules.play.simulate import Timeline, simulate_table
 from mpitrain.schedules.table import make_table
 
 exact = settings(max_examples=30, deadline=None)

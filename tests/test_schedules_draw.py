@@ -9,10 +9,10 @@ from conftest import EVERY_SIZE
 from mpitrain.commands.schedule.played import Request, play
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.draw import grid
 from mpitrain.schedules.options import Options
-from mpitrain.schedules.scale import to_scale
-from mpitrain.schedules.simulate import simulate
+from mpitrain.schedules.play.draw import grid
+from mpitrain.schedules.play.scale import to_scale
+from mpitrain.schedules.play.simulate import simulate
 from mpitrain.schedules.table import read_table
 
 

@@ -11,11 +11,13 @@ import pytest
 from conftest import EVERY_SIZE
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules import (
+from mpitrain.schedules import limits
+from mpitrain.schedules.actions import PAIR
+from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.families import (
     dualpipe,
     gpipe,
     interleaved,
-    limits,
     one_f_one_b,
     seq1f1b,
     v_half,
@@ -24,12 +26,10 @@ from mpitrain.schedules import (
     zbv_auto,
     zero_bubble,
 )
-from mpitrain.schedules.actions import PAIR
-from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.check import check
-from mpitrain.schedules.lower import Reduction, lower
+from mpitrain.schedules.lowering.lower import Reduction, lower
 from mpitrain.schedules.options import DEFAULTS, Options, Times
-from mpitrain.schedules.simulate import simulate_table
+from mpitrain.schedules.play.simulate import simulate_table
+from mpitrain.schedules.proof.check import check
 from mpitrain.schedules.table import Table
 
 FUNCTIONS = {

@@ -9,10 +9,10 @@ import pytest
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action, parse, parse_program
 from mpitrain.schedules.catalog import build
-from mpitrain.schedules.check import check
-from mpitrain.schedules.lower import lower
-from mpitrain.schedules.reductions import Reduction
-from mpitrain.schedules.residency import Residency
+from mpitrain.schedules.lowering.lower import lower
+from mpitrain.schedules.lowering.reductions import Reduction
+from mpitrain.schedules.lowering.residency import Residency
+from mpitrain.schedules.proof.check import check
 
 Programs = list[list[Action]]
 # stages, microbatches, parts

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from mpitrain.schedules.actions import PAIR, Action
 from mpitrain.schedules.catalog import build
 from mpitrain.schedules.options import DEFAULTS, Options, Times
-from mpitrain.schedules.simulate import simulate_table
+from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.table import Table
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "schedules_golden.json").read_text())

@@ -5,9 +5,9 @@ import pytest
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import format_program
 from mpitrain.schedules.catalog import build
-from mpitrain.schedules.check import check
-from mpitrain.schedules.lower import Reduction, lower
-from mpitrain.schedules.simulate import simulate
+from mpitrain.schedules.lowering.lower import Reduction, lower
+from mpitrain.schedules.play.simulate import simulate
+from mpitrain.schedules.proof.check import check
 from mpitrain.schedules.table import forwards, read_table
 
 WHOLE = Reduction(1, ())

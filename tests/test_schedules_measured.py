@@ -11,11 +11,11 @@ from mpitrain.commands.schedule.measurement import Measurement
 from mpitrain.errors import BAD_INPUT, InputError, ScheduleError
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.lower import Reduction, lower
-from mpitrain.schedules.measured import costs, predict, read_trace
-from mpitrain.schedules.residency import Residency
-from mpitrain.schedules.scale import to_scale
-from mpitrain.schedules.simulate import Link, Timeline, simulate
+from mpitrain.schedules.lowering.lower import Reduction, lower
+from mpitrain.schedules.lowering.residency import Residency
+from mpitrain.schedules.play.measured import costs, predict, read_trace
+from mpitrain.schedules.play.scale import to_scale
+from mpitrain.schedules.play.simulate import Link, Timeline, simulate
 
 MS = {"F": 2.0, "B": 5.0, "I": 2.6, "W": 2.2, "NORM": 1.0, "UPDATE": 3.0}
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import PAIR, Action, F, format_program, parse_program
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.check import Proof, check
-from mpitrain.schedules.deadlock import play
-from mpitrain.schedules.draw import grid
-from mpitrain.schedules.lower import lower
-from mpitrain.schedules.needs import Needs
+from mpitrain.schedules.lowering.lower import lower
+from mpitrain.schedules.lowering.needs import Needs
+from mpitrain.schedules.lowering.reductions import Reduction
+from mpitrain.schedules.lowering.residency import Residency
+from mpitrain.schedules.lowering.sums import MIRROR
 from mpitrain.schedules.pairs import grouped
-from mpitrain.schedules.reductions import Reduction
-from mpitrain.schedules.residency import Residency
-from mpitrain.schedules.simulate import simulate
-from mpitrain.schedules.sums import MIRROR
+from mpitrain.schedules.play.draw import grid
+from mpitrain.schedules.play.simulate import simulate
+from mpitrain.schedules.proof.check import Proof, check
+from mpitrain.schedules.proof.deadlock import play
 from mpitrain.schedules.table import Table, make_table, read_table
 
 PAIRED = ("dualpipe", "dualpipev")

@@ -10,9 +10,9 @@ from conftest import EVERY_SIZE
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.check import check
-from mpitrain.schedules.lower import Reduction, lower
-from mpitrain.schedules.simulate import simulate
+from mpitrain.schedules.lowering.lower import Reduction, lower
+from mpitrain.schedules.play.simulate import simulate
+from mpitrain.schedules.proof.check import check
 
 RANKS = range(2, 17) if EVERY_SIZE else (2, 3, 4, 7, 16)
 

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules import residency as residency_module
 from mpitrain.schedules.actions import GATHER, PAIR, SENDS, Action, format_program
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.check import Proof, check
-from mpitrain.schedules.draw import grid
-from mpitrain.schedules.lower import lower
+from mpitrain.schedules.lowering import residency as residency_module
+from mpitrain.schedules.lowering.lower import lower
+from mpitrain.schedules.lowering.reductions import Reduction
+from mpitrain.schedules.lowering.residency import Residency
 from mpitrain.schedules.options import Options
-from mpitrain.schedules.reductions import Reduction
-from mpitrain.schedules.residency import Residency
-from mpitrain.schedules.simulate import simulate
+from mpitrain.schedules.play.draw import grid
+from mpitrain.schedules.play.simulate import simulate
+from mpitrain.schedules.proof.check import Proof, check
 from mpitrain.schedules.table import Table, forwards
 
 

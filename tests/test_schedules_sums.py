@@ -11,16 +11,16 @@ from conftest import EVERY_SIZE
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action, format_program, parse, parse_program
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.check import check
-from mpitrain.schedules.deadlock import play
-from mpitrain.schedules.lower import lower
-from mpitrain.schedules.needs import Needs
-from mpitrain.schedules.reductions import Reduction
-from mpitrain.schedules.residency import Residency
-from mpitrain.schedules.simulate import simulate
-from mpitrain.schedules.sums import MIRROR, TIED
+from mpitrain.schedules.lowering.lower import lower
+from mpitrain.schedules.lowering.needs import Needs
+from mpitrain.schedules.lowering.reductions import Reduction
+from mpitrain.schedules.lowering.residency import Residency
+from mpitrain.schedules.lowering.sums import MIRROR, TIED
+from mpitrain.schedules.play.simulate import simulate
+from mpitrain.schedules.play.transfers import Transfers
+from mpitrain.schedules.proof.check import check
+from mpitrain.schedules.proof.deadlock import play
 from mpitrain.schedules.table import Table, read_table
-from mpitrain.schedules.transfers import Transfers
 
 Programs = list[list[Action]]
 

@@ -4,8 +4,8 @@ import pytest
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.draw import grid
-from mpitrain.schedules.simulate import simulate
+from mpitrain.schedules.play.draw import grid
+from mpitrain.schedules.play.simulate import simulate
 from mpitrain.schedules.table import Table, forwards
 
 

@@ -13,13 +13,13 @@ import pytest
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import parse_program
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.lower import lower
-from mpitrain.schedules.reductions import Reduction
-from mpitrain.schedules.residency import Residency
-from mpitrain.schedules.simulate import Link, simulate
+from mpitrain.schedules.lowering.lower import lower
+from mpitrain.schedules.lowering.reductions import Reduction
+from mpitrain.schedules.lowering.residency import Residency
+from mpitrain.schedules.play.simulate import Link, simulate
+from mpitrain.schedules.play.timeline import Timeline
+from mpitrain.schedules.play.transfers import Transfers
 from mpitrain.schedules.table import forwards
-from mpitrain.schedules.timeline import Timeline
-from mpitrain.schedules.transfers import Transfers
 
 
 def played(name: str, p: int, m: int, n: int, times: dict, *, ahead: int = 1, each: bool = False) -> Timeline:

@@ -6,14 +6,14 @@ from torch_tables import FORMATS, tables, torch_table
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import PAIR, B, F, I, W, format_program
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.csv_table import write_csv
-from mpitrain.schedules.draw import grid
-from mpitrain.schedules.lower import lower
+from mpitrain.schedules.formats.csv_table import write_csv
+from mpitrain.schedules.formats.user_table import read_any
+from mpitrain.schedules.lowering.lower import lower
+from mpitrain.schedules.lowering.reductions import Reduction
+from mpitrain.schedules.lowering.residency import Residency
 from mpitrain.schedules.options import Options
-from mpitrain.schedules.reductions import Reduction
-from mpitrain.schedules.residency import Residency
+from mpitrain.schedules.play.draw import grid
 from mpitrain.schedules.table import Table, heads_of, make_table, write_table
-from mpitrain.schedules.user_table import read_any
 
 
 def plain(table: Table, name: str) -> Table:

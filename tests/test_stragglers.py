@@ -64,7 +64,7 @@ def test_a_link_is_slow_compared_with_others_and_with_its_own_past():
 def test_a_window_of_steps_names_who_was_slow_and_the_summary_how_often(world):
     from training import resolved
 
-    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.comm.base.world import NOWHERE, World
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.checks.stragglers import Stragglers
     from mpitrain.training.trainer import build_mesh
@@ -87,8 +87,8 @@ def test_waits_are_counted_by_the_rank_that_is_waited_for(world, transport):
     """Of its own collectives MPI doesn't tell for whom they wait: all others share the time."""
     import numpy as np
 
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.collectives import all_reduce
-    from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     mesh = Mesh(world, Grid({"dp": world.size}), transport=transport, timeout_s=60)
@@ -109,8 +109,8 @@ def test_waits_are_counted_by_the_rank_that_is_waited_for(world, transport):
 
 @pytest.mark.mpi(min_size=2)
 def test_links_between_nodes_are_measured(world):
-    from mpitrain.comm.link_speed import between_nodes
-    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.comm.meters.link_speed import between_nodes
 
     everyone = World(world, NOWHERE)
     found = between_nodes(everyone)

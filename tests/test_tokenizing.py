@@ -8,7 +8,7 @@ import pytest
 from conftest import agree
 from launch import words_file
 
-from mpitrain.comm.world import NOWHERE, World
+from mpitrain.comm.base.world import NOWHERE, World
 from mpitrain.config import Data
 from mpitrain.data import encoding
 from mpitrain.data.corpus import Corpus

@@ -47,7 +47,7 @@ LAYOUTS = {
 
 
 def everyone(world):
-    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.comm.base.world import NOWHERE, World
 
     return World(world, NOWHERE)
 

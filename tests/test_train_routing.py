@@ -79,7 +79,7 @@ def test_any_routing_in_any_buffer(world, tmp_path, layout, pattern, buffer):
     from training import once, part
 
     from mpitrain import config as settings
-    from mpitrain.comm.world import alone
+    from mpitrain.comm.base.world import alone
     from mpitrain.layout.resolve import on_one_rank, resolve
     from mpitrain.layout.routing import RoutingTrace
     from mpitrain.model.families.catalog import plan_of

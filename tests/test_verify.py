@@ -13,7 +13,7 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 def verified(world, *settings):
     from mpitrain import config
-    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.comm.base.world import NOWHERE, World
     from mpitrain.commands.verify import report, verify
     from mpitrain.layout.resolve import resolve
 

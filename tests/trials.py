@@ -1,4 +1,4 @@
-"""What a child of comm/gpu_probe.py may be told to try.
+"""What a child of comm/device/gpu_probe.py may be told to try.
 
 On a machine without a device, the memory of one is host memory.
 """

@@ -29,10 +29,10 @@ from mpitrain.actor.stage import Stage, assemble
 from mpitrain.actor.step_totals import Measure, Totals, exchange, together
 from mpitrain.actor.trace import Recorder
 from mpitrain.cluster.status_board import BUSY, RankStatus
+from mpitrain.comm.base.world import ExpectedAction
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
-from mpitrain.comm.world import ExpectedAction
 from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
 from mpitrain.kernels.compiled import functions_of
 from mpitrain.layout.layer import is_loss
@@ -50,7 +50,7 @@ from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.walk import Walk, run, run_together
 from mpitrain.parallel.zero.shards import Weights, reserve, shardings_of
 from mpitrain.schedules.actions import Action
-from mpitrain.schedules.needs import partner
+from mpitrain.schedules.lowering.needs import partner
 
 AHEAD = 2  # receives posted before they are needed
 UNRECORDED = Recorder(range(0))

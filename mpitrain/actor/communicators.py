@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from mpitrain.cluster.limit import Limit
-from mpitrain.comm.gpu_support import STAGED, Way
+from mpitrain.comm.base.world import NOWHERE, Communicator, StatusReporter
+from mpitrain.comm.device.gpu_support import STAGED, Way
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import NOWHERE, Communicator, StatusReporter
 from mpitrain.layout.plan import Plan
 
 

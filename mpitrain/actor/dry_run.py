@@ -21,7 +21,7 @@ from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.prediction import predicted
-from mpitrain.comm.recipe import At, Event, Start
+from mpitrain.comm.standins.recipe import At, Event, Start
 from mpitrain.errors import MessageError
 from mpitrain.layout.plan import Plan
 from mpitrain.schedules.actions import COMPUTE, Action

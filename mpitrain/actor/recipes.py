@@ -11,7 +11,7 @@ import msgspec
 from mpitrain.cluster.launch import launched, rank_of_launcher
 from mpitrain.cluster.processes import no_more, used
 from mpitrain.cluster.status_board import RankStatus
-from mpitrain.comm.launchers import without_launcher
+from mpitrain.comm.base.launchers import without_launcher
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
 

@@ -12,7 +12,7 @@
 
 Sums over microbatches and data ranks can be one tree; then uses of a tied embedding are added, and
 summed, after it. Ranks start the operations of an axis in the order of their programs, which is
-proved to be one order (schedules/bucket_rules.py).
+proved to be one order (schedules/proof/bucket_rules.py).
 """
 
 from collections import deque

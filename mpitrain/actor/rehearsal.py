@@ -21,11 +21,11 @@ from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_totals import Measure, Totals
 from mpitrain.cluster.processes import signal_when_parent_ends
 from mpitrain.cluster.status_board import RankStatus
-from mpitrain.comm.axis_operations import AUTO_SHARED
-from mpitrain.comm.nodes import nodes_of
-from mpitrain.comm.recipe import At, Event, Start, encoded
-from mpitrain.comm.rehearsal import Script, SilentMesh
-from mpitrain.comm.wire import sent_bytes, sent_over_nodes, transport_on_a_node
+from mpitrain.comm.base.axis_operations import AUTO_SHARED
+from mpitrain.comm.base.nodes import nodes_of
+from mpitrain.comm.base.wire import sent_bytes, sent_over_nodes, transport_on_a_node
+from mpitrain.comm.standins.recipe import At, Event, Start, encoded
+from mpitrain.comm.standins.rehearsal import Script, SilentMesh
 from mpitrain.config import Config
 from mpitrain.layout.formatting import aligned, megabytes
 from mpitrain.layout.plan import Plan

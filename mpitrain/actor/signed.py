@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpitrain.comm.axis import Axis
+from mpitrain.comm.base.grid import split
 from mpitrain.comm.collectives import (
     all_gather,
     all_reduce,
@@ -29,11 +30,10 @@ from mpitrain.comm.collectives import (
     reduce_scatter,
     shift,
 )
-from mpitrain.comm.grid import split
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
-from mpitrain.comm.recipe import Start
+from mpitrain.comm.standins.recipe import Start
 from mpitrain.errors import MessageError
 
 WIDTH = 8  # bytes of a header

@@ -14,10 +14,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpitrain.comm.clock_offset import offset_to_first_rank
-from mpitrain.comm.clocks import HOST, Clock, Mark
+from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import World
+from mpitrain.comm.meters.clock_offset import offset_to_first_rank
+from mpitrain.comm.meters.clocks import HOST, Clock, Mark
 from mpitrain.inputs import replacing
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table

@@ -44,7 +44,7 @@ from mpitrain.cluster.status_board import (
     shared_slot,
     with_saved,
 )
-from mpitrain.comm.world import STARTING, World, abort, finalize, flush
+from mpitrain.comm.base.world import STARTING, World, abort, finalize, flush
 from mpitrain.errors import (
     BAD_INPUT,
     FAILED,

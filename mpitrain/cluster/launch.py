@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mpitrain.cluster.launcher_process import LauncherProcess
 from mpitrain.cluster.processes import parents_of, peer_of
-from mpitrain.comm.launchers import STARTERS, launch, without_rank
+from mpitrain.comm.base.launchers import STARTERS, launch, without_rank
 from mpitrain.errors import MeshError
 
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")

@@ -24,11 +24,11 @@ import numpy as np
 
 from mpitrain.cluster import code_identity
 from mpitrain.cluster.limit import Limit
-from mpitrain.comm import library
 from mpitrain.comm.axis import Axis
+from mpitrain.comm.base import library
+from mpitrain.comm.base.world import World
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import World
 from mpitrain.errors import CheckpointError
 from mpitrain.layout.optimizers import GROUPS, num_moments
 from mpitrain.layout.plan import Plan

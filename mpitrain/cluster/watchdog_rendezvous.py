@@ -22,7 +22,7 @@ from pathlib import Path
 from mpitrain.cluster.launch import launched, launcher_above, num_ranks_here, on_one_node, pmi_server
 from mpitrain.cluster.launcher_stderr import stderr_of_launcher
 from mpitrain.cluster.processes import peer_of
-from mpitrain.comm.launchers import OPEN_MPI, launch
+from mpitrain.comm.base.launchers import OPEN_MPI, launch
 
 # while another rank starts it
 TRIES = 200

@@ -15,8 +15,9 @@ from mpitrain.cluster import shared_memory
 from mpitrain.cluster.crowding import crowded
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
-from mpitrain.comm import gpu_support, launchers, library
-from mpitrain.comm.world import World, connect
+from mpitrain.comm.base import launchers, library
+from mpitrain.comm.base.world import World, connect
+from mpitrain.comm.device import gpu_support
 from mpitrain.errors import DONE, LibraryError, MeshError, library_fault
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def main(guard: Guard, say: Callable[[str], None]) -> int:
         else:
             time.sleep(PATIENCE_S)  # the first report ends the job
         raise
-    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     world = connect(guard.place, may_be_alone=True)

@@ -33,8 +33,8 @@ from mpitrain.layout.resolve import resolve
 from mpitrain.layout.snapshot_bytes import copy_bytes
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.schedules.actions import Action, format_program
-from mpitrain.schedules.check import Proof
-from mpitrain.schedules.draw import MOST_LINES, grid, least_lines
+from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
+from mpitrain.schedules.proof.check import Proof
 from mpitrain.schedules.table import heads_of
 
 # more than any machine has; what is asked of each of them is then answered in seconds

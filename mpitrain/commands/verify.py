@@ -21,8 +21,8 @@ from mpitrain.actor.actor import Actor
 from mpitrain.cluster import code_identity
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
+from mpitrain.comm.base.world import World, alone, connect
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import World, alone, connect
 from mpitrain.commands.inspect import planned
 from mpitrain.config import AttentionTable, Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED

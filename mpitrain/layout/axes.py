@@ -25,8 +25,8 @@ expert_shard, expert_replicate, expert_matrix      for experts what shard, repli
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpitrain.comm.axis_operations import NOTHING, AxisOperations, carried
-from mpitrain.comm.grid import Grid
+from mpitrain.comm.base.axis_operations import NOTHING, AxisOperations, carried
+from mpitrain.comm.base.grid import Grid
 from mpitrain.config import Config
 from mpitrain.layout.dispatch import near_ranks
 from mpitrain.layout.domains import DENSE, DOMAINS

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from mpitrain.config import Config
 from mpitrain.layout.domains import COUNTED, DENSE, domain_of
 from mpitrain.layout.parameters import Spec
-from mpitrain.schedules.sums import MIRROR, TIED
+from mpitrain.schedules.lowering.sums import MIRROR, TIED
 
 BLOCK = 1024  # elements
 # parameters, each with the part of the backward that adds to its gradient

@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from mpitrain.comm.wire import sent_bytes
+from mpitrain.comm.base.wire import sent_bytes
 from mpitrain.layout.bucket_buffers import HeldBucket, held_by
 from mpitrain.layout.domains import domains_of, gather_of, itemsize_of_weights, itemsize_on_the_wire
 from mpitrain.layout.plan import Plan
-from mpitrain.schedules.lower import walks_together
+from mpitrain.schedules.lowering.lower import walks_together
 
 SHARE_OF_PEAK = 0.5
 MOST_TAIL = 4  # microbatches in memory

@@ -2,10 +2,10 @@
 
 Windows of shared memory, scratch for sums, and what travels between pipeline ranks.
 
-window  of each axis within a node whose ranks read one another's memory (comm/axis_operations.py);
+window  of each axis within a node whose ranks read one another's memory (comm/base/axis_operations.py);
         each
          rank's part is its own
-scratch  of an axis that sums by messages, or over several nodes (comm/levels.py): for two buckets
+scratch  of an axis that sums by messages, or over several nodes (comm/transports/levels.py): for two buckets
          at once. Weights that
            ZeRO-1 and 2 gather after an update travel all at once, so over several nodes there is a
                copy of all of them
@@ -15,9 +15,9 @@ links      two receives posted ahead, and one send
 import math
 from collections.abc import Sequence
 
-from mpitrain.comm.axis_operations import WINDOW
-from mpitrain.comm.nodes import Nodes, nodes_of
-from mpitrain.comm.wire import ROOM, under_way
+from mpitrain.comm.base.axis_operations import WINDOW
+from mpitrain.comm.base.nodes import Nodes, nodes_of
+from mpitrain.comm.base.wire import ROOM, under_way
 from mpitrain.layout.bucket_buffers import held_by
 from mpitrain.layout.domains import domains_of, itemsize_of_weights, itemsize_on_the_wire
 from mpitrain.layout.parameters import itemsizes_of

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpitrain.comm.grid import split
+from mpitrain.comm.base.grid import split
 from mpitrain.config import Config
 
 # dims of a matrix [outputs, inputs]

@@ -10,11 +10,11 @@ from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.plugins import is_plugin, load
 from mpitrain.schedules import catalog
 from mpitrain.schedules.catalog import ScheduleFamily, placement
+from mpitrain.schedules.families.seq1f1b import SEGMENTS
+from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.options import Options, Times
-from mpitrain.schedules.seq1f1b import SEGMENTS
 from mpitrain.schedules.table import Table
-from mpitrain.schedules.user_table import read_any
 
 
 def num_microbatches(config: Config) -> int:

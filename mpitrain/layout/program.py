@@ -11,10 +11,10 @@ from mpitrain.errors import ConfigError
 from mpitrain.layout.domains import gather_of
 from mpitrain.layout.stages import StagePlan
 from mpitrain.schedules.actions import PAIR, RECEIVES, SENDS, SPREAD, Action
-from mpitrain.schedules.check import Proof, check
-from mpitrain.schedules.lower import lower
-from mpitrain.schedules.needs import partner
-from mpitrain.schedules.residency import Residency
+from mpitrain.schedules.lowering.lower import lower
+from mpitrain.schedules.lowering.needs import partner
+from mpitrain.schedules.lowering.residency import Residency
+from mpitrain.schedules.proof.check import Proof, check
 from mpitrain.schedules.table import Table, forwards
 
 

@@ -14,7 +14,7 @@ from mpitrain.layout.buckets import Bucket, buckets_of, parts_of
 from mpitrain.layout.layer import ModelLayers, Placed
 from mpitrain.layout.parameters import WHOLE, Shard, Spec
 from mpitrain.layout.stage_balance import balanced_split
-from mpitrain.schedules.reductions import Reduction
+from mpitrain.schedules.lowering.reductions import Reduction
 
 
 @dataclass(frozen=True)

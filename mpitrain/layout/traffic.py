@@ -2,7 +2,7 @@
 
 Integers and names only.
 
-What each rank sends of such a buffer says comm/wire.py. Context parallelism, with c ranks, t = T/c
+What each rank sends of such a buffer says comm/base/wire.py. Context parallelism, with c ranks, t = T/c
 positions on each, B sequences, H query heads, K key-value heads of width C, w bytes per number:
 
     ring, zigzag  forward   c-1 shifts of keys and values             2 B K t C w  each
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 
 class Started(NamedTuple):
-    """One operation. num_bytes: of its buffer, as comm/wire.py counts it."""
+    """One operation. num_bytes: of its buffer, as comm/base/wire.py counts it."""
 
     operation: str  # as mpitrain.comm.collectives calls it; or send, receive
     axis: str

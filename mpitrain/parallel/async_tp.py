@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.buffers import flat, sum_in_order
+from mpitrain.comm.base.buffers import flat, sum_in_order
 from mpitrain.comm.collectives import shift
 from mpitrain.comm.progress import Pending
 from mpitrain.layout.traffic import Started, Traffic

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from mpitrain.comm.clocks import HOST, Clock
+from mpitrain.comm.meters.clocks import HOST, Clock
 
 
 class TimedEvent(Protocol):

@@ -10,7 +10,7 @@ from mpitrain import config as settings
 from mpitrain.cluster.allocation import allotted, end_of_allocation, end_of_user, seconds_of
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
-from mpitrain.comm.world import World
+from mpitrain.comm.base.world import World
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, InputError
 

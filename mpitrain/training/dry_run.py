@@ -29,10 +29,10 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.status_board import BUSY, WAITING
-from mpitrain.comm.account import AxisUsage
+from mpitrain.comm.base.world import World, connect
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.recipe import Event, decoded
-from mpitrain.comm.world import World, connect
+from mpitrain.comm.meters.account import AxisUsage
+from mpitrain.comm.standins.recipe import Event, decoded
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
 from mpitrain.errors import DONE, InputError, MessageError

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from mpitrain import plugins
-from mpitrain.comm.launchers import command_of_ranks
+from mpitrain.comm.base.launchers import command_of_ranks
 from mpitrain.config import Config, as_override
 from mpitrain.data.permutation import FEISTEL, ORDERS, SORTED
 from mpitrain.data.tokenizer import Tokenizer

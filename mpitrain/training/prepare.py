@@ -21,7 +21,7 @@ from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
-from mpitrain.comm.world import World, connect
+from mpitrain.comm.base.world import World, connect
 from mpitrain.config import Config, as_override
 from mpitrain.data.copies import copies_of
 from mpitrain.data.corpus import Corpus

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.comm.world import World
+from mpitrain.comm.base.world import World
 from mpitrain.config import Data
 from mpitrain.data.encoding import SHARE_BYTES, Encoder, LocalEncoder, Texts, encode_share
 from mpitrain.data.memory_left import available_bytes

@@ -28,9 +28,9 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.resident import peak_resident, resident
 from mpitrain.cluster.status_board import BUSY, WAITING
-from mpitrain.comm import library
+from mpitrain.comm.base import library
+from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import World
 from mpitrain.config import as_override
 from mpitrain.data.order import Sampler
 from mpitrain.data.token_rows import TokenRows

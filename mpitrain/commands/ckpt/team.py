@@ -51,7 +51,7 @@ def together(body: Callable[[Team], int], report: Callable[[InputError], None]) 
         return body(TeamOfOne())
     from mpitrain.cluster.guard import Guard, guarded
     from mpitrain.cluster.status_board import BUSY
-    from mpitrain.comm.world import connect
+    from mpitrain.comm.base.world import connect
 
     def on_ranks(guard: Guard) -> int:
         world = connect(guard.place)

@@ -14,8 +14,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from mpitrain.schedules.actions import COMPUTE, PAIR, Action
-from mpitrain.schedules.draw import microbatch_label
-from mpitrain.schedules.simulate import Timeline
+from mpitrain.schedules.play.draw import microbatch_label
+from mpitrain.schedules.play.simulate import Timeline
 
 COLOURS = {"F": "#0072B2", "B": "#D55E00", "I": "#E69F00", "W": "#009E73"}
 BUBBLE, PAIR_EDGE = "#ECECEC", "#111111"

@@ -15,7 +15,7 @@ from mpitrain.commands.schedule.text import as_json, as_text
 from mpitrain.commands.waiting import Waiting
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
-from mpitrain.schedules.csv_table import write_csv
+from mpitrain.schedules.formats.csv_table import write_csv
 from mpitrain.schedules.limits import MOST_TRACE_BYTES
 from mpitrain.schedules.options import UNIT_TIMES, Times
 from mpitrain.schedules.table import write_table
@@ -87,7 +87,7 @@ def show_trace(trace: str, files: Files, json: bool) -> str:
     into the file `out`.
     """
     from mpitrain.commands.schedule import measurement
-    from mpitrain.schedules.measured import read_trace
+    from mpitrain.schedules.play.measured import read_trace
 
     files.require()
     out = files.out

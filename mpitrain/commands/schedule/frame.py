@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from mpitrain.commands.schedule.cells import BUBBLE, PAIR_EDGE, Look, draw_rows, kinds, label_width, tint
 from mpitrain.schedules.actions import PAIR
-from mpitrain.schedules.simulate import Timeline
+from mpitrain.schedules.play.simulate import Timeline
 
 LEFT = 0.75
 RIGHT = 1.0

@@ -7,7 +7,7 @@ from mpitrain.commands.schedule.frame import Frame, row_height
 from mpitrain.commands.schedule.measurement import Measurement
 from mpitrain.commands.schedule.picture import tints
 from mpitrain.schedules.actions import COMPUTE
-from mpitrain.schedules.simulate import Timeline
+from mpitrain.schedules.play.simulate import Timeline
 
 
 def draw(measurement: Measurement, kind: str) -> bytes:

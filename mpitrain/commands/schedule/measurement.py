@@ -6,9 +6,9 @@ from functools import cached_property
 from statistics import median
 
 from mpitrain.schedules.actions import COMPUTE, RECEIVES
-from mpitrain.schedules.measured import MeasuredTrace, costs, predict, typical
-from mpitrain.schedules.scale import to_scale
-from mpitrain.schedules.simulate import Timeline
+from mpitrain.schedules.play.measured import MeasuredTrace, costs, predict, typical
+from mpitrain.schedules.play.scale import to_scale
+from mpitrain.schedules.play.simulate import Timeline
 
 MARGIN = len("rank 000 simulated ")
 

@@ -13,14 +13,14 @@ from mpitrain.layout.pipeline_table import schedule_of
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.catalog import ScheduleFamily, chunks_of
-from mpitrain.schedules.check import Proof, check
+from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
-from mpitrain.schedules.lower import Reduction, lower
+from mpitrain.schedules.lowering.lower import Reduction, lower
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
+from mpitrain.schedules.play.simulate import Timeline, simulate_table
+from mpitrain.schedules.proof.check import Proof, check
 from mpitrain.schedules.search_progress import Notify
-from mpitrain.schedules.simulate import Timeline, simulate_table
 from mpitrain.schedules.table import Table
-from mpitrain.schedules.user_table import read_any
 
 PROVED_AT_ONCE = 100_000  # operations; about two seconds
 

@@ -3,9 +3,9 @@
 import json
 
 from mpitrain.commands.schedule.played import Played
-from mpitrain.schedules.draw import MOST_LINES, grid, least_lines
-from mpitrain.schedules.notation import operations
+from mpitrain.schedules.formats.notation import operations
 from mpitrain.schedules.options import UNIT_TIMES
+from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
 
 MOST_RANKS = 32  # in the table of ranks
 
@@ -129,7 +129,7 @@ def as_json(played: Played) -> str:
 def as_dict(played: Played) -> dict:
     """Return everything known of a played schedule.
 
-    Times are in the unit of --times; operations as in schedules/notation.py.
+    Times are in the unit of --times; operations as in schedules/formats/notation.py.
     """
     table = played.table
     timeline = played.timeline

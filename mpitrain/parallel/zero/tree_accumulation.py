@@ -5,7 +5,7 @@ That is `numerics.reproducible = "layout"`.
 The slots of a step are its microbatches, in the order of its sequences; a data-parallel rank has a
 run of them. Their number is odd * 2**k: groups of `odd` neighbours are summed one after the other,
 then pairs of groups, then pairs of pairs. With dp = 1, 2, 4 ... 2**k each rank computes whole
-subtrees, and the sum over ranks (comm/buffers.py) is the rest of the same tree:
+subtrees, and the sum over ranks (comm/base/buffers.py) is the rest of the same tree:
 
     6 slots, odd = 3  ((0 + 1) + 2)  +  ((3 + 4) + 5)  dp = 1: all here.  dp = 2: the outer sum is
                                                                           that over ranks

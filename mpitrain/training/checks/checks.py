@@ -17,8 +17,8 @@ import torch
 from mpitrain.actor.actor import Actor, Work, call
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.status_board import BUSY, RankStatus
+from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import World
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.inputs import as_argument
 from mpitrain.training.checks.replicas import different

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import xxhash
 
-from mpitrain.comm.buffers import Array, is_tensor
+from mpitrain.comm.base.buffers import Array, is_tensor
 
 
 def digest(parts: Iterable[Array]) -> int:

@@ -21,7 +21,7 @@ import torch
 import xxhash
 
 from mpitrain.actor.actor import Actor
-from mpitrain.comm.world import World
+from mpitrain.comm.base.world import World
 from mpitrain.training.checks.digests import digest
 
 MOST_NAMED = 8

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpitrain.actor.actor import Actor, Work
-from mpitrain.comm.buffers import Array
+from mpitrain.comm.base.buffers import Array
+from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.tap import TappedOperation
-from mpitrain.comm.world import World
 from mpitrain.training.checks.digests import digest
 
 GIVEN, CAME = "gives to", "gets from"

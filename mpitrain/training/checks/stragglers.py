@@ -8,7 +8,7 @@ when a run ends.
                    that waits for a slow one
     a link  between neighbouring nodes is slow if it carries less than 1 / LINK_FACTOR of what links
             do in the middle, this one before
-               included; measured by a few messages (comm/link_speed.py), and if slow, again
+               included; measured by a few messages (comm/meters/link_speed.py), and if slow, again
 
 Of two ranks the faster one is the middle.
 """
@@ -20,9 +20,9 @@ from functools import partial
 from statistics import median_low, quantiles
 from typing import NamedTuple
 
-from mpitrain.comm.link_speed import between_nodes
+from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import World
+from mpitrain.comm.meters.link_speed import between_nodes
 from mpitrain.layout.plan import Plan
 
 FACTOR, LINK_FACTOR = 1.4, 3.0

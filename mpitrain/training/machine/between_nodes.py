@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from mpitrain.cluster.preflight import slowest_links
-from mpitrain.comm.world import World
+from mpitrain.comm.base.world import World
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.precision import TYPES
 from mpitrain.layout.link_choices import Machine, axes_between, choose, left_open

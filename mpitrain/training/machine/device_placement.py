@@ -10,9 +10,10 @@ import torch
 
 from mpitrain.cluster.heap import keep_freed_memory
 from mpitrain.cluster.threads import num_threads
-from mpitrain.comm import gpu_probe, gpu_support, library
-from mpitrain.comm.gpu_support import Way
-from mpitrain.comm.world import World
+from mpitrain.comm.base import library
+from mpitrain.comm.base.world import World
+from mpitrain.comm.device import gpu_probe, gpu_support
+from mpitrain.comm.device.gpu_support import Way
 from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
 from mpitrain.layout.node_memory import require_gpu_memory

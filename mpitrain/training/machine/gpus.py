@@ -149,7 +149,7 @@ def share_out(visible: Sequence[Sequence[str]]) -> list[str | None]:
     return found
 
 
-# --------------------------------------------------- what a child process tries (comm/gpu_probe.py)
+# --------------------------------------------------- what a child process tries (comm/device/gpu_probe.py)
 
 
 def buffers(index: str) -> tuple[Callable[[np.ndarray], torch.Tensor], Callable[[torch.Tensor], np.ndarray]]:

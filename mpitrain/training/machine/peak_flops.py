@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.comm.world import World
+from mpitrain.comm.base.world import World
 from mpitrain.kernels.products import product
 from mpitrain.training.machine.device_placement import DevicePlacement
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor, Work
-from mpitrain.comm.buffers import Array
+from mpitrain.comm.base.buffers import Array
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import to_toml

@@ -2,7 +2,7 @@
 recording (recording.py), bit for bit.
 
 The rank's own program runs, on axes where what came from others comes from the file
-(comm/replay.py). What it gives to others and its gradients must be what they were; the first that
+(comm/standins/replay.py). What it gives to others and its gradients must be what they were; the first that
 isn't is named, with its instruction.
 """
 
@@ -27,8 +27,8 @@ from msgspec import Meta
 
 from mpitrain.actor.actor import Actor, Work
 from mpitrain.cluster.status_board import RankStatus
-from mpitrain.comm.buffers import Array
-from mpitrain.comm.replay import ReplayMesh, fill
+from mpitrain.comm.base.buffers import Array
+from mpitrain.comm.standins.replay import ReplayMesh, fill
 from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import MOST_THREADS, parse
 from mpitrain.errors import DONE, FAILED, DataError, DtypeError

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.save import Extent
-from mpitrain.comm.group import Group
+from mpitrain.comm.base.group import Group
 from mpitrain.training.saving.state_io import Parts, Snapshot
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpitrain.comm.world import World
+from mpitrain.comm.base.world import World
 from mpitrain.errors import CheckpointError
 
 VERIFYING = "verifying the newest checkpoint"

@@ -37,9 +37,9 @@ from mpitrain.cluster.lock import user
 from mpitrain.cluster.processes import no_more
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.status_board import BUSY, WORKING, RankStatus
-from mpitrain.comm import library
-from mpitrain.comm.group import group_of
-from mpitrain.comm.world import World
+from mpitrain.comm.base import library
+from mpitrain.comm.base.group import group_of
+from mpitrain.comm.base.world import World
 from mpitrain.config import to_toml
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import remove

@@ -1,0 +1,473 @@
+"""Where a rank meets MPI: the world, whether it is the one the launcher meant, agreement on errors,
+and the way in and out.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from mpitrain.comm.base import launchers, library
+from mpitrain.comm.base.mpi import MPI
+from mpitrain.errors import InputError, MeshError, MpitrainError, StoppedEarly
+
+if TYPE_CHECKING:
+    # for annotations elsewhere: only comm/ calls it
+    from mpi4py.MPI import Intracomm as Communicator
+else:
+    Communicator = object
+
+STARTING = "mpitrain:init"  # what `ps` calls a rank inside MPI_Init
+NAP_S = 0.1  # between two looks whether rank 0 is done with something long
+BEAT_S = 1.0  # between two signs of life of a rank that others wait for
+# what rank 0 tells the others within on_first_rank()
+AT_WORK = "at work"
+SHARED = "shared"
+OVER = "over"
+# launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
+FORWARD_S = 0.5
+ABORT_S = 3.0  # MPI_Abort can hang, or return
+
+
+class ExpectedAction(NamedTuple):
+    """What others have to do so that a wait ends.
+
+    An instruction, and where it stands in their program; -1: that isn't known.
+    """
+
+    instruction: str
+    position: int = -1
+
+
+class StatusReporter(Protocol):
+    """What is told that a rank waits, and for what; cluster/status_board.py has it."""
+
+    phase: str
+    what: str
+
+    def waiting(self, what: str) -> AbstractContextManager[None]: ...
+
+    def waits_for(self, what: str, waiting_on: Sequence[int], expected: ExpectedAction) -> None: ...
+
+    def waits_no_more(self) -> None: ...
+
+
+class Nowhere:
+    """A place that nobody reads."""
+
+    phase, what = "start", ""
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def waits_for(self, what: str, waiting_on: Sequence[int], expected: ExpectedAction) -> None:
+        pass
+
+    def waits_no_more(self) -> None:
+        pass
+
+
+NOWHERE = Nowhere()
+
+
+class World:
+    """All ranks of this job, and those of this node.
+
+    Every call is collective over all ranks; meanwhile `place` says what it is for.
+
+    is_asked: returns whether this rank was asked to leave; beat() tells rank 0 of the others.
+    """
+
+    def __init__(
+        self, comm: Communicator, place: StatusReporter, is_asked: Callable[[], bool] = lambda: False
+    ):
+        self.comm = comm
+        self.place = place
+        self.rank = comm.rank
+        self.size = comm.size
+        self._is_asked = is_asked
+        with place.waiting("finding the ranks of this node"):
+            self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+            self.num_nodes = comm.allreduce(int(self.node.rank == 0))
+            self.node_ranks = self._ranks_of_each_node()
+        self._beaten = 0.0
+        self._help: Callable[[Any], Any] = _no_help
+
+    def _ranks_of_each_node(self) -> int:
+        """Return how many ranks a node has, if all have as many and those of one are neighbours; else 0."""
+        first = self.node.bcast(self.rank)
+        size = self.comm.allreduce(self.node.size, MPI.MAX)
+        in_place = self.node.size == size and first % size == 0 and self.rank == first + self.node.rank
+        return size if self.comm.allreduce(in_place, MPI.LAND) else 0
+
+    def on_first_rank(
+        self, what: str, action: Callable[[], Any], help: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Run `action` on rank 0 and return its result on all ranks.
+
+        An InputError or StoppedEarly there is raised on all.
+
+        An action that may take long calls beat(), or share().
+        help: what each rank does with its item of share().
+        """
+        self._help = help or _no_help
+        result = error = None
+        if self.rank == 0:
+            try:
+                result = action()
+            except (InputError, StoppedEarly) as found:
+                error = found
+        with self.place.waiting(f"for rank 0: {what}"):
+            state, result, error = self.comm.bcast((OVER, result, error))
+        while state != OVER:
+            if state == SHARED:
+                self._take_part(what)
+            with self.place.waiting(f"for rank 0: {what}"):
+                if state == AT_WORK:
+                    self.comm.allreduce(self._is_asked(), MPI.LOR)
+                state, result, error = self.comm.bcast(None)
+        if error is not None:
+            raise _of_all(error)
+        return result
+
+    def share(self, items: Sequence[Any]) -> list[Any]:
+        """Give each rank its item, and return what `help` makes of each; None stays None.
+
+        Rank 0 calls it within on_first_rank(). Raises the InputError of the first rank that has
+        one.
+        """
+        self.comm.bcast((SHARED, None, None))
+        found = self._take_part("sharing the work", items)
+        for _, error in found:
+            if error is not None:
+                raise error
+        return [result for result, _ in found]
+
+    def _take_part(
+        self, what: str, items: Sequence[Any] | None = None
+    ) -> list[tuple[Any, InputError | None]]:
+        """Do this rank's part of share(); return all results on rank 0."""
+        with self.place.waiting(f"for rank 0: {what}"):
+            item = self.comm.scatter(items)
+        result = error = None
+        try:
+            if item is not None:
+                result = self._help(item)
+        except InputError as found:
+            error = found
+        with self.place.waiting(f"for all ranks: {what}"):
+            return self.comm.gather((result, error)) or []
+
+    def from_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
+        """Run `action` on rank 0 and return its result on all ranks.
+
+        An error there is that rank's alone, and the end of the job.
+        """
+        result = action() if self.rank == 0 else None
+        with self.place.waiting(f"for rank 0: {what}"):
+            return self.comm.bcast(result)
+
+    def on_first_of_node(self, what: str, action: Callable[[], Any]) -> Any:
+        """Run `action` on the first rank of each node and return its result on all ranks of the node.
+
+        An error there ends the job.
+        """
+        result = action() if self.node.rank == 0 else None
+        with self.place.waiting(f"for the first rank of this node: {what}"):
+            return self.node.bcast(result)
+
+    def of_node(self, what: str, mine: Any) -> list:
+        """Return what each rank of this node gives, in their order."""
+        with self.place.waiting(f"for the ranks of this node: {what}"):
+            return self.node.allgather(mine)
+
+    def beat(self) -> bool:
+        """Tell the others, within on_first_rank(), that rank 0 still works.
+
+        Return whether one was asked to leave; seen once a second.
+        """
+        if time.monotonic() - self._beaten <= BEAT_S:
+            return False
+        self.comm.bcast((AT_WORK, None, None))
+        asked = self.comm.allreduce(self._is_asked(), MPI.LOR)
+        self._beaten = time.monotonic()
+        return asked
+
+    def first_of(self, what: str, mine: str) -> str:
+        """Return the text of the first rank that gives one; "" if none does."""
+        return next(filter(None, self.all_gather(what, mine)), "")
+
+    def on_every_rank(self, what: str, action: Callable[[], Any]) -> Any:
+        """Run `action` on each rank and return its result there.
+
+        The first rank's InputError is raised on all, with its rank.
+        """
+        result = error = None
+        try:
+            result = action()
+        except InputError as found:
+            error = found
+        errors = self.all_gather(what, error)
+        failed = [rank for rank, found in enumerate(errors) if found is not None]
+        if failed:
+            alone = (
+                f" (on {self._names(failed)} only, in phase {self.place.phase}; all need the same files and "
+                "environment)"
+            )
+            alone = alone if len(failed) < self.size else ""
+            raise _of_all(type(errors[failed[0]])(f"{errors[failed[0]].args[0]}{alone}"))
+        return result
+
+    def require_same(self, what: Mapping[str, str]) -> None:
+        """Raise MeshError on all ranks, with the name of what differs, unless the values are the
+        same everywhere.
+        """
+        every = self.all_gather("comparing configuration and code", dict(what))
+        for name, wanted in every[0].items():
+            different = [rank for rank, found in enumerate(every) if found.get(name) != wanted]
+            if different:
+                found = every[different[0]].get(name, "none")
+                raise _of_all(
+                    MeshError(
+                        f"{name}: found {found} on {self._names(different)}, {wanted} on rank 0; start every "
+                        "rank with the same one"
+                    )
+                )
+
+    def all_gather(self, what: str, mine: Any) -> list:
+        """Return what each rank gives."""
+        with self.place.waiting(f"for all ranks: {what}"):
+            return self.comm.allgather(mine)
+
+    def all_to_all(self, what: str, mine: list) -> list:
+        """Give each rank its item of `mine`, and return what every rank has for this one."""
+        with self.place.waiting(f"for all ranks: {what}"):
+            return self.comm.alltoall(mine)
+
+    def gather(self, what: str, mine: Any) -> list | None:
+        """Return what each rank gives on rank 0, and None on the others."""
+        with self.place.waiting(f"for all ranks: {what}"):
+            return self.comm.gather(mine)
+
+    def scatter(self, what: str, parts: Callable[[], list]) -> Any:
+        """Give each rank its part of what `parts` returns on rank 0.
+
+        An error there is that rank's alone, and the end of the job.
+
+        The others sleep meanwhile: hundreds that poll would leave rank 0 no core.
+        """
+        found = parts() if self.rank == 0 else None
+        with self.place.waiting(f"for rank 0: {what}"):
+            ready = self.comm.Ibarrier()
+            while not ready.Test():
+                time.sleep(NAP_S)
+            return self.comm.scatter(found)
+
+    def barrier(self, what: str) -> None:
+        """Wait for all ranks."""
+        with self.place.waiting(f"for all ranks: {what}"):
+            self.comm.Barrier()
+
+    def _names(self, ranks: list[int]) -> str:
+        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:4]))}{more}"
+
+
+def _no_help(item: Any) -> Any:
+    raise TypeError("share() needs an on_first_rank() with help")
+
+
+def _of_all(error: MpitrainError) -> MpitrainError:
+    error.everywhere = True
+    return error
+
+
+def connect(
+    place: StatusReporter, is_asked: Callable[[], bool] = lambda: False, may_be_alone: bool = False
+) -> World:
+    """Start MPI and return the world of this job.
+
+    Raises MeshError if the launcher started another number of ranks.
+
+    A launcher of another MPI starts N processes of which each believes to be rank 0 of 1, without a
+    word.
+    is_asked: see World.
+    may_be_alone: a process that no launcher started may be alone wherever it runs, also where it
+    could be one of several copies.
+    """
+    started = launchers.launch()
+    left = launchers.inherited()
+    copies = launchers.torchrun()
+    unset = " ".join(f"-u {name}" for name in left.launcher.variables if name in os.environ) if left else ""
+    with place.waiting("for all ranks to call MPI_Init"), _called(STARTING):
+        start()
+    world = MPI.COMM_WORLD
+    name, size = library.contradiction(world.size, started)
+    if world.size == 1 and not may_be_alone:
+        _require_no_copy(left, unset, copies)
+    if name:
+        found = library.name().split(",")[0].strip()
+        launcher = next(each.name for each in launchers.LAUNCHERS if name in each.sizes)
+        raise _of_all(
+            MeshError(
+                f"{launcher} started {size} ranks ({name}), but {found} sees {world.size}: launcher and MPI "
+                "library don't belong together; use the mpirun of this MPI, or srun --mpi with the PMI it "
+                "was built for"
+            )
+        )
+    return World(world, place, is_asked)
+
+
+def _require_no_copy(left: launchers.Launch | None, unset: str, copies: tuple[int, int] | None) -> None:
+    """Raise MeshError where this process, which is alone, is probably one of several that want to
+    be ranks of one job.
+    """
+    if copies and copies[1] > 1:
+        raise _of_all(
+            MeshError(
+                f"torchrun started {copies[1]} copies ({launchers.TORCHRUN}), which MPI doesn't connect: "
+                f"each would train the whole model alone; start ranks with mpirun -n {copies[1]} mpitrain "
+                "run ..., or srun"
+            )
+        )
+    if left and left.size > 1:
+        raise _of_all(
+            MeshError(
+                f"{left.name} started {left.size} ranks ({left.variable}), and this process has their "
+                "variables, but is none of them: a rank, or a shell that was one, started it; let mpirun "
+                f"start mpitrain, or for one rank type: env {unset} mpitrain ..."
+            )
+        )
+
+
+def alone() -> Communicator:
+    """Return the communicator of this rank alone; it stays MPI's."""
+    return MPI.COMM_SELF
+
+
+@contextmanager
+def _called(name: str) -> Iterator[None]:
+    """Give this process another name meanwhile, which the ranks of its node can see when they have
+    no other way to know.
+
+    A name is one word: Slurm's proctrack/linuxproc and proctrack/pgid take /proc/PID/stat apart at
+    white space, and neither signal nor kill a process whose name has a space or a line break (the
+    kernel ends what it shows with one, and keeps one that is written).
+    """
+    path = Path("/proc/self/comm")
+    before = None
+    # no Linux, or a container that keeps it from changing: then only a report says less
+    with suppress(OSError):
+        before = path.read_text().removesuffix("\n")
+        path.write_text(name)
+    yield
+    with suppress(OSError):
+        if before is not None:
+            path.write_text(before)
+
+
+def start() -> None:
+    """Call MPI_Init_thread, unless that was done.
+
+    By ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched.
+
+    Where this process has the variables of a rank, and is none, they are removed: MPI would look
+    for a server that isn't there.
+    """
+    if MPI.Is_initialized():
+        return
+    if launchers.inherited() is not None:
+        for name in os.environ.keys() - launchers.without_rank(os.environ).keys():
+            del os.environ[name]
+    provided = ctypes.c_int()
+    ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
+    for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        # as mpi4py does when it initialises MPI itself: errors become exceptions
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+def finalize() -> None:
+    """Call MPI_Finalize, if MPI was started. Collective over all ranks. By ctypes, as in start()."""
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        ctypes.CDLL(MPI.__file__).MPI_Finalize()
+
+
+def flush() -> None:
+    """Write what this rank has said.
+
+    It waits no longer than launchers need to forward that: a pipe may be full, and nobody reads it.
+    """
+    writing = threading.Thread(target=_flush, daemon=True)
+    try:
+        writing.start()
+    except (RuntimeError, MemoryError):  # of threads there can be no more
+        if all(_takes_some(number) for number in (1, 2)):
+            _flush()
+        return
+    writing.join(FORWARD_S)
+
+
+def _takes_some(number: int) -> bool:
+    """Return whether a write to a descriptor doesn't wait for a reader."""
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it
+            stream.flush()
+
+
+def _exit_in(seconds: float, code: int) -> None:
+    """Have this process end after a while, wherever it is then.
+
+    With a code, or where no thread can be started by SIGALRM.
+    """
+    try:
+        threading.Timer(seconds, os._exit, [code]).start()
+    except (RuntimeError, MemoryError):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def abort(code: int) -> None:
+    """End the whole job at once with an exit code; doesn't return.
+
+    The other ranks may be waiting for this one for ever.
+    """
+    flush()
+    time.sleep(FORWARD_S)
+    _exit_in(ABORT_S, code)
+    with suppress(MeshError):  # without a library there is no more to do
+        _abort(code)
+    os._exit(code)
+
+
+def _others_wait_for_ever() -> bool:
+    """Return whether the other ranks, in MPI_Init, don't end with this one.
+
+    Open MPI's launcher ends all with the first that fails.
+
+    There this rank may be in MPI_Init, too, and a second call would be an error of its own. MPICH's
+    launcher doesn't mind.
+    """
+    started = launchers.launch()
+    return started is not None and started.name != launchers.OPEN_MPI
+
+
+def _abort(code: int) -> None:
+    if not MPI.Is_initialized() and _others_wait_for_ever():
+        start()
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        handle = ctypes.c_int if MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_int) else ctypes.c_void_p
+        comm = handle.from_address(MPI._addressof(MPI.COMM_WORLD))
+        # as in start(), or the timer would wait for the lock
+        ctypes.CDLL(MPI.__file__).MPI_Abort(comm, code)

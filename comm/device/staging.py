@@ -1,0 +1,96 @@
+"""Device buffers: what MPI may touch, and the way through pinned host memory when it may not.
+
+Which of the two it is, says comm/device/gpu_support.py. torch calls AMD's devices `cuda`, too, and so does
+this file.
+
+What an operation copies or adds on the device is queued on the stream that is current when it moves
+on. So an operation on buffers that go straight to MPI is started, polled and waited for with one
+current stream; a staged one is over when its copies are.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from mpitrain.comm.base.buffers import Array, on_device
+from mpitrain.comm.progress import Steps
+
+
+class Written:
+    """Whether the work queued so far on the current stream, which writes `x`, is done.
+
+    MPI knows no streams.
+    """
+
+    def __init__(self, x: Array):
+        cuda = sys.modules["torch"].cuda
+        self._event = cuda.Event()
+        self._event.record(cuda.current_stream(x.device))
+
+    def __call__(self) -> bool:
+        return self._event.query()
+
+    def waiting_on(self) -> tuple[()]:
+        """Return nobody: it is this rank's own device that is waited for."""
+        return ()
+
+
+def settled(x: Array, axis) -> Steps:
+    """Wait, before `x` or memory made after it is handed to MPI, until the work queued for its
+    device is done.
+
+    Host memory is ready, and an axis of one rank hands nothing over.
+    """
+    if axis.size > 1 and on_device(x):
+        yield Written(x)
+
+
+def reachable(
+    operation: Callable[..., Steps],
+    reads: Sequence[Array],
+    writes: Sequence[Array],
+    given: slice,
+    device_aware: bool,
+) -> Steps:
+    """Call operation(*reads, *writes), by way of the host if the buffers are on a device that MPI
+    can't read.
+    """
+    if any(map(on_device, (*reads, *writes))) and not device_aware:
+        return staged(operation, reads, writes, given)
+    return operation(*reads, *writes)
+
+
+def staged(
+    operation: Callable[..., Steps], reads: Sequence[Array], writes: Sequence[Array], given: slice
+) -> Steps:
+    """Run `operation(*reads, *writes)` on pinned host memory.
+
+    Carry there what it reads, `given` of `writes`, too; carry back `writes`.
+
+    It is called now, and so takes its place among the operations of its axis, whenever the device
+    comes round to the copies.
+    """
+    inside, outside = (
+        [sys.modules["torch"].empty_like(x, device="cpu", pin_memory=True) for x in each]
+        for each in (reads, writes)
+    )
+    needed = [
+        (x, host)
+        for x, host in (*zip(reads, inside), *((x[given], host[given]) for x, host in zip(writes, outside)))
+        if len(x)
+    ]
+    back = [(host, x) for x, host in zip(writes, outside)]
+    # What is queued by now may still use what is written; the copies back may come on another
+    # stream.
+    before = [Written(x) for x in writes[:1]]
+    return chain(_carried(needed), operation(*inside, *outside), before, _carried(back))
+
+
+def _carried(pairs: list[tuple[Array, Array]]) -> Steps:
+    """Copy each source to its target, one of them in pinned memory, after what is queued on the
+    current stream, until it is done.
+    """
+    for source, target in pairs:
+        target.copy_(source, non_blocking=True)
+    if pairs:
+        yield Written(next(x for x in pairs[0] if on_device(x)))

@@ -1,0 +1,1 @@
+"""What communication costs: accounts of axes, clocks, and the measured speed of links."""

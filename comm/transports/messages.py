@@ -1,0 +1,324 @@
+"""Transport `messages`: our own Isend and Irecv.
+
+Works for host buffers and, under a CUDA-aware MPI, for device buffers.
+
+Every operation has its own tag, taken when it is called, so operations overtake one another freely.
+Large buffers go pairwise, small ones in log2(size) rounds (Bruck et al. 1997, for all-gather),
+broadcasts down a binomial tree. What is for one rank goes to it straight.
+"""
+
+from collections import deque
+from functools import wraps
+from itertools import chain
+
+import numpy as np
+
+from mpitrain.comm.base.buffers import Array, ScratchTurn, copy, empty_like, on_device, raw, sum_in_order
+from mpitrain.comm.base.grid import split
+from mpitrain.comm.base.mpi import MPI
+from mpitrain.comm.base.wire import ROUNDS, SMALL, pieces, rounds_of, under_way
+from mpitrain.comm.device.staging import settled
+from mpitrain.comm.progress import Posted, Steps, arrived
+
+
+def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
+    """Start sending the flat array `x`, in pieces of at most wire.LIMIT bytes.
+
+    MPI owns `x` until the requests are complete.
+    """
+    post = axis.comm.Issend if synchronous else axis.comm.Isend
+    data = raw(x)
+    requests = [post([data[piece], MPI.BYTE], rank, tag) for piece in pieces(len(data))]
+    axis.account.num_bytes += len(data)
+    axis.account.messages += len(requests)
+    return [Posted(request, (axis.ranks[rank],)) for request in requests]
+
+
+def receive(axis, x: Array, rank: int, tag: int) -> list[Posted]:
+    """Start receiving into the flat array `x`.
+
+    The counterpart of send(), piece by piece (MPI keeps their order).
+    """
+    data = raw(x)
+    requests = [axis.comm.Irecv([data[piece], MPI.BYTE], rank, tag) for piece in pieces(len(data))]
+    return [Posted(request, (axis.ranks[rank],)) for request in requests]
+
+
+def tagged(steps):
+    """Decorate an operation: its tag, the last argument of its steps, is taken when it is called."""
+
+    @wraps(steps)
+    def operation(*arguments) -> Steps:
+        return steps(*arguments, arguments[-1].next_tag())
+
+    return operation
+
+
+@tagged
+def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis, tag: int) -> Steps:
+    """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`.
+
+    The own part is not moved.
+
+    Each rank starts with its right-hand neighbour, so that no rank is everybody's first target.
+    """
+    size = axis.size
+    me = axis.rank
+    requests = []
+    yield from settled(x, axis)
+    for source in ((me - shift) % size for shift in range(1, size)):
+        requests += receive(axis, out[received[source] : received[source + 1]], source, tag)
+    for target in ((me + shift) % size for shift in range(1, size)):
+        requests += send(axis, x[sent[target] : sent[target + 1]], target, tag)
+    yield arrived(requests)
+
+
+@tagged
+def shift(x: Array, out: Array, distance: int, axis, tag: int) -> Steps:
+    """Send `x` to the rank `distance` further along the axis, and receive `out` from the rank as
+    far behind.
+    """
+    yield from settled(x, axis)
+    requests = receive(axis, out, (axis.rank - distance) % axis.size, tag)
+    yield arrived(requests + send(axis, x, (axis.rank + distance) % axis.size, tag))
+
+
+def reduce_scatter(x: Array, out: Array, axis) -> Steps:
+    """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them.
+
+    In rounds of wire.ROUND bytes, so the parts of the others take no more memory for a longer sum.
+    On a device in one round, since each would wait for the sum of the one before.
+    """
+    if axis.size == 1 or on_device(x):
+        return exchange_and_sum(exchange, x, out, axis)
+    turn = axis.scratch.take_turn(under_way(x.nbytes, axis.size, x.dtype.itemsize))
+    return _sum_in_rounds(x, out, turn, axis)
+
+
+@tagged
+def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis, tag: int) -> Steps:
+    """Exchange and add a part of every shard after the other; MPI keeps the order of messages of one tag."""
+    bounds = split(len(x), axis.size)
+    started = deque()
+    yield turn
+    for part in rounds_of(len(x), axis.size, x.dtype.itemsize):
+        if len(started) == ROUNDS:
+            yield from _summed(*started.popleft(), axis)
+        shards = [x[begin:end][part] for begin, end in zip(bounds, bounds[1:])]
+        target = out[part]
+        found, memory = axis.scratch.lend(x, axis.size * len(target))
+        parts = [found[r * len(target) : (r + 1) * len(target)] for r in range(axis.size)]
+        parts[axis.rank] = shards[axis.rank]
+        started.append((_exchanged(shards, parts, axis, tag), parts, target, memory))
+    while started:
+        yield from _summed(*started.popleft(), axis)
+    turn.over = True
+
+
+def _exchanged(shards: list[Array], parts: list[Array], axis, tag: int) -> list[Posted]:
+    """Start sending each rank its shard, and receiving what it has of the own one; neighbours first."""
+    size = axis.size
+    me = axis.rank
+    requests = []
+    for source in ((me - shift) % size for shift in range(1, size)):
+        requests += receive(axis, parts[source], source, tag)
+    for other in ((me + shift) % size for shift in range(1, size)):
+        requests += send(axis, shards[other], other, tag)
+    return requests
+
+
+def _summed(requests: list[Posted], parts: list[Array], target: Array, memory: np.ndarray, axis) -> Steps:
+    """Wait for the parts of a round, and add them."""
+    yield arrived(requests)
+    sum_in_order(parts, target)
+    axis.scratch.give_back(memory)
+
+
+def exchange_and_sum(exchange, x: Array, out: Array, axis) -> Steps:
+    """Reduce-scatter by way of any `exchange`.
+
+    everyone's copy of the own shard arrives in scratch memory, and we add.
+    """
+    if axis.size == 1:
+        return copied(x, out)
+    bounds = split(len(x), axis.size)
+    length = len(out)
+    found, memory = axis.scratch.lend(x, axis.size * length)
+    exchanged = exchange(x, bounds, found, [r * length for r in range(axis.size + 1)], axis)
+
+    def steps() -> Steps:
+        yield from exchanged
+        parts = [found[r * length : (r + 1) * length] for r in range(axis.size)]
+        parts[axis.rank] = x[bounds[axis.rank] : bounds[axis.rank + 1]]
+        sum_in_order(parts, out)
+        axis.scratch.give_back(memory)
+
+    return steps()
+
+
+def copied(x: Array, out: Array, further: Steps = ()) -> Steps:
+    """Copy `x`, when it is there, over `out` and go on with `further` steps."""
+    copy(x, out)
+    yield from further
+
+
+def copied_later(x: Array, out: Array) -> Steps:
+    """Copy `x`, rounded if need be, over `out`, when the steps before are over."""
+    copy(x, out)
+    yield from ()
+
+
+def own_shard(x: Array, axis) -> Array:
+    """Return the part of `x` that this rank owns."""
+    begin, end = split(len(x), axis.size)[axis.rank : axis.rank + 2]
+    return x[begin:end]
+
+
+@tagged
+def all_gather(out: Array, axis, tag: int) -> Steps:
+    """Fill every shard of `out` with that of its rank; the own shard is the input."""
+    bounds = split(len(out), axis.size)
+    size = axis.size
+    me = axis.rank
+    requests = []
+    yield from settled(out, axis)
+    for source in ((me - shift) % size for shift in range(1, size)):
+        requests += receive(axis, out[bounds[source] : bounds[source + 1]], source, tag)
+    for target in ((me + shift) % size for shift in range(1, size)):
+        requests += send(axis, out[bounds[me] : bounds[me + 1]], target, tag)
+    yield arrived(requests)
+
+
+def all_reduce(x: Array, axis) -> Steps:
+    """Sum `x` in place over the axis.
+
+    reduce-scatter and all-gather, or for small `x` one gather and a sum everywhere.
+    """
+    if x.nbytes <= SMALL:
+        return _gather_and_sum(x, axis)
+    return chain(reduce_scatter(x, own_shard(x, axis), axis), all_gather(x, axis))
+
+
+@tagged
+def _gather_and_sum(x: Array, axis, tag: int) -> Steps:
+    """Collect the `x` of every rank in log2(size) rounds, and sum them in axis order.
+
+    Round k passes the vectors collected so far to the rank 2**k below; vector i found here is that
+    of rank (own + i) % size.
+    """
+    size = axis.size
+    me = axis.rank
+    length = len(x)
+    found = empty_like(x, size * length)
+    copy(x, found[:length])
+    yield from settled(found, axis)
+    have = 1
+    while have < size:
+        count = min(have, size - have)
+        requests = receive(axis, found[have * length : (have + count) * length], (me + have) % size, tag)
+        requests += send(axis, found[: count * length], (me - have) % size, tag)
+        yield arrived(requests)
+        have += count
+    sum_in_order([found[i * length : (i + 1) * length] for i in ((r - me) % size for r in range(size))], x)
+
+
+@tagged
+def broadcast(x: Array, root: int, axis, tag: int) -> Steps:
+    """Send the `x` of `root` to all others, down a binomial tree.
+
+    Rank r (counted from the root) hears from r minus its lowest bit.
+    """
+    size = axis.size
+    me = (axis.rank - root) % axis.size
+    reach = me & -me if me else 1 << (size - 1).bit_length()
+    yield from settled(x, axis)
+    if me:
+        yield arrived(receive(axis, x, (me - reach + root) % size, tag))
+    requests = []
+    while reach := reach // 2:
+        if me + reach < size:
+            requests += send(axis, x, (me + reach + root) % size, tag)
+    yield arrived(requests)
+
+
+def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
+    """Write the sum of `x` over the axis to `out` of `root`.
+
+    reduce-scatter and gather, or for small `x` one gather and a sum.
+    """
+    if x.nbytes <= SMALL:
+        return _gather_and_sum_at(x, out, root, axis)
+    part, memory = part_for(x, out, axis)
+    return chain(
+        reduce_scatter(x, part, axis), gather(part, out, len(x), root, axis), given_back(memory, axis)
+    )
+
+
+def part_for(x: Array, out: Array | None, axis) -> tuple[Array, np.ndarray | None]:
+    """Return where this rank's part of a sum goes.
+
+    Its place in `out`, or where there is none, lent memory; and what to give back.
+    """
+    own = own_shard(x, axis)
+    return axis.scratch.lend(x, len(own)) if out is None else (own_shard(out, axis), None)
+
+
+def given_back(memory: np.ndarray | None, axis) -> Steps:
+    """Give lent memory back, when the steps before are over."""
+    axis.scratch.give_back(memory)
+    yield from ()
+
+
+@tagged
+def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis, tag: int) -> Steps:
+    """Send every rank's `x` to `root`, which sums them in axis order."""
+    size = axis.size
+    me = axis.rank
+    length = len(x)
+    yield from settled(x, axis)
+    if me != root:
+        yield arrived(send(axis, x, root, tag))
+        return
+    found = empty_like(x, size * length)
+    yield from settled(found, axis)
+    parts = [x if rank == me else found[rank * length : (rank + 1) * length] for rank in range(size)]
+    yield arrived(
+        [posted for rank in range(size) if rank != me for posted in receive(axis, parts[rank], rank, tag)]
+    )
+    sum_in_order(parts, out)
+
+
+@tagged
+def gather(part: Array, out: Array | None, length: int, root: int, axis, tag: int) -> Steps:
+    """Collect every rank's part of `length` elements in `out` of `root`."""
+    size = axis.size
+    me = axis.rank
+    if me != root:
+        yield from settled(part, axis)
+        yield arrived(send(axis, part, root, tag))
+        return
+    bounds = split(length, size)
+    copy(part, out[bounds[me] : bounds[me + 1]])
+    yield from settled(out, axis)
+    requests = []
+    for rank in ((me + shift) % size for shift in range(1, size)):
+        requests += receive(axis, out[bounds[rank] : bounds[rank + 1]], rank, tag)
+    yield arrived(requests)
+
+
+@tagged
+def scatter(x: Array | None, out: Array, length: int, root: int, axis, tag: int) -> Steps:
+    """Send every rank its part of the `length` elements in `x` of `root`."""
+    size = axis.size
+    me = axis.rank
+    if me != root:
+        yield from settled(out, axis)
+        yield arrived(receive(axis, out, root, tag))
+        return
+    yield from settled(x, axis)
+    bounds = split(length, size)
+    requests = []
+    for rank in ((me + shift) % size for shift in range(1, size)):
+        requests += send(axis, x[bounds[rank] : bounds[rank + 1]], rank, tag)
+    copy(x[bounds[me] : bounds[me + 1]], out)
+    yield arrived(requests)

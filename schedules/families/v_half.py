@@ -1,0 +1,231 @@
+"""V-Half and V-Min: a V of stages with a half or a third of 1F1B's memory (arXiv:2405.15362).
+
+Every 6 units of time a microbatch starts, and each rank runs F, F, I, I, W, W of some microbatches:
+a *building block*. Its offsets (when a microbatch has its legs on each rank, see v_shape) determine
+how long a stash is held. The table is built from it in steps:
+
+    repeat   the block for every microbatch
+    reorder  move the warmup's and the cooldown's actions into free slots before them, if the peak
+             of stashes stays as it is,
+                first with W where it is, then with W in the first free slots
+    squeeze     drop slots that are free for all, keeping every rank's order
+
+The order doesn't depend on the times of F, I and W; its bubble grows with every microbatch if they
+differ much.
+"""
+
+from bisect import insort
+from collections.abc import Iterable, Iterator
+
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
+from mpitrain.schedules.options import Options
+from mpitrain.schedules.search_progress import SearchProgress
+
+PERIOD = 6  # slots of a building block: F F I I W W
+W = len(LEGS)  # the line of W of both stages, after those of the legs
+
+Lines = list[list[int]]  # of a rank: the slots of all microbatches on each leg, perhaps of W
+
+
+def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
+    """Compute order of every rank under V-Half (arXiv:2405.15362 section 3.3). For 2 ranks, 3 microbatches:
+
+    rank 0:  F0@0 F1@0 F2@0 F0@3 I0@3 W0@3 F1@3 I0@0 I1@3 W1@3 F2@3 I2@3 I1@0 W2@3 I2@0 W0@0 W1@0
+             W2@0
+    rank 1:  F0@1 F0@2 F1@1 F1@2 I0@2 W0@2 I0@1 W0@1 F2@1 F2@2 I1@2 I1@1 I2@2 I2@1 W1@2 W2@2 W1@1
+             W2@1
+    """
+    gap = 3 if num_ranks % 2 == 0 else 0
+    p = num_ranks
+    offsets = [(2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r) for r in range(p)]
+    return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
+
+
+def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
+    """Compute order of every rank under V-Min (arXiv:2405.15362 section 3.3). For 2 ranks, 3 microbatches:
+
+    rank 0:  F0@0 F1@0 F0@3 I0@3 W0@3 I0@0 W0@0 F1@3 I1@3 W1@3 F2@0 I1@0 W1@0 F2@3 I2@3 W2@3 I2@0
+             W2@0
+    rank 1:  F0@1 F0@2 I0@2 I0@1 F1@1 F1@2 W0@2 W0@1 I1@2 I1@1 F2@1 F2@2 W1@2 W1@1 I2@2 I2@1 W2@2
+             W2@1
+    """
+    gap = 2 if num_ranks % 3 == 0 else 0
+    p = num_ranks
+    offsets = [(r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r) for r in range(p)]
+    return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
+
+
+def _from_building_block(
+    offsets: list[tuple[int, ...]], num_microbatches: int, progress: SearchProgress
+) -> list[list[Action]]:
+    # with W twice as many lines as legs
+    progress.expect(len(offsets) * num_microbatches * (2 * W + 2))
+    ranks = [
+        [[start + PERIOD * m for m in range(num_microbatches)] for start in starts] for starts in offsets
+    ]
+    ranks = _squeeze(_Reorder(map(_with_weights, ranks)).run(progress))
+    ranks = [legs for *legs, _ in ranks]
+    ranks = _squeeze(map(_with_weights, _Reorder(ranks).run(progress)))
+    return [_order(legs, rank, len(ranks)) for rank, (*legs, _) in enumerate(ranks)]
+
+
+def _order(legs: Lines, rank: int, num_ranks: int) -> list[Action]:
+    """Return a rank's actions in the order of their slots."""
+    slots = [(slot, action(leg, m, rank, num_ranks)) for leg in LEGS for m, slot in enumerate(legs[leg])]
+    done = {2: 0, 3: 0}
+    for slot, leg in _weights(legs):
+        slots.append((slot, weight_of(leg, done[leg], rank, num_ranks)))
+        done[leg] += 1
+    return [what for _, what in sorted(slots)]
+
+
+# ---------------------------------------------------------------- weights
+
+
+def _with_weights(legs: Lines) -> Lines:
+    return [*legs, [slot for slot, _ in _weights(legs)]]
+
+
+def _weights(legs: Lines) -> Iterator[tuple[int, int]]:
+    """Give each W the first free slot after its I, leg 2 before leg 3; yield (slot, leg)."""
+    leg_at = {slot: leg for leg in LEGS for slot in legs[leg]}
+    late = {2: 0, 3: 0}
+    for slot in range(max(leg_at) + 1):
+        leg = leg_at.get(slot)
+        if leg in late:
+            late[leg] += 1
+        elif leg is None and any(late.values()):
+            leg = 2 if late[2] else 3
+            late[leg] -= 1
+            yield slot, leg
+    for leg in late:
+        for _ in range(late[leg]):
+            slot += 1
+            yield slot, leg
+
+
+# ---------------------------------------------------------------- steps
+
+
+def _events(ranks: list[Lines]) -> list[tuple[int, int, int, int]]:
+    """Return (slot, rank, line, microbatch) of everything, in the order of time."""
+    return sorted(
+        (s, r, i, m)
+        for r, lines in enumerate(ranks)
+        for i, line in enumerate(lines)
+        for m, s in enumerate(line)
+    )
+
+
+def _needed(ranks: list[Lines], rank: int, line: int, m: int) -> list[int]:
+    """Return the slots of what an action waits for.
+
+    This leg on the rank before, the leg before, the microbatch before.
+    """
+    slots = [ranks[rank][line][m - 1]] if m else []
+    if line in LEGS:
+        source = before(line, rank, len(ranks))
+        if source is not None:
+            slots.append(ranks[source][line][m])
+        if line:
+            slots.append(ranks[rank][line - 1][m])
+    return slots
+
+
+def _squeeze(ranks: Iterable[Lines]) -> list[Lines]:
+    """Start everything as early as it can, keeping every rank's order."""
+    ranks = list(ranks)
+    early = [[[0] * len(line) for line in lines] for lines in ranks]
+    free = [0] * len(ranks)
+    for _, rank, line, m in _events(ranks):
+        slot = max([free[rank], *(needed + 1 for needed in _needed(early, rank, line, m))])
+        early[rank][line][m] = slot
+        free[rank] = slot + 1
+    return early
+
+
+class _Reorder:
+    """Moves actions of the warmup and the cooldown to earlier slots.
+
+    Without a line of W the warmup stays as it is.
+    """
+
+    def __init__(self, ranks: Iterable[Lines]):
+        self.ranks = list(ranks)
+        self.rows = [_SlotRow(lines) for lines in self.ranks]
+        self.limit = max(row.peak for row in self.rows)
+        self.inputs: list[list[int]] = [[] for _ in self.ranks]  # slots of I, ascending
+
+    def run(self, progress: SearchProgress) -> list[Lines]:
+        last = len(self.ranks[0][0]) - 1
+        phase = "warmup"
+        for slot, rank, line, m in _events(self.ranks):
+            if phase == "warmup" and (rank, line) == (0, 3):
+                phase = "steady"
+            if phase == "cooldown" or (phase == "warmup" and len(self.ranks[0]) > W):
+                slot = self._move(slot, rank, line, m)
+            if phase == "steady" and (line, m) == (0, last):
+                phase = "cooldown"
+            if line in (2, 3):
+                insort(self.inputs[rank], slot)
+            progress.step()
+        return self.ranks
+
+    def _move(self, slot: int, rank: int, line: int, m: int) -> int:
+        """Give an action the first slot that is free and where it doesn't raise the peak; return it."""
+        needed = _needed(self.ranks, rank, line, m) + ([self.inputs[rank][m]] if line == W else [])
+        for earlier in range(max(needed, default=-1) + 1, slot):
+            if self.rows[rank].moves(slot, earlier, self.limit):
+                self.ranks[rank][line][m] = earlier
+                return earlier
+        return slot
+
+
+class _SlotRow:
+    """The slots of one rank, and how many stashes are held after each.
+
+    Without a line of W, W is in every free slot it can.
+    """
+
+    def __init__(self, lines: Lines):
+        self.late_weights = len(lines) == W
+        self.lines: list[int | None] = [None] * (1 + max(map(max, lines)))
+        for number, line in enumerate(lines):
+            for slot in line:
+                self.lines[slot] = number
+        # before each slot: stashes, and those of them that wait for W
+        self.held = [(0, 0)] * (len(self.lines) + 1)
+        self.peak = self._play(0, len(self.lines))
+
+    def _play(self, start: int, stop: int) -> int:
+        """Work out what is held from slot `start` to `stop`; return the most."""
+        stashes, late = self.held[start]
+        peak = stashes
+        for slot in range(start, stop):
+            line = self.lines[slot]
+            if line == W or (line is None and late and self.late_weights):
+                stashes = stashes - 1
+                late = late - 1
+            elif line in (2, 3):
+                late += 1
+            elif line is not None:
+                stashes += 1
+                peak = max(peak, stashes)
+            self.held[slot + 1] = stashes, late
+        return peak
+
+    def moves(self, slot: int, earlier: int, limit: int) -> bool:
+        """Move an action if its new slot is free and no more than `limit` stashes are held then.
+
+        Tell whether.
+        """
+        if self.lines[earlier] is not None:
+            return False
+        self.lines[earlier] = self.lines[slot]
+        self.lines[slot] = None
+        fits = self._play(earlier, slot) <= limit  # later no more is held than before
+        if not fits:
+            self.lines[earlier], self.lines[slot] = None, self.lines[earlier]
+        self._play(earlier, len(self.lines) if fits else slot)
+        return fits

@@ -1,0 +1,269 @@
+"""The automatic ZB-V scheduler.
+
+The V of ZB-V with measured times and a memory limit (arXiv:2401.10241 section 6, table 8).
+
+As zb_auto it plays all ranks in rounds, each with one I and one F a rank. W goes where a rank would
+wait anyway, or where memory is short. Legs of a microbatch's way through the V are numbered as in
+v_shape.
+"""
+
+from collections import deque
+from itertools import product
+from typing import NamedTuple
+
+from mpitrain.errors import ScheduleError
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
+from mpitrain.schedules.families.zb_auto import planned
+from mpitrain.schedules.options import Options, Times
+from mpitrain.schedules.search_progress import SearchProgress
+
+
+class WeightPriority(NamedTuple):
+    """Before which legs W is run rather than waited, even if other ranks have waited longer."""
+
+    turning: bool  # the I that go down the ranks
+    forward: bool
+
+
+class _Stuck(Exception):
+    """The search has no room for its next action."""
+
+
+def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
+    """Compute order of every rank. For 2 ranks, 3 microbatches and equal times:
+
+    rank 0:  F0@0 F1@0 F2@0 F0@3 I0@3 W0@3 F1@3 I1@3 W1@3 I0@0 W0@0 F2@3 I2@3 I1@0 W2@3 I2@0 W1@0
+             W2@0
+    rank 1:  F0@1 F0@2 F1@1 F1@2 I0@2 W0@2 F2@1 I0@1 W0@1 F2@2 I1@2 I1@1 I2@2 I2@1 W1@2 W1@1 W2@2
+             W2@1
+
+    Of four tables it is the first in which the longest wait of a rank is shortest.
+    `options.memory_limit` is p if not given: as much as 1F1B holds.
+    """
+    options = planned("zbv-auto", options, memory_limit=num_ranks)
+    if options.memory_limit >= num_microbatches:  # no rank ever holds more than all of them
+        options = options._replace(memory_limit=max(options.memory_limit, num_ranks))
+    progress = SearchProgress(options.notify)
+    choices = [WeightPriority(*answers) for answers in product((True, False), repeat=2)]
+    progress.expect(len(choices) * 2 * num_microbatches)
+    searches = [_shortest(num_ranks, num_microbatches, options, choice, progress) for choice in choices]
+    found = [search for search in searches if search]
+    if not found:
+        raise ScheduleError(
+            f"zbv-auto: found a memory limit of {options.memory_limit} stashes on {num_ranks} ranks, needed "
+            f"{min(num_ranks, num_microbatches)}; raise the limit, or use v-half, v-min or zb-auto, which "
+            "need less"
+        )
+    return [rank.order for rank in min(found, key=_longest_wait).ranks]
+
+
+def _shortest(
+    num_ranks: int, num_microbatches: int, options: Options, choice: WeightPriority, progress: SearchProgress
+) -> "_VSearch | None":
+    """Repeat a search, granting each rank the waits of the last, while it gets shorter.
+
+    None if memory is too short.
+    """
+    best = None
+    granted = [0.0] * num_ranks
+    while True:
+        search = _VSearch(num_ranks, num_microbatches, options, choice, granted)
+        try:
+            search.run(progress)
+        except _Stuck:
+            return best
+        if best and search.longest_wait >= best.longest_wait:
+            return best
+        best = search
+        granted = [rank.waited for rank in search.ranks]
+        progress.expect(2 * num_microbatches)
+
+
+def _longest_wait(search: "_VSearch") -> float:
+    return search.longest_wait
+
+
+class _VRank:
+    """What one rank has done until now, and when."""
+
+    def __init__(self, number: int, num_ranks: int, times: Times, weight_memory: float):
+        self.number = number
+        self.num_ranks = num_ranks
+        self.weight_memory = weight_memory
+        self.cost = [times.forward / 2, times.forward / 2, times.input / 2, times.input / 2]
+        self.weight_cost = times.weight / 2
+        self.ends: list[list[float]] = [[] for _ in LEGS]
+        self.weights: deque[Action] = deque()  # put off, in the order of their I
+        self.order: list[Action] = []
+        self.now: float = 0
+        self.waited: float = 0  # since its first action
+
+    def done(self, leg: int) -> int:
+        return len(self.ends[leg])
+
+    def put(self, leg: int, arrival: float) -> None:
+        """Run the next action of a leg, as soon as its message has arrived."""
+        at_once = self.now + self.cost[leg]
+        self.now = max(at_once, arrival + self.cost[leg])
+        if self.order:
+            self.waited += self.now - at_once
+        m = self.done(leg)
+        self.order.append(action(leg, m, self.number, self.num_ranks))
+        self.ends[leg].append(self.now)
+        if leg >= 2:
+            self.weights.append(weight_of(leg, m, self.number, self.num_ranks))
+
+    def put_weight(self) -> None:
+        self.order.append(self.weights.popleft())
+        self.now += self.weight_cost
+
+    @property
+    def stashes(self) -> float:
+        """Return what is held, each of half the rank's layers."""
+        forwards = self.done(0) + self.done(1)
+        inputs = self.done(2) + self.done(3)
+        return forwards - inputs + self.weight_memory * len(self.weights)
+
+
+class _VSearch:
+    def __init__(
+        self,
+        num_ranks: int,
+        num_microbatches: int,
+        options: Options,
+        choice: WeightPriority,
+        granted: list[float],
+    ):
+        self.num_ranks = num_ranks
+        self.num_microbatches = num_microbatches
+        self.choice = choice
+        self.message = options.times.message
+        self.limit = 2 * options.memory_limit
+        share = 1 if options.weight_memory is None else options.weight_memory
+        self.ranks = [_VRank(number, num_ranks, options.times, share) for number in range(num_ranks)]
+        self.granted = granted
+        self.longest_wait: float = 0
+
+    def run(self, progress: SearchProgress) -> None:
+        self._warm_up()
+        for _ in range(2 * self.num_microbatches):
+            self._round_of_inputs()
+            self._round_of_forwards()
+            progress.step()
+        for rank in self.ranks:
+            while rank.weights:
+                rank.put_weight()
+
+    # ---------------------------------------------------------------- warmup
+
+    def _warm_up(self) -> None:
+        """Run the forwards before each rank's first I."""
+        for rank in self.ranks:
+            self._put(rank, 0)
+        for rank in reversed(self.ranks):
+            self._fill_until_turned(rank)
+            self._put(rank, 1)
+        leg = 0
+        for above, rank in zip(self.ranks, self.ranks[1:]):
+            while self._behind(rank, above):
+                for lower in reversed(self.ranks[rank.number :]):
+                    if lower.done(leg) < self.num_microbatches:
+                        self._put(lower, leg)
+                leg = 1 - leg
+
+    def _fill_until_turned(self, rank: _VRank) -> None:
+        """Send more microbatches down to a rank while it waits for the first to come up again."""
+        if rank.number == self.num_ranks - 1:
+            return
+        arrival = self._arrival(rank, 1)
+        while (
+            # what the ranks below will hold more than it
+            rank.stashes + 2 * (rank.number + 1) <= self.limit
+            and rank.now + rank.cost[0] <= arrival
+            and rank.done(0) < self.num_microbatches
+        ):
+            for upper in self.ranks[: rank.number + 1]:
+                self._put(upper, 0)
+
+    def _behind(self, rank: _VRank, above: _VRank) -> bool:
+        """Tell whether a rank must run more forwards before the I of the rank above can reach it."""
+        fewer = rank.done(0) + rank.done(1) < above.done(0) + above.done(1)
+        return fewer or rank.done(1) <= above.done(1) < self.num_microbatches
+
+    # ---------------------------------------------------------------- steady
+
+    def _round_of_inputs(self) -> None:
+        """Run one I on each rank: first those that go up, from the last rank on, then those that go down."""
+        legs = [self._input_leg(rank) for rank in self.ranks]
+        for rank in reversed(self.ranks):
+            if legs[rank.number] == 3:
+                self._wait_with_weights(rank, 3, True)
+                self._put(rank, 3)
+        for rank in self.ranks:
+            if legs[rank.number] == 2:
+                self._wait_with_weights(rank, 2, self.choice.turning)
+                self._put(rank, 2)
+
+    def _input_leg(self, rank: _VRank) -> int:
+        if rank.done(3) >= rank.done(2):
+            return 2
+        return 3 if self._ready(rank, 3) or rank.done(2) >= self.num_microbatches else 2
+
+    def _round_of_forwards(self) -> None:
+        """Run at most one F on each rank, up rather than down."""
+        for rank in self.ranks:
+            leg = self._forward_leg(rank)
+            if leg is not None:
+                while rank.stashes + 1 > self.limit:
+                    self._put_weight(rank)
+                self._wait_with_weights(rank, leg, self.choice.forward)
+                self._put(rank, leg)
+
+    def _forward_leg(self, rank: _VRank) -> int | None:
+        if rank.done(1) >= self.num_microbatches:
+            return None
+        if rank.done(1) >= rank.done(0):
+            return 0
+        if self._ready(rank, 1):
+            return 1
+        return 0 if rank.done(0) < self.num_microbatches and self._ready(rank, 0) else None
+
+    # ---------------------------------------------------------------- actions
+
+    def _put(self, rank: _VRank, leg: int) -> None:
+        arrival = self._arrival(rank, leg)
+        if leg < 2 and rank.stashes + 1 > self.limit:
+            raise _Stuck
+        rank.put(leg, arrival)
+        self.longest_wait = max(self.longest_wait, rank.waited)
+
+    def _put_weight(self, rank: _VRank) -> None:
+        if not rank.weights:
+            raise _Stuck
+        rank.put_weight()
+
+    def _wait_with_weights(self, rank: _VRank, leg: int, weights_first: bool) -> None:
+        """Run backwards for weights until the message of the next action of a leg arrives."""
+        if before(leg, rank.number, self.num_ranks) is None:
+            return
+        arrival = self._arrival(rank, leg)
+        while rank.weights and arrival >= rank.now + rank.weight_cost:
+            rank.put_weight()
+        may_wait = max(self.longest_wait, max(self.granted) - self.granted[rank.number]) - rank.waited
+        if rank.weights and arrival - rank.now > may_wait and weights_first:
+            rank.put_weight()
+
+    def _ready(self, rank: _VRank, leg: int) -> bool:
+        """Tell whether the next action of a leg can run, or has been planned where it comes from."""
+        source = before(leg, rank.number, self.num_ranks)
+        m = rank.done(leg)
+        here = leg == 0 or rank.done(leg - 1) > m
+        return here and (source is None or self.ranks[source].done(leg) > m)
+
+    def _arrival(self, rank: _VRank, leg: int) -> float:
+        """Return when the message of a rank's next action of a leg is there."""
+        source = before(leg, rank.number, self.num_ranks)
+        if not self._ready(rank, leg):
+            raise _Stuck
+        return 0 if source is None else self.ranks[source].ends[leg][rank.done(leg)] + self.message

@@ -1,0 +1,1 @@
+"""Lower a table to every rank's program: messages, reductions, prefetch, dependencies."""

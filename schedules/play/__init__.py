@@ -1,0 +1,1 @@
+"""Simulate programs with times, measured or assumed, and draw their timeline."""

@@ -1,0 +1,178 @@
+"""Play all ranks with times: when does each instruction start and end, who waits, how much memory is held?
+
+A rank has one compute resource, one for sending and one for receiving. An instruction starts when
+the one before it on its rank has ended, and a receive ends when its message has arrived. A send
+ends at once and starts a transfer:
+
+    sender  |--F--|  leaves when the sender's link is free of earlier messages
+                     |--latency--|--transfer--|  `transfer` occupies the sender at the start and the
+                                                 receiver at the end
+    receiver                                  |--F--|
+
+What travels between data ranks, and what copies of parameters sum, has resources of its own, see
+transfers.
+
+Times are only added and compared: give integers or fractions, and results are exact.
+"""
+
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from mpitrain.errors import ScheduleError
+from mpitrain.schedules.actions import COMPUTE, RECEIVES, SENDS, Action
+from mpitrain.schedules.lowering.messages import with_messages
+from mpitrain.schedules.lowering.needs import Programs, partner
+from mpitrain.schedules.options import UNIT_TIMES, Times
+from mpitrain.schedules.play.timeline import Timeline
+from mpitrain.schedules.play.transfers import NO_TIME, TRANSFERS, RankTransfers, Transfers
+from mpitrain.schedules.table import Table
+
+Cost = Callable[[Action], float]  # time of an instruction on its rank
+UNIT = {"F": 1, "B": 2, "I": 1, "W": 1}  # by kind; what is absent takes no time
+
+
+class Link(NamedTuple):
+    """Time of one message between neighbouring stages: alpha, and bytes times beta."""
+
+    latency: float = 0
+    transfer: float = 0
+
+
+AT_ONCE = Link()
+
+
+def simulate(
+    schedule: Table | Programs,
+    cost: Cost | Mapping[str, float] | None = None,
+    link: Link = AT_ONCE,
+    transfers: Transfers = NO_TIME,
+) -> Timeline:
+    """Play a schedule and return its Timeline.
+
+    schedule: a table, whose messages are then added, or the lowered programs of all ranks.
+    cost: time of each instruction, or of each kind; absent, F, I and W take 1 and B 2. A part takes
+    its equal share of the whole.
+    transfers: how long GATHER, SUM and REDUCE travel, besides the cost of starting them. Raises
+    ScheduleError if the programs can't be played to their end.
+    """
+    programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
+    return _Player(
+        programs, cost if callable(cost) else _by_kind(programs, cost or UNIT), link, transfers
+    ).play()
+
+
+def simulate_table(table: Table, times: Times = UNIT_TIMES) -> Timeline:
+    """Play a table whose times are given for a rank's whole share of layers, and so divided by its
+    stages of one copy.
+
+    The message time is a latency: messages don't wait for one another.
+    """
+    share = max(map(len, table.chunks)) * table.segments / table.copies
+    share = int(share) if share == int(share) else share
+    forward, grad, weight = (time if share == 1 else time / share for time in times[:3])
+    return simulate(table, {"F": forward, "B": grad + weight, "I": grad, "W": weight}, Link(times.message))
+
+
+def _by_kind(programs: Programs, durations: Mapping[str, float]) -> Cost:
+    """Return the cost by kind; the parts of a computation share its time."""
+    num_parts: dict[tuple, int] = {}
+    for program in programs:
+        for action in program:
+            if action.part is not None and action.kind in COMPUTE:
+                num_parts[action[:3]] = max(num_parts.get(action[:3], 0), action.part + 1)
+
+    def cost(action: Action) -> float:
+        whole = durations.get(action.kind, 0)
+        number = num_parts.get(action[:3], 1)
+        return whole if number == 1 else whole / number
+
+    return cost
+
+
+class _Player:
+    """Plays ranks in the order of time, so that messages queue in the order they are sent."""
+
+    def __init__(self, programs: Programs, cost: Cost, link: Link, transfers: Transfers):
+        self.programs = programs
+        self.cost = cost
+        self.link = link
+        ranks = range(len(programs))
+        self.timeline = Timeline(
+            programs, [[] for _ in ranks], [[] for _ in ranks], [0] * len(programs), [0] * len(programs)
+        )
+        self.traffic = [RankTransfers(transfers) for _ in ranks]
+        self.cursors = [0] * len(programs)
+        self.sender_free: list[float] = [0] * len(programs)
+        self.receiver_free: list[float] = [0] * len(programs)
+        self.rank_of = {
+            action.stage: rank
+            for rank, program in enumerate(programs)
+            for action in program
+            if action.kind in COMPUTE
+        }
+        self.messages: dict[tuple, tuple[float, float]] = {}  # by the receive: (sent, arrived)
+        self.waiting: dict[tuple, tuple[int, float]] = {}  # by the receive: (rank, since)
+        self.ready: list[tuple[float, int]] = [(0, rank) for rank in ranks]
+
+    def play(self) -> Timeline:
+        while self.ready:
+            time, rank = heappop(self.ready)
+            self._run(rank, time)
+        for rank, program in enumerate(self.programs):
+            if self.cursors[rank] < len(program):
+                position = self.cursors[rank]
+                raise ScheduleError(f"rank {rank}, position {position}: {program[position]} can never start")
+        return self.timeline
+
+    def _run(self, rank: int, time: float) -> None:
+        """Run a rank's instructions until it computes or waits."""
+        program = self.programs[rank]
+        starts = self.timeline.starts[rank]
+        ends = self.timeline.ends[rank]
+        for position in range(self.cursors[rank], len(program)):
+            action = program[position]
+            reached = start = time
+            if action.kind in RECEIVES:
+                if action not in self.messages:
+                    self.waiting[action] = rank, time
+                    self.cursors[rank] = position
+                    return
+                sent, arrived = self.messages.pop(action)
+                if arrived > time:
+                    self.timeline.exposed[rank] += arrived - max(sent, time)
+                    time = arrived
+            elif action.kind in SENDS:
+                self._send(action, rank, time)
+            else:
+                start = self._start(action, rank, time)
+                time = start + self.cost(action)
+            starts.append(start)
+            ends.append(time)
+            if time > reached:
+                self.cursors[rank] = position + 1
+                heappush(self.ready, (time, rank))
+                return
+        self.cursors[rank] = len(program)
+
+    def _start(self, action: Action, rank: int, time: float) -> float:
+        """Return when a rank that has reached an action starts it."""
+        traffic = self.traffic[rank]
+        start = traffic.ready(action, time)
+        self.timeline.exposed_transfers[rank] += start - time
+        if action.kind in TRANSFERS:
+            traffic.start(action, start)
+        return start
+
+    def _send(self, action: Action, rank: int, time: float) -> None:
+        receive = partner(action)
+        to = self.rank_of.get(receive.stage, rank)  # nobody's message goes nowhere
+        latency, transfer = self.link
+        leaves = max(time, self.sender_free[rank])
+        self.sender_free[rank] = leaves + transfer
+        arrives = max(leaves + latency, self.receiver_free[to])
+        self.receiver_free[to] = arrives + transfer
+        self.messages[receive] = time, arrives + transfer
+        if receive in self.waiting:
+            waiting_rank, since = self.waiting.pop(receive)
+            heappush(self.ready, (since, waiting_rank))
