@@ -1,19 +1,18 @@
 """Pipeline schedules as tables: plain Python, no torch, no MPI.
 
-gpipe, one_f_one_b, zero_bubble,    orders drawn in docstrings, one file a family
-interleaved, zbv, dualpipe, seq1f1b
-zb_auto, zbv_auto                   orders searched for, by measured times and a memory limit
-v_half, v_shape                     orders built from a block: the way of a microbatch through a V
-catalog, options                    name -> table: what users type, and what they can choose
-limits, search_progress             how large it may be, and how far a search for it is
-user_table, csv_table, table_tokens file -> table: users' own, from text, CSV or PyTorch's
-actions, table                      one instruction; a whole table; and their text form
-lower                               table -> every rank's program: what follows, and the update
-messages                            sends and receives
-reductions, sums                    gradients are reduced, and summed over other axes first
-residency                           parameters come and go: prefetch and reshard of ZeRO-3
-check, rules, bucket_rules          prove a set of programs
-deadlock                            prove that no rank waits for ever
-needs, simulate, transfers          what waits for what, and when it starts
-timeline, draw                      how it looks
+Rooms and files from the top down; each imports what stands below it only (tests/test_layering.py).
+
+catalog     name -> table: what users type; finds the files of families/
+formats/    file -> table: users' own, from text, CSV or PyTorch's; and the field's notation
+proof/      prove a set of programs: no deadlock, every message met, every gradient reduced once
+play/       simulate a timeline, with times assumed or measured; draw it
+lowering/   table -> every rank's program: messages, gradient reductions, sums over other axes,
+            prefetch and reshard of ZeRO-3; and what waits for what
+families/   gpipe, one_f_one_b, zero_bubble, interleaved, zbv, dualpipe, seq1f1b: orders drawn in
+            docstrings; zb_auto, zbv_auto: searched for; v_half: built from a block (v_shape)
+family      what a file in families/ defines: ScheduleFamily
+table       a whole table, and its text form
+pairs       computations that run together
+limits, options, search_progress        how large it may be, what can be chosen, how far a search is
+actions     one instruction of a program, and its text form
 """

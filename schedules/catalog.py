@@ -1,77 +1,49 @@
-"""From a schedule's name to its table: the one place that knows all families.
+"""From a schedule's name to its table. Families are found by their files in schedules/families/.
 
-A family whose ranks hold one stage each is a function of (num_stages, num_microbatches, stage); a
-family with its own placement is a function of (num_ranks, num_microbatches, options) that returns
-the rows of all ranks. Placements:
-
-    plain     stage s on rank s; each copy of dualpipe, the second backwards
-    looped    stage s on rank s mod p: around and around
-    v         there and back: rank r has r and 2p-1-r
+Each ScheduleFamily with a name in one of them is listed: a new schedule is one file. This package
+imports nothing of mpitrain, so it searches by itself, as mpitrain/plugins.py does for other keys.
 """
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import Literal, NamedTuple
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import Action
-from mpitrain.schedules.families.dualpipe import dualpipe, dualpipev
-from mpitrain.schedules.families.gpipe import gpipe
-from mpitrain.schedules.families.interleaved import interleaved, interleaved_zb, looped_bfs
-from mpitrain.schedules.families.one_f_one_b import eager_1f1b, one_f_one_b
-from mpitrain.schedules.families.seq1f1b import SEGMENTS, seq1f1b
-from mpitrain.schedules.families.v_half import v_half, v_min
-from mpitrain.schedules.families.zb_auto import zb_auto
-from mpitrain.schedules.families.zbv import zbv
-from mpitrain.schedules.families.zbv_auto import zbv_auto
-from mpitrain.schedules.families.zero_bubble import zb_h1, zb_h2
+from mpitrain.schedules import families
+from mpitrain.schedules.families.seq1f1b import SEGMENTS
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.limits import require_size
 from mpitrain.schedules.options import DEFAULTS, Options
 from mpitrain.schedules.table import Table, make_table
 
-Rows = list[list[Action]]
+# The order in which messages and comparisons list them; others follow, by their files.
+LISTED = (
+    "gpipe", "1f1b", "eager-1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-auto", "interleaved-zb",
+    "zbv", "zbv-auto", "v-half", "v-min", "dualpipe", "dualpipev", "seq1f1b",
+)  # fmt: skip
 
 
-class ScheduleFamily(NamedTuple):
-    """How a named schedule is made, which options it understands, and which rank has which stage.
-
-    Whoever uses the library can have one of his own: a function of stage_per_rank()'s, or rows of all
-    ranks.
-    """
-
-    rows: Callable[[int, int, Options], Rows]
-    takes: tuple[str, ...] = ()
-    copies: int = 1
-    placed: Literal["plain", "looped", "v"] = "plain"
+def _defined() -> Iterator[ScheduleFamily]:
+    """Yield the families that the files of schedules/families/ define, file by file."""
+    for name in sorted(module.name for module in pkgutil.iter_modules(families.__path__)):
+        module = importlib.import_module(f"{families.__name__}.{name}")
+        for value in vars(module).values():
+            if isinstance(value, ScheduleFamily) and value.name:
+                yield value
 
 
-def stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> ScheduleFamily:
-    """Place stage s on rank s."""
-    return ScheduleFamily(
-        lambda num_ranks, num_microbatches, _: [
-            order(num_ranks, num_microbatches, stage) for stage in range(num_ranks)
-        ]
-    )
+def _by_name() -> dict[str, ScheduleFamily]:
+    """Return the families by their names, in the order in which they are listed."""
+    found: dict[str, ScheduleFamily] = {}
+    for family in _defined():
+        other = found.setdefault(family.name, family)
+        assert other is family, f"two schedules are called {family.name}"
+    first = [name for name in LISTED if name in found]
+    return {name: found[name] for name in dict.fromkeys([*first, *found])}
 
 
-FAMILIES: dict[str, ScheduleFamily] = {
-    "gpipe": stage_per_rank(gpipe),
-    "1f1b": stage_per_rank(one_f_one_b),
-    "eager-1f1b": stage_per_rank(eager_1f1b),
-    "interleaved": ScheduleFamily(interleaved, takes=("chunks", "group"), placed="looped"),
-    "looped-bfs": ScheduleFamily(looped_bfs, takes=("chunks",), placed="looped"),
-    "zb-h1": stage_per_rank(zb_h1),
-    "zb-h2": stage_per_rank(zb_h2),
-    "zb-auto": ScheduleFamily(zb_auto, takes=("times", "memory_limit", "weight_memory")),
-    "interleaved-zb": ScheduleFamily(interleaved_zb, takes=("chunks", "group"), placed="looped"),
-    "zbv": ScheduleFamily(zbv, placed="v"),
-    "zbv-auto": ScheduleFamily(zbv_auto, takes=("times", "memory_limit", "weight_memory"), placed="v"),
-    "v-half": ScheduleFamily(v_half, placed="v"),
-    "v-min": ScheduleFamily(v_min, placed="v"),
-    "dualpipe": ScheduleFamily(dualpipe, copies=2),
-    "dualpipev": ScheduleFamily(dualpipev, placed="v"),
-    "seq1f1b": ScheduleFamily(seq1f1b, takes=("segments",)),
-}
+FAMILIES = _by_name()
 NAMES = tuple(FAMILIES)
 LOOPED = tuple(name for name, family in FAMILIES.items() if family.placed == "looped")
 

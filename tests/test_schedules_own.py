@@ -1,13 +1,21 @@
 """A schedule in a file of its own, which this is: pipeline.schedule = "test_schedules_own:EARLY"."""
 
+import inspect
+import os
+import shutil
+import sys
+from pathlib import Path
+
 import pytest
 from conftest import agree
+from launch import finished
 
 from mpitrain.commands.schedule.command import Files, answer
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.schedules.actions import Action
-from mpitrain.schedules.catalog import ScheduleFamily, stage_per_rank
+from mpitrain.schedules.family import ScheduleFamily, stage_per_rank
 
+ROOT = Path(__file__).resolve().parents[1]
 EARLY_NAME = "pipeline.schedule=test_schedules_own:EARLY"
 
 
@@ -98,3 +106,21 @@ def test_it_trains_to_the_bits_of_1f1b(world):
     keys = "parallel.pp=2", "batch.global=8"
     (lines, _), (own, _) = (train(world, settled(world, *keys, *more)) for more in ((), (EARLY_NAME,)))
     agree(world, lines == own, f"{own}, not {lines}")
+
+
+def test_a_schedule_is_one_file(tmp_path):
+    """A file in schedules/families/ of a copy of the tree is all that a new name takes."""
+    for top in ("mpitrain", "schedules", "comm", "jobs"):
+        shutil.copytree(ROOT / top, tmp_path / top, symlinks=True)
+    source = f"{inspect.getsource(early)}\n\nEARLY = stage_per_rank(early, 'early')\n"
+    imports = "from mpitrain.schedules.actions import Action\n"
+    imports += "from mpitrain.schedules.family import stage_per_rank\n"
+    (tmp_path / "schedules/families/early.py").write_text(f"{imports}\n\n{source}")
+    command = [sys.executable, "-m", "mpitrain", "schedule", "--stages", "2", "--microbatches", "6"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = finished([*command, "early"], env=environment, cwd="/", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 F0 F1 F2" in done.stdout
+    done = finished([*command, "erly"], env=environment, cwd="/", capture_output=True, text=True)
+    assert "did you mean 'early'?" in done.stderr
+    assert "seq1f1b, early" in done.stderr

@@ -9,8 +9,9 @@ from mpitrain.layout.attention import head_width
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.plugins import is_plugin, load
 from mpitrain.schedules import catalog
-from mpitrain.schedules.catalog import ScheduleFamily, placement
+from mpitrain.schedules.catalog import placement
 from mpitrain.schedules.families.seq1f1b import SEGMENTS
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.options import Options, Times
@@ -28,7 +29,7 @@ def schedule_of(name: str) -> ScheduleFamily:
     Raises ScheduleError for a name that there isn't, ConfigError for a module that can't be loaded.
     """
     if is_plugin(name):
-        return load("pipeline.schedule", name, ScheduleFamily, "a ScheduleFamily (schedules/catalog.py)")
+        return load("pipeline.schedule", name, ScheduleFamily, "a ScheduleFamily (schedules/family.py)")
     return catalog.schedule_named(name)
 
 

@@ -14,6 +14,7 @@ from collections import deque
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import PAIR, Action, B, F, I, W
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
 
 
@@ -52,6 +53,9 @@ def dualpipe(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Act
     return rows
 
 
+DUALPIPE = ScheduleFamily(dualpipe, name="dualpipe", copies=2)
+
+
 def dualpipev(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Action]]:
     """Compute order of every rank under DualPipeV. For 2 ranks, 4 microbatches:
 
@@ -71,6 +75,9 @@ def dualpipev(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Ac
         _TwoStageRank(rank, 2 * num_ranks - 1 - rank).run(rank, num_ranks, num_microbatches)
         for rank in range(num_ranks)
     ]
+
+
+DUALPIPEV = ScheduleFamily(dualpipev, name="dualpipev", placed="v")
 
 
 class _TwoStageRank:

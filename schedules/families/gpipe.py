@@ -1,6 +1,7 @@
 """GPipe: all forwards, then all backwards."""
 
 from mpitrain.schedules.actions import Action, B, F
+from mpitrain.schedules.family import stage_per_rank
 
 
 def gpipe(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
@@ -14,3 +15,6 @@ def gpipe(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     """
     forward = [F(m, stage) for m in range(num_microbatches)]
     return forward + [B(m, stage) for m in range(num_microbatches)]
+
+
+GPIPE = stage_per_rank(gpipe, "gpipe")

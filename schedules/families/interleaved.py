@@ -12,6 +12,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action, B, F, I
 from mpitrain.schedules.families.one_f_one_b import alternate
 from mpitrain.schedules.families.zero_bubble import with_weights
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
 
 CHUNKS = 2  # stages per rank, if the user doesn't say
@@ -42,6 +43,9 @@ def interleaved(num_ranks: int, num_microbatches: int, options: Options) -> list
     return rows
 
 
+INTERLEAVED = ScheduleFamily(interleaved, name="interleaved", takes=("chunks", "group"), placed="looped")
+
+
 def interleaved_zb(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
     """Compute order of every rank under interleaved ZB-1p: ZB-H1 with chunks. For 2 ranks, 4 microbatches:
 
@@ -66,6 +70,11 @@ def interleaved_zb(num_ranks: int, num_microbatches: int, options: Options) -> l
     return rows
 
 
+INTERLEAVED_ZB = ScheduleFamily(
+    interleaved_zb, name="interleaved-zb", takes=("chunks", "group"), placed="looped"
+)
+
+
 def looped_bfs(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
     """Compute order of every rank under Looped BFS (arXiv:2211.05953). For 2 ranks, 3 microbatches:
 
@@ -83,6 +92,9 @@ def looped_bfs(num_ranks: int, num_microbatches: int, options: Options) -> list[
         forwards, backwards = _in_loops(num_ranks, rank, [num_microbatches], chunks)
         rows.append(forwards + [B(m, stage) for m, stage in backwards])
     return rows
+
+
+LOOPED_BFS = ScheduleFamily(looped_bfs, name="looped-bfs", takes=("chunks",), placed="looped")
 
 
 def _in_loops(

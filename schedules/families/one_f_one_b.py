@@ -1,6 +1,7 @@
 """1F1B: alternate forwards and backwards as early as possible, so that few microbatches are in flight."""
 
 from mpitrain.schedules.actions import Action, B, F
+from mpitrain.schedules.family import stage_per_rank
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
@@ -21,6 +22,9 @@ def one_f_one_b(num_stages: int, num_microbatches: int, stage: int) -> list[Acti
     return alternate(forwards, backwards, warmup=num_stages - 1 - stage)
 
 
+ONE_F_ONE_B = stage_per_rank(one_f_one_b, "1f1b")
+
+
 def eager_1f1b(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     """Compute order of one stage under eager 1F1B (arXiv:2211.05322). For 4 stages, 8 microbatches:
 
@@ -39,6 +43,9 @@ def eager_1f1b(num_stages: int, num_microbatches: int, stage: int) -> list[Actio
     forwards = [F(m, stage) for m in range(num_microbatches)]
     backwards = [B(m, stage) for m in range(num_microbatches)]
     return alternate(forwards, backwards, warmup=2 * (num_stages - 1 - stage))
+
+
+EAGER_1F1B = stage_per_rank(eager_1f1b, "eager-1f1b")
 
 
 def alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:

@@ -2,6 +2,7 @@
 
 from mpitrain.schedules.actions import Action, B, F
 from mpitrain.schedules.families.one_f_one_b import alternate
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
 
 SEGMENTS = 2  # of a sequence, if the user doesn't say
@@ -30,3 +31,6 @@ def seq1f1b(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
         ]
         rows.append(alternate(forwards, backwards, warmup=num_ranks - stage - 2 + segments))
     return rows
+
+
+SEQ1F1B = ScheduleFamily(seq1f1b, name="seq1f1b", takes=("segments",))

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
 from mpitrain.schedules.search_progress import SearchProgress
 
@@ -42,6 +43,9 @@ def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list
     return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
 
 
+V_HALF = ScheduleFamily(v_half, name="v-half", placed="v")
+
+
 def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
     """Compute order of every rank under V-Min (arXiv:2405.15362 section 3.3). For 2 ranks, 3 microbatches:
 
@@ -54,6 +58,9 @@ def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[
     p = num_ranks
     offsets = [(r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r) for r in range(p)]
     return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
+
+
+V_MIN = ScheduleFamily(v_min, name="v-min", placed="v")
 
 
 def _from_building_block(

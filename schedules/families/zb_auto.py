@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
 from mpitrain.schedules.search_progress import SearchProgress
 
@@ -64,6 +65,9 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
         for held in shares
     )
     return (share if share.span() < whole.span() * (1 - ROUNDING) else whole).orders()
+
+
+ZB_AUTO = ScheduleFamily(zb_auto, name="zb-auto", takes=("times", "memory_limit", "weight_memory"))
 
 
 def _shortest(

@@ -1,6 +1,7 @@
 """ZB-V: a zero-bubble schedule on a V of stages, down the ranks and up again (arXiv:2401.10241 section 6)."""
 
 from mpitrain.schedules.actions import Action
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
 
 
@@ -20,6 +21,9 @@ def zbv(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Action]]
     out of it.
     """
     return [_order(num_ranks, num_microbatches, rank) for rank in range(num_ranks)]
+
+
+ZBV = ScheduleFamily(zbv, name="zbv", placed="v")
 
 
 def _order(num_ranks: int, num_microbatches: int, rank: int) -> list[Action]:

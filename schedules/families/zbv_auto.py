@@ -15,6 +15,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
 from mpitrain.schedules.families.zb_auto import planned
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.search_progress import SearchProgress
 
@@ -56,6 +57,11 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
             "need less"
         )
     return [rank.order for rank in min(found, key=_longest_wait).ranks]
+
+
+ZBV_AUTO = ScheduleFamily(
+    zbv_auto, name="zbv-auto", takes=("times", "memory_limit", "weight_memory"), placed="v"
+)
 
 
 def _shortest(

@@ -10,6 +10,7 @@ from collections import deque
 
 from mpitrain.schedules.actions import Action, F, I, W
 from mpitrain.schedules.families.one_f_one_b import alternate
+from mpitrain.schedules.family import stage_per_rank
 
 
 def zb_h1(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
@@ -26,6 +27,9 @@ def zb_h1(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     return _split(num_microbatches, stage, warmup=num_stages - 1 - stage, lag=stage)
 
 
+ZB_H1 = stage_per_rank(zb_h1, "zb-h1")
+
+
 def zb_h2(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     """Compute order of one stage under ZB-H2 (arXiv:2401.10241 section 2.2). For 3 stages, 7 microbatches:
 
@@ -38,6 +42,9 @@ def zb_h2(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     all at once takes as long as with ZB-H1.
     """
     return _split(num_microbatches, stage, warmup=2 * (num_stages - 1 - stage), lag=2 * stage)
+
+
+ZB_H2 = stage_per_rank(zb_h2, "zb-h2")
 
 
 def _split(num_microbatches: int, stage: int, warmup: int, lag: int) -> list[Action]:

@@ -12,7 +12,8 @@ from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.layout.pipeline_table import schedule_of
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import SENDS
-from mpitrain.schedules.catalog import ScheduleFamily, chunks_of
+from mpitrain.schedules.catalog import chunks_of
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.lowering.lower import Reduction, lower

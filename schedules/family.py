@@ -1,0 +1,43 @@
+"""A family of schedules: how a named schedule is made. A new one is one file in schedules/families/.
+
+A family whose ranks hold one stage each is a function of (num_stages, num_microbatches, stage); a
+family with its own placement is a function of (num_ranks, num_microbatches, options) that returns
+the rows of all ranks. Placements:
+
+    plain     stage s on rank s; each copy of dualpipe, the second backwards
+    looped    stage s on rank s mod p: around and around
+    v         there and back: rank r has r and 2p-1-r
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.options import Options
+
+Rows = list[list[Action]]
+
+
+class ScheduleFamily(NamedTuple):
+    """How a named schedule is made, which options it understands, and which rank has which stage.
+
+    Whoever uses the library can have one of his own: a function of stage_per_rank()'s, or rows of all
+    ranks.
+
+    name: what users type; one with a name in a file of schedules/families/ is in the catalogue.
+    """
+
+    rows: Callable[[int, int, Options], Rows]
+    takes: tuple[str, ...] = ()
+    copies: int = 1
+    placed: Literal["plain", "looped", "v"] = "plain"
+    name: str = ""
+
+
+def stage_per_rank(order: Callable[[int, int, int], list[Action]], name: str = "") -> ScheduleFamily:
+    """Place stage s on rank s."""
+
+    def rows(num_ranks: int, num_microbatches: int, _: Options) -> Rows:
+        return [order(num_ranks, num_microbatches, stage) for stage in range(num_ranks)]
+
+    return ScheduleFamily(rows, name=name)
