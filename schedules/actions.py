@@ -58,8 +58,10 @@ class Action(NamedTuple):
     """
 
     kind: str
-    index: int | None = None
-    stage: int | None = None
+    # None for the kinds of PLAIN alone, whose index and stage nobody asks for: all else counts on numbers.
+    # `index` hides the method of tuples, which nobody calls.
+    index: int = None  # type: ignore[assignment]  # see above
+    stage: int = None  # type: ignore[assignment]  # see above
     part: int | None = None
 
     def __str__(self) -> str:
@@ -133,8 +135,11 @@ def parse(text: str) -> Action:
     match = _TOKEN.fullmatch(text)
     if match is None:
         raise ScheduleError(f"{text[:100]!r} is no instruction; write for example F3@1 or B3@1")
-    kind, *numbers = match.groups()
-    action = Action(kind, *(None if number is None else int(number) for number in numbers))
+    kind, index, stage, part = match.groups()
+    if index is None:
+        action = Action(kind)
+    else:
+        action = Action(kind, int(index), int(stage), None if part is None else int(part))
     _refuse_misfit(action, text)
     return action
 

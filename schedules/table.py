@@ -59,8 +59,8 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
     stages are missing or on two ranks, if stages or microbatches don't divide into copies or
     segments, or if two copies of a stage are on one rank.
     """
-    ranks = tuple(tuple(actions) for actions in ranks)
-    for rank, actions in enumerate(ranks):
+    rows = tuple(tuple(actions) for actions in ranks)
+    for rank, actions in enumerate(rows):
         for position, action in enumerate(actions):
             where = f"{name}: rank {rank}, position {position}"
             if action == PAIR:
@@ -70,8 +70,8 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
                     f"{where}: found {action}, a table holds whole F B I W and PAIR; "
                     "messages, parts, reductions and the update are added later"
                 )
-    rank_of = _placement(name, ranks)
-    num_microbatches = 1 + max(action.index for actions in ranks for action in actions if action != PAIR)
+    rank_of = _placement(name, rows)
+    num_microbatches = 1 + max(action.index for actions in rows for action in actions if action != PAIR)
     require_size(
         name,
         num_microbatches * len(rank_of),
@@ -84,7 +84,7 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
         if number % divisor:
             raise ScheduleError(f"{name}: found {number} {what}, needed a multiple of {divisor}")
     _refuse_copies_together(name, rank_of, copies)
-    return Table(name, num_microbatches, ranks, rank_of, copies, segments)
+    return Table(name, num_microbatches, rows, rank_of, copies, segments)
 
 
 def forwards(table: Table) -> Table:
@@ -168,10 +168,10 @@ def read_lines(
         try:
             if head := _HEAD.fullmatch(line):
                 add_head(heads, head[1], int(head[2]))
-            elif line and read is None:
-                ranks.append([parse(token) for token in _of_rank(_LINE, line, len(ranks)).split()])
-            elif line:
+            elif line and read is not None:
                 _read_loosely(line, written[:1].isspace(), ranks, read)
+            elif line:
+                ranks.append([parse(token) for token in _of_rank(_LINE, line, len(ranks)).split()])
         except ScheduleError as error:
             raise ScheduleError(f"{where}: {error.args[0]}") from None
     return ranks, heads
@@ -184,7 +184,7 @@ def add_head(heads: dict[str, int], what: str, number: int) -> None:
     heads[what] = number
 
 
-def _of_rank(pattern: re.Pattern, line: str, rank: int) -> str:
+def _of_rank(pattern: re.Pattern[str], line: str, rank: int) -> str:
     match = pattern.fullmatch(line)
     if match is None or int(match[1]) != rank:
         raise ScheduleError(f"found {line[:30]!r}, needed 'rank {rank}: ' and its actions")

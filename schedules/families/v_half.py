@@ -15,7 +15,7 @@ differ much.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
@@ -64,7 +64,7 @@ V_MIN = ScheduleFamily(v_min, name="v-min", placed="v")
 
 
 def _from_building_block(
-    offsets: list[tuple[int, ...]], num_microbatches: int, progress: SearchProgress
+    offsets: Sequence[Sequence[int]], num_microbatches: int, progress: SearchProgress
 ) -> list[list[Action]]:
     # with W twice as many lines as legs
     progress.expect(len(offsets) * num_microbatches * (2 * W + 2))

@@ -32,6 +32,18 @@ class Heuristics(NamedTuple):
 CHOICES = 2 ** len(Heuristics._fields)
 
 
+class SearchPlan(NamedTuple):
+    """What an automatic scheduler plans with.
+
+    memory_limit: in stashes of a rank's whole share of layers.
+    weight_memory: the share of a stash that is still held between I and W.
+    """
+
+    times: Times
+    memory_limit: float
+    weight_memory: float
+
+
 def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
     """Compute order of every rank.
 
@@ -49,20 +61,19 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
     table that holds whole stashes until W comes first, and one that counts on SHARE of a stash is
     taken only if its span is shorter. It is what meets the paper's table 5 for ZB-2p.
     """
-    options = planned("zb-auto", options, memory_limit=num_ranks)
-    if not options.memory_limit >= 1:
+    plan = planned("zb-auto", options, memory_limit=num_ranks)
+    if not plan.memory_limit >= 1:
         raise ScheduleError(
-            f"zb-auto: found a memory limit of {options.memory_limit} stashes, needed at least 1, a "
+            f"zb-auto: found a memory limit of {plan.memory_limit} stashes, needed at least 1, a "
             "microbatch in flight; raise the limit"
         )
     progress = SearchProgress(options.notify)
     shares = (1, SHARE) if options.weight_memory is None else (options.weight_memory,)
     progress.expect(len(shares) * CHOICES * (num_microbatches - 1))
     if options.weight_memory is not None:
-        return _shortest(num_ranks, num_microbatches, options, progress).orders()
+        return _shortest(num_ranks, num_microbatches, plan, progress).orders()
     whole, share = (
-        _shortest(num_ranks, num_microbatches, options._replace(weight_memory=held), progress)
-        for held in shares
+        _shortest(num_ranks, num_microbatches, plan._replace(weight_memory=held), progress) for held in shares
     )
     return (share if share.span() < whole.span() * (1 - ROUNDING) else whole).orders()
 
@@ -71,33 +82,33 @@ ZB_AUTO = ScheduleFamily(zb_auto, name="zb-auto", takes=("times", "memory_limit"
 
 
 def _shortest(
-    num_ranks: int, num_microbatches: int, options: Options, progress: SearchProgress
+    num_ranks: int, num_microbatches: int, plan: SearchPlan, progress: SearchProgress
 ) -> "_ZbSearch":
     answers = product((True, False), repeat=len(Heuristics._fields))
     return min(
-        (
-            _ZbSearch(num_ranks, num_microbatches, options, Heuristics(*three)).run(progress)
-            for three in answers
-        ),
+        (_ZbSearch(num_ranks, num_microbatches, plan, Heuristics(*three)).run(progress) for three in answers),
         key=_ZbSearch.span,
     )
 
 
-def planned(name: str, options: Options, memory_limit: float) -> Options:
-    """Fill in the times and the limit a scheduler plans with. Raises ScheduleError for what can't be."""
+def planned(name: str, options: Options, memory_limit: float) -> SearchPlan:
+    """Fill in what a scheduler plans with, whole stashes if nothing else is said.
+
+    Raises ScheduleError for times and shares that can't be.
+    """
     times = Times(*(options.times or UNIT_TIMES))
     if not (all(time > 0 for time in times[:3]) and times.message >= 0):  # nan is neither
         raise ScheduleError(
             f"{name}: found times {', '.join(map(str, times))}, needed F, I, W above 0 and messages of at "
             "least 0"
         )
-    if options.weight_memory is not None and not 0 <= options.weight_memory <= 1:
+    weight_memory = 1 if options.weight_memory is None else options.weight_memory
+    if not 0 <= weight_memory <= 1:
         raise ScheduleError(
             f"{name}: found {options.weight_memory} of a stash held between I and W, needed 0 to 1"
         )
-    return options._replace(
-        times=times, memory_limit=memory_limit if options.memory_limit is None else options.memory_limit
-    )
+    limit = memory_limit if options.memory_limit is None else options.memory_limit
+    return SearchPlan(times, limit, weight_memory)
 
 
 class _ZbRank:
@@ -135,12 +146,12 @@ class _ZbRank:
 
 
 class _ZbSearch:
-    def __init__(self, num_ranks: int, num_microbatches: int, options: Options, choice: Heuristics):
+    def __init__(self, num_ranks: int, num_microbatches: int, plan: SearchPlan, choice: Heuristics):
         self.num_microbatches = num_microbatches
         self.choice = choice
-        self.times = options.times
-        self.limit = options.memory_limit
-        self.ranks = [_ZbRank(stage, options.times, options.weight_memory) for stage in range(num_ranks)]
+        self.times = plan.times
+        self.limit = plan.memory_limit
+        self.ranks = [_ZbRank(stage, plan.times, plan.weight_memory) for stage in range(num_ranks)]
         self.longest_wait: float = 0
 
     def run(self, progress: SearchProgress) -> "_ZbSearch":
@@ -230,7 +241,8 @@ class _ZbSearch:
         next_input = following.now + self.times.forward + self.times.input + self.times.message
         if rank.now >= next_input:
             return False
-        weights, freed = 0, 0
+        weights: float = 0
+        freed = 0
         while rank.stashes(1) - freed * rank.weight_memory > self.limit and freed < rank.late_weights:
             weights += self.times.weight
             freed += 1

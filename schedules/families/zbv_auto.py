@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
-from mpitrain.schedules.families.zb_auto import planned
+from mpitrain.schedules.families.zb_auto import SearchPlan, planned
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.search_progress import SearchProgress
@@ -42,17 +42,17 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
     Of four tables it is the first in which the longest wait of a rank is shortest.
     `options.memory_limit` is p if not given: as much as 1F1B holds.
     """
-    options = planned("zbv-auto", options, memory_limit=num_ranks)
-    if options.memory_limit >= num_microbatches:  # no rank ever holds more than all of them
-        options = options._replace(memory_limit=max(options.memory_limit, num_ranks))
+    plan = planned("zbv-auto", options, memory_limit=num_ranks)
+    if plan.memory_limit >= num_microbatches:  # no rank ever holds more than all of them
+        plan = plan._replace(memory_limit=max(plan.memory_limit, num_ranks))
     progress = SearchProgress(options.notify)
     choices = [WeightPriority(*answers) for answers in product((True, False), repeat=2)]
     progress.expect(len(choices) * 2 * num_microbatches)
-    searches = [_shortest(num_ranks, num_microbatches, options, choice, progress) for choice in choices]
+    searches = [_shortest(num_ranks, num_microbatches, plan, choice, progress) for choice in choices]
     found = [search for search in searches if search]
     if not found:
         raise ScheduleError(
-            f"zbv-auto: found a memory limit of {options.memory_limit} stashes on {num_ranks} ranks, needed "
+            f"zbv-auto: found a memory limit of {plan.memory_limit} stashes on {num_ranks} ranks, needed "
             f"{min(num_ranks, num_microbatches)}; raise the limit, or use v-half, v-min or zb-auto, which "
             "need less"
         )
@@ -65,7 +65,7 @@ ZBV_AUTO = ScheduleFamily(
 
 
 def _shortest(
-    num_ranks: int, num_microbatches: int, options: Options, choice: WeightPriority, progress: SearchProgress
+    num_ranks: int, num_microbatches: int, plan: SearchPlan, choice: WeightPriority, progress: SearchProgress
 ) -> "_VSearch | None":
     """Repeat a search, granting each rank the waits of the last, while it gets shorter.
 
@@ -74,7 +74,7 @@ def _shortest(
     best = None
     granted = [0.0] * num_ranks
     while True:
-        search = _VSearch(num_ranks, num_microbatches, options, choice, granted)
+        search = _VSearch(num_ranks, num_microbatches, plan, choice, granted)
         try:
             search.run(progress)
         except _Stuck:
@@ -137,17 +137,18 @@ class _VSearch:
         self,
         num_ranks: int,
         num_microbatches: int,
-        options: Options,
+        plan: SearchPlan,
         choice: WeightPriority,
         granted: list[float],
     ):
         self.num_ranks = num_ranks
         self.num_microbatches = num_microbatches
         self.choice = choice
-        self.message = options.times.message
-        self.limit = 2 * options.memory_limit
-        share = 1 if options.weight_memory is None else options.weight_memory
-        self.ranks = [_VRank(number, num_ranks, options.times, share) for number in range(num_ranks)]
+        self.message = plan.times.message
+        self.limit = 2 * plan.memory_limit
+        self.ranks = [
+            _VRank(number, num_ranks, plan.times, plan.weight_memory) for number in range(num_ranks)
+        ]
         self.granted = granted
         self.longest_wait: float = 0
 

@@ -7,6 +7,8 @@ F3.1/s2   segment 2 of the sequence, where microbatches are cut
 [F3.0|BW1.1]  a pair that runs together
 """
 
+from collections.abc import Callable
+
 from mpitrain.schedules.actions import PAIR, Action
 from mpitrain.schedules.table import Table
 
@@ -31,7 +33,7 @@ def operations(table: Table) -> list[list[str]]:
     return [_row(actions, write) for actions in table.ranks]
 
 
-def _row(actions: tuple[Action, ...], write) -> list[str]:
+def _row(actions: tuple[Action, ...], write: Callable[[Action], str]) -> list[str]:
     row = []
     rest = iter(actions)
     for action in rest:

@@ -39,7 +39,7 @@ def read_token(text: str) -> list[Action]:
         stage, kind, microbatch = token.groups()
         return [Action(kind, int(microbatch), int(stage))]
     if token := _TORCH_OF_STAGE.fullmatch(text):
-        return [Action(token[2], None, int(token[1]))]
+        return [Action(token[2], stage=int(token[1]))]
     if token := _WITHOUT_STAGE.fullmatch(text):
         return [Action(token[1], int(token[2]))]
     return [parse(text)]

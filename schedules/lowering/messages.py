@@ -24,11 +24,11 @@ def _with_messages(table: Table, actions: Iterable[Action], num_parts: Sequence[
         messages = [_messages(table, member) for member in members]
         program += [receive for receive, _ in messages if receive]
         sends = {member: send for member, (_, send) in zip(members, messages) if send}
-        program += (
-            _in_parts(*members, sends, num_parts)
-            if num_parts and PAIR in group
-            else [*group, *sends.values()]
-        )
+        if num_parts and PAIR in group:
+            forward, backward = members
+            program += _in_parts(forward, backward, sends, num_parts)
+        else:
+            program += [*group, *sends.values()]
     return program
 
 

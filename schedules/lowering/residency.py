@@ -3,7 +3,7 @@
 When buckets are gathered (prefetch, PyTorch's UNSHARD) and released (RESHARD).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from mpitrain.schedules.actions import GATHER, RELEASE, SENDS, USE_PARAMETERS, Action
@@ -38,7 +38,7 @@ class Residency(NamedTuple):
         if action.kind not in USE_PARAMETERS:
             return []
         kind, _, stage, part = action
-        parts = self.uses[stage]
+        parts: Sequence[tuple[int, ...]] = self.uses[stage]
         if part is not None:
             parts = [parts[len(parts) - 1 - part if kind == "F" else part]]
         return list(dict.fromkeys((stage, bucket) for part in parts for bucket in part))
@@ -93,7 +93,7 @@ def with_residency(program: list[Action], residency: Residency) -> list[Action]:
     windows = iter([*residency.windows(program), []])
     held = next(windows)
     result = _gathers(held)
-    due = []
+    due: list[Action] = []
     for group in grouped(program):
         if group[0].kind not in SENDS:
             result = result + due

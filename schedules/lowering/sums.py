@@ -131,9 +131,9 @@ class Chains:
 
 
 class _Spot(NamedTuple):
-    """A place in a rank's program: before the instruction at `index`; of several there, in this order."""
+    """A place in a rank's program: before the instruction at `position`; of several there, in this order."""
 
-    index: int
+    position: int
     turn: int
     order: int = 0
 
@@ -153,7 +153,7 @@ def with_sums(programs: Sequence[Sequence[Action]], chains: Chains) -> list[list
     for row in rows:
         for key in row.complete:
             *_, last, reduce = chains.of(key)
-            index = row.behind(spots[last].index)
+            index = row.behind(spots[last].position)
             spots[reduce] = _Spot(
                 max(index, row.sent) if chains.partner(last) else index, spots[last].turn + 1
             )
@@ -229,7 +229,7 @@ class _SummedRow:
         result = []
         filled = 0
         for index, actions in groupby(
-            sorted(mine, key=lambda action: spots[action].index), lambda action: spots[action].index
+            sorted(mine, key=lambda action: spots[action].position), lambda action: spots[action].position
         ):
             result += [*self._bare[filled:index], *actions]
             filled = index

@@ -23,7 +23,8 @@ from mpitrain.schedules.actions import COMPUTE, PAIR, Action
 from mpitrain.schedules.lowering.messages import with_messages
 from mpitrain.schedules.lowering.needs import Needs, Programs
 from mpitrain.schedules.pairs import grouped
-from mpitrain.schedules.play.simulate import UNIT, Timeline, simulate
+from mpitrain.schedules.play.simulate import UNIT, simulate
+from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.table import Table
 
 Rows = list[list[Action]]
@@ -59,7 +60,8 @@ def grid(
         rows, segments, _marked(schedule.ranks if isinstance(schedule, Table) else schedule, mark)
     )
     column = 1 + max((len(label.rstrip("!")) for row in labels for label in row), default=1)
-    lines = [_line(*row, span, column) for row in zip(rows, starts, labels, map(_paired, programs, rows))]
+    paired = map(_paired, programs, rows)
+    lines = [_line(*cells, span, column) for cells in zip(rows, starts, labels, paired)]
     bands = _bands(lines, span, column, width)
     if mark:
         bands = [band for band in bands if "!" in band] or bands[-1:]
@@ -99,8 +101,11 @@ def _played(programs: Programs) -> Timeline | None:
         return None
 
 
-def _starts(timeline: Timeline) -> list[list[float]]:
-    return [[start for _, start, _ in timeline.computations(rank)] for rank in range(len(timeline.programs))]
+def _starts(timeline: Timeline) -> list[list[int]]:
+    """Return the ticks at which computations start: whole ones, since all times are."""
+    return [
+        [int(start) for _, start, _ in timeline.computations(rank)] for rank in range(len(timeline.programs))
+    ]
 
 
 def _back_to_back(rows: Rows) -> list[list[int]]:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import AT_END, COMPUTE, RECEIVES, SENDS, Action, parse
 from mpitrain.schedules.lowering.needs import Programs, partner
-from mpitrain.schedules.play.simulate import Link, Timeline, simulate
+from mpitrain.schedules.play.simulate import Link, simulate
+from mpitrain.schedules.play.timeline import Timeline
 
 LATEST_MS = 1e15  # of a clock that began with this century or the last
 
@@ -113,7 +114,7 @@ def _trace(content: dict[str, Any]) -> MeasuredTrace:
 Event = tuple[float, float, Action]
 
 
-def _rows(events: list) -> dict[tuple[int, int], dict[int, list[Event]]]:
+def _rows(events: list[object]) -> dict[tuple[int, int], dict[int, list[Event]]]:
     """Sort events by step and replica, and then by rank."""
     rows: dict[tuple[int, int], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for position, event in enumerate(events):

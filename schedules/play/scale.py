@@ -4,7 +4,7 @@ F0-F1-....B0----B1----        a computation, from its start to its end; dots are
 """
 
 from mpitrain.schedules.play.draw import microbatch_label
-from mpitrain.schedules.play.simulate import Timeline
+from mpitrain.schedules.play.timeline import Timeline
 
 
 def to_scale(timeline: Timeline, columns: int, end: float, segments: int = 1) -> list[str]:

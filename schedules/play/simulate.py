@@ -76,7 +76,7 @@ def simulate_table(table: Table, times: Times = UNIT_TIMES) -> Timeline:
 
 def _by_kind(programs: Programs, durations: Mapping[str, float]) -> Cost:
     """Return the cost by kind; the parts of a computation share its time."""
-    num_parts: dict[tuple, int] = {}
+    num_parts: dict[tuple[str, int, int], int] = {}
     for program in programs:
         for action in program:
             if action.part is not None and action.kind in COMPUTE:
@@ -111,8 +111,8 @@ class _Player:
             for action in program
             if action.kind in COMPUTE
         }
-        self.messages: dict[tuple, tuple[float, float]] = {}  # by the receive: (sent, arrived)
-        self.waiting: dict[tuple, tuple[int, float]] = {}  # by the receive: (rank, since)
+        self.messages: dict[Action, tuple[float, float]] = {}  # by the receive: (sent, arrived)
+        self.waiting: dict[Action, tuple[int, float]] = {}  # by the receive: (rank, since)
         self.ready: list[tuple[float, int]] = [(0, rank) for rank in ranks]
 
     def play(self) -> Timeline:

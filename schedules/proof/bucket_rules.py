@@ -138,8 +138,8 @@ def sums_meet(needs: Needs) -> None:
     # by rank, the other rank, and axis
     started: dict[tuple[int, int, str], list[tuple[ActionPlace, Action]]] = defaultdict(list)
     for place, action in needs.steps:
-        if other := needs.chains.partner(action):
-            started[place.rank, needs.place[other].rank, needs.chains.axis(action)].append((place, action))
+        if partner := needs.chains.partner(action):
+            started[place.rank, needs.place[partner].rank, needs.chains.axis(action)].append((place, action))
     for (rank, other, axis), sums in started.items():
         for (place, action), (there, found) in zip(sums, started[other, rank, axis]):
             if needs.chains.partner(action) != found:
