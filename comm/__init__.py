@@ -11,7 +11,8 @@ standins/    axes that send nothing: a rehearsal, and a replay of one rank alone
 mesh         all axes of a rank: builds, names and frees their communicators
 collectives, links, prediction     what is started on an axis, and what that makes a rank send
 axis         one axis of a rank: chooses the transport of each operation
-transports/  messages (Isend and Irecv), mpi_collectives, shared memory, two levels over nodes
+transports/  protocol: what a transport is, and what it sees of an axis; messages (Isend and Irecv),
+             mpi_collectives, shared memory (window), two levels over nodes
 device/      buffers of GPUs: whether MPI takes them, and the way through pinned memory
 tap          listens to what is started
 progress     started operations, and the one place that moves them forward

@@ -1,11 +1,11 @@
 """One axis of a rank: what it starts operations on. comm/mesh.py builds, names and frees them all."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from mpitrain.comm.base.axis_operations import AUTO_SHARED, READING, AxisOperations
+from mpitrain.comm.base.axis_operations import AUTO_SHARED, READING, WINDOW, AxisOperations
 from mpitrain.comm.base.buffers import NOTHING, Array, Scratch, on_device, require_memory
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.nodes import Nodes
@@ -14,9 +14,11 @@ from mpitrain.comm.device.staging import reachable
 from mpitrain.comm.meters.account import Account
 from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.tap import Tap, TappedOperation, followed
-from mpitrain.comm.transports import levels, messages, mpi_collectives, shared
+from mpitrain.comm.transports import levels, messages, mpi_collectives, shared, window
 from mpitrain.comm.transports.levels import carried_near_and_far
-from mpitrain.comm.transports.mpi_collectives import Turnstile
+from mpitrain.comm.transports.protocol import Transport
+from mpitrain.comm.transports.turnstile import Turnstile
+from mpitrain.comm.transports.window import Allocation, Budget, Window
 
 
 class Surroundings(Protocol):
@@ -26,7 +28,7 @@ class Surroundings(Protocol):
     device_aware: bool
     place: StatusReporter
     transport: str
-    budget: shared.Budget
+    budget: Budget
 
 
 class Axis:
@@ -43,7 +45,7 @@ class Axis:
     """
 
     def __init__(
-        self, name: str, comm: MPI.Comm | None, rank: int, ranks: Sequence[int], carried: AxisOperations,
+        self, name: str, comm: MPI.Intracomm | None, rank: int, ranks: Sequence[int], carried: AxisOperations,
         one_node: bool, mesh: Surroundings,
         nodes: Nodes | None = None, near_shares_memory: bool = False,
     ):  # fmt: skip
@@ -59,20 +61,22 @@ class Axis:
         self.device_aware = mesh.device_aware or self.size == 1  # alone, it hands nothing to MPI
         self._budget = mesh.budget
         self.account = Account()
-        self.listen(None)
+        self.tap: Tap | None = None
+        self._num_heard = 0
         self.turnstile = Turnstile()
         self.second_turnstile = Turnstile()
         self.scratch = Scratch()
         # Open MPI knows it for COMM_WORLD only
-        self.num_tags = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        self.num_tags: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]  # each MPI has it
         self._tag = -1
-        self._allocations: list[shared.Allocation] = []
+        self._allocations: list[Allocation] = []
         self._owns = comm is not None and self.size > 1
-        self.comm = comm
-        self.second = None
-        self.window = None
+        # None where it carries nothing, and the second where no transport needs it: nothing is started then
+        self.comm: MPI.Intracomm = comm  # type: ignore[assignment]  # see above
+        self.second: MPI.Intracomm = None  # type: ignore[assignment]  # see above
+        self.window: Window | None = None
         if self._owns:
-            comm.Set_name(f"mpitrain.{name}")
+            self.comm.Set_name(f"mpitrain.{name}")
             self._furnish()
         self.near: Axis | None = None
         self.far: Axis | None = None
@@ -82,6 +86,7 @@ class Axis:
 
     def _level(self, mesh: Surroundings, near_shares_memory: bool) -> None:
         """Make the axes on this node and over nodes. Collective over the axis."""
+        assert self.nodes is not None
         near = self.nodes.num_near
         node, place = divmod(self.rank, near)
         parts = carried_near_and_far(self.carried)
@@ -89,16 +94,15 @@ class Axis:
         counterparts = self.ranks[place::near]
         self.near = Axis(
             f"{self.name}.near",
-            self.comm.Split(node, place),
+            cast("MPI.Intracomm", self.comm.Split(node, place)),
             place,
             neighbours,
             parts,
             near_shares_memory,
             mesh,
         )
-        self.far = Axis(
-            f"{self.name}.far", self.comm.Split(place, node), node, counterparts, parts, False, mesh
-        )
+        over_nodes = cast("MPI.Intracomm", self.comm.Split(place, node))
+        self.far = Axis(f"{self.name}.far", over_nodes, node, counterparts, parts, False, mesh)
         self.account.parts = [self.near.account, self.far.account]
 
     def _furnish(self) -> None:
@@ -109,9 +113,9 @@ class Axis:
         if (
             self.one_node
             and self.carried.needs_window(self._transport)
-            and self._budget.take(self.name, shared.WINDOW, self.comm)
+            and self._budget.take(self.name, WINDOW, self.comm)
         ):
-            self.window = shared.Window(self.comm, self.ranks)
+            self.window = window.Window(self.comm, self.ranks)
 
     def __str__(self) -> str:
         return f"{self.name} {self.rank}/{self.size}"
@@ -166,7 +170,7 @@ class Axis:
         self._tag = (self._tag + 1) % self.num_tags
         return self._tag
 
-    def transport(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None):
+    def transport(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
         """Choose the transport module for a buffer.
 
         By where it lies, by its size, and by what the user asked for.
@@ -177,7 +181,7 @@ class Axis:
         """
         return self.one_level(x, pairs=pairs, num_bytes=num_bytes) if self.nodes is None or pairs else levels
 
-    def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None):
+    def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
         """Choose the transport module for a buffer as if there were no nodes."""
         return (
             messages
@@ -185,7 +189,7 @@ class Axis:
             else self.by_size(x.nbytes if num_bytes is None else num_bytes, pairs=pairs)
         )
 
-    def by_size(self, num_bytes: int, *, pairs: bool = False):
+    def by_size(self, num_bytes: int, *, pairs: bool = False) -> Transport:
         """Choose it for a buffer in host memory."""
         if self.size == 1 or pairs:
             return messages
@@ -195,7 +199,7 @@ class Axis:
             shared if self.window and (self._transport == "shared" or num_bytes >= AUTO_SHARED) else messages
         )
 
-    def all_gather_objects(self, mine: Any) -> list:
+    def all_gather_objects(self, mine: Any) -> list[Any]:
         """Return what each rank of the axis gives, in their order.
 
         Collective, and blocks: not within a step.
@@ -215,7 +219,7 @@ class Axis:
                 return self.near.allocate(num_bytes)
             if self.window is None or not self._budget.take(self.name, num_bytes, self.comm):
                 return np.zeros(num_bytes, np.uint8)
-            made = shared.Allocation(self.comm, num_bytes)
+            made = Allocation(self.comm, num_bytes)
             if not self.comm.allreduce(made.clear(), MPI.LAND):
                 made.free()
                 return np.zeros(num_bytes, np.uint8)
@@ -234,7 +238,7 @@ class Axis:
         What was allocated for others is not counted.
         """
         levels = sum(level.num_bytes for level in (self.near, self.far) if level is not None)
-        return levels + self.scratch.most_bytes + (shared.WINDOW if self.window else 0)
+        return levels + self.scratch.most_bytes + (WINDOW if self.window else 0)
 
     def free(self) -> None:
         """Free the communicators and the windows.

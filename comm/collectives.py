@@ -34,6 +34,7 @@ size) (see grid.split).
 import operator
 from collections.abc import Callable
 from itertools import chain
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -325,7 +326,7 @@ def _on_root(out: Array | None, like: Array, length: int, axis: Axis, root: int,
     return out
 
 
-def _index(value: object, what: str) -> int:
+def _index(value: SupportsIndex, what: str) -> int:
     """Return a whole number as an int."""
     try:
         return operator.index(value)

@@ -11,7 +11,7 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.base.buffers import Array, flat
 from mpitrain.comm.base.world import ExpectedAction
 from mpitrain.comm.device.staging import settled
-from mpitrain.comm.progress import Pending, Steps
+from mpitrain.comm.progress import Pending, Steps, arrived
 from mpitrain.comm.transports import messages
 from mpitrain.errors import MeshError
 
@@ -33,6 +33,33 @@ class Message(NamedTuple):
     def __str__(self) -> str:
         way = f"to be taken by rank {self.peer}" if self.leaving else f"from rank {self.peer}"
         return f"{self.kind}{self.microbatch} for stage {self.stage} {way} of links"
+
+
+class Send(NamedTuple):
+    """A message to the rank with coordinate `to` of an axis. synchronous: complete when it is received."""
+
+    axis: Axis
+    to: int
+    tag: int
+    synchronous: bool
+
+    def steps(self, x: Array) -> Steps:
+        """Send `x` when it is there."""
+        yield from settled(x, self.axis)
+        yield arrived(messages.send(self.axis, x, self.to, self.tag, synchronous=self.synchronous))
+
+
+class Receive(NamedTuple):
+    """A message from the rank with coordinate `source` of an axis."""
+
+    axis: Axis
+    source: int
+    tag: int
+
+    def steps(self, x: Array) -> Steps:
+        """Receive into `x` when it may be written."""
+        yield from settled(x, self.axis)
+        yield arrived(messages.receive(self.axis, x, self.source, self.tag))
 
 
 class Links:
@@ -76,12 +103,9 @@ class Links:
         x = flat(x)
         tag = self.tag(kind, stage, microbatch)
 
-        def steps(x: Array) -> Steps:
-            yield from settled(x, self.axis)
-            yield messages.arrived(messages.send(self.axis, x, to, tag, synchronous=self.synchronous))
-
+        operation = Send(self.axis, to, tag, self.synchronous)
         what = Message(kind, stage, microbatch, to, leaving=True)
-        return self.axis.start(steps, "send", x.nbytes, reads=[x], what=what, expected=expected)
+        return self.axis.start(operation.steps, "send", x.nbytes, reads=[x], what=what, expected=expected)
 
     def receive(
         self,
@@ -101,11 +125,8 @@ class Links:
         x = flat(out)
         tag = self.tag(kind, stage, microbatch)
 
-        def steps(x: Array) -> Steps:
-            yield from settled(x, self.axis)
-            yield messages.arrived(messages.receive(self.axis, x, source, tag))
-
+        operation = Receive(self.axis, source, tag)
         what = Message(kind, stage, microbatch, source, leaving=False)
         return self.axis.start(
-            steps, "receive", x.nbytes, writes=[x], result=out, what=what, expected=expected
+            operation.steps, "receive", x.nbytes, writes=[x], result=out, what=what, expected=expected
         )

@@ -17,6 +17,7 @@ other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.base.axis_operations import EVERYTHING, NOTHING, AxisOperations
@@ -29,7 +30,7 @@ from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.comm.meters.clocks import Clock
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.tap import Tap
-from mpitrain.comm.transports.shared import Budget
+from mpitrain.comm.transports.window import Budget
 from mpitrain.errors import MeshError
 
 TRANSPORTS = ("auto", "messages", "collectives", "shared")
@@ -55,7 +56,7 @@ class Mesh:
 
     def __init__(
         self,
-        comm: MPI.Comm,
+        comm: MPI.Intracomm,
         grid: Grid,
         axes: Mapping[str, Sequence[int]] | None = None,
         carried: Mapping[str, AxisOperations] | None = None,
@@ -135,7 +136,7 @@ class Mesh:
             )
         return progress == "thread"
 
-    def _add(self, name: str, comm: MPI.Comm, ranks: Sequence[int], carried: AxisOperations) -> None:
+    def _add(self, name: str, comm: MPI.Intracomm, ranks: Sequence[int], carried: AxisOperations) -> None:
         """Add an axis.
 
         Of one that carries something, all ranks split `comm` alike: those of an axis have its first
@@ -150,7 +151,7 @@ class Mesh:
         here = [rank for rank in ranks if self._nodes[rank] == self._nodes[comm.rank]]
         shares_memory = self._near.issuperset(here)
         nodes = nodes_of([self._nodes[rank] for rank in ranks]) if self._levels else None
-        mine = MPI.COMM_SELF if alone else own
+        mine = MPI.COMM_SELF if alone else cast("MPI.Intracomm | None", own)
         one_node = shares_memory and len(here) == len(ranks)
         self.axes[name] = Axis(name, mine, coordinate, ranks, carried, one_node, self, nodes, shares_memory)
 
@@ -163,7 +164,7 @@ class Mesh:
         self.axes = {}
 
 
-def _ranks_of_this_node(comm: MPI.Comm) -> tuple[frozenset[int], Budget]:
+def _ranks_of_this_node(comm: MPI.Intracomm) -> tuple[frozenset[int], Budget]:
     """Return the ranks of `comm` that share this rank's memory, and what it may take of that. Collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     here = node.Get_group()

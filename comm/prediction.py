@@ -8,7 +8,7 @@ from mpitrain.comm.base.buffers import Array, is_narrow, on_device
 from mpitrain.comm.base.wire import phases, sent_bytes, sent_messages
 from mpitrain.comm.transports import messages, mpi_collectives, shared
 
-TRANSPORTS = {messages: "messages", mpi_collectives: "collectives", shared: "shared"}
+TRANSPORTS: dict[object, str] = {messages: "messages", mpi_collectives: "collectives", shared: "shared"}
 
 
 def predicted(operation: str, num_bytes: int, axis: Axis, x: Array, root: int = 0) -> tuple[int, int]:
@@ -19,7 +19,7 @@ def predicted(operation: str, num_bytes: int, axis: Axis, x: Array, root: int = 
     narrow = is_narrow(x)
     itemsize = x.dtype.itemsize
     found = None
-    if axis.nodes is not None:
+    if axis.near is not None and axis.far is not None:
         places = (axis.near.rank, axis.near.size), (axis.far.rank, axis.far.size)
         found = phases(operation, num_bytes, *places, itemsize=itemsize, narrow=narrow, root=root)
     if found is None:
@@ -30,6 +30,7 @@ def predicted(operation: str, num_bytes: int, axis: Axis, x: Array, root: int = 
     total = [0, 0]
     for far, each, length, width, of in found:
         level = axis.far if far else axis.near
+        assert level is not None  # or there are no phases
         by_messages = narrow and not far and each == "reduce_scatter"
         module = messages if by_messages else level.by_size(length)
         sent = _sent(each, length, level, width, TRANSPORTS[module], of, not on_device(x))
@@ -42,5 +43,7 @@ def _sent(
     operation: str, num_bytes: int, axis: Axis, itemsize: int, transport: str, root: int, in_rounds: bool
 ) -> tuple[int, int]:
     what = operation, num_bytes, axis.size, axis.rank
-    how = {"itemsize": itemsize, "transport": transport, "root": root}
-    return sent_messages(*what, **how, in_rounds=in_rounds), sent_bytes(*what, **how)
+    return (
+        sent_messages(*what, itemsize=itemsize, transport=transport, root=root, in_rounds=in_rounds),
+        sent_bytes(*what, itemsize=itemsize, transport=transport, root=root),
+    )

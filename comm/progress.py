@@ -14,7 +14,7 @@ phase of B, for ever.
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import cpu_count, sched_yield
 from typing import Any, NamedTuple
 
@@ -155,7 +155,7 @@ class Pending:
         device.
         """
         try:
-            waiting_on = getattr(self._ready, "waiting_on", tuple)()
+            waiting_on: Iterable[int] = getattr(self._ready, "waiting_on", tuple)()
         except MPI.Exception as error:
             raise _message_error(self.what, error) from error
         return sorted(rank for rank in waiting_on if rank != self._progress.rank)
@@ -288,7 +288,7 @@ class Progress:
                     max(NAP_S, min(waited_s * CROWDED_NAPS, LONGEST_NAP_S)) if self._crowded else NAP_S
                 )
 
-    def start_thread(self, comm: MPI.Comm, first: Callable[[], None] | None = None) -> None:
+    def start_thread(self, comm: MPI.Intracomm, first: Callable[[], None] | None = None) -> None:
         """Let a thread of this rank enter MPI while the rank computes.
 
         Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone.
@@ -324,14 +324,14 @@ class ProgressThread(threading.Thread):
     # probes in a row: one entry moves only as much as one read or write of a socket takes
     BURST = 16
 
-    def __init__(self, comm: MPI.Comm, progress: Progress, first: Callable[[], None] | None):
+    def __init__(self, comm: MPI.Intracomm, progress: Progress, first: Callable[[], None] | None):
         super().__init__(name="mpitrain-progress", daemon=True)
         self._comm = comm
         self._progress = progress
         self._over = threading.Event()
         self._first = first
         self._begun = threading.Event()
-        self._error = None
+        self._error: BaseException | None = None
 
     def ready(self) -> None:
         """Wait until the thread has begun. Raises what went wrong there."""

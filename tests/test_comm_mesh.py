@@ -69,7 +69,7 @@ def counted(world, monkeypatch):
     """
     from mpi4py import MPI
 
-    from mpitrain.comm.transports import shared
+    from mpitrain.comm.transports import window
 
     made = Counter()
     freed = Counter()
@@ -89,7 +89,7 @@ def counted(world, monkeypatch):
             made["communicators"] += comm != MPI.COMM_NULL
             return Counting(comm)  # the same one
 
-    class CountingWindow(shared.Window):
+    class CountingWindow(window.Window):
         def __init__(self, *arguments):
             made["windows"] += 1
             super().__init__(*arguments)
@@ -98,7 +98,7 @@ def counted(world, monkeypatch):
             freed["windows"] += 1
             super().free()
 
-    monkeypatch.setattr(shared, "Window", CountingWindow)
+    monkeypatch.setattr(window, "Window", CountingWindow)
     return SimpleNamespace(world=Counting(world), made=made, freed=freed)
 
 

@@ -75,10 +75,10 @@ def test_axes_without_a_window_send_messages(world, monkeypatch, free):
     from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.collectives import all_reduce
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.comm.transports import messages, shared
+    from mpitrain.comm.transports import messages, shared, window
 
     # one rank's view is all's
-    monkeypatch.setattr(shared, "free", lambda: free if world.rank == world.size - 1 else 1 << 40)
+    monkeypatch.setattr(window, "free", lambda: free if world.rank == world.size - 1 else 1 << 40)
     mesh = Mesh(world, Grid({"dp": world.size}), transport="shared", timeout_s=60)
     axis = mesh["dp"]
     x = np.full(100_000, 1.0)
@@ -111,7 +111,7 @@ def test_what_was_taken_is_not_there_again(world):
 def test_ranks_agree_where_one_of_them_has_too_little(world, monkeypatch, of):
     from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.comm.transports import shared
+    from mpitrain.comm.transports import window
 
     if world.size == 1:
         pytest.skip("alone, nothing is shared")
@@ -119,8 +119,8 @@ def test_ranks_agree_where_one_of_them_has_too_little(world, monkeypatch, of):
     axis = mesh["dp"]
     last = world.rank == world.size - 1
     if of == "pages":
-        clear = shared.Allocation.clear
-        monkeypatch.setattr(shared.Allocation, "clear", lambda self: clear(self) and not last)
+        clear = window.Allocation.clear
+        monkeypatch.setattr(window.Allocation, "clear", lambda self: clear(self) and not last)
     elif last:
         mesh.budget.left = 4095
     lent = axis.allocate(4096)
@@ -133,8 +133,8 @@ def test_ranks_agree_where_one_of_them_has_too_little(world, monkeypatch, of):
 def test_a_page_that_is_not_there_is_no_signal(tmp_path):
     """The kernel says that it can't write there. As in Allocation.clear, on a file that nobody has filled."""
     program = (
-        "import mmap, sys; from mpitrain.comm.transports import shared; a = "
-        "shared.Allocation.__new__(shared.Allocation); import numpy as np;"
+        "import mmap, sys; from mpitrain.comm.transports import window; a = "
+        "window.Allocation.__new__(window.Allocation); import numpy as np;"
     )
     program += (
         "f = open('/dev/shm/f', 'w+b'); f.truncate(1 << 25); a.memory = np.frombuffer(mmap.mmap(f.fileno(), "

@@ -419,7 +419,7 @@ ELSEWHERE = {
     "mpitrain/training/dry_run.py": {"read_text": "/proc"},
     "mpitrain/training/machine/gpus.py": {"read_text": "/sys"},
     "comm/base/launchers.py": {"read_bytes": "/proc", "read_text": "/proc"},
-    "comm/transports/shared.py": {"open": "/dev/zero"},
+    "comm/transports/window.py": {"open": "/dev/zero"},
     "comm/base/world.py": {"read_text": "/proc", "write_text": "/proc"},
     "mpitrain/checkpoint/files.py": {"h5py.File": "writes to memory, or to an open file"},
     "mpitrain/commands/job/render.py": {"read_text": "a "

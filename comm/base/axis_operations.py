@@ -54,10 +54,10 @@ class AxisOperations(NamedTuple):
         """Return what carries both."""
         if not (self.operations and other.operations):
             return self if self.operations else other
-        known = None not in (self.most_bytes, other.most_bytes)
-        return AxisOperations(
-            self.operations | other.operations, max(self.most_bytes, other.most_bytes) if known else None
-        )
+        operations = self.operations | other.operations
+        if self.most_bytes is None or other.most_bytes is None:
+            return AxisOperations(operations)
+        return AxisOperations(operations, max(self.most_bytes, other.most_bytes))
 
     def allows(self, operation: str, size: int) -> bool:
         """Tell whether an operation may be started on an axis of `size` ranks."""

@@ -133,7 +133,9 @@ def overlap(x: Array, y: Array) -> bool:
     """Tell whether two flat arrays share memory."""
     begin = address(x)
     other = address(y)
-    return begin < other + y.nbytes and other < begin + x.nbytes and x.nbytes > 0 and y.nbytes > 0
+    x_bytes: int = x.nbytes
+    y_bytes: int = y.nbytes
+    return begin < other + y_bytes and other < begin + x_bytes and x_bytes > 0 and y_bytes > 0
 
 
 def same_kind(x: Array, y: Array) -> None:
@@ -157,7 +159,8 @@ def empty_like(x: Array, length: int) -> Array:
 
 def address(x: Array) -> int:
     """Return where the memory of `x` begins."""
-    return x.data_ptr() if is_tensor(x) else x.ctypes.data
+    begin: int = x.data_ptr() if is_tensor(x) else x.ctypes.data
+    return begin
 
 
 def typed_like(x: Array, memory: np.ndarray) -> Array:
@@ -202,7 +205,7 @@ class ScratchTurn:
 class Scratch:
     """Host memory lent to operations and used again: fresh pages cost more than the sum they are used for."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._free: list[np.ndarray] = []
         self._lent_bytes = 0
         self._turns: list[ScratchTurn] = []

@@ -63,7 +63,7 @@ class Grid:
             raise MeshError(f"no axis {sorted(unknown)} in {self}")
         here = self.coordinates(rank)
         first = rank
-        offsets = range(1)
+        offsets: Sequence[int] = range(1)
         stride = 1
         for name, degree in self.degrees.items():
             if name in axes and degree > 1:

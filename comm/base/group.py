@@ -1,5 +1,7 @@
 """Ranks that hand what they have to the first of them: those of a node, or all."""
 
+from typing import Any
+
 import numpy as np
 
 from mpitrain.comm.base.mpi import MPI
@@ -15,14 +17,14 @@ class Group:
     first: what the first rank is called.
     """
 
-    def __init__(self, comm: MPI.Intracomm, place: StatusReporter, first: str):
+    def __init__(self, comm: MPI.Comm, place: StatusReporter, first: str):
         self._comm = comm
         self._place = place
         self._first = first
         self.rank = comm.rank
         self.size = comm.size
 
-    def gather(self, what: str, mine: object) -> list | None:
+    def gather(self, what: str, mine: object) -> list[Any] | None:
         """Return what each rank gives on the first, and None on the others. Collective over the group."""
         with self._place.waiting(f"for {self._first}: {what}"):
             return self._comm.gather(mine)

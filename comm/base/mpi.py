@@ -29,7 +29,7 @@ class _Library:
 
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from mpi4py import MPI as MPI  # others import it from here
 else:
     MPI = _Library()
 

@@ -183,7 +183,7 @@ class World:
         with self.place.waiting(f"for the first rank of this node: {what}"):
             return self.node.bcast(result)
 
-    def of_node(self, what: str, mine: Any) -> list:
+    def of_node(self, what: str, mine: Any) -> list[Any]:
         """Return what each rank of this node gives, in their order."""
         with self.place.waiting(f"for the ranks of this node: {what}"):
             return self.node.allgather(mine)
@@ -196,7 +196,7 @@ class World:
         if time.monotonic() - self._beaten <= BEAT_S:
             return False
         self.comm.bcast((AT_WORK, None, None))
-        asked = self.comm.allreduce(self._is_asked(), MPI.LOR)
+        asked: bool = self.comm.allreduce(self._is_asked(), MPI.LOR)
         self._beaten = time.monotonic()
         return asked
 
@@ -241,22 +241,22 @@ class World:
                     )
                 )
 
-    def all_gather(self, what: str, mine: Any) -> list:
+    def all_gather(self, what: str, mine: Any) -> list[Any]:
         """Return what each rank gives."""
         with self.place.waiting(f"for all ranks: {what}"):
             return self.comm.allgather(mine)
 
-    def all_to_all(self, what: str, mine: list) -> list:
+    def all_to_all(self, what: str, mine: list[Any]) -> list[Any]:
         """Give each rank its item of `mine`, and return what every rank has for this one."""
         with self.place.waiting(f"for all ranks: {what}"):
             return self.comm.alltoall(mine)
 
-    def gather(self, what: str, mine: Any) -> list | None:
+    def gather(self, what: str, mine: Any) -> list[Any] | None:
         """Return what each rank gives on rank 0, and None on the others."""
         with self.place.waiting(f"for all ranks: {what}"):
             return self.comm.gather(mine)
 
-    def scatter(self, what: str, parts: Callable[[], list]) -> Any:
+    def scatter(self, what: str, parts: Callable[[], list[Any]]) -> Any:
         """Give each rank its part of what `parts` returns on rank 0.
 
         An error there is that rank's alone, and the end of the job.

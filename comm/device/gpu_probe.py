@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -105,7 +105,7 @@ def main() -> None:
     finalize()
 
 
-def _send(num_bytes: int, put: Callable, get: Callable) -> None:
+def _send(num_bytes: int, put: Callable[..., Any], get: Callable[..., Any]) -> None:
     from mpitrain.comm.base.buffers import raw
     from mpitrain.comm.base.mpi import MPI
 

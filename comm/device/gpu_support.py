@@ -139,7 +139,7 @@ def choose(
         )
         mine = Way(not failed, f"{words}; {how}")
     every = world.all_gather("the way of their messages", mine)
-    found = next((way for way in every if not way.direct), every[0])
+    found: Way = next((way for way in every if not way.direct), every[0])
     if wanted == "direct" and not found.direct:
         error = MeshError(
             f'comm.device = "direct": this MPI doesn\'t take buffers of {of_device} ({found.reason}); use '

@@ -11,6 +11,7 @@ current stream; a staged one is over when its copies are.
 import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import Protocol
 
 from mpitrain.comm.base.buffers import Array, on_device
 from mpitrain.comm.progress import Steps
@@ -28,14 +29,21 @@ class Written:
         self._event.record(cuda.current_stream(x.device))
 
     def __call__(self) -> bool:
-        return self._event.query()
+        done: bool = self._event.query()
+        return done
 
     def waiting_on(self) -> tuple[()]:
         """Return nobody: it is this rank's own device that is waited for."""
         return ()
 
 
-def settled(x: Array, axis) -> Steps:
+class Sized(Protocol):
+    """What has ranks; an axis."""
+
+    size: int
+
+
+def settled(x: Array, axis: Sized) -> Steps:
     """Wait, before `x` or memory made after it is handed to MPI, until the work queued for its
     device is done.
 

@@ -39,11 +39,11 @@ class AxisUsage(NamedTuple):
 
     def plus(self, other: "AxisUsage") -> "AxisUsage":
         """Return the sum."""
-        return AxisUsage(*(a + b for a, b in zip(self, other)))
+        return AxisUsage._make(a + b for a, b in zip(self, other))
 
     def minus(self, earlier: "AxisUsage") -> "AxisUsage":
         """Return what happened since an earlier reading."""
-        return AxisUsage(*(a - b for a, b in zip(self, earlier)))
+        return AxisUsage._make(a - b for a, b in zip(self, earlier))
 
 
 class Account:
@@ -54,7 +54,7 @@ class Account:
     parts: accounts of axes that this one moves its bytes over, which add theirs.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.clock: Clock = HOST
         self.calls = 0
         self.num_bytes = 0

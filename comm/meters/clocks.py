@@ -36,7 +36,8 @@ class HostClock:
         return time.perf_counter()
 
     def seconds(self, begin: Mark, end: Mark) -> float:
-        return end - begin
+        seconds: float = end - begin
+        return seconds
 
     def now(self) -> tuple[Mark, float]:
         moment = self.mark()
@@ -49,7 +50,7 @@ HOST = HostClock()
 class Spans:
     """Time that adds up. What lies between marks of a late clock is added when it is asked for."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._sum_s = 0.0
         self._open: list[tuple[Clock, Mark, Mark]] = []
 

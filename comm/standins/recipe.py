@@ -12,7 +12,7 @@ decoded() are inverse.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpitrain.comm.links import Message
 
@@ -47,17 +47,17 @@ Event = At | Start | Wait
 KINDS: tuple[type[Event], ...] = (At, Start, Wait)
 
 
-def encoded(events: Iterable[Event]) -> list[list]:
+def encoded(events: Iterable[Event]) -> list[list[Any]]:
     """Return events as lists of numbers, texts and lists."""
     return [[KINDS.index(type(event)), *event] for event in events]
 
 
-def decoded(found: Iterable[list]) -> list[Event]:
+def decoded(found: Iterable[list[Any]]) -> list[Event]:
     """Return the events that encoded() was given."""
     return [_event(KINDS[kind], fields) for kind, *fields in found]
 
 
-def _event(kind: type[Event], fields: list) -> Event:
+def _event(kind: type[Event], fields: list[Any]) -> Event:
     if kind is Start and fields[3] is not None:
         fields[3] = Message(*fields[3])
     return kind(*fields)

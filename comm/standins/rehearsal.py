@@ -20,7 +20,7 @@ from mpitrain.comm.standins.recipe import Event, Start, Wait
 class Script:
     """The events of one rank. num_started: operations so far, those of events that were taken included."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.events: list[Event] = []
         self.num_started = 0
 

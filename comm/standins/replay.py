@@ -34,7 +34,8 @@ class ReplayAxis(RecordingAxis):
     place: StatusReporter = NOWHERE
     num_started = 0
 
-    def start(
+    # whoever starts an operation knows an Axis: the types are those of its start()
+    def start(  # type: ignore[override]  # see above
         self,
         operation: Callable[..., Steps],
         name: str,
@@ -70,6 +71,7 @@ class ReplayMesh(SilentMesh):
     def listen(self, tap: Tap, came: Came, place: StatusReporter) -> None:
         """Replay from here on, every axis from its first operation."""
         for axis in self.axes.values():
+            assert isinstance(axis, ReplayAxis)
             axis.tap = tap
             axis.came = came
             axis.place = place

@@ -25,10 +25,12 @@ from itertools import chain
 
 from mpitrain.comm.base.axis_operations import READING, SUMS_AND_GATHERS, AxisOperations
 from mpitrain.comm.base.buffers import Array, copy, empty_like, is_narrow, widened_like
+from mpitrain.comm.base.nodes import Nodes
 from mpitrain.comm.base.wire import SMALL
 from mpitrain.comm.device.staging import settled
 from mpitrain.comm.progress import Steps
 from mpitrain.comm.transports import messages
+from mpitrain.comm.transports.protocol import TransportAxis
 
 
 def carried_near_and_far(carried: AxisOperations) -> AxisOperations:
@@ -39,15 +41,20 @@ def carried_near_and_far(carried: AxisOperations) -> AxisOperations:
     return AxisOperations(frozenset(parts | carried.operations & READING), carried.most_bytes)
 
 
+def _levels(axis: TransportAxis) -> tuple[Nodes, TransportAxis, TransportAxis]:
+    """Return how an axis lies on nodes, and its axes on this node and over nodes."""
+    assert axis.nodes is not None and axis.near is not None and axis.far is not None
+    return axis.nodes, axis.near, axis.far
+
+
 # ---------------------------------------------------------- operations, as the transports have them
 
 
-def all_reduce(x: Array, axis) -> Steps:
+def all_reduce(x: Array, axis: TransportAxis) -> Steps:
     """Sum `x` in place over the axis."""
-    near = axis.near
-    far = axis.far
+    nodes, near, far = _levels(axis)
     narrow = is_narrow(x)
-    if not axis.nodes.sums or (narrow and x.nbytes <= SMALL):
+    if not nodes.sums or (narrow and x.nbytes <= SMALL):
         return axis.one_level(x).all_reduce(x, axis)
     if x.nbytes <= SMALL:
         return chain(near.transport(x).all_reduce(x, near), far.transport(x).all_reduce(x, far))
@@ -64,12 +71,11 @@ def all_reduce(x: Array, axis) -> Steps:
     )
 
 
-def reduce_scatter(x: Array, out: Array, axis) -> Steps:
+def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`."""
-    near = axis.near
-    far = axis.far
+    nodes, near, far = _levels(axis)
     narrow = is_narrow(x)
-    if len(x) % axis.size or not axis.nodes.sums:
+    if len(x) % axis.size or not nodes.sums:
         return axis.one_level(x).reduce_scatter(x, out, axis)
     sorted_, memory = axis.scratch.lend(x, len(x))
     part = widened_like(x, len(x) // near.size) if narrow else empty_like(x, len(x) // near.size)
@@ -89,10 +95,9 @@ def reduce_scatter(x: Array, out: Array, axis) -> Steps:
     return steps()
 
 
-def all_gather(out: Array, axis) -> Steps:
+def all_gather(out: Array, axis: TransportAxis) -> Steps:
     """Fill every shard of `out` with that of its rank; the own shard is the input."""
-    near = axis.near
-    far = axis.far
+    _, near, far = _levels(axis)
     if len(out) % axis.size:
         return axis.one_level(out).all_gather(out, axis)
     found, memory = axis.scratch.lend(out, len(out))
@@ -109,21 +114,19 @@ def all_gather(out: Array, axis) -> Steps:
     return steps()
 
 
-def broadcast(x: Array, root: int, axis) -> Steps:
+def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
     """Send the `x` of `root` to all others."""
-    near = axis.near
-    far = axis.far
+    _, near, far = _levels(axis)
     node, place = divmod(root, near.size)
     first = far.transport(x).broadcast(x, node, far) if near.rank == place else iter(())
     return chain(first, near.transport(x).broadcast(x, place, near))
 
 
-def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
+def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
     """Write the sum of `x` over the axis to `out` of `root`."""
-    near = axis.near
-    far = axis.far
+    nodes, near, far = _levels(axis)
     narrow = is_narrow(x)
-    if not axis.nodes.sums or x.nbytes <= SMALL:
+    if not nodes.sums or x.nbytes <= SMALL:
         return axis.one_level(x).reduce(x, out, root, axis)
     node, place = divmod(root, near.size)
     length = len(messages.own_shard(x, near))
@@ -137,22 +140,27 @@ def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
     return chain(levels, messages.copied_later(part, last), gathered)
 
 
-def gather(part: Array, out: Array | None, length: int, root: int, axis) -> Steps:
+def gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
     """Collect every rank's part in `out` of `root`: each byte has one way."""
     return axis.one_level(part, num_bytes=length * part.dtype.itemsize).gather(part, out, length, root, axis)
 
 
-def scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
+def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
     """Send every rank its part of the `x` of `root`: each byte has one way."""
     return axis.one_level(out, num_bytes=length * out.dtype.itemsize).scatter(x, out, length, root, axis)
 
 
-def shift(x: Array, out: Array, distance: int, axis) -> Steps:
+def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis) -> Steps:
+    """Send x[sent[r]:sent[r+1]] to every rank r: each byte has one way."""
+    return axis.one_level(x, pairs=True).exchange(x, sent, out, received, axis)
+
+
+def shift(x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
     """Send `x` to the rank `distance` further along the axis: each byte has one way."""
     return axis.one_level(x).shift(x, out, distance, axis)
 
 
-def _reduce_scatter(x: Array, part: Array, near) -> Steps:
+def _reduce_scatter(x: Array, part: Array, near: TransportAxis) -> Steps:
     """Write the own shard of the sum over the near axis to `part`, in fp32 if `x` are 16-bit floats."""
     if not is_narrow(x):
         return near.transport(x).reduce_scatter(x, part, near)

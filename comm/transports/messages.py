@@ -8,7 +8,7 @@ broadcasts down a binomial tree. What is for one rank goes to it straight.
 """
 
 from collections import deque
-from functools import wraps
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -18,10 +18,14 @@ from mpitrain.comm.base.grid import split
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.wire import ROUNDS, SMALL, pieces, rounds_of, under_way
 from mpitrain.comm.device.staging import settled
-from mpitrain.comm.progress import Posted, Steps, arrived
+from mpitrain.comm.progress import Posted, Ready, Steps, arrived
+from mpitrain.comm.transports.protocol import Exchange, TransportAxis
+
+# of a sum: what is under way, the parts, where their sum goes, and lent memory
+Round = tuple[list[Posted], list[Array], Array, np.ndarray | None]
 
 
-def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
+def send(axis: TransportAxis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
     """Start sending the flat array `x`, in pieces of at most wire.LIMIT bytes.
 
     MPI owns `x` until the requests are complete.
@@ -34,7 +38,7 @@ def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> l
     return [Posted(request, (axis.ranks[rank],)) for request in requests]
 
 
-def receive(axis, x: Array, rank: int, tag: int) -> list[Posted]:
+def receive(axis: TransportAxis, x: Array, rank: int, tag: int) -> list[Posted]:
     """Start receiving into the flat array `x`.
 
     The counterpart of send(), piece by piece (MPI keeps their order).
@@ -44,24 +48,19 @@ def receive(axis, x: Array, rank: int, tag: int) -> list[Posted]:
     return [Posted(request, (axis.ranks[rank],)) for request in requests]
 
 
-def tagged(steps):
-    """Decorate an operation: its tag, the last argument of its steps, is taken when it is called."""
-
-    @wraps(steps)
-    def operation(*arguments) -> Steps:
-        return steps(*arguments, arguments[-1].next_tag())
-
-    return operation
-
-
-@tagged
-def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis, tag: int) -> Steps:
+def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis) -> Steps:
     """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`.
 
     The own part is not moved.
 
     Each rank starts with its right-hand neighbour, so that no rank is everybody's first target.
     """
+    return _exchange(x, sent, out, received, axis, axis.next_tag())
+
+
+def _exchange(
+    x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis, tag: int
+) -> Steps:
     size = axis.size
     me = axis.rank
     requests = []
@@ -73,17 +72,20 @@ def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis, t
     yield arrived(requests)
 
 
-@tagged
-def shift(x: Array, out: Array, distance: int, axis, tag: int) -> Steps:
+def shift(x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
     """Send `x` to the rank `distance` further along the axis, and receive `out` from the rank as
     far behind.
     """
+    return _shift(x, out, distance, axis, axis.next_tag())
+
+
+def _shift(x: Array, out: Array, distance: int, axis: TransportAxis, tag: int) -> Steps:
     yield from settled(x, axis)
     requests = receive(axis, out, (axis.rank - distance) % axis.size, tag)
     yield arrived(requests + send(axis, x, (axis.rank + distance) % axis.size, tag))
 
 
-def reduce_scatter(x: Array, out: Array, axis) -> Steps:
+def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them.
 
     In rounds of wire.ROUND bytes, so the parts of the others take no more memory for a longer sum.
@@ -92,18 +94,17 @@ def reduce_scatter(x: Array, out: Array, axis) -> Steps:
     if axis.size == 1 or on_device(x):
         return exchange_and_sum(exchange, x, out, axis)
     turn = axis.scratch.take_turn(under_way(x.nbytes, axis.size, x.dtype.itemsize))
-    return _sum_in_rounds(x, out, turn, axis)
+    return _sum_in_rounds(x, out, turn, axis, axis.next_tag())
 
 
-@tagged
-def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis, tag: int) -> Steps:
+def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis: TransportAxis, tag: int) -> Steps:
     """Exchange and add a part of every shard after the other; MPI keeps the order of messages of one tag."""
     bounds = split(len(x), axis.size)
-    started = deque()
+    started: deque[Round] = deque()
     yield turn
     for part in rounds_of(len(x), axis.size, x.dtype.itemsize):
         if len(started) == ROUNDS:
-            yield from _summed(*started.popleft(), axis)
+            yield from _summed(started.popleft(), axis)
         shards = [x[begin:end][part] for begin, end in zip(bounds, bounds[1:])]
         target = out[part]
         found, memory = axis.scratch.lend(x, axis.size * len(target))
@@ -111,11 +112,11 @@ def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis, tag: int) -> S
         parts[axis.rank] = shards[axis.rank]
         started.append((_exchanged(shards, parts, axis, tag), parts, target, memory))
     while started:
-        yield from _summed(*started.popleft(), axis)
+        yield from _summed(started.popleft(), axis)
     turn.over = True
 
 
-def _exchanged(shards: list[Array], parts: list[Array], axis, tag: int) -> list[Posted]:
+def _exchanged(shards: list[Array], parts: list[Array], axis: TransportAxis, tag: int) -> list[Posted]:
     """Start sending each rank its shard, and receiving what it has of the own one; neighbours first."""
     size = axis.size
     me = axis.rank
@@ -127,14 +128,15 @@ def _exchanged(shards: list[Array], parts: list[Array], axis, tag: int) -> list[
     return requests
 
 
-def _summed(requests: list[Posted], parts: list[Array], target: Array, memory: np.ndarray, axis) -> Steps:
+def _summed(round_: Round, axis: TransportAxis) -> Steps:
     """Wait for the parts of a round, and add them."""
+    requests, parts, target, memory = round_
     yield arrived(requests)
     sum_in_order(parts, target)
     axis.scratch.give_back(memory)
 
 
-def exchange_and_sum(exchange, x: Array, out: Array, axis) -> Steps:
+def exchange_and_sum(exchange: Exchange, x: Array, out: Array, axis: TransportAxis) -> Steps:
     """Reduce-scatter by way of any `exchange`.
 
     everyone's copy of the own shard arrives in scratch memory, and we add.
@@ -156,7 +158,7 @@ def exchange_and_sum(exchange, x: Array, out: Array, axis) -> Steps:
     return steps()
 
 
-def copied(x: Array, out: Array, further: Steps = ()) -> Steps:
+def copied(x: Array, out: Array, further: Iterable[Ready] = ()) -> Steps:
     """Copy `x`, when it is there, over `out` and go on with `further` steps."""
     copy(x, out)
     yield from further
@@ -168,15 +170,18 @@ def copied_later(x: Array, out: Array) -> Steps:
     yield from ()
 
 
-def own_shard(x: Array, axis) -> Array:
+def own_shard(x: Array, axis: TransportAxis) -> Array:
     """Return the part of `x` that this rank owns."""
     begin, end = split(len(x), axis.size)[axis.rank : axis.rank + 2]
     return x[begin:end]
 
 
-@tagged
-def all_gather(out: Array, axis, tag: int) -> Steps:
+def all_gather(out: Array, axis: TransportAxis) -> Steps:
     """Fill every shard of `out` with that of its rank; the own shard is the input."""
+    return _all_gather(out, axis, axis.next_tag())
+
+
+def _all_gather(out: Array, axis: TransportAxis, tag: int) -> Steps:
     bounds = split(len(out), axis.size)
     size = axis.size
     me = axis.rank
@@ -189,18 +194,17 @@ def all_gather(out: Array, axis, tag: int) -> Steps:
     yield arrived(requests)
 
 
-def all_reduce(x: Array, axis) -> Steps:
+def all_reduce(x: Array, axis: TransportAxis) -> Steps:
     """Sum `x` in place over the axis.
 
     reduce-scatter and all-gather, or for small `x` one gather and a sum everywhere.
     """
     if x.nbytes <= SMALL:
-        return _gather_and_sum(x, axis)
+        return _gather_and_sum(x, axis, axis.next_tag())
     return chain(reduce_scatter(x, own_shard(x, axis), axis), all_gather(x, axis))
 
 
-@tagged
-def _gather_and_sum(x: Array, axis, tag: int) -> Steps:
+def _gather_and_sum(x: Array, axis: TransportAxis, tag: int) -> Steps:
     """Collect the `x` of every rank in log2(size) rounds, and sum them in axis order.
 
     Round k passes the vectors collected so far to the rank 2**k below; vector i found here is that
@@ -222,12 +226,15 @@ def _gather_and_sum(x: Array, axis, tag: int) -> Steps:
     sum_in_order([found[i * length : (i + 1) * length] for i in ((r - me) % size for r in range(size))], x)
 
 
-@tagged
-def broadcast(x: Array, root: int, axis, tag: int) -> Steps:
+def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
     """Send the `x` of `root` to all others, down a binomial tree.
 
     Rank r (counted from the root) hears from r minus its lowest bit.
     """
+    return _broadcast(x, root, axis, axis.next_tag())
+
+
+def _broadcast(x: Array, root: int, axis: TransportAxis, tag: int) -> Steps:
     size = axis.size
     me = (axis.rank - root) % axis.size
     reach = me & -me if me else 1 << (size - 1).bit_length()
@@ -241,20 +248,20 @@ def broadcast(x: Array, root: int, axis, tag: int) -> Steps:
     yield arrived(requests)
 
 
-def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
+def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
     """Write the sum of `x` over the axis to `out` of `root`.
 
     reduce-scatter and gather, or for small `x` one gather and a sum.
     """
     if x.nbytes <= SMALL:
-        return _gather_and_sum_at(x, out, root, axis)
+        return _gather_and_sum_at(x, out, root, axis, axis.next_tag())
     part, memory = part_for(x, out, axis)
     return chain(
         reduce_scatter(x, part, axis), gather(part, out, len(x), root, axis), given_back(memory, axis)
     )
 
 
-def part_for(x: Array, out: Array | None, axis) -> tuple[Array, np.ndarray | None]:
+def part_for(x: Array, out: Array | None, axis: TransportAxis) -> tuple[Array, np.ndarray | None]:
     """Return where this rank's part of a sum goes.
 
     Its place in `out`, or where there is none, lent memory; and what to give back.
@@ -263,14 +270,13 @@ def part_for(x: Array, out: Array | None, axis) -> tuple[Array, np.ndarray | Non
     return axis.scratch.lend(x, len(own)) if out is None else (own_shard(out, axis), None)
 
 
-def given_back(memory: np.ndarray | None, axis) -> Steps:
+def given_back(memory: np.ndarray | None, axis: TransportAxis) -> Steps:
     """Give lent memory back, when the steps before are over."""
     axis.scratch.give_back(memory)
     yield from ()
 
 
-@tagged
-def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis, tag: int) -> Steps:
+def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis: TransportAxis, tag: int) -> Steps:
     """Send every rank's `x` to `root`, which sums them in axis order."""
     size = axis.size
     me = axis.rank
@@ -288,9 +294,12 @@ def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis, tag: int) -
     sum_in_order(parts, out)
 
 
-@tagged
-def gather(part: Array, out: Array | None, length: int, root: int, axis, tag: int) -> Steps:
+def gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
     """Collect every rank's part of `length` elements in `out` of `root`."""
+    return _gather(part, out, length, root, axis, axis.next_tag())
+
+
+def _gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis, tag: int) -> Steps:
     size = axis.size
     me = axis.rank
     if me != root:
@@ -298,6 +307,7 @@ def gather(part: Array, out: Array | None, length: int, root: int, axis, tag: in
         yield arrived(send(axis, part, root, tag))
         return
     bounds = split(length, size)
+    assert out is not None  # on the root
     copy(part, out[bounds[me] : bounds[me + 1]])
     yield from settled(out, axis)
     requests = []
@@ -306,15 +316,19 @@ def gather(part: Array, out: Array | None, length: int, root: int, axis, tag: in
     yield arrived(requests)
 
 
-@tagged
-def scatter(x: Array | None, out: Array, length: int, root: int, axis, tag: int) -> Steps:
+def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
     """Send every rank its part of the `length` elements in `x` of `root`."""
+    return _scatter(x, out, length, root, axis, axis.next_tag())
+
+
+def _scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis, tag: int) -> Steps:
     size = axis.size
     me = axis.rank
     if me != root:
         yield from settled(out, axis)
         yield arrived(receive(axis, out, root, tag))
         return
+    assert x is not None  # on the root
     yield from settled(x, axis)
     bounds = split(length, size)
     requests = []

@@ -17,8 +17,10 @@ from itertools import chain
 from mpitrain.comm.base.buffers import Array, raw
 from mpitrain.comm.base.grid import split
 from mpitrain.comm.base.mpi import MPI
-from mpitrain.comm.progress import Posted, Ready, Steps, arrived
+from mpitrain.comm.progress import Posted, Steps, arrived
 from mpitrain.comm.transports import messages
+from mpitrain.comm.transports.protocol import TransportAxis
+from mpitrain.comm.transports.turnstile import Turnstile
 from mpitrain.errors import DtypeError
 
 LIMIT = (1 << 31) - 1  # bytes an operation can address: displacements are C ints
@@ -33,35 +35,7 @@ def addresses(num_bytes: int, size: int) -> bool:
     return num_bytes + size * WIDEST <= LIMIT
 
 
-class Turnstile:
-    """Lets operations pass in the order in which they were started, which is the same on all ranks
-    of an axis.
-
-    Nobody waits for ever: what the foremost operation waits for comes without the others. Its data
-    is written by what this rank has queued on its device before; what other ranks have to do for
-    it, they do in the same order, being foremost there in their turn. Each axis has turnstiles of
-    its own, so operations of different axes don't meet. A ticket has to be used: raise errors
-    before.
-    """
-
-    def __init__(self):
-        self._taken = self._passed = 0
-
-    def take(self) -> Ready:
-        """Take a ticket, when an operation is called.
-
-        Return the function that says whether its turn has come.
-        """
-        ticket = self._taken
-        self._taken = self._taken + 1
-        return lambda: self._passed == ticket
-
-    def pass_on(self) -> None:
-        """Let the next one pass."""
-        self._passed += 1
-
-
-def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -> Steps:
+def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis) -> Steps:
     """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`.
 
     The own part is not moved.
@@ -71,7 +45,7 @@ def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -
     return _in_turn(axis.turnstile, lambda: axis.comm.Ialltoallv(source, target), sum(source[1]), axis)
 
 
-def shift(x: Array, out: Array, distance: int, axis) -> Steps:
+def shift(x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
     """Send `x` to the rank `distance` further along the axis: an exchange in which one part is everything."""
     target = (axis.rank + distance) % axis.size
     source = (axis.rank - distance) % axis.size
@@ -79,17 +53,17 @@ def shift(x: Array, out: Array, distance: int, axis) -> Steps:
     return exchange(x, sent, out, received, axis)
 
 
-def reduce_scatter(x: Array, out: Array, axis) -> Steps:
+def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them."""
     return messages.exchange_and_sum(exchange, x, out, axis)
 
 
-def all_gather(out: Array, axis) -> Steps:
+def all_gather(out: Array, axis: TransportAxis) -> Steps:
     """Fill every shard of `out` with that of its rank; the own shard is the input."""
     return _all_gather(out, axis, axis.comm, axis.turnstile)
 
 
-def all_reduce(x: Array, axis) -> Steps:
+def all_reduce(x: Array, axis: TransportAxis) -> Steps:
     """Sum `x` in place over the axis: reduce-scatter and all-gather."""
     return chain(
         reduce_scatter(x, messages.own_shard(x, axis), axis),
@@ -97,7 +71,7 @@ def all_reduce(x: Array, axis) -> Steps:
     )
 
 
-def broadcast(x: Array, root: int, axis) -> Steps:
+def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
     """Send the `x` of `root` to all others."""
     others = (axis.size - 1) * (axis.rank == root)
     return _in_turn(
@@ -105,24 +79,25 @@ def broadcast(x: Array, root: int, axis) -> Steps:
     )
 
 
-def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
+def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
     """Write the sum of `x` over the axis to `out` of `root`: reduce-scatter and gather."""
     part, memory = messages.part_for(x, out, axis)
     gathered = _gather(part, out, root, axis, axis.second, axis.second_turnstile)
     return chain(reduce_scatter(x, part, axis), gathered, messages.given_back(memory, axis))
 
 
-def gather(part: Array, out: Array | None, length: int, root: int, axis) -> Steps:
+def gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
     """Collect every rank's part in `out` of `root`."""
     return _gather(part, out, root, axis, axis.comm, axis.turnstile)
 
 
-def scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
+def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
     """Send every rank its part of the `x` of `root`."""
     if axis.rank != root:
         return _in_turn(
             axis.turnstile, lambda: axis.comm.Iscatterv(None, [raw(out), MPI.BYTE], root), 0, axis, 0
         )
+    assert x is not None  # on the root
     blocks = _blocks(x, split(len(x), axis.size))
     own = messages.own_shard(x, axis)
     sent = x.nbytes - own.nbytes
@@ -130,17 +105,20 @@ def scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
     return messages.copied(own, out, _in_turn(axis.turnstile, post, sent, axis))
 
 
-def _gather(part: Array, out: Array | None, root: int, axis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:
+def _gather(
+    part: Array, out: Array | None, root: int, axis: TransportAxis, comm: MPI.Comm, turnstile: Turnstile
+) -> Steps:
     if axis.rank != root:
         return _in_turn(
             turnstile, lambda: comm.Igatherv([raw(part), MPI.BYTE], None, root), part.nbytes, axis, 1
         )
+    assert out is not None  # on the root
     blocks = _blocks(out, split(len(out), axis.size))
     steps = _in_turn(turnstile, lambda: comm.Igatherv(MPI.IN_PLACE, blocks, root), 0, axis, 0)
     return messages.copied(part, messages.own_shard(out, axis), steps)
 
 
-def _all_gather(out: Array, axis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:
+def _all_gather(out: Array, axis: TransportAxis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:
     blocks = _blocks(out, split(len(out), axis.size))
     return _in_turn(
         turnstile,
@@ -154,7 +132,7 @@ def _in_turn(
     turnstile: Turnstile,
     post: Callable[[], MPI.Request],
     num_bytes: int,
-    axis,
+    axis: TransportAxis,
     num_messages: int | None = None,
 ) -> Steps:
     """Post a collective, which sends `num_bytes`, after those whose operations were called before.
@@ -174,7 +152,9 @@ def _in_turn(
     return steps()
 
 
-def _blocks(x: Array, bounds: list[int], skipped: int | None = None) -> list:
+def _blocks(
+    x: Array, bounds: list[int], skipped: int | None = None
+) -> tuple[Array, list[int], list[int], MPI.Datatype]:
     """Describe the parts of `x` between `bounds` as MPI's (buffer, counts, displacements, type).
 
     A skipped part counts as empty.
@@ -188,4 +168,4 @@ def _blocks(x: Array, bounds: list[int], skipped: int | None = None) -> list:
     counts = [
         0 if r == skipped else (end - begin) * width for r, (begin, end) in enumerate(zip(bounds, bounds[1:]))
     ]
-    return [raw(x), counts, [begin * width for begin in bounds[:-1]], MPI.BYTE]
+    return raw(x), counts, [begin * width for begin in bounds[:-1]], MPI.BYTE

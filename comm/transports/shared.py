@@ -17,208 +17,34 @@ order in which they were started. Nothing is sent; what a rank reads from the ot
 counted instead.
 """
 
-import math
-import os
-from collections.abc import Sequence
-from functools import wraps
+from collections.abc import Callable
 
-import numpy as np
-
-from mpitrain.comm.base.axis_operations import HEADER, SLOT, WINDOW
-from mpitrain.comm.base.buffers import Array, address, copy, sum_in_order, typed_like
+from mpitrain.comm.base.axis_operations import SLOT
+from mpitrain.comm.base.buffers import Array, copy, sum_in_order, typed_like
 from mpitrain.comm.base.grid import split
-from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.progress import Ready, Steps
 from mpitrain.comm.transports import messages
-from mpitrain.comm.transports.mpi_collectives import Turnstile
+from mpitrain.comm.transports.protocol import TransportAxis
+from mpitrain.comm.transports.turnstile import Turnstile
+from mpitrain.comm.transports.window import Window
 
-UNKNOWN = 64 << 20  # bytes that a rank takes where nobody says how much there is
-FOLDER = "/dev/shm"  # where MPI libraries keep shared memory on Linux
-
-
-class Budget:
-    """What a rank may take of the shared memory of its node: its part of half of what is free now.
-
-    Construction is collective over `node`.
-
-    A page is taken when it is first written to, and where none is left that is no error but SIGBUS.
-    So what windows and buffers can come to is counted before; the other half is for what MPI makes
-    in the same way, and for other jobs.
-    """
-
-    def __init__(self, node: MPI.Comm):
-        self.free = node.allreduce(free(), MPI.MIN)
-        self.left = UNKNOWN if self.free == math.inf else self.free // (2 * node.size)
-        self.refused = dict[str, int]()  # bytes of a rank, by the name of the axis
-
-    def take(self, name: str, num_bytes: int, comm: MPI.Comm) -> bool:
-        """Take so much, if each rank of axis `name` has it left; return whether.
-
-        Collective over `comm`, the axis's.
-        """
-        granted = comm.allreduce(num_bytes <= self.left, MPI.LAND)
-        if granted:
-            self.left -= num_bytes
-        else:
-            self.refused[name] = self.refused.get(name, 0) + num_bytes
-        return granted
-
-    def describe(self) -> str:
-        """Say what there was too little for; "" if for nothing."""
-        if not self.refused:
-            return ""
-        axes = ", ".join(
-            f"{name} ({num_bytes / 1e6:,.1f} MB a rank)" for name, num_bytes in self.refused.items()
-        )
-        return (
-            f"{self.free / 1e6:,.0f} MB of shared memory are free in {FOLDER} of {os.uname().nodename}, of "
-            f"which half is MPI's: too little for axes {axes}, which send copies instead: slower, with the "
-            "same bits; make it larger (docker run --shm-size=8g)"
-        )
+Move = Callable[[int, int], None]  # of a piece, by way of a slot: 0 or 1
 
 
-def free() -> float:
-    """Return how many bytes of shared memory this node has; infinitely many where nobody says."""
-    try:
-        room = os.statvfs(FOLDER)
-    except OSError:
-        return math.inf
-    return room.f_bavail * room.f_frsize
+def _window(axis: TransportAxis) -> Window:
+    """Return the window of an axis: this transport is chosen only where there is one."""
+    assert axis.window is not None
+    return axis.window
 
 
-class Window:
-    """The shared memory of one axis.
-
-    Construction and free() are collective over `comm`, whose ranks share a node.
-    ranks: of the world.
-    """
-
-    def __init__(self, comm: MPI.Comm, ranks: Sequence[int]):
-        self.size = comm.size
-        self.rank = comm.rank
-        self._ranks = ranks
-        self._window = MPI.Win.Allocate_shared(WINDOW, 1, comm=comm)
-        segments = [np.frombuffer(self._window.Shared_query(r)[0], np.uint8) for r in range(comm.size)]
-        self.slots = [[s[HEADER + half * SLOT :][:SLOT] for half in (0, 1)] for s in segments]
-        self._written = [s[:8].view(np.int64) for s in segments]
-        self._read = [s[64:72].view(np.int64) for s in segments]
-        self._written[self.rank][0] = self._read[self.rank][0] = 0
-        self._window.Lock_all(MPI.MODE_NOCHECK)
-        self.piece = 0  # number of the next piece; every rank counts alike
-        self._window.Sync()
-        comm.Barrier()
-
-    def free(self) -> None:
-        """Give the memory back. Collective."""
-        self.slots = self._written = self._read = []
-        self._window.Unlock_all()
-        self._window.Free()
-
-    def publish(self, piece: int) -> None:
-        """Announce that the own part of `piece` is in its slot."""
-        self._raise(self._written[self.rank], piece + 1)
-
-    def release(self, piece: int) -> None:
-        """Announce that this rank has read everybody's part of `piece`."""
-        self._raise(self._read[self.rank], piece + 1)
-
-    def written(self, piece: int) -> Ready:
-        """Return whether everybody's part of `piece` is there to be read."""
-        return self._reached(self._written, piece + 1)
-
-    def writable(self, piece: int) -> Ready:
-        """Return whether the slot of `piece` is free: everybody has read the piece before it in that slot."""
-        return self._reached(self._read, piece - 1)
-
-    def handshake(self) -> Steps:
-        """Wait until every rank has come here; what was written before is then visible to all."""
-        piece = self.piece
-        self.piece = self.piece + 1
-        self.publish(piece)
-        yield self.written(piece)
-        self.release(piece)
-
-    def _raise(self, counter: np.ndarray, value: int) -> None:
-        self._window.Sync()
-        counter[0] = value
-        self._window.Sync()
-
-    def _reached(self, counters: list[np.ndarray], value: int) -> Ready:
-        return _Reached(self._window, counters, value, self._ranks)
-
-
-class _Reached:
-    """Whether the counters of all ranks have reached a value."""
-
-    def __init__(self, window: MPI.Win, counters: list[np.ndarray], value: int, ranks: Sequence[int]):
-        self._window = window
-        self._counters = counters
-        self._value = value
-        self._ranks = ranks
-
-    def __call__(self) -> bool:
-        if any(counter[0] < self._value for counter in self._counters):
-            return False
-        self._window.Sync()
-        return True
-
-    def waiting_on(self) -> set[int]:
-        """Return the ranks whose counters haven't."""
-        return {rank for rank, counter in zip(self._ranks, self._counters) if counter[0] < self._value}
-
-
-class Allocation:
-    """A buffer of `num_bytes` per rank that all ranks of `comm` can read.
-
-    Construction and free() are collective.
-    """
-
-    def __init__(self, comm: MPI.Comm, num_bytes: int):
-        room = -(-num_bytes // HEADER) * HEADER  # whole pages: every rank's buffer begins on one
-        self._window = MPI.Win.Allocate_shared(room, 1, comm=comm)
-        self.segments = [
-            np.frombuffer(self._window.Shared_query(r)[0], np.uint8)[:num_bytes] for r in range(comm.size)
-        ]
-        self.memory = self.segments[comm.rank]
-
-    def clear(self) -> bool:
-        """Write zeros; return whether there was a page for each: others take shared memory, too.
-
-        The kernel says so, a store is SIGBUS.
-        """
-        begin = 0
-        with open("/dev/zero", "rb", buffering=0) as zeros:
-            while begin < len(self.memory):
-                try:
-                    begin += zeros.readinto(self.memory[begin:])
-                except OSError:
-                    return False
-        return True
-
-    def holds(self, x: Array) -> bool:
-        """Tell whether `x` lies in this rank's buffer."""
-        return 0 <= address(x) - self.memory.ctypes.data <= len(self.memory) - x.nbytes
-
-    def views(self, x: Array) -> list[Array]:
-        """Return what every rank has at the place of `x`."""
-        begin = address(x) - self.memory.ctypes.data
-        return [typed_like(x, segment[begin : begin + x.nbytes]) for segment in self.segments]
-
-    def free(self) -> None:
-        """Give the memory back; nobody may use a view of it any more."""
-        self.segments = []
-        self.memory = None
-        self._window.Free()
-
-
-def _through_slots(num_pieces: int, put, take, axis) -> Steps:
+def _through_slots(num_pieces: int, put: Move, take: Move, axis: TransportAxis) -> Steps:
     """Move pieces through the slots.
 
     put(piece, half) before it is announced, take(piece, half) when everybody's part is there.
 
     The next piece is put while the others still write this one.
     """
-    window = axis.window
+    window = _window(axis)
     first = window.piece
     window.piece += num_pieces
     for i in range(num_pieces + 1):
@@ -232,17 +58,12 @@ def _through_slots(num_pieces: int, put, take, axis) -> Steps:
             window.release(first + i - 1)
 
 
-def _in_turn(steps) -> Steps:
-    """Decorate an operation: called now, its steps wait until the operations called before it have
-    left the slots.
+def _in_turn(steps: Steps, axis: TransportAxis) -> Steps:
+    """Return steps that wait until the operations called before this one have left the slots.
+
+    Its place is taken now.
     """
-
-    @wraps(steps)
-    def operation(*arguments) -> Steps:
-        turnstile = arguments[-1].turnstile
-        return _pass(turnstile, turnstile.take(), steps(*arguments))
-
-    return operation
+    return _pass(axis.turnstile, axis.turnstile.take(), steps)
 
 
 def _pass(turnstile: Turnstile, my_turn: Ready, steps: Steps) -> Steps:
@@ -251,9 +72,9 @@ def _pass(turnstile: Turnstile, my_turn: Ready, steps: Steps) -> Steps:
     turnstile.pass_on()
 
 
-def _reduce_scatter(x: Array, out: Array, axis) -> Steps:
+def _reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
     bounds = split(len(x), axis.size)
-    slots = axis.window.slots
+    slots = _window(axis).slots
     size = axis.size
     me = axis.rank
     room = SLOT // size // x.dtype.itemsize  # elements of one rank's shard in one slot
@@ -280,9 +101,9 @@ def _reduce_scatter(x: Array, out: Array, axis) -> Steps:
     yield from _through_slots(-(-longest // room), put, take, axis)
 
 
-def _all_gather(out: Array, axis) -> Steps:
+def _all_gather(out: Array, axis: TransportAxis) -> Steps:
     bounds = split(len(out), axis.size)
-    slots = axis.window.slots
+    slots = _window(axis).slots
     room = SLOT // out.dtype.itemsize
     longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
 
@@ -305,10 +126,10 @@ def _all_gather(out: Array, axis) -> Steps:
     yield from _through_slots(-(-longest // room), put, take, axis)
 
 
-def _gather(part: Array, out: Array | None, length: int, root: int, axis) -> Steps:
+def _gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
     """Put every rank's part in its slots; only `root` takes them."""
     bounds = split(length, axis.size)
-    slots = axis.window.slots
+    slots = _window(axis).slots
     room = SLOT // part.dtype.itemsize
     longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
 
@@ -323,19 +144,21 @@ def _gather(part: Array, out: Array | None, length: int, root: int, axis) -> Ste
     def take(piece: int, half: int) -> None:
         for rank in range(axis.size) if axis.rank == root else ():
             if rank != root:
+                assert out is not None  # on the root
                 target = out[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
                 axis.account.num_bytes += target.nbytes
                 copy(place(rank, half, len(target)), target)
 
     if axis.rank == root:
+        assert out is not None
         copy(part, out[bounds[root] : bounds[root + 1]])
     yield from _through_slots(-(-longest // room), put, take, axis)
 
 
-def _scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
+def _scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
     """Put the others' parts in the slots of `root`; each rank takes its own."""
     bounds = split(length, axis.size)
-    slot_of = axis.window.slots[root]
+    slot_of = _window(axis).slots[root]
     room = SLOT // axis.size // out.dtype.itemsize  # elements of one rank's part in one slot
     longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
 
@@ -346,6 +169,7 @@ def _scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps
     def put(piece: int, half: int) -> None:
         for rank in range(axis.size) if axis.rank == root else ():
             if rank != root:
+                assert x is not None  # on the root
                 source = x[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
                 copy(source, place(rank, half, len(source)))
 
@@ -356,16 +180,17 @@ def _scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps
             copy(place(axis.rank, half, len(target)), target)
 
     if axis.rank == root:
+        assert x is not None
         copy(x[bounds[root] : bounds[root + 1]], out)
     yield from _through_slots(-(-longest // room), put, take, axis)
 
 
-def _broadcast(x: Array, root: int, axis) -> Steps:
+def _broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
     room = SLOT // x.dtype.itemsize
 
     def place(piece: int, half: int) -> tuple[Array, Array]:
         part = x[piece * room : (piece + 1) * room]
-        return part, typed_like(x, axis.window.slots[root][half][: len(part) * x.dtype.itemsize])
+        return part, typed_like(x, _window(axis).slots[root][half][: len(part) * x.dtype.itemsize])
 
     def put(piece: int, half: int) -> None:
         if axis.rank == root:
@@ -380,35 +205,44 @@ def _broadcast(x: Array, root: int, axis) -> Steps:
     yield from _through_slots(-(-len(x) // room), put, take, axis)
 
 
-@_in_turn
-def reduce_scatter(x: Array, out: Array, axis) -> Steps:
+def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`, adding straight from the
     others' memory.
     """
+    return _in_turn(_reduce_scatter_steps(x, out, axis), axis)
+
+
+def _reduce_scatter_steps(x: Array, out: Array, axis: TransportAxis) -> Steps:
     views = axis.views(x)
     if views is None:
         yield from _reduce_scatter(x, out, axis)
         return
-    yield from axis.window.handshake()
+    yield from _window(axis).handshake()
     _sum_shard(views, out, axis)
-    yield from axis.window.handshake()  # now nobody reads `x` any more
+    yield from _window(axis).handshake()  # now nobody reads `x` any more
 
 
-@_in_turn
-def all_gather(out: Array, axis) -> Steps:
+def all_gather(out: Array, axis: TransportAxis) -> Steps:
     """Fill every shard of `out` with that of its rank; the own shard is the input."""
+    return _in_turn(_all_gather_steps(out, axis), axis)
+
+
+def _all_gather_steps(out: Array, axis: TransportAxis) -> Steps:
     views = axis.views(out)
     if views is None:
         yield from _all_gather(out, axis)
         return
-    yield from axis.window.handshake()
+    yield from _window(axis).handshake()
     _fetch_shards(views, out, axis)
-    yield from axis.window.handshake()
+    yield from _window(axis).handshake()
 
 
-@_in_turn
-def all_reduce(x: Array, axis) -> Steps:
+def all_reduce(x: Array, axis: TransportAxis) -> Steps:
     """Sum `x` in place over the axis: reduce-scatter and all-gather."""
+    return _in_turn(_all_reduce_steps(x, axis), axis)
+
+
+def _all_reduce_steps(x: Array, axis: TransportAxis) -> Steps:
     bounds = split(len(x), axis.size)
     views = axis.views(x)
     own = x[bounds[axis.rank] : bounds[axis.rank + 1]]
@@ -416,20 +250,20 @@ def all_reduce(x: Array, axis) -> Steps:
         yield from _reduce_scatter(x, own, axis)
         yield from _all_gather(x, axis)
         return
-    yield from axis.window.handshake()
+    yield from _window(axis).handshake()
     _sum_shard(views, own, axis)
-    yield from axis.window.handshake()
+    yield from _window(axis).handshake()
     _fetch_shards(views, x, axis)
-    yield from axis.window.handshake()
+    yield from _window(axis).handshake()
 
 
-def _sum_shard(views: list[Array], out: Array, axis) -> None:
+def _sum_shard(views: list[Array], out: Array, axis: TransportAxis) -> None:
     begin, end = split(len(views[0]), axis.size)[axis.rank : axis.rank + 2]
     axis.account.num_bytes += out.nbytes * (axis.size - 1)
     sum_in_order([view[begin:end] for view in views], out)
 
 
-def _fetch_shards(views: list[Array], out: Array, axis) -> None:
+def _fetch_shards(views: list[Array], out: Array, axis: TransportAxis) -> None:
     bounds = split(len(out), axis.size)
     for rank, view in enumerate(views):
         if rank != axis.rank:
@@ -438,40 +272,40 @@ def _fetch_shards(views: list[Array], out: Array, axis) -> None:
             copy(view[bounds[rank] : bounds[rank + 1]], part)
 
 
-@_in_turn
-def broadcast(x: Array, root: int, axis) -> Steps:
+def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
     """Send the `x` of `root` to all others through the slots of `root`."""
-    yield from _broadcast(x, root, axis)
+    return _in_turn(_broadcast(x, root, axis), axis)
 
 
-@_in_turn
-def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
+def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
     """Write the sum of `x` over the axis to `out` of `root`.
 
     Each rank adds up its shard, and `root` collects them.
     """
+    return _in_turn(_reduce_steps(x, out, root, axis), axis)
+
+
+def _reduce_steps(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
     views = axis.views(x)
     part, memory = messages.part_for(x, out, axis)
     if views is None:
         yield from _reduce_scatter(x, part, axis)
     else:
-        yield from axis.window.handshake()
+        yield from _window(axis).handshake()
         _sum_shard(views, part, axis)
-        yield from axis.window.handshake()  # now nobody reads `x` any more
+        yield from _window(axis).handshake()  # now nobody reads `x` any more
     yield from _gather(part, out, len(x), root, axis)
     axis.scratch.give_back(memory)
 
 
-@_in_turn
-def gather(part: Array, out: Array | None, length: int, root: int, axis) -> Steps:
+def gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
     """Collect every rank's part of `length` elements in `out` of `root`."""
-    yield from _gather(part, out, length, root, axis)
+    return _in_turn(_gather(part, out, length, root, axis), axis)
 
 
-@_in_turn
-def scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
+def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
     """Send every rank its part of the `length` elements in `x` of `root`."""
-    yield from _scatter(x, out, length, root, axis)
+    return _in_turn(_scatter(x, out, length, root, axis), axis)
 
 
 # counts that differ from pair to pair: no rank knows how many pieces there are in all
