@@ -32,9 +32,8 @@ size) (see grid.split).
 """
 
 import operator
-from collections.abc import Callable
 from itertools import chain
-from typing import SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -63,7 +62,7 @@ def all_reduce(x_P: Array, axis: Axis) -> Pending:
     """
     x = flat(x_P, written=True, summed=True)
     return axis.start(
-        lambda x: axis.transport(x).all_reduce(x, axis),
+        AllReduce(axis).steps,
         "all_reduce",
         x.nbytes,
         writes=[x],
@@ -85,10 +84,7 @@ def reduce(x_P: Array, axis: Axis, root: int = 0, out: Array | None = None) -> P
     out = _on_root(out, x, len(x), axis, root, "reduce")
     writes = [] if out is None else [out]
 
-    def operation(x: Array, out: Array | None = None) -> Steps:
-        return _without_overlap(x, out, x, lambda found: axis.transport(x).reduce(x, found, root, axis))
-
-    return axis.start(operation, "reduce", x.nbytes, reads=[x], writes=writes, result=out)
+    return axis.start(Reduce(axis, root).steps, "reduce", x.nbytes, reads=[x], writes=writes, result=out)
 
 
 def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
@@ -107,12 +103,9 @@ def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
     _require_length(out, length, "reduce_scatter: the shard")
     same_kind(x, out)
 
-    def operation(x: Array, out: Array) -> Steps:
-        return _without_overlap(
-            x, out, x[own], lambda found: axis.transport(x).reduce_scatter(x, found, axis)
-        )
-
-    return axis.start(operation, "reduce_scatter", x.nbytes, reads=[x], writes=[out], result=out)
+    return axis.start(
+        ReduceScatter(axis, own).steps, "reduce_scatter", x.nbytes, reads=[x], writes=[out], result=out
+    )
 
 
 def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
@@ -126,8 +119,7 @@ def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
     own = _own(len(out), axis)
     _require_length(shard, own.stop - own.start, "all_gather: the shard")
     copy(_apart(shard, out, out[own]), out[own])
-    operation = lambda out: axis.transport(out).all_gather(out, axis)  # noqa: E731
-    return axis.start(operation, "all_gather", out.nbytes, writes=[out], given=own, result=out)
+    return axis.start(AllGather(axis).steps, "all_gather", out.nbytes, writes=[out], given=own, result=out)
 
 
 def gather(shard: Array, axis: Axis, length: int, root: int = 0, out: Array | None = None) -> Pending:
@@ -149,10 +141,8 @@ def gather(shard: Array, axis: Axis, length: int, root: int = 0, out: Array | No
     num_bytes = length * shard.dtype.itemsize
     writes = [] if out is None else [out]
 
-    def operation(shard: Array, out: Array | None = None) -> Steps:
-        return axis.transport(shard, num_bytes=num_bytes).gather(shard, out, length, root, axis)
-
-    return axis.start(operation, "gather", num_bytes, reads=[shard], writes=writes, result=out)
+    operation = PartGather(axis, num_bytes, length, root)
+    return axis.start(operation.steps, "gather", num_bytes, reads=[shard], writes=writes, result=out)
 
 
 def scatter(x_P: Array | None, axis: Axis, out: Array, length: int, root: int = 0) -> Pending:
@@ -181,12 +171,8 @@ def scatter(x_P: Array | None, axis: Axis, out: Array, length: int, root: int = 
     reads = [x if address(out) == address(x[own]) else _apart(x, out, None) for x in reads]
     num_bytes = length * out.dtype.itemsize
 
-    def operation(*buffers: Array) -> Steps:
-        *given, out = buffers
-        x = given[0] if given else None
-        return axis.transport(out, num_bytes=num_bytes).scatter(x, out, length, root, axis)
-
-    return axis.start(operation, "scatter", num_bytes, reads=reads, writes=[out], result=out)
+    operation = PartScatter(axis, num_bytes, length, root)
+    return axis.start(operation.steps, "scatter", num_bytes, reads=reads, writes=[out], result=out)
 
 
 def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
@@ -194,9 +180,7 @@ def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
     x = flat(x_P, written=True)
     root = _root(root, axis, "broadcast")
     given = ALL if axis.rank == root else NOTHING
-    return axis.start(
-        lambda x: axis.transport(x).broadcast(x, root, axis), "broadcast", x.nbytes, writes=[x], given=given
-    )
+    return axis.start(Broadcast(axis, root).steps, "broadcast", x.nbytes, writes=[x], given=given)
 
 
 def all_to_all(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
@@ -240,16 +224,10 @@ def _exchange(
     same_kind(x, out)
     x = _apart(x, out, None)
 
-    own = slice(*sent[axis.rank :][:2])
-    own_out = slice(*received[axis.rank :][:2])
-
-    def operation(x: Array, out: Array) -> Steps:
-        return messages.copied(
-            x[own], out[own_out], axis.transport(x, pairs=True).exchange(x, sent, out, received, axis)
-        )
-
+    operation = PartExchange(axis, sent, received)
+    own = operation.part_of(sent)
     num_bytes = x.nbytes - (x[own].nbytes if name == "all_to_all_v" else 0)
-    return axis.start(operation, name, num_bytes, reads=[x], writes=[out], result=out)
+    return axis.start(operation.steps, name, num_bytes, reads=[x], writes=[out], result=out)
 
 
 def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -> Pending:
@@ -267,14 +245,7 @@ def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -
     same_kind(x, out)
     x = _apart(x, out, None)
 
-    def operation(x: Array, out: Array) -> Steps:
-        return (
-            axis.transport(x).shift(x, out, distance, axis)
-            if distance % axis.size
-            else messages.copied(x, out)
-        )
-
-    return axis.start(operation, "shift", x.nbytes, reads=[x], writes=[out], result=out)
+    return axis.start(Shift(axis, distance).steps, "shift", x.nbytes, reads=[x], writes=[out], result=out)
 
 
 def barrier(axis: Axis) -> Pending:
@@ -284,6 +255,126 @@ def barrier(axis: Axis) -> Pending:
     collectives whose data is late.
     """
     return axis.start(lambda: messages.all_reduce(np.empty(0), axis), "barrier", 0)
+
+
+# ------------------------------------------------- what runs when the buffers are where they can be read
+
+
+class AllReduce(NamedTuple):
+    """A sum over an axis, in place."""
+
+    axis: Axis
+
+    def steps(self, x: Array) -> Steps:
+        return self.axis.transport(x).all_reduce(x, self.axis)
+
+
+class Reduce(NamedTuple):
+    """A sum over an axis, on one rank."""
+
+    axis: Axis
+    root: int
+
+    def steps(self, x: Array, out: Array | None = None) -> Steps:
+        if out is None or not _in_the_way(x, out, x):
+            return self.axis.transport(x).reduce(x, out, self.root, self.axis)
+        found = empty_like(out, len(out))
+        steps = self.axis.transport(x).reduce(x, found, self.root, self.axis)
+        return chain(steps, messages.copied_later(found, out))
+
+
+class ReduceScatter(NamedTuple):
+    """A sum over an axis, of which each rank gets the part it owns."""
+
+    axis: Axis
+    own: slice
+
+    def steps(self, x: Array, out: Array) -> Steps:
+        if not _in_the_way(x, out, x[self.own]):
+            return self.axis.transport(x).reduce_scatter(x, out, self.axis)
+        found = empty_like(out, len(out))
+        steps = self.axis.transport(x).reduce_scatter(x, found, self.axis)
+        return chain(steps, messages.copied_later(found, out))
+
+
+class AllGather(NamedTuple):
+    """All parts, on all ranks."""
+
+    axis: Axis
+
+    def steps(self, out: Array) -> Steps:
+        return self.axis.transport(out).all_gather(out, self.axis)
+
+
+class PartGather(NamedTuple):
+    """All parts, on one rank."""
+
+    axis: Axis
+    num_bytes: int
+    length: int
+    root: int
+
+    def steps(self, shard: Array, out: Array | None = None) -> Steps:
+        transport = self.axis.transport(shard, num_bytes=self.num_bytes)
+        return transport.gather(shard, out, self.length, self.root, self.axis)
+
+
+class PartScatter(NamedTuple):
+    """The parts of one rank, to those that own them."""
+
+    axis: Axis
+    num_bytes: int
+    length: int
+    root: int
+
+    def steps(self, *buffers: Array) -> Steps:
+        """buffers: on the root what is read, and on all ranks what is written."""
+        *given, out = buffers
+        x = given[0] if given else None
+        transport = self.axis.transport(out, num_bytes=self.num_bytes)
+        return transport.scatter(x, out, self.length, self.root, self.axis)
+
+
+class Broadcast(NamedTuple):
+    """The buffer of one rank, on all."""
+
+    axis: Axis
+    root: int
+
+    def steps(self, x: Array) -> Steps:
+        return self.axis.transport(x).broadcast(x, self.root, self.axis)
+
+
+class PartExchange(NamedTuple):
+    """An exchange of parts. sent, received: the bounds of the parts of each rank."""
+
+    axis: Axis
+    sent: list[int]
+    received: list[int]
+
+    def part_of(self, bounds: list[int]) -> slice:
+        """Return the part between this rank's bounds."""
+        return slice(*bounds[self.axis.rank :][:2])
+
+    def steps(self, x: Array, out: Array) -> Steps:
+        transport = self.axis.transport(x, pairs=True)
+        exchanged = transport.exchange(x, self.sent, out, self.received, self.axis)
+        return messages.copied(x[self.part_of(self.sent)], out[self.part_of(self.received)], exchanged)
+
+
+class Shift(NamedTuple):
+    """A buffer that goes to the rank `distance` further along the axis."""
+
+    axis: Axis
+    distance: int
+
+    def steps(self, x: Array, out: Array) -> Steps:
+        if self.distance % self.axis.size == 0:
+            return messages.copied(x, out)
+        return self.axis.transport(x).shift(x, out, self.distance, self.axis)
+
+
+# ------------------------------------------------------------------------------- what is asked of buffers
 
 
 def _bounds(counts: list[int], axis: Axis, what: str) -> list[int]:
@@ -350,16 +441,9 @@ def _apart(x: Array, out: Array, allowed: Array | None) -> Array:
     return copied
 
 
-def _without_overlap(
-    x: Array, out: Array | None, allowed: Array, steps: Callable[[Array | None], Steps]
-) -> Steps:
-    """Run steps that write to `out`, by way of other memory if it shares some with `x` and isn't
-    `allowed` there.
+def _in_the_way(x: Array, out: Array, allowed: Array) -> bool:
+    """Return whether `out` shares memory with `x` and isn't `allowed` there: the result needs other memory.
 
-    Here `x` itself stays what is read: whether others can read it where it lies is alike on all
-    ranks.
+    `x` itself stays what is read: whether others can read it where it lies is alike on all ranks.
     """
-    if out is None or not overlap(x, out) or address(out) == address(allowed):
-        return steps(out)
-    found = empty_like(out, len(out))
-    return chain(steps(found), messages.copied_later(found, out))
+    return overlap(x, out) and address(out) != address(allowed)

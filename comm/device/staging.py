@@ -37,13 +37,13 @@ class Written:
         return ()
 
 
-class Sized(Protocol):
+class HasSize(Protocol):
     """What has ranks; an axis."""
 
     size: int
 
 
-def settled(x: Array, axis: Sized) -> Steps:
+def settled(x: Array, axis: HasSize) -> Steps:
     """Wait, before `x` or memory made after it is handed to MPI, until the work queued for its
     device is done.
 

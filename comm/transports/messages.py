@@ -19,10 +19,10 @@ from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.wire import ROUNDS, SMALL, pieces, rounds_of, under_way
 from mpitrain.comm.device.staging import settled
 from mpitrain.comm.progress import Posted, Ready, Steps, arrived
-from mpitrain.comm.transports.protocol import Exchange, TransportAxis
+from mpitrain.comm.transports.protocol import ExchangeFunction, TransportAxis
 
 # of a sum: what is under way, the parts, where their sum goes, and lent memory
-Round = tuple[list[Posted], list[Array], Array, np.ndarray | None]
+SumRound = tuple[list[Posted], list[Array], Array, np.ndarray | None]
 
 
 def send(axis: TransportAxis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
@@ -100,7 +100,7 @@ def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
 def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis: TransportAxis, tag: int) -> Steps:
     """Exchange and add a part of every shard after the other; MPI keeps the order of messages of one tag."""
     bounds = split(len(x), axis.size)
-    started: deque[Round] = deque()
+    started: deque[SumRound] = deque()
     yield turn
     for part in rounds_of(len(x), axis.size, x.dtype.itemsize):
         if len(started) == ROUNDS:
@@ -128,7 +128,7 @@ def _exchanged(shards: list[Array], parts: list[Array], axis: TransportAxis, tag
     return requests
 
 
-def _summed(round_: Round, axis: TransportAxis) -> Steps:
+def _summed(round_: SumRound, axis: TransportAxis) -> Steps:
     """Wait for the parts of a round, and add them."""
     requests, parts, target, memory = round_
     yield arrived(requests)
@@ -136,7 +136,7 @@ def _summed(round_: Round, axis: TransportAxis) -> Steps:
     axis.scratch.give_back(memory)
 
 
-def exchange_and_sum(exchange: Exchange, x: Array, out: Array, axis: TransportAxis) -> Steps:
+def exchange_and_sum(exchange: ExchangeFunction, x: Array, out: Array, axis: TransportAxis) -> Steps:
     """Reduce-scatter by way of any `exchange`.
 
     everyone's copy of the own shard arrives in scratch memory, and we add.

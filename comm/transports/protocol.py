@@ -52,7 +52,7 @@ class TransportAxis(Protocol):
         """Return every rank's counterpart of `x` if all can read it."""
 
 
-class Exchange(Protocol):
+class ExchangeFunction(Protocol):
     """Sends x[sent[r]:sent[r+1]] to every rank r, and receives its counterpart into `out`."""
 
     def __call__(
