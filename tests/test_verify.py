@@ -3,6 +3,7 @@
 Each is planted here, caught, and named.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -223,7 +224,7 @@ def _documents_forgotten_where_the_sequence_is_spread(patch):
     patch.setattr(
         ContextAttention,
         "forward",
-        lambda self, q, k, v, documents=None, *others: real(self, q, k, v, None, *others),
+        lambda self, q, k, v, request: real(self, q, k, v, replace(request, documents=None)),
     )
 
 
