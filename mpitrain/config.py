@@ -1,7 +1,7 @@
 """The configuration: one TOML file, overridden by --set, every key typed, unknown keys refused with
 a suggestion.
 
-A key that would do nothing does not exist. mpitrain/layout/resolve.py fills in what was left open.
+A key that would do nothing does not exist. mpitrain/plan/settings/resolve.py fills in what was left open.
 """
 
 import datetime

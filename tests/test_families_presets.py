@@ -10,12 +10,12 @@ import pytest
 
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.family import FAMILIES, presets
-from mpitrain.layout.identity import identity
-from mpitrain.layout.parameters import STD
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.declared.family import FAMILIES, presets
+from mpitrain.plan.declared.parameters import STD
+from mpitrain.plan.settings.attention import head_width
+from mpitrain.plan.settings.identity import identity
+from mpitrain.plan.settings.resolve import resolve
 
 
 def planned(*overrides, ranks=1):

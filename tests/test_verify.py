@@ -16,7 +16,7 @@ def verified(world, *settings):
     from mpitrain import config
     from mpitrain.comm.base.world import NOWHERE, World
     from mpitrain.commands.verify import report, verify
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     resolved = resolve(config.load(None, settings), world.size, 256)
     differences = verify(resolved, World(world, NOWHERE))
@@ -207,7 +207,7 @@ def _weight_gradients_of_a_block_dropped(patch):
 
 
 def _positions_in_another_order(patch):
-    from mpitrain.layout.plan import Plan
+    from mpitrain.plan.plan import Plan
 
     real = Plan.positions
     patch.setattr(

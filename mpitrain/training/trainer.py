@@ -36,16 +36,16 @@ from mpitrain.data.order import Sampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError, StoppedEarly
 from mpitrain.inputs import as_argument
-from mpitrain.layout.alternatives import costs, idle_here
-from mpitrain.layout.log_pace import log_pace
-from mpitrain.layout.memory import predict
-from mpitrain.layout.memory_table import compare
-from mpitrain.layout.recompute import recompute_line
-from mpitrain.layout.routing import joined
-from mpitrain.layout.snapshot_bytes import copy_bytes
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.parallel.microbatch import Microbatch
+from mpitrain.plan.predict.alternatives import costs, idle_here
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.memory_table import compare
+from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.routing import joined
+from mpitrain.plan.settings.log_pace import log_pace
+from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.training import expert_loads
 from mpitrain.training.checks.checks import Checks
 from mpitrain.training.checks.comm_report import Ledger

@@ -4,13 +4,13 @@ Latent attention; experts, some of which all tokens meet, behind a few dense blo
 """
 
 from mpitrain.config import Config
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.family import ALL_ALIKE, ROTARY, ModelFamily
-from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.latent_attention import LatentAttention, latent_heads
 from mpitrain.model.layers.rope import rope_of
+from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.settings.attention import head_width
 
 EPS = 1e-6
 

@@ -6,13 +6,13 @@ Biases everywhere, sinks, a window in every other block, experts whose gates are
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.gates import Clamped
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
-from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.rope import rope_of
+from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.settings.attention import head_width
 
 LIMIT = 7.0
 

@@ -4,14 +4,14 @@ Attention and a gated feed-forward, each behind a norm, around the residual stre
 """
 
 from mpitrain.config import Config
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.family import ROTARY, ModelFamily
-from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.names import DENSE, HUGGING_FACE
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.model.layers.rope import rope_of
+from mpitrain.plan.declared.family import ROTARY, ModelFamily
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.settings.attention import head_width
 
 
 def _llama(config: Config) -> ModelLayers:

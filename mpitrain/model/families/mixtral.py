@@ -1,14 +1,14 @@
 """Mixtral (arXiv:2401.04088): Llama's attention, and experts instead of its feed-forward."""
 
 from mpitrain.config import Config
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
-from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.names import ATTENTION, ENDS, HUGGING_FACE, NORMS, in_block
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.rope import rope_of
+from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.settings.attention import head_width
 
 
 def _mixtral(config: Config) -> ModelLayers:

@@ -4,15 +4,15 @@ Llama with heads as wide as one likes, whose queries and keys are normed; dense,
 """
 
 from mpitrain.config import Config
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
-from mpitrain.layout.layer import Layer, ModelLayers
 from mpitrain.model.families.names import DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.model.layers.rope import rope_of
+from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.plan.declared.layer import Layer, ModelLayers
+from mpitrain.plan.settings.attention import head_width
 
 EPS = 1e-6
 

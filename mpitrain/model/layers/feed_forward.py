@@ -17,8 +17,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.kernels.gates import SILU, Gate
-from mpitrain.layout.layer import Sizes, Working
-from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
+from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.parameters import (
+    COLUMNS,
+    EPS,
+    ROWS,
+    Spec,
+    matrix,
+    product_flops,
+    residual_std,
+    vector,
+)
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
