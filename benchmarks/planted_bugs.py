@@ -54,6 +54,7 @@ ASKED = {
     "mpitrain/cluster/guard": "run_leaving_early run_leaving run_one_rank run_faults run_hang cluster_behind",
     "mpitrain/cluster/shared_memory": "cluster_shared_memory",
     "mpitrain/cluster/crowding": "run_commands run_logs",
+    "mpitrain/cluster/entry": "odd_input schedule_command fuzz_command_lines run_commands run_bad_input",
     "mpitrain/cluster/heap": "cluster_heap",
     "mpitrain/cluster/watchdog": "cluster_watchdog cluster_behind cluster_console cluster_finding run_faults run_hang",
     "mpitrain/kernels/processor": "processor",
@@ -241,7 +242,7 @@ BUGS = [
     ("mpitrain/checkpoint/tensors.py", "x.view(torch.int16).numpy().view(BF16) if x.dtype == torch.bfloat16", "x.to(torch.int16).numpy().view(BF16) if x.dtype == torch.bfloat16"),
     ("mpitrain/checkpoint/verify.py", "if _digest(checkpoint, array, box) != array.digests[chunk]:", "if False:"),
     # ------------------------------------------------------------ cli, cluster, commands
-    ("mpitrain/cli.py", "if (launch is None or launch.rank == 0) and (", "if (launch is None or launch.rank >= 0) and ("),
+    ("mpitrain/cluster/entry.py", "if (launch is None or launch.rank == 0) and (", "if (launch is None or launch.rank >= 0) and ("),
     ("mpitrain/cluster/allocation.py", "if said.left_s >= YEAR_10000 - time.time():", "if False:"),
     ("mpitrain/cluster/allocation.py", "return End(now() + seconds, source)", "return End(time.time() + seconds, source)"),
     ("mpitrain/cluster/allocation.py", "or not _sees_all_processes()\n    ):", "or True\n    ):"),

@@ -22,6 +22,7 @@ import mpitrain
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {"schedules": {"torch", "numpy", "mpi4py"}, "comm": {"torch"}}
 FLOORS = {  # from the roof to the ground: a room imports rooms further down only
+    "api": "a run from a script: open it, step it, read its state",
     "cli": "the command line",
     "commands": "what each command does, but for run",
     "training": "a run: what is settled before it, its loop, what it says, what it saves",
@@ -43,7 +44,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "schedules": "tables of instructions: families, lowering, proof, simulator",
     "errors": "every error a user can see",
 }
-MOST_ROOMS = 17  # in mpitrain/: folders and files
+MOST_ROOMS = 18  # in mpitrain/: folders and files
 # Within these rooms: folders and files, from the top down. What stands in one line knows nothing of its
 # neighbours there.
 WITHIN = {
