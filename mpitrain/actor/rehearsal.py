@@ -106,7 +106,7 @@ class Rehearsal:
         if keys.node_ranks:
             return (
                 f"by messages, on nodes of {keys.node_ranks} ranks; what shared memory of a node would read "
-                "isn't told apart"
+                "isn't distinguished"
             )
         reads = "read from the memory of the others"
         ways = {
