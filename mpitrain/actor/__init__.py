@@ -8,6 +8,4 @@ reductions                 gradients of data parallelism: all-reduce, reduce-sca
 step_totals                loss, gradient norm and flags, in two small exchanges
 memory, memory_meter       what this rank holds
 trace                      the measured timeline
-rehearsal, recipes,        the operations of a step without its computation: the dry run
-dry_run, signed
 """
