@@ -112,7 +112,7 @@ def test_bytes_are_shown_with_three_digits_at_least():
 
 
 def test_computations_sleep_as_long_as_their_flops_take():
-    from mpitrain.commands.dryrun.walk import seconds_of
+    from mpitrain.commands.dryrun.silent_walk import seconds_of
 
     found = plan(4, *LAYOUT)
     seconds = seconds_of(found, 1e9)
@@ -199,7 +199,7 @@ def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, 
     from mpitrain.comm.base import wire
     from mpitrain.comm.base.wire import sent_bytes
     from mpitrain.commands.dryrun.rehearsal import Rehearsal
-    from mpitrain.commands.dryrun.walk import AxisTally, DryRun
+    from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun
     from mpitrain.model.families.catalog import plan_of
 
     monkeypatch.setattr(wire, "LIMIT", limit)

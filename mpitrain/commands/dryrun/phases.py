@@ -5,7 +5,7 @@ and nothing computed.
     recipes        a process beside rank 0 rehearses each rank (commands/dryrun/rehearsal.py): the only one
                    that loads torch
     communicators  those of training
-    steps          commands/dryrun/walk.py
+    steps          commands/dryrun/silent_walk.py
 
 512 ranks fit on one machine: none of them loads torch, and no run directory, corpus or weight is
 touched.
@@ -32,7 +32,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.comm.standins.recipe import Event, decoded
 from mpitrain.commands.dryrun.recipes import Rehearsals
-from mpitrain.commands.dryrun.walk import AxisTally, DryRun, seconds_of
+from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun, seconds_of
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
 from mpitrain.errors import DONE, InputError, MessageError
