@@ -533,6 +533,18 @@ def schedule(name: str, trace: str | None, out: str | None, table: str | None, j
     _answer(report.answer(name, asked, trace, report.Files(out, table), json))
 
 
+@cli.command("config", short_help="Explain the keys of the configuration.")
+@click.argument("key", required=False)
+def explain_config(key: str | None) -> None:
+    """Explain KEY: its type, default and meaning, who has it, and the messages that refuse it.
+
+    KEY is a key such as parallel.zero, or a table such as parallel. Without it: all keys, a line each.
+    """
+    from mpitrain.commands.reference import show
+
+    _answer(show.explain(key))
+
+
 @cli.command(short_help="Report on MPI, launcher, ranks, nodes, GPUs and bandwidth.")
 def doctor() -> int:
     """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun: of all its ranks."""

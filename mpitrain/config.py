@@ -43,8 +43,8 @@ class ConfigTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, froz
 
 class Run(ConfigTable):
     dir: str = ""  # "": runs/ and the name of the configuration file
-    steps: Count = 120
-    seed: CountOrNone = 1
+    steps: Count = 120  # optimizer steps of the whole run, earlier starts included
+    seed: CountOrNone = 1  # of initial weights, of the order of the data, and of held-out documents
     save_every: CountOrNone = 40  # steps between checkpoints; 0: only at the end
     # written while training goes on, from a copy in host memory; or at once
     save: Literal["background", "blocking"] = "background"
@@ -89,17 +89,17 @@ class Run(ConfigTable):
 
 
 class Model(ConfigTable):
-    preset: str = "quickstart"
+    preset: str = "quickstart"  # published sizes; other keys of the model override them
     # the kind of model: its layers; "" and absent keys of this table: as the preset says;
     # "module:name": a ModelFamily of your own
     family: str = ""
-    layers: Annotated[int, Meta(ge=1, le=10_000)] | None = None
-    width: Length | None = None
-    heads: Heads | None = None
-    kv_heads: Heads | None = None
-    ffn: Length | None = None
+    layers: Annotated[int, Meta(ge=1, le=10_000)] | None = None  # transformer blocks
+    width: Length | None = None  # hidden size: features of a token between blocks
+    heads: Heads | None = None  # attention heads of queries
+    kv_heads: Heads | None = None  # heads of keys and values (grouped-query attention)
+    ffn: Length | None = None  # hidden units of the feed-forward
     vocab: Length | None = None  # absent, and the preset has none: as many as the tokenizer has
-    tied: bool | None = None
+    tied: bool | None = None  # embedding and head share their weights
     # further tokens that each position predicts in training, by a block each
     mtp: Annotated[int, Meta(ge=0, le=16)] | None = None
     # of the mean of their losses, beside that of the next token; absent: 0.3
@@ -139,7 +139,8 @@ class AttentionTable(ConfigTable):
 class ExpertsTable(ConfigTable):
     """Of families with experts; "" and absent: as the preset, or else the family, says."""
 
-    # loads of one layer are never cut then (optim/expert_bias.py)
+    # experts of a block that has some. At most 1,024: the loads of a layer are one piece then
+    # (optim/expert_bias.py)
     count: Annotated[int, Meta(ge=0, le=1024)] | None = None
     active: Annotated[int, Meta(ge=0, le=2**10)] | None = None  # experts that a token is sent to
     # experts that every token meets besides
@@ -150,7 +151,7 @@ class ExpertsTable(ConfigTable):
     scale: Annotated[float, Meta(gt=0)] | None = None  # factor of these weights
     # groups of experts, of which `groups_active` are open to a token: on few nodes then
     groups: CountOrNone | None = None
-    groups_active: CountOrNone | None = None
+    groups_active: CountOrNone | None = None  # groups whose experts a token can be sent to
     first: CountOrNone | None = None  # blocks at the beginning that have no experts, but model.ffn
     every: CountOrNone | None = None  # of those that follow, each every-th has experts
     # how experts come to have equal loads: by a loss over microbatches, sequences or the step
@@ -183,14 +184,15 @@ class Data(ConfigTable):
     # what is validated with, in the same form; "": documents of data.path, which are held out
     val_path: str | tuple[str, ...] = ""
     text_key: str = "text"  # jsonl: the key of each line that has the text
+    # a tokenizer.json of the tokenizers library; or bytes: a token for each byte, 256 of them
     tokenizer: str = "bytes"
     # the token between documents; "": none; absent: as the tokenizer's model was trained
     end_of_text: str | None = None
     begin_of_text: str | None = None  # the token before each document, likewise
     # separate: attention stays within a document, and none predicts the next
     documents: Literal["joined", "separate"] = "joined"
-    sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens
-    val_fraction: Fraction = 0.05
+    sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens of a sequence (context length)
+    val_fraction: Fraction = 0.05  # share of the tokens that is held out for validation
     # permutation of an epoch: feistel, in constant memory; or sorted, with 16 bytes a sequence on every
     # rank, which older versions had; absent: as the run has begun, feistel for a new one
     order: Literal["feistel", "sorted"] | None = None
@@ -206,8 +208,8 @@ class Batch(ConfigTable, rename={"global_": "global"}):
 
 
 class Parallel(ConfigTable):
-    dp: CountOrNone = 0  # 0: what is left of the ranks
-    pp: CountOrNone = 0
+    dp: CountOrNone = 0  # data-parallel ranks; 0: what is left of the ranks
+    pp: CountOrNone = 0  # pipeline ranks; 0: what dp leaves of the ranks, or as many as a table has
     tp: Count = 1  # ranks that divide each layer
     sequence: bool = True  # with tp: activations between blocks are divided along the sequence
     async_tp: bool = False  # with tp: blocks compute chunk by chunk while the other chunks travel
@@ -247,10 +249,10 @@ class Pipeline(ConfigTable):
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None
     # automatic schedules: microbatches in flight on a rank
     memory_limit: Annotated[float, Meta(gt=0)] | None = None
-    # automatic: share held from I to W; absent: 1 if there is a limit one stage only: so many last
-    # backwards walked together, bucket by bucket, and with zero 1 to 3 as many first forwards; 0:
-    # 1, and over several nodes up to 4, by their links
+    # automatic schedules: share of a stash held from I to W; absent: 1 if there is a limit
     weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None
+    # one stage only: so many last backwards run together, bucket by bucket, and with zero 1 to 3 as
+    # many first forwards; 0: 1, and over several nodes up to 4, by their links
     tail: CountOrNone = 0
     # dualpipe, dualpipev: where zero 3 or reduce = "microbatch" walk blocks one by one, a forward
     # and a backward that run together are taken apart, or run together block by block, with the
@@ -305,23 +307,26 @@ class OptimizerTable(ConfigTable):
     # muon: matrices between layers; embedding, head and norms are adamw's
     # or "module:name", an OptimizerKind of your own
     name: str = "adamw"
-    # muon scales its steps like adamw's: the same rates suit
+    # peak learning rate; muon scales its steps like adamw's: the same rates suit
     lr: Annotated[float, Meta(gt=0)] = 3e-3
-    decay: Annotated[float, Meta(ge=0)] = 0.1  # of matrices, by lr * decay a step
-    clip: Annotated[float, Meta(ge=0)] = 1.0  # 0: no clipping
-    # adamw, muon; absent, here and below: as the optimiser has it
+    decay: Annotated[float, Meta(ge=0)] = 0.1  # weight decay of matrices, by lr * decay a step
+    # gradient clipping: the largest norm of all gradients; 0: no clipping
+    clip: Annotated[float, Meta(ge=0)] = 1.0
+    # decay rates of both moments; absent, here and below: as the optimiser has it
     betas: tuple[Share, Share] | None = None
-    eps: Annotated[float, Meta(gt=0)] | None = None  # adamw, muon
-    momentum: Share | None = None  # sgd, muon
-    nesterov: bool | None = None  # sgd, muon
-    ns_steps: Annotated[int, Meta(ge=1, le=100)] | None = None  # muon: Newton-Schulz iterations
+    eps: Annotated[float, Meta(gt=0)] | None = None  # added to the root of the second moment
+    momentum: Share | None = None  # share of the last step's momentum that is kept
+    nesterov: bool | None = None  # look ahead along the momentum
+    ns_steps: Annotated[int, Meta(ge=1, le=100)] | None = None  # Newton-Schulz iterations
     # as master weights (fp64 with compute = "fp64"), or half of that, rounded by chance
     moments: Literal["fp32", "bf16"] = "fp32"
 
 
 class Schedule(ConfigTable):
+    # learning rate after the warm-up: falls along a cosine; stays and falls at the end (warm-up,
+    # stable, decay); or stays
     name: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup: CountOrNone = 10  # steps
+    warmup: CountOrNone = 10  # steps in which the learning rate rises to optimizer.lr
     decay: CountOrNone = 0  # wsd: steps of the final decay; 0: a tenth of the run
     steps: CountOrNone = 0  # that the schedule is for; later ones keep its last rate; 0: run.steps
     # the last learning rate as a share of optimizer.lr
@@ -329,6 +334,8 @@ class Schedule(ConfigTable):
 
 
 class Comm(ConfigTable):
+    # how collectives move bytes: messages of our own, MPI's collectives, or memory that the ranks of a
+    # node share; auto: by axis and size. The bits are the same
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
     # GPU buffers: straight to MPI, or through pinned host memory; auto: straight where this MPI
     # says that it takes them; a child process tries what isn't sure, and `direct` where the MPI

@@ -7,10 +7,11 @@ This module is the bottom of the package: it imports nothing of ours.
 
 import sys
 
-# 75 is EX_TEMPFAIL: "start me again", what batch schedulers requeue on
-DONE = 0
-FAILED = 1
-BAD_INPUT = 2
+DONE = 0  # done
+FAILED = 1  # failed, or the answer of a checking command is no; what was saved is whole
+BAD_INPUT = 2  # refused: what was given can't work; a message says what to change
+# left early with a checkpoint: start the same command again. It is EX_TEMPFAIL, what batch schedulers
+# requeue on
 STOPPED_EARLY = 75
 
 

@@ -89,9 +89,19 @@ def write_trace(path: Path, every: Events, table: Table, num_replicas: int) -> N
     traced: list[dict[str, Any]] = []
     for dp, pp, events in every:
         traced += _tracks(dp, pp) + [_event(dp, pp, zero, *event) for event in events]
-    other = {"schedule": table.name, "copies": table.copies, "segments": table.segments, "dp": num_replicas}
+    other = {
+        "schedule": table.name,  # the pipeline schedule
+        "copies": table.copies,  # copies of the model: 2 with dualpipe
+        "segments": table.segments,  # segments of a sequence: more than 1 with seq1f1b
+        "dp": num_replicas,  # data-parallel ranks
+    }
+    whole = {
+        "traceEvents": traced,  # the events, one for each instruction of each rank
+        "displayTimeUnit": "ms",  # for the viewer
+        "otherData": other,  # what mpitrain schedule compare --trace needs besides
+    }
     with replacing(path) as file:
-        file.write(json.dumps({"traceEvents": traced, "displayTimeUnit": "ms", "otherData": other}).encode())
+        file.write(json.dumps(whole).encode())
 
 
 def _event(
@@ -105,8 +115,16 @@ def _event(
         if kind.startswith(("SEND", "RECV"))
         else "other"
     )
-    times = {"ts": (begin - zero) * 1e6, "dur": duration * 1e6}
-    return {"ph": "X", "name": name, "cat": category, "pid": dp, "tid": pp, **times, "args": {"step": step}}
+    return {
+        "ph": "X",  # X: an instruction; M: the name of a row
+        "name": name,  # the instruction, as mpitrain program prints it
+        "cat": category,  # compute, message or other
+        "pid": dp,  # replica: rank of data and tensor parallelism
+        "tid": pp,  # pipeline rank
+        "ts": (begin - zero) * 1e6,  # begin in microseconds, on the clock of rank 0
+        "dur": duration * 1e6,  # duration in microseconds
+        "args": {"step": step},  # the number of the step, as args.step
+    }
 
 
 def _tracks(dp: int, pp: int) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from mpitrain.errors import CheckpointError
 from mpitrain.inputs import decoded, replacing, shown
 
 BlockName = Annotated[str, Meta(pattern=r"^(mtp\.)?[0-9]{1,9}$")]
-# of the lines with a validation: by block, the share of each expert of the choices of that step
+# with a validation: by block, the share that each expert had of the choices of the step
 KEY = "expert_loads"
 
 

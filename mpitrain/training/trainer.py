@@ -328,10 +328,13 @@ class Trainer:
         self.report.say(spike)
         line = self._line(result, lr, step_s)
         if spike:
-            line["spike"] = True
+            line["spike"] = True  # its loss is a spike (spikes.do)
         if self._is_alone(self.step, result.stop):
             self.actor.settle()
-        line |= {"waited_for": self.ledger.waits(), "comm": self.ledger.end()}
+        # seconds that rank 0 waited for other ranks, by rank: the longest
+        line["waited_for"] = self.ledger.waits()
+        # what each axis with traffic cost rank 0 in the step, by axis
+        line["comm"] = self.ledger.end()
         return line | self.saver.lines()
 
     def _validate_if_due(self) -> dict[str, Any]:
@@ -498,24 +501,28 @@ class Trainer:
                 if self.urgency == HURRY:
                     return {}
         self.leaving.validated(time.monotonic() - begin_s)
-        return {"val_loss": sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)}
+        loss = sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)
+        return {"val_loss": loss}  # mean cross-entropy of the validation batches, in nats
 
     # --------------------------------------------------------- what the user and other programs see
 
     def _line(self, result: StepResult, lr: float, step_s: float) -> dict:
         tokens_per_s = self.step_tokens / step_s
         return {
-            "step": self.step,
-            "loss": result.loss,
-            "grad_norm": result.grad_norm,
-            "lr": lr,
-            "tokens": self.tokens,
-            "tokens_per_s": tokens_per_s,
-            "step_s": step_s,
-            "mfu": tokens_per_s * self._flops,
-            "skipped": self.skipped,
+            "step": self.step,  # number of the step; 0 before training, with a validation only
+            "loss": result.loss,  # mean cross-entropy of the step's tokens, in nats
+            "grad_norm": result.grad_norm,  # norm of all gradients before clipping
+            "lr": lr,  # learning rate of the step
+            "tokens": self.tokens,  # tokens trained on so far
+            "tokens_per_s": tokens_per_s,  # of all ranks, in this step
+            "step_s": step_s,  # seconds of the step on rank 0
+            "mfu": tokens_per_s * self._flops,  # model FLOPs utilisation, a share of the peak of all ranks
+            "skipped": self.skipped,  # updates left out so far, for gradients or spikes
+            # factor of the loss with dynamic loss scaling (fp16)
             **({"loss_scale": self.actor.loss_scale.value} if self.actor.loss_scale.dynamic else {}),
+            # most microbatches whose activations a rank held at once
             "peak_in_flight": result.peak_in_flight,
+            # rollbacks so far, if there were some (spikes.do)
             **({"rollbacks": self.spikes.rollbacks} if self.spikes.rollbacks else {}),
             **result.metrics,
         }

@@ -52,8 +52,14 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     noted = _noted(rundir.ends)
     step = max(find(rundir.checkpoints), default=0)
     tokens = num_prepared(rundir.data)
-    now = {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "job": job_of_scheduler()}
-    _note(rundir.ends, {**now, "code": code, "step": step, "tokens": tokens})
+    end = {
+        "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),  # of the end
+        "job": job_of_scheduler(),  # the scheduler's number of the job
+        "code": code,  # exit code of the run
+        "step": step,  # step of the newest checkpoint
+        "tokens": tokens,  # tokens of the corpus that are prepared
+    }
+    _note(rundir.ends, end)
     steps, all_tokens = zip(*noted, (step, tokens))
     verdict = judge(steps, most, all_tokens)
     found = (

@@ -58,7 +58,13 @@ class Experts:
     ranks (optim/expert_bias.py), how unequal loads are.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ("balance_loss", "dropped", "load_cv", "load_entropy", "z_loss")
+    metrics: ClassVar[tuple[str, ...]] = (
+        "balance_loss",  # the router's loss for equal loads, with its weight
+        "dropped",  # choices of experts that found no room (experts.capacity)
+        "load_cv",  # coefficient of variation of the experts' loads, a mean over blocks
+        "load_entropy",  # entropy of the experts' loads, 1 if all are equal, a mean over blocks
+        "z_loss",  # the router's z-loss, with its weight
+    )
     width: int
     settings: Settings
     depth: int

@@ -61,7 +61,11 @@ class MultiToken:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return "mtp_loss", *(name for layer in self.block for name in layer.metrics)
+        further = (name for layer in self.block for name in layer.metrics)
+        return (
+            "mtp_loss",  # loss of the further tokens (model.mtp), without its weight
+            *further,
+        )
 
     @cached_property
     def placed(self) -> list[list[Placed]]:

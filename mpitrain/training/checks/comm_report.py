@@ -70,9 +70,10 @@ class Ledger:
             }
         return {
             name: {
-                "calls": u.calls,
-                "bytes": u.num_bytes,
-                "blocked_s": u.blocked_s,
+                "calls": u.calls,  # operations
+                "bytes": u.num_bytes,  # bytes that this rank sent, or read from others of its node
+                "blocked_s": u.blocked_s,  # seconds of waiting, posting, copying and adding
+                # seconds under way while the rank computed or waited for another axis
                 "overlapped_s": u.overlapped_s,
             }
             for name, u in step.items()

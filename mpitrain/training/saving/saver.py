@@ -136,12 +136,17 @@ class Outcome:
 
     def line(self) -> dict:
         """Return it for metrics.jsonl."""
-        times = {"step": self.step, "took_s": self.took_s, "stall_s": self.stall_s, "waited_s": self.waited_s}
-        return (
-            times
-            | ({"removed": self.removed} if self.removed else {})
-            | ({"not_saved": self.reason} if self.reason else {})
-        )
+        line = {
+            "step": self.step,  # the step that was saved
+            "took_s": self.took_s,  # seconds from the copy to the commit
+            "stall_s": self.stall_s,  # seconds for which training stood still for the copy
+            "waited_s": self.waited_s,  # seconds that a later step had to wait for the save
+        }
+        if self.removed:
+            line["removed"] = self.removed  # steps that were removed (run.keep)
+        if self.reason:
+            line["not_saved"] = self.reason  # why the step could not be saved
+        return line
 
 
 @dataclass
@@ -318,6 +323,7 @@ class Saver:
         """Return how saves went that are over since the last call, for a line of metrics.jsonl."""
         over = self._over
         self._over = []
+        # saves that ended since the last line
         return {"saves": [outcome.line() for outcome in over]} if over else {}
 
     def advance(self, number: int) -> None:

@@ -1,0 +1,114 @@
+"""Comments beside fields and keys of a source file, which are the words of the reference.
+
+A comment belongs to a field on whose line it stands, or else to the field below it. The source is
+read as the package's loader finds it: a wheel has it, too. Nothing is imported but packages.
+"""
+
+import ast
+import importlib.util
+import io
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+
+class Comment(NamedTuple):
+    """A comment. alone: nothing but it stands on its line."""
+
+    text: str
+    alone: bool
+
+
+@cache
+def source_of(module: str) -> str:
+    """Return the source of a module of this package, without importing it."""
+    loader = importlib.util.find_spec(module).loader
+    return loader.get_source(module)
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """Return the syntax tree of a module of this package."""
+    return ast.parse(source_of(module))
+
+
+@cache
+def _comments(module: str) -> dict[int, Comment]:
+    """Return the comments of a module by line."""
+    lines = io.StringIO(source_of(module)).readline
+    return {
+        token.start[0]: Comment(token.string.lstrip("# ").strip(), not token.line[: token.start[1]].strip())
+        for token in tokenize.generate_tokens(lines)
+        if token.type == tokenize.COMMENT
+    }
+
+
+def words_beside(module: str, first: int, last: int) -> str:
+    """Return the comment beside the lines of a field, or else the lines of comment above it."""
+    found = _comments(module)
+    beside = [found[line].text for line in range(first, last + 1) if line in found]
+    if beside:
+        return " ".join(beside)
+    above = list[str]()
+    line = first - 1
+    while line in found and found[line].alone:
+        above.insert(0, found[line].text)
+        line -= 1
+    return " ".join(above)
+
+
+def words_of_fields(module: str, owner: str) -> dict[str, str]:
+    """Return the words beside each annotated field of a class."""
+    fields = [each for each in _named(module, owner).body if isinstance(each, ast.AnnAssign)]
+    return {each.target.id: words_beside(module, each.lineno, each.end_lineno) for each in fields}
+
+
+def words_of_keys(module: str, owner: str) -> dict[str, str]:
+    """Return the words beside each text key of the dictionaries that a function makes."""
+    found = dict[str, str]()
+    for key, first, last in _keys(_named(module, owner)):
+        found[key] = found.get(key) or words_beside(module, first, last)
+    return found
+
+
+def words_of_texts(module: str, owner: str) -> dict[str, str]:
+    """Return the words beside each text of the tuples of a function or field."""
+    tuples = [each for each in ast.walk(_named(module, owner)) if isinstance(each, ast.Tuple)]
+    texts = [each for several in tuples for each in several.elts if isinstance(each, ast.Constant)]
+    return {
+        each.value: words_beside(module, each.lineno, each.end_lineno)
+        for each in texts
+        if isinstance(each.value, str)
+    }
+
+
+def words_of_constants(module: str) -> dict[str, str]:
+    """Return the words beside each constant of a module, by its name."""
+    found = {}
+    for each in tree_of(module).body:
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+            found[each.targets[0].id] = words_beside(module, each.lineno, each.end_lineno)
+    return found
+
+
+def _named(module: str, name: str) -> ast.AST:
+    return next(each for each in ast.walk(tree_of(module)) if name == _name_of(each))
+
+
+def _name_of(node: ast.AST) -> str | None:
+    target = getattr(node, "target", None)
+    return getattr(node, "name", None) or getattr(target, "id", None)
+
+
+def _keys(owner: ast.AST) -> Iterator[tuple[str, int, int]]:
+    """Yield (key, first line, last line) of entries of dictionaries and of assignments to them."""
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values):
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    yield key.value, key.lineno, value.end_lineno
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            key = node.targets[0].slice
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value, node.lineno, node.end_lineno

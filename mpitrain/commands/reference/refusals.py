@@ -1,0 +1,84 @@
+"""The messages that refuse a key, found where the source raises them.
+
+A message stands in the source as a template. What a run fills in is shown as `...`; text that was
+put together in the same function is filled in here.
+"""
+
+import ast
+import pkgutil
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import mpitrain
+from mpitrain.commands.reference.beside import source_of, tree_of
+from mpitrain.plan.settings.idle import RULES
+
+RAISED = ("ConfigError", "MeshError", "ScheduleError", "DataError", "CheckpointError", "LibraryError")
+HOLE = "..."
+LEAST = 20  # characters of a message that say something
+
+
+def refusals_of(key: str) -> list[str]:
+    """Return the messages of the source that name a key, and the rule by which it does nothing."""
+    named = re.compile(rf"(?<![\w.]){re.escape(key)}(?![\w.])(?!\.\w)")
+    found = [message for message in _messages() if _names(named, message)]
+    found += [
+        f"{key} = ... does nothing with ...; leave it out, or {rule.instead}"
+        for rule in RULES
+        if rule.key == key
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _names(key: re.Pattern[str], message: str) -> bool:
+    """Return whether a message is about a key: it stands in front of what is to be changed."""
+    return key.search(message.partition(";")[0]) is not None
+
+
+@cache
+def _messages() -> tuple[str, ...]:
+    modules = [each.name for each in pkgutil.walk_packages(mpitrain.__path__, "mpitrain.")]
+    raising = [name for name in modules if any(error in source_of(name) for error in RAISED)]
+    return tuple(message for name in raising for message in _messages_in(tree_of(name)))
+
+
+def _messages_in(tree: ast.Module) -> Iterator[str]:
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    for function in functions:
+        texts = _texts(function)
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in RAISED and call.args:
+                message = " ".join(_template(call.args[0], texts).split())
+                if len(message.replace(HOLE, "")) > LEAST:
+                    yield message
+
+
+def _texts(function: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Return the texts that a function gives names to, once each."""
+    assigned = [
+        (each.targets[0].id, each.value)
+        for each in ast.walk(function)
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)
+    ]
+    names = [name for name, _ in assigned]
+    return {
+        name: value
+        for name, value in assigned
+        if names.count(name) == 1 and isinstance(value, ast.JoinedStr | ast.Constant)
+    }
+
+
+def _template(node: ast.expr, texts: dict[str, ast.expr]) -> str:
+    """Return a text of the source with holes where a run fills in."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_template(part, texts) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return _template(node.value, texts)
+    if isinstance(node, ast.Name) and node.id in texts:
+        return _template(texts[node.id], {name: text for name, text in texts.items() if name != node.id})
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _template(node.left, texts) + _template(node.right, texts)
+    return HOLE

@@ -1,0 +1,87 @@
+"""`mpitrain config`: the reference of the configuration, on a terminal."""
+
+import difflib
+import textwrap
+
+from mpitrain import config_hints
+from mpitrain.commands.reference.keys import Key, every_key, meaning_of_table, tables
+from mpitrain.commands.reference.refusals import refusals_of
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+from mpitrain.plan.declared.family import presets
+from mpitrain.plan.settings.identity import identity
+from mpitrain.schedules.catalog import NAMES
+
+COLUMNS = 100
+MOST_NEAR = 3
+
+
+def explain(name: str | None) -> str:
+    """Return what mpitrain config prints of a key, of a table, or of all. Raises ConfigError for another."""
+    if not name:
+        return "\n\n".join(map(_table, tables()))
+    if name in tables():
+        return _table(name)
+    if name in every_key():
+        return whole(every_key()[name])
+    hint = config_hints.of_another_name(name)
+    near = difflib.get_close_matches(name, [*every_key(), *tables()], MOST_NEAR)
+    near += [key for key in every_key() if key.partition(".")[2] == name and key not in near]
+    instead = hint or (f"did you mean {', '.join(near)}?" if near else f"tables: {', '.join(tables())}")
+    raise ConfigError(f"unknown key {shown(name)}; {instead}")
+
+
+def _table(table: str) -> str:
+    """Return a line for each key of a table, with what it means."""
+    words = meaning_of_table(table)
+    lines = [f"[{table}]" + f"  {words}" * bool(words)]
+    for key in every_key().values():
+        if key.name.startswith(f"{table}."):
+            lines.append(f"{key.name} = {key.default}")
+            lines += _folded(key.meaning, "    ")
+    return "\n".join(lines)
+
+
+def whole(key: Key) -> str:
+    """Return all that is known of a key."""
+    lines = [key.name, *_folded(key.meaning, "  ")]
+    lines.append(f"  type     {key.kind}")
+    lines.append(f"  default  {key.default}")
+    lines += [f"  {title:9}{text}" for title, text in _choices(key).items()]
+    if key.uses:
+        lines.append("  of       " + ", ".join(f"{name} ({value})" for name, value in key.uses.items()))
+    if is_fixed(key.name):
+        lines.append("  fixed    a run that goes on must have the same value")
+    if messages := refusals_of(key.name):
+        lines.append("  refused")
+        lines += [line for message in messages for line in _folded(message, "    ")]
+    return "\n".join(lines)
+
+
+def _choices(key: Key) -> dict[str, str]:
+    """Return the names that a key can have besides the user's own, of keys that have a catalogue."""
+    return {"names": ", ".join(found)} if (found := names_for(key.name)) else {}
+
+
+def names_for(key: str) -> list[str]:
+    """Return the built-in names that a key takes; none for a key without a catalogue."""
+    from mpitrain.data.source import SOURCES
+    from mpitrain.plan.declared.family import FAMILIES
+    from mpitrain.plan.declared.optimizers import OPTIMIZERS
+
+    if key == "pipeline.schedule":
+        return list(NAMES)
+    if key == "model.preset":
+        return list(presets())
+    catalogs = {each.key: each for each in (FAMILIES, OPTIMIZERS, SOURCES)}
+    return list(catalogs[key].built_in()) if key in catalogs else []
+
+
+def is_fixed(key: str) -> bool:
+    """Return whether a run that goes on needs the value that it began with."""
+    return key in identity(Config())
+
+
+def _folded(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}  ")
