@@ -1,5 +1,5 @@
 """Sample text from a checkpoint, on one rank and without MPI. The run directory may be a stranger's
-(README, What is trusted).
+(docs/guides/security.md).
 """
 
 import math

@@ -122,7 +122,7 @@ def _proof(played: Played) -> str:
 
 
 def as_json(played: Played) -> str:
-    """Return one JSON object; the README explains its keys."""
+    """Return one JSON object; docs/guides/schedules.md explains its keys."""
     return json.dumps(as_dict(played))
 
 

@@ -1,0 +1,211 @@
+"""Make the pictures of these pages anew: python docs/make_pictures.py [NAME ...].
+
+Each picture is made by the commands that stand beside it in docs/gallery.md. Those of schedules need
+nothing but matplotlib; the others run ranks for some seconds each.
+"""
+
+import html
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from mpitrain.schedules.catalog import NAMES
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PICTURES = HERE / "pictures"
+BIN = Path(sys.executable).parent
+SIZE = ("--stages", "4", "--microbatches", "8")
+YIELD = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "true"}
+ENVIRONMENT = os.environ | YIELD | {"MATPLOTLIBRC": str(HERE / "matplotlibrc")}
+COLUMNS = 118
+LINE, CHARACTER, MARGIN = 17, 7.25, 14
+TINY = str(ROOT / "jobs" / "tiny.toml")
+
+
+def run(*words: str) -> subprocess.CompletedProcess:
+    """Run a command of this environment in a folder of its own; what it prints comes back as text."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [BIN / words[0], *words[1:]]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=ENVIRONMENT)
+
+
+def schedule(name: str) -> None:
+    """Draw the timeline of a schedule."""
+    made = run("mpitrain", "schedule", name, *SIZE, "--out", str(PICTURES / f"{name}.svg"))
+    assert made.returncode == 0, made.stderr
+
+
+def terminal(name: str, command: str, lines: list[str]) -> None:
+    """Write what a terminal shows of a command as SVG, on a dark ground."""
+    shown = [f"$ {command}", *(part for line in lines for part in folded(line))]
+    width = MARGIN * 2 + CHARACTER * max(map(len, shown))
+    height = MARGIN * 2 + LINE * len(shown)
+    rows = [
+        f'<text x="{MARGIN}" y="{MARGIN + LINE * number + 12}" fill="{color(line)}" '
+        f'textLength="{CHARACTER * len(line):.0f}">{html.escape(line)}</text>'
+        for number, line in enumerate(shown)
+        if line
+    ]
+    (PICTURES / f"{name}.svg").write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
+        f'height="{height}" font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="12" '
+        f'xml:space="preserve"><rect width="100%" height="100%" rx="6" fill="#1e2430"/>\n'
+        + "\n".join(rows)
+        + "\n</svg>\n"
+    )
+
+
+def color(line: str) -> str:
+    """Return the colour of a line: of a command, of a message, of other text."""
+    return "#9ecbff" if line.startswith("$ ") else "#ffd479" if line.startswith("mpitrain:") else "#dfe5ee"
+
+
+def folded(line: str) -> Iterator[str]:
+    """Yield a line in pieces that fit the picture."""
+    while len(line) > COLUMNS:
+        cut = line.rfind(" ", 0, COLUMNS)
+        yield line[:cut]
+        line = "    " + line[cut + 1 :]
+    yield line
+
+
+def without_dates(text: str) -> list[str]:
+    """Return the lines of a log without date and time, which every run has others of."""
+    return [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +", "", line) for line in text.splitlines()]
+
+
+def first_run() -> None:
+    """The first run: its steps and its table of communication."""
+    done = run("mpirun", "-n", "2", "mpitrain", "run", "--set", "run.log_every=20")
+    wanted = ("step ", "val loss", "communication", "  axis", "  data ", "  shard ", "  longest", "done")
+    lines = [line for line in without_dates(done.stdout) if line.startswith(wanted)]
+    lines = [line.partition("  0.")[0] if line.startswith("step") else line for line in lines]
+    terminal("run", "mpirun -n 2 mpitrain run", [line for line in lines if "exchange" not in line])
+
+
+def prefetch() -> None:
+    """ZeRO-3 fetches a block before the one that it computes."""
+    words = "program --ranks 2 --rank 0 --set parallel.zero=3 --set batch.global=4 --set model.layers=4"
+    done = run("mpitrain", *words.split())
+    terminal("terminal-zero3", f"mpitrain {words}", done.stdout.splitlines())
+
+
+def dispatch() -> None:
+    """What of the dispatch of experts is hidden under computation, with 1f1b and with dualpipev."""
+    shown = []
+    for name in ("1f1b", "dualpipev"):
+        words = ["--set", f"pipeline.schedule={name}", "--set", "parallel.ep=2", "--set", "run.steps=12"]
+        mixtral = str(ROOT / "jobs" / "tiny-mixtral.toml")
+        done = run("mpirun", "-n", "2", "mpitrain", "run", mixtral, *words, "--set", "parallel.pp=1")
+        rows = [line for line in done.stdout.splitlines() if line.startswith(("  axis", "  experts "))]
+        shown += [f"pipeline.schedule = {name}", *rows[:2], ""]
+    terminal(
+        "terminal-dispatch", "mpirun -n 2 mpitrain run jobs/tiny-mixtral.toml --set parallel.ep=2", shown
+    )
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes that a process has started, and those that these have."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield int(child)
+            yield from descendants(int(child))
+
+
+def ranks_of(job: subprocess.Popen) -> list[int]:
+    """Return the processes of the ranks of a job, in the order of their numbers."""
+    return sorted(pid for pid in descendants(job.pid) if _has_rank(pid))
+
+
+def _has_rank(pid: int) -> bool:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return command[1:2] == [os.fsencode(BIN / "mpitrain")]
+
+
+def disturbed(disturb: Callable[[subprocess.Popen, Path], None], *words: str) -> list[str]:
+    """Start a job, disturb it when it trains, and return what it has printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [BIN / "mpirun", "-n", "2", BIN / "mpitrain", "run", TINY, *words]
+        log = Path(folder) / "log"
+        with open(log, "w") as out:
+            job = subprocess.Popen(
+                command, cwd=folder, stdout=out, stderr=out, env=ENVIRONMENT, start_new_session=True
+            )
+        try:
+            while "step " not in log.read_text() and job.poll() is None:
+                time.sleep(0.2)
+            disturb(job, log)
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGTERM)
+            job.wait()
+        return without_dates(log.read_text())
+
+
+def hang() -> None:
+    """The report of a hang: a rank that is stopped."""
+
+    def stop(job: subprocess.Popen, _: Path) -> None:
+        os.kill(ranks_of(job)[-1], signal.SIGSTOP)
+        job.wait(120)
+
+    words = "--set parallel.pp=2 --set comm.timeout_s=5 --set run.steps=100000"
+    lines = [line for line in disturbed(stop, *words.split()) if line.startswith(("mpitrain:", "  rank"))]
+    terminal("terminal-hang", f"mpirun -n 2 mpitrain run jobs/tiny.toml {words}", lines)
+
+
+def straggler() -> None:
+    """A slow rank is named: one that is stopped for a fifth of a second, again and again."""
+
+    def slow_down(job: subprocess.Popen, log: Path) -> None:
+        rank = ranks_of(job)[-1]
+        end = time.monotonic() + 90
+        while time.monotonic() < end and "is slow" not in log.read_text():
+            os.kill(rank, signal.SIGSTOP)
+            time.sleep(0.4)
+            os.kill(rank, signal.SIGCONT)
+            time.sleep(0.2)
+
+    words = "--set comm.slow_after=20 --set run.steps=100000"
+    lines = [line for line in disturbed(slow_down, *words.split()) if "is slow" in line]
+    terminal("terminal-straggler", f"mpirun -n 2 mpitrain run jobs/tiny.toml {words}", lines)
+
+
+def measured() -> None:
+    """A run under its simulation."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = "--set parallel.pp=4 --set run.trace=3 --set run.steps=5 --set run.dir=traced"
+        trained = [BIN / "mpirun", "-n", "4", BIN / "mpitrain", "run", TINY, *keys.split()]
+        drawn = [BIN / "mpitrain", "schedule", "compare", "--trace", "traced/trace.json", "--out"]
+        for command in (trained, [*drawn, str(PICTURES / "measured.svg")]):
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, env=ENVIRONMENT)
+
+
+MADE: dict[str, Callable[[], None]] = {name: partial(schedule, name) for name in NAMES} | {
+    "run": first_run,
+    "terminal-zero3": prefetch,
+    "terminal-dispatch": dispatch,
+    "terminal-hang": hang,
+    "terminal-straggler": straggler,
+    "measured": measured,
+}
+
+
+def main() -> None:
+    """Make the pictures that are named, or all."""
+    PICTURES.mkdir(exist_ok=True)
+    for name in sys.argv[1:] or MADE:
+        print(name, flush=True)
+        MADE[name]()
+
+
+if __name__ == "__main__":
+    main()

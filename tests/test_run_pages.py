@@ -1,0 +1,73 @@
+"""Commands of the documents that start ranks, and the site itself, with MPITRAIN_DOCS=1."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from pages import DOCS, ROOT, SWITCH, Block, blocks, run
+
+SLOW = [block for block in blocks() if block.is_slow]
+pytestmark = pytest.mark.skipif(SWITCH not in os.environ, reason=f"{SWITCH}=1 runs it")
+SMALL = (
+    "--set model.layers=4 --set model.width=32 --set model.heads=4 --set model.kv_heads=2 --set model.ffn=64"
+)
+SMALL += " --set run.steps=2"
+FILE = "[run]\nsteps = 2\n[model]\nlayers = 8\nwidth = 32\nheads = 4\nkv_heads = 2\nffn = 64\n"
+FILE += "[batch]\nglobal = 64\n"
+
+
+@pytest.mark.parametrize("block", SLOW, ids=lambda block: f"{block.page}-{block.number}")
+def test_commands_of_a_page_run(block, tmp_path):
+    run(block, tmp_path)
+
+
+def test_the_ten_commands_of_the_readme_run(tmp_path):
+    """With a small model, in a folder that has my.toml and runs/my."""
+    (tmp_path / "my.toml").write_text(FILE)
+    text = (ROOT / "README.md").read_text().partition("## Ten commands")[2]
+    commands = re.search(r"```sh\n(.*?)```", text, re.S)[1].splitlines()
+    assert len(commands) == 10
+    shorter = [
+        line.partition("#")[0].replace("mpitrain run --set", f"mpitrain run {SMALL} --set")
+        for line in commands
+    ]
+    run(Block("README.md", 0, "run", "\n".join(shorter)), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site; skipped where Sphinx isn't installed."""
+    pytest.importorskip("sphinx")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(DOCS), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_the_site_builds_without_a_warning_and_its_links_lead_somewhere(site):
+    ids = {path: set(re.findall(r'\bid="([^"]+)"', path.read_text())) for path in site.rglob("*.html")}
+    for path in ids:
+        for link in re.findall(r'href="([^"]+)"', path.read_text()):
+            if re.match(r"[a-z]+:", link) or not link:
+                continue
+            target, _, anchor = link.partition("#")
+            there = (path.parent / target).resolve() if target else path
+            assert there.exists(), f"{path.name}: {link}"
+            assert not anchor or there.suffix != ".html" or anchor in ids[there], f"{path.name}: {link}"
+
+
+def test_the_site_loads_nothing_from_elsewhere(site):
+    for path in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|img|link)[^>]+(?:src|href)="(https?:[^"]+)"', path.read_text())
+        assert not [each for each in loaded if "canonical" not in each], (path, loaded)
+
+
+def test_the_search_finds_words_of_the_field(site):
+    index = (site / "searchindex.js").read_text()
+    for word in ("hsdp", "fsdp", "straggler", "unshard", "prefetch", "oversubscript", "numa", "deadlock"):
+        assert f'"{word}"' in index or f"{word}:" in index, word
