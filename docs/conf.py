@@ -31,7 +31,7 @@ pygments_dark_style = "monokai"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_default_options = {"members": True, "undoc-members": False}
-nitpicky = False
+smartquotes = False  # "" is an empty text
 HAS_COURSE = (HERE / "course" / "index.md").exists()
 
 OWNER = re.compile(r"\A---\nowner: (?P<owner>.+)\nnumbers: (?P<numbers>.+)\n---\n")

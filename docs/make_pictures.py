@@ -57,7 +57,7 @@ def terminal(name: str, command: str, lines: list[str]) -> None:
     (PICTURES / f"{name}.svg").write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
         f'height="{height}" font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="12" '
-        f'xml:space="preserve"><rect width="100%" height="100%" rx="6" fill="#1e2430"/>\n'
+        f'style="white-space: pre"><rect width="100%" height="100%" rx="6" fill="#1e2430"/>\n'
         + "\n".join(rows)
         + "\n</svg>\n"
     )
@@ -87,8 +87,8 @@ def first_run() -> None:
     done = run("mpirun", "-n", "2", "mpitrain", "run", "--set", "run.log_every=20")
     wanted = ("step ", "val loss", "communication", "  axis", "  data ", "  shard ", "  longest", "done")
     lines = [line for line in without_dates(done.stdout) if line.startswith(wanted)]
-    lines = [line.partition("  0.")[0] if line.startswith("step") else line for line in lines]
-    terminal("run", "mpirun -n 2 mpitrain run", [line for line in lines if "exchange" not in line])
+    lines = [re.sub(r"  [0-9.]+ s a step.*", "", line) for line in lines]
+    terminal("run", "mpirun -n 2 mpitrain run", lines)
 
 
 def prefetch() -> None:

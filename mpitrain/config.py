@@ -42,7 +42,7 @@ class ConfigTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, froz
 
 
 class Run(ConfigTable):
-    dir: str = ""  # "": runs/ and the name of the configuration file
+    dir: str = ""  # directory of the run; "": runs/ and the name of the configuration file
     steps: Count = 120  # optimizer steps of the whole run, earlier starts included
     seed: CountOrNone = 1  # of initial weights, of the order of the data, and of held-out documents
     save_every: CountOrNone = 40  # steps between checkpoints; 0: only at the end
