@@ -1,13 +1,13 @@
-"""Use mpitrain as a library under mpirun: a mesh, a sum over an axis, a schedule that is proved and played.
+"""Use mpitrain as a library under mpirun: a run that is stepped, a sum, a schedule that is played, a plan.
 
 mpirun -n 2 python examples/library.py
 """
 
 import numpy as np
-from mpi4py import MPI
 
-from mpitrain import config
+from mpitrain import api, config
 from mpitrain.comm.base.grid import Grid
+from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.collectives import all_reduce
 from mpitrain.comm.mesh import Mesh
 from mpitrain.model.families.catalog import plan_of
@@ -16,11 +16,16 @@ from mpitrain.schedules.catalog import build
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.proof.check import check_table
 
+SMALL = (
+    "model.layers=2", "model.width=32", "model.heads=2", "model.kv_heads=1", "model.ffn=64", "run.steps=3",
+    "run.dir=runs/library",
+)  # fmt: skip
 
-def sum_over_ranks(world: MPI.Intracomm) -> float:
-    """Sum the numbers of the ranks over an axis `dp`, in a fixed order."""
-    mesh = Mesh(world, Grid({"dp": world.size}))
-    x_P = np.full(4, world.rank + 1, dtype=np.float32)
+
+def sum_over_ranks(num_ranks: int) -> float:
+    """Sum a number of each rank over an axis of a mesh of one's own, in a fixed order."""
+    mesh = Mesh(MPI.COMM_WORLD, Grid({"dp": num_ranks}))
+    x_P = np.full(4, mesh.rank + 1, dtype=np.float32)
     all_reduce(x_P, mesh["dp"]).wait()  # MPI owns x_P until then
     mesh.free()
     return float(x_P[0])
@@ -42,13 +47,14 @@ def parameters(num_ranks: int) -> int:
 
 def main() -> None:
     """Print what each of them gives, on the first rank."""
-    world = MPI.COMM_WORLD
-    total = sum_over_ranks(world)
-    assert total == world.size * (world.size + 1) / 2, total
-    if world.rank == 0:
-        print(f"sum over {world.size} ranks: {total:g}")
-        print(f"zb-h1 on 4 ranks, 8 microbatches: {makespan('zb-h1', 4, 8):g} ticks")
-        print(f"llama3-8b: {parameters(8):,} parameters")
+    with api.open_run(None, *SMALL) as run:
+        losses = [line["loss"] for line in run.steps()]
+        embedding = run.array("parameters/embedding.weight")
+        total = sum_over_ranks(run.mesh.size)
+        if run.rank == 0:
+            print(f"losses: {losses}; embedding: {embedding.shape}; sum over ranks: {total:g}")
+            print(f"zb-h1 on 4 ranks, 8 microbatches: {makespan('zb-h1', 4, 8):g} ticks")
+            print(f"llama3-8b: {parameters(8):,} parameters")
 
 
 if __name__ == "__main__":

@@ -122,9 +122,9 @@ def test_sentences_are_counted():
         "---\nowner: x\nnumbers: none\n---\n# A head\nOne two. Three `four` five!\n\n- six\n- seven eight\n"
     )
     assert sentences.words(text) == [2, 3, 1, 2]
-    assert sentences.words(
-        "```sh\na b c. D\n```\n| a | b. C |\nNine, ten (see `x.y`) and [on](a.md).\n"
-    ) == [6]
+    assert sentences.words("```sh\na b c. D\n```\n| a | b. C |\nNine, ten (see `x.y`) and [on](a.md).\n") == [
+        6
+    ]
 
 
 @pytest.mark.parametrize("term", TERMS)

@@ -93,7 +93,9 @@ def words_of_constants(module: str) -> dict[str, str]:
 
 
 def _named(module: str, name: str) -> ast.AST:
-    return next(each for each in ast.walk(tree_of(module)) if name == _name_of(each))
+    found = [each for each in ast.walk(tree_of(module)) if name == _name_of(each)]
+    assert found, f"{module} has no {name}: commands/reference/outputs.py says who writes what"
+    return found[0]
 
 
 def _name_of(node: ast.AST) -> str | None:

@@ -24,7 +24,7 @@ FILES = {
     "metrics.jsonl": (
         Writer(TRAINER, "_line"),
         Writer(TRAINER, "_line_of_step"),
-        Writer(TRAINER, "_validate"),
+        Writer(TRAINER, "validate"),
         Writer("mpitrain.training.checks.comm_report", "end", "comm.AXIS."),
         Writer("mpitrain.training.saving.saver", "lines"),
         Writer("mpitrain.training.saving.saver", "line", "saves[]."),
