@@ -17,7 +17,7 @@ from mpitrain import __version__  # noqa: E402
 project = "mpitrain"
 copyright = "the mpitrain contributors"
 release = version = __version__
-extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "generated", "**/README.md"]
@@ -31,6 +31,7 @@ pygments_dark_style = "monokai"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_default_options = {"members": True, "undoc-members": False}
+default_role = "literal"  # one backtick, in docstrings
 smartquotes = False  # "" is an empty text
 HAS_COURSE = (HERE / "course" / "index.md").exists()
 
@@ -47,7 +48,41 @@ def add_owner(app, page: str, source: list[str]) -> None:
         source[0] += f"\n\n---\n\n*This page is about `{found['owner']}`, mpitrain {__version__}.{numbers}*\n"
 
 
+ENTRY = re.compile(r"([a-z_*][\w*, ]*): +(\S.*)")
+
+
+def as_restructured_text(app, what: str, name: str, obj, options, lines: list[str]) -> None:
+    """Turn a docstring, which is plain text, into what Sphinx reads: entries, and indented blocks."""
+    found = []
+    in_block = False
+    for line in lines:
+        if line.startswith("    ") and not in_block:
+            found += ["", "::", ""]
+            in_block = True
+        elif line and not line.startswith(" "):
+            found += [""] * in_block
+            in_block = False
+            if entry := ENTRY.fullmatch(line):
+                line = f"**{entry[1]}**: {entry[2]}"
+                found.append("")
+        found.append(line)
+    lines[:] = found
+
+
+def keep_columns(app, context, lines: list[str]) -> None:
+    """Show the lines of a command's help that keep their places as they are typed."""
+    found = []
+    for line in lines:
+        in_block = line.startswith("| ")
+        if in_block and (not found or not found[-1].startswith("   ")):
+            found += ["", "::", ""]
+        found.append(f"   {line[2:]}" if in_block else line)
+    lines[:] = found
+
+
 def setup(app) -> None:
     """Write the generated pages, and add owners to the others."""
     made_pages.write(HERE / "generated")
     app.connect("source-read", add_owner)
+    app.connect("autodoc-process-docstring", as_restructured_text)
+    app.connect("sphinx-click-process-description", keep_columns)
