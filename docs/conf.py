@@ -10,9 +10,20 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import made_pages  # noqa: E402
-
 from mpitrain import __version__  # noqa: E402
+from mpitrain.comm.base import mpi  # noqa: E402
+
+
+class NoLibrary:
+    """Stands in for mpi4py's module MPI: docstrings and types are read without an MPI library."""
+
+    def __getattr__(self, name: str) -> type:
+        return type(name, (), {"__module__": "mpi4py.MPI"})
+
+
+mpi.MPI = NoLibrary()  # before anything imports it from there
+
+import made_pages  # noqa: E402
 
 project = "mpitrain"
 copyright = "the mpitrain contributors"
