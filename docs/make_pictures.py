@@ -27,6 +27,7 @@ YIELD = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "MPIR_CVAR_CH4_PROGRESS_THROTTLE":
 ENVIRONMENT = os.environ | YIELD | {"MATPLOTLIBRC": str(HERE / "matplotlibrc")}
 COLUMNS = 118
 LINE, CHARACTER, MARGIN = 17, 7.25, 14
+NO_BREAK = "\N{NO-BREAK SPACE}"  # viewers show several spaces as one
 TINY = str(ROOT / "jobs" / "tiny.toml")
 
 
@@ -50,16 +51,14 @@ def terminal(name: str, command: str, lines: list[str]) -> None:
     height = MARGIN * 2 + LINE * len(shown)
     rows = [
         f'<text x="{MARGIN}" y="{MARGIN + LINE * number + 12}" fill="{color(line)}" '
-        f'textLength="{CHARACTER * len(line):.0f}">{html.escape(line)}</text>'
+        f'textLength="{CHARACTER * len(line):.0f}">{html.escape(line).replace(" ", NO_BREAK)}</text>'
         for number, line in enumerate(shown)
         if line
     ]
     (PICTURES / f"{name}.svg").write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
         f'height="{height}" font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="12" '
-        f'style="white-space: pre"><rect width="100%" height="100%" rx="6" fill="#1e2430"/>\n'
-        + "\n".join(rows)
-        + "\n</svg>\n"
+        f'><rect width="100%" height="100%" rx="6" fill="#1e2430"/>\n' + "\n".join(rows) + "\n</svg>\n"
     )
 
 
