@@ -219,7 +219,7 @@ BUGS = [
     ("mpitrain/actor/stage_state.py", "owned=shared is None)", "owned=True)"),
     ("mpitrain/actor/step_totals.py", "return int(sum(map(num_counted, targets)))", "return sum(each.numel() for each in targets)"),
     ("mpitrain/parallel/device_clock.py", "        event.record()\n        return event", "        event.record()\n        event.synchronize()\n        return event"),
-    ("mpitrain/actor/trace.py", '{"ts": (begin - zero) * 1e6,', '{"ts": begin * 1e6,'),
+    ("mpitrain/actor/trace.py", '"ts": (begin - zero) * 1e6,', '"ts": begin * 1e6,'),
     # ------------------------------------------------------------ checkpoint
     ("mpitrain/checkpoint/arrays.py", "return Chunks(self.shape, self.dtype.itemsize)", "return Chunks(self.shape, 1)"),
     ("mpitrain/checkpoint/boxes.py", "[math.prod(shape[dim + 1 :]) for dim in range(len(shape))]", "[math.prod(shape[dim:]) for dim in range(len(shape))]"),
