@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d")
-LEFT = 190
+CHARACTER = 7.5  # the width of a letter
 LENGTH = 470
 HEIGHT = 22
 GAP = 10
@@ -14,21 +14,22 @@ def stacked(title: str, unit: str, rows: Mapping[str, Mapping[str, float]]) -> s
     """Return the picture of {bar: {part: value}}; all bars have one scale."""
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     most = max(sum(row.values()) for row in rows.values()) or 1
+    left = 20 + round(CHARACTER * max(map(len, rows)))
     top = 54 + 20 * ((len(parts) + 3) // 4)
     lines = [_text(12, 24, title, size=15, weight="bold"), *_legend(parts)]
     for number, (name, row) in enumerate(rows.items()):
         y = top + number * (HEIGHT + GAP)
-        lines.append(_text(LEFT - 8, y + 16, name, anchor="end"))
-        lines += _bar(y, row, parts, LENGTH / most)
+        lines.append(_text(left - 8, y + 16, name, anchor="end"))
+        lines += _bar(left, y, row, parts, LENGTH / most)
         lines.append(
-            _text(LEFT + LENGTH * sum(row.values()) / most + 6, y + 16, f"{sum(row.values()):.4g} {unit}")
+            _text(left + LENGTH * sum(row.values()) / most + 6, y + 16, f"{sum(row.values()):.4g} {unit}")
         )
-    return _picture(LEFT + LENGTH + 110, top + len(rows) * (HEIGHT + GAP) + 8, lines)
+    return _picture(max(left, 190) + LENGTH + 110, top + len(rows) * (HEIGHT + GAP) + 8, lines)
 
 
-def _bar(y: float, row: Mapping[str, float], parts: Sequence[str], scale: float) -> list[str]:
+def _bar(left: float, y: float, row: Mapping[str, float], parts: Sequence[str], scale: float) -> list[str]:
     found = []
-    x = float(LEFT)
+    x = left
     for part, value in row.items():
         width = value * scale
         colour = COLOURS[parts.index(part) % len(COLOURS)]

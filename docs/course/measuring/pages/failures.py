@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from measuring.report import LIMIT_S, Report
@@ -12,6 +12,7 @@ from measuring.runs import Run, command_of, read, same_bits, train
 
 KEYS = {"run.steps": 30, "run.save_every": 5}
 POLL_S = 0.02
+WIDTH = 200  # columns of a report that are shown
 
 
 def measure(report: Report) -> None:
@@ -58,11 +59,8 @@ def _stopped(report: Report) -> None:
     """A rank is stopped: the others wait, and the watchdogs say for whom."""
     keys = {"run.steps": 400, "parallel.pp": 2, "comm.timeout_s": 10}
     _, _, printed = _disturbed(report, "stopped", keys, signal.SIGSTOP)
-    lines = [line[:WIDTH_OF_REPORT] for line in printed.splitlines() if line.startswith("mpitrain: ")]
+    lines = [line[:WIDTH] for line in printed.splitlines() if line.startswith("mpitrain: ")]
     report.text("hang", "\n".join(lines[:12]), command_of(2, "stopped", keys))
-
-
-WIDTH_OF_REPORT = 200
 
 
 def _disturbed(report: Report, name: str, keys: dict, number: signal.Signals) -> tuple[float, int, str]:
@@ -72,7 +70,7 @@ def _disturbed(report: Report, name: str, keys: dict, number: signal.Signals) ->
     metrics = report.folder / "runs" / name / "metrics.jsonl"
     with report.started(command) as job:
         _wait(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 12)
-        rank = _rank_1(job, f"runs/{name}")
+        rank = _rank_1(job)
         begin = time.monotonic()
         os.kill(rank, number)
         printed, _ = job.communicate(timeout=LIMIT_S)
@@ -82,18 +80,26 @@ def _disturbed(report: Report, name: str, keys: dict, number: signal.Signals) ->
     return seconds, job.returncode, printed
 
 
-def _rank_1(job: subprocess.Popen, mark: str) -> int:
+def _rank_1(job: subprocess.Popen) -> int:
     """Return the process of rank 1: a descendant of the launcher that has its number in its environment."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            variables = (folder / "environ").read_bytes().split(b"\0")
+            variables = set((folder / "environ").read_bytes().split(b"\0"))
             words = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        ranks = {b"PMI_RANK=1", b"OMPI_COMM_WORLD_RANK=1"}
-        if ranks & set(variables) and mark.encode() in words and b"watchdog" not in words:
+        is_rank = {b"PMI_RANK=1", b"OMPI_COMM_WORLD_RANK=1"} & variables and b"mpitrain" in words
+        if is_rank and b"watchdog" not in words and job.pid in _ancestors(int(folder.name)):
             return int(folder.name)
     raise RuntimeError(f"{job.args}: found no process of rank 1")
+
+
+def _ancestors(process: int) -> Iterator[int]:
+    """Yield the parents of a process, up to the first."""
+    while process > 1:
+        status = Path(f"/proc/{process}/stat").read_text()
+        process = int(status.rpartition(")")[2].split()[1])
+        yield process
 
 
 def _wait(condition: Callable[[], bool]) -> None:

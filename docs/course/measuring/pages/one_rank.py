@@ -14,7 +14,7 @@ def measure(report: Report) -> None:
     for micro in (1, 2, 4, 8):
         run = train(report, 1, f"micro-{micro}", {"batch.micro": micro})
         rows.append([micro, *(_both(run.memory[kind]) for kind in KINDS)])
-        bars[f"{micro} sequences"] = {kind: run.held(kind) for kind in KINDS}
+        bars[f"microbatch of {micro}"] = {kind: run.held(kind) for kind in KINDS}
     head = ["sequences a microbatch", *(f"{kind}, MB: predicted / measured" for kind in KINDS)]
     report.table(head, rows)
     report.picture("memory", stacked("Memory of one rank, by the size of its microbatch", "MB", bars))

@@ -30,11 +30,11 @@ def measure(report: Report) -> None:
     runs = {name: _run(report, name) for name in SCHEDULES}
     rows = [_row(report, name, run, runs["gpipe"]) for name, run in runs.items()]
     head = ["pipeline.schedule", "makespan", "bubble", "most stashes of a rank", "messages a rank at most"]
-    head += ["in flight on rank 0, measured", "sent between stages by rank 0, MB", "bits of gpipe"]
+    head += ["in flight on ranks 0 to 3, measured", "sent between stages by rank 0, MB", "bits of gpipe"]
     note = (
         "Played with F = I = W = 1 and free messages; a stash is one microbatch of a rank's whole share of "
-        "layers. Columns from the sixth on are of training runs; in flight counts microbatches of each of a "
-        "rank's stages."
+        "layers. Columns from the sixth on are of training runs; in flight counts microbatches, once for each "
+        "of a rank's stages that holds them."
     )
     report.table(head, rows, note=note)
     for name in DRAWN:
@@ -47,7 +47,7 @@ def _run(report: Report, name: str) -> Run:
 
 def _row(report: Report, name: str, run: Run, gpipe: Run) -> list[object]:
     played = json.loads(report.run(f"mpitrain schedule {name} {SIZE} --json"))
-    in_flight = " + ".join(map(str, run.metrics[1]["peak_in_flight"]))
+    in_flight = ", ".join(map(str, run.metrics[1]["peak_in_flight"]))
     return [
         name,
         f"{played['makespan']:g}",
