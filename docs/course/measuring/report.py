@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 import resource
 import shlex
 import subprocess
@@ -148,7 +149,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def _is_number(cell: object) -> bool:
-    return str(cell)[:1].isdigit()
+    return re.fullmatch(r"[\d.,e+-]+%?( / .*)?", str(cell)) is not None
 
 
 def _cell(cell: object) -> str:

@@ -5,10 +5,7 @@ import re
 from measuring.bars import stacked
 from measuring.report import Report
 
-MODEL = (
-    "--set model.preset=llama3-8b --set precision.compute=bf16 --set run.device=cuda "
-    "--set data.sequence=4096 --set batch.global=128 --set comm.node_ranks=8"
-)
+MODEL = "docs/course/llama3-8b.toml"
 LAYOUTS = {
     "dp 64, zero 1": "--set parallel.zero=1",
     "dp 64, zero 3": "--set parallel.zero=3",
@@ -26,14 +23,14 @@ BUBBLE = re.compile(r"bubble ([\d.]+%)")
 
 
 def measure(report: Report) -> None:
-    report.program(f"mpitrain memory --ranks 64 {MODEL} --set parallel.tp=8 --set parallel.pp=2")
+    report.program(f"mpitrain memory {MODEL} --ranks 64 --set parallel.tp=8 --set parallel.pp=2")
     rows, bars = [], {}
     for name, keys in LAYOUTS.items():
-        held = _held(report.run(f"mpitrain memory --ranks 64 {MODEL} {keys}"))
-        sent = _sent(report.run(f"mpitrain program --ranks 64 --rank 0 {MODEL} {keys} --traffic"))
+        held = _held(report.run(f"mpitrain memory {MODEL} --ranks 64 {keys}"))
+        sent = _sent(report.run(f"mpitrain program {MODEL} --ranks 64 --rank 0 {keys} --traffic"))
         bubble = "0.0%"
         if "pp" in name:
-            bubble = BUBBLE.search(report.run(f"mpitrain check --ranks 64 {MODEL} {keys}"))[1]
+            bubble = BUBBLE.search(report.run(f"mpitrain check {MODEL} --ranks 64 {keys}"))[1]
         parts = [f"{sent.get(axis, 0.0) / 1000:.2f}" for axis in ("tp", "cp", "pp", "dp")]
         rows.append([name, f"{held / 1000:.1f}", *parts, bubble])
         bars[name] = {axis: gigabytes / 1000 for axis, gigabytes in sent.items()}

@@ -42,12 +42,8 @@ def _links(report: Report, links: Sequence[Sequence]) -> None:
         "bytes on each node. A number is what the busiest link carries in one direction, as a multiple of N."
     )
     report.table(["busiest link, of N", *networks], rows, name="links", note=note)
-    bars = {
-        f"{pattern}": {network: load[pattern, network] for network in networks[::2]} for pattern in patterns
-    }
-    report.picture(
-        "links", stacked("What the busiest link carries: torus, and fat tree with 1 uplink", "N", bars)
-    )
+    bars = {f"{pattern}, {network}": {network: load[pattern, network]} for pattern, network in load}
+    report.picture("links", stacked("What the busiest link carries", "N", bars))
 
 
 def _times(report: Report, times: Sequence[Sequence]) -> None:

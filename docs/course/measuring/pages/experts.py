@@ -24,16 +24,16 @@ def measure(report: Report) -> None:
         runs[name] = train(report, ranks, place, {**MIXTRAL, **layout})
     rows = [_row(name, run, runs["ep = 1"]) for name, run in runs.items()]
     head = ["layout", "weights, MB", "moments, MB", "activations, MB"]
-    head += ["rows sent a step by rank 0, MB", "of them between nodes", "dropped", "losses differ by"]
+    head += ["rows sent a step by rank 0, MB", "of them between nodes", "rows dropped", "losses differ by"]
     note = "Bytes are of the second step on rank 0: how many rows an expert gets changes from step to step."
     report.table(head, rows, note=note)
     report.picture("loads", (runs["ep = 1"].folder / "loads.svg").read_text())
 
 
-def _row(name: str, run: Run, one: Run) -> list[str]:
+def _row(name: str, run: Run, one: Run) -> list[object]:
     sent = {axis: usage["bytes"] for axis, usage in run.metrics[1]["comm"].items()}
     axes = [axis for axis in sent if axis.startswith("experts")]
     held = [f"{run.held(kind):.2f}" for kind in ("weights", "moments", "activations")]
     far = megabytes(sent["experts_far"]) if "experts_far" in sent else ""
-    dropped = f"{run.metrics[1]['dropped']:.1%}"
+    dropped = round(run.metrics[1]["dropped"])
     return [name, *held, megabytes(sum(sent[axis] for axis in axes)), far, dropped, furthest(run, one)]

@@ -4,31 +4,20 @@ import re
 
 from measuring.bars import stacked
 from measuring.report import Report
+from mpitrain.layout.axes import MEANINGS
 
 LAYOUT = (
     "--set model.family=mixtral --set parallel.tp=2 --set parallel.cp=2 --set parallel.pp=2 "
     "--set parallel.dp=2 --set parallel.ep=4"
 )
 LINE = re.compile(r"^  (\w+) +([\d,]+) +([\d,]+) +([\d.,]+)$", re.MULTILINE)
-MEANING = {
-    "links": "activations and their gradients between stages",
-    "tp": "gathers and sums of tensor parallelism",
-    "cp": "keys and values of context parallelism",
-    "experts": "rows of tokens between experts",
-    "tokens": "shares of the tokens that all ranks of a sequence count",
-    "shard": "gradients and weights of dense layers",
-    "expert_shard": "gradients and weights of experts",
-    "tied": "the gradient of the tied embedding, of both ends",
-    "data": "totals of the step",
-    "model": "the gradient norm",
-}
 
 
 def measure(report: Report) -> None:
     report.program(f"mpitrain program docs/course/small.toml --ranks 16 --rank 5 {LAYOUT} --traffic")
     printed = report.run(f"mpirun -n 16 mpitrain run --dry-run docs/course/small.toml {LAYOUT}")
     rows = [
-        [axis, MEANING.get(axis, ""), operations, messages, megabytes]
+        [axis, MEANINGS.get(axis, ""), operations, messages, megabytes]
         for axis, operations, messages, megabytes in LINE.findall(printed)
     ]
     head = ["axis", "carries", "operations", "messages", "MB of all ranks"]

@@ -33,8 +33,8 @@ def measure(report: Report) -> None:
     head += ["in flight on ranks 0 to 3, measured", "sent between stages by rank 0, MB", "bits of gpipe"]
     note = (
         "Played with F = I = W = 1 and free messages; a stash is one microbatch of a rank's whole share of "
-        "layers. Columns from the sixth on are of training runs; in flight counts microbatches, once for each "
-        "of a rank's stages that holds them."
+        "layers. Columns from the sixth on are of training runs; in flight counts microbatches, once for "
+        "each of a rank's stages that holds them."
     )
     report.table(head, rows, note=note)
     for name in DRAWN:
