@@ -150,7 +150,7 @@ def zigzag(sequence, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_zigzag_gives_every_rank_the_same_work_and_is_that_of_the_plan(ranks):
-    from mpitrain.layout.sequence import SequencePlacement
+    from mpitrain.plan.division.sequence import SequencePlacement
 
     placed = zigzag(64, ranks)
     assert len({sum(position + 1 for position in positions) for positions in placed}) == 1
@@ -484,7 +484,7 @@ def state_bytes(parameters, tp, pp, dp):
 
 
 def test_the_estimate_of_a_planner_is_within_a_fifth_of_the_plan():
-    from mpitrain.layout.memory import predict
+    from mpitrain.plan.predict.memory import predict
 
     plan = planned()
     parameters = sum(math.prod(spec.shape) for spec in plan.parameters())

@@ -14,6 +14,17 @@ def on_path(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(COURSE), *sys.path])
 
 
+def test_every_page_is_measured_by_a_file_that_can_be_imported():
+    import importlib
+
+    from measuring.report import PAGES
+
+    files = {path.stem for path in (COURSE / "measuring" / "pages").glob("[a-z]*.py")}
+    assert files == set(PAGES)
+    for page in PAGES:
+        assert callable(importlib.import_module(f"measuring.pages.{page}").measure)
+
+
 def test_an_all_to_all_loads_a_torus_and_fat_trees_as_the_formulas_say():
     """On a torus of side k each node's rows cross k/4 links a dim in the mean, over two links: n k/8 / n."""
     from measuring.networks import NODES, SIDE, all_to_all, carried, on_fat_tree, on_torus

@@ -3,7 +3,6 @@
 import datetime
 import os
 import re
-import resource
 import shlex
 import subprocess
 import sys
@@ -58,12 +57,10 @@ class Report:
         self.out.mkdir(parents=True, exist_ok=True)
         (folder / "docs").symlink_to(course.parent)
         self.commands: list[str] = []
-        self.processor_s = 0.0  # of the last command, all its processes together
 
     def run(self, command: str, *, fails: bool = False) -> str:
         """Run a command line, remember it for the next table, and return what it printed."""
         self.commands.append(command)
-        before = _processor_s()
         done = subprocess.run(
             shlex.split(command),
             cwd=self.folder,
@@ -73,7 +70,6 @@ class Report:
             text=True,
             timeout=LIMIT_S,
         )
-        self.processor_s = _processor_s() - before
         if done.returncode and not fails:
             raise click_error(command, done)
         return done.stdout
@@ -97,7 +93,7 @@ class Report:
             left_out = f"... {len(printed) - most_lines} further lines"
             printed = [*printed[:most_lines], left_out]
         self.commands = []
-        self._write(f"{name}.md", ["```console", f"$ {command}", *printed, "```"])
+        self._write(f"{name}.md", ["```text", f"$ {command}", *printed, "```"])
 
     def table(
         self, head: Sequence[str], rows: Sequence[Sequence[object]], *, name: str = "table", note: str = ""
@@ -107,13 +103,13 @@ class Report:
         lines += _table(head, rows)
         if note:
             lines += ["", note]
-        lines += ["", "```console", *(f"$ {command}" for command in dict.fromkeys(self.commands)), "```"]
+        lines += ["", "```text", *(f"$ {command}" for command in dict.fromkeys(self.commands)), "```"]
         self.commands = []
         self._write(f"{name}.md", lines)
 
     def text(self, name: str, printed: str, command: str) -> None:
         """Write a fragment of what a command has printed, cut to what matters."""
-        self._write(f"{name}.md", ["```console", f"$ {command}", *printed.splitlines(), "```"])
+        self._write(f"{name}.md", ["```text", f"$ {command}", *printed.splitlines(), "```"])
 
     def picture(self, name: str, svg: str) -> None:
         (self.out / f"{name}.svg").write_text(svg)
@@ -128,12 +124,6 @@ class Report:
     def _write(self, name: str, lines: Sequence[str]) -> None:
         head = f"<!-- Made by: python docs/course/measure.py {self.page} -->"
         (self.out / name).write_text("\n".join([head, "", *lines, ""]))
-
-
-def _processor_s() -> float:
-    """Return the processor time of all commands so far. Other programs' use of the cores isn't in it."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def click_error(command: str, done: subprocess.CompletedProcess) -> RuntimeError:

@@ -19,13 +19,11 @@ class Run:
 
     metrics: the objects of metrics.jsonl.
     output: what was printed.
-    processor_s: of all its processes, start and end included.
     """
 
     metrics: list[dict]
     output: str
     folder: Path
-    processor_s: float
 
     @property
     def losses(self) -> list[float]:
@@ -71,18 +69,7 @@ def read(report: Report, name: str, output: str = "") -> Run:
     folder = report.folder / "runs" / name
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     steps = [line for line in lines if "loss" in line]  # the first is a validation
-    return Run(steps, output, folder, report.processor_s)
-
-
-def processor_s_a_step(report: Report, ranks: int, name: str, keys: Mapping[str, object]) -> float:
-    """Return the processor time of a step: of a run of 24 steps without that of one of 4.
-
-    Wall time would be of the other programs on the machine, too.
-    """
-    long, short = (
-        train(report, ranks, f"{name}-{steps}", {**keys, "run.steps": steps}).processor_s for steps in (24, 4)
-    )
-    return (long - short) / 20
+    return Run(steps, output, folder)
 
 
 def command_of(ranks: int, name: str, keys: Mapping[str, object], config: str = SMALL) -> str:

@@ -3,7 +3,7 @@
 from measuring.bars import stacked
 from measuring.report import Report
 from measuring.runs import furthest, megabytes, train
-from mpitrain.layout.sequence import OF_KIND, SequencePlacement
+from mpitrain.plan.division.sequence import OF_KIND, SequencePlacement
 
 SHAPE = {"data.sequence": 512, "batch.global": 2, "model.kv_heads": 4, "comm.transport": "messages"}
 

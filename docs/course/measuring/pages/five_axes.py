@@ -4,7 +4,7 @@ import re
 
 from measuring.bars import stacked
 from measuring.report import Report
-from mpitrain.layout.axes import MEANINGS
+from mpitrain.plan.axes import MEANINGS
 
 LAYOUT = (
     "--set model.family=mixtral --set parallel.tp=2 --set parallel.cp=2 --set parallel.pp=2 "

@@ -25,7 +25,7 @@ def measure(report: Report) -> None:
     rows = [_row(name, run) for name, run in runs.items()]
     head = ["precision.compute", *(f"{kind}, MB" for kind in KINDS), "sent a step and rank, MB"]
     head += ["mean loss of the last 10 steps", "skipped steps"]
-    report.table(head, rows, note="Loss is of one seed: differences of a hundredth say nothing.")
+    report.table(head, rows, note="Loss is of one seed. How far fp64 and fp32 are apart is what chance does.")
     bars = {name: {kind: run.held(kind) for kind in KINDS} for name, run in runs.items()}
     report.picture("memory", stacked("State and activations of one of two ranks, by precision", "MB", bars))
 

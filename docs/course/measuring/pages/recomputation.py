@@ -1,39 +1,39 @@
-"""Recomputation: what is kept, and how much more is computed."""
+"""Recomputation: what is kept, and how much more is computed and moved."""
+
+import json
 
 from measuring.bars import stacked
 from measuring.report import Report
-from measuring.runs import processor_s_a_step, same_bits, train
+from measuring.runs import SMALL, same_bits, train
 
 MODES = ("none", "selective", "every-k", "full")
 
 
 def measure(report: Report) -> None:
     report.program("mpitrain program docs/course/small.toml --set memory.recompute=full --set batch.global=2")
-    keys = {mode: {"memory.recompute": mode, "batch.micro": 4} for mode in MODES}
-    runs = {mode: train(report, 1, mode, keys[mode]) for mode in MODES}
-    times = {mode: processor_s_a_step(report, 1, mode, keys[mode]) for mode in MODES}
-    none = runs["none"].held("activations")
-    rows = [
-        [
-            mode,
-            f"{run.held('activations'):.2f}",
-            f"{run.held('activations') / none:.0%}",
-            f"{times[mode] / times['none']:.2f}",
-            same_bits(run, runs["none"]),
-        ]
-        for mode, run in runs.items()
-    ]
-    head = [
-        "memory.recompute",
-        "activations, MB",
-        "of none",
-        "processor time of a step, of none",
-        "bits of none",
-    ]
+    runs = {mode: train(report, 1, mode, {"memory.recompute": mode, "batch.micro": 4}) for mode in MODES}
+    work = {mode: _work(report, mode) for mode in MODES}
+    rows = []
+    for mode, run in runs.items():
+        kept = run.held("activations")
+        times = [work[mode][what] / work["none"][what] for what in ("flops", "bytes")]
+        share = kept / runs["none"].held("activations")
+        rows.append(
+            [mode, f"{kept:.2f}", f"{share:.0%}", *(f"{x:.2f}" for x in times), same_bits(run, runs["none"])]
+        )
+    head = ["memory.recompute", "activations, MB", "of none"]
+    head += ["FLOPs of a step, of none", "bytes through memory, of none", "bits of none"]
     note = (
-        "Processor time is of 20 steps: of a run of 24 without that of one of 4. It is of one measurement; "
-        "bytes and bits are exact."
+        "FLOPs are of products and attention, bytes are read and written by all operations of torch in a "
+        "step."
     )
     report.table(head, rows, note=note)
     bars = {mode: {"activations": run.held("activations")} for mode, run in runs.items()}
     report.picture("kept", stacked("Activations that a microbatch of 4 sequences keeps", "MB", bars))
+
+
+def _work(report: Report, mode: str) -> dict[str, int]:
+    """Return what one step computes and moves, counted operation by operation."""
+    keys = f"run.dir=runs/work-{mode} memory.recompute={mode} batch.micro=4 run.steps=3"
+    printed = report.run(f"python docs/course/measuring/one_step.py {SMALL} {keys}")
+    return json.loads(printed.splitlines()[-1])
