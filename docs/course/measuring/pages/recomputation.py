@@ -1,11 +1,13 @@
 """Recomputation: what is kept, and how much more is computed and moved."""
 
 import json
+import re
 
 from measuring.bars import stacked
 from measuring.report import Report
 from measuring.runs import SMALL, same_bits, train
 
+SENT = re.compile(r"^#   tp .* (\d+) +[\d.]+ +([\d.]+)$", re.MULTILINE)
 MODES = ("none", "selective", "every-k", "full")
 
 
@@ -29,7 +31,19 @@ def measure(report: Report) -> None:
     )
     report.table(head, rows, note=note)
     bars = {mode: {"activations": run.held("activations")} for mode, run in runs.items()}
+    _under_tp(report)
     report.picture("kept", stacked("Activations that a microbatch of 4 sequences keeps", "MB", bars))
+
+
+def _under_tp(report: Report) -> None:
+    """What tensor parallelism sends in a step, by mode."""
+    rows = []
+    for mode in MODES:
+        keys = f"--set parallel.tp=2 --set memory.recompute={mode}"
+        printed = report.run(f"mpitrain program {SMALL} --ranks 2 --rank 0 {keys} --traffic")
+        found = [(int(calls), float(sent)) for calls, sent in SENT.findall(printed)]
+        rows.append([mode, sum(calls for calls, _ in found), f"{sum(sent for _, sent in found):.1f}"])
+    report.table(["memory.recompute", "operations of tp", "sent a step and rank, MB"], rows, name="under-tp")
 
 
 def _work(report: Report, mode: str) -> dict[str, int]:
