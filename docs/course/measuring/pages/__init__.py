@@ -1,0 +1,1 @@
+"""One file a page: measure(report) writes its program, its table and its pictures."""

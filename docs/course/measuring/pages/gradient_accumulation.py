@@ -1,0 +1,35 @@
+"""Gradient accumulation: the same step in more and smaller microbatches."""
+
+from measuring.bars import stacked
+from measuring.report import Report
+from measuring.runs import furthest, train
+
+SHAPES = ((8, 8), (8, 4), (8, 2), (8, 1), (32, 1), (64, 1))
+
+
+def measure(report: Report) -> None:
+    report.program("mpitrain program docs/course/small.toml --set batch.global=8 --set batch.micro=2")
+    runs = {
+        shape: train(
+            report, 1, f"{shape[0]}-by-{shape[1]}", {"batch.global": shape[0], "batch.micro": shape[1]}
+        )
+        for shape in SHAPES
+    }
+    rows = []
+    bars = {}
+    for (whole, micro), run in runs.items():
+        same_batch = furthest(run, runs[8, 8]) if whole == 8 else "other tokens"
+        rows.append(
+            [
+                whole,
+                micro,
+                whole // micro,
+                f"{run.held('activations'):.2f}",
+                f"{run.held('gradients'):.2f}",
+                same_batch,
+            ]
+        )
+        bars[f"{whole} in {whole // micro}"] = {kind: run.held(kind) for kind in ("gradients", "activations")}
+    head = ["batch.global", "batch.micro", "microbatches", "activations, MB", "gradients, MB"]
+    report.table([*head, "losses differ from the first row by"], rows)
+    report.picture("memory", stacked("Memory by sequences a step and microbatches", "MB", bars))

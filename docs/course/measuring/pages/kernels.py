@@ -1,0 +1,44 @@
+"""Kernels: passes over memory of functions as they are written, fused, and by tiles."""
+
+import json
+
+from measuring.bars import stacked
+from measuring.report import Report
+
+COMMAND = "python docs/course/measuring/passes.py"
+WORDS = {
+    "gated": "silu(gate) * up",
+    "norm": "RMSNorm",
+    "rotated": "rotary positions",
+    "loss": "cross-entropy",
+    "attention": "attention by its formula, T = 512",
+    "flash": "flash attention, T = 512",
+}
+
+
+def measure(report: Report) -> None:
+    report.program("mpitrain program docs/course/small.toml --set batch.global=2 --set run.compile=true")
+    found = json.loads(report.run(COMMAND))
+    rows = [
+        [WORDS[name], operations, f"{moved / 1e6:.2f}", f"{least / 1e6:.2f}", f"{moved / least:.1f}"]
+        for name, operations, moved, least in found["functions"]
+    ]
+    head = ["function", "operations", "MB read and written", "MB if fused", "times as much"]
+    note = (
+        "Counted over the operations of torch that run, views left out. Fused means that each input is read "
+        "once and each output written once."
+    )
+    report.table(head, rows, note=note)
+    bars = {
+        WORDS[name]: {"fused": least / 1e6, "beyond that": (moved - least) / 1e6}
+        for name, _, moved, least in found["functions"]
+    }
+    report.picture("passes", stacked("Bytes that a function moves through memory", "MB", bars))
+    report.commands.append(COMMAND)
+    rows = [["a matrix of 128 x 128, " + walk, lines] for walk, lines in found["lines"]]
+    rows += [[f"product of 32 x 32, tiles of {tile}", numbers // 16] for tile, numbers in found["products"]]
+    note = (
+        "Counted in a model of a cache: 32 lines of 16 numbers, of which the one goes that was used the "
+        "longest time ago. Tiles of 32 are the loop without tiles."
+    )
+    report.table(["walk", "lines fetched"], rows, name="tiles", note=note)
