@@ -93,6 +93,9 @@ class Model(ConfigTable):
     # the kind of model: its layers; "" and absent keys of this table: as the preset says;
     # "module:name": a ModelFamily of your own
     family: str = ""
+    # a Hugging Face folder, a run directory or a step to begin with: its weights, and its sizes, instead
+    # of a preset's; the optimiser begins anew
+    init: str = ""
     layers: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     width: Length | None = None
     heads: Heads | None = None
@@ -394,6 +397,7 @@ PATHS = (
         "data.tokenizer",
         "data.tokens",
         "experts.replay",
+        "model.init",
     ),
     "pipeline.schedule",
 )

@@ -82,7 +82,7 @@ def shrunken(config: Config) -> Config:
     experts = small if config.experts.count else {}
     changes = {
         "experts": experts,
-        "model": dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp, vocab=VOCAB),
+        "model": dict(init="", layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp, vocab=VOCAB),
         "attention": _shrunken_attention(config.attention),
         "data": dict(sequence=sequence),
         "batch": dict(global_=parallel.dp * microbatches, micro=1),
