@@ -1,7 +1,7 @@
 """Attention on a CPU, piece by piece against torch's own, both directions, as ratios within one run.
 
 By kernels/attention_cpu_16bit.py; in fp32 where MKL is slow by attention_cpu_fp32.py, of which the
-lengths from where on it is taken are told.
+lengths from where on it is taken are printed.
 
     OMP_NUM_THREADS=1 python benchmarks/attention.py [--turns 20]
 

@@ -7,7 +7,7 @@ the disk gets.
 It trains the model of preset `reference` on 1 rank, saves now and then, and reads metrics.jsonl:
 
     step    median time of the steps while one is being written, over that of the others of the same
-            run; told is each save's share
+            run; reported is each save's share
     stall   for which training stood still for the copy in host memory, over the time to copy as
             many bytes between two buffers
     disk    bytes a second from the first to the commit, over those of one write and fsync of the
@@ -74,8 +74,8 @@ def train(folder: Path, num_ranks: int, settings: list[str]) -> list[dict]:
 
 def steps(lines: list[dict]) -> None:
     """Compare the steps during a save with the others."""
-    saves = [save | {"told": line["step"]} for line in lines for save in line.get("saves", ())]
-    during = {step for save in saves for step in range(save["step"] + 1, save["told"] + 1)}
+    saves = [save | {"reported": line["step"]} for line in lines for save in line.get("saves", ())]
+    during = {step for save in saves for step in range(save["step"] + 1, save["reported"] + 1)}
     times = {line["step"]: line["step_s"] for line in lines}
     clock = {b["step"]: b["seen"] - a["seen"] for a, b in zip(lines, lines[1:])}
     for name, found in (("step_s", times), ("clock", clock)):

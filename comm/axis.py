@@ -66,8 +66,8 @@ class Axis:
         self.turnstile = Turnstile()
         self.second_turnstile = Turnstile()
         self.scratch = Scratch()
-        # Open MPI knows it for COMM_WORLD only
-        self.num_tags: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]  # each MPI has it
+        # Open MPI knows it for COMM_WORLD only; each MPI has it
+        self.num_tags: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
         self._tag = -1
         self._allocations: list[Allocation] = []
         self._owns = comm is not None and self.size > 1

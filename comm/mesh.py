@@ -46,7 +46,7 @@ class Mesh:
     progress: who enters MPI while the rank computes: `poll` (the rank itself, between instructions)
     or a `thread`.
     on_thread: what a thread calls before it enters MPI for the first time.
-    place: is told when memory is made together later, and of waits that last.
+    place: notes when memory is made together later, and waits that last.
     way: of device buffers, alike on all ranks.
     levels: whether axes over several nodes move data inside of nodes and between them in turn
     (comm/transports/levels.py).

@@ -166,7 +166,7 @@ class Progress:
 
     `timeout_s` None waits for ever. Times are those of the accounts' clocks.
 
-    place: is told of waits that last.
+    place: notes waits that last.
     rank: this one, of the world.
     num_neighbours: ranks on this node, which has `cpu_count` cores for them all.
     """

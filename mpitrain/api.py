@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_run(path: str | None = None, *overrides: str) -> Iterator["Run"]:
+def open_run(path: str | None = None, *overrides: str) -> Iterator["OpenRun"]:
     """Start MPI, prepare a run or go on with it, and end both with the block.
 
     Collective over all ranks of the job. MPI starts once, so a process opens one run.
@@ -62,7 +62,7 @@ def open_run(path: str | None = None, *overrides: str) -> Iterator["Run"]:
         sys.exit(code)
 
 
-def _opened(path: str | None, overrides: tuple[str, ...], guard: Guard, stack: ExitStack) -> "Run":
+def _opened(path: str | None, overrides: tuple[str, ...], guard: Guard, stack: ExitStack) -> "OpenRun":
     from mpitrain.training.prepare import open_run as prepare
 
     prepared, world = prepare(path, overrides, guard)
@@ -71,10 +71,10 @@ def _opened(path: str | None, overrides: tuple[str, ...], guard: Guard, stack: E
     from mpitrain.training.trainer import built
 
     trainer = stack.enter_context(built(prepared, world, guard))
-    return Run(trainer, stack.enter_context(ExitStack()))
+    return OpenRun(trainer, stack.enter_context(ExitStack()))
 
 
-class Run:
+class OpenRun:
     """A run that is open, on one rank. Made by open_run().
 
     live: is given the line on a terminal that shows the steps.
@@ -175,7 +175,7 @@ class Run:
 
 def _near(name: str, known: list[str]) -> str:
     found = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {found[0]}?" if found else "Run.arrays() has the names"
+    return f"did you mean {found[0]}?" if found else "OpenRun.arrays() has the names"
 
 
 def _everywhere(error: ConfigError) -> ConfigError:

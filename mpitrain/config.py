@@ -70,7 +70,7 @@ class Run(ConfigTable):
     # true
     logs: bool = False
     # space, clocks and devices, looked at before the first step; full: and the bandwidth of each
-    # axis, always told; off: not
+    # axis, always reported; off: not
     preflight: Literal["auto", "off", "full"] = "auto"
     # hours:minutes:seconds from its start, by which a run has left; "": as the scheduler says, if
     # there is one

@@ -54,9 +54,9 @@ def test_a_script_makes_the_bits_and_the_checkpoint_of_the_command(tmp_path, scr
     assert mine.returncode == 0, tail(mine.output)
     assert loss_lines(tmp_path / "mine") == loss_lines(tmp_path / "command")
     assert mine.output.count("the block is over") == 2
-    told = json.loads(next(line for line in mine.output.splitlines() if line.startswith('{"steps"')))
+    printed = json.loads(next(line for line in mine.output.splitlines() if line.startswith('{"steps"')))
     last = json.loads((tmp_path / "command" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert (told["steps"], told["step"], told["loss"]) == ([3, 4], 4, last["val_loss"])
+    assert (printed["steps"], printed["step"], printed["loss"]) == ([3, 4], 4, last["val_loss"])
     assert "moved: True" in mine.output and "done: 4 steps" in mine.output
     (folder,) = (tmp_path / "command" / "checkpoints").glob("*4")
     with h5py.File(folder / "index.h5") as index, np.load(found) as arrays:

@@ -42,8 +42,8 @@ def plan(num_ranks, *settings):
     ],
 )
 def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
-    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm.standins.recipe import Start, Wait, decoded, encoded
+    from mpitrain.commands.dryrun.rehearsal import Rehearsal
 
     for rank in range(4):
         events = Rehearsal(plan(4, *settings), rank).recipe()
@@ -62,8 +62,8 @@ def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
 
 
 def test_a_recipe_stands_between_the_instructions_of_the_program():
-    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm.standins.recipe import At, Start
+    from mpitrain.commands.dryrun.rehearsal import Rehearsal
 
     found = plan(4, *LAYOUT)
     for rank in range(4):
@@ -82,12 +82,12 @@ def test_a_recipe_stands_between_the_instructions_of_the_program():
 
 def test_importing_what_a_rank_needs_is_without_torch():
 
-    code = "import sys, mpitrain.training.dry_run; sys.exit('torch' in sys.modules)"
+    code = "import sys, mpitrain.commands.dryrun.phases; sys.exit('torch' in sys.modules)"
     assert finished([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
 
 
 def test_bytes_are_divided_over_the_others_as_both_ends_count_them():
-    from mpitrain.actor.signed import shares
+    from mpitrain.commands.dryrun.signed import shares
 
     assert shares(10, 4, 1) == [3, 0, 3, 4]
     assert shares(0, 1, 0) == [0]
@@ -112,7 +112,7 @@ def test_bytes_are_shown_with_three_digits_at_least():
 
 
 def test_computations_sleep_as_long_as_their_flops_take():
-    from mpitrain.actor.dry_run import seconds_of
+    from mpitrain.commands.dryrun.silent_walk import seconds_of
 
     found = plan(4, *LAYOUT)
     seconds = seconds_of(found, 1e9)
@@ -133,10 +133,10 @@ print("a recipe")
 
 def test_a_rank_is_at_work_as_long_as_its_rehearsal_and_stuck_when_that_is(monkeypatch):
     """As its watchdog sees it: for how long it has done nothing."""
-    from mpitrain.actor import recipes
     from mpitrain.cluster.processes import condition
     from mpitrain.cluster.status_board import BUSY, RankStatus
     from mpitrain.cluster.watchdog import Activity
+    from mpitrain.commands.dryrun import recipes
 
     monkeypatch.setattr(recipes, "REHEARSAL", COMPUTES_AND_STOPS)
     place = RankStatus()
@@ -196,10 +196,10 @@ TABLES = {"schedule": "pipeline", "transport": "comm", "node_ranks": "comm"}
 def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, limit):
     """In messages of at most `limit` bytes."""
     from mpitrain.actor.communicators import build_mesh
-    from mpitrain.actor.dry_run import AxisTally, DryRun
-    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm.base import wire
     from mpitrain.comm.base.wire import sent_bytes
+    from mpitrain.commands.dryrun.rehearsal import Rehearsal
+    from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun
     from mpitrain.model.families.catalog import plan_of
 
     monkeypatch.setattr(wire, "LIMIT", limit)
@@ -262,7 +262,7 @@ import torch
 PLANTED = """
 import os
 import msgspec
-from mpitrain.actor.recipes import Rehearsals
+from mpitrain.commands.dryrun.recipes import Rehearsals
 from mpitrain.cli import main
 from mpitrain.comm.standins.recipe import Start, decoded, encoded
 
@@ -287,8 +287,8 @@ def command(*settings, program=(MPITRAIN,)):
 
 
 def test_no_rank_loads_torch_and_what_was_sent_is_reported(tmp_path):
-    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm.base.wire import sent_bytes
+    from mpitrain.commands.dryrun.rehearsal import Rehearsal
 
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(ONLY_WITH_RANKS)

@@ -435,7 +435,7 @@ ELSEWHERE = {
     "mpitrain/cluster/resident.py": {"read_text": "/proc"},
     "mpitrain/cluster/shared_memory.py": {"read_bytes": "/proc"},
     "mpitrain/cluster/std_streams.py": {"os.open": "/dev/null"},
-    "mpitrain/training/dry_run.py": {"read_text": "/proc"},
+    "mpitrain/commands/dryrun/phases.py": {"read_text": "/proc"},
     "mpitrain/training/machine/gpus.py": {"read_text": "/sys"},
     "comm/base/launchers.py": {"read_bytes": "/proc", "read_text": "/proc"},
     "comm/transports/window.py": {"open": "/dev/zero"},

@@ -145,7 +145,7 @@ def _has_server(environment: Mapping[str, str], starter: Process | None) -> bool
             server.getpeername()
             poll = select.poll()
             poll.register(server, 0)
-            return not poll.poll(0)  # that the other end was closed is told unasked
+            return not poll.poll(0)  # a closed other end is reported unasked
     except (OSError, OverflowError):
         return False
 

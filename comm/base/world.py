@@ -47,7 +47,7 @@ class ExpectedAction(NamedTuple):
 
 
 class StatusReporter(Protocol):
-    """What is told that a rank waits, and for what; cluster/status_board.py has it."""
+    """Notes that a rank waits, and for what; cluster/status_board.py has it."""
 
     phase: str
     what: str

@@ -2,12 +2,10 @@
 
 actor                      an instruction, and what it does: F, B, W, SEND, RECV, GATHER, REDUCE,
                            UPDATE
-communicators, contexts    the communicators of this rank; what its blocks are told of a microbatch
+communicators, contexts    the communicators of this rank; what its blocks are given of a microbatch
 stage, stage_state         a pipeline stage: activations in flight; weights and gradients in buckets
 reductions                 gradients of data parallelism: all-reduce, reduce-scatter
 step_totals                loss, gradient norm and flags, in two small exchanges
 memory, memory_meter       what this rank holds
 trace                      the measured timeline
-rehearsal, recipes,        the operations of a step without its computation: the dry run
-dry_run, signed
 """

@@ -133,7 +133,7 @@ class Actor:
     """This rank.
 
     recorder: notes when instructions ran.
-    place: is told where in the program the rank is.
+    place: notes where in the program the rank is.
     build: makes what computes of a stage's layers.
     measure: reads the numbers of a step.
     """

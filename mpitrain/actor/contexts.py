@@ -1,4 +1,4 @@
-"""What the blocks of a stage are told of each microbatch.
+"""What the blocks of a stage are given of each microbatch.
 
 Where a segment starts, what came before it, what is visible.
 """

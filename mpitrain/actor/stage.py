@@ -50,7 +50,7 @@ class Stage:
 
     blocks: what computes.
     state: its parameters.
-    contexts: makes what blocks are told.
+    contexts: makes what blocks are given.
     shelves: host memory for what blocks keep.
     """
 

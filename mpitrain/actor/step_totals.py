@@ -23,7 +23,7 @@ class Measure:
     """How the numbers of a step are read from its tensors."""
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> list[float]:
-        """Return losses, and what layers told."""
+        """Return losses, and the metrics of layers."""
         found = list(tensors)
         return torch.stack(found).tolist() if found else []
 

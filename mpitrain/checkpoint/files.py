@@ -27,7 +27,7 @@ FORMAT = ("v110", "v110")
 WRITTEN = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 STAGING = "run.staging"  # the setting that chooses a directory of the node
 DRAIN_BYTES = 1 << 24
-SEND_BYTES = 1 << 22  # written since the disk was last told
+SEND_BYTES = 1 << 22  # written since writeback was last started
 # Linux has it
 SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)
 SYNC_FILE_RANGE_WRITE = 2
@@ -91,7 +91,7 @@ class Filler:
         self._descriptor = descriptor
         self._pool = ThreadPoolExecutor(1, "mpitrain-write")
         self._writing = deque[Future[int]]()  # where each ends
-        self._sent = 0  # up to here the disk has been told
+        self._sent = 0  # up to here writeback has been started
 
     def add(self, file: h5py.File, name: str, array: np.ndarray) -> None:
         """Make a dataset that lies in one piece, and have the array written there.

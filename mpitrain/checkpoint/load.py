@@ -65,7 +65,7 @@ def open_latest(
     For one rank.
 
     Steps that are torn, altered, a stranger's, or without what is needed are passed over: `warn` is
-    told why, and which one is used. Raises CheckpointError when there are steps but none can be
+    shown why, and which one is used. Raises CheckpointError when there are steps but none can be
     used: a run never starts anew over them by mistake.
     """
     return newest_of(

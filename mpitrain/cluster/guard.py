@@ -2,7 +2,7 @@
 
     guarded(body, report)  runs body(guard); whatever happens, this rank ends in one of three ways:
           done             MPI is finalised, the exit code returned
-          an error of all  the same, after the first rank has told it: an InputError, or a
+          an error of all  the same, after the first rank has reported it: an InputError, or a
                            StoppedEarly
           anything else    one report that names rank, phase and cause, then the whole job is ended
                            (MPI_Abort)
@@ -10,7 +10,7 @@
 A failing rank frees nothing on its way out: communicators are freed by all ranks together, and the
 others are elsewhere.
 
-Until MPI has started, when the watchdog of the node is told which ranks there are, and where there
+Until MPI has started, when the watchdog of the node learns which ranks there are, and where there
 is none, a thread of each rank watches the rank's own limit.
 """
 
@@ -120,7 +120,7 @@ class Guard:
                 signal.signal(name, _heard_by_the_thread)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # while this one is inside MPI, too
         self._wake = wake
-        # what ends a job is told there, also when this rank writes to a log (run.logs)
+        # what ends a job is reported there, also when this rank writes to a log (run.logs)
         self._console = os.dup(2)
         # the watchdog asks for the stack of a rank that is stuck
         faulthandler.register(signal.SIGUSR2, self._console, all_threads=False)

@@ -9,7 +9,7 @@ others wait for in the end.
 A wait names the ranks whose messages have not come (comm/progress.py), and the instruction by which
 they send them; a wait for the rank's own device names nobody. A rank is behind if somebody waits
 for it, and it is stopped or dead, or waits for nobody. Where all wait, and an instruction that is
-owed has been run, its message is lost on the way.
+waited for has been run, its message is lost on the way.
 
 Standard library only, and no MPI: the watchdog has this.
 """
@@ -103,7 +103,7 @@ def _counts(rank: Rank) -> bool:
 
 
 def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> HangReport:
-    """Say who is behind. silent: nodes that told nothing."""
+    """Say who is behind. silent: nodes that reported nothing."""
     every = {rank.where.rank: rank for rank in ranks if rank.where.rank >= 0 and _counts(rank)}
     lines = _gave_up(every)
     late = [rank for rank in every.values() if rank.late]

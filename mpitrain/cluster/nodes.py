@@ -11,7 +11,7 @@ Boards are memory of a node, and MPI may be what hangs.
     over     both ways      reported: print nothing, show these stacks, end your ranks with this
                             code
 
-Messages are lines of JSON. The port is any free one, and told over MPI with a token that each
+Messages are lines of JSON. The port is any free one, and sent over MPI with a token that each
 connection begins with: other programs of the cluster can connect, and are sent away. A node that
 can't be reached reports for itself.
 

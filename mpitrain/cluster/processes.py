@@ -80,7 +80,7 @@ def name_of(pid: int) -> str:
 
 
 def held_in(pid: int) -> str:
-    """Return the function of the kernel that a process waits in; "" if it is in none, or that isn't told."""
+    """Return the function of the kernel that a process waits in; "" if it is in none, or that isn't shown."""
     try:
         found = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -24,7 +24,7 @@ process of its own. It may be stopped itself: it holds what the launcher waits f
 continues it (guard.py), and so does the system when the rank that started it ends.
 
 It is there from the first line of the first rank of this node, found as watchdog_rendezvous.py says. Which
-ranks are to come, and where the watchdogs of other nodes are, it is told when MPI has started;
+ranks are to come, and where the watchdogs of other nodes are, it learns when MPI has started;
 until then each rank watches its own limit, and it reports those that fail or are gone.
 
 Standard library only.
@@ -78,10 +78,10 @@ FORWARD_S = 0.5
 END_S = (1.5, 4.0)
 ASK_S = 3.0  # for the watchdogs of other nodes to answer
 AGAIN_S = 5.0  # after which they are asked again, where ranks waited for one that was at work
-# and for the first node's to report, before one that has told it of trouble reports for itself
+# and for the first node's to report, before one that has sent it trouble reports for itself
 ELSEWHERE_S = 3.0
 CONNECT_S = 60.0  # for the first rank
-# after a report, for ranks that have not come yet: they are told, too, that the job ends
+# after a report, for ranks that have not come yet: they learn, too, that the job ends
 LINGER_S = 10.0
 # for a launcher that is ending: its ranks see that it closes its sockets a moment before it has
 # ended
@@ -370,7 +370,7 @@ class Watchdog:
         rank.life = life
         os.close(slot)
         self.lives[rank.life] = rank
-        self._poll.register(rank.life, 0)  # that it is closed, is told in any case
+        self._poll.register(rank.life, 0)  # that it is closed, is reported in any case
         self._send(rank, READY + b" %d" % os.getpid())
         if self.ended_at < float("inf"):
             self._ask([rank])

@@ -39,7 +39,7 @@ def main(guard: Guard, say: Callable[[str], None]) -> int:
     """Report on the world this process was started in. Collective over all ranks.
 
     Raises MeshError where there is no MPI library, LibraryError where there is no torch, when all
-    else is told.
+    else is printed.
     """
     try:
         library.vendor()

@@ -57,7 +57,7 @@ EncoderOf = Callable[[Tokenizer, int], Encoder]
 
 
 class Reporter(NamedTuple):
-    """Who is told how far the work is.
+    """Who hears how far the work is.
 
     doing: called with what comes next; if it raises StoppedEarly, what is prepared is kept.
     line: prints a line.

@@ -8,6 +8,5 @@ tokenizing              a corpus is tokenized on all ranks
 run_report, going_on    what a run prints, and what it advises at its end
 expert_loads            load balancing of experts, as numbers and a picture
 early_exit              an early exit with a checkpoint: signals, time limits
-dry_run                 `mpitrain run --dry-run`
 saving/                 checks/  replay/  machine/
 """

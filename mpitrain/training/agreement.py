@@ -16,7 +16,7 @@ from mpitrain.errors import ConfigError, InputError
 
 
 def attempt(path: str | None, overrides: tuple[str, ...]) -> Config | InputError:
-    """Read a configuration, or return what is wrong with it: before MPI starts nobody can be told."""
+    """Read a configuration, or return what is wrong with it: before MPI starts nobody can hear it."""
     try:
         return settings.load(path, overrides)
     except InputError as error:

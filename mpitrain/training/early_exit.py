@@ -18,7 +18,7 @@ from collections import deque
 
 from mpitrain.cluster.guard import Guard
 
-# HURRY: without the validation that is due, and without what is told at the end
+# HURRY: without the validation that is due, and without what is printed at the end
 STAY, LEAVE, HURRY = range(3)
 REMEMBERED = 64  # steps
 ASSUMED_BYTES_S = 100e6  # of a rank, until a save was measured

@@ -44,7 +44,7 @@ def together(every: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
 def draw(metrics: Path, to: Path) -> str:
     """Draw the loads that a run has logged; return what to tell of it.
 
-    Without matplotlib, or room for a file, nothing is drawn, and that is told: a picture is no
+    Without matplotlib, or room for a file, nothing is drawn, and that is said: a picture is no
     reason to fail a run that is done.
     """
     try:

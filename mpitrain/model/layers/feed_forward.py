@@ -9,7 +9,7 @@ Kept of it, with n = B T positions on this rank, width D, F hidden units:
     working     3 n D, 3 n F       forward, backward; selective 2 n F, 5 n F: what isn't kept is
                                    made, and made again
 
-tp divides F. What fp8, tp, `sequence` and cp change is told in layers/attention.py.
+tp divides F. What fp8, tp, `sequence` and cp change stands in layers/attention.py.
 """
 
 from collections.abc import Mapping

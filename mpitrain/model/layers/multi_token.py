@@ -8,7 +8,7 @@ arXiv:2412.19437, section 2.2).
 
 Each depth k of `model.mtp` has one more block like the last one. The embedding is that of the first
 stage: another use of the same weights, as if they were tied. Its cross-entropies, weighted, add to
-what is trained; the loss that is told is that of the next token.
+what is trained; the loss that is reported is that of the next token.
 
 Kept besides what its layers keep, with n positions of the residual stream on this rank, width D: 4
 n D + 2 n of the two norms, and of their results side by side. Nothing of it is computed again,

@@ -124,7 +124,7 @@ class Attending:
 
 class AttendingBackward:
     """The backward: the gradient of the queries over all keys seen so far, and that of each tile's
-    keys and values where it is told.
+    keys and values where it is asked to.
     """
 
     def __init__(

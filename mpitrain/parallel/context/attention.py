@@ -20,7 +20,7 @@ need it, and are resumed with its result. On an axis of size 1 they send nothing
 
 `request.documents` [B, T] or [T]: a number for each position of the *whole* sequence, in order, alike on
 all ranks: every rank can read it with the tokens, so it needs no message. RoPE is the caller's, at
-placement.positions(rank), before the attention. Windows and sinks are told in
+placement.positions(rank), before the attention. Windows and sinks stand in
 kernels/attention_window.py, soft caps in kernels/attention_products.py.
 """
 

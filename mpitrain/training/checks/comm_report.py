@@ -2,7 +2,7 @@
 
 Of all steps on all ranks, as a table at the end of a run.
 
-Axes are those of comm/mesh.py, and what is counted is told in comm/meters/account.py. Ranks differ,
+Axes are those of comm/mesh.py, and what is counted stands in comm/meters/account.py. Ranks differ,
 pipeline ranks most: the lines of metrics.jsonl are rank 0's, since asking all ranks would cost
 every step a message; the table has them all. Below it stand the ranks that were waited for longest;
 of several at once each has its share (comm/progress.py).

@@ -1,6 +1,6 @@
 """The same bits every time on a GPU (`numerics.deterministic`).
 
-What torch is told, before it first multiplies there.
+What is set in torch, before it first multiplies there.
 
 What a step does of which CUDA has kernels that add in any order, by atomics, and what becomes of it
 (pytorch's sources, 2.11 to 2.13):
@@ -13,7 +13,7 @@ What a step does of which CUDA has kernels that add in any order, by atomics, an
     index_put_              any of several values for one place; here there is one  sorted
 
 torch refuses an operation that it has no deterministic kernel for, and tests/test_determinism.py
-finds those before a GPU does. On a CPU all are deterministic as they are, and nothing is told: the
+finds those before a GPU does. On a CPU all are deterministic as they are, and nothing is set: the
 same setting would sort, and fill memory, there too.
 
 What is added over ranks has one order anyway. None of this has run on a GPU yet; what it costs

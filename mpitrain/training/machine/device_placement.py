@@ -72,7 +72,7 @@ def place(plan: Plan, world: World) -> DevicePlacement:
 
 
 def looked_for(config: Config) -> Gpus:
-    """Return the GPUs to choose from, with torch told how to compute on them; none, for a run on CPUs.
+    """Return the GPUs to choose from, with torch set up to compute on them; none, for a run on CPUs.
 
     Raises ConfigError.
     """

@@ -43,7 +43,7 @@ def newest_whole(
 
     share: of the chunks of a step that are read, taken by chance, by some rank each.
     needs: arrays that it must have, with dtypes and shapes.
-    warn: told why a step is passed over, on every rank.
+    warn: hears why a step is passed over, on every rank.
     each: called with what is read next.
     among: tells which steps count. Raises CheckpointError, alike on all ranks, where there are
     steps and none can be used.

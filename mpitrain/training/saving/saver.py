@@ -5,7 +5,7 @@ What threads write beside the steps, and the step at which all ranks know that i
     after step 40   a snapshot in host memory; a thread of each rank that has a shard writes, hashes
                     and syncs it
     during step 42  rank 1, the last one, is done
-    after step 43   all ranks know: each told, as the step began, how far it was; a thread of rank 0
+    after step 43   all ranks know: each said, as the step began, how far it was; a thread of rank 0
                     commits, and removes what isn't kept
     after step 44   all ranks know that step 40 is saved, and the line of step 44 says so
 
@@ -263,7 +263,7 @@ class Saver:
 
     @property
     def number(self) -> int:
-        """How far this rank is, to be told to all. Not collective."""
+        """How far this rank is, for all to hear. Not collective."""
         return OVER if self._task is None else self._task.number
 
     @property
@@ -321,7 +321,7 @@ class Saver:
         return {"saves": [outcome.line() for outcome in over]} if over else {}
 
     def advance(self, number: int) -> None:
-        """Go on with what is under way. number: the highest that a rank told."""
+        """Go on with what is under way. number: the highest that a rank reported."""
         if self._save is None or number == UNDER_WAY:
             return
         if number == FAILED:

@@ -106,7 +106,7 @@ class Rehearsal:
         if keys.node_ranks:
             return (
                 f"by messages, on nodes of {keys.node_ranks} ranks; what shared memory of a node would read "
-                "isn't told apart"
+                "isn't distinguished"
             )
         reads = "read from the memory of the others"
         ways = {
@@ -250,7 +250,7 @@ class _EmptyItem:
 def main() -> None:
     """Read a resolved configuration from stdin.
 
-    Write the recipe of each rank of a step, a line each, as JSON (actor/recipes.py).
+    Write the recipe of each rank of a step, a line each, as JSON (commands/dryrun/recipes.py).
     """
     signal_when_parent_ends(signal.SIGKILL)  # stopped, it would stay when its rank is killed
     config = sys.stdin.buffer.read()

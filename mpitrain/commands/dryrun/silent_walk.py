@@ -5,7 +5,7 @@ It walks its program, with the operations that a rehearsal of it has written dow
     instruction  the next one of the program of the plan; a computation takes the time it is given,
                  asleep
     operation    a real one, over the communicators that training has, its messages checked as they
-                 come (actor/signed.py)
+                 come (commands/dryrun/signed.py)
     wait         where the actor would wait
 
 No torch.
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import sleep
 
-from mpitrain.actor.signed import Sender, Signed
 from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.prediction import predicted
 from mpitrain.comm.standins.recipe import At, Event, Start
+from mpitrain.commands.dryrun.signed import Sender, Signed
 from mpitrain.errors import MessageError
 from mpitrain.plan.plan import Plan
 from mpitrain.schedules.actions import COMPUTE, Action

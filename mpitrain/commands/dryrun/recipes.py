@@ -15,7 +15,7 @@ from mpitrain.comm.base.launchers import without_launcher
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
 
-REHEARSAL = "from mpitrain.actor.rehearsal import main; main()"
+REHEARSAL = "from mpitrain.commands.dryrun.rehearsal import main; main()"
 LOOK_S = 0.25
 
 

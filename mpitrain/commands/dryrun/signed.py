@@ -247,7 +247,7 @@ class Sender:
     ) -> Iterator[Found]:
         """Yield headers as if all ranks sent as much as this one.
 
-        Lengths differ, and are those that were told before.
+        Lengths differ, and are those that were agreed on before.
         """
         for source, (part, num_bytes) in enumerate(zip(parts, every)):
             if source != axis.rank:

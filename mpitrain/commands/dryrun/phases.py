@@ -2,10 +2,10 @@
 and nothing computed.
 
     start          every rank reads the configuration and joins MPI; they are compared
-    recipes        a process beside rank 0 rehearses each rank (actor/rehearsal.py): the only one
+    recipes        a process beside rank 0 rehearses each rank (commands/dryrun/rehearsal.py): the only one
                    that loads torch
     communicators  those of training
-    steps          actor/dry_run.py
+    steps          commands/dryrun/silent_walk.py
 
 512 ranks fit on one machine: none of them loads torch, and no run directory, corpus or weight is
 touched.
@@ -21,8 +21,6 @@ from typing import NamedTuple
 import msgspec
 
 from mpitrain.actor.communicators import build_mesh
-from mpitrain.actor.dry_run import AxisTally, DryRun, seconds_of
-from mpitrain.actor.recipes import Rehearsals
 from mpitrain.cluster.allocation import age_s
 from mpitrain.cluster.code_identity import code
 from mpitrain.cluster.guard import Guard
@@ -33,6 +31,8 @@ from mpitrain.comm.base.world import World, connect
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.comm.standins.recipe import Event, decoded
+from mpitrain.commands.dryrun.recipes import Rehearsals
+from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun, seconds_of
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
 from mpitrain.errors import DONE, InputError, MessageError

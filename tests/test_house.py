@@ -1,0 +1,38 @@
+"""The shape of the code stays what benchmarks/house.py prints of it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import house  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def shape():
+    return house.measure(ROOT, house.CODE)
+
+
+def test_lines_are_short(shape):
+    assert shape.too_long_lines == []
+    assert len(shape.long_lines) < 0.04 * shape.num_lines
+
+
+def test_functions_are_short_and_simple(shape):
+    assert {n: c for n, c in shape.lengths.items() if c > house.LONGEST_FUNCTION} == {}
+    assert {n: c for n, c in shape.complexity.items() if c > house.MOST_COMPLEX} == {}
+
+
+def test_a_class_name_means_one_thing(shape):
+    assert house.two_meanings(shape) == {}
+
+
+def test_few_statements_assign_several_values_at_once(shape):
+    assert len(shape.tuples) < 0.01 * shape.num_statements
+
+
+def test_two_files_of_one_name_are_explained():
+    assert house.twins(ROOT, house.CODE).keys() == house.TWINS.keys()
