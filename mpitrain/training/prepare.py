@@ -448,6 +448,10 @@ class _Opening:
 
     def _keep_tokenizer(self) -> None:
         keep_tokenizer(self.rundir.data, self.tokenizer.whole)
+        if self.config.model.init and not os.path.lexists(self.rundir.came_along):
+            from mpitrain.weights.beginning import keep_companions
+
+            keep_companions(self.config.model.init, self.rundir.came_along)
 
     def _copies(self) -> np.ndarray:
         """Return the documents that are copies of held-out ones; none for runs that are older than this."""

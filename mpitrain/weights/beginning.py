@@ -14,9 +14,9 @@ from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
 from mpitrain.errors import CheckpointError
-from mpitrain.inputs import kind_of, listed, shown
+from mpitrain.inputs import kind_of, listed, replacing, shown
 from mpitrain.plan.plan import Plan
-from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
+from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder, copied_companions
 from mpitrain.weights.keys import OF_TRAINING, TABLES, filled, keys_of, with_keys
 from mpitrain.weights.source import (
     CheckpointSource,
@@ -63,6 +63,23 @@ def begins(config: Config, before: Config | None = None) -> Beginning:
             config = _with_tokenizer(config, str(folder.path / TOKENIZER))
             lines.append(f"  data.tokenizer = {shown(config.data.tokenizer)}")
         return Beginning(config, lines)
+
+
+def keep_companions(path: str, target: Path) -> None:
+    """Copy what came along with the weights of a Hugging Face folder into a folder to be made."""
+    if not is_folder_of_others(path):
+        return
+
+    def write(name: str, content: bytes) -> None:
+        with replacing(target / name) as file:
+            file.write(content)
+
+    try:
+        with ModelFolder(path) as folder:
+            target.mkdir()
+            copied_companions(folder, write)
+    except OSError as error:
+        raise CheckpointError(f"{shown(target)}: {shown(error)}; choose another run.dir") from None
 
 
 def is_folder_of_others(path: str) -> bool:

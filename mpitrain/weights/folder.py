@@ -218,9 +218,7 @@ class ModelFolder:
         return WeightsError(f"{self.where(name)}: {what}")
 
 
-def copied_companions(folder: ModelFolder, write: Callable[[str, bytes], object]) -> list[str]:
-    """Hand the files that come along, and config.json, to write(name, content); return their names."""
-    names = [CONFIG, *folder.companions]
-    for name in names:
+def copied_companions(folder: ModelFolder, write: Callable[[str, bytes], object]) -> None:
+    """Hand config.json and the files that come along to write(name, content)."""
+    for name in (CONFIG, *folder.companions):
         write(name, folder.content(name))
-    return names

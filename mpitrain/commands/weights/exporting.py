@@ -27,7 +27,6 @@ from mpitrain.cluster.rundir import RunDir
 from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.steps import CHECKPOINTS, steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
-from mpitrain.commands.weights.importing import CAME_ALONG
 from mpitrain.config import Config
 from mpitrain.data.tokens import describe
 from mpitrain.errors import (
@@ -184,7 +183,7 @@ def _source(saved: Checkpoint, folder: Path) -> Source:
 def _companions(run: RunDir) -> dict[str, bytes]:
     """Return the files that came along with the weights, or else the run's own tokenizer."""
     found = {}
-    own = run.path / CAME_ALONG
+    own = run.came_along
     try:
         if kind_of(own) == "a folder":
             for name in (CONFIG, *COMPANIONS):

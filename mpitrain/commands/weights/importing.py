@@ -31,15 +31,15 @@ from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.team import Team
 from mpitrain.config import Config
 from mpitrain.errors import DONE, CheckpointError, InputError
-from mpitrain.inputs import remove, replacing, shown
+from mpitrain.inputs import remove, shown
 from mpitrain.plan.plan import Plan
-from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder, copied_companions
+from mpitrain.weights.beginning import keep_companions
+from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
 from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank
 from mpitrain.weights.proof import digest_of_checkpoint
 from mpitrain.weights.source import FolderSource, require_tied_head
 from mpitrain.weights.tensors import Matched, match, tensors_of
 
-CAME_ALONG = "huggingface"  # the folder of a run that has what came along
 PART_BYTES = 1 << 26  # of a weight that is in memory at once
 COMPUTE = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 META = dict(step=0, tokens=0, updates=0, skipped=0, data="", loss_scale=(1.0, 0))
@@ -138,7 +138,7 @@ def _target(given: str) -> Target:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "no folder can have this name"
         raise CheckpointError(f"{shown(given)}: {why}; give a run directory to be made") from None
-    if others := names - {run.checkpoints.name, CAME_ALONG}:
+    if others := names - {run.checkpoints.name, run.came_along.name}:
         raise CheckpointError(
             f"{shown(given)} has something in it ({shown(sorted(others)[0])}); give a run directory to "
             "be made"
@@ -159,7 +159,7 @@ def _understood(
         found.lines.append(f'precision.compute = "{changed.compute}"  (dtype of the tensors)')
         asked = msgspec.structs.replace(asked, precision=changed)
     if where.run and TOKENIZER in folder.companions and asked.data.tokenizer == settings.Data().tokenizer:
-        file = str(where.run.path / CAME_ALONG / TOKENIZER)
+        file = str(where.run.came_along / TOKENIZER)
         found.lines.append(f'data.tokenizer = "{shown(file)}"')
         asked = msgspec.structs.replace(asked, data=msgspec.structs.replace(asked.data, tokenizer=file))
     plan = plan_on_one_rank(asked)
@@ -192,7 +192,7 @@ def _begin(where: Target, num_bytes: int) -> list[Path]:
 def _undo(where: Target, tmp: Path, made: list[Path]) -> None:
     remove(tmp, STEP)
     if where.run is not None:
-        remove(where.run.path / CAME_ALONG)
+        remove(where.run.came_along)
     _remove_empty(made)
 
 
@@ -243,17 +243,9 @@ def _commit(
     """Give the step its name, and make the run; return the names of the files that came along."""
     came: list[str] = []
     if where.run is not None:
-        own = where.run.path / CAME_ALONG
-        own.mkdir(exist_ok=True)
-
-        def write(name: str, content: bytes) -> None:
-            with replacing(own / name) as file:
-                file.write(content)
-
-        try:
-            came = copied_companions(folder, write)
-        except OSError as error:
-            raise CheckpointError(f"{shown(own)}: {shown(error)}; give another run directory") from None
+        remove(where.run.came_along)  # of an import that was killed
+        keep_companions(str(folder.path), where.run.came_along)
+        came = [CONFIG, *folder.companions]
     writer = {"imported": str(folder.path), "shards": num_shards, **code_identity.code()}
     about = StepInfo(settings.to_toml(plan.config), writer)
     save.commit(tmp, META | {"step": where.step}, num_shards, about=about)
@@ -279,6 +271,6 @@ def _summary(
     if where.run is None:
         return "\n".join([*lines, f"step {where.step} is in {shown(where.checkpoints)}"])
     if came:
-        lines.append(f"came along: {', '.join(came)}, in {shown(where.run.path / CAME_ALONG)}")
+        lines.append(f"came along: {', '.join(came)}, in {shown(where.run.came_along)}")
     run = shown(where.run.config)
     return "\n".join([*lines, f"done: step 0 of {shown(where.run.path)}; train it: mpitrain run {run}"])
