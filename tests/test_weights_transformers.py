@@ -16,6 +16,7 @@ LAYOUTS = {  # of the families whose layers are divided in ways of their own
     "qwen3-moe": ("ep",),
     "mixtral": ("ep", "tp"),
 }
+TRAINED = ("llama3.1", "llama-tied", "gpt-oss", "deepseek-v3", "qwen3-moe-some", "mixtral")
 PAIRS = [(name, axis) for name, axes in LAYOUTS.items() for axis in axes]
 
 
@@ -79,9 +80,7 @@ def test_every_layout_begins_with_the_same_weights(name, axis, tmp_path):
     assert distance(losses(tmp_path / "two"), losses(tmp_path / "one")) < 1e-10
 
 
-@pytest.mark.parametrize(
-    "name", ["llama3.1", "llama-tied", "gpt-oss", "deepseek-v3", "qwen3-moe-some", "mixtral"]
-)
+@pytest.mark.parametrize("name", TRAINED)
 def test_trained_and_exported_it_is_what_transformers_loads(name, tmp_path):
     """Train 20 steps of it on two ranks, export, load, import again."""
     path = save(name, tmp_path / "model")

@@ -250,7 +250,7 @@ class Fields:
         default: the class's own object, where none is there.
         """
         self._seen.update(("rope_theta", "rope_scaling", "rope_parameters"))
-        name = "rope_scaling" if self.tree.get("rope_scaling") else "rope_parameters"
+        name = "rope_scaling" if self.tree.get("rope_scaling") is not None else "rope_parameters"
         found = self.tree.get(name)
         if found is None:
             found = default or {}
