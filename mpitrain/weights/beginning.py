@@ -117,6 +117,7 @@ def _keys_of(config: Config) -> dict[str, object]:
                 found[f"{table}.{key}"] = value
     if not config.experts.count:
         found = {key: value for key, value in found.items() if not key.startswith("experts.")}
+    found["model.vocab"] = config.model.vocab - (found.pop("model.padding", 0) or 0)
     if not getattr(config.model, "mtp", 0):
         found.pop("model.mtp", None)
         found.pop("model.mtp_weight", None)
@@ -171,8 +172,9 @@ def checkpoint_source(saved: Checkpoint, plan: Plan) -> CheckpointSource:
             raise CheckpointError(f"{shown(saved.path)} lacks {listed(lost, 4)}; it is of another model")
         for spec in plan.parameters():
             box = source.box(spec.name)
-            more_rows = spec.group == "table" and box is not None and box.stop[0] < spec.shape[0]
-            fits = box is None or box.stop == spec.shape or (more_rows and box.stop[1:] == spec.shape[1:])
+            # rows of tokens may be more or fewer: the vocabulary is padded, or has further tokens
+            of_tokens = spec.group == "table" and box is not None and box.stop[1:] == spec.shape[1:]
+            fits = box is None or box.stop == spec.shape or of_tokens
             if not fits:
                 raise CheckpointError(
                     f"{shown(saved.path)}: {spec.name} is {list(box.stop)}, needed {list(spec.shape)}; it is "

@@ -25,7 +25,7 @@ OF_TRAINING = frozenset(
     ["balance", "balance_weight", "bias_rate", "z_weight", "replay", "capacity", "buffer", "dispatch", "wire"]
 )
 # keys that a config.json's model may be trained with another value of
-OPEN = ("attention.theta", "attention.window", "model.vocab")
+OPEN = ("attention.theta", "attention.window", "model.vocab", "model.vocab_multiple")
 OPEN_PREFIXES = ("attention.yarn_", "attention.llama3_")
 TABLES = ("model", "attention", "experts")
 FURTHER = "num_nextn_predict_layers"  # blocks behind the last one that predict further tokens
@@ -121,7 +121,8 @@ def with_keys(config: Config, keys: Mapping[str, Any], where: str) -> Config:
 
 def plan_on_one_rank(config: Config) -> Plan:
     """Return the plan of a model whose keys are all there, on one rank."""
-    return plan_of(resolve(on_one_rank(config), 1, config.model.vocab))
+    tokens = config.model.vocab - (config.model.padding or 0)
+    return plan_of(resolve(on_one_rank(config), 1, tokens))
 
 
 # ---------------------------------------------------------------- and back
@@ -199,5 +200,7 @@ def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
 
 
 def _without_padding(config: Config) -> Config:
-    """Return a configuration whose vocabulary isn't padded."""
-    return config
+    """Return a resolved configuration whose vocabulary isn't padded."""
+    model = config.model
+    bare = dict(vocab=model.vocab - (model.padding or 0), padding=0, vocab_multiple=1)
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(model, **bare))

@@ -204,7 +204,8 @@ def _planned(source: Source, out: Path, dtype: str | None, most_bytes: int) -> W
         raise WeightsError(f"{shown(out)}: no folder {shown(out.absolute().parent)} to make it in")
     chosen = dtype or OF_COMPUTE[source.config.precision.compute]
     config_json(source.config, NAMED[chosen], {}, {})  # or there is no such model
-    weights = weights_of(source.plan, source.config.model.vocab)
+    model = source.config.model
+    weights = weights_of(source.plan, model.vocab - (model.padding or 0))
     tensors = tensors_to_write(weights, source.saved, NAMED[chosen])
     return Written(out.with_name(out.name + TMP), weights, shards_of(tensors, most_bytes), chosen)
 

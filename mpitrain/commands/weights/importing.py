@@ -30,7 +30,7 @@ from mpitrain.cluster.rundir import RunDir
 from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.team import Team
 from mpitrain.config import Config
-from mpitrain.errors import DONE, CheckpointError, InputError
+from mpitrain.errors import DONE, CheckpointError, ConfigError, InputError
 from mpitrain.inputs import remove, shown
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.beginning import keep_companions
@@ -58,8 +58,10 @@ class LaterPart:
         self.ndim = len(box.shape)
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        found = np.empty(self.shape, self.dtype)
-        self._source.read(self._name, self._box, found)
+        found = np.zeros(self.shape, self.dtype)  # rows that pad the vocabulary stay so
+        there = self._box.overlap(self._source.box(self._name))
+        if there.size:
+            self._source.read(self._name, there, found[there.seen_from(self._box)])
         self._progress.add(found.nbytes)
         return found
 
@@ -163,6 +165,12 @@ def _understood(
         found.lines.append(f'data.tokenizer = "{shown(file)}"')
         asked = msgspec.structs.replace(asked, data=msgspec.structs.replace(asked.data, tokenizer=file))
     plan = plan_on_one_rank(asked)
+    rows = plan.config.model.vocab - plan.config.model.padding
+    if rows != found.vocab:
+        raise ConfigError(
+            f"model.vocab = {rows}, but {folder.where(CONFIG)} has {found.vocab}: rows for further tokens "
+            "are made where a run begins; leave it out, and run with model.init and model.vocab"
+        )
     return asked, plan, found, match(folder, plan, found.kind, found.vocab, found.further)
 
 

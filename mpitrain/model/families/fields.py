@@ -31,7 +31,7 @@ def write_sizes(config: Config) -> dict[str, Any]:
         num_attention_heads=model.heads,
         num_key_value_heads=model.kv_heads,
         intermediate_size=model.ffn,
-        vocab_size=model.vocab,
+        vocab_size=model.vocab - (model.padding or 0),
         tie_word_embeddings=model.tied,
         max_position_embeddings=config.data.sequence,
         initializer_range=0.02,
