@@ -13,6 +13,7 @@ NAME_OF = {code: name for name, code in NAMED.items()}
 # as config.json has them
 TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 SHIFT = 16  # bits that fp32 has more than bf16
+EXPONENT = 0x7F80  # of bf16; all ones: infinite, or NaN
 
 
 def widened(array: np.ndarray) -> np.ndarray:
@@ -22,6 +23,18 @@ def widened(array: np.ndarray) -> np.ndarray:
     wide = array.view(np.uint16).astype(np.uint32)
     wide <<= SHIFT
     return wide.view(np.float32)
+
+
+def widen_into(out: np.ndarray, array: np.ndarray) -> bool:
+    """Fill `out`, fp32 or fp64, with numbers of any dtype; return whether all of them are finite there."""
+    if array.dtype != BF16 or out.dtype != np.float32:
+        with np.errstate(over="ignore"):
+            out[...] = widened(array)
+        return bool(np.isfinite(out).all())
+    bits = array.view(np.uint16)
+    # one pass over what was read, one over what is written
+    np.left_shift(bits, SHIFT, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
+    return not bits.size or int((bits & EXPONENT).max()) != EXPONENT
 
 
 def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

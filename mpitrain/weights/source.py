@@ -14,11 +14,11 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
 from mpitrain.errors import CheckpointError, WeightsError
 from mpitrain.inputs import shown
-from mpitrain.weights.bits import DTYPES, widened
+from mpitrain.weights.bits import DTYPES, widen_into, widened
 from mpitrain.weights.folder import ModelFolder
 from mpitrain.weights.tensors import EMBEDDING, Matched, Weight
 
-BAND_BYTES = 1 << 23  # read at once
+BAND_BYTES = 1 << 20  # read at once: what is computed with it stays in a core's cache
 
 
 class WeightSource(Protocol):
@@ -82,8 +82,7 @@ class FolderSource:
             self._take(tensor, out[band.seen_from(box)], rows[(slice(None), *columns)])
 
     def _take(self, tensor: str, out: np.ndarray, found: np.ndarray) -> None:
-        out[...] = widened(found)
-        if not np.isfinite(out).all():
+        if not widen_into(out, found):
             file = self._folder.names[tensor]
             raise WeightsError(
                 f"{self._folder.where(file)}: {shown(tensor)} holds NaN or infinite numbers"
@@ -148,9 +147,7 @@ class CheckpointSource:
         row_bytes = math.prod(box.shape[1:]) * out.itemsize
         for band in bands(box, row_bytes):
             found = self._saved.read(stored, tuple(slice(a, b) for a, b in zip(band.start, band.stop)))
-            here = out[band.seen_from(box)]
-            here[...] = widened(found)
-            if not np.isfinite(here).all():
+            if not widen_into(out[band.seen_from(box)], found):
                 raise CheckpointError(
                     f"{shown(self._saved.path)}: {shown(stored)} holds NaN or infinite numbers; use another "
                     "step"
