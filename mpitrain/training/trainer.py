@@ -68,7 +68,7 @@ from mpitrain.training.saving import state_io
 from mpitrain.training.saving.newest import VERIFYING, newest_whole
 from mpitrain.training.saving.saver import saver_of
 from mpitrain.weights.beginning import checkpoint_source, own_first_step, source_of
-from mpitrain.weights.initial import fill
+from mpitrain.weights.first_weights import fill
 
 
 def run(opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None) -> int:

@@ -1,4 +1,4 @@
-"""model.init: the model and the first weights of a run, of a Hugging Face folder or of a checkpoint.
+"""model.init: the model and the first weights of a run, of a folder or a checkpoint.
 
 A run that has a checkpoint of its own goes on from it, whatever became of model.init.
 """
@@ -18,14 +18,14 @@ from mpitrain.inputs import kind_of, listed, replacing, shown
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder, copied_companions
 from mpitrain.weights.keys import OF_TRAINING, TABLES, filled, keys_of, with_keys
-from mpitrain.weights.source import (
+from mpitrain.weights.matching import FURTHER, match
+from mpitrain.weights.weight_source import (
     CheckpointSource,
     FolderSource,
     WeightSource,
     missing,
     require_tied_head,
 )
-from mpitrain.weights.tensors import FURTHER, match
 
 CHECKPOINTS = "checkpoints"
 KEY = "model.init"
@@ -39,7 +39,7 @@ class Beginning(NamedTuple):
 
 
 def begins(config: Config, before: Config | None = None) -> Beginning:
-    """Return a configuration with the keys that model.init says. Raises InputError for what can't be.
+    """Return a configuration with the keys that model.init says. Raises InputError.
 
     before: the resolved configuration of the run's own directory, if it has a checkpoint.
     """
@@ -145,7 +145,7 @@ def _with_tokenizer(config: Config, tokenizer: str) -> Config:
 
 
 def source_of(path: str, plan: Plan) -> WeightSource:
-    """Open the weights of model.init for a plan's model. Raises InputError unless all are there and fit.
+    """Open the weights of model.init for a plan's model. Raises InputError unless all fit.
 
     Reads headers alone. The caller closes it.
     """
@@ -187,7 +187,7 @@ def checkpoint_source(saved: Checkpoint, plan: Plan) -> CheckpointSource:
 
 
 def own_first_step(checkpoints: Path) -> bool:
-    """Return whether a run's own folder has a step 0: weights that `mpitrain import` has put there."""
+    """Return whether a run's own folder has a step 0, which `mpitrain import` makes."""
     return find_one(checkpoints, 0) is not None
 
 

@@ -1,4 +1,4 @@
-"""The numbers of safetensors files as numpy arrays, without torch. bf16 are their bits, as in checkpoints."""
+"""Numbers of safetensors files as numpy arrays, without torch; of bf16 the bits."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def widened(array: np.ndarray) -> np.ndarray:
 
 
 def widen_into(out: np.ndarray, array: np.ndarray) -> bool:
-    """Fill `out`, fp32 or fp64, with numbers of any dtype; return whether all of them are finite there."""
+    """Fill `out`, fp32 or fp64, with numbers of any dtype; return whether all are finite."""
     if array.dtype != BF16 or out.dtype != np.float32:
         with np.errstate(over="ignore"):
             out[...] = widened(array)
@@ -34,11 +34,19 @@ def widen_into(out: np.ndarray, array: np.ndarray) -> bool:
     bits = array.view(np.uint16)
     # one pass over what was read, one over what is written
     np.left_shift(bits, SHIFT, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
+    return all_finite(array)
+
+
+def all_finite(array: np.ndarray) -> bool:
+    """Return whether no number is infinite, or NaN."""
+    if array.dtype != BF16:
+        return bool(np.isfinite(array).all())
+    bits = array.view(np.uint16)
     return not bits.size or int((bits & EXPONENT).max()) != EXPONENT
 
 
 def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return an array in another dtype, rounded to nearest, ties to even; fp64 to bf16 through fp32.
+    """Return an array in another dtype, rounded to nearest even; fp64 to bf16 through fp32.
 
     A number that fp16 can't hold becomes infinite.
     """
@@ -50,5 +58,9 @@ def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
             return wide.astype(dtype)
     with np.errstate(over="ignore"):
         bits = wide.astype(np.float32).view(np.uint32)
-    bits = bits + (0x7FFF + ((bits >> SHIFT) & 1))
-    return (bits >> SHIFT).astype(np.uint16).view(BF16)
+    rounded = bits >> SHIFT
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= SHIFT
+    return rounded.astype(np.uint16).view(BF16)

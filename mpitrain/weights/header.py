@@ -48,7 +48,7 @@ class DuplicateKey(ValueError):
 
 
 def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, each of whose keys stands there once. For json.loads(object_pairs_hook=)."""
+    """Return an object of JSON, each of whose keys stands there once."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -58,7 +58,7 @@ def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parsed(content: bytes) -> Any:
-    """Return what JSON of a stranger means. Raises ValueError that says in one line what is wrong."""
+    """Return what JSON of a stranger means. Raises ValueError, of one line."""
     try:
         return json.loads(content.decode(), object_pairs_hook=once)
     except RecursionError:
@@ -92,7 +92,7 @@ class SafetensorsFile:
             self._descriptor = -1
 
     def rows(self, entry: Entry, first: int, last: int) -> np.ndarray:
-        """Return rows [first, last) of a tensor in its own dtype; bf16 as BF16. A scalar is one row."""
+        """Return rows [first, last) of a tensor in its own dtype; bf16 as BF16."""
         dtype = DTYPES[entry.code]
         of_row = entry.shape[1:]
         out = np.empty((last - first, *of_row), dtype)
@@ -101,7 +101,7 @@ class SafetensorsFile:
         return out
 
     def _fill(self, out: memoryview, offset: int) -> None:
-        """Read exactly so many bytes. Not mapped: a file that is cut meanwhile is an error, no signal."""
+        """Read so many bytes. Not mapped: a file that is cut meanwhile is no signal."""
         while out:
             try:
                 count = os.preadv(self._descriptor, [out], offset)
@@ -180,7 +180,7 @@ def _are_counts(value: Any) -> bool:
 
 
 def header_of(entries: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """Return the first bytes of a file with these tensors, one behind the other: name, dtype, shape."""
+    """Return the first bytes of a file with these tensors: name, dtype, shape."""
     tree: dict[str, Any] = {METADATA: {"format": "pt"}}
     at = 0
     for name, code, shape in entries:

@@ -52,7 +52,7 @@ class ModelKeys(NamedTuple):
 
 
 def keys_of(folder: ModelFolder) -> ModelKeys:
-    """Return what the config.json of a folder says. Raises ConfigError for what no family computes."""
+    """Return what the config.json of a folder says. Raises ConfigError."""
     fields = Fields(folder.config, folder.where(CONFIG))
     family, kind = _kind_of(fields)
     architectures = fields.take("architectures", None)
@@ -84,7 +84,7 @@ def _families() -> list[tuple[str, Any]]:
 
 
 def filled(config: Config, found: ModelKeys, where: str) -> Config:
-    """Return a configuration whose model is that of a folder; keys of its own go before, where they may.
+    """Return a configuration whose model is that of a folder; its own keys go before, where they may.
 
     Raises ConfigError for a key that says another model.
     """

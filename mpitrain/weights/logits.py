@@ -20,9 +20,9 @@ from mpitrain.errors import LibraryError
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.folder import ModelFolder
 from mpitrain.weights.keys import plan_on_one_rank
+from mpitrain.weights.matching import Matched
 from mpitrain.weights.proof import ExportError
-from mpitrain.weights.source import FolderSource
-from mpitrain.weights.tensors import Matched
+from mpitrain.weights.weight_source import FolderSource
 
 SEQUENCES = 2
 LENGTH = 24  # tokens of each
@@ -75,7 +75,7 @@ def require_installed() -> None:
 
 
 def compare(folder: ModelFolder, matched: Matched, plan: Plan, code: str) -> SameLogits:
-    """Compare the logits of a few sequences. Raises ExportError unless they are the same but for rounding."""
+    """Compare the logits of a few sequences. Raises ExportError unless they agree."""
     config = plan.config
     length = min(LENGTH, config.data.sequence)
     vocab = matched.weights[0].rows

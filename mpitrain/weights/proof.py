@@ -20,8 +20,8 @@ from mpitrain.plan.plan import Plan
 from mpitrain.weights.bits import DTYPES, cast, widened
 from mpitrain.weights.folder import ModelFolder
 from mpitrain.weights.keys import require_same_model
-from mpitrain.weights.source import FolderSource, bands
-from mpitrain.weights.tensors import Matched, Weight, match
+from mpitrain.weights.matching import Matched, Weight, match
+from mpitrain.weights.weight_source import FolderSource, bands
 
 PARAMETERS = "parameters/"
 
@@ -109,14 +109,17 @@ def _require_whole(
 def _compare(weight: Weight, band: Box, kept: np.ndarray, found: np.ndarray, code: str) -> float:
     """Return the largest difference that the cast has made. Raises ExportError for any other."""
     expected = widened(cast(kept, DTYPES[code])).astype(found.dtype, copy=False)
-    wrong = expected != found
-    if wrong.any():
+    if not np.array_equal(expected, found):
+        wrong = expected != found
         at = [int(i) + a for i, a in zip(np.argwhere(wrong)[0], band.start)]
         raise ExportError(
             f"{weight.name}{at} is {found[wrong][0]!r} in the export, needed {expected[wrong][0]!r}; "
             f"{int(wrong.sum()):,} of {wrong.size:,} numbers there differ"
         )
-    return float(np.abs(found - widened(kept)).max(initial=0.0))
+    if kept.dtype == DTYPES[code]:
+        return 0.0
+    difference = found - widened(kept)
+    return float(max(difference.max(initial=0.0), -difference.min(initial=0.0)))
 
 
 def digest_of(weights: Sequence[Weight], saved: Checkpoint, parts: Sequence[ReadBack]) -> str:

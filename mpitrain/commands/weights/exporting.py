@@ -39,6 +39,7 @@ from mpitrain.errors import (
     WeightsError,
 )
 from mpitrain.inputs import kind_of, read_regular, remove, shown, sync_folder
+from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.weights import logits
 from mpitrain.weights.bits import NAMED
@@ -53,10 +54,11 @@ from mpitrain.weights.folder import (
     ModelFolder,
 )
 from mpitrain.weights.keys import config_json, plan_on_one_rank
+from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of
 from mpitrain.weights.proof import ExportError, ReadBack, digest_of, opened, read_back
-from mpitrain.weights.shards import OutTensor, shards_of, tensors_to_write, write_shard
-from mpitrain.weights.tensors import Matched, Weight, left_out, tensors_of, weights_of
+from mpitrain.weights.writing import OutTensor, shards_of, tensors_to_write, write_shard
 
+Rows = list[tuple[str, str]]  # of the table of the proof
 TMP = ".export.tmp"
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -74,7 +76,7 @@ class ExportOptions:
     prove: bool | None = None
 
 
-class Source(NamedTuple):
+class ExportSource(NamedTuple):
     """A step, and what is known of it.
 
     run: the run directory it lies in, if there is one.
@@ -90,7 +92,7 @@ class Source(NamedTuple):
     carried: dict[str, Any]
 
 
-class Written(NamedTuple):
+class ExportPlan(NamedTuple):
     """What was written: the folder, its weights, the files with their tensors, and their dtype."""
 
     path: Path
@@ -159,7 +161,7 @@ def bytes_of(text: str) -> int:
 # ---------------------------------------------------------------- what is exported
 
 
-def _source(saved: Checkpoint, folder: Path) -> Source:
+def _source(saved: Checkpoint, folder: Path) -> ExportSource:
     """Return a step with the configuration that it was written by."""
     try:
         tree = tomllib.loads(saved.about.config)
@@ -177,7 +179,9 @@ def _source(saved: Checkpoint, folder: Path) -> Source:
     if content := companions.pop(CONFIG, None):
         with suppress(ValueError):
             carried = json.loads(content)
-    return Source(saved, plan.config, plan, run, companions, carried if isinstance(carried, dict) else {})
+    return ExportSource(
+        saved, plan.config, plan, run, companions, carried if isinstance(carried, dict) else {}
+    )
 
 
 def _companions(run: RunDir) -> dict[str, bytes]:
@@ -196,7 +200,7 @@ def _companions(run: RunDir) -> dict[str, bytes]:
     return found
 
 
-def _planned(source: Source, out: Path, dtype: str | None, most_bytes: int) -> Written:
+def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int) -> ExportPlan:
     """Return what will be written. Raises InputError for a target that is there, or another model."""
     if os.path.lexists(out):
         raise WeightsError(f"{shown(out)} is there already; give the name of a folder to be made")
@@ -207,10 +211,10 @@ def _planned(source: Source, out: Path, dtype: str | None, most_bytes: int) -> W
     model = source.config.model
     weights = weights_of(source.plan, model.vocab - (model.padding or 0))
     tensors = tensors_to_write(weights, source.saved, NAMED[chosen])
-    return Written(out.with_name(out.name + TMP), weights, shards_of(tensors, most_bytes), chosen)
+    return ExportPlan(out.with_name(out.name + TMP), weights, shards_of(tensors, most_bytes), chosen)
 
 
-def _begin(out: Path, written: Written) -> None:
+def _begin(out: Path, written: ExportPlan) -> None:
     try:
         remove(written.path)
         require_space(out.absolute().parent, written.num_bytes)
@@ -222,7 +226,7 @@ def _begin(out: Path, written: Written) -> None:
 # ---------------------------------------------------------------- writing
 
 
-def _write(written: Written, source: Source, team: Team, each: Callable[[int], object]) -> None:
+def _write(written: ExportPlan, source: ExportSource, team: Team, each: Callable[[int], object]) -> None:
     """Write this rank's files."""
     mine = list(written.shards.items())[team.rank :: team.size]
     for name, tensors in mine:
@@ -235,7 +239,7 @@ def _write(written: Written, source: Source, team: Team, each: Callable[[int], o
             ) from None
 
 
-def _write_others(written: Written, source: Source) -> None:
+def _write_others(written: ExportPlan, source: ExportSource) -> None:
     """Write all but the weights."""
     ends = _ends(source)
     described = config_json(source.config, NAMED[written.dtype], source.carried, ends)
@@ -263,7 +267,7 @@ def _json(tree: Mapping[str, Any]) -> bytes:
     return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _index(written: Written) -> dict[str, Any]:
+def _index(written: ExportPlan) -> dict[str, Any]:
     where = {tensor.name: file for file, tensors in written.shards.items() for tensor in tensors}
     parameters = sum(weight.box.size for weight in written.weights)
     return {
@@ -272,7 +276,7 @@ def _index(written: Written) -> dict[str, Any]:
     }
 
 
-def _ends(source: Source) -> dict[str, int | None]:
+def _ends(source: ExportSource) -> dict[str, int | None]:
     """Return the numbers of special tokens: as the run's texts had them."""
     found: dict[str, int | None] = dict.fromkeys(ENDS)
     if source.run is not None:
@@ -282,7 +286,7 @@ def _ends(source: Source) -> dict[str, int | None]:
     return found
 
 
-def _data(source: Source) -> str:
+def _data(source: ExportSource) -> str:
     if not source.saved.meta.get("data"):
         return ""
     data = source.config.data
@@ -292,9 +296,11 @@ def _data(source: Source) -> str:
 # ---------------------------------------------------------------- the proof
 
 
-def _prove(team: Team, written: Written, source: Source, prove: bool | None) -> list[tuple[str, str]]:
+def _prove(
+    team: Team, written: ExportPlan, source: ExportSource, prove: bool | None
+) -> list[tuple[str, str]]:
     """Read everything back, compare it, and return what to say of it. Raises ExportError. Collective."""
-    rows: list[tuple[str, str]] = []
+    rows: Rows = []
     failure = ""
     found = None
     try:
@@ -312,7 +318,7 @@ def _prove(team: Team, written: Written, source: Source, prove: bool | None) -> 
     return rows
 
 
-def _refuse(failures: Sequence[str], written: Written) -> None:
+def _refuse(failures: Sequence[str], written: ExportPlan) -> None:
     """Raise ExportError, alike on all ranks, for the first of their failures."""
     if first := next(filter(None, failures), ""):
         error = ExportError(
@@ -322,15 +328,17 @@ def _refuse(failures: Sequence[str], written: Written) -> None:
         raise error
 
 
-def _read_share(team: Team, written: Written, source: Source) -> ReadBack:
+def _read_share(team: Team, written: ExportPlan, source: ExportSource) -> ReadBack:
     folder, matched = opened(written.path, source.plan)
     mine = range(team.rank, len(matched.weights), team.size)
-    with folder, ProgressBar("reading it back", written.num_bytes // team.size, team.rank) as progress:
+    own = [matched.weights[number] for number in mine]
+    total = sum(weight.box.size for weight in own) * itemsizes_of(source.config)[1]
+    with folder, ProgressBar("reading it back", total, team.rank) as progress:
         return read_back(folder, matched, source.plan, source.saved, mine, progress.add)
 
 
 def _rows(
-    written: Written, source: Source, parts: Sequence[ReadBack], prove: bool | None
+    written: ExportPlan, source: ExportSource, parts: Sequence[ReadBack], prove: bool | None
 ) -> list[tuple[str, str]]:
     """Return the table of the proof."""
     folder, matched = opened(written.path, source.plan)
@@ -355,7 +363,9 @@ def _rows(
         ]
 
 
-def _logits(folder: ModelFolder, matched: Matched, plan: Plan, written: Written, prove: bool | None) -> str:
+def _logits(
+    folder: ModelFolder, matched: Matched, plan: Plan, written: ExportPlan, prove: bool | None
+) -> str:
     """Compare logits, if that is wanted and can be done; return what to say of it."""
     parameters = sum(weight.spec.numel for weight in matched.weights)
     if prove is False:

@@ -36,9 +36,9 @@ from mpitrain.plan.plan import Plan
 from mpitrain.weights.beginning import keep_companions
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
 from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank
+from mpitrain.weights.matching import Matched, match, tensors_of
 from mpitrain.weights.proof import digest_of_checkpoint
-from mpitrain.weights.source import FolderSource, require_tied_head
-from mpitrain.weights.tensors import Matched, match, tensors_of
+from mpitrain.weights.weight_source import FolderSource, require_tied_head
 
 PART_BYTES = 1 << 26  # of a weight that is in memory at once
 COMPUTE = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}

@@ -269,8 +269,7 @@ class Fields:
         if unread := sorted(found.keys() - {"rope_theta", *ROPE_KEYS[kind]}):
             self.refuse(name, f"{listed(unread)} isn't understood beside rope_type {kind}")
         for key, value in found.items():
-            number = isinstance(value, int | float) and (isinstance(value, bool) == (key == "truncate"))
-            if not number or not math.isfinite(value) or (value <= 0 and key not in ("truncate", "mscale")):
+            if not _is_of_rope(key, value):
                 self.refuse(name, f"{key} = {shown(_json(value))}, needed a number above 0")
         return {"rope_type": kind, **found}
 
@@ -289,6 +288,14 @@ class Fields:
             self.refuse(
                 shown(name), "it isn't understood, and may mean another model; leave it out if it does not"
             )
+
+
+def _is_of_rope(key: str, value: Any) -> bool:
+    """Return whether a value can be that of a key of rotary positions."""
+    if key == "truncate":
+        return isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number and (value > 0 or key == "mscale")
 
 
 def _same(value: Any, allowed: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Which tensors of a Hugging Face folder the weights of a model are, and whether all of them are there."""
+"""Which tensors of a folder the weights of a model are, and whether all are there."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +71,7 @@ def weights_of(plan: Plan, vocab: int) -> list[Weight]:
 
 
 def left_out(plan: Plan) -> list[Spec]:
-    """Return the weights that no folder has: of further tokens, which transformers doesn't predict."""
+    """Return the weights that no folder has: of further tokens."""
     return [spec for spec in plan.parameters() if spec.name.startswith(FURTHER)]
 
 
@@ -125,16 +125,8 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
     there = folder.names
     if kind.prefix and not any(name.startswith(kind.prefix) for name in there):
         weights = [_without(weight, kind.prefix) for weight in weights]
-    needed = {name for weight in weights for name in weight.tensors}
-    if lost := [name for weight in weights for name in weight.tensors if name not in there]:
-        raise WeightsError(
-            f"{shown(folder.path)}: {len(lost):,} tensor{'s' * (len(lost) > 1)} of the model "
-            f"{'are' if len(lost) > 1 else 'is'} missing: {listed(lost, 4)}; get the whole folder"
-        )
-    for weight in weights:
-        for name in weight.tensors:
-            _require_like(folder, name, weight)
-    rest = there.keys() - needed
+    _require_all(folder, weights)
+    rest = there.keys() - {name for weight in weights for name in weight.tensors}
     head = head_of(plan) if plan.config.model.tied else ""
     head = head if head in rest else ""
     ignored = _ignored(rest - {head}, plan, kind, further)
@@ -145,6 +137,19 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
             "config.json says"
         )
     return Matched(tuple(weights), head, tuple(sorted(ignored)))
+
+
+def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:
+    """Raise WeightsError unless all tensors of the weights are there, with their shapes."""
+    there = folder.names
+    if lost := [name for weight in weights for name in weight.tensors if name not in there]:
+        raise WeightsError(
+            f"{shown(folder.path)}: {len(lost):,} tensor{'s' * (len(lost) > 1)} of the model "
+            f"{'are' if len(lost) > 1 else 'is'} missing: {listed(lost, 4)}; get the whole folder"
+        )
+    for weight in weights:
+        for name in weight.tensors:
+            _require_like(folder, name, weight)
 
 
 def _without(weight: Weight, prefix: str) -> Weight:

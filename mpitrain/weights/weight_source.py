@@ -16,7 +16,7 @@ from mpitrain.errors import CheckpointError, WeightsError
 from mpitrain.inputs import shown
 from mpitrain.weights.bits import DTYPES, widen_into, widened
 from mpitrain.weights.folder import ModelFolder
-from mpitrain.weights.tensors import EMBEDDING, Matched, Weight
+from mpitrain.weights.matching import EMBEDDING, Matched, Weight
 
 BAND_BYTES = 1 << 20  # read at once: what is computed with it stays in a core's cache
 

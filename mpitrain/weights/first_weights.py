@@ -9,7 +9,7 @@ from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.parallel.zero.initial import fresh
 from mpitrain.parallel.zero.shards import ParameterShard
 from mpitrain.plan.declared.parameters import Spec
-from mpitrain.weights.source import WeightSource, bands
+from mpitrain.weights.weight_source import WeightSource, bands
 
 
 def fill(pieces: Iterable[ParameterShard], source: WeightSource, seed: int) -> None:

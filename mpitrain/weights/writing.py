@@ -18,11 +18,11 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, WeightsError
 from mpitrain.inputs import shown
-from mpitrain.weights.bits import CODES, DTYPES, NAME_OF, cast, widened
+from mpitrain.weights.bits import CODES, DTYPES, NAME_OF, all_finite, cast
 from mpitrain.weights.folder import SINGLE
 from mpitrain.weights.header import header_of
-from mpitrain.weights.source import bands
-from mpitrain.weights.tensors import Weight, tensors_of
+from mpitrain.weights.matching import Weight, tensors_of
+from mpitrain.weights.weight_source import bands
 
 Each = Callable[[int], object]
 
@@ -138,9 +138,9 @@ def _rows(saved: Checkpoint, weight: Weight, expert: int, box: Box) -> np.ndarra
 def converted(array: np.ndarray, dtype: np.dtype, tensor: OutTensor) -> np.ndarray:
     """Return numbers of a checkpoint in a tensor's dtype. Raises WeightsError for what it can't hold."""
     found = cast(array, dtype)
-    if not np.isfinite(widened(found)).all():
+    if not all_finite(found):
         name = tensor.parts[0][0].name
-        if np.isfinite(widened(array)).all():
+        if all_finite(array):
             what = f"holds numbers that {NAME_OF[tensor.code]} can't; use another --dtype"
         else:
             what = "holds NaN or infinite numbers; use another step"
