@@ -320,6 +320,63 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     return guarded(body, entry.report_error)
 
 
+@cli.command("import", short_help="Make a run of the weights of a Hugging Face folder.")
+@click.argument("path", type=click.Path(), callback=_require_name)
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    type=click.Path(),
+    callback=_require_name,
+    help="A run directory to be made, or a step, RUN/checkpoints/step-00000000.",
+)
+@OVERRIDE
+def import_weights(path: str, target: str, overrides: tuple[str, ...]) -> int:
+    """Make a run directory with the weights, the sizes and the tokenizer of a Hugging Face folder.
+
+    Under mpirun all ranks share the work. To train without a copy on disk, run with model.init = PATH.
+
+    Exit codes: 0 done, 2 it can't be imported, and nothing was written.
+    """
+    from mpitrain.commands.ckpt.team import together
+    from mpitrain.commands.weights.importing import import_weights as main
+
+    return together(lambda team: main(team, path, target, overrides, _answer), entry.report_error)
+
+
+@cli.command(short_help="Write a step as a Hugging Face folder, and prove it.")
+@click.argument("path", metavar="RUN", type=click.Path(), callback=_require_name)
+@click.option(
+    "--to", "target", required=True, type=click.Path(), callback=_require_name, help="A folder to be made."
+)
+@click.option("--step", type=click.IntRange(0), help="The step; the newest if absent.")
+@click.option(
+    "--dtype",
+    type=click.Choice(("fp64", "fp32", "fp16", "bf16")),
+    help="Of the tensors; as the run computes if absent.",
+)
+@click.option("--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Of a file at most.")
+@click.option(
+    "--prove/--no-prove",
+    default=None,
+    help="Compare logits with transformers; if absent, of a small model where it is installed.",
+)
+def export(
+    path: str, target: str, step: int | None, dtype: str | None, shard_size: str, prove: bool | None
+) -> int:
+    """Write a step as a Hugging Face folder, read it back, and compare every weight.
+
+    Under mpirun all ranks share the work.
+
+    Exit codes: 0 done and proved, 1 what was written isn't what was to be, 2 bad input.
+    """
+    from mpitrain.commands.ckpt.team import together
+    from mpitrain.commands.weights.exporting import ExportOptions, main
+
+    options = ExportOptions(step, dtype, shard_size, prove)
+    return together(lambda team: main(team, path, target, options, _answer), entry.report_error)
+
+
 @cli.group(short_help="Write, explain and submit the script of a scheduler's job.")
 def job() -> None:
     """Write the script of a job for a cluster's scheduler, explain it, submit it.

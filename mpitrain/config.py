@@ -93,12 +93,18 @@ class Model(ConfigTable):
     # the kind of model: its layers; "" and absent keys of this table: as the preset says;
     # "module:name": a ModelFamily of your own
     family: str = ""
+    # a Hugging Face folder, a run directory or a step to begin with: its weights, and its sizes, instead
+    # of a preset's; the optimiser begins anew
+    init: str = ""
     layers: Annotated[int, Meta(ge=1, le=10_000)] | None = None  # transformer blocks
     width: Length | None = None  # hidden size: features of a token between blocks
     heads: Heads | None = None  # attention heads of queries
     kv_heads: Heads | None = None  # heads of keys and values (grouped-query attention)
     ffn: Length | None = None  # hidden units of the feed-forward
     vocab: Length | None = None  # absent, and the preset has none: as many as the tokenizer has
+    # rows of the vocabulary: padded to a multiple, by rows that no token has and none predicts
+    vocab_multiple: Count | None = None
+    padding: CountOrNone | None = None  # so many of model.vocab; derived
     tied: bool | None = None  # embedding and head share their weights
     # further tokens that each position predicts in training, by a block each
     mtp: Annotated[int, Meta(ge=0, le=16)] | None = None
@@ -318,6 +324,8 @@ class OptimizerTable(ConfigTable):
     momentum: Share | None = None  # share of the last step's momentum that is kept
     nesterov: bool | None = None  # look ahead along the momentum
     ns_steps: Annotated[int, Meta(ge=1, le=100)] | None = None  # Newton-Schulz iterations
+    # weights that stay as they are, by name: "embedding.weight", "blocks.0.*"; * is any characters
+    frozen: tuple[str, ...] = ()
     # as master weights (fp64 with compute = "fp64"), or half of that, rounded by chance
     moments: Literal["fp32", "bf16"] = "fp32"
 
@@ -381,7 +389,7 @@ class Config(ConfigTable):
 # family says anything.
 NEUTRAL: dict[str, dict[str, Any]] = {
     # the weight: DeepSeek-V3 (arXiv:2412.19437, section 4.2), for most of its training
-    "model": dict(mtp=0, mtp_weight=0.3),
+    "model": dict(mtp=0, mtp_weight=0.3, vocab_multiple=1, padding=0),
     "attention": dict(head_width=0, yarn_length=0, llama3_length=0, kv_rank=0, rotary_width=0, value_width=0),
     "experts": dict(count=0, active=0, width=0, groups=0, groups_active=0, every=0),
 }
@@ -401,6 +409,7 @@ PATHS = (
         "data.tokenizer",
         "data.tokens",
         "experts.replay",
+        "model.init",
     ),
     "pipeline.schedule",
 )

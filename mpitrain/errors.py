@@ -61,6 +61,10 @@ class CheckpointError(InputError):
     """A run directory or a checkpoint that cannot be used."""
 
 
+class WeightsError(InputError):
+    """A folder of weights that another program wrote, or will read, that cannot be used."""
+
+
 class StoppedEarly(MpitrainError):
     """A rank has to leave where there is nothing to save.
 

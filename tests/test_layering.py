@@ -26,6 +26,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "cli": "the command line",
     "commands": "what each command does, but for run",
     "training": "a run: what is settled before it, its loop, what it says, what it saves",
+    "weights": "weights in and out: Hugging Face folders to checkpoints and runs, and back, with a proof",
     "actor": "one rank: walks its program over its stages, sums gradients, updates",
     "model": "layers and families, what computes them, recomputation and offloading",
     "optim": "one file an optimiser, what it keeps, norms, rates, loss scale",
@@ -44,7 +45,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "schedules": "tables of instructions: families, lowering, proof, simulator",
     "errors": "every error a user can see",
 }
-MOST_ROOMS = 18  # in mpitrain/: folders and files
+MOST_ROOMS = 19  # in mpitrain/: folders and files
 # Within these rooms: folders and files, from the top down. What stands in one line knows nothing of its
 # neighbours there.
 WITHIN = {

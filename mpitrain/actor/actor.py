@@ -526,7 +526,7 @@ class Actor:
         self.gradients.wait()
         self._compare_loads(work)
         parts = self._totals(
-            work, self.measure.squares(piece.grad for piece in self.gradients.counted if piece.spec.trained)
+            work, self.measure.squares(piece.grad for piece in self.gradients.counted if piece.spec.updated)
         )
         total = self.measure.total(parts)
         result = work.result

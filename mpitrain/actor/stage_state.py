@@ -73,7 +73,9 @@ class StageState:
         layout = layout_of(plan.specs, sharding.size)
         shared = self.embedding if plan.tied else None
         dtype = sharding.type_of_weights(TYPES[config.precision.compute])
-        weights = shared or Weights(layout, dtype, device, sharding, config.run.seed)
+        # with model.init others are read before the first step
+        seed = None if config.model.init else config.run.seed
+        weights = shared or Weights(layout, dtype, device, sharding, seed)
         users = self._users(stage, plan)
         for parameter in users:
             weights.bind(parameter)

@@ -7,6 +7,7 @@ metrics.jsonl  one object per step
 data/          the tokens
 checkpoints/   one directory per saved step
 logs/          one file per rank (run.logs)
+huggingface/   what came along with weights of others: their config.json, tokenizer, generation_config.json
 ends.jsonl     how the run ended each time, as its jobs have noted (mpitrain job again)
 trace.json     when each instruction of each rank ran (run.trace)
 routing.npz    which experts tokens were sent to (run.routing)
@@ -29,12 +30,14 @@ from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.cluster.lock import Lock, read_owner
 from mpitrain.config import Config, parse_resolved, plugins_of, to_toml_with_derived
 from mpitrain.errors import CheckpointError, ConfigError
-from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, shown
+from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, replacing, shown
 from mpitrain.plan.settings.identity import identity
 
 DRAWN = ("trace.json", "loads.svg", "routing.npz")
 FILES = ("config.toml", "metrics.jsonl", "ends.jsonl", "metrics.jsonl.damaged", *DRAWN, LOCK)
-FOLDERS = ("data", "checkpoints", "logs")
+FOLDERS = ("data", "checkpoints", "logs", "huggingface")
+IMPORTED = "step-00000000"  # the step that `mpitrain import` makes
+OF_A_MODEL = ("model", "attention", "experts")  # the tables that say what its weights are
 # a link would be written through, too
 ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(FOLDERS, "a folder")
 MOST_CONFIG_BYTES = 1 << 16  # a run writes 4 KB
@@ -74,6 +77,11 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def came_along(self) -> Path:
+        """What came along with weights of a Hugging Face folder."""
+        return self.path / "huggingface"
 
     @property
     def logs(self) -> Path:
@@ -152,6 +160,8 @@ class RunDir:
         # without the lock, or after it, the data are another run's
         if self._lock is not None and self._fresh_data and not keep_data:
             shutil.rmtree(self.data, ignore_errors=True)
+            if not self.config.exists():  # else it was imported, or an earlier start of this run kept it
+                shutil.rmtree(self.came_along, ignore_errors=True)
         self.release()
         for path in (*([self.data] if self._fresh_data else []), *self._made):
             with suppress(OSError):  # another run that was refused here may be looking
@@ -218,14 +228,24 @@ class RunDir:
         before = read_config(self.config, plugins_of(config))
         found = identity(before)
         wanted = identity(config)
+        imported = self._only_imported()
         for key, value in wanted.items():
-            if found[key] != value:
+            # what was imported is a model; how it is trained is open until it is
+            if found[key] != value and not (imported and key.partition(".")[0] not in OF_A_MODEL):
                 what = f"{key} = {shown(repr(found[key]))}, this one has {shown(repr(value))}"
                 raise ConfigError(
                     f"run.dir = {shown(self.path)} holds a run with {what}; choose another run.dir, or go on "
                     f"with the settings of that run{_as_it_was(key, before)}"
                 )
         return before
+
+    def _only_imported(self) -> bool:
+        """Return whether all that was done here is to import weights: a step 0, and no line of metrics."""
+        try:
+            steps = [name for name, _ in names_in(self.checkpoints) if name.startswith("step-")]
+        except OSError:
+            return False
+        return steps == [IMPORTED] and not self.metrics.exists()
 
     def _is_of(self, config: Config) -> bool:
         """Return whether config.toml is what a run writes, and of a run like this one."""

@@ -36,6 +36,7 @@ from mpitrain.schedules.actions import Action, format_program
 from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
 from mpitrain.schedules.proof.check import Proof
 from mpitrain.schedules.table import heads_of
+from mpitrain.training.prepare import beginning
 
 # more than any machine has; what is asked of each of them is then answered in seconds
 MOST_RANKS = 1_000_000
@@ -57,6 +58,7 @@ def planned(
 
 
 def _plan_of(config: Config, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
+    config, _ = beginning(config)
     tokenizer = tokenizer_of(config.data)
     separator(config.data, tokenizer)
     return plan_of(

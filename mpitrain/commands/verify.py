@@ -80,9 +80,10 @@ def shrunken(config: Config) -> Config:
         replay="",
     )
     experts = small if config.experts.count else {}
+    sizes = dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp)
     changes = {
         "experts": experts,
-        "model": dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp, vocab=VOCAB),
+        "model": dict(sizes, init="", vocab=VOCAB, padding=min(5, model.padding or 0)),
         "attention": _shrunken_attention(config.attention),
         "data": dict(sequence=sequence),
         "batch": dict(global_=parallel.dp * microbatches, micro=1),

@@ -1,7 +1,7 @@
 """What computes the ends of a model: the lookup of tokens; the last norm, logits and loss.
 
 With tensor parallelism the vocabulary is divided (Megatron-LM, arXiv:1909.08053, section 3): rank r
-holds the rows from V*r/tp to V*(r+1)/tp of the table, for any V: nothing is padded. Written by
+holds the rows from V*r/tp to V*(r+1)/tp of the table, for any V: nothing has to be padded. Written by
 hand: the head's softmax goes over all ranks, and integers have no gradient. B sequences of a
 microbatch, T tokens each, N = B T, D width, V vocabulary.
 """
@@ -33,11 +33,25 @@ def embedding(weight: Parameter, site: BuildContext) -> list[Item]:
 
 def head(norm: Parameter, weight: Parameter, site: BuildContext) -> list[Item]:
     """Return the items of the last layer."""
+    padding = site.plan.config.model.padding or 0
     return (
-        [NormSegment(norm), site.into(), VocabularyHead(weight, site.tp, site.functions)]
+        [NormSegment(norm), site.into(), VocabularyHead(weight, site.tp, site.functions, padding)]
         if site.tp
-        else [HeadSegment(norm, weight)]
+        else [HeadSegment(norm, weight, padding)]
     )
+
+
+def never_predict(logits: torch.Tensor, weight: Parameter, padding: int) -> None:
+    """Let the logits [..., V] of rows that pad the vocabulary be the least that there are, in place.
+
+    Their share of the softmax is 0, and so is their gradient: autograd needn't know.
+    padding: of all ranks' rows, at the end.
+    """
+    spec = weight.spec
+    rows = (spec.whole or spec.shape)[0] - padding
+    begin = max(0, rows - (spec.offset[0] if spec.offset else 0))
+    if padding and begin < spec.shape[0]:
+        logits.detach()[..., begin:].fill_(torch.finfo(logits.dtype).min)
 
 
 class RowGradients(NamedTuple):
@@ -104,12 +118,14 @@ class _CrossEntropy(torch.autograd.Function):
 class HeadSegment(Segment):
     """Norm, logits and the summed cross-entropy of a microbatch; without targets, the logits."""
 
-    def __init__(self, norm: Parameter, weight: Parameter):
+    def __init__(self, norm: Parameter, weight: Parameter, padding: int = 0):
         self.norm = norm
         self.weight = weight
+        self.padding = padding
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         (logits_BTV,) = tape.linears(tape.norm(x_BTD, self.norm), (self.weight,))
+        never_predict(logits_BTV, self.weight, self.padding)
         if context.microbatch.targets is None:
             return logits_BTV
         return _CrossEntropy.apply(
@@ -159,14 +175,16 @@ class VocabularyHead:
     input is partial, its sum follows.
     """
 
-    def __init__(self, weight: Parameter, axis: Axis, functions: Functions):
+    def __init__(self, weight: Parameter, axis: Axis, functions: Functions, padding: int = 0):
         self.weight = weight
+        self.padding = padding
         self.axis = axis
         self.functions = functions
 
     def forward(self, h_BTD: torch.Tensor, context: Context) -> Walk:
         h_ND = h_BTD.flatten(0, 1)
         logits_NV = product(h_ND, self.weight.data)
+        never_predict(logits_NV, self.weight, self.padding)
         ignored_N = context.microbatch.targets.flatten() == IGNORED
         targets_N, here_N = _local(context.microbatch.targets.flatten(), self.weight)
         share_N = self.functions.log_sums(logits_NV)

@@ -47,11 +47,11 @@ Holding = dict[str, MatrixPart]  # what a rank has, by the names of matrices
 
 
 def hidden(spec: Spec) -> bool:
-    """Tell whether a parameter is a matrix between two layers.
+    """Tell whether a parameter is a matrix between two layers, which the optimiser has.
 
     A row of the embedding or of the head belongs to one token.
     """
-    return spec.group == "matrix"
+    return spec.group == "matrix" and not spec.frozen
 
 
 def holdings(

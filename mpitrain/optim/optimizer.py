@@ -8,6 +8,7 @@ import torch
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
 from mpitrain.optim.expert_bias import Balanced
+from mpitrain.optim.frozen import WithFrozen
 from mpitrain.optim.matrices import MatrixRound, deal, holdings
 from mpitrain.optim.offload import Offloaded
 from mpitrain.optim.protocol import Optimizer, OptimizerParts
@@ -32,7 +33,8 @@ def optimizer_of(
     like: of the type and in the memory of the weights; a rank can have no piece.
     device: of the gradients.
     """
-    trained, counted = ([piece for piece in pieces if piece.spec.trained == each] for each in (True, False))
+    trained = [piece for piece in pieces if piece.spec.updated]
+    counted = [piece for piece in pieces if not piece.spec.trained]
     kind = optimizer_kind(config.optimizer)
     rounds = partial(_rounds, config, stages, mesh, like) if kind.whole_matrices else tuple
 
@@ -44,6 +46,8 @@ def optimizer_of(
         optimizer = Offloaded(trained, device, make, whole=kind.whole_matrices)
     else:
         optimizer = make(trained)
+    if config.optimizer.frozen:
+        optimizer = WithFrozen(optimizer)
     return (
         Balanced(optimizer, counted, config.experts.bias_rate or 0.0) if config.experts.count else optimizer
     )

@@ -11,6 +11,7 @@ import os
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -18,11 +19,11 @@ from mpitrain.cluster import code_identity, logs
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.cluster.limit import Limit
-from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.rundir import RunDir, read_config
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.base.world import World, connect
-from mpitrain.config import Config, as_override
+from mpitrain.config import Config, as_override, plugins_of
 from mpitrain.data.copies import copies_of
 from mpitrain.data.corpus import Corpus
 from mpitrain.data.corpus_files import check_source
@@ -123,6 +124,10 @@ def open_run(
     guard.place.enter("start", "checking the configuration", BUSY)
     config = world.on_every_rank("checking the configuration", lambda: _checked(read))
     require_same_configuration(world, config)
+    asked = config
+    with guard.place.at("start", "reading model.init", BUSY):
+        config, said = world.on_every_rank("reading model.init", lambda: beginning(config))
+    notes += said * first
     tokenizer = OneTokenizer(world, config.data)
     with guard.place.at("start", "reading the tokenizer", BUSY):
         vocabulary = tokenizer.read(lambda: _tokenizer(config))
@@ -131,12 +136,36 @@ def open_run(
     )
     require_same_configuration(world, plan.config)
     world.require_same(same)
+    checkpoints = RunDir(plan.config.run.dir).checkpoints
+    world.on_first_rank("looking at model.init", lambda: _require_init(plan, checkpoints))
     guard.leave_if_asked(world)
     _require_device(plan, world)
     guard.leave_if_asked(world)
     notes += _moved_lines(path, overrides, plan.config.run.dir)
     notes += filter(None, [zero_line(config, plan.config), *idle_settings(plan.config)])
-    return _Opening(config, plan, tokenizer, vocabulary, world, guard, record, notes).open(), world
+    return _Opening(asked, plan, tokenizer, vocabulary, world, guard, record, notes).open(), world
+
+
+def beginning(config: Config) -> tuple[Config, list[str]]:
+    """Return a configuration with the model of model.init, and what is to be said of it."""
+    if not config.model.init:
+        return config, []
+    from mpitrain.weights.beginning import begins, has_steps  # with it comes h5py
+
+    rundir = RunDir(config.run.dir)
+    before = None
+    if has_steps(rundir.checkpoints) and kind_of(rundir.config) == "a file":
+        before = read_config(rundir.config, plugins_of(config))
+    return tuple(begins(config, before))
+
+
+def _require_init(plan: Plan, checkpoints: Path) -> None:
+    """Raise InputError unless model.init has all weights of the model, before anything is written."""
+    if plan.config.model.init:
+        from mpitrain.weights.beginning import has_steps, source_of
+
+        if not has_steps(checkpoints):
+            source_of(plan.config.model.init, plan).close()
 
 
 def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> list[str]:
@@ -419,6 +448,10 @@ class _Opening:
 
     def _keep_tokenizer(self) -> None:
         keep_tokenizer(self.rundir.data, self.tokenizer.whole)
+        if self.config.model.init and not os.path.lexists(self.rundir.came_along):
+            from mpitrain.weights.beginning import keep_companions
+
+            keep_companions(self.config.model.init, self.rundir.came_along)
 
     def _copies(self) -> np.ndarray:
         """Return the documents that are copies of held-out ones; none for runs that are older than this."""

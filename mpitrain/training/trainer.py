@@ -36,7 +36,7 @@ from mpitrain.config import as_override
 from mpitrain.data.order import Sampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError, StoppedEarly
-from mpitrain.inputs import as_argument
+from mpitrain.inputs import as_argument, shown
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.parallel.microbatch import Microbatch
@@ -67,6 +67,8 @@ from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.newest import VERIFYING, newest_whole
 from mpitrain.training.saving.saver import saver_of
+from mpitrain.weights.beginning import checkpoint_source, own_first_step, source_of
+from mpitrain.weights.first_weights import fill
 
 
 def run(opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None) -> int:
@@ -690,6 +692,8 @@ class Trainer:
         folder = self.rundir.checkpoints
         if step:
             self._go_back_to(step)
+        else:
+            self._begin_with_weights()
         cut = self.world.on_first_rank(
             "cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(step if step else -1)
         )
@@ -698,6 +702,37 @@ class Trainer:
             steps = self.config.run.steps
             over = f": nothing is left to do, run.steps = {steps}" if step >= steps else ""
             self.report.say(f"going on after step {step} of {folder}{over}")
+
+    def _begin_with_weights(self) -> None:
+        """Read the first weights, if a run has some: of its own step 0, or of model.init.
+
+        Collective over all ranks.
+        """
+        own = own_first_step(self.rundir.checkpoints)
+        init = self.config.model.init
+        if not own and not init:
+            return
+        where = self.rundir.checkpoints if own else init
+        begin_s = time.monotonic()
+        with self.place.at("resume", f"reading the weights of {where}", BUSY):
+            self.world.on_every_rank(f"reading {where}", lambda: self._read_first(own))
+        with self.place.at("resume", "spreading the weights"):
+            self.actor.restored(0)
+        seconds = time.monotonic() - begin_s
+        what = f"{'step 0' if own else 'weights'} of {shown(where)}"
+        total = sum(spec.numel for spec in self.plan.parameters() if spec.trained)
+        self.opened.notes.append(f"beginning with {what}: {total:,} parameters in {seconds:.1f} s")
+
+    def _read_first(self, own: bool) -> None:
+        """Read this rank's part of the first weights."""
+        if own:
+            source = checkpoint_source(load.open_step(self.rundir.checkpoints, 0), self.plan)
+        else:
+            source = source_of(self.config.model.init, self.plan)
+        try:
+            fill(self.actor.gradients.pieces, source, self.config.run.seed)
+        finally:
+            source.close()
 
     def _restore(self, step: int) -> None:
         folder = self.rundir.checkpoints

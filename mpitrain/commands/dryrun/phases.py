@@ -41,6 +41,7 @@ from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
+from mpitrain.training.prepare import beginning
 from mpitrain.training.tokenizing import OneTokenizer
 
 NOTHING = "a dry run saves nothing"
@@ -209,7 +210,7 @@ def _checked(read: Config | InputError) -> Config:
     if isinstance(read, InputError):
         raise read
     require_time(read)
-    return read
+    return beginning(read)[0]
 
 
 def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:

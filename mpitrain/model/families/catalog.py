@@ -1,8 +1,15 @@
 """The plan of a configuration, with the layers that its family has."""
 
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
 from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
 from mpitrain.model.layers.multi_token import with_further_tokens
 from mpitrain.plan.declared.family import family_of
+from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.plan import Plan
 
 
@@ -10,4 +17,24 @@ def plan_of(config: Config) -> Plan:
     """Return the plan of a resolved configuration. Raises ConfigError for an unknown family."""
     model = config.model
     layers = family_of(model).layers(config)
-    return Plan(config, with_further_tokens(layers, model.mtp, model.mtp_weight) if model.mtp else layers)
+    layers = with_further_tokens(layers, model.mtp, model.mtp_weight) if model.mtp else layers
+    _refuse_unknown(config.optimizer.frozen, layers)
+    return Plan(config, layers)
+
+
+def _refuse_unknown(frozen: Sequence[str], layers: ModelLayers) -> None:
+    """Raise ConfigError for a pattern of optimizer.frozen that no weight has, and if all have one."""
+    if not frozen:
+        return
+    first, last = layers.ends
+    placed = [first, *(each for _, each in layers.row()), last]
+    names = {spec.name for each in placed for spec in each.parameters() if spec.trained}
+    for pattern in frozen:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, sorted(names), 1) or sorted(names)[:1]
+            raise ConfigError(
+                f"optimizer.frozen: no weight is called {shown(pattern)}; one is {near[0]}, and * stands for "
+                "any characters"
+            )
+    if all(any(fnmatchcase(name, pattern) for pattern in frozen) for name in names):
+        raise ConfigError("optimizer.frozen names all weights: nothing would be trained; leave some out")

@@ -1,13 +1,26 @@
 """Mixtral (arXiv:2401.04088): Llama's attention, and experts instead of its feed-forward."""
 
+from typing import Any
+
 from mpitrain.config import Config
+from mpitrain.model.families.fields import (
+    read_head_width,
+    read_rope,
+    read_silu,
+    read_sizes,
+    write_head_width,
+    write_rope,
+    write_sizes,
+)
 from mpitrain.model.families.names import ATTENTION, ENDS, HUGGING_FACE, NORMS, in_block
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.plan.declared.hugging_face import Fields, ModelType
 from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.parameters import EPS
 from mpitrain.plan.settings.attention import head_width
 
 
@@ -18,6 +31,33 @@ def _mixtral(config: Config) -> ModelLayers:
     attention = Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers)
     first, last = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
     return ModelLayers(first, sparse_blocks(config, [attention]), last)
+
+
+def _read_mixtral(fields: Fields) -> None:
+    read_sizes(fields, kv_heads=8)
+    read_head_width(fields)
+    read_silu(fields)
+    read_rope(fields, 1_000_000.0)
+    fields.only("rms_norm_eps", EPS)
+    if (window := fields.take("sliding_window", 0, null=0)) != 0:
+        fields.refuse("sliding_window", "no model of this family has a window; needed null", window)
+    fields.integer("num_local_experts", 8, to="experts.count")
+    fields.integer("num_experts_per_tok", 2, to="experts.active")
+    fields.give("experts.width", fields.keys["model.ffn"], "intermediate_size")
+
+
+def _write_mixtral(config: Config) -> dict[str, Any]:
+    experts = config.experts
+    return dict(
+        write_sizes(config) | dict(intermediate_size=experts.width),
+        **write_head_width(config),
+        **write_rope(config),
+        hidden_act="silu",
+        rms_norm_eps=EPS,
+        sliding_window=None,
+        num_local_experts=experts.count,
+        num_experts_per_tok=experts.active,
+    )
 
 
 _ROUTED = in_block(
@@ -36,6 +76,7 @@ MIXTRAL = ModelFamily(
     attention=ROTARY,
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=8, active=2, balance="microbatch"),
     weight_names={HUGGING_FACE: ENDS | NORMS | ATTENTION | _ROUTED},
+    model_types=(ModelType("mixtral", "MixtralForCausalLM", _read_mixtral, _write_mixtral),),
     presets={
         "mixtral-8x7b": dict(_PUBLISHED, layers=32, width=4096, heads=32, ffn=14336),
         "mixtral-8x22b": dict(_PUBLISHED, layers=56, width=6144, heads=48, ffn=16384),

@@ -3,7 +3,21 @@
 Llama with heads as wide as one likes, whose queries and keys are normed; dense, or with experts.
 """
 
+from typing import Any
+
 from mpitrain.config import Config
+from mpitrain.model.families.fields import (
+    read_head_width,
+    read_no_window,
+    read_rope,
+    read_silu,
+    read_sizes,
+    read_sparse_blocks,
+    write_head_width,
+    write_rope,
+    write_sizes,
+    write_sparse_blocks,
+)
 from mpitrain.model.families.names import DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
@@ -11,6 +25,7 @@ from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.plan.declared.hugging_face import Fields, ModelType
 from mpitrain.plan.declared.layer import Layer, ModelLayers
 from mpitrain.plan.settings.attention import head_width
 
@@ -42,6 +57,58 @@ def _family(config: Config, blocks: tuple[tuple[Layer, ...], ...]) -> ModelLayer
     return ModelLayers(Embedding(vocab, width, tied), blocks, Head(vocab, width, tied, EPS))
 
 
+def _read_qwen3(fields: Fields) -> None:
+    read_sizes(fields, kv_heads=32)
+    read_head_width(fields, 128)
+    _read_common(fields)
+
+
+def _read_common(fields: Fields) -> None:
+    read_silu(fields)
+    read_rope(fields, 10_000.0)
+    read_no_window(fields)
+    fields.only("rms_norm_eps", EPS)
+    fields.only("attention_bias", False)
+
+
+def _read_qwen3_moe(fields: Fields) -> None:
+    read_sizes(fields, kv_heads=4)
+    read_head_width(fields)
+    _read_common(fields)
+    read_sparse_blocks(fields)
+    # 5.24 writes the second
+    count = "num_experts" if "num_experts" in fields.tree else "num_local_experts"
+    fields.take_no_notice("num_local_experts")
+    fields.integer(count, 128, to="experts.count")
+    fields.integer("num_experts_per_tok", 8, to="experts.active")
+    fields.integer("moe_intermediate_size", 768, to="experts.width")
+    fields.flag("norm_topk_prob", False, to="experts.normalised")
+
+
+def _write_qwen3(config: Config) -> dict[str, Any]:
+    return dict(
+        write_sizes(config),
+        **write_head_width(config),
+        **write_rope(config),
+        hidden_act="silu",
+        rms_norm_eps=EPS,
+        attention_bias=False,
+        use_sliding_window=False,
+    )
+
+
+def _write_qwen3_moe(config: Config) -> dict[str, Any]:
+    experts = config.experts
+    return dict(
+        _write_qwen3(config),
+        **write_sparse_blocks(config),
+        num_experts=experts.count,
+        num_experts_per_tok=experts.active,
+        moe_intermediate_size=experts.width,
+        norm_topk_prob=experts.normalised,
+    )
+
+
 _KEYS = dict(ROTARY, theta=1_000_000.0)
 _PUBLISHED = dict(kv_heads=4, vocab=151936, tied=False, attention=dict(head_width=128))
 
@@ -50,6 +117,7 @@ QWEN3 = ModelFamily(
     layers=_qwen3,
     attention=_KEYS,
     weight_names={HUGGING_FACE: DENSE | NORMS_OF_HEADS},
+    model_types=(ModelType("qwen3", "Qwen3ForCausalLM", _read_qwen3, _write_qwen3),),
 )
 QWEN3_MOE = ModelFamily(
     name="qwen3-moe",
@@ -58,6 +126,7 @@ QWEN3_MOE = ModelFamily(
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=128, active=8, balance="global"),
     # blocks that experts.every leaves without experts have a feed-forward
     weight_names={HUGGING_FACE: DENSE | NORMS_OF_HEADS | ROUTED},
+    model_types=(ModelType("qwen3_moe", "Qwen3MoeForCausalLM", _read_qwen3_moe, _write_qwen3_moe),),
     presets={
         "qwen3-30b-a3b": dict(_PUBLISHED, layers=48, width=2048, heads=32, ffn=6144, experts=dict(width=768)),
         "qwen3-235b-a22b": dict(

@@ -60,15 +60,27 @@ class InitialRange(NamedTuple):
     out: torch.Tensor
 
 
-def initialise(layout: Layout, first: int, last: int, seed: int, out: torch.Tensor) -> None:
+def fresh(spec: Spec, begin: int, end: int, seed: int, out: torch.Tensor) -> None:
+    """Fill `out` with the initial weights in elements [begin, end) of a rank's box of a parameter."""
+    if spec.std == 0:
+        out.fill_(spec.constant)
+        return
+    shared = table()
+    for at in range(begin, end, PIECE):
+        until = min(at + PIECE, end)
+        _make([InitialRange(spec, at, until, out[at - begin : until - begin])], seed, shared)
+
+
+def initialise(layout: Layout, first: int, last: int, seed: int | None, out: torch.Tensor) -> None:
     """Fill `out`, of zeros, with the initial weights in elements [first, last) of a bucket; what
     pads it stays 0.
 
+    seed: None where others come: constants alone are filled in.
     Computed on the host with torch's number of threads, in fp64, rounded to fp32 unless `out` has
     more, and from there to its dtype.
     """
     pieces = list(_pieces(layout, first, last, out))
-    if not out.is_meta and pieces:
+    if not out.is_meta and pieces and seed is not None:
         shared = table()
         threads = min(torch.get_num_threads(), len(pieces))
         if threads == 1:

@@ -160,7 +160,12 @@ class Weights:
     """
 
     def __init__(
-        self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: ZeroGroup, seed: int
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        sharding: ZeroGroup,
+        seed: int | None,
     ):
         self.layout = layout
         self._sharding = sharding
@@ -185,7 +190,7 @@ class Weights:
             self.master = self.shard if dtype == kind else _zeros(end - begin, kind, device)
         self._initialise(seed)
 
-    def _initialise(self, seed: int) -> None:
+    def _initialise(self, seed: int | None) -> None:
         """Make what this rank holds, each element once."""
         begin, end = self.layout.bounds(self._sharding.rank)
         initialise(self.layout, begin, end, seed, self.master)

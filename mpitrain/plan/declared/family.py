@@ -13,6 +13,7 @@ from typing import Any
 from mpitrain.config import Config, Model
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+from mpitrain.plan.declared.hugging_face import ModelType, Stored
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plugins import Catalog
 
@@ -61,7 +62,10 @@ class ModelFamily:
     grouped: heads can share keys and values, so that model.kv_heads is a key of it.
     presets: published sizes by name: keys of the table `model`, and tables of parts of it.
     weight_names: for each other format, its name of each weight, by ours; `{block}` and `{expert}` are
-    numbers (model/families/names.py). Empty: the family can't be read or written in it.
+    numbers (model/families/names.py). A weight that lies there otherwise than here has a Stored
+    (plan/declared/hugging_face.py). Empty: the family can't be read or written in it.
+    model_types: how config.json says this family in Hugging Face folders; of several the first whose
+    write() doesn't return None is written.
     """
 
     name: str
@@ -71,7 +75,8 @@ class ModelFamily:
     heads: Callable[[Model, Mapping[str, Any]], dict[str, Any]] = plain_heads
     grouped: bool = True
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    weight_names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    weight_names: Mapping[str, Mapping[str, str | Stored]] = field(default_factory=dict)
+    model_types: tuple[ModelType, ...] = ()
 
     def uses(self, table: str, key: str) -> bool:
         """Return whether a key does something: of `attention` one of the family's, of `experts` any if it has

@@ -29,6 +29,7 @@ class Spec:
     group: of the optimiser: `matrix` between layers, `table` with a row for each token, `vector`;
     vectors don't decay.  `load` and `bias` aren't trained (optim/expert_bias.py).
     active: the share of it that a token meets.
+    frozen: it stays as it is (optimizer.frozen): no update, no moments, no part of the norm.
     tied: both ends of the model use it.
     eps: of the norm whose weight this is.
     met_apart: not divided, yet each rank of tensor parallelism meets it with other features, so
@@ -49,6 +50,7 @@ class Spec:
     domain: str = "dense"
     group: str = "vector"
     active: float = 1.0
+    frozen: bool = False
     tied: bool = False
     eps: float = EPS
     met_apart: bool = False
@@ -66,6 +68,11 @@ class Spec:
     def trained(self) -> bool:
         """Whether the optimiser steps along its gradient."""
         return self.group not in ("load", "bias")
+
+    @property
+    def updated(self) -> bool:
+        """Whether the optimiser has it: it is trained, and isn't frozen."""
+        return self.trained and not self.frozen
 
     @property
     def partial(self) -> bool:

@@ -5,6 +5,7 @@ Integers only.
 """
 
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate, groupby
 
@@ -51,9 +52,15 @@ class StagePlan:
         """Return the parameters of each block, made once for each shard: leave the lists as they are."""
         if shard not in self._specs:
             self._specs[shard] = [
-                [spec.on(shard) for placed in block for spec in placed.parameters()] for block in self.blocks
+                [self._frozen(spec).on(shard) for placed in block for spec in placed.parameters()]
+                for block in self.blocks
             ]
         return self._specs[shard]
+
+    def _frozen(self, spec: Spec) -> Spec:
+        """Return a parameter as optimizer.frozen has it."""
+        patterns = self.config.optimizer.frozen
+        return replace(spec, frozen=True) if any(fnmatchcase(spec.name, each) for each in patterns) else spec
 
     @cached_property
     def _specs(self) -> dict[Shard, list[list[Spec]]]:

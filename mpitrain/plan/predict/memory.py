@@ -169,7 +169,7 @@ def _updated(config: Config, buckets: Sequence[HeldBucket], shard: int) -> tuple
         (spec, end - begin)
         for bucket in buckets
         for spec, begin, end in bucket.weights.layout.runs(shard)
-        if spec.trained
+        if spec.updated
     ]
     kept = sum(count * num_moments(config.optimizer, spec.group) for spec, count in runs)
     return kept * moment_bytes(config), sum(count for _, count in runs) * wide

@@ -40,7 +40,7 @@ def copy_bytes(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -
         )
         total += max(
             sum(
-                n * (wide + spec.trained * num_moments(plan.config.optimizer, spec.group) * moment)
+                n * (wide + spec.updated * num_moments(plan.config.optimizer, spec.group) * moment)
                 for spec, n in part
             )
             for part in runs

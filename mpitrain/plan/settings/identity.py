@@ -41,6 +41,7 @@ def identity(config: Config) -> dict[str, Any]:
     # its digest; checkpoints have the order, too
     for key in BY_CONTENT:
         del found[key]
+    del found["model.init"]  # a run goes on from its own checkpoint, wherever it began
     # likewise: checkpoints have the digest of the routing
     found["experts.replay"] = bool(found["experts.replay"])
     found["model.family"] = found["model.family"] or FIRST_FAMILY

@@ -358,7 +358,15 @@ def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Mod
     given = {key: value for key, value in values.items() if value is not None and value != ""}
     own = {key: value for key, value in preset.items() if key in Model.__struct_fields__}
     model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **NEUTRAL["model"], **own, **given})
-    if model.vocab < needed:
+    if "padding" not in given:
+        rows = -(-model.vocab // model.vocab_multiple) * model.vocab_multiple
+        model = msgspec.structs.replace(model, vocab=rows, padding=rows - model.vocab)
+    if model.padding >= model.vocab:
+        raise ConfigError(
+            f"model.padding = {model.padding} of model.vocab = {model.vocab} rows; leave it out, and set "
+            "model.vocab_multiple"
+        )
+    if model.vocab - model.padding < needed:
         without = f", {vocab - needed} of them special ones above all others" if needed < vocab else ""
         raise ConfigError(
             f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed at least "

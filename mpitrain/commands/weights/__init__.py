@@ -1,0 +1,1 @@
+"""`mpitrain import` and `mpitrain export`: Hugging Face folders to runs and checkpoints, and back."""

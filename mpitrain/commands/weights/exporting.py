@@ -1,0 +1,394 @@
+"""`mpitrain export`: a step as a Hugging Face folder, proved before it has its name.
+
+OUT.export.tmp/     being written; a killed export leaves it, the next one replaces it
+OUT/                whole, read back and compared
+    config.json  generation_config.json  README.md  tokenizer.json ...
+    model.safetensors, or shards with model.safetensors.index.json
+"""
+
+import json
+import os
+import re
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mpitrain import config as settings
+from mpitrain.checkpoint.dtypes import NAMES
+from mpitrain.checkpoint.files import require_space
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.commands.ckpt.progress_bar import ProgressBar
+from mpitrain.commands.ckpt.steps import CHECKPOINTS, steps_at
+from mpitrain.commands.ckpt.team import Team, same_everywhere
+from mpitrain.config import Config
+from mpitrain.data.tokens import describe
+from mpitrain.errors import (
+    DONE,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    InputError,
+    MpitrainError,
+    WeightsError,
+)
+from mpitrain.inputs import kind_of, read_regular, remove, shown, sync_folder
+from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.plan import Plan
+from mpitrain.weights import logits
+from mpitrain.weights.bits import NAMED
+from mpitrain.weights.card import card, table
+from mpitrain.weights.folder import (
+    COMPANIONS,
+    CONFIG,
+    GENERATION,
+    INDEX,
+    MOST_COMPANION_BYTES,
+    TOKENIZER,
+    ModelFolder,
+)
+from mpitrain.weights.keys import config_json, plan_on_one_rank
+from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of
+from mpitrain.weights.proof import ExportError, ReadBack, digest_of, opened, read_back
+from mpitrain.weights.writing import OutTensor, shards_of, tensors_to_write, write_shard
+
+Rows = list[tuple[str, str]]  # of the table of the proof
+TMP = ".export.tmp"
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+OF_COMPUTE = {"fp64": "fp64", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What the command line said. prove: None for a small model, where transformers is installed."""
+
+    step: int | None = None
+    dtype: str | None = None
+    shard_size: str = "5GB"
+    prove: bool | None = None
+
+
+class ExportSource(NamedTuple):
+    """A step, and what is known of it.
+
+    run: the run directory it lies in, if there is one.
+    companions: content of the files that go along, by name.
+    carried: the config.json that the weights once came with, or nothing.
+    """
+
+    saved: Checkpoint
+    config: Config
+    plan: Plan
+    run: RunDir | None
+    companions: dict[str, bytes]
+    carried: dict[str, Any]
+
+
+class ExportPlan(NamedTuple):
+    """What was written: the folder, its weights, the files with their tensors, and their dtype."""
+
+    path: Path
+    weights: list[Weight]
+    shards: dict[str, list[OutTensor]]
+    dtype: str
+
+    @property
+    def tensors(self) -> list[OutTensor]:
+        return [tensor for group in self.shards.values() for tensor in group]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+
+def main(team: Team, given: str, target: str, options: ExportOptions, say: Callable[[str], None]) -> int:
+    """Export a step; each rank writes and reads back a part of it. Return 0. Collective.
+
+    Raises InputError, and leaves nothing, for what can't be exported; ExportError, with what was written
+    beside the target, if it isn't what was to be.
+    """
+    begin_s = time.monotonic()
+    if options.prove:
+        team.on_first_rank("looking for transformers", logits.require_installed)
+    most_bytes = team.on_every_rank("reading --shard-size", lambda: bytes_of(options.shard_size))
+    steps = team.on_first_rank("finding the checkpoint", lambda: steps_at(given, options.step))
+    with team.on_every_rank("opening the checkpoint", lambda: steps.open(steps.newest)) as saved:
+        same_everywhere(team, saved)
+        source = team.on_every_rank("reading its configuration", lambda: _source(saved, steps.folder))
+        out = Path(target)
+        written = team.on_every_rank(
+            "planning the files", lambda: _planned(source, out, options.dtype, most_bytes)
+        )
+        team.on_first_rank("making the folder", lambda: _begin(out, written))
+        try:
+            with ProgressBar(
+                f"exporting step {saved.step}", written.num_bytes // team.size, team.rank
+            ) as progress:
+                team.on_every_rank("writing shards", lambda: _write(written, source, team, progress.add))
+            team.on_first_rank("writing config.json", lambda: _write_others(written, source))
+        except InputError:
+            team.on_first_rank("removing what was written", lambda: remove(written.path))
+            raise
+        wrote_s = time.monotonic() - begin_s
+        rows = _prove(team, written, source, options.prove)
+        team.on_first_rank("giving it its name", lambda: _publish(written.path, out))
+    if team.rank == 0:
+        total_s = time.monotonic() - begin_s
+        rows.append(("time", f"{wrote_s:.1f} s to write, {total_s - wrote_s:.1f} s to prove"))
+        say(f"step {saved.step} is in {shown(out)}, read back and equal:\n{table(rows)}")
+        for spec in left_out(source.plan)[:1]:
+            say(f"left out: {len(left_out(source.plan))} weights for further tokens, as {spec.name}")
+    return DONE
+
+
+def bytes_of(text: str) -> int:
+    """Return a size such as 5GB in bytes. Raises ConfigError."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([A-Za-z]*)", text.strip())
+    size = int(float(match[1]) * UNITS.get(match[2].upper(), 0)) if match else 0
+    if size < 1:
+        raise ConfigError(f"--shard-size {shown(text)}: needed a size such as 5GB or 500MB")
+    return size
+
+
+# ---------------------------------------------------------------- what is exported
+
+
+def _source(saved: Checkpoint, folder: Path) -> ExportSource:
+    """Return a step with the configuration that it was written by."""
+    try:
+        tree = tomllib.loads(saved.about.config)
+        if not tree:
+            raise CheckpointError(f"{shown(saved.path)} doesn't say by which configuration it was written")
+        config = settings.parse(tree)
+        config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, init=""))
+        plan = plan_on_one_rank(config)
+    except ConfigError as error:
+        raise ConfigError(f"{shown(saved.path)}: {shown(error.args[0])}") from None
+    saved.require(plan.stored_weights())
+    run = RunDir(folder.parent) if folder.name == CHECKPOINTS else None
+    companions = _companions(run) if run else {}
+    carried = {}
+    if content := companions.pop(CONFIG, None):
+        with suppress(ValueError):
+            carried = json.loads(content)
+    return ExportSource(
+        saved, plan.config, plan, run, companions, carried if isinstance(carried, dict) else {}
+    )
+
+
+def _companions(run: RunDir) -> dict[str, bytes]:
+    """Return the files that came along with the weights, or else the run's own tokenizer."""
+    found = {}
+    own = run.came_along
+    try:
+        if kind_of(own) == "a folder":
+            for name in (CONFIG, *COMPANIONS):
+                if kind_of(own / name) == "a file":
+                    found[name] = read_regular(own / name, MOST_COMPANION_BYTES, own=2)
+        if TOKENIZER not in found and kind_of(run.data) == "a folder" and kind_of(run.tokenizer) == "a file":
+            found[TOKENIZER] = read_regular(run.tokenizer, MOST_COMPANION_BYTES, own=2)
+    except OSError as error:
+        raise CheckpointError(f"{shown(error.filename or own)}: {shown(error.strerror)}") from None
+    return found
+
+
+def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int) -> ExportPlan:
+    """Return what will be written. Raises InputError for a target that is there, or another model."""
+    if os.path.lexists(out):
+        raise WeightsError(f"{shown(out)} is there already; give the name of a folder to be made")
+    if not out.name or not out.absolute().parent.is_dir():
+        raise WeightsError(f"{shown(out)}: no folder {shown(out.absolute().parent)} to make it in")
+    chosen = dtype or OF_COMPUTE[source.config.precision.compute]
+    config_json(source.config, NAMED[chosen], {}, {})  # or there is no such model
+    model = source.config.model
+    weights = weights_of(source.plan, model.vocab - (model.padding or 0))
+    tensors = tensors_to_write(weights, source.saved, NAMED[chosen])
+    return ExportPlan(out.with_name(out.name + TMP), weights, shards_of(tensors, most_bytes), chosen)
+
+
+def _begin(out: Path, written: ExportPlan) -> None:
+    try:
+        remove(written.path)
+        require_space(out.absolute().parent, written.num_bytes)
+        written.path.mkdir()
+    except OSError as error:
+        raise WeightsError(f"{shown(written.path)}: {shown(error.strerror)}; give another folder") from None
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _write(written: ExportPlan, source: ExportSource, team: Team, each: Callable[[int], object]) -> None:
+    """Write this rank's files."""
+    mine = list(written.shards.items())[team.rank :: team.size]
+    for name, tensors in mine:
+        try:
+            write_shard(written.path / name, tensors, source.saved, source.config, each)
+        except OSError as error:
+            raise WeightsError(
+                f"{shown(written.path / name)}: {shown(error.strerror)}; free some space, or give another "
+                "folder"
+            ) from None
+
+
+def _write_others(written: ExportPlan, source: ExportSource) -> None:
+    """Write all but the weights."""
+    ends = _ends(source)
+    described = config_json(source.config, NAMED[written.dtype], source.carried, ends)
+    files = {CONFIG: _json(described), **source.companions}
+    if GENERATION not in files:
+        own = {name: described[name] for name in ENDS if described.get(name) is not None}
+        files[GENERATION] = _json({"_from_model_config": True, **own})
+    if len(written.shards) > 1:
+        files[INDEX] = _json(_index(written))
+    parameters = sum(weight.spec.numel for weight in written.weights)
+    facts = {"parameters": f"{parameters:,}", "tensors": f"{len(written.tensors):,}"}
+    files["README.md"] = card(source.config, source.saved, written.dtype, facts, _data(source)).encode()
+    try:
+        for name, content in files.items():
+            with open(written.path / name, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        sync_folder(written.path)
+    except OSError as error:
+        raise WeightsError(f"{shown(written.path)}: {shown(error.strerror)}; free some space") from None
+
+
+def _json(tree: Mapping[str, Any]) -> bytes:
+    return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _index(written: ExportPlan) -> dict[str, Any]:
+    where = {tensor.name: file for file, tensors in written.shards.items() for tensor in tensors}
+    parameters = sum(weight.box.size for weight in written.weights)
+    return {
+        "metadata": {"total_parameters": parameters, "total_size": written.num_bytes},
+        "weight_map": dict(sorted(where.items())),
+    }
+
+
+def _ends(source: ExportSource) -> dict[str, int | None]:
+    """Return the numbers of special tokens: as the run's texts had them."""
+    found: dict[str, int | None] = dict.fromkeys(ENDS)
+    if source.run is not None:
+        with suppress(DataError, OSError):
+            origin = describe(source.run.data).origin
+            found |= {"bos_token_id": origin.begin_of_text, "eos_token_id": origin.end_of_text}
+    return found
+
+
+def _data(source: ExportSource) -> str:
+    if not source.saved.meta.get("data"):
+        return ""
+    data = source.config.data
+    return f"{data.source} ({source.saved.meta['data']})"
+
+
+# ---------------------------------------------------------------- the proof
+
+
+def _prove(
+    team: Team, written: ExportPlan, source: ExportSource, prove: bool | None
+) -> list[tuple[str, str]]:
+    """Read everything back, compare it, and return what to say of it. Raises ExportError. Collective."""
+    rows: Rows = []
+    failure = ""
+    found = None
+    try:
+        found = _read_share(team, written, source)
+    except MpitrainError as error:
+        failure = str(error.args[0])
+    every = team.all_gather("what was read back", (failure, found))
+    _refuse([failed for failed, _ in every], written)
+    try:
+        if team.rank == 0:
+            rows = _rows(written, source, [found for _, found in every], prove)
+    except MpitrainError as error:
+        failure = str(error.args[0])
+    _refuse(team.all_gather("whether the logits are the same", failure), written)
+    return rows
+
+
+def _refuse(failures: Sequence[str], written: ExportPlan) -> None:
+    """Raise ExportError, alike on all ranks, for the first of their failures."""
+    if first := next(filter(None, failures), ""):
+        error = ExportError(
+            f"the export isn't what it has to be: {first}; it is left in {shown(written.path)}"
+        )
+        error.everywhere = True
+        raise error
+
+
+def _read_share(team: Team, written: ExportPlan, source: ExportSource) -> ReadBack:
+    folder, matched = opened(written.path, source.plan)
+    mine = range(team.rank, len(matched.weights), team.size)
+    own = [matched.weights[number] for number in mine]
+    total = sum(weight.box.size for weight in own) * itemsizes_of(source.config)[1]
+    with folder, ProgressBar("reading it back", total, team.rank) as progress:
+        return read_back(folder, matched, source.plan, source.saved, mine, progress.add)
+
+
+def _rows(
+    written: ExportPlan, source: ExportSource, parts: Sequence[ReadBack], prove: bool | None
+) -> list[tuple[str, str]]:
+    """Return the table of the proof."""
+    folder, matched = opened(written.path, source.plan)
+    with folder:
+        tensors = tensors_of(matched.weights)
+        unused = len(folder.names) - len(tensors)
+        largest = max(part.largest for part in parts)
+        saved_as = NAMES[source.saved.array(f"parameters/{matched.weights[0].name}").dtype]
+        cast = (
+            f"cast from {saved_as}"
+            if saved_as != written.dtype
+            else f"as the checkpoint has them: {saved_as}"
+        )
+        parameters = sum(weight.box.size for weight in matched.weights)
+        return [
+            ("tensors", f"{len(tensors):,} used, {unused} unused, in {len(written.shards)} files"),
+            ("parameters", f"{parameters:,}"),
+            ("bytes", f"{written.num_bytes:,}, {written.dtype}, {cast}"),
+            ("digest", digest_of(matched.weights, source.saved, parts)),
+            ("largest difference", f"{largest:.3g}" + (" (the cast)" if largest else "")),
+            ("logits", _logits(folder, matched, source.plan, written, prove)),
+        ]
+
+
+def _logits(
+    folder: ModelFolder, matched: Matched, plan: Plan, written: ExportPlan, prove: bool | None
+) -> str:
+    """Compare logits, if that is wanted and can be done; return what to say of it."""
+    parameters = sum(weight.spec.numel for weight in matched.weights)
+    if prove is False:
+        return "not compared (--no-prove)"
+    if prove is None and not logits.is_installed():
+        return "not compared: transformers isn't installed"
+    if prove is None and parameters > logits.MOST_ALONE:
+        return "not compared: a large model; --prove asks for it"
+    found = logits.compare(folder, matched, plan, NAMED[written.dtype])
+    return (
+        f"as transformers {found.version} has them, to {found.largest:.2g} of {found.most:.3g}, over "
+        f"{found.tokens} tokens"
+    )
+
+
+def _publish(tmp: Path, out: Path) -> None:
+    """Give the folder its name, by one rename."""
+    try:
+        if os.path.lexists(out):
+            raise WeightsError(f"{shown(out)} was made meanwhile; what was exported is in {shown(tmp)}")
+        os.rename(tmp, out)
+        sync_folder(out.absolute().parent)
+    except OSError as error:
+        raise WeightsError(
+            f"{shown(out)}: {shown(error.strerror)}; what was exported is in {shown(tmp)}"
+        ) from None

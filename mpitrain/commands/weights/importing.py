@@ -1,0 +1,284 @@
+"""`mpitrain import`: the weights of a Hugging Face folder as a run's step 0, or as a step.
+
+    RUN/config.toml                   the model's keys; the run that begins from here has them
+    RUN/huggingface/                  config.json, the tokenizer and what else came along
+    RUN/checkpoints/step-00000000/    the weights, in the type that the optimiser has them
+
+A folder without config.toml is no run: what a killed import leaves, the next one replaces.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from mpitrain import config as settings
+from mpitrain.checkpoint import save
+from mpitrain.checkpoint.boxes import Box, Chunks
+from mpitrain.checkpoint.folders import find_one, name_of, step_of
+from mpitrain.checkpoint.hdf5_bytes import STEP
+from mpitrain.checkpoint.meta import StepInfo
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.cluster import code_identity
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.commands.ckpt.progress_bar import ProgressBar
+from mpitrain.commands.ckpt.team import Team
+from mpitrain.config import Config
+from mpitrain.errors import DONE, CheckpointError, ConfigError, InputError
+from mpitrain.inputs import remove, shown
+from mpitrain.plan.plan import Plan
+from mpitrain.weights.beginning import keep_companions
+from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
+from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank
+from mpitrain.weights.matching import Matched, match, tensors_of
+from mpitrain.weights.proof import digest_of_checkpoint
+from mpitrain.weights.weight_source import FolderSource, require_tied_head
+
+PART_BYTES = 1 << 26  # of a weight that is in memory at once
+COMPUTE = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+META = dict(step=0, tokens=0, updates=0, skipped=0, data="", loss_scale=(1.0, 0))
+
+
+class LaterPart:
+    """A part of a weight that is read when it is written: few are in memory at a time."""
+
+    def __init__(self, source: FolderSource, name: str, box: Box, dtype: np.dtype, progress: ProgressBar):
+        self._source = source
+        self._name = name
+        self._box = box
+        self._progress = progress
+        self.dtype = dtype
+        self.shape = box.shape
+        self.ndim = len(box.shape)
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        found = np.zeros(self.shape, self.dtype)  # rows that pad the vocabulary stay so
+        there = self._box.overlap(self._source.box(self._name))
+        if there.size:
+            self._source.read(self._name, there, found[there.seen_from(self._box)])
+        self._progress.add(found.nbytes)
+        return found
+
+
+class ConstantPart:
+    """A part of an array that has one number everywhere, and isn't in any folder."""
+
+    def __init__(self, box: Box, dtype: np.dtype, constant: float):
+        self._constant = constant
+        self.dtype = dtype
+        self.shape = box.shape
+        self.ndim = len(box.shape)
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.full(self.shape, self._constant, self.dtype)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an import goes: the step's folder, and the run's, None for a step alone."""
+
+    checkpoints: Path
+    step: int
+    run: RunDir | None
+
+
+def import_weights(
+    team: Team, given: str, target: str, overrides: tuple[str, ...], say: Callable[[str], None]
+) -> int:
+    """Import a folder; each rank reads and writes a part of it. Return 0. Collective.
+
+    Raises InputError, and leaves nothing, for whatever can't be imported.
+    """
+    begin_s = time.monotonic()
+    where = team.on_first_rank("looking at --to", lambda: _target(target))
+    with team.on_every_rank("opening the folder", lambda: ModelFolder(given)) as folder:
+        asked, plan, found, matched = team.on_every_rank(
+            "reading config.json", lambda: _understood(folder, where, overrides)
+        )
+        for line in (f"{folder.where(CONFIG)}:", *(f"  {line}" for line in found.lines)) * (team.rank == 0):
+            say(line)
+        source = FolderSource(folder, matched, plan.config)
+        team.on_every_rank("comparing the tied head", lambda: require_tied_head(folder, matched, source))
+        needs = plan.stored_weights()
+        total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in needs.values())
+        made = team.on_first_rank("making the folder", lambda: _begin(where, total))
+        tmp = where.checkpoints / (name_of(where.step) + ".tmp")
+        try:
+            with ProgressBar(f"importing {shown(given)}", total // team.size, team.rank) as progress:
+                parts = _parts(plan, source, progress, team)
+                team.on_every_rank("writing weights", lambda: save.write_shard(tmp, team.rank, parts))
+            came = team.on_first_rank(
+                "committing the step", lambda: _commit(folder, where, tmp, asked, plan, team.size)
+            )
+        except InputError:
+            team.on_first_rank("removing what was written", lambda: _undo(where, tmp, made))
+            raise
+    if team.rank == 0:
+        say(_summary(folder, matched, plan, where, came, time.monotonic() - begin_s))
+    return DONE
+
+
+def _target(given: str) -> Target:
+    """Return what --to means. Raises CheckpointError if something is there that an import would replace."""
+    path = Path(given)
+    step = step_of(path.absolute())
+    if step is not None:
+        if os.path.lexists(path):
+            raise CheckpointError(f"{shown(given)} is there already; give another step")
+        return Target(path.absolute().parent, step, None)
+    run = RunDir(given)
+    try:
+        names = set(os.listdir(path))
+    except FileNotFoundError:
+        names = set()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "no folder can have this name"
+        raise CheckpointError(f"{shown(given)}: {why}; give a run directory to be made") from None
+    if others := names - {run.checkpoints.name, run.came_along.name}:
+        raise CheckpointError(
+            f"{shown(given)} has something in it ({shown(sorted(others)[0])}); give a run directory to "
+            "be made"
+        )
+    return Target(run.checkpoints, 0, run)
+
+
+def _understood(
+    folder: ModelFolder, where: Target, overrides: tuple[str, ...]
+) -> tuple[Config, Plan, ModelKeys, Matched]:
+    """Return the configuration of the run to be, its plan, and where the folder has which weight."""
+    found = keys_of(folder)
+    run = f"run.dir={shown(where.run.path)}" if where.run else "run.dir=imported"
+    asked = settings.load(None, (run, *overrides))
+    asked = filled(asked, found, folder.where(CONFIG))
+    if asked.precision == settings.Precision():
+        changed = settings.Precision(compute=_compute_of(folder))
+        found.lines.append(f'precision.compute = "{changed.compute}"  (dtype of the tensors)')
+        asked = msgspec.structs.replace(asked, precision=changed)
+    if where.run and TOKENIZER in folder.companions and asked.data.tokenizer == settings.Data().tokenizer:
+        file = str(where.run.came_along / TOKENIZER)
+        found.lines.append(f'data.tokenizer = "{shown(file)}"')
+        asked = msgspec.structs.replace(asked, data=msgspec.structs.replace(asked.data, tokenizer=file))
+    plan = plan_on_one_rank(asked)
+    rows = plan.config.model.vocab - plan.config.model.padding
+    if rows != found.vocab:
+        raise ConfigError(
+            f"model.vocab = {rows}, but {folder.where(CONFIG)} has {found.vocab}: rows for further tokens "
+            "are made where a run begins; leave it out, and run with model.init and model.vocab"
+        )
+    return asked, plan, found, match(folder, plan, found.kind, found.vocab, found.further)
+
+
+def _compute_of(folder: ModelFolder) -> str:
+    """Return the precision that most of a folder's numbers are stored in."""
+    sizes: dict[str, int] = {}
+    for name in folder.names:
+        entry = folder.entry(name)
+        sizes[entry.code] = sizes.get(entry.code, 0) + entry.num_bytes
+    code = max(sizes, key=lambda code: sizes[code])
+    return COMPUTE.get(code, "fp32")
+
+
+def _begin(where: Target, num_bytes: int) -> list[Path]:
+    """Make the step's folder; return the folders that were made for it, the innermost first."""
+    made = [path for path in (where.checkpoints, *where.checkpoints.parents) if not path.exists()]
+    if where.run is not None and (old := find_one(where.checkpoints, where.step)) is not None:
+        remove(old, STEP)  # without config.toml beside it: an import that was killed
+    try:
+        save.begin(where.checkpoints, where.step, num_bytes)
+    except CheckpointError:
+        _remove_empty(made)
+        raise
+    return made
+
+
+def _undo(where: Target, tmp: Path, made: list[Path]) -> None:
+    remove(tmp, STEP)
+    if where.run is not None:
+        remove(where.run.came_along)
+    _remove_empty(made)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for path in folders:
+        with suppress(OSError):  # something else is in it by now
+            path.rmdir()
+
+
+def _parts(
+    plan: Plan, source: FolderSource, progress: ProgressBar, team: Team
+) -> Mapping[str, list[tuple[object, save.Extent]]]:
+    """Return what this rank writes: an equal part of all bytes."""
+    needs = plan.stored_weights()
+    total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in needs.values())
+    first, last = (total * number // team.size for number in (team.rank, team.rank + 1))
+    found: dict[str, list[tuple[object, save.Extent]]] = {}
+    at = 0
+    for spec in plan.parameters():
+        name = f"parameters/{spec.name}"
+        dtype, shape = needs[name]
+        for box in _cut(shape, dtype.itemsize):
+            if first <= at < last:
+                there = source.box(spec.name)
+                part = (
+                    ConstantPart(box, dtype, spec.constant)
+                    if there is None
+                    else LaterPart(source, spec.name, box, dtype, progress)
+                )
+                found.setdefault(name, []).append((part, save.Extent(shape, box.start)))
+            at += box.size * dtype.itemsize
+    return found
+
+
+def _cut(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
+    """Yield a weight in runs of rows, each of whole chunks of its digest."""
+    chunks = Chunks(shape, itemsize)
+    row_bytes = itemsize * math.prod(shape[1:])
+    rows = max(1, PART_BYTES // max(1, row_bytes) // chunks.rows) * chunks.rows
+    for at in range(0, shape[0], rows):
+        end = min(at + rows, shape[0])
+        yield Box((at, *(0 for _ in shape[1:])), (end, *shape[1:]))
+
+
+def _commit(
+    folder: ModelFolder, where: Target, tmp: Path, asked: Config, plan: Plan, num_shards: int
+) -> list[str]:
+    """Give the step its name, and make the run; return the names of the files that came along."""
+    came: list[str] = []
+    if where.run is not None:
+        remove(where.run.came_along)  # of an import that was killed
+        keep_companions(str(folder.path), where.run.came_along)
+        came = [CONFIG, *folder.companions]
+    writer = {"imported": str(folder.path), "shards": num_shards, **code_identity.code()}
+    about = StepInfo(settings.to_toml(plan.config), writer)
+    save.commit(tmp, META | {"step": where.step}, num_shards, about=about)
+    if where.run is not None:
+        where.run.begin(asked, plan.config)
+    return came
+
+
+def _summary(
+    folder: ModelFolder, matched: Matched, plan: Plan, where: Target, came: list[str], seconds: float
+) -> str:
+    tensors = tensors_of(matched.weights)
+    read = sum(folder.entry(name).num_bytes for name in tensors)
+    parameters = sum(weight.spec.numel for weight in matched.weights)
+    with Checkpoint(where.checkpoints / name_of(where.step)) as saved:
+        found = digest_of_checkpoint(saved, [weight.name for weight in matched.weights])
+    lines = [
+        f"{len(tensors):,} tensors, {parameters:,} parameters, {read:,} bytes read in {seconds:.1f} s "
+        f"({read / 1e6 / seconds:,.0f} MB/s); digest of the weights {found}",
+    ]
+    if matched.ignored:
+        lines.append(f"ignored: {len(matched.ignored):,} tensors that hold nothing of the model")
+    if where.run is None:
+        return "\n".join([*lines, f"step {where.step} is in {shown(where.checkpoints)}"])
+    if came:
+        lines.append(f"came along: {', '.join(came)}, in {shown(where.run.came_along)}")
+    run = shown(where.run.config)
+    return "\n".join([*lines, f"done: step 0 of {shown(where.run.path)}; train it: mpitrain run {run}"])

@@ -1,0 +1,17 @@
+"""Weights in and out: Hugging Face folders to checkpoints and runs, and back, with a proof.
+
+header, bits     a safetensors file: its header, checked; its numbers as arrays and back
+folder           a Hugging Face folder: config.json, index, shards, tokenizer files
+keys             config.json as keys of ours, and back
+matching         which tensors a model's weights are, and whether all are there
+weight_source    any box of any weight, from a folder or a checkpoint
+beginning        model.init: the model of a run, before torch is loaded
+first_weights    ... and its first weights
+writing          which tensors are in which file; writing one
+proof            what was written, read back and compared
+logits           the same logits by transformers, in a child process
+
+What a family has is said by its own file (plan/declared/hugging_face.py). The safetensors library
+isn't used: it maps files into memory, where a file that is cut while it is read ends the process; it
+takes a key twice; it has no bf16 for numpy; and it writes a shard from memory that holds all of it.
+"""

@@ -1,0 +1,52 @@
+"""The first weights of a rank: its own part of each weight, read from where they lie."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from mpitrain.checkpoint.boxes import Box, run_boxes
+from mpitrain.parallel.zero.initial import fresh
+from mpitrain.parallel.zero.shards import ParameterShard
+from mpitrain.plan.declared.parameters import Spec
+from mpitrain.weights.weight_source import WeightSource, bands
+
+
+def fill(pieces: Iterable[ParameterShard], source: WeightSource, seed: int) -> None:
+    """Fill the weights that a rank updates.
+
+    What the source lacks, as rows for further tokens, is as in a run without it. Raises InputError.
+    """
+    for piece in pieces:
+        _fill(piece, source, seed)
+
+
+def _fill(piece: ParameterShard, source: WeightSource, seed: int) -> None:
+    there = source.box(piece.spec.name)
+    boxes = [
+        (_placed(piece.spec, box), here) for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end)
+    ]
+    if there is None or any(box.overlap(there) != box for box, _ in boxes):
+        fresh(piece.spec, piece.begin, piece.end, seed, piece.weight)
+    for box, here in boxes if there is not None else ():
+        both = box.overlap(there)
+        if both.size:
+            _read(source, piece.spec.name, both, piece.weight[here].view(box.shape)[both.seen_from(box)])
+
+
+def _placed(spec: Spec, box: Box) -> Box:
+    """Return where a box of a rank's box lies in the whole weight."""
+    start = tuple(a + b for a, b in zip(spec.offset, box.start))
+    return Box(start, tuple(a + n for a, n in zip(start, box.shape)))
+
+
+def _read(source: WeightSource, name: str, box: Box, out: torch.Tensor) -> None:
+    """Fill a tensor; of a GPU, by way of a few megabytes of the host's."""
+    if out.is_cpu:
+        source.read(name, box, out.numpy())
+        return
+    dtype = np.dtype(np.float64 if out.dtype == torch.float64 else np.float32)
+    for band in bands(box, box.size // max(1, box.shape[0]) * dtype.itemsize):
+        part = np.empty(band.shape, dtype)
+        source.read(name, band, part)
+        out[band.seen_from(box)].copy_(torch.from_numpy(part))

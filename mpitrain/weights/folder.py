@@ -1,0 +1,224 @@
+"""A Hugging Face folder: config.json, safetensors files, the tokenizer's files. It may be a stranger's:
+nothing outside of it is read, and nothing in it is run.
+
+    config.json                          what model it is
+    model.safetensors                    all tensors, or
+    model.safetensors.index.json         which file has which tensor, and
+    model-00001-of-00002.safetensors     those files
+    tokenizer.json ...                   COMPANIONS
+
+In the cache of Hugging Face's own programs the files are links into `blobs` beside the folder
+`snapshots`, which are followed; no other link that leads out of the folder is.
+"""
+
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitrain.errors import WeightsError
+from mpitrain.inputs import kind_of, listed, read_file, shown
+from mpitrain.weights.header import Entry, SafetensorsFile, parsed
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+# what comes along with the weights: the tokenizer, and how text is generated
+COMPANIONS = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json", GENERATION),
+)
+MOST_CONFIG_BYTES = 1 << 20
+MOST_INDEX_BYTES = 1 << 26  # DeepSeek-V3's has 9 MB
+MOST_COMPANION_BYTES = 1 << 27
+MOST_NAMES = 10_000  # in a folder
+MOST_SHARDS = 4_096
+NUM_OPEN = 64  # files at once
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
+GIVE = "give the folder of a model, with its config.json and safetensors files"
+
+
+class ModelFolder:
+    """A folder, open for reading. Owns its open files until close(); a context manager, too.
+
+    config: the object of config.json.  names: of all tensors, each with the file it is in.
+    companions: names of the files of COMPANIONS that are there.
+    Raises WeightsError for whatever is none, before any tensor is read.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._open: OrderedDict[str, SafetensorsFile] = OrderedDict()  # least recently used first
+        self._there = self._list()
+        self.config = self._object(CONFIG, MOST_CONFIG_BYTES)
+        self.companions = tuple(name for name in COMPANIONS if name in self._there)
+        self._entries: dict[str, tuple[str, Entry]] = {}
+        try:
+            self._read_headers()
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------ tensors
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The file that each tensor is in, by its name."""
+        return {name: file for name, (file, _) in self._entries.items()}
+
+    def entry(self, name: str) -> Entry:
+        """Return dtype and shape of a tensor that is there."""
+        return self._entries[name][1]
+
+    def rows(self, name: str, first: int, last: int) -> np.ndarray:
+        """Return rows [first, last) of a tensor in its own dtype. Raises WeightsError."""
+        file, entry = self._entries[name]
+        return self._file(file).rows(entry, first, last)
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __enter__(self) -> "ModelFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ other files
+
+    def content(self, name: str, most_bytes: int = MOST_COMPANION_BYTES) -> bytes:
+        """Return a file of the folder. Raises WeightsError."""
+        self._require_inside(name)
+        try:
+            return read_file(self.path / name, most_bytes)
+        except OSError as error:
+            raise self._error(name, error.strerror or "can't be read") from None
+
+    def where(self, name: str) -> str:
+        """Return the path of a file of the folder, for a message."""
+        return str(shown(self.path / name))
+
+    def _object(self, name: str, most_bytes: int) -> dict[str, Any]:
+        content = self.content(name, most_bytes)
+        try:
+            found = parsed(content)
+        except ValueError as error:
+            raise self._error(name, f"it isn't JSON that can be read: {error}") from None
+        if not isinstance(found, dict):
+            raise self._error(name, "it is no object of JSON")
+        return found
+
+    # ------------------------------------------------------------ what is there
+
+    def _list(self) -> set[str]:
+        try:
+            kind = kind_of(Path(os.path.realpath(self.path)))
+            if kind == "a folder":
+                return self._scan()
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "no folder can have this name"
+            raise WeightsError(f"{shown(self.path)}: {why}; {GIVE}") from None
+        if kind is None:
+            raise WeightsError(
+                f"{shown(self.path)}: no such folder; {GIVE}. One of the hub is fetched by "
+                "`hf download NAME --local-dir FOLDER`"
+            )
+        raise WeightsError(f"{shown(self.path)} is {kind}; {GIVE}")
+
+    def _scan(self) -> set[str]:
+        names = set[str]()
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                names.add(entry.name)
+                if len(names) > MOST_NAMES:
+                    raise WeightsError(f"{shown(self.path)}: more than {MOST_NAMES:,} files; {GIVE}")
+        if CONFIG not in names:
+            raise WeightsError(f"{shown(self.path)}: no {CONFIG}, which says what model it is; {GIVE}")
+        return names
+
+    def _read_headers(self) -> None:
+        if SINGLE in self._there:
+            self._entries = {name: (SINGLE, entry) for name, entry in self._file(SINGLE).entries.items()}
+            return
+        if INDEX not in self._there:
+            raise self._without_weights()
+        weight_map = self._weight_map()
+        for file in dict.fromkeys(weight_map.values()):
+            found = self._file(file).entries
+            for name, entry in found.items():
+                if weight_map.get(name) != file:
+                    elsewhere = "in no file" if name not in weight_map else f"in {shown(weight_map[name])}"
+                    raise self._error(file, f"it has {shown(name)}, which {INDEX} has {elsewhere}")
+                self._entries[name] = (file, entry)
+        if lost := sorted(weight_map.keys() - self._entries.keys()):
+            raise self._error(weight_map[lost[0]], f"it lacks {listed(lost, 3)}, which {INDEX} has there")
+
+    def _weight_map(self) -> dict[str, str]:
+        """Return which file has which tensor: files of this folder alone."""
+        found = self._object(INDEX, MOST_INDEX_BYTES).get("weight_map")
+        if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+            raise self._error(INDEX, "weight_map is missing, or no object of names of files")
+        files = dict.fromkeys(found.values())
+        if len(files) > MOST_SHARDS:
+            raise self._error(INDEX, f"it names {len(files):,} files, at most {MOST_SHARDS:,} are read")
+        for file in files:
+            if not SHARD.fullmatch(file):
+                raise self._error(
+                    INDEX, f"it names {shown(file)}, which is no safetensors file of this folder"
+                )
+            if file not in self._there:
+                raise self._error(INDEX, f"it names {shown(file)}, which is missing")
+        return found
+
+    def _without_weights(self) -> WeightsError:
+        pickles = sorted(name for name in self._there if name.endswith(PICKLES))
+        if pickles:
+            return WeightsError(
+                f"{shown(self.path)}: {listed(pickles, 3)}, but no safetensors file. A pickle runs code when "
+                "it is read, and isn't read here: have transformers write safetensors, where you trust it: "
+                "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OTHER)"
+            )
+        others = sorted(name for name in self._there if name.endswith(".safetensors"))
+        if others:
+            return WeightsError(
+                f"{shown(self.path)}: {listed(others, 3)}, but neither {SINGLE} nor {INDEX}; get what is "
+                "missing"
+            )
+        return WeightsError(f"{shown(self.path)}: no safetensors file; {GIVE}")
+
+    def _file(self, name: str) -> SafetensorsFile:
+        if name not in self._open:
+            self._require_inside(name)
+            self._open[name] = SafetensorsFile(self.path / name)
+            if len(self._open) > NUM_OPEN:
+                self._open.popitem(last=False)[1].close()
+        self._open.move_to_end(name)
+        return self._open[name]
+
+    def _require_inside(self, name: str) -> None:
+        """Raise WeightsError for a link that leads out of the folder, but for those of the hub's cache."""
+        folder = Path(os.path.realpath(self.path))
+        real = Path(os.path.realpath(folder / name))
+        roots = [folder]
+        if folder.parent.name == "snapshots":
+            roots.append(folder.parent.parent / "blobs")
+        if not any(real.is_relative_to(root) for root in roots):
+            raise self._error(name, "it is a link that leads out of the folder; put the file itself there")
+
+    def _error(self, name: str, what: str) -> WeightsError:
+        return WeightsError(f"{self.where(name)}: {what}")
+
+
+def copied_companions(folder: ModelFolder, write: Callable[[str, bytes], object]) -> None:
+    """Hand config.json and the files that come along to write(name, content)."""
+    for name in (CONFIG, *folder.companions):
+        write(name, folder.content(name))

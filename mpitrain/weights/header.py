@@ -1,0 +1,194 @@
+"""The header of a safetensors file, which may be a stranger's: read with limits, and refused unless the
+tensors that it names tile the rest of the file.
+
+    8 bytes         the header's length, little-endian
+    header          JSON: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, ...}
+    data            tensor behind tensor, offsets from here on
+"""
+
+import errno
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpitrain.errors import WeightsError
+from mpitrain.inputs import open_file, shown
+from mpitrain.weights.bits import DTYPES
+
+MOST_HEADER_BYTES = 1 << 24  # 150,000 tensors; a shard of DeepSeek-V3 has some 600
+MOST_FILE_BYTES = 1 << 50
+MOST_DIMS = 8
+LENGTH = struct.Struct("<Q")
+ALIGNMENT = 8  # of the data, by spaces behind the header
+METADATA = "__metadata__"
+# of a number, by the dtype in a header. Other dtypes than those of bits.py can lie there, but aren't read
+NUM_BYTES = {code: dtype.itemsize for code, dtype in DTYPES.items()}
+NUM_BYTES |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 1)
+NUM_BYTES |= dict(I16=2, U16=2, I32=4, U32=4, I64=8, U64=8, C64=8)
+
+
+class Entry(NamedTuple):
+    """A tensor of a file. begin: its first byte in the file."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    begin: int
+    num_bytes: int
+
+
+class DuplicateKey(ValueError):
+    """A key that stands twice in an object."""
+
+
+def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, each of whose keys stands there once."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise DuplicateKey(f"{shown(key)} stands there twice")
+        found[key] = value
+    return found
+
+
+def parsed(content: bytes) -> Any:
+    """Return what JSON of a stranger means. Raises ValueError, of one line."""
+    try:
+        return json.loads(content.decode(), object_pairs_hook=once)
+    except RecursionError:
+        raise ValueError("brackets within brackets, too deep") from None
+    except ValueError as error:
+        raise ValueError(shown(error)) from None
+
+
+class SafetensorsFile:
+    """An open file, of which any rows of any tensor can be read. Owns its descriptor until close().
+
+    entries: its tensors, by name.  Raises WeightsError for whatever is no such file.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._descriptor = open_file(path, MOST_FILE_BYTES)
+        except OSError as error:
+            raise self._error(error.strerror or "can't be read") from None
+        try:
+            self.entries = self._read_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def rows(self, entry: Entry, first: int, last: int) -> np.ndarray:
+        """Return rows [first, last) of a tensor in its own dtype; bf16 as BF16."""
+        dtype = DTYPES[entry.code]
+        of_row = entry.shape[1:]
+        out = np.empty((last - first, *of_row), dtype)
+        row_bytes = math.prod(of_row) * dtype.itemsize
+        self._fill(memoryview(out.reshape(-1).view(np.uint8)), entry.begin + first * row_bytes)
+        return out
+
+    def _fill(self, out: memoryview, offset: int) -> None:
+        """Read so many bytes. Not mapped: a file that is cut meanwhile is no signal."""
+        while out:
+            try:
+                count = os.preadv(self._descriptor, [out], offset)
+            except OSError as error:
+                raise self._error(error.strerror or "can't be read") from None
+            if not count:
+                raise self._error("it became shorter while it was read")
+            offset += count
+            out = out[count:]
+
+    def _read_header(self) -> dict[str, Entry]:
+        size = os.fstat(self._descriptor).st_size
+        if size < LENGTH.size:
+            raise self._error(f"it has {size} bytes, which is no safetensors file")
+        start = bytearray(LENGTH.size)
+        self._fill(memoryview(start), 0)
+        (length,) = LENGTH.unpack(start)
+        if length > MOST_HEADER_BYTES:
+            raise self._error(f"a header of {length:,} bytes, at most {MOST_HEADER_BYTES:,} are read")
+        if LENGTH.size + length > size:
+            raise self._error(f"a header of {length:,} bytes in a file of {size:,}: it was cut")
+        content = bytearray(length)
+        self._fill(memoryview(content), LENGTH.size)
+        try:
+            tree = parsed(bytes(content))
+        except ValueError as error:
+            raise self._error(f"the header isn't JSON that can be read: {error}") from None
+        if not isinstance(tree, dict):
+            raise self._error("the header is no object of JSON")
+        tree.pop(METADATA, None)
+        data = LENGTH.size + length
+        entries = {name: self._entry(name, value, data) for name, value in tree.items()}
+        self._require_tiles(entries, data, size)
+        return entries
+
+    def _entry(self, name: str, value: Any, data: int) -> Entry:
+        """Return a tensor of the header, whose bytes are as many as its shape has numbers."""
+        if not isinstance(value, Mapping) or value.keys() != {"dtype", "shape", "data_offsets"}:
+            raise self._error(f"{shown(name)} isn't described by dtype, shape and data_offsets")
+        code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+        if not _are_counts(shape) or len(shape) > MOST_DIMS or math.prod(shape) >= 2**50:
+            raise self._error(f"{shown(name)} has the shape {shown(shape)}, which is none")
+        if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise self._error(f"{shown(name)} has the data_offsets {shown(offsets)}, which are none")
+        if not isinstance(code, str) or code not in NUM_BYTES:
+            raise self._error(f"{shown(name)} has the dtype {shown(code)}, which no safetensors file has")
+        num_bytes = math.prod(shape) * NUM_BYTES[code]
+        if offsets[1] - offsets[0] != num_bytes:
+            raise self._error(
+                f"{shown(name)}: {code} {shape} takes {num_bytes:,} bytes, data_offsets have "
+                f"{offsets[1] - offsets[0]:,}"
+            )
+        return Entry(name, code, tuple(shape), data + offsets[0], num_bytes)
+
+    def _require_tiles(self, entries: Mapping[str, Entry], data: int, size: int) -> None:
+        at = data
+        for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.num_bytes)):
+            if entry.begin != at:
+                what = "overlaps another tensor" if entry.begin < at else "leaves a gap before it"
+                raise self._error(f"{shown(entry.name)} {what}")
+            at += entry.num_bytes
+        if at != size:
+            raise self._error(
+                f"its tensors end at byte {at:,}, the file has {size:,}: it was cut, or added to"
+            )
+
+    def _error(self, what: str) -> WeightsError:
+        return WeightsError(f"{shown(self.path)}: {what}; get the file again")
+
+
+def _are_counts(value: Any) -> bool:
+    """Return whether a value of JSON is a list of whole numbers that a file can have."""
+    return isinstance(value, list) and all(
+        isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**50 for each in value
+    )
+
+
+def header_of(entries: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
+    """Return the first bytes of a file with these tensors: name, dtype, shape."""
+    tree: dict[str, Any] = {METADATA: {"format": "pt"}}
+    at = 0
+    for name, code, shape in entries:
+        end = at + math.prod(shape) * DTYPES[code].itemsize
+        tree[name] = {"dtype": code, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    content = json.dumps(tree, separators=(",", ":")).encode()
+    content += b" " * (-(LENGTH.size + len(content)) % ALIGNMENT)
+    if len(content) > MOST_HEADER_BYTES:
+        raise OSError(errno.EFBIG, f"a header of {len(content):,} bytes; use a smaller --shard-size")
+    return LENGTH.pack(len(content)) + content

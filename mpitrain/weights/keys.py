@@ -1,0 +1,206 @@
+"""config.json of a Hugging Face folder as keys of ours, and back.
+
+What the fields of a model type mean, its family says (plan/declared/hugging_face.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mpitrain import config as settings
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError, MpitrainError, WeightsError
+from mpitrain.inputs import listed, shown
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.declared.family import FAMILIES, family_of
+from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.settings.resolve import on_one_rank, resolve
+from mpitrain.weights.bits import TORCH
+from mpitrain.weights.folder import CONFIG, ModelFolder
+
+# of the table `experts`: how they are trained and where, which no config.json says
+OF_TRAINING = frozenset(
+    ["balance", "balance_weight", "bias_rate", "z_weight", "replay", "capacity", "buffer", "dispatch", "wire"]
+)
+# keys that a config.json's model may be trained with another value of
+OPEN = ("attention.theta", "attention.window", "model.vocab", "model.vocab_multiple")
+OPEN_PREFIXES = ("attention.yarn_", "attention.llama3_")
+TABLES = ("model", "attention", "experts")
+FURTHER = "num_nextn_predict_layers"  # blocks behind the last one that predict further tokens
+DTYPE_FIELDS = ("dtype", "torch_dtype")  # of 5.x and 4.x
+
+
+class ModelKeys(NamedTuple):
+    """What a config.json says.
+
+    family: value of model.family.  kind: its model type.  keys: by our names, `model.width`.
+    lines: of the report.  further: blocks that only predict further tokens.
+    """
+
+    family: str
+    kind: ModelType
+    keys: dict[str, Any]
+    lines: list[str]
+    further: int
+
+    @property
+    def vocab(self) -> int:
+        """Tokens that the folder has a row for."""
+        return self.keys["model.vocab"]
+
+
+def keys_of(folder: ModelFolder) -> ModelKeys:
+    """Return what the config.json of a folder says. Raises ConfigError."""
+    fields = Fields(folder.config, folder.where(CONFIG))
+    family, kind = _kind_of(fields)
+    architectures = fields.take("architectures", None)
+    if architectures not in (None, [], [kind.architecture]):
+        fields.refuse("architectures", f"needed {kind.architecture}, a model of language alone")
+    for name in DTYPE_FIELDS:
+        if fields.take(name, None) not in (None, "auto", *TORCH.values()):
+            fields.refuse(name, f"needed {', '.join(TORCH.values())}")
+    further = fields.integer(FURTHER, 0, least=0)
+    kind.read(fields)
+    fields.finish()
+    return ModelKeys(family, kind, fields.keys, [f'model.family = "{family}"', *fields.lines], further)
+
+
+def _kind_of(fields: Fields) -> tuple[str, ModelType]:
+    name = fields.take("model_type", "")
+    if not isinstance(name, str) or not name:
+        fields.refuse("model_type", "needed the name of a kind of model", name)
+    if isinstance(fields.tree.get("text_config"), Mapping):
+        fields.refuse("model_type", "a model of text and images; needed one of text alone")
+    known = {kind.name: (family, kind) for family, each in _families() for kind in each.model_types}
+    if name not in known:
+        fields.refuse("model_type", f"no family reads it; known are {listed(sorted(known), 40)}")
+    return known[name]
+
+
+def _families() -> list[tuple[str, Any]]:
+    return list(FAMILIES.built_in().items())
+
+
+def filled(config: Config, found: ModelKeys, where: str) -> Config:
+    """Return a configuration whose model is that of a folder; its own keys go before, where they may.
+
+    Raises ConfigError for a key that says another model.
+    """
+    return with_keys(config, {"model.family": found.family, **found.keys}, where)
+
+
+def with_keys(config: Config, keys: Mapping[str, Any], where: str) -> Config:
+    """Return a configuration with keys of a model, where it has none of its own."""
+    if config.model.preset != settings.Model().preset:
+        raise ConfigError(
+            f'model.preset = "{shown(config.model.preset)}" with model.init: the sizes are those of '
+            f"{where}; leave model.preset out"
+        )
+    changes: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+    for key, value in keys.items():
+        table, _, name = key.partition(".")
+        given = getattr(getattr(config, table), name)
+        if given is None or given == "":
+            changes[table][name] = value
+        elif given != value and key not in OPEN and not key.startswith(OPEN_PREFIXES):
+            raise ConfigError(
+                f"{key} = {shown(repr(given))}, but {where} has {shown(repr(value))}; leave it out"
+            )
+    if config.model.vocab is not None and config.model.vocab < keys["model.vocab"]:
+        raise ConfigError(
+            f"model.vocab = {config.model.vocab} is less than the {keys['model.vocab']} of {where}; leave it "
+            "out, or use more"
+        )
+    tables = {
+        table: msgspec.structs.replace(getattr(config, table), **new) for table, new in changes.items() if new
+    }
+    return msgspec.structs.replace(config, **tables)
+
+
+def plan_on_one_rank(config: Config) -> Plan:
+    """Return the plan of a model whose keys are all there, on one rank."""
+    tokens = config.model.vocab - (config.model.padding or 0)
+    return plan_of(resolve(on_one_rank(config), 1, tokens))
+
+
+# ---------------------------------------------------------------- and back
+
+
+def fields_of(config: Config) -> tuple[ModelType, dict[str, Any]]:
+    """Return the model type and the fields of config.json for a resolved configuration's model.
+
+    Raises WeightsError if no model type of the family has this model.
+    """
+    family = family_of(config.model)
+    for kind in family.model_types:
+        fields = kind.write(config)
+        if fields is not None:
+            return kind, fields
+    raise WeightsError(
+        f"model.family = {shown(config.model.family)} has no model type in Hugging Face folders that can say "
+        "this model"
+    )
+
+
+def config_json(
+    config: Config, code: str, carried: Mapping[str, Any], ends: Mapping[str, int | None]
+) -> dict[str, Any]:
+    """Return the object of config.json for a resolved configuration's model.
+
+    code: dtype of the tensors.  carried: the config.json that the weights once came with, or nothing.
+    ends: numbers of special tokens, where that one says nothing.
+    """
+    kind, fields = fields_of(config)
+    special = {name: carried.get(name, value) for name, value in ends.items()}
+    positions = carried.get("max_position_embeddings")
+    if isinstance(positions, int) and positions > fields.get("max_position_embeddings", 0):
+        fields["max_position_embeddings"] = positions
+    return {
+        "architectures": [kind.architecture],
+        "model_type": kind.name,
+        **fields,
+        **special,
+        "dtype": TORCH[code],
+        "use_cache": True,
+    }
+
+
+def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
+    """Return what a folder's config.json says. Raises MpitrainError unless that is the model of a plan.
+
+    The layers that it makes have to be equal, with every number that they compute with.
+    """
+    found = keys_of(folder)
+    config = plan.config
+    own = {name: getattr(config.experts, name) for name in OF_TRAINING}
+    bare = msgspec.structs.replace(
+        config,
+        model=settings.Model(mtp=config.model.mtp, mtp_weight=config.model.mtp_weight),
+        attention=settings.AttentionTable(),
+        experts=settings.ExpertsTable(**own),
+    )
+    again = plan_on_one_rank(
+        with_keys(bare, {"model.family": found.family, **found.keys}, folder.where(CONFIG))
+    )
+    expected = plan_on_one_rank(_without_padding(config))
+    if again.model != expected.model:
+        before = settings.flatten(expected.config)
+        differing = [
+            f"{key} = {before[key]!r} became {value!r}"
+            for key, value in settings.flatten(again.config).items()
+            if key.partition(".")[0] in TABLES and before[key] != value
+        ]
+        raise MpitrainError(
+            f"{folder.where(CONFIG)} doesn't say this model: {listed(differing) or 'its layers differ'}; no "
+            f"{found.kind.name} of transformers computes it"
+        )
+    return found
+
+
+def _without_padding(config: Config) -> Config:
+    """Return a resolved configuration whose vocabulary isn't padded."""
+    model = config.model
+    bare = dict(vocab=model.vocab - (model.padding or 0), padding=0, vocab_multiple=1)
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(model, **bare))

@@ -1,0 +1,150 @@
+"""The last proof of an export: the same logits by transformers, which a child process computes from the
+folder alone, and by mpitrain, from the same files.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from mpitrain.comm.base.launchers import without_rank
+from mpitrain.config import Batch, Config, Memory, Numerics, OptimizerTable, Precision
+from mpitrain.errors import LibraryError
+from mpitrain.plan.plan import Plan
+from mpitrain.weights.folder import ModelFolder
+from mpitrain.weights.keys import plan_on_one_rank
+from mpitrain.weights.matching import Matched
+from mpitrain.weights.proof import ExportError
+from mpitrain.weights.weight_source import FolderSource
+
+SEQUENCES = 2
+LENGTH = 24  # tokens of each
+LIMIT_S = 3600.0
+# of the largest logit: fp32 against fp32, of two programs; transformers' norms are fp32 in fp64, too
+TOLERANCE = 1e-4
+MOST_ALONE = 300_000_000  # parameters of a model that is compared without being asked for
+CHILD = """
+import json, sys, warnings
+import numpy as np, torch, transformers
+folder, given, out = sys.argv[1:]
+tokens = torch.tensor(json.load(open(given))["tokens"])
+dtype = getattr(torch, json.load(open(given))["dtype"])
+torch.set_num_threads(1)
+model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    folder, dtype=dtype, attn_implementation="eager", output_loading_info=True, trust_remote_code=False,
+    local_files_only=True, **json.load(open(given))["more"],
+)
+kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
+wrong = {name: sorted(map(str, info[name])) for name in kinds}
+with torch.no_grad():
+    logits = model.eval()(tokens).logits
+np.savez(out, logits=logits.double().numpy(), wrong=json.dumps(wrong), version=transformers.__version__)
+"""
+
+
+class SameLogits(NamedTuple):
+    """Logits of transformers and ours.
+
+    version: of transformers.  largest: difference.  most: largest logit.  tokens: that were compared.
+    """
+
+    version: str
+    largest: float
+    most: float
+    tokens: int
+
+
+def is_installed() -> bool:
+    """Return whether transformers can be imported, without importing it."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+def require_installed() -> None:
+    """Raise LibraryError unless transformers can be imported."""
+    if not is_installed():
+        raise LibraryError(
+            "--prove: transformers isn't installed; install it (pip install transformers), or leave it out"
+        )
+
+
+def compare(folder: ModelFolder, matched: Matched, plan: Plan, code: str) -> SameLogits:
+    """Compare the logits of a few sequences. Raises ExportError unless they agree."""
+    config = plan.config
+    length = min(LENGTH, config.data.sequence)
+    vocab = matched.weights[0].rows
+    numbers = np.random.default_rng(0).integers(0, vocab, (SEQUENCES, length))
+    expected, wrong, version = _theirs(
+        folder.path, numbers, "float64" if code == "F64" else "float32", config
+    )
+    if found := {name: names for name, names in wrong.items() if names}:
+        raise ExportError(f"transformers {version} doesn't find the same weights: {json.dumps(found)[:500]}")
+    ours = _ours(folder, matched, config, numbers, "fp64" if code == "F64" else "fp32")
+    expected = expected[..., : ours.shape[-1]]
+    most = float(np.abs(expected).max())
+    largest = float(np.abs(ours[..., : expected.shape[-1]] - expected).max())
+    if not largest <= TOLERANCE * max(1.0, most):
+        raise ExportError(
+            f"transformers {version} computes other logits from what was written: they differ by "
+            f"{largest:.3g}, and the largest is {most:.3g}"
+        )
+    return SameLogits(version, largest, most, numbers.size)
+
+
+def _theirs(
+    path: Path, tokens: np.ndarray, dtype: str, config: Config
+) -> tuple[np.ndarray, dict[str, list[str]], str]:
+    more = {"experts_implementation": "eager"} if config.experts.count else {}
+    environment = without_rank(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory() as there:
+        given = Path(there) / "given.json"
+        given.write_text(json.dumps({"tokens": tokens.tolist(), "dtype": dtype, "more": more}))
+        out = Path(there) / "logits.npz"
+        command = [sys.executable, "-c", CHILD, str(path), str(given), str(out)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        if done.returncode or not out.exists():
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise ExportError(f"transformers doesn't load what was written: {last[:300]}")
+        with np.load(out) as found:
+            return found["logits"], json.loads(str(found["wrong"])), str(found["version"])
+
+
+def _ours(
+    folder: ModelFolder, matched: Matched, config: Config, tokens: np.ndarray, compute: str
+) -> np.ndarray:
+    """Return our logits, of the whole model as one stage on this rank."""
+    import torch  # an export without this proof needs none
+
+    from mpitrain.actor.stage import assemble
+    from mpitrain.model.build_context import BuildContext
+    from mpitrain.parallel.microbatch import Microbatch
+    from mpitrain.parallel.walk import run
+
+    changed = msgspec.structs.replace(
+        config,
+        model=msgspec.structs.replace(config.model, init="-"),  # no random weights are made
+        run=msgspec.structs.replace(config.run, device="cpu", compile=False),
+        data=msgspec.structs.replace(config.data, sequence=tokens.shape[1], documents="joined"),
+        batch=Batch(global_=len(tokens), micro=len(tokens)),
+        memory=Memory(),
+        numerics=Numerics(),
+        precision=Precision(compute=compute),
+        optimizer=OptimizerTable(name="sgd", momentum=0.0),
+    )
+    plan = plan_on_one_rank(changed)
+    stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu")))
+    source = FolderSource(folder, matched, plan.config)
+    for spec, data in stage.state.weights():
+        box = source.box(spec.name)
+        if box is not None:
+            source.read(spec.name, box, data.numpy()[tuple(slice(0, n) for n in box.shape)])
+    with torch.no_grad():
+        return run(stage.forward(0, None, Microbatch(torch.from_numpy(tokens)))).double().numpy()

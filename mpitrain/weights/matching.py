@@ -1,0 +1,192 @@
+"""Which tensors of a folder the weights of a model are, and whether all are there."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mpitrain.checkpoint.boxes import Box
+from mpitrain.errors import WeightsError
+from mpitrain.inputs import listed, shown
+from mpitrain.plan.declared.family import family_of
+from mpitrain.plan.declared.hugging_face import FORMAT, ModelType, Stored, as_stored
+from mpitrain.plan.declared.parameters import Spec
+from mpitrain.plan.plan import Plan
+from mpitrain.weights.bits import DTYPES
+from mpitrain.weights.folder import ModelFolder
+
+HEAD = "head.weight"
+EMBEDDING = "embedding.weight"
+FURTHER = "mtp."  # weights for further tokens, which are of training alone
+# what older versions of transformers stored with the weights
+IGNORED = (r".*\.rotary_emb\.inv_freq", r".*\.masked_bias")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of ours, and the tensors of a folder that it lies in.
+
+    spec: whole.  rows: of it that the tensors have; the others, of a padded vocabulary, they lack.
+    tensors: names; one of each expert, if by_expert.  shape: of each.
+    """
+
+    spec: Spec
+    stored: Stored
+    rows: int
+    tensors: tuple[str, ...]
+    by_expert: bool
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def ours(self) -> tuple[int, ...]:
+        """The shape of what one tensor has of it."""
+        return self.spec.shape[1:] if self.by_expert else (self.rows, *self.spec.shape[1:])
+
+    @property
+    def box(self) -> Box:
+        """What the tensors have of it."""
+        return Box((0,) * len(self.spec.shape), (self.rows, *self.spec.shape[1:]))
+
+
+def weights_of(plan: Plan, vocab: int) -> list[Weight]:
+    """Return the weights of a model in its order, each with its tensors. Raises WeightsError.
+
+    vocab: tokens that the folder has a row for.
+    """
+    config = plan.config
+    names = family_of(config.model).weight_names.get(FORMAT)
+    if not names:
+        raise WeightsError(
+            f"model.family = {shown(config.model.family)} has no names in a Hugging Face folder"
+        )
+    found = []
+    for spec in plan.parameters():
+        if spec.group == "load" or spec.name.startswith(FURTHER):
+            continue
+        found.append(_weight(plan, spec, names, vocab))
+    return found
+
+
+def left_out(plan: Plan) -> list[Spec]:
+    """Return the weights that no folder has: of further tokens."""
+    return [spec for spec in plan.parameters() if spec.name.startswith(FURTHER)]
+
+
+def _weight(plan: Plan, spec: Spec, names: Mapping[str, str | Stored], vocab: int) -> Weight:
+    match = re.fullmatch(r"blocks\.([0-9]+)\.(.*)", spec.name)
+    pattern = f"blocks.{{block}}.{match[2]}" if match else spec.name
+    if pattern not in names:
+        raise WeightsError(
+            f"{shown(spec.name)} has no name in a Hugging Face folder of model.family = "
+            f"{shown(plan.config.model.family)}: no such model has this weight"
+        )
+    stored = as_stored(names[pattern])
+    name = stored.name_for(plan.config)
+    if match:
+        name = name.replace("{block}", match[1])
+    by_expert = "{expert}" in name
+    of_tokens = spec.group == "table" and spec.shape[0] == plan.config.model.vocab
+    rows = min(vocab, spec.shape[0]) if of_tokens else spec.shape[0]
+    ours = spec.shape[1:] if by_expert else (rows, *spec.shape[1:])
+    count = spec.shape[0] if by_expert else 1
+    tensors = tuple(name.replace("{expert}", str(expert)) for expert in range(count))
+    return Weight(spec, stored, rows, tensors, by_expert, tuple(stored.shape(ours, plan.config)))
+
+
+def head_of(plan: Plan) -> str:
+    """Return the name of the head's tensor, of a model that has one of its own."""
+    names = family_of(plan.config.model).weight_names[FORMAT]
+    return as_stored(names[HEAD]).name_for(plan.config) if HEAD in names else ""
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The weights of a model that a folder holds.
+
+    weights: all, with the names that the folder has.
+    head: the tensor of a tied model's head, if it lies there besides: its numbers are the embedding's.
+    ignored: names of tensors that hold nothing of the model.
+    """
+
+    weights: tuple[Weight, ...]
+    head: str
+    ignored: tuple[str, ...]
+
+
+def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further: int) -> Matched:
+    """Return where the folder has which weight. Raises WeightsError unless it has all, and nothing else.
+
+    further: blocks behind the last one, which predict further tokens.
+    """
+    weights = weights_of(plan, vocab)
+    there = folder.names
+    if kind.prefix and not any(name.startswith(kind.prefix) for name in there):
+        weights = [_without(weight, kind.prefix) for weight in weights]
+    _require_all(folder, weights)
+    rest = there.keys() - {name for weight in weights for name in weight.tensors}
+    head = head_of(plan) if plan.config.model.tied else ""
+    head = head if head in rest else ""
+    ignored = _ignored(rest - {head}, plan, kind, further)
+    if unused := sorted(rest - {head} - ignored):
+        raise WeightsError(
+            f"{shown(folder.path)}: {len(unused):,} tensor{'s' * (len(unused) > 1)} that no weight of "
+            f"model.family = {plan.config.model.family} is: {listed(unused, 4)}; it is another model than "
+            "config.json says"
+        )
+    return Matched(tuple(weights), head, tuple(sorted(ignored)))
+
+
+def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:
+    """Raise WeightsError unless all tensors of the weights are there, with their shapes."""
+    there = folder.names
+    if lost := [name for weight in weights for name in weight.tensors if name not in there]:
+        raise WeightsError(
+            f"{shown(folder.path)}: {len(lost):,} tensor{'s' * (len(lost) > 1)} of the model "
+            f"{'are' if len(lost) > 1 else 'is'} missing: {listed(lost, 4)}; get the whole folder"
+        )
+    for weight in weights:
+        for name in weight.tensors:
+            _require_like(folder, name, weight)
+
+
+def _without(weight: Weight, prefix: str) -> Weight:
+    tensors = tuple(name.removeprefix(prefix) for name in weight.tensors)
+    return Weight(weight.spec, weight.stored, weight.rows, tensors, weight.by_expert, weight.shape)
+
+
+def _require_like(folder: ModelFolder, name: str, weight: Weight) -> None:
+    found = folder.entry(name)
+    where = f"{folder.where(folder.names[name])}: {shown(name)}"
+    if found.shape != weight.shape:
+        raise WeightsError(
+            f"{where} is {list(found.shape)}, needed {list(weight.shape)} by config.json; one of them is "
+            "another model's"
+        )
+    if found.code not in DTYPES:
+        raise WeightsError(
+            f"{where} is {found.code}, which isn't read: needed {', '.join(DTYPES)}; have the model written "
+            "in one of these"
+        )
+
+
+def _ignored(names: Iterable[str], plan: Plan, kind: ModelType, further: int) -> set[str]:
+    """Return the names of tensors that hold nothing of the model, by what the family says of them."""
+    patterns = [*IGNORED, *kind.ignored]
+    found = {name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)}
+    stored = family_of(plan.config.model).weight_names[FORMAT].values()
+    fronts = {as_stored(form).name_for(plan.config).partition("{block}")[0] for form in stored}
+    layers = plan.config.model.layers
+    behind = [f"{front}{layers + number}." for front in fronts for number in range(min(further, 16))]
+    return found | {name for name in names if name.startswith(tuple(behind) or ("\0",))}
+
+
+def tensors_of(weights: Sequence[Weight]) -> dict[str, list[tuple[Weight, int]]]:
+    """Return what is in each tensor, in order: weights, or experts of them."""
+    found: dict[str, list[tuple[Weight, int]]] = {}
+    for weight in weights:
+        for expert, name in enumerate(weight.tensors):
+            found.setdefault(name, []).append((weight, expert))
+    return found

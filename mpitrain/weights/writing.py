@@ -1,0 +1,148 @@
+"""The safetensors files of an export: which tensors are in which, and writing one.
+
+What is in memory is a few megabytes of a tensor; of one that is put together of several weights, or lies
+otherwise than here, that tensor.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain.checkpoint.boxes import Box
+from mpitrain.checkpoint.files import SEND_BYTES, start_writeback
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.config import Config
+from mpitrain.errors import MpitrainError, WeightsError
+from mpitrain.inputs import shown
+from mpitrain.weights.bits import CODES, DTYPES, NAME_OF, all_finite, cast
+from mpitrain.weights.folder import SINGLE
+from mpitrain.weights.header import header_of
+from mpitrain.weights.matching import Weight, tensors_of
+from mpitrain.weights.weight_source import bands
+
+Each = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class OutTensor:
+    """A tensor to be written. parts: the weights in it, each with the number of the expert."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    parts: tuple[tuple[Weight, int], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.code].itemsize
+
+
+def tensors_to_write(weights: Sequence[Weight], saved: Checkpoint, code: str) -> list[OutTensor]:
+    """Return all tensors in the order of the model.
+
+    code: their dtype; of those that are written exactly, it is the checkpoint's.
+    """
+    found = []
+    for name, parts in tensors_of(weights).items():
+        weight = parts[0][0]
+        exact = saved.array(f"parameters/{weight.name}").dtype
+        own = CODES[exact] if weight.stored.exact else code
+        found.append(OutTensor(name, own, weight.shape, tuple(parts)))
+    return found
+
+
+def shards_of(tensors: Sequence[OutTensor], most_bytes: int) -> dict[str, list[OutTensor]]:
+    """Return the files, each with its tensors, of at most so many bytes unless one tensor has more."""
+    groups: list[list[OutTensor]] = []
+    size = most_bytes
+    for tensor in tensors:
+        if size + tensor.num_bytes > most_bytes or not groups:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += tensor.num_bytes
+    if len(groups) == 1:
+        return {SINGLE: groups[0]}
+    count = len(groups)
+    return {
+        f"model-{number:05d}-of-{count:05d}.safetensors": group
+        for number, group in enumerate(groups, start=1)
+    }
+
+
+def write_shard(
+    path: Path, tensors: Sequence[OutTensor], saved: Checkpoint, config: Config, each: Each
+) -> None:
+    """Write a file that isn't there yet, and sync it. Raises OSError and InputError.
+
+    each: told how many bytes were written.
+    """
+    with open(path, "xb", buffering=0) as file:
+        file.write(header_of((tensor.name, tensor.code, tensor.shape) for tensor in tensors))
+        sent = 0
+        for tensor in tensors:
+            for part in _contents(tensor, saved, config):
+                content = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+                while content:
+                    content = content[file.write(content) :]
+                each(part.nbytes)
+                if file.tell() - sent >= SEND_BYTES:
+                    start_writeback(file.fileno(), sent, file.tell() - sent)
+                    sent = file.tell()
+        os.fsync(file.fileno())
+
+
+def _contents(tensor: OutTensor, saved: Checkpoint, config: Config) -> Iterator[np.ndarray]:
+    """Yield the numbers of a tensor, in order, in its dtype."""
+    weight, expert = tensor.parts[0]
+    dtype = DTYPES[tensor.code]
+    if weight.stored.plain and len(tensor.parts) == 1:
+        for box in _bands(weight, expert, saved):
+            yield converted(_rows(saved, weight, expert, box), dtype, tensor)
+        return
+    theirs = np.empty(tensor.shape, dtype)
+    written = 0
+    for weight, expert in tensor.parts:
+        ours = np.empty(weight.ours, dtype)
+        for box in _bands(weight, expert, saved):
+            ours[box.start[0] : box.stop[0]] = converted(_rows(saved, weight, expert, box), dtype, tensor)
+        for view, other in weight.stored.views(ours, theirs, config):
+            other[...] = view
+            written += view.size
+    if written != theirs.size:
+        raise MpitrainError(
+            f"{shown(tensor.name)}: its weights fill {written:,} of {theirs.size:,} numbers; the family's "
+            "weight_names are wrong"
+        )
+    yield theirs
+
+
+def _bands(weight: Weight, expert: int, saved: Checkpoint) -> Iterator[Box]:
+    """Yield runs of rows of what one tensor has of a weight."""
+    itemsize = saved.array(f"parameters/{weight.name}").dtype.itemsize
+    shape = weight.ours
+    return bands(Box((0,) * len(shape), shape), math.prod(shape[1:]) * itemsize)
+
+
+def _rows(saved: Checkpoint, weight: Weight, expert: int, box: Box) -> np.ndarray:
+    where = tuple(slice(a, b) for a, b in zip(box.start, box.stop))
+    if weight.by_expert:
+        return saved.read(f"parameters/{weight.name}", (slice(expert, expert + 1), *where))[0]
+    return saved.read(f"parameters/{weight.name}", where)
+
+
+def converted(array: np.ndarray, dtype: np.dtype, tensor: OutTensor) -> np.ndarray:
+    """Return numbers of a checkpoint in a tensor's dtype. Raises WeightsError for what it can't hold."""
+    found = cast(array, dtype)
+    if not all_finite(found):
+        name = tensor.parts[0][0].name
+        if all_finite(array):
+            what = f"holds numbers that {NAME_OF[tensor.code]} can't; use another --dtype"
+        else:
+            what = "holds NaN or infinite numbers; use another step"
+        raise WeightsError(f"parameters/{shown(name)} {what}")
+    return found

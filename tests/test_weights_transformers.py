@@ -1,0 +1,117 @@
+"""Models that transformers has written give the same logits here; trained and exported, the same there."""
+
+import json
+
+import numpy as np
+import pytest
+from launch import MPITRAIN, finished, mpirun, tail, write_text
+from tiny_transformers import CASES, TOKENS, distance, double, our_logits, save, their_logits
+
+pytest.importorskip("transformers")
+LAYOUTS = {  # of the families whose layers are divided in ways of their own
+    "llama-one-kv-head": ("tp", "cp", "pp"),
+    "llama-tied": ("tp", "pp"),
+    "gpt-oss": ("tp", "cp", "pp", "ep"),
+    "deepseek-v3": ("tp", "cp", "pp", "ep"),
+    "qwen3-moe": ("ep",),
+    "mixtral": ("ep", "tp"),
+}
+TRAINED = ("llama3.1", "llama-tied", "gpt-oss", "deepseek-v3", "qwen3-moe-some", "mixtral")
+PAIRS = [(name, axis) for name, axes in LAYOUTS.items() for axis in axes]
+
+
+def command(*words, **given):
+    return finished([MPITRAIN, *map(str, words)], timeout=180, capture_output=True, text=True, **given)
+
+
+def digest(output):
+    return next(line for line in output.splitlines() if "digest" in line).split()[-1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers(name, tmp_path):
+    path = save(name, tmp_path / "model")
+    expected, _ = their_logits(path)
+    assert distance(our_logits(path), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_fp64_they_agree_to_every_digit(name, tmp_path):
+    path = save(name, tmp_path / "model", "float64")
+    with double():
+        expected, _ = their_logits(path, "float64")
+    assert distance(our_logits(path, "fp64"), expected) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "deepseek-v3", "gpt-oss"])
+def test_weights_in_bf16_are_read_as_they_are(name, tmp_path):
+    path = save(name, tmp_path / "model", "bfloat16")
+    expected, _ = their_logits(path)
+    assert distance(our_logits(path), expected) < 1e-5
+
+
+def settings(tmp_path, run, path, **changes):
+    own = {
+        "model.init": path,
+        "run.dir": run,
+        "data.source": "text",
+        "data.path": write_text(tmp_path / "text"),
+    }
+    own |= {"data.sequence": 32, "batch.global": 4, "precision.compute": "fp64", "run.log_every": 1}
+    own |= {"run.eval_batches": 1, "comm.timeout_s": 60} | changes
+    return [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
+
+
+def losses(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return np.array([line.get("loss", line.get("val_loss")) for line in lines])
+
+
+@pytest.mark.parametrize(("name", "axis"), PAIRS)
+def test_every_layout_begins_with_the_same_weights(name, axis, tmp_path):
+    """The validation before the first step, and the first steps, are those of one rank."""
+    path = save(name, tmp_path / "model", "float64")
+    steps = {"run.steps": 2, "run.save_every": 0}
+    one = command("run", *settings(tmp_path, tmp_path / "one", path, **steps))
+    assert one.returncode == 0, tail(one.stderr)
+    layout = {f"parallel.{axis}": 2, **({"parallel.dp": 2} if axis == "ep" else {})}
+    two = mpirun(2, MPITRAIN, "run", *settings(tmp_path, tmp_path / "two", path, **steps, **layout))
+    assert two.returncode == 0, tail(two.output)
+    assert distance(losses(tmp_path / "two"), losses(tmp_path / "one")) < 1e-10
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_trained_and_exported_it_is_what_transformers_loads(name, tmp_path):
+    """Train 20 steps of it on two ranks, export, load, import again."""
+    path = save(name, tmp_path / "model")
+    run = tmp_path / "run"
+    steps = {"run.steps": 20, "precision.compute": "fp32", "parallel.zero": 3, "optimizer.lr": 1e-3}
+    trained = mpirun(2, MPITRAIN, "run", *settings(tmp_path, run, path, **steps))
+    assert trained.returncode == 0, tail(trained.output)
+    out = tmp_path / "out"
+    done = command("export", run, "--to", out, "--no-prove")
+    assert done.returncode == 0, done.stderr
+    assert "0 unused" in done.stdout and "largest difference  0\n" in done.stdout
+    expected, wrong = their_logits(out)
+    assert not wrong
+    assert distance(our_logits(out), expected) < 1e-5
+    assert distance(expected, their_logits(path)[0]) > 1e-3
+    again = command("import", out, "--to", tmp_path / "again")
+    assert again.returncode == 0, again.stderr
+    assert digest(again.stdout) == digest(done.stdout)
+
+
+def test_the_proof_has_transformers_compute_the_logits(tmp_path):
+    path = save("llama3.1", tmp_path / "model", "bfloat16")
+    run = tmp_path / "run"
+    assert command("import", path, "--to", run).returncode == 0
+    done = command("export", run, "--to", tmp_path / "out", "--prove")
+    assert done.returncode == 0, done.stderr
+    assert "as transformers 5." in done.stdout and "over 48 tokens" in done.stdout
+    found = {name: (tmp_path / "out" / name).read_bytes() for name in ("model.safetensors", "config.json")}
+    import safetensors.numpy  # the reference implementation reads the file, too
+
+    assert len(safetensors.safe_open(tmp_path / "out" / "model.safetensors", "numpy").keys()) == 30
+    assert json.loads(found["config.json"])["dtype"] == "bfloat16"
+    assert np.array_equal(our_logits(tmp_path / "out"), our_logits(path))
+    assert len(TOKENS[0]) == 20
