@@ -12,6 +12,7 @@ model's number of blocks, are left out; the report says so.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -96,10 +97,12 @@ def shrunken(config: Config) -> Config:
     return msgspec.structs.replace(config, **tables)
 
 
-def _shrunken_attention(attention: AttentionTable) -> dict[str, int]:
-    """Return what is there of it, small, and no two sizes alike."""
+def _shrunken_attention(attention: AttentionTable) -> dict[str, Any]:
+    """Return what is there of it, small, and no two sizes alike; blocks of each kind come soon."""
     small = dict(head_width=4, window=5, q_rank=10, kv_rank=6, rotary_width=2, value_width=3)
-    return {key: size for key, size in small.items() if getattr(attention, key)}
+    sizes = {key: size for key, size in small.items() if getattr(attention, key)}
+    letters = {key: getattr(attention, key) for key in ("window_blocks", "rotary_blocks")}
+    return sizes | {key: "".join(dict.fromkeys(value)) for key, value in letters.items() if value}
 
 
 def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], None]) -> int:

@@ -30,7 +30,7 @@ from mpitrain.layout.attention import resolve_attention, with_heads
 from mpitrain.layout.dispatch import resolve_dispatch
 from mpitrain.layout.domains import divided
 from mpitrain.layout.experts import refuse_unfolded, resolve_experts
-from mpitrain.layout.family import family_of, presets
+from mpitrain.layout.family import OF_SOME, family_of, presets
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.idle import refuse_idle_keys, refuse_long_decay
 from mpitrain.layout.log_pace import log_pace
@@ -358,13 +358,19 @@ def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Mod
     given = {key: value for key, value in values.items() if value is not None and value != ""}
     own = {key: value for key, value in preset.items() if key in Model.__struct_fields__}
     model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **NEUTRAL["model"], **own, **given})
+    family = family_of(model)
+    family.refuse_unused(model.family, "model", given, NEUTRAL["model"])
+    own = {key: value for key, value in own.items() if family.uses("model", key)}
+    model = Model(
+        **{**msgspec.structs.asdict(model), **dict.fromkeys(OF_SOME), **family.model, **own, **given}
+    )
     if model.vocab < needed:
         without = f", {vocab - needed} of them special ones above all others" if needed < vocab else ""
         raise ConfigError(
             f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed at least "
             f"{needed}: raise model.vocab or leave it out"
         )
-    return with_heads(model, family_of(model), given.get("kv_heads"))
+    return with_heads(model, family, given.get("kv_heads"))
 
 
 def _layout(

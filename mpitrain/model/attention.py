@@ -16,7 +16,7 @@ from mpitrain.model.kv_history import attend
 from mpitrain.model.layers.attention import Attention as Layer
 from mpitrain.model.offload import restored
 from mpitrain.model.rotary import Rotary
-from mpitrain.model.segment import Again, Bias, NormSegment, Segment, Tape
+from mpitrain.model.segment import Again, Bias, NormSegment, Segment, Tape, norm_segment
 from mpitrain.parallel.async_tp import Chunked
 from mpitrain.parallel.context.attention import ContextAttention
 from mpitrain.parallel.microbatch import Context
@@ -26,20 +26,27 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 def attention(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
     """Return the items of the layer: on one rank, one segment from the norm to the output."""
-    norm, *weights, output = (own[f"attention.{name}.weight"] for name in ("norm", "q", "k", "v", "output"))
+    weights = (own[f"attention.{name}.weight"] for name in "qkv")
     biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if layer.biased else ()
     norms = tuple(own[f"attention.{name}_norm.weight"] for name in "qk") if layer.normed else ()
+    (norm,) = norm_segment(own, "attention.norm") or [None]
     projection = Projection(
-        None if site.tp else norm, *weights, site.rotary(layer.rope), site.fp8, biases, norms
+        None if site.tp else norm,
+        *weights,
+        None if layer.rope is None else site.rotary(layer.rope),
+        site.fp8,
+        biases,
+        norms,
+        layer.of_head,
     )
     tp = site.plan.config.parallel.tp
     kv_heads = max(1, layer.kv_heads // tp)
-    heads = Heads(layer.heads // tp, kv_heads, layer.rope.width)
-    request = AttentionRequest(window=layer.window, soft_cap=layer.soft_cap)
+    heads = Heads(layer.heads // tp, kv_heads, layer.of_head)
+    request = AttentionRequest(scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap)
     core = Core(request, own.get("attention.sinks"))
-    inner = attended(projection, core, heads, Output(output, site.fp8), site)
-    added = [Bias(own["attention.output.bias"])] if layer.biased else []
-    return [Residual([*([NormSegment(norm)] if site.tp else []), *inner, *added])]
+    inner = attended(projection, core, heads, Output(own["attention.output.weight"], site.fp8), site)
+    added = [Bias(own["attention.output.bias"])] if layer.biased_output else []
+    return [Residual([*([norm] if site.tp and norm else []), *inner, *added])]
 
 
 def attended(
@@ -73,17 +80,20 @@ class Projection(Segment):
 
     Without `norm`, x is normalised already.
 
+    rotary: None: they aren't turned.
     fp8: here and below, multiply in fp8.
     biases: of queries, keys and values.
     norms: of each head's queries, and of its keys.
+    head_width: 0: that of `rotary`.
     """
 
     def __init__(
-        self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary,
+        self, norm: NormSegment | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary | None,
         fp8: bool = False,
-        biases: tuple[Parameter, ...] = (), norms: tuple[Parameter, ...] = (),
+        biases: tuple[Parameter, ...] = (), norms: tuple[Parameter, ...] = (), head_width: int = 0,
     ):  # fmt: skip
         self.norm = norm
+        self.head_width = head_width or rotary.width
         self.weights = (q, k, v)
         self.rotary = rotary
         self.fp8 = fp8
@@ -93,14 +103,16 @@ class Projection(Segment):
     def compute(
         self, x_BTD: torch.Tensor, context: Context, tape: Tape
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        h_BTD, recompute = tape.normed(x_BTD, self.norm)
+        h_BTD, recompute = tape.normed_by(x_BTD, self.norm)
         flat = tape.linears(h_BTD, self.weights, recompute, self.fp8)
         if self.biases:
             flat = [tape.plus(x, bias) for x, bias in zip(flat, self.biases)]
-        q_BTHC, k_BTKC, v_BTKC = (x.unflatten(-1, (-1, self.rotary.width)) for x in flat)
+        q_BTHC, k_BTKC, v_BTKC = (x.unflatten(-1, (-1, self.head_width)) for x in flat)
         if self.norms:
             q_BTHC, k_BTKC = (tape.norm(x, norm) for x, norm in zip((q_BTHC, k_BTKC), self.norms))
         q_BHTC, k_BKTC, v_BKTC = (x.transpose(1, 2) for x in (q_BTHC, k_BTKC, v_BTKC))
+        if self.rotary is None:
+            return q_BHTC, k_BKTC, v_BKTC
         return self.rotary(q_BHTC, context.start), self.rotary(k_BKTC, context.start), v_BKTC
 
 

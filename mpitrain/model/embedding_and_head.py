@@ -6,7 +6,7 @@ hand: the head's softmax goes over all ranks, and integers have no gradient. B s
 microbatch, T tokens each, N = B T, D width, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -20,24 +20,26 @@ from mpitrain.kernels.products import product
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.linear import WeightGradient
-from mpitrain.model.segment import NormSegment, Segment, Tape
+from mpitrain.model.segment import Segment, Tape, norm_segment
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def embedding(weight: Parameter, site: BuildContext) -> list[Item]:
+def embedding(weight: Parameter, site: BuildContext, scale: float = 1.0) -> list[Item]:
     """Return the items of the first layer."""
-    return [VocabularyEmbedding(weight), site.out()] if site.tp else [EmbeddingLookup(weight)]
+    scale = torch.tensor(scale, dtype=site.dtype).item()
+    return [VocabularyEmbedding(weight, scale), site.out()] if site.tp else [EmbeddingLookup(weight, scale)]
 
 
-def head(norm: Parameter, weight: Parameter, site: BuildContext) -> list[Item]:
-    """Return the items of the last layer."""
-    return (
-        [NormSegment(norm), site.into(), VocabularyHead(weight, site.tp, site.functions)]
-        if site.tp
-        else [HeadSegment(norm, weight)]
-    )
+def head(
+    own: Mapping[str, Parameter], norm: str, weight: Parameter, site: BuildContext, soft_cap: float = 0.0
+) -> list[Item]:
+    """Return the items of the last layer. norm: the name of its norm, among `own`."""
+    if site.tp:
+        logits = VocabularyHead(weight, site.tp, site.functions, soft_cap)
+        return [*norm_segment(own, norm), site.into(), logits]
+    return [HeadSegment(own[f"{norm}.weight"], weight, own.get(f"{norm}.bias"), soft_cap)]
 
 
 class RowGradients(NamedTuple):
@@ -58,32 +60,37 @@ class RowGradients(NamedTuple):
 
 
 class EmbeddingLookup(Local):
-    """Token numbers to vectors. Written by hand: integers have no gradient."""
+    """Token numbers to vectors, times `scale`. Written by hand: integers have no gradient."""
 
-    def __init__(self, weight: Parameter):
+    def __init__(self, weight: Parameter, scale: float = 1.0):
         self.weight = weight
+        self.scale = scale
 
     def forward(self, x: None, context: Context) -> Walk:
         """Look up the tokens [B, T] of the context."""
         yield None
         tokens_BT = context.microbatch.tokens
-        return functional.embedding(
-            tokens_BT, self.weight.data
-        ), tokens_BT if torch.is_grad_enabled() else None
+        y_BTD = self._scaled(functional.embedding(tokens_BT, self.weight.data))
+        return y_BTD, tokens_BT if torch.is_grad_enabled() else None
 
     def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
-        later(WeightGradients([RowGradients(self.weight, saved, grad_of_output)]))
+        later(WeightGradients([RowGradients(self.weight, saved, self._scaled(grad_of_output))]))
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.scale == 1 else x * self.scale
 
 
 class _CrossEntropy(torch.autograd.Function):
     """The summed cross-entropy of logits [N, V] and targets [N], IGNORED ones left out.
 
-    The gradient overwrites the logits.
+    The gradient overwrites the logits, and so do capped logits.
     """
 
     @staticmethod
-    def forward(ctx, logits_NV, targets_N, functions: Functions):
+    def forward(ctx, logits_NV, targets_N, functions: Functions, soft_cap: float):
+        _cap(logits_NV, soft_cap)
+        ctx.soft_cap = soft_cap
         log_sum_N = functions.log_sums(logits_NV)
         rows_N = targets_N.clamp(min=0)
         ctx.save_for_backward(logits_NV, log_sum_N, targets_N)
@@ -96,24 +103,33 @@ class _CrossEntropy(torch.autograd.Function):
         logits_NV, log_sum_N, targets_N = ctx.saved_tensors
         counts_N = targets_N != IGNORED
         ctx.functions.to_gradients(
-            logits_NV, log_sum_N, targets_N.clamp(min=0), counts_N, grad_of_output * counts_N
+            logits_NV, log_sum_N, targets_N.clamp(min=0), counts_N, grad_of_output * counts_N, ctx.soft_cap
         )
-        return logits_NV, None, None
+        return logits_NV, None, None, None
+
+
+def _cap(logits: torch.Tensor, soft_cap: float) -> torch.Tensor:
+    """Make logits c tanh(logit / c), in their memory; c 0: leave them."""
+    return logits.div_(soft_cap).tanh_().mul_(soft_cap) if soft_cap else logits
 
 
 class HeadSegment(Segment):
     """Norm, logits and the summed cross-entropy of a microbatch; without targets, the logits."""
 
-    def __init__(self, norm: Parameter, weight: Parameter):
+    def __init__(
+        self, norm: Parameter, weight: Parameter, norm_bias: Parameter | None = None, soft_cap: float = 0.0
+    ):
         self.norm = norm
         self.weight = weight
+        self.norm_bias = norm_bias
+        self.soft_cap = soft_cap
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
-        (logits_BTV,) = tape.linears(tape.norm(x_BTD, self.norm), (self.weight,))
+        (logits_BTV,) = tape.linears(tape.norm(x_BTD, self.norm, self.norm_bias), (self.weight,))
         if context.microbatch.targets is None:
-            return logits_BTV
+            return _cap(logits_BTV, self.soft_cap)
         return _CrossEntropy.apply(
-            logits_BTV.flatten(0, 1), context.microbatch.targets.flatten(), tape.functions
+            logits_BTV.flatten(0, 1), context.microbatch.targets.flatten(), tape.functions, self.soft_cap
         )
 
 
@@ -139,13 +155,13 @@ class VocabularyEmbedding(EmbeddingLookup):
         yield None
         rows_BT, here_BT = _local(context.microbatch.tokens, self.weight)
         y_BTD = functional.embedding(rows_BT, self.weight.data) * here_BT.unsqueeze(-1)
-        return y_BTD, (rows_BT, here_BT) if torch.is_grad_enabled() else None
+        return self._scaled(y_BTD), (rows_BT, here_BT) if torch.is_grad_enabled() else None
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
         rows_BT, here_BT = saved
         # picked by a mask, the host would wait for their number
-        grad_BTD = grad_of_output.masked_fill(~here_BT.unsqueeze(-1), 0)
+        grad_BTD = self._scaled(grad_of_output.masked_fill(~here_BT.unsqueeze(-1), 0))
         later(WeightGradients([RowGradients(self.weight, rows_BT, grad_BTD)]))
 
 
@@ -159,14 +175,15 @@ class VocabularyHead:
     input is partial, its sum follows.
     """
 
-    def __init__(self, weight: Parameter, axis: Axis, functions: Functions):
+    def __init__(self, weight: Parameter, axis: Axis, functions: Functions, soft_cap: float = 0.0):
         self.weight = weight
         self.axis = axis
         self.functions = functions
+        self.soft_cap = soft_cap
 
     def forward(self, h_BTD: torch.Tensor, context: Context) -> Walk:
         h_ND = h_BTD.flatten(0, 1)
-        logits_NV = product(h_ND, self.weight.data)
+        logits_NV = _cap(product(h_ND, self.weight.data), self.soft_cap)
         ignored_N = context.microbatch.targets.flatten() == IGNORED
         targets_N, here_N = _local(context.microbatch.targets.flatten(), self.weight)
         share_N = self.functions.log_sums(logits_NV)
@@ -190,6 +207,6 @@ class VocabularyHead:
         yield None
         h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N = saved
         factor_N = ~ignored_N if grad_of_output is None else grad_of_output * ~ignored_N
-        self.functions.to_gradients(logits_NV, log_sum_N, targets_N, here_N, factor_N)
+        self.functions.to_gradients(logits_NV, log_sum_N, targets_N, here_N, factor_N, self.soft_cap)
         later(WeightGradients([WeightGradient((self.weight,), h_BTD.flatten(0, 1), [logits_NV])]))
         return product(logits_NV, self.weight.data.t()).view_as(h_BTD)

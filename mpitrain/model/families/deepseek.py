@@ -7,12 +7,10 @@ from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
 from mpitrain.layout.family import ALL_ALIKE, ROTARY, ModelFamily
 from mpitrain.layout.layer import ModelLayers
+from mpitrain.model.families.decoder import with_ends
 from mpitrain.model.families.sparse import sparse_blocks
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.latent_attention import LatentAttention, latent_heads
 from mpitrain.model.layers.rope import rope_of
-
-EPS = 1e-6
 
 
 def _deepseek_v3(config: Config) -> ModelLayers:
@@ -21,11 +19,9 @@ def _deepseek_v3(config: Config) -> ModelLayers:
     own = config.attention
     sizes = head_width(config), own.value_width, own.q_rank, own.kv_rank
     attention = LatentAttention(
-        model.width, model.heads, *sizes, rope_of(own, own.rotary_width), 2 * model.layers, EPS
+        model.width, model.heads, *sizes, rope_of(own, own.rotary_width), 2 * model.layers, model.eps
     )
-    first = Embedding(model.vocab, model.width, model.tied)
-    last = Head(model.vocab, model.width, model.tied, EPS)
-    return ModelLayers(first, sparse_blocks(config, [attention], EPS), last)
+    return with_ends(config, sparse_blocks(config, [attention], model.eps))
 
 
 DEEPSEEK_V3 = ModelFamily(
@@ -33,6 +29,7 @@ DEEPSEEK_V3 = ModelFamily(
     layers=_deepseek_v3,
     # None: by the width of a head
     attention=dict(ROTARY, q_rank=None, kv_rank=None, rotary_width=None, value_width=None),
+    model=dict(eps=1e-6),
     experts=dict(
         ALL_ALIKE,
         count=256,

@@ -6,13 +6,10 @@ Biases everywhere, sinks, a window in every other block, experts whose gates are
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.gates import Clamped
-from mpitrain.layout.attention import head_width
 from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
 from mpitrain.layout.layer import ModelLayers
+from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.sparse import sparse_blocks
-from mpitrain.model.layers.attention import Attention
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
-from mpitrain.model.layers.rope import rope_of
 
 LIMIT = 7.0
 
@@ -29,22 +26,9 @@ def _gpt_oss(config: Config) -> ModelLayers:
             f"model.width = {model.width}: the biases of experts don't divide over parallel.etp = {etp}; use "
             "a divisor"
         )
-    rope = rope_of(config.attention, head_width(config), rounded=False)
-    attention = [
-        Attention(
-            model.width,
-            model.heads,
-            model.kv_heads,
-            rope,
-            2 * model.layers,
-            biased=True,
-            window=window,
-            sinks=True,
-        )
-        for window in (config.attention.window, 0)
-    ]
-    first, last = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return ModelLayers(first, sparse_blocks(config, attention, biased=True, gate=Clamped(LIMIT)), last)
+    attention = attentions(config, biased=True, biased_output=True, sinks=True)
+    blocks = sparse_blocks(config, attention, model.eps, biased=True, gate=Clamped(LIMIT))
+    return with_ends(config, blocks)
 
 
 _PUBLISHED = dict(
@@ -55,7 +39,8 @@ _PUBLISHED = dict(
 GPT_OSS = ModelFamily(
     name="gpt-oss",
     layers=_gpt_oss,
-    attention=dict(ROTARY, theta=150_000.0, window=128),
+    attention=dict(ROTARY, theta=150_000.0, yarn_rounded=False, window=128, window_blocks="wf"),
+    model=dict(eps=1e-5),
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=32, active=4, balance="microbatch"),
     presets={
         "gpt-oss-20b": dict(_PUBLISHED, layers=24, experts=dict(count=32)),

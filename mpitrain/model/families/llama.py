@@ -3,34 +3,21 @@
 Attention and a gated feed-forward, each behind a norm, around the residual stream.
 """
 
-from mpitrain.config import Config
-from mpitrain.layout.attention import head_width
 from mpitrain.layout.family import ROTARY, ModelFamily
-from mpitrain.layout.layer import ModelLayers
-from mpitrain.model.families.names import DENSE, HUGGING_FACE
-from mpitrain.model.layers.attention import Attention
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
-from mpitrain.model.layers.feed_forward import FeedForward
-from mpitrain.model.layers.rope import rope_of
+from mpitrain.model.families.decoder import decoder
+from mpitrain.model.families.names import BIASES, DENSE, FEED_FORWARD_BIASES, HUGGING_FACE
 
-
-def _llama(config: Config) -> ModelLayers:
-    """Return the layers of a resolved configuration's model."""
-    model = config.model
-    depth = 2 * model.layers
-    attention = Attention(
-        model.width, model.heads, model.kv_heads, rope_of(config.attention, head_width(config)), depth
-    )
-    block = attention, FeedForward(model.width, model.ffn, depth)
-    first, last = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return ModelLayers(first, model.layers * (block,), last)
-
+_LLAMA2 = dict(vocab=32000, tied=False)
+_LLAMA3 = dict(kv_heads=8, vocab=128256, tied=False, attention=dict(theta=500_000.0))
+_LLAMA31 = dict(_LLAMA3, attention=dict(theta=500_000.0, llama3_factor=8.0, llama3_length=8192))
+_LLAMA32 = dict(_LLAMA3, tied=True, attention=dict(theta=500_000.0, llama3_factor=32.0, llama3_length=8192))
 
 LLAMA = ModelFamily(
     name="llama",
-    layers=_llama,
-    attention=ROTARY,
-    weight_names={HUGGING_FACE: DENSE},
+    layers=decoder,
+    attention=dict(ROTARY, biases="none"),
+    model=dict(eps=1e-5, ffn_biased=False),
+    weight_names={HUGGING_FACE: DENSE | BIASES | FEED_FORWARD_BIASES},
     presets={
         "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
         "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),
@@ -44,25 +31,17 @@ LLAMA = ModelFamily(
             tied=True,
             attention=dict(theta=100_000.0),
         ),
-        "llama3.2-1b": dict(
-            layers=16,
-            width=2048,
-            heads=32,
-            kv_heads=8,
-            ffn=8192,
-            vocab=128256,
-            tied=True,
-            attention=dict(theta=500_000.0, llama3_factor=32.0, llama3_length=8192),
-        ),
-        "llama3-8b": dict(
-            layers=32,
-            width=4096,
-            heads=32,
-            kv_heads=8,
-            ffn=14336,
-            vocab=128256,
-            tied=False,
-            attention=dict(theta=500_000.0),
-        ),
+        # arXiv:2307.09288, table 1; eps of the models that were published
+        "llama2-7b": dict(_LLAMA2, layers=32, width=4096, heads=32, kv_heads=32, ffn=11008),
+        "llama2-13b": dict(_LLAMA2, layers=40, width=5120, heads=40, kv_heads=40, ffn=13824),
+        "llama2-70b": dict(_LLAMA2, layers=80, width=8192, heads=64, kv_heads=8, ffn=28672),
+        # arXiv:2407.21783, table 3; 3.1, with longer sequences, section 3.4.2
+        "llama3-8b": dict(_LLAMA3, layers=32, width=4096, heads=32, ffn=14336),
+        "llama3-70b": dict(_LLAMA3, layers=80, width=8192, heads=64, ffn=28672),
+        "llama3.1-8b": dict(_LLAMA31, layers=32, width=4096, heads=32, ffn=14336),
+        "llama3.1-70b": dict(_LLAMA31, layers=80, width=8192, heads=64, ffn=28672),
+        "llama3.1-405b": dict(_LLAMA31, layers=126, width=16384, heads=128, ffn=53248),
+        "llama3.2-1b": dict(_LLAMA32, layers=16, width=2048, heads=32, ffn=8192),
+        "llama3.2-3b": dict(_LLAMA32, layers=28, width=3072, heads=24, ffn=8192),
     },
 )

@@ -1,23 +1,16 @@
 """Mixtral (arXiv:2401.04088): Llama's attention, and experts instead of its feed-forward."""
 
 from mpitrain.config import Config
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, WINDOWS, ModelFamily
 from mpitrain.layout.layer import ModelLayers
+from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.names import ATTENTION, ENDS, HUGGING_FACE, NORMS, in_block
 from mpitrain.model.families.sparse import sparse_blocks
-from mpitrain.model.layers.attention import Attention
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
-from mpitrain.model.layers.rope import rope_of
 
 
 def _mixtral(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    model = config.model
-    rope = rope_of(config.attention, head_width(config))
-    attention = Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers)
-    first, last = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return ModelLayers(first, sparse_blocks(config, [attention]), last)
+    return with_ends(config, sparse_blocks(config, attentions(config), config.model.eps))
 
 
 _ROUTED = in_block(
@@ -33,7 +26,8 @@ _PUBLISHED = dict(kv_heads=8, vocab=32000, tied=False, attention=dict(theta=1e6)
 MIXTRAL = ModelFamily(
     name="mixtral",
     layers=_mixtral,
-    attention=ROTARY,
+    attention=dict(ROTARY, **WINDOWS),
+    model=dict(eps=1e-5),
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=8, active=2, balance="microbatch"),
     weight_names={HUGGING_FACE: ENDS | NORMS | ATTENTION | _ROUTED},
     presets={

@@ -4,60 +4,43 @@ Llama with heads as wide as one likes, whose queries and keys are normed; dense,
 """
 
 from mpitrain.config import Config
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
-from mpitrain.layout.layer import Layer, ModelLayers
-from mpitrain.model.families.names import DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED
+from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, WINDOWS, ModelFamily
+from mpitrain.layout.layer import ModelLayers
+from mpitrain.model.families.decoder import attentions, decoder, with_ends
+from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED
 from mpitrain.model.families.sparse import sparse_blocks
-from mpitrain.model.layers.attention import Attention
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
-from mpitrain.model.layers.feed_forward import FeedForward
-from mpitrain.model.layers.rope import rope_of
 
-EPS = 1e-6
+NORMED = True  # queries and keys, of each head
 
 
 def _qwen3(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    model = config.model
-    block = _attention(config), FeedForward(model.width, model.ffn, 2 * model.layers, EPS)
-    return _family(config, model.layers * (block,))
+    return decoder(config, normed=NORMED)
 
 
 def _qwen3_moe(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    return _family(config, sparse_blocks(config, [_attention(config)], EPS))
+    return with_ends(config, sparse_blocks(config, attentions(config, normed=NORMED), config.model.eps))
 
 
-def _attention(config: Config) -> Attention:
-    model = config.model
-    rope = rope_of(config.attention, head_width(config))
-    return Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers, EPS, normed=True)
-
-
-def _family(config: Config, blocks: tuple[tuple[Layer, ...], ...]) -> ModelLayers:
-    vocab = config.model.vocab
-    width = config.model.width
-    tied = config.model.tied
-    return ModelLayers(Embedding(vocab, width, tied), blocks, Head(vocab, width, tied, EPS))
-
-
-_KEYS = dict(ROTARY, theta=1_000_000.0)
+_KEYS = dict(ROTARY, **WINDOWS, theta=1_000_000.0, biases="none")
 _PUBLISHED = dict(kv_heads=4, vocab=151936, tied=False, attention=dict(head_width=128))
 
 QWEN3 = ModelFamily(
     name="qwen3",
     layers=_qwen3,
     attention=_KEYS,
-    weight_names={HUGGING_FACE: DENSE | NORMS_OF_HEADS},
+    model=dict(eps=1e-6),
+    weight_names={HUGGING_FACE: DENSE | BIASES | NORMS_OF_HEADS},
 )
 QWEN3_MOE = ModelFamily(
     name="qwen3-moe",
     layers=_qwen3_moe,
     attention=_KEYS,
+    model=dict(eps=1e-6),
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=128, active=8, balance="global"),
     # blocks that experts.every leaves without experts have a feed-forward
-    weight_names={HUGGING_FACE: DENSE | NORMS_OF_HEADS | ROUTED},
+    weight_names={HUGGING_FACE: DENSE | BIASES | NORMS_OF_HEADS | ROUTED},
     presets={
         "qwen3-30b-a3b": dict(_PUBLISHED, layers=48, width=2048, heads=32, ffn=6144, experts=dict(width=768)),
         "qwen3-235b-a22b": dict(

@@ -31,12 +31,13 @@ from mpitrain.layout.parameters import (
     COLUMNS,
     EPS,
     ROWS,
+    NormKind,
     Spec,
     bias,
     matrix,
+    norm,
     product_flops,
     residual_std,
-    vector,
 )
 from mpitrain.model.layers.rope import Rope
 
@@ -52,10 +53,12 @@ class Attention:
 
     Projections back into it start smaller (GPT-2, section 2.3).
 
-    rope: of a whole head, and so its width.
-    eps: of norms.
-    normed: queries and keys of each head have an RMSNorm (arXiv:2302.05442, section 2).
-    biased: all four products have a bias.
+    rope: of the first features of a head, or of all; None: without positions (arXiv:2305.19466).
+    eps: of norms. kind: of all of them.
+    normed: queries and keys of each head have a norm (arXiv:2302.05442, section 2).
+    biased, biased_output: the products of queries, keys and values have a bias, and that of the output.
+    head_width: of a head; 0: that of `rope`.
+    scale: what scores are multiplied by; None: 1 / sqrt(width of a head).
     window: positions that a query sees, its own included; 0: all before it.
     sinks: each head can attend to nothing.
     soft_cap: c: scores become c tanh(score / c) (kernels/attention_products.py); 0: none.
@@ -65,7 +68,7 @@ class Attention:
     width: int
     heads: int
     kv_heads: int
-    rope: Rope
+    rope: Rope | None
     depth: int
     eps: float = EPS
     normed: bool = False
@@ -73,12 +76,21 @@ class Attention:
     window: int = 0
     sinks: bool = False
     soft_cap: float = 0.0
+    biased_output: bool = False
+    head_width: int = 0
+    scale: float | None = None
+    kind: NormKind = NormKind.RMS
+
+    @property
+    def of_head(self) -> int:
+        """The width of a head."""
+        return self.head_width or self.rope.width
 
     def parameters(self) -> tuple[Spec, ...]:
-        features = self.rope.width * self.heads
-        kv_features = self.rope.width * self.kv_heads
+        features = self.of_head * self.heads
+        kv_features = self.of_head * self.kv_heads
         found = [
-            vector("attention.norm.weight", self.width, self.eps),
+            *norm("attention.norm", self.width, self.eps, self.kind),
             matrix("attention.q.weight", features, self.width, ROWS),
             matrix("attention.k.weight", kv_features, self.width, ROWS, pieces=self.kv_heads),
             matrix("attention.v.weight", kv_features, self.width, ROWS, pieces=self.kv_heads),
@@ -87,34 +99,32 @@ class Attention:
             found.append(bias("attention.q.bias", features))
             found += [bias(f"attention.{name}.bias", kv_features, pieces=self.kv_heads) for name in "kv"]
         if self.normed:
-            found += [
-                vector(f"attention.{name}_norm.weight", self.rope.width, self.eps, met_apart=True)
-                for name in "qk"
-            ]
+            for name in "qk":
+                found += norm(f"attention.{name}_norm", self.of_head, self.eps, self.kind, met_apart=True)
         if self.sinks:
             found.append(bias("attention.sinks", self.heads))
         found.append(
             matrix("attention.output.weight", self.width, features, COLUMNS, std=residual_std(self.depth))
         )
-        if self.biased:
+        if self.biased_output:
             found.append(bias("attention.output.bias", self.width, None))
         return tuple(found)
 
     def cost(self, sequence: int) -> float:
-        return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.rope.width * seen(
+        return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.of_head * seen(
             sequence, self.window
         )
 
     def flops(self, sequence: int) -> float:
         """Half of the scores are masked, and what is before the window."""
-        return product_flops(self.parameters()) + 12.0 * self.heads * self.rope.width * seen(
+        return product_flops(self.parameters()) + 12.0 * self.heads * self.of_head * seen(
             sequence, self.window
         )
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         heads = self.heads // sizes.tp
         kv_heads = self._kv_heads(sizes)
-        width = self.rope.width
+        width = self.of_head
         by_tiles = bool(self.window or self.sinks or self.soft_cap)
         kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles)
         if self.normed:
@@ -122,15 +132,15 @@ class Attention:
         kept_once = segment * self.history(sizes)  # copied to beside this segment's
         if not by_tiles:
             kept_once += sizes.probabilities(heads, width)
-        return sizes.normed(self.width, sizes.factor) + sizes.positions * kept + kept_once
+        return sizes.normed(self.width, sizes.factor, self.kind) + sizes.positions * kept + kept_once
 
     def left(self, sizes: Sizes) -> int:
         heads = 2 * self.heads // sizes.tp + 2 * self._kv_heads(sizes)
-        return (2 * self.width + heads * self.rope.width) * sizes.factor * sizes.positions
+        return (2 * self.width + heads * self.of_head) * sizes.factor * sizes.positions
 
     def working(self, sizes: Sizes) -> Working:
         heads = self.heads // sizes.tp
-        forward, backward = working_of_core(sizes, self.width, heads, self._kv_heads(sizes), self.rope.width)
+        forward, backward = working_of_core(sizes, self.width, heads, self._kv_heads(sizes), self.of_head)
         if self.soft_cap:
             capped = _scores_at_once(sizes, heads)
             forward, backward = forward + 3 * capped, backward + 5 * capped
@@ -138,7 +148,7 @@ class Attention:
 
     def history(self, sizes: Sizes) -> int:
         """Keys and values."""
-        return 2 * sizes.positions * self._kv_heads(sizes) * self.rope.width * sizes.itemsize
+        return 2 * sizes.positions * self._kv_heads(sizes) * self.of_head * sizes.itemsize
 
     def _kv_heads(self, sizes: Sizes) -> int:
         """Of this rank; fewer than ranks are repeated."""

@@ -24,7 +24,7 @@ import msgspec
 
 from mpitrain.config import Memory
 from mpitrain.layout.layer import Layer, ModelLayers, Placed, Sizes, Working
-from mpitrain.layout.parameters import STD, Spec, vector
+from mpitrain.layout.parameters import STD, Spec
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 
 if TYPE_CHECKING:
@@ -72,10 +72,9 @@ class MultiToken:
         # tied, they are the same
         found = {spec.name: spec for spec in (*self.head.parameters(), *self.embedding.parameters())}
         width = self.head.width
-        eps = self.head.eps
         for depth, block in enumerate(self.placed):
             for name in ("hidden_norm", "token_norm", "head_norm"):
-                found[f"mtp.{depth}.{name}.weight"] = vector(f"mtp.{depth}.{name}.weight", width, eps)
+                found |= {spec.name: spec for spec in self.head.norm(f"mtp.{depth}.{name}")}
             found[f"mtp.{depth}.projection.weight"] = Spec(
                 f"mtp.{depth}.projection.weight", (width, 2 * width), STD, group="matrix"
             )

@@ -1,0 +1,37 @@
+"""Qwen2 and Qwen2.5 (arXiv:2407.10671, section 2.2; 2412.15115, section 2).
+
+Llama whose queries, keys and values have biases; later blocks can have a window.
+"""
+
+from mpitrain.config import Config
+from mpitrain.layout.family import ROTARY, WINDOWS, ModelFamily
+from mpitrain.layout.layer import ModelLayers
+from mpitrain.model.families.decoder import decoder
+from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE
+
+
+def _qwen2(config: Config) -> ModelLayers:
+    """Return the layers of a resolved configuration's model."""
+    return decoder(config, biased=True)
+
+
+_SMALL = dict(vocab=151936, tied=True)
+_LARGE = dict(vocab=152064, tied=False)
+
+QWEN2 = ModelFamily(
+    name="qwen2",
+    layers=_qwen2,
+    attention=dict(ROTARY, **WINDOWS, theta=1_000_000.0),
+    model=dict(eps=1e-6),
+    weight_names={HUGGING_FACE: DENSE | BIASES},
+    presets={
+        "qwen2.5-0.5b": dict(_SMALL, layers=24, width=896, heads=14, kv_heads=2, ffn=4864),
+        "qwen2.5-1.5b": dict(_SMALL, layers=28, width=1536, heads=12, kv_heads=2, ffn=8960),
+        "qwen2.5-3b": dict(_SMALL, layers=36, width=2048, heads=16, kv_heads=2, ffn=11008),
+        "qwen2.5-7b": dict(_LARGE, layers=28, width=3584, heads=28, kv_heads=4, ffn=18944),
+        # eps of the bases of these sizes
+        "qwen2.5-14b": dict(_LARGE, layers=48, width=5120, heads=40, kv_heads=8, ffn=13824, eps=1e-5),
+        "qwen2.5-32b": dict(_LARGE, layers=64, width=5120, heads=40, kv_heads=8, ffn=27648, eps=1e-5),
+        "qwen2.5-72b": dict(_LARGE, layers=80, width=8192, heads=64, kv_heads=8, ffn=29568, eps=1e-5),
+    },
+)

@@ -1,0 +1,211 @@
+"""Small random models of every dense family: logits, loss and each gradient are those of `transformers`,
+to 1e-10 in fp64.
+
+Their weights are loaded by the names that a family gives (weight_names). Where transformers isn't
+installed, test_train_decoders.py compares with plain torch alone.
+"""
+
+import re
+from contextlib import contextmanager
+
+import pytest
+from conftest import EVERY
+
+VOCAB, LENGTH = 31, 24
+SIZES = dict(
+    vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=40, max_position_embeddings=64, tie_word_embeddings=False,
+)  # fmt: skip
+OURS = ("model.layers=4", "model.width=32", "model.heads=4", "model.ffn=40", "model.tied=false")
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+KV = ("model.kv_heads=2",)
+
+
+def rope(theta=10_000.0, **more):
+    return dict(rope_parameters={"rope_type": "default", "rope_theta": theta, **more})
+
+
+def by_kind(theta, window_theta, **scaled):
+    both = dict(
+        full_attention={"rope_type": "default", "rope_theta": theta, **scaled},
+        sliding_attention={"rope_type": "default", "rope_theta": window_theta},
+    )
+    return dict(rope_parameters=both)
+
+
+GEMMA = dict(pad_token_id=None, head_dim=12, query_pre_attn_scalar=20, sliding_window=7)
+OUR_GEMMA = (*KV, "attention.head_width=12", "attention.score_width=20", "attention.window=7")
+MODELS = {  # name: (configuration in transformers, its keys, our settings)
+    "llama": ("LlamaConfig", dict(rms_norm_eps=1e-6), ("model.family=llama", "model.eps=1e-6", *KV)),
+    "llama-biases": (
+        "LlamaConfig", dict(attention_bias=True, mlp_bias=True, head_dim=12, tie_word_embeddings=True),
+        ("model.family=llama", "model.eps=1e-6", *KV, "attention.biases=all", "model.ffn_biased=true",
+            "attention.head_width=12", "model.tied=true"),
+    ),
+    "llama-linear": (
+        "LlamaConfig", dict(rms_norm_eps=1e-5, **rope(500.0, rope_type="linear", factor=3.0)),
+        ("model.family=llama", *KV, "attention.theta=500", "attention.linear_factor=3"),
+    ),
+    "llama-llama3": (
+        "LlamaConfig",
+        dict(
+            rms_norm_eps=1e-5,
+            **rope(500.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=16),
+        ),
+        ("model.family=llama", *KV, "attention.theta=500", "attention.llama3_factor=8",
+            "attention.llama3_length=16"),
+    ),
+    "llama-yarn": (
+        "LlamaConfig", dict(rms_norm_eps=1e-5, **rope(500.0, **YARN, beta_fast=4.0, beta_slow=0.5)),
+        ("model.family=llama", *KV, "attention.theta=500", "attention.yarn_factor=4",
+            "attention.yarn_length=16", "attention.yarn_fast=4", "attention.yarn_slow=0.5"),
+    ),
+    "llama-yarn-whole": (
+        "LlamaConfig",
+        dict(rms_norm_eps=1e-5, **rope(500.0, **YARN, beta_fast=4.0, truncate=False, attention_factor=1.0)),
+        ("model.family=llama", *KV, "attention.theta=500", "attention.yarn_factor=4",
+            "attention.yarn_length=16", "attention.yarn_fast=4", "attention.yarn_rounded=false",
+            "attention.yarn_mscale=0"),
+    ),
+    "mistral": (
+        "MistralConfig", dict(sliding_window=7, rms_norm_eps=1e-5),
+        ("model.family=mistral", *KV, "attention.window=7"),
+    ),
+    "qwen2": ("Qwen2Config", rope(1e6), ("model.family=qwen2", *KV)),
+    "qwen2-windows": (
+        "Qwen2Config", dict(use_sliding_window=True, sliding_window=5, max_window_layers=2, **rope(1e6)),
+        ("model.family=qwen2", *KV, "attention.window=5", "attention.window_blocks=ffww"),
+    ),
+    "qwen3": (
+        "Qwen3Config",
+        dict(head_dim=16, attention_bias=True, use_sliding_window=True, sliding_window=5, max_window_layers=3,
+            **rope(1e6)),
+        ("model.family=qwen3", *KV, "attention.head_width=16", "attention.biases=all", "attention.window=5",
+            "attention.window_blocks=fffw"),
+    ),
+    "smollm3": (
+        "SmolLM3Config", dict(no_rope_layers=[1, 0, 1, 1], pad_token_id=None, **rope(2e6)),
+        ("model.family=smollm3", *KV, "attention.rotary_blocks=rnrr"),
+    ),
+    "gemma2": (
+        "Gemma2Config", dict(GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, **rope()),
+        ("model.family=gemma2", *OUR_GEMMA, "attention.score_cap=2", "model.logit_cap=3"),
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        dict(GEMMA, layer_types=["sliding_attention", "full_attention"] * 2,
+            **by_kind(1e6, 100.0, rope_type="linear", factor=8.0)),
+        ("model.family=gemma3", *OUR_GEMMA, "attention.window_blocks=wf", "attention.window_theta=100",
+            "attention.linear_factor=8"),
+    ),
+}  # fmt: skip
+
+
+def plan(name):
+    from mpitrain import config as settings
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
+
+    given = (
+        *OURS, *MODELS[name][2], f"model.vocab={VOCAB}", f"data.sequence={LENGTH}", "batch.global=2",
+        "batch.micro=2", "precision.compute=fp64",
+    )  # fmt: skip
+    return plan_of(resolve(settings.load(None, given), 1, VOCAB))
+
+
+@contextmanager
+def in_fp64():
+    """Have transformers compute in fp64 where its code says fp32: norms, angles and softmax."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "float32", torch.float64)
+        patch.setattr(torch, "float", torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        yield
+
+
+def their_model(name):
+    """Return a model of transformers with random weights, none near 0 or 1."""
+    import torch
+    import transformers
+
+    kind, keys, _ = MODELS[name]
+    config = getattr(transformers, kind)(**{**SIZES, **keys})
+    with in_fp64():
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", dtype=torch.float64
+        )
+    dice = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            x = torch.randn(parameter.shape, generator=dice, dtype=torch.float64)
+            parameter.copy_(0.3 * x if x.dim() == 1 else x / x.shape[-1] ** 0.5)
+    return model.train()
+
+
+def names_of(plan):
+    """Return their name of each of our weights."""
+    from mpitrain.layout.family import family_of
+
+    known = family_of(plan.config.model).weight_names["huggingface"]
+    found = {}
+    for spec in plan.parameters():
+        block = re.match(r"blocks\.(\d+)\.", spec.name)
+        key = re.sub(r"^blocks\.\d+\.", "blocks.{block}.", spec.name)
+        found[spec.name] = known[key].replace("{block}", block[1] if block else "")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    [(name, how) for name in MODELS for how in ("none", "selective") if EVERY or how == "none"],
+)
+def test_logits_loss_and_gradients_are_those_of_transformers(name, recompute):
+    pytest.importorskip("transformers")
+    import msgspec
+    import torch
+    from torch.nn import functional
+
+    from mpitrain.actor.stage import assemble
+    from mpitrain.model.build_context import BuildContext
+    from mpitrain.model.families.catalog import plan_of
+    from mpitrain.parallel.microbatch import Microbatch
+    from mpitrain.parallel.walk import run
+
+    whole = plan(name)
+    memory = msgspec.structs.replace(whole.config.memory, recompute=recompute)
+    whole = plan_of(msgspec.structs.replace(whole.config, memory=memory))
+    theirs = their_model(name)
+    names = names_of(whole)
+    state = dict(theirs.named_parameters())
+    assert sorted(names.values()) == sorted(state)
+    stage = assemble(whole.stages[0], BuildContext(whole, torch.device("cpu")))
+    for spec, data in stage.state.weights():
+        assert data.shape == state[names[spec.name]].shape, spec.name
+        data.copy_(state[names[spec.name]].detach())
+    rows = torch.randint(VOCAB, (2, LENGTH + 1), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        logits = run(stage.forward(0, None, Microbatch(rows[:, :-1])))
+    stage.state.zero_grad()
+    loss = run(stage.forward(0, None, Microbatch(rows[:, :-1], rows[:, 1:])))
+    run(stage.backward(0, None, None))
+
+    with in_fp64():
+        expected = theirs(rows[:, :-1]).logits
+    their_loss = functional.cross_entropy(expected.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
+    their_loss.backward()
+    wrong = []
+    if (error := (logits - expected).abs().max().item()) > 1e-10 * expected.abs().max():
+        wrong.append(f"logits {error:.1e}")
+    if (error := abs(loss.item() - their_loss.item())) > 1e-10 * their_loss:
+        wrong.append(f"loss {error:.1e}")
+    grads = {}
+    for parameter in (parameter for block in stage.state.by_block for parameter in block):
+        grads[parameter.name] = grads.get(parameter.name, 0) + parameter.grad
+    for ours, grad in grads.items():
+        of_theirs = state[names[ours]].grad
+        error = ((grad - of_theirs).abs().max() / of_theirs.abs().max()).item()
+        wrong += [f"{ours} {error:.1e}"] if not error < 1e-10 else []
+    assert not wrong, wrong
