@@ -18,8 +18,8 @@ from mpi4py import MPI
 from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
 from mpitrain.comm.base.world import NOWHERE, World, start
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.checks.replicas import different
 from mpitrain.training.checks.rerun import Twice
 from mpitrain.training.trainer import build_mesh

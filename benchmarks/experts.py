@@ -44,9 +44,9 @@ from torch.nn import functional
 from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
 from mpitrain.config import Config
-from mpitrain.layout.resolve import resolve
 from mpitrain.model import router
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.trainer import build_mesh
 
 # sequences of a rank and step

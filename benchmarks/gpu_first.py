@@ -371,7 +371,7 @@ def child_torch(device, small):
     from plain_torch import Model
 
     from mpitrain.config import load
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     config = resolve(
         load(None, [f"{key}={value}" for key, value in (SMALL if small else LARGE).items()]), 1, 256
@@ -411,8 +411,8 @@ def child_profile(device, small):
     from mpitrain.actor.actor import Actor
     from mpitrain.comm.base.world import NOWHERE, World
     from mpitrain.config import load
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
     from mpitrain.training.machine.device_placement import place
     from mpitrain.training.trainer import build_mesh
 

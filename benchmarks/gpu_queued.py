@@ -28,8 +28,8 @@ from mpitrain.actor.step_totals import Measure
 from mpitrain.comm.base.world import NOWHERE, World
 from mpitrain.config import load
 from mpitrain.kernels.compiled import Fused
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.machine.device_placement import place
 from mpitrain.training.trainer import build_mesh
 

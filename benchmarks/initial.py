@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from mpitrain import config as settings
-from mpitrain.layout.buckets import layout_of
-from mpitrain.layout.parameters import WHOLE, Spec
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.zero.initial import Uniform, initialise
 from mpitrain.parallel.zero.inverse_normal import CHUNK, Rounded, exact, table
 from mpitrain.parallel.zero.shards import Weights, ZeroGroup
+from mpitrain.plan.declared.parameters import WHOLE, Spec
+from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.settings.resolve import resolve
 
 STD = 0.02
 

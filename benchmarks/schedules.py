@@ -23,9 +23,9 @@ from mpitrain.actor.actor import Actor
 from mpitrain.actor.stage import Microbatch
 from mpitrain.actor.trace import Recorder, gather_events, write_trace
 from mpitrain.comm.base.world import NOWHERE, World
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.walk import WeightGradients
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules.options import Times
 from mpitrain.schedules.play.measured import costs, predict, read_trace
 from mpitrain.schedules.play.simulate import simulate_table

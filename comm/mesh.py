@@ -10,7 +10,7 @@ Communicators and windows, built, named and freed by the Mesh.
                           same
      |-- links            pipeline messages
      `-- tied ...         the ranks that hold a copy of the tied embedding: first and last stage;
-                          and others, see layout/axes.py
+                          and others, see plan/axes.py
 
 Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 is an axis like any
 other.

@@ -4,28 +4,17 @@ Each imports what it needs when it runs: --help answers at once.
 """
 
 import math
-import os
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 
 import click
 
 from mpitrain import __version__
-from mpitrain.cluster import std_streams
-from mpitrain.comm.base import launchers
+from mpitrain.cluster import entry, std_streams
 from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault
 from mpitrain.inputs import printable, shown
 
-LIBRARIES = {  # what they read from the environment when they load
-    # one document at a time: threads would have nothing to do, and forks are warned of
-    "TOKENIZERS_PARALLELISM": "false",
-    # Open MPI's wheel reports an error for each window of shared memory, which that component
-    # doesn't make anyway
-    "OMPI_MCA_osc": "^ucx",
-}
-PATIENCE_S = 5  # of ranks that have nothing to show
 MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
 INTEGERS = 2**31 - 1  # larger ones mean nothing here
 # no rank is slower, and a sleep of 2**63 ns or more is refused by the system
@@ -110,8 +99,7 @@ def main() -> None:
     """Run the command line; errors are reported once, by the first rank of the launcher, and end
     with their exit code.
     """
-    for name, value in LIBRARIES.items():
-        os.environ.setdefault(name, value)
+    entry.settle_libraries()
     std_streams.settle()
     try:
         code = cli(standalone_mode=False) or 0
@@ -119,38 +107,19 @@ def main() -> None:
         code = done.exit_code
     except click.ClickException as error:
         error.message = shown(error.message)  # what was typed, perhaps thousands of characters
-        code = _report(error.show, error.exit_code)
+        code = entry.on_first_rank(error.show, error.exit_code)
     except MpitrainError as error:
-        _report_error(error)
+        entry.report_error(error)
         code = error.exit_code
     except ImportError as error:
         if (fault := library_fault(error)) is None:
             raise
-        _report_error(fault)
+        entry.report_error(fault)
         code = fault.exit_code
     except click.Abort:
         code = FAILED
     sys.stdout.flush()
     sys.exit(code)
-
-
-def _report(show, code: int) -> int:
-    """Show an error on the first rank only, if the launcher says which one it is.
-
-    Open MPI's launcher ends a job with the first rank that fails, and what rank 0 was about to show
-    would be lost. Ranks that MPI connects leave together; before that, the others give it time.
-    """
-    launch = launchers.launch()
-    copy = launchers.torchrun()
-    if (launch is None or launch.rank == 0) and (copy is None or copy[0] == 0):
-        show()
-    elif launch is not None and launch.name == launchers.OPEN_MPI and "mpi4py.MPI" not in sys.modules:
-        time.sleep(PATIENCE_S)
-    return code
-
-
-def _report_error(error: MpitrainError) -> None:
-    _report(partial(click.echo, printable(str(error)), err=True), error.exit_code)
 
 
 def _answer(text: str) -> None:
@@ -229,7 +198,7 @@ def run(
 
     chosen = {name: value for name, value in dry.items() if value is not None}
     if dry_run:
-        return guarded(partial(_dry_run, config, overrides, chosen), _report_error)
+        return guarded(partial(_dry_run, config, overrides, chosen), entry.report_error)
     if chosen:
         raise ConfigError(
             f"--{next(iter(chosen))} does nothing without --dry-run; add it, or leave --{next(iter(chosen))} "
@@ -247,7 +216,7 @@ def run(
 
             return train(opened, world, guard, record_request)
 
-    return guarded(body, _report_error)
+    return guarded(body, entry.report_error)
 
 
 def _dry_run(config: str | None, overrides: tuple[str, ...], chosen: dict[str, float], guard) -> int:
@@ -348,7 +317,7 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
 
         return main(config, overrides, guard, click.echo)
 
-    return guarded(body, _report_error)
+    return guarded(body, entry.report_error)
 
 
 @cli.group(short_help="Write, explain and submit the script of a scheduler's job.")
@@ -574,7 +543,7 @@ def doctor() -> int:
 
         return main(guard, click.echo)
 
-    return guarded(body, _report_error)
+    return guarded(body, entry.report_error)
 
 
 @cli.group()
@@ -608,7 +577,9 @@ def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -
         _answer(text)
         return code
 
-    return together(lambda team: team.on_first_rank("looking at checkpoints", on_first_rank), _report_error)
+    return together(
+        lambda team: team.on_first_rank("looking at checkpoints", on_first_rank), entry.report_error
+    )
 
 
 @ckpt.command("verify", short_help="Read a step and hold every byte against its digests.")
@@ -630,7 +601,7 @@ def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) 
     from mpitrain.commands.ckpt.team import together
     from mpitrain.commands.ckpt.verify import verify
 
-    return together(lambda team: verify(team, path, step, every, sample, _answer), _report_error)
+    return together(lambda team: verify(team, path, step, every, sample, _answer), entry.report_error)
 
 
 @ckpt.command("diff")
@@ -648,7 +619,7 @@ def diff_checkpoints(one: str, other: str, only: str) -> int:
     from mpitrain.commands.ckpt.diff import diff
     from mpitrain.commands.ckpt.team import together
 
-    return together(lambda team: diff(team, one, other, only, _answer), _report_error)
+    return together(lambda team: diff(team, one, other, only, _answer), entry.report_error)
 
 
 @ckpt.command("reshard", short_help="Write a step into another number of files.")
@@ -670,7 +641,7 @@ def reshard_checkpoint(path: str, target: str, step: int | None, shards: int) ->
     from mpitrain.commands.ckpt.reshard import reshard
     from mpitrain.commands.ckpt.team import together
 
-    return together(lambda team: reshard(team, path, target, step, shards, _answer), _report_error)
+    return together(lambda team: reshard(team, path, target, step, shards, _answer), entry.report_error)
 
 
 @ckpt.command("repair", short_help="Mend the index of steps that HDF5 refuses.")
@@ -690,7 +661,7 @@ def repair_checkpoints(path: str, step: int | None) -> int:
 
     return together(
         lambda team: team.on_first_rank("writing indexes anew", lambda: repair(path, step, _answer)),
-        _report_error,
+        entry.report_error,
     )
 
 
@@ -713,4 +684,4 @@ def prune_checkpoints(path: str, keep: int, every: int, best: int, dry_run: bool
     def on_first_rank() -> int:
         return prune(path, keep, every, best, dry_run, _answer)
 
-    return together(lambda team: team.on_first_rank("removing steps", on_first_rank), _report_error)
+    return together(lambda team: team.on_first_rank("removing steps", on_first_rank), entry.report_error)

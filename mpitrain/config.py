@@ -1,7 +1,7 @@
 """The configuration: one TOML file, overridden by --set, every key typed, unknown keys refused with
 a suggestion.
 
-A key that would do nothing does not exist. mpitrain/layout/resolve.py fills in what was left open.
+A key that would do nothing does not exist. mpitrain/plan/settings/resolve.py fills in what was left open.
 """
 
 import datetime
@@ -151,7 +151,7 @@ class AttentionTable(ConfigTable):
     biases: Literal["none", "qkv", "all"] | None = None
     normed: bool | None = None  # queries and keys of each head have a norm
     # scores are divided by the root of it; 0: the width of a head
-    score_width: Annotated[float, Meta(ge=0)] | None = None
+    score_width: LengthOrNone | None = None
     # c: scores become c tanh(score / c); 0: they stay
     score_cap: Annotated[float, Meta(ge=0)] | None = None
     # latent attention: width of what queries are made of; 0: the layer's input

@@ -3,7 +3,7 @@
 Lion (arXiv:2302.06675): the sign of a mean of momentum and gradient; one moment, one pass.
 """
 
-from mpitrain.layout.optimizers import OptimizerKind
+from mpitrain.plan.declared.optimizers import OptimizerKind
 
 
 def update(settings, batch, lr, decay, num_updates):

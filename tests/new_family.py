@@ -6,14 +6,14 @@ and soft-capped attention scores (both Gemma 2's, arXiv:2408.00118), in a window
 
 from dataclasses import dataclass
 
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.family import ROTARY, ModelFamily
-from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.model.layers.norm_behind import NormBehind
 from mpitrain.model.layers.rope import rope_of
+from mpitrain.plan.declared.family import ROTARY, ModelFamily
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.settings.attention import head_width
 
 EPS = 1e-6
 SOFT_CAP = 0.05  # scores of small random models are small: such that it is met

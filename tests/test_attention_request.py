@@ -127,9 +127,9 @@ def test_a_gpu_has_flash_attention_without_a_mask(masked, kernel, monkeypatch):
 def test_a_stage_notes_the_kernels_that_its_layers_take(keys, request_, kernels):
     """A run's first lines say them."""
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.build_context import BuildContext, Heads
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
     plan = plan_of(resolve(settings.load(None, ("model.preset=quickstart", *keys)), 1, 64))
     site = BuildContext(plan, torch.device("cpu"))

@@ -19,8 +19,8 @@ from conftest import agree
 
 from mpitrain import config
 from mpitrain.errors import ConfigError
-from mpitrain.layout.resolve import resolve
-from mpitrain.layout.snapshot_bytes import copy_bytes
+from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.settings.resolve import resolve
 
 pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.sizes(4)]
 

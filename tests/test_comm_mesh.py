@@ -132,8 +132,8 @@ def counted(world, monkeypatch):
 )
 def test_a_mesh_makes_what_is_used_and_nothing_else(counted, layout, expected):
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
     from mpitrain.training.trainer import build_mesh
 
     world = counted.world

@@ -14,11 +14,11 @@ from mpitrain import config as settings
 from mpitrain import config_hints
 from mpitrain.cluster.threads import num_threads
 from mpitrain.errors import ConfigError
-from mpitrain.layout.family import presets, with_experts
-from mpitrain.layout.identity import identity
-from mpitrain.layout.log_pace import log_pace
-from mpitrain.layout.resolve import resolve
 from mpitrain.optim.rates import learning_rate
+from mpitrain.plan.declared.family import presets, with_experts
+from mpitrain.plan.settings.identity import identity
+from mpitrain.plan.settings.log_pace import log_pace
+from mpitrain.plan.settings.resolve import resolve
 
 
 def resolved(*overrides, ranks=1, vocab=256):
@@ -287,7 +287,7 @@ def test_fp8_refuses_sides_that_are_no_multiples_of_16(overrides, ranks, found):
 
 
 def test_fp8_counts_the_positions_of_a_segment_that_the_schedule_cuts():
-    from mpitrain.layout.pipeline_table import table_of
+    from mpitrain.plan.settings.pipeline_table import table_of
 
     cut = ("precision.compute=fp8", "parallel.pp=2", "pipeline.schedule=seq1f1b")
     table_of(resolved(*cut, ranks=2))

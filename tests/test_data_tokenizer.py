@@ -251,7 +251,7 @@ def with_special(path, *, own, special, plain=()):
 )
 def test_special_tokens_above_all_others_need_no_row(tmp_path, own, special, plain, needed):
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     tokenizer = with_special(tmp_path / "t.json", own=own, special=special, plain=plain)
     assert tokenizer.needed == needed and tokenizer.vocab == len({*own, *special, *plain})

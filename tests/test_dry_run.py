@@ -26,8 +26,8 @@ LAYOUT = ("parallel.tp=2", "parallel.pp=2")
 
 def plan(num_ranks, *settings):
     from mpitrain import config
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
     return plan_of(resolve(config.load(None, (*SETTINGS, *settings)), num_ranks, 256))
 
@@ -101,7 +101,7 @@ def test_bytes_are_divided_over_the_others_as_both_ends_count_them():
 
 
 def test_bytes_are_shown_with_three_digits_at_least():
-    from mpitrain.layout.formatting import megabytes
+    from mpitrain.plan.declared.formatting import megabytes
 
     assert [megabytes(number) for number in (0, 1234, 12_345_678, 12_345_678_900)] == [
         "0",

@@ -35,7 +35,7 @@ def configuration(*changes):
 
 
 def resolved(ranks, *changes):
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     return resolve(configuration(*changes), ranks, 64)
 
@@ -117,7 +117,7 @@ def test_expected_crossings_are_those_of_even_choices(groups, open_groups):
     config = resolved(
         8, *wanted, "parallel.ep=8", "comm.node_ranks=2", "data.sequence=1200", "batch.global=16"
     )
-    from mpitrain.layout.dispatch import dispatch_of
+    from mpitrain.plan.settings.dispatch import dispatch_of
 
     size = count // groups
     per_node = count // nodes
@@ -138,7 +138,7 @@ def test_a_row_crosses_with_what_is_needed_with_it():
 
     Backward: their numbers, then weights' gradients.
     """
-    from mpitrain.layout.dispatch import dispatch_of
+    from mpitrain.plan.settings.dispatch import dispatch_of
 
     dispatch = dispatch_of(resolved(8, "parallel.ep=8", "comm.node_ranks=2", "experts.active=2"))
     rows = dispatch._expected_crossings()
@@ -171,7 +171,7 @@ def test_auto_is_hierarchical_where_experts_are_on_whole_nodes(ranks, changes, f
 
 
 def test_nodes_as_they_were_started_are_known_and_go_along():
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     config = resolve(configuration("parallel.ep=8"), 8, 64, num_nodes=4, node_ranks=2)
     assert (config.experts.dispatch, config.comm.node_ranks) == ("hierarchical", 2)
@@ -203,7 +203,7 @@ def test_what_cant_be_or_does_nothing_is_refused(changes, said):
 
 
 def test_a_run_may_go_on_by_other_ways_but_not_with_other_numbers():
-    from mpitrain.layout.identity import identity
+    from mpitrain.plan.settings.identity import identity
 
     flat, by_nodes = (resolved(8, "parallel.ep=8", *more) for more in ((), ("comm.node_ranks=4",)))
     assert identity(flat) == identity(by_nodes)
@@ -219,8 +219,8 @@ def test_a_run_may_go_on_by_other_ways_but_not_with_other_numbers():
 def test_numbers_are_off_by_no_more_than_their_form_says(form, relative, of_block):
     import torch
 
-    from mpitrain.layout.dispatch import BLOCK, num_bytes
     from mpitrain.parallel.expert.packing import packed, unpacked
+    from mpitrain.plan.settings.dispatch import BLOCK, num_bytes
 
     generator = torch.Generator().manual_seed(1)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -286,11 +286,11 @@ def test_each_token_crosses_to_a_node_once(world, kind, buffer, etp):
     import torch
 
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.layout.axes import Axes
-    from mpitrain.layout.dispatch import dispatch_of
     from mpitrain.parallel.expert.exchange import Choices
     from mpitrain.parallel.expert.hierarchical import Hierarchical
     from mpitrain.parallel.walk import run
+    from mpitrain.plan.axes import Axes
+    from mpitrain.plan.settings.dispatch import dispatch_of
 
     places = max(etp, world.size // 2)
     if world.size % (2 * etp):

@@ -5,6 +5,7 @@ Their weights are loaded by the names that a family gives (weight_names). Where 
 installed, test_train_decoders.py compares with plain torch alone.
 """
 
+import json
 import re
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ SIZES = dict(
     vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
     intermediate_size=40, max_position_embeddings=64, tie_word_embeddings=False,
 )  # fmt: skip
+LIKE = (f"data.sequence={LENGTH}", "batch.global=2", "batch.micro=2", "precision.compute=fp64")
 OURS = ("model.layers=4", "model.width=32", "model.heads=4", "model.ffn=40", "model.tied=false")
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 KV = ("model.kv_heads=2",)
@@ -86,7 +88,7 @@ MODELS = {  # name: (configuration in transformers, its keys, our settings)
     ),
     "smollm3": (
         "SmolLM3Config", dict(no_rope_layers=[1, 0, 1, 1], pad_token_id=None, **rope(2e6)),
-        ("model.family=smollm3", *KV, "attention.rotary_blocks=rnrr"),
+        ("model.family=smollm3", *KV, "attention.rotary_blocks=rnr"),
     ),
     "gemma2": (
         "Gemma2Config", dict(GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, **rope()),
@@ -104,13 +106,10 @@ MODELS = {  # name: (configuration in transformers, its keys, our settings)
 
 def plan(name):
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
-    given = (
-        *OURS, *MODELS[name][2], f"model.vocab={VOCAB}", f"data.sequence={LENGTH}", "batch.global=2",
-        "batch.micro=2", "precision.compute=fp64",
-    )  # fmt: skip
+    given = (*OURS, *MODELS[name][2], f"model.vocab={VOCAB}", *LIKE)
     return plan_of(resolve(settings.load(None, given), 1, VOCAB))
 
 
@@ -147,7 +146,7 @@ def their_model(name):
 
 def names_of(plan):
     """Return their name of each of our weights."""
-    from mpitrain.layout.family import family_of
+    from mpitrain.plan.declared.family import family_of
 
     known = family_of(plan.config.model).weight_names["huggingface"]
     found = {}
@@ -156,6 +155,48 @@ def names_of(plan):
         key = re.sub(r"^blocks\.\d+\.", "blocks.{block}.", spec.name)
         found[spec.name] = known[key].replace("{block}", block[1] if block else "")
     return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_config_json_becomes_the_same_keys_and_is_written_again(name):
+    transformers = pytest.importorskip("transformers")
+    from mpitrain.plan.declared.family import family_of
+
+    kind, keys, _ = MODELS[name]
+    tree = json.loads(getattr(transformers, kind)(**{**SIZES, **keys}).to_json_string(use_diff=False))
+    expected = with_width(plan(name).config)
+    (model_type,) = (m for m in family_of(expected.model).model_types if m.name == tree["model_type"])
+    assert read(tree, model_type, expected) == expected
+    written = model_type.write(expected)
+    assert read({**written, "model_type": model_type.name}, model_type, expected) == expected
+    again = getattr(transformers, kind)(**written)
+    assert read(json.loads(again.to_json_string(use_diff=False)), model_type, expected) == expected
+
+
+def read(tree, model_type, like):
+    """Return the resolved configuration of a config.json, for the family, data and precision of another."""
+    import msgspec
+
+    from mpitrain import config as settings
+    from mpitrain.plan.declared.hugging_face import Fields
+    from mpitrain.plan.settings.resolve import resolve
+
+    fields = Fields(tree, "config.json")
+    model_type.read(fields)
+    fields.finish()
+    found = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in fields.keys.items()]
+    given = (f"model.family={like.model.family}", *found, *LIKE)
+    return with_width(resolve(settings.load(None, given), 1, VOCAB))
+
+
+def with_width(config):
+    """Return a configuration that says the width of a head, as config.json does."""
+    import msgspec
+
+    from mpitrain.plan.settings.attention import head_width
+
+    attention = msgspec.structs.replace(config.attention, head_width=head_width(config))
+    return msgspec.structs.replace(config, attention=attention)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from launch import cases
 
 from mpitrain import config as settings
 from mpitrain.errors import BAD_INPUT, InputError
-from mpitrain.layout.resolve import resolve
+from mpitrain.plan.settings.resolve import resolve
 
 COUNT = cases(400, 20_000)
 PIECES = 20  # tests, so that one that takes long is seen

@@ -19,8 +19,8 @@ from mpitrain.data.corpus import Corpus
 from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.settings.resolve import resolve
 
 TINY = (
     "model.layers=2",

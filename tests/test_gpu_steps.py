@@ -160,8 +160,8 @@ def test_memory_is_within_a_twentieth_of_what_was_predicted(world, device, layou
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
-    from mpitrain.layout.memory import predict
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.predict.memory import predict
     from mpitrain.training.trainer import build_mesh
 
     wide = (

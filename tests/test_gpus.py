@@ -242,16 +242,16 @@ def test_the_peak_of_a_cpu_leaves_out_what_others_do_meanwhile():
 
 def plan(*settings, ranks=2):
     from mpitrain import config
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
     return plan_of(resolve(config.load(None, ("parallel.pp=2", "batch.global=8", *settings)), ranks, 256))
 
 
 def test_all_ranks_on_a_gpu_share_its_memory():
     from mpitrain.errors import ConfigError
-    from mpitrain.layout.memory import predict
-    from mpitrain.layout.node_memory import require_gpu_memory
+    from mpitrain.plan.predict.memory import predict
+    from mpitrain.plan.predict.node_memory import require_gpu_memory
 
     of_two = plan()
     first, second = (
@@ -272,8 +272,8 @@ def test_all_ranks_on_a_gpu_share_its_memory():
 
 
 def test_what_is_offloaded_takes_no_memory_of_a_gpu_and_what_experts_may_get_is_not_counted():
-    from mpitrain.layout.memory import predict
-    from mpitrain.layout.node_memory import require_gpu_memory
+    from mpitrain.plan.predict.memory import predict
+    from mpitrain.plan.predict.node_memory import require_gpu_memory
 
     offloaded = plan("memory.offload=optimizer")
     experts = plan("model.family=mixtral")
@@ -287,9 +287,9 @@ def test_on_a_gpu_attention_keeps_no_probabilities():
 
     Where a run computes is known to it, or asked for.
     """
-    from mpitrain.layout.memory import predict
-    from mpitrain.layout.node_memory import require_gpu_memory
-    from mpitrain.layout.probabilities import count
+    from mpitrain.plan.declared.probabilities import count
+    from mpitrain.plan.predict.memory import predict
+    from mpitrain.plan.predict.node_memory import require_gpu_memory
 
     narrow = (
         "precision.compute=bf16",

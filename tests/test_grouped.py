@@ -78,9 +78,9 @@ def test_groups_of_many_sizes_leave_no_kernels_behind(width):
 
     from mpitrain.cluster.resident import resident
     from mpitrain.kernels.grouped import grouped_product
-    from mpitrain.layout.parameters import ROWS, stack
     from mpitrain.model.linear import GroupedProduct
     from mpitrain.parallel.zero.parameters import Parameter
+    from mpitrain.plan.declared.parameters import ROWS, stack
 
     if resident() is None:
         pytest.skip("this system doesn't say")
@@ -106,9 +106,9 @@ def test_groups_of_many_sizes_leave_no_kernels_behind(width):
 def test_weight_gradients_of_groups_are_added(names):
     import torch
 
-    from mpitrain.layout.parameters import ROWS, stack
     from mpitrain.model.linear import GroupedProduct
     from mpitrain.parallel.zero.parameters import Parameter
+    from mpitrain.plan.declared.parameters import ROWS, stack
 
     torch.manual_seed(1)
     total, kind = (getattr(torch, name) for name in names)

@@ -22,6 +22,7 @@ import mpitrain
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {"schedules": {"torch", "numpy", "mpi4py"}, "comm": {"torch"}}
 FLOORS = {  # from the roof to the ground: a room imports rooms further down only
+    "api": "a run from a script: open it, step it, read its state",
     "cli": "the command line",
     "commands": "what each command does, but for run",
     "training": "a run: what is settled before it, its loop, what it says, what it saves",
@@ -33,7 +34,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "kernels": "pure computation on tensors: attention, products, norms, gates, cross-entropy",
     "checkpoint": "the model and the optimiser in HDF5 files",
     "cluster": "this job on its nodes: guard and watchdog of each rank, run directory and lock, launcher",
-    "layout": "what a configuration means, in integers: who holds, computes and sends what",
+    "plan": "what a configuration means, in integers: who holds, computes and sends what",
     "data": "corpora, tokenizers, tokens and their order",
     "config": "typed keys",
     "plugins": "code of the user's own that a configuration names",
@@ -43,8 +44,8 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "schedules": "tables of instructions: families, lowering, proof, simulator",
     "errors": "every error a user can see",
 }
-MOST_ROOMS = 17  # in mpitrain/: folders and files
-# Within the two packages: folders and files, from the top down. What stands in one line knows nothing of its
+MOST_ROOMS = 18  # in mpitrain/: folders and files
+# Within these rooms: folders and files, from the top down. What stands in one line knows nothing of its
 # neighbours there.
 WITHIN = {
     "schedules": [
@@ -69,6 +70,16 @@ WITHIN = {
         "progress",
         "meters",
         "base",
+    ],
+    "plan": [
+        "predict",
+        "plan",
+        "axes",
+        "settings",
+        "activations",
+        "program routing",
+        "division",
+        "declared",
     ],
 }
 # Circles of files that are still there: a layer, and what computes it. To be opened.
@@ -114,16 +125,16 @@ def test_importing_is_light(package):
 
 
 def test_a_plan_is_made_without_torch_and_without_mpi():
-    """Of `layout` all of it; of `model` what layers and families declare, and what optimisers do.
+    """Of `plan` all of it; of `model` what layers and families declare, and what optimisers do.
 
     They are imported, and a memory table is computed.
     """
-    rooms = ("layout", "model/layers", "model/families", "optim/optimizers")
+    rooms = ("plan", "model/layers", "model/families", "optim/optimizers")
     folders = [ROOT / "mpitrain" / room for room in rooms]
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for folder in folders
-        for path in folder.glob("*.py")
+        for path in folder.rglob("*.py")
     ]
     code = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
     code += (
@@ -172,11 +183,16 @@ def place_within(parts: Sequence[str]) -> str:
     return parts[0].removesuffix(".py").replace("__init__", "") if parts else ""
 
 
+def folder_of(room: str, root: Path) -> Path:
+    return root / room if room in HEAVY else root / "mpitrain" / room
+
+
 def wrong_arrows_within(package: str, root: Path) -> Iterator[str]:
-    """Yield the imports within a package that don't point down WITHIN."""
+    """Yield the imports within a room that don't point down WITHIN."""
     floors = {place: floor for floor, line in enumerate(WITHIN[package]) for place in line.split()}
-    for path in sorted((root / package).rglob("*.py")):
-        here = place_within(path.relative_to(root / package).parts)
+    folder = folder_of(package, root)
+    for path in sorted(folder.rglob("*.py")):
+        here = place_within(path.relative_to(folder).parts)
         for name in imported_names(path):
             _, top, *rest = [*name.split("."), ""]
             there = place_within(rest)
@@ -186,9 +202,10 @@ def wrong_arrows_within(package: str, root: Path) -> Iterator[str]:
                 yield f"{path.relative_to(root)} imports {name}: {here or package} is not above {there}"
 
 
-@pytest.mark.parametrize("package", HEAVY)
+@pytest.mark.parametrize("package", WITHIN)
 def test_rooms_in_rooms_point_down(package):
-    places = {place_within([path.name]) for path in (ROOT / package).iterdir() if path.name[:2] != "__"}
+    inside = folder_of(package, ROOT).iterdir()
+    places = {place_within([path.name]) for path in inside if path.name[:2] != "__"}
     assert places | {""} == {place for line in WITHIN[package] for place in line.split()} | {""}
     assert list(wrong_arrows_within(package, ROOT)) == []
 
@@ -202,11 +219,12 @@ def test_rooms_in_rooms_point_down(package):
         ("schedules/families/gpipe.py", "from mpitrain.schedules.catalog import NAMES"),
         ("schedules/lowering/lower.py", "from mpitrain.schedules.proof.check import check"),
         ("schedules/__init__.py", "from mpitrain.schedules import actions"),
+        ("mpitrain/plan/division/buckets.py", "from mpitrain.plan.predict import arena"),
     ],
 )
 def test_an_import_that_points_up_within_a_package_is_found(tmp_path, file, planted):
-    package = file.partition("/")[0]
-    copied(package, tmp_path)
+    package = next(part for part in file.split("/") if part in WITHIN)
+    copied(file.split("/")[0], tmp_path)
     path = tmp_path / file
     path.write_text(f"{path.read_text()}\n{planted}\n")
     (found,) = wrong_arrows_within(package, tmp_path)
@@ -262,8 +280,8 @@ def test_schedules_and_comm_know_nothing_but_errors(package):
 @pytest.mark.parametrize(
     ("file", "planted"),
     [
-        ("mpitrain/layout/traffic.py", "from mpitrain.parallel import walk"),
-        ("mpitrain/data/split.py", "def late():\n    import mpitrain.layout.resolve"),
+        ("mpitrain/plan/declared/traffic.py", "from mpitrain.parallel import walk"),
+        ("mpitrain/data/split.py", "def late():\n    import mpitrain.plan.settings.resolve"),
         ("comm/base/wire.py", "from mpitrain.inputs import shown"),
         ("schedules/families/gpipe.py", "from mpitrain import config"),
     ],
@@ -429,7 +447,7 @@ ELSEWHERE = {
     "mpitrain/commands/schedule/command.py": {"write_bytes": "--out, which the user names"},
     "mpitrain/data/draft.py": {"np.memmap": "an open file"},
     "mpitrain/data/tokens.py": {"np.memmap": "an open file, or the draft that this process writes"},
-    "mpitrain/layout/routing.py": {"np.load": "bytes that are read",
+    "mpitrain/plan/routing.py": {"np.load": "bytes that are read",
         "zipfile.ZipFile": "bytes that are read"},
     "mpitrain/training/replay/recording.py": {"zipfile.ZipFile": "the "
                                                                  "draft "

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain import config as settings
-from mpitrain.layout.arena import Stay, arena_of, placed
-from mpitrain.layout.buckets import layout_of
-from mpitrain.layout.pool_sizes import needed_by
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.predict.arena import Stay, arena_of, placed
+from mpitrain.plan.predict.pool_sizes import needed_by
+from mpitrain.plan.settings.resolve import resolve
 
 STAYS = st.lists(
     st.builds(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mpitrain.comm.base.axis_operations import NOTHING
 from mpitrain.comm.base.grid import Grid
-from mpitrain.layout.axes import MEANINGS, Axes
+from mpitrain.plan.axes import MEANINGS, Axes
 
 GRID = ("tp", "cp", "dp", "pp")
 

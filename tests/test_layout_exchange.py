@@ -9,11 +9,11 @@ import pytest
 
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
-from mpitrain.layout.domains import gather_of
-from mpitrain.layout.idle import idle_settings
-from mpitrain.layout.link_choices import Machine, axes_between, choose, exchanged, left_open, took
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.division.domains import gather_of
+from mpitrain.plan.predict.link_choices import Machine, axes_between, choose, exchanged, left_open, took
+from mpitrain.plan.settings.idle import idle_settings
+from mpitrain.plan.settings.resolve import resolve
 
 LAYERS = 4
 WIDTH = 64

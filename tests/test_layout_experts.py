@@ -10,9 +10,9 @@ import pytest
 
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.expert.rounds import Rounds
+from mpitrain.plan.settings.resolve import resolve
 
 MIXTRAL = ("model.family=mixtral",)
 

@@ -9,7 +9,8 @@ import pytest
 
 from mpitrain import config as settings
 from mpitrain.commands.inspect import show_proof
-from mpitrain.layout.alternatives import (
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.alternatives import (
     by_recompute,
     by_stage,
     costs,
@@ -18,9 +19,8 @@ from mpitrain.layout.alternatives import (
     most_bytes,
     out_of_order,
 )
-from mpitrain.layout.memory import predict
-from mpitrain.layout.resolve import resolve
-from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.settings.resolve import resolve
 
 MODELS = {
     "llama3-8b": ("model.preset=llama3-8b",),

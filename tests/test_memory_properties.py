@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
-from mpitrain.layout.alternatives import most_bytes
-from mpitrain.layout.memory import predict
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.alternatives import most_bytes
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.settings.resolve import resolve
 
 IDLE = (  # what holds nothing, in any layout
     *("run.steps=7", "run.keep=3", "run.log_every=1", "run.trace=2", "run.verify=0.5", "run.max_skips=3"),

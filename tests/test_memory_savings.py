@@ -12,12 +12,12 @@ from conftest import EVERY
 from mpitrain import config as settings
 from mpitrain.actor.rehearsal import Rehearsal
 from mpitrain.config import Config, flatten
-from mpitrain.layout.alternatives import costs, idle_recompute, most_bytes, out_of_order
-from mpitrain.layout.link_choices import exchanged
-from mpitrain.layout.memory import predict
-from mpitrain.layout.resolve import resolve
-from mpitrain.layout.snapshot_bytes import copy_bytes
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.alternatives import costs, idle_recompute, most_bytes, out_of_order
+from mpitrain.plan.predict.link_choices import exchanged
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.settings.resolve import resolve
 
 BATCH = "batch.global=32", "batch.micro=1", "data.sequence=1024"
 MODELS = {

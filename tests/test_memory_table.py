@@ -13,10 +13,10 @@ from launch import mpirun
 from mpitrain import config as settings
 from mpitrain.cluster.resident import peak_resident, resident
 from mpitrain.commands.inspect import show_memory
-from mpitrain.layout.memory import predict
-from mpitrain.layout.memory_table import FIRST_USES, LIBRARY, compare, fit_line, parameter_line
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.memory_table import FIRST_USES, LIBRARY, compare, fit_line, parameter_line
+from mpitrain.plan.settings.resolve import resolve
 
 BF16 = "precision.compute=bf16"
 

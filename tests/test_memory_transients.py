@@ -9,11 +9,11 @@ import pytest
 from conftest import EVERY
 
 from mpitrain import config as settings
-from mpitrain.layout.alternatives import most_bytes
-from mpitrain.layout.memory import predict
-from mpitrain.layout.recompute import recompute_line
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.alternatives import most_bytes
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.settings.recompute import recompute_line
+from mpitrain.plan.settings.resolve import resolve
 
 SMALL = (
     "batch.global=4",

@@ -14,7 +14,7 @@ import sys, torch
 from mpi4py import MPI
 from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
-from mpitrain.layout.resolve import resolve
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.trainer import build_mesh
 

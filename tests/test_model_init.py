@@ -15,12 +15,12 @@ from launch import finished
 
 from mpitrain import config as settings
 from mpitrain.comm.standins.rehearsal import SilentMesh
-from mpitrain.layout.buckets import layout_of
-from mpitrain.layout.parameters import WHOLE, Shard, Spec
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.zero import initial
 from mpitrain.parallel.zero.inverse_normal import BEGIN, CHUNK, ERROR, SHIFT, Rounded, exact, table
+from mpitrain.plan.declared.parameters import WHOLE, Shard, Spec
+from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.settings.resolve import resolve
 
 # made when every element was computed exactly
 GOLDEN = Path(__file__).parent / "data" / "initial_weights.json"
@@ -363,8 +363,8 @@ def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypat
 
 MEMORY = """
 import re, sys, torch
-from mpitrain.layout.buckets import layout_of
-from mpitrain.layout.parameters import Spec
+from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.declared.parameters import Spec
 from mpitrain.parallel.zero.shards import ZeroGroup, Weights
 
 def weights_of(length):

@@ -11,9 +11,9 @@ import pytest
 from conftest import agree
 from training import of_tensors
 
-from mpitrain.layout.family import ROTARY, ModelFamily
-from mpitrain.layout.layer import ModelLayers
-from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, product_flops, residual_std, vector
+from mpitrain.plan.declared.family import ROTARY, ModelFamily
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.parameters import COLUMNS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
 WIDTH = 16
 UNITS = 24
@@ -74,7 +74,7 @@ class BiasedUnit:
         return (2 * self.width + 3 * self.units // sizes.tp) * sizes.factor * sizes.positions
 
     def working(self, sizes):
-        from mpitrain.layout.layer import Working
+        from mpitrain.plan.declared.layer import Working
 
         return Working(
             3 * sizes.stream(self.width), 3 * sizes.positions * self.units // sizes.tp * sizes.itemsize
@@ -130,8 +130,8 @@ BIASED = ModelFamily("biased", biased, attention=ROTARY)
 
 def plan_with(world_size, layout, *more):
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
     keys = (f"parallel.{word}" for word in layout.split())
     return plan_of(resolve(settings.load(None, (*SETTINGS, *keys, *more)), world_size, VOCAB))
@@ -185,7 +185,7 @@ def differences(world, plan, whole, plain, look=lambda result: []):
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
     from mpitrain.actor.rehearsal import Rehearsal
-    from mpitrain.layout.memory import predict
+    from mpitrain.plan.predict.memory import predict
     from mpitrain.training.trainer import build_mesh
 
     wrong = []

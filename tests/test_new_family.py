@@ -42,8 +42,8 @@ CASES = CASES if EVERY else covering(CASES, features, lambda case: case[0])
 
 def plan_with(world_size, layout, window):
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
     keys = [word if "." in word else f"parallel.{word}" for word in layout.split()]
     given = (*SETTINGS, f"attention.window={window}", *keys)

@@ -6,8 +6,8 @@ import pytest
 
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
-from mpitrain.layout.node_memory import require_memory
-from mpitrain.layout.resolve import resolve
+from mpitrain.plan.predict.node_memory import require_memory
+from mpitrain.plan.settings.resolve import resolve
 
 NODE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

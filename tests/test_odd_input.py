@@ -454,7 +454,7 @@ def test_training_needs_no_reader(tmp_path, read, end):
 
 
 def test_a_report_whose_console_is_gone_falls_silent(tmp_path, monkeypatch):
-    from mpitrain.layout.log_pace import LogPace
+    from mpitrain.plan.settings.log_pace import LogPace
     from mpitrain.training.run_report import RunReport
 
     read, write = os.pipe()

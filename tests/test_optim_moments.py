@@ -128,10 +128,10 @@ def test_the_second_moment_follows_small_gradients(alone, beta2):
     import torch
 
     from mpitrain.config import OptimizerTable
-    from mpitrain.layout.parameters import WHOLE, Spec
     from mpitrain.optim.optimizers.adamw import ADAMW
     from mpitrain.optim.protocol import OptimizerParts
     from mpitrain.parallel.zero.shards import ParameterShard
+    from mpitrain.plan.declared.parameters import WHOLE, Spec
 
     spec = Spec("w", (64, 64), 0.02).on(WHOLE)
     dice = torch.Generator().manual_seed(1)

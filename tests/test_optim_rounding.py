@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.layout.parameters import COLUMNS, ROWS, Shard, Spec, stack
 from mpitrain.optim.stochastic_rounding import draw, places, round_into
+from mpitrain.plan.declared.parameters import COLUMNS, ROWS, Shard, Spec, stack
 
 N = 2**20
 CPU = torch.device("cpu")

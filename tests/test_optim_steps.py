@@ -12,7 +12,7 @@ import torch
 from oracle import muon_step, sgd_step
 
 from mpitrain import config as settings
-from mpitrain.layout.resolve import resolve
+from mpitrain.plan.settings.resolve import resolve
 
 pytestmark = pytest.mark.mpi
 SETTINGS = ("model.layers=1", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=100")

@@ -62,7 +62,7 @@ OPTIMIZERS = {
 def resolved(world, name, layout, *given):
     """Return the configuration of a layout written as above."""
     from mpitrain import config
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     chosen = DEGREES | {"kv_heads": 2} | dict(word.split("=") for word in layout.split())
     tables = {"schedule": "pipeline", "transport": "comm"} | dict.fromkeys(
@@ -193,8 +193,8 @@ def test_muon_sends_an_element_at_most_once_to_where_it_is_needed_and_back(world
     Of key-value heads that are repeated one copy goes, and all get theirs back.
     """
     from mpitrain.actor.rehearsal import Rehearsal
-    from mpitrain.layout.parameters import Shard
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.declared.parameters import Shard
 
     config = resolved(world, "muon", layout)
     declared = Rehearsal(plan_of(config), world.rank).training().get("matrix", [])

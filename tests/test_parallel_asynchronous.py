@@ -39,8 +39,8 @@ def random(axis, *shape):
 def parameter(axis, *shape):
     import torch
 
-    from mpitrain.layout.parameters import Spec
     from mpitrain.parallel.zero.parameters import Parameter
+    from mpitrain.plan.declared.parameters import Spec
 
     data = random(axis, *shape)
     return Parameter(Spec("w", shape), data, torch.zeros_like(data))

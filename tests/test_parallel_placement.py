@@ -9,8 +9,8 @@ import pytest
 from launch import finished
 
 from mpitrain.errors import ConfigError
-from mpitrain.layout.sequence import SequencePlacement, placement_of
-from mpitrain.layout.traffic import Started, attention
+from mpitrain.plan.declared.traffic import Started, attention
+from mpitrain.plan.division.sequence import SequencePlacement, placement_of
 
 CASES = [
     (name, length * size, size)
@@ -120,7 +120,8 @@ def test_what_cannot_work_is_refused_with_what_would(kind, sequence, size, heads
 
 def test_settings_are_checked_without_torch():
     """A dry run on 512 ranks refuses what cannot work, and counts what is sent, without importing it."""
-    code = "import sys, mpitrain.layout.sequence, mpitrain.layout.traffic; sys.exit('torch' in sys.modules)"
+    code = "import sys, mpitrain.plan.division.sequence, mpitrain.plan.declared.traffic"
+    code += "; sys.exit('torch' in sys.modules)"
     assert finished([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

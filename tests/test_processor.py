@@ -6,8 +6,8 @@ import torch
 from mpitrain.config import Precision
 from mpitrain.kernels import attention_cpu_16bit, grouped, precision, processor, products
 from mpitrain.kernels.attention import PLAIN
-from mpitrain.layout import probabilities
 from mpitrain.model import attention_functions
+from mpitrain.plan.declared import probabilities
 
 AVX512 = {"architecture": "x86_64", "avx2": True, "avx512_f": True}
 SAPPHIRE_RAPIDS = AVX512 | {

@@ -79,7 +79,7 @@ def every():
 def resolved(layout, world):
     """Return the configuration of a layout, and its transport if all sizes use one."""
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     chosen = PARALLEL | dict(word.split("=") for word in layout.split())
     needed = 1

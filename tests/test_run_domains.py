@@ -11,9 +11,9 @@ TWO_DOMAINS = """
 import json, sys
 from pathlib import Path
 import several
-from mpitrain.layout import stages
-from mpitrain.layout.buckets import buckets_of
-from mpitrain.layout.domains import DENSE, DOMAINS, Domain
+from mpitrain.plan.division import stages
+from mpitrain.plan.division.buckets import buckets_of
+from mpitrain.plan.division.domains import DENSE, DOMAINS, Domain
 
 def buckets(*arguments):
     found = enumerate(buckets_of(*arguments))

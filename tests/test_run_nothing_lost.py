@@ -28,7 +28,7 @@ from launch import (
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.config import Config, load
 from mpitrain.errors import CheckpointError, ConfigError
-from mpitrain.layout.resolve import resolve
+from mpitrain.plan.settings.resolve import resolve
 
 SETTINGS = dict(run_steps=20, run_save_every=10, schedule_name="constant")
 

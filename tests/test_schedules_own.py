@@ -40,7 +40,7 @@ NUMBER = 7
 
 def resolved(*overrides, ranks=2):
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     return resolve(settings.load(None, ("parallel.pp=2", *overrides)), ranks, 256)
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain import config as settings
-from mpitrain.layout.buckets import layout_of
-from mpitrain.layout.pool_sizes import needed_by
-from mpitrain.layout.resolve import resolve
-from mpitrain.layout.stage_balance import balanced_split
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.model.layers.embedding_and_head import EMBEDDING
+from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.stage_balance import balanced_split
+from mpitrain.plan.predict.pool_sizes import needed_by
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules.catalog import placement
 
 

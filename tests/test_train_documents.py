@@ -38,8 +38,8 @@ def actor_of(world, *settings):
 
     from mpitrain import config
     from mpitrain.actor.actor import Actor
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
     from mpitrain.training.trainer import build_mesh
 
     if world.size not in LAYOUTS:

@@ -22,9 +22,9 @@ def divided(monkeypatch):
 
     Not the tied embedding's: the shards of its uses are added to each other.
     """
-    from mpitrain.layout import stages
-    from mpitrain.layout.buckets import buckets_of
-    from mpitrain.layout.domains import DENSE, DOMAINS, Domain
+    from mpitrain.plan.division import stages
+    from mpitrain.plan.division.buckets import buckets_of
+    from mpitrain.plan.division.domains import DENSE, DOMAINS, Domain
 
     def divide(shard, replicate):
         def buckets(*arguments):

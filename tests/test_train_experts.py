@@ -101,8 +101,8 @@ def cases(layouts):
 
 def plan_of_case(world_size, layout, variant):
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
     words = [word for word in layout.split() if "=" in word]
     keys = (f"{TABLES.get(word.split('=')[0], 'parallel')}.{word}" for word in words)

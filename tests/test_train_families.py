@@ -13,9 +13,9 @@ from oracle_families import further_loss
 from oracle_families import loss as plain_loss
 from training import of_tensors
 
-from mpitrain.layout.family import ModelFamily
-from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.layers.latent_attention import latent_heads
+from mpitrain.plan.declared.family import ModelFamily
+from mpitrain.plan.declared.layer import ModelLayers
 
 WIDTH = 16
 FFN = 24
@@ -144,12 +144,12 @@ CASES = CASES if EVERY else covering(CASES, features, lambda case: case[1])
 
 def family(config):
     """Blocks of attention of a kind, and a gated feed-forward."""
-    from mpitrain.layout.attention import head_width
     from mpitrain.model.layers.attention import Attention
     from mpitrain.model.layers.embedding_and_head import Embedding, Head
     from mpitrain.model.layers.feed_forward import FeedForward
     from mpitrain.model.layers.latent_attention import LatentAttention
     from mpitrain.model.layers.rope import rope_of
+    from mpitrain.plan.settings.attention import head_width
 
     model = config.model
     own = config.attention
@@ -212,8 +212,8 @@ def _limit(monkeypatch):
 
 def plan_with(kind, world_size, layout):
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
     keys = [word if "." in word else f"parallel.{word}" for word in layout.split()]
     own = (
@@ -295,7 +295,7 @@ def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(worl
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
     from mpitrain.actor.rehearsal import Rehearsal
-    from mpitrain.layout.memory import predict
+    from mpitrain.plan.predict.memory import predict
     from mpitrain.training.trainer import build_mesh
 
     if world.size != size:

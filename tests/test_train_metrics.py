@@ -107,7 +107,7 @@ CASES = [
 
 def resolved(world_size, settings):
     from mpitrain import config
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     words = [f"{key}={value}" for key, value in settings.items()]
     return resolve(config.load(None, words), world_size, VOCAB)

@@ -114,8 +114,8 @@ def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, comput
     import torch
 
     from mpitrain.kernels.processor import multiplied_as
-    from mpitrain.layout.activations import Activations
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.activations.kept import Activations
     from mpitrain.training.trainer import build_mesh
 
     large = (

@@ -59,7 +59,7 @@ def trained(plan, mesh):
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
-    from mpitrain.layout.memory import predict
+    from mpitrain.plan.predict.memory import predict
 
     actor = Actor(plan, mesh, torch.device("cpu"))
     losses = []
@@ -80,9 +80,9 @@ def test_any_routing_in_any_buffer(world, tmp_path, layout, pattern, buffer):
 
     from mpitrain import config as settings
     from mpitrain.comm.base.world import alone
-    from mpitrain.layout.resolve import on_one_rank, resolve
-    from mpitrain.layout.routing import RoutingTrace
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.routing import RoutingTrace
+    from mpitrain.plan.settings.resolve import on_one_rank, resolve
     from mpitrain.training.trainer import build_mesh
 
     if layout not in LAYOUTS.get(world.size, ()):
@@ -155,9 +155,9 @@ def test_any_routing_in_any_buffer(world, tmp_path, layout, pattern, buffer):
 def test_a_trace_that_does_not_fit_is_refused(tmp_path, change, words):
     from mpitrain import config as settings
     from mpitrain.errors import ConfigError
-    from mpitrain.layout.resolve import resolve
-    from mpitrain.layout.routing import RoutingTrace
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.routing import RoutingTrace
+    from mpitrain.plan.settings.resolve import resolve
 
     good = routing("spikes", (STEPS, SEQUENCES, LENGTH))
     blocks = {0: good} if change is None else dict.fromkeys(range(LAYERS), change(good))
@@ -172,8 +172,8 @@ def test_a_trace_that_does_not_fit_is_refused(tmp_path, change, words):
 def read(path):
     """Return what experts.replay = path is taken for."""
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
     return plan_of(resolve(settings.load(None, (*SETTINGS, f"experts.replay={path}")), 1, 64)).routing
 
@@ -194,7 +194,7 @@ def test_a_first_step_that_is_none_is_refused(tmp_path, first):
 
 def test_steps_are_replayed_in_their_own_place_and_others_in_turn(tmp_path):
     """A file without a first step is of a version that recorded none."""
-    from mpitrain.layout.routing import Routes, RoutingTrace
+    from mpitrain.plan.routing import Routes, RoutingTrace
 
     blocks = {
         f"blocks.{block}.ffn.router.load": routing("spikes", (4, SEQUENCES, LENGTH))
@@ -222,8 +222,8 @@ def test_steps_are_replayed_in_their_own_place_and_others_in_turn(tmp_path):
 def test_a_file_that_is_no_trace_is_refused(tmp_path, content):
     from mpitrain import config as settings
     from mpitrain.errors import ConfigError
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(ConfigError, match=r"not a routing trace; give a file that run.routing has made"):
@@ -233,9 +233,9 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content):
 def test_a_trace_that_would_not_fit_in_memory_is_refused_packed(tmp_path, monkeypatch):
     from mpitrain import config as settings
     from mpitrain.errors import ConfigError
-    from mpitrain.layout import routing as traces
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan import routing as traces
+    from mpitrain.plan.settings.resolve import resolve
 
     zeros = np.zeros((400, SEQUENCES, LENGTH, ACTIVE), np.uint16)
     np.savez_compressed(

@@ -33,7 +33,7 @@ STEPS = 2 if EVERY or len(SEEDS) > 1 else 1
 
 def config_of(name, world, dp, *extra):
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     pp = world.size // dp
     # two chunks a rank; dualpipe needs 2p microbatches
@@ -173,7 +173,7 @@ def test_other_orders_agree_in_fp64(world, name, dp, tied):
 def test_repeated_parameters_stay_the_same_bits(world):
     """Norms and repeated key-value heads are on several ranks of tp; all copies are updated alike."""
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     layout = (
         f"parallel.tp={world.size}",

@@ -16,7 +16,7 @@ CHUNKS = 3  # at most
 def config_of(world, schedule, num_microbatches, *extra):
     """A table says its own ranks, stages and microbatches; a name is told them."""
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     sizes = (f"model.layers={CHUNKS * world.size}", f"pipeline.schedule={schedule}", *extra)
     if not schedule.endswith((".txt", ".csv")):
@@ -53,7 +53,7 @@ def halves(one, other):
 @pytest.mark.parametrize(("form", "half"), halves("txt", "csv"))
 def test_a_schedule_written_as_a_table_trains_to_the_bits_of_its_name(world, tmp_path, form, half):
     from mpitrain.commands.schedule.command import Files, answer
-    from mpitrain.layout.pipeline_table import table_of
+    from mpitrain.plan.settings.pipeline_table import table_of
     from mpitrain.schedules.catalog import NAMES
 
     if world.size > 4 and not EVERY:

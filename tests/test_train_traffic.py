@@ -66,7 +66,7 @@ MODEL = [*ENDS[0], *[ONE] * LAYERS, *ENDS[1]]
 
 def resolved(world, settings):
     from mpitrain import config
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     parsed = config.load(None, (*SETTINGS, *settings))
     parallel = parsed.parallel
@@ -138,9 +138,9 @@ def check(world, settings, expected):
 
 
 def said_before(config, rank):
-    """Return what layout/link_choices.py says of data ranks, by which the way they exchange is chosen."""
-    from mpitrain.layout.link_choices import exchanged
+    """Return what predict/link_choices.py says of data ranks, by which the way they exchange is chosen."""
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.predict.link_choices import exchanged
 
     found = exchanged(plan_of(config), rank)
     return {axis: found.weights[axis] + found.gradients[axis] for axis in ("shard", "replicate")}

@@ -3,6 +3,7 @@
 Each is planted here, caught, and named.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ def verified(world, *settings):
     from mpitrain import config
     from mpitrain.comm.base.world import NOWHERE, World
     from mpitrain.commands.verify import report, verify
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     resolved = resolve(config.load(None, settings), world.size, 256)
     differences = verify(resolved, World(world, NOWHERE))
@@ -206,7 +207,7 @@ def _weight_gradients_of_a_block_dropped(patch):
 
 
 def _positions_in_another_order(patch):
-    from mpitrain.layout.plan import Plan
+    from mpitrain.plan.plan import Plan
 
     real = Plan.positions
     patch.setattr(
@@ -223,7 +224,7 @@ def _documents_forgotten_where_the_sequence_is_spread(patch):
     patch.setattr(
         ContextAttention,
         "forward",
-        lambda self, q, k, v, documents=None, *others: real(self, q, k, v, None, *others),
+        lambda self, q, k, v, request: real(self, q, k, v, replace(request, documents=None)),
     )
 
 

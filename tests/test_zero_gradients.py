@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from mpitrain.kernels.products import add_product
-from mpitrain.layout.arena import Arena
-from mpitrain.layout.buckets import layout_of
-from mpitrain.layout.parameters import Spec
 from mpitrain.model.linear import WeightGradient
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Gradient, ZeroGroup
+from mpitrain.plan.declared.parameters import Spec
+from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.predict.arena import Arena
 
 SHAPES = {"w": (48, 32), "v": (40,), "none": (64, 32), "again": (48, 32)}
 

@@ -49,7 +49,7 @@ def resolved(world, *settings):
     Microbatches are pairs of sequences where enough are left, unless `settings` say their size.
     """
     from mpitrain import config
-    from mpitrain.layout.resolve import resolve
+    from mpitrain.plan.settings.resolve import resolve
 
     parsed = config.load(None, (*SETTINGS, *settings))
     parallel = parsed.parallel
@@ -151,8 +151,8 @@ def one_step(world, *settings):
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
-    from mpitrain.layout.memory import predict
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.predict.memory import predict
     from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, *settings)

@@ -128,8 +128,8 @@ def weights(name):
 def plan(name):
     """Return the plan of a model on one rank."""
     from mpitrain import config as settings
-    from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
 
     *_, family, tables = MODELS[name]
     sizes = {

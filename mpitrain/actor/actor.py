@@ -35,11 +35,6 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
 from mpitrain.kernels.compiled import functions_of
-from mpitrain.layout.layer import is_loss
-from mpitrain.layout.plan import Plan
-from mpitrain.layout.pool_sizes import EVALUATION, TRAINING, needed_by
-from mpitrain.layout.routing import Routes
-from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
 from mpitrain.model.build_context import BuildContext
 from mpitrain.optim.expert_bias import inequality
@@ -49,6 +44,11 @@ from mpitrain.optim.optimizer import optimizer_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.walk import Walk, run, run_together
 from mpitrain.parallel.zero.shards import Weights, reserve, shardings_of
+from mpitrain.plan.declared.layer import is_loss
+from mpitrain.plan.division.stages import StagePlan
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.pool_sizes import EVALUATION, TRAINING, needed_by
+from mpitrain.plan.routing import Routes
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.lowering.needs import partner
 

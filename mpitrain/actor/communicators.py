@@ -6,7 +6,7 @@ from mpitrain.cluster.limit import Limit
 from mpitrain.comm.base.world import NOWHERE, Communicator, StatusReporter
 from mpitrain.comm.device.gpu_support import STAGED, Way
 from mpitrain.comm.mesh import Mesh
-from mpitrain.layout.plan import Plan
+from mpitrain.plan.plan import Plan
 
 
 def build_mesh(

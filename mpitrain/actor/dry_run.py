@@ -23,7 +23,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.prediction import predicted
 from mpitrain.comm.standins.recipe import At, Event, Start
 from mpitrain.errors import MessageError
-from mpitrain.layout.plan import Plan
+from mpitrain.plan.plan import Plan
 from mpitrain.schedules.actions import COMPUTE, Action
 
 SHARES = {"F": 1 / 3, "B": 2 / 3, "I": 1 / 3, "W": 1 / 3}  # of the FLOPs of a training step

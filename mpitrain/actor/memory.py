@@ -1,11 +1,11 @@
-"""What a rank holds, read from what it has allocated; what it was to hold says layout/memory.py."""
+"""What a rank holds, read from what it has allocated; what it was to hold says plan/predict/memory.py."""
 
 from collections.abc import Sequence
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.memory_meter import Watch
-from mpitrain.layout.memory import MemoryUsage
 from mpitrain.parallel.zero.shards import Gradient
+from mpitrain.plan.predict.memory import MemoryUsage
 
 
 def measure(actor: Actor, watch: Watch) -> MemoryUsage:

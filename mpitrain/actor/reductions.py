@@ -24,8 +24,8 @@ from mpitrain.actor.stage_state import BucketState, StageState
 from mpitrain.comm.collectives import all_reduce, reduce_scatter
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
-from mpitrain.layout.gradient_accumulation import added_to, completed_by, group_of, summed_in
 from mpitrain.parallel.zero.shards import Gradient, ParameterShard, pieces_of
+from mpitrain.plan.division.gradient_accumulation import added_to, completed_by, group_of, summed_in
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
@@ -35,7 +35,7 @@ class Gradients:
 
     counted: those of them that count for the norm and are saved here; each element of the model is
     counted by one rank.
-    waits: see Needed in layout/pool_sizes.py.
+    waits: see Needed in plan/predict/pool_sizes.py.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Gradients:
 
     def _make_room(self) -> None:
         """Wait for the reductions in whose memory the next buffers may lie, as many as the plan
-        says (layout/pool_sizes.py).
+        says (plan/predict/pool_sizes.py).
         """
         while self._num_reduced < self._waits[self._takings]:
             self._reducing.popleft().wait()

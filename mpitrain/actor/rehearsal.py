@@ -27,16 +27,16 @@ from mpitrain.comm.base.wire import sent_bytes, sent_over_nodes, transport_on_a_
 from mpitrain.comm.standins.recipe import At, Event, Start, encoded
 from mpitrain.comm.standins.rehearsal import Script, SilentMesh
 from mpitrain.config import Config
-from mpitrain.layout.formatting import aligned, megabytes
-from mpitrain.layout.plan import Plan
-from mpitrain.layout.stages import StagePlan
-from mpitrain.layout.traffic import Started
 from mpitrain.model.blocks import Blocks, built, joined
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.microbatch import Context, Microbatch
 from mpitrain.parallel.walk import Item, Later, Residual, Shape, Walk, WeightGradients
+from mpitrain.plan.declared.formatting import aligned, megabytes
+from mpitrain.plan.declared.traffic import Started
+from mpitrain.plan.division.stages import StagePlan
+from mpitrain.plan.plan import Plan
 
 META = torch.device("meta")  # shapes without memory
 

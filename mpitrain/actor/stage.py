@@ -8,8 +8,6 @@ import torch
 from mpitrain.actor.contexts import Contexts
 from mpitrain.actor.stage_state import StageState
 from mpitrain.kernels.streams import streams_of
-from mpitrain.layout.routing import Routes
-from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.offload import OffloadStore
@@ -18,6 +16,8 @@ from mpitrain.parallel.microbatch import Context, KeepAll, Keeping, Microbatch, 
 from mpitrain.parallel.walk import Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Weights, ZeroGroup
+from mpitrain.plan.division.stages import StagePlan
+from mpitrain.plan.routing import Routes
 
 
 def assemble(

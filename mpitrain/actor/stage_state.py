@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import torch
 
 from mpitrain.kernels.precision import TYPES, rounds_products
-from mpitrain.layout.buckets import Bucket as Plan
-from mpitrain.layout.buckets import layout_of
-from mpitrain.layout.domains import COUNTED
-from mpitrain.layout.parameters import Shard, Spec
-from mpitrain.layout.stages import StagePlan
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Gradient, Weights, ZeroGroup
 from mpitrain.parallel.zero.tree_accumulation import TreeGradient
+from mpitrain.plan.declared.parameters import Shard, Spec
+from mpitrain.plan.division.buckets import Bucket as Plan
+from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.domains import COUNTED
+from mpitrain.plan.division.stages import StagePlan
 
 
 @dataclass

@@ -500,6 +500,17 @@ class Guard:
             with suppress(OSError):
                 self._watchdog.send(watchdog.LEAVES + b"0 " + text.encode())
 
+    def answer(self, error: BaseException, report: Callable[[MpitrainError], None]) -> int:
+        """Return the exit code of an error that all ranks have, when `report` has shown it on the first.
+
+        Any other ends the whole job.
+        """
+        error = library_fault(error) or error
+        if not (isinstance(error, MpitrainError) and error.everywhere):
+            self.fail(error)
+        report(error)
+        return error.exit_code
+
     def fail(self, error: BaseException) -> None:
         """Report what happened to this rank, and end the whole job; does not return."""
         try:
@@ -594,11 +605,7 @@ def guarded(body: Callable[[Guard], int], report: Callable[[MpitrainError], None
     try:
         code = body(guard)
     except BaseException as error:
-        error = library_fault(error) or error
-        if not (isinstance(error, MpitrainError) and error.everywhere):
-            guard.fail(error)
-        report(error)
-        code = error.exit_code
+        code = guard.answer(error, report)
     guard.leave(code)
     return code
 

@@ -30,8 +30,8 @@ from mpitrain.comm.base.world import World
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import CheckpointError
-from mpitrain.layout.optimizers import GROUPS, num_moments
-from mpitrain.layout.plan import Plan
+from mpitrain.plan.declared.optimizers import GROUPS, num_moments
+from mpitrain.plan.plan import Plan
 
 SKEW_S = 1.0  # clocks that differ by more make logs unreadable, and times of files wrong
 SLOW = 0.5  # of the median of an axis

@@ -30,7 +30,7 @@ from mpitrain.cluster.lock import Lock, read_owner
 from mpitrain.config import Config, parse_resolved, plugins_of, to_toml_with_derived
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, shown
-from mpitrain.layout.identity import identity
+from mpitrain.plan.settings.identity import identity
 
 DRAWN = ("trace.json", "loads.svg", "routing.npz")
 FILES = ("config.toml", "metrics.jsonl", "ends.jsonl", "metrics.jsonl.damaged", *DRAWN, LOCK)

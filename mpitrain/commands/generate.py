@@ -23,13 +23,13 @@ from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import DESCRIPTION, describe
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.inputs import kind_of, obeyed, shown
-from mpitrain.layout.node_memory import require_memory
-from mpitrain.layout.plan import Plan
-from mpitrain.layout.resolve import on_one_rank, resolve
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.walk import run
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.node_memory import require_memory
+from mpitrain.plan.settings.resolve import on_one_rank, resolve
 from mpitrain.training.machine.device_placement import set_threads
 
 

@@ -14,7 +14,9 @@ from mpitrain.config import Config, Parallel
 from mpitrain.data.tokenizer import separator, tokenizer_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
-from mpitrain.layout.alternatives import (
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.alternatives import (
     by_recompute,
     by_stage,
     costs,
@@ -23,15 +25,13 @@ from mpitrain.layout.alternatives import (
     out_of_order,
     zero_line,
 )
-from mpitrain.layout.idle import idle_settings
-from mpitrain.layout.link_choices import left_open
-from mpitrain.layout.memory import predict
-from mpitrain.layout.memory_table import fit_line, parameter_line, table_of_usage
-from mpitrain.layout.plan import Plan
-from mpitrain.layout.recompute import recompute_line
-from mpitrain.layout.resolve import resolve
-from mpitrain.layout.snapshot_bytes import copy_bytes
-from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.link_choices import left_open
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.memory_table import fit_line, parameter_line, table_of_usage
+from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.settings.idle import idle_settings
+from mpitrain.plan.settings.recompute import recompute_line
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules.actions import Action, format_program
 from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
 from mpitrain.schedules.proof.check import Proof
@@ -51,7 +51,7 @@ def planned(
 ) -> Plan:
     """Read a configuration and plan it for a number of ranks.
 
-    num_nodes, node_ranks: as resolve() of layout/resolve.py takes them.
+    num_nodes, node_ranks: as resolve() of plan/settings/resolve.py takes them.
     """
     return _plan_of(settings.load(path, overrides), num_ranks, num_nodes, node_ranks)
 

@@ -27,12 +27,12 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.commands.inspect import planned
 from mpitrain.config import AttentionTable, Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED
-from mpitrain.layout.pipeline_table import num_microbatches, placement_in, table_of
-from mpitrain.layout.plan import Plan
-from mpitrain.layout.resolve import on_one_rank
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.zero.shards import ParameterShard
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.settings.pipeline_table import num_microbatches, placement_in, table_of
+from mpitrain.plan.settings.resolve import on_one_rank
 from mpitrain.training.machine import compiler
 from mpitrain.training.trainer import build_mesh
 

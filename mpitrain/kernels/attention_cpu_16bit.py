@@ -24,7 +24,7 @@ import torch
 
 from mpitrain.kernels.precision import wide
 from mpitrain.kernels.processor import multiplied_as
-from mpitrain.layout import probabilities
+from mpitrain.plan.declared import probabilities
 
 ROWS = {2: probabilities.ROWS, 4: 64, 8: 64}  # queries of a piece, by bytes of a number
 # keys from which on a piece of 16-bit queries, whose head shares its keys with no other, has twice

@@ -14,7 +14,7 @@ import torch
 
 from mpitrain.kernels.attention import PLAIN, AttentionRequest
 from mpitrain.kernels.precision import wide
-from mpitrain.layout.probabilities import ROWS
+from mpitrain.plan.declared.probabilities import ROWS
 
 INFINITY = math.inf
 

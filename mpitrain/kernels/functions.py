@@ -19,7 +19,7 @@ import torch
 
 from mpitrain.kernels.gates import SILU, Gate, GatedProduct
 from mpitrain.kernels.precision import wide
-from mpitrain.layout.probabilities import LOGITS, LOGITS_ON_A_DEVICE
+from mpitrain.plan.declared.probabilities import LOGITS, LOGITS_ON_A_DEVICE
 
 LOG2_E = math.log2(math.e)
 Tensor = torch.Tensor

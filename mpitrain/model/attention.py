@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import torch
 
 from mpitrain.kernels.attention import PLAIN, AttentionRequest
-from mpitrain.layout.traffic import Traffic
 from mpitrain.model.build_context import BuildContext, Heads
 from mpitrain.model.kv_history import attend
 from mpitrain.model.layers.attention import Attention as Layer
@@ -22,6 +21,7 @@ from mpitrain.parallel.context.attention import ContextAttention
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, Item, Later, Residual, Shape, Walk, WeightGradients, sends
 from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.plan.declared.traffic import Traffic
 
 
 def attention(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:

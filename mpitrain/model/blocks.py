@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from mpitrain.layout.layer import Placed
-from mpitrain.layout.stages import StagePlan
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.recompute import Recomputed
 from mpitrain.parallel.walk import Item
 from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.plan.declared.layer import Placed
+from mpitrain.plan.division.stages import StagePlan
 
 Blocks = list[list[Item]]
 

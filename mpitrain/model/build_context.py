@@ -11,7 +11,6 @@ from mpitrain.kernels.attention import AttentionRequest, Kernel, choose
 from mpitrain.kernels.attention_window import BLOCK
 from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.kernels.precision import TYPES
-from mpitrain.layout.plan import Plan
 from mpitrain.model.layers.rope import Rope
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import NormSegment
@@ -20,6 +19,7 @@ from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.context.attention import ContextAttention, context_attention
 from mpitrain.parallel.walk import Item, Residual
 from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.plan.plan import Plan
 
 SEQUENCE = 1  # dim of activations [B, T, D]
 

@@ -17,13 +17,13 @@ from mpitrain.comm.collectives import all_gather
 from mpitrain.data.documents import IGNORED
 from mpitrain.kernels.functions import Functions
 from mpitrain.kernels.products import product
-from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.linear import WeightGradient
 from mpitrain.model.segment import Segment, Tape, norm_segment
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.plan.declared.traffic import Started, Traffic
 
 
 def embedding(weight: Parameter, site: BuildContext, scale: float = 1.0) -> list[Item]:

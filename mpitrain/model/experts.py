@@ -23,8 +23,6 @@ from torch.nn import functional
 from mpitrain.comm.collectives import all_reduce
 from mpitrain.kernels.grouped import add_sums, grouped_product, of_rows
 from mpitrain.kernels.precision import wide
-from mpitrain.layout.dispatch import dispatch_of
-from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model import router
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
@@ -36,6 +34,8 @@ from mpitrain.parallel.expert.hierarchical import Hierarchical
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, Begun, Item, Later, Residual, Shape, Walk, WeightGradients, run
 from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.plan.declared.traffic import Started, Traffic
+from mpitrain.plan.settings.dispatch import dispatch_of
 
 
 def experts(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:

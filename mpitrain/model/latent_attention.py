@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from mpitrain.layout.traffic import Traffic
 from mpitrain.model.attention import Core, Output, attended
 from mpitrain.model.build_context import BuildContext, Heads
 from mpitrain.model.layers.latent_attention import LatentAttention as Layer
@@ -20,6 +19,7 @@ from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Residual, Shape
 from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.plan.declared.traffic import Traffic
 
 
 def latent_attention(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:

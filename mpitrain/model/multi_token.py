@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 
 from mpitrain.kernels.precision import wide
-from mpitrain.layout.traffic import Traffic
 from mpitrain.model import embedding_and_head
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.layers.embedding_and_head import EMBEDDING
@@ -24,6 +23,7 @@ from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Shape, Walk, backward, forward, sends
 from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.plan.declared.traffic import Traffic
 
 
 def multi_token(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:

@@ -9,7 +9,7 @@ Their gradients are how many tokens of a step have chosen each expert.
 They are neither divided by tokens nor clipped: rounded, an expert with the mean load would seem to
 have more, or less. A vector of at most BLOCK elements is never cut by ZeRO, so that its mean is
 here. Where precision.reduce rounds gradients on their way, or precision.compute weights, they have
-buckets of their own, which aren't rounded (layout/domains.py).
+buckets of their own, which aren't rounded (plan/division/domains.py).
 """
 
 import math

@@ -30,10 +30,10 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_to_all_v
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
-from mpitrain.layout.buckets import layout_of
-from mpitrain.layout.domains import DENSE
-from mpitrain.layout.parameters import Spec
-from mpitrain.layout.stages import StagePlan
+from mpitrain.plan.declared.parameters import Spec
+from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.domains import DENSE
+from mpitrain.plan.division.stages import StagePlan
 
 
 class MatrixPart(NamedTuple):

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 import torch
 
-from mpitrain.layout.buckets import BLOCK
+from mpitrain.plan.division.buckets import BLOCK
 
 PARTS = 40  # numbers that any exact sum of fp64 numbers fits in: 2098 bits, 53 each
 # 2^-1074, the least fp64 number, has its first bit 52 places above its last one, as if it had so

@@ -7,14 +7,14 @@ import torch
 
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
-from mpitrain.layout.domains import domains_of
-from mpitrain.layout.optimizers import optimizer_kind
-from mpitrain.layout.stages import StagePlan
 from mpitrain.optim.expert_bias import Balanced
 from mpitrain.optim.matrices import MatrixRound, deal, holdings
 from mpitrain.optim.offload import Offloaded
 from mpitrain.optim.protocol import Optimizer, OptimizerParts
 from mpitrain.parallel.zero.shards import ParameterShard
+from mpitrain.plan.declared.optimizers import optimizer_kind
+from mpitrain.plan.division.domains import domains_of
+from mpitrain.plan.division.stages import StagePlan
 
 
 def optimizer_of(

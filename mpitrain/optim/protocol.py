@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 
 from mpitrain.config import OptimizerTable
-from mpitrain.layout.optimizers import OptimizerKind
 from mpitrain.optim.matrices import MatrixRound
 from mpitrain.parallel.zero.shards import ParameterShard
+from mpitrain.plan.declared.optimizers import OptimizerKind
 
 
 class Optimizer(Protocol):

@@ -25,7 +25,7 @@ import hashlib
 
 import torch
 
-from mpitrain.layout.parameters import Spec
+from mpitrain.plan.declared.parameters import Spec
 
 MULTIPLIERS = 0x7FEB352D, 0x846CA68B
 LOW = 0xFFFF  # what fp32 has and bf16 hasn't

@@ -25,9 +25,9 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.base.buffers import flat, sum_in_order
 from mpitrain.comm.collectives import shift
 from mpitrain.comm.progress import Pending
-from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Shape, Walk
+from mpitrain.plan.declared.traffic import Started, Traffic
 
 TOKENS = -2  # dim of [B, T, D] and of [B, H, T, C]
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]

@@ -10,9 +10,9 @@ import torch
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from mpitrain.comm.progress import Pending
-from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Later, Shape, Walk
+from mpitrain.plan.declared.traffic import Started, Traffic
 
 
 def _copy(x: torch.Tensor, axis: Axis) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from mpitrain.kernels.functions import EAGER, Functions
-from mpitrain.layout.routing import Routes
+from mpitrain.plan.routing import Routes
 
 
 @dataclass(frozen=True)

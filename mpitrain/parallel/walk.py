@@ -35,9 +35,9 @@ from typing import Any, Protocol
 import torch
 
 from mpitrain.comm.progress import Pending
-from mpitrain.layout.traffic import Traffic
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.plan.declared.traffic import Traffic
 
 Walk = Generator["Pending | Turn | None", Any, Any]
 # of the residual stream at some item: sequences, positions on this rank, width

@@ -36,10 +36,10 @@ from mpitrain.comm.standins.recipe import Event, decoded
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
 from mpitrain.errors import DONE, InputError, MessageError
-from mpitrain.layout.formatting import aligned, megabytes
-from mpitrain.layout.plan import Plan
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.declared.formatting import aligned, megabytes
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.tokenizing import OneTokenizer
 

@@ -43,13 +43,13 @@ from mpitrain.data.tokens import (
 )
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly
 from mpitrain.inputs import is_there, kind_of, shown
-from mpitrain.layout.alternatives import zero_line
-from mpitrain.layout.idle import idle_settings
-from mpitrain.layout.log_pace import log_pace
-from mpitrain.layout.node_memory import require_memory
-from mpitrain.layout.plan import Plan
-from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.alternatives import zero_line
+from mpitrain.plan.predict.node_memory import require_memory
+from mpitrain.plan.settings.idle import idle_settings
+from mpitrain.plan.settings.log_pace import log_pace
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.going_on import change_of_rate, order_of, prompt_for
 from mpitrain.training.replay.record_request import RecordRequest

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mpitrain.inputs import printable
-from mpitrain.layout.log_pace import LogPace
+from mpitrain.plan.settings.log_pace import LogPace
 
 
 class RunReport:

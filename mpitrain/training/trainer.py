@@ -7,7 +7,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,16 +37,16 @@ from mpitrain.data.order import Sampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError, StoppedEarly
 from mpitrain.inputs import as_argument
-from mpitrain.layout.alternatives import costs, idle_here
-from mpitrain.layout.log_pace import log_pace
-from mpitrain.layout.memory import predict
-from mpitrain.layout.memory_table import compare
-from mpitrain.layout.recompute import recompute_line
-from mpitrain.layout.routing import joined
-from mpitrain.layout.snapshot_bytes import copy_bytes
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.parallel.microbatch import Microbatch
+from mpitrain.plan.predict.alternatives import costs, idle_here
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.memory_table import compare
+from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.routing import joined
+from mpitrain.plan.settings.log_pace import log_pace
+from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.training import expert_loads
 from mpitrain.training.checks.checks import Checks
 from mpitrain.training.checks.comm_report import Ledger
@@ -69,7 +70,16 @@ from mpitrain.training.saving.saver import saver_of
 
 
 def run(opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None) -> int:
-    """Train what was opened, and return the exit code.
+    """Train what was opened, and return the exit code. Collective over `world`; raises as built() does."""
+    with built(opened, world, guard, record) as trainer:
+        return trainer.train()
+
+
+@contextmanager
+def built(
+    opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None
+) -> Iterator["Trainer"]:
+    """Make the communicators and the model, and free the communicators in the end.
 
     Collective over `world`.
     record: which rank and step to write to a file.
@@ -90,13 +100,12 @@ def run(opened: PreparedRun, world: World, guard: Guard, record: RecordRequest |
         mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
     place.name(f"{mesh} on {os.uname().nodename}", limit.seconds)
     try:
-        code = _built(opened, world, mesh, placement, guard, limit, report, record).train()
+        yield _built(opened, world, mesh, placement, guard, limit, report, record)
     except StoppedEarly:
         mesh.free()
         raise
     with place.at("end", "freeing the communicators", WAITING):
         mesh.free()
-    return code
 
 
 def _built(
@@ -133,7 +142,10 @@ def _built(
 
 
 class Trainer:
-    """The loop of one rank. `step` is the number of steps done."""
+    """The loop of one rank.
+
+    step: the number of steps done.  code: the exit code, when the run is over before run.steps.
+    """
 
     def __init__(
         self,
@@ -171,6 +183,7 @@ class Trainer:
             min(asked, self.corpora.validation.num_sequences) if self.corpora.by_documents else asked
         )
         self.step = self.tokens = self.updates = self.skipped = 0
+        self.code: int | None = None
         self.skipped_in_a_row = 0
         self.last_words = ""
         self.urgency = STAY
@@ -192,7 +205,18 @@ class Trainer:
     # ------------------------------------------------------------ the loop
 
     def train(self) -> int:
-        """Run the steps that are left; return the exit code."""
+        """Run the steps that are left; return the exit code, the same on all ranks."""
+        self.begin()
+        with self.report:
+            for _ in self.steps():
+                pass
+        return self.finish()
+
+    def begin(self) -> None:
+        """Say what is trained, and settle which steps are traced, recorded and measured.
+
+        Collective over all ranks; raises StoppedEarly.
+        """
         self._announce()
         if self.config.run.compile and self.step < self.config.run.steps:
             practise(self.actor, self.step + 1, self._microbatches(self.corpora.train, self.step))
@@ -202,8 +226,21 @@ class Trainer:
         self.recorder.steps = range(first, min(first + self.config.run.trace, self.config.run.steps + 1))
         last = min(self.step + self.config.run.routing, self.config.run.steps)
         self.to_record = range(self.step + 1, last + 1)
-        with self.report:
-            code = self._steps()
+
+    def steps(self) -> Iterator[dict]:
+        """Run the steps that are left, each when it is asked for, and yield its line of metrics.jsonl.
+
+        Collective over all ranks.
+        """
+        if self.step == 0:
+            self._log({"step": 0, **self.validate()})
+        self.guard.begin_steps()
+        while self.step < self.config.run.steps and self.code is None:
+            yield self._one_step()
+
+    def finish(self) -> int:
+        """Say how it went, after the last step; return the exit code. Collective over all ranks."""
+        code = DONE if self.code is None else self.code
         self.place.enter("end", "telling how it went")
         self.report.say(self.rundir.lost())
         if self.urgency == HURRY:
@@ -237,18 +274,8 @@ class Trainer:
         self.report.say(self.checks.describe())
         return DONE
 
-    def _steps(self) -> int:
-        """Run the steps that are left; return the exit code, the same on all ranks."""
-        if self.step == 0:
-            self._log({"step": 0, **self._validate()})
-        self.guard.begin_steps()
-        code = None
-        while self.step < self.config.run.steps and code is None:
-            code = self._one_step()
-        return DONE if code is None else code
-
-    def _one_step(self) -> int | None:
-        """Run a step, validate, save and log as is due; return the exit code if it was the last one."""
+    def _one_step(self) -> dict:
+        """Run a step, validate, save and log as is due; return its line."""
         step = self.step + 1
         self.leaving.begin_step()
         self.ledger.begin()
@@ -273,7 +300,8 @@ class Trainer:
             # complete: what a rollback computes again isn't traced again
             self.recorder.steps = range(0)
         self.leaving.end_step(self.saver.last.took_s)
-        return self._check_and_save(result, line.get("val_loss"))
+        self.code = self._check_and_save(result, line.get("val_loss"))
+        return line
 
     def _compute(self, step: int, lr: float) -> StepResult:
         """Read the tokens of a step and run it, recorded and checked as is due."""
@@ -315,7 +343,7 @@ class Trainer:
         due = self.step == run.steps or (run.eval_every and self.step % run.eval_every == 0)
         if not due or self.urgency == HURRY:
             return {}
-        line: dict[str, Any] = self._validate()
+        line: dict[str, Any] = self.validate()
         if self.config.experts.count:
             mine = expert_loads.shares(self.actor)
             every = self.world.all_gather("the loads of experts", mine)
@@ -448,7 +476,7 @@ class Trainer:
         begin = step * batch.global_ + self.mesh["dp"].rank * local
         return range(begin, begin + local)
 
-    def _validate(self) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """Return the mean loss over the validation sequences, none of them twice.
 
         Nothing if a rank is in a hurry before all are computed.

@@ -16,7 +16,7 @@ from mpitrain.commands.ckpt.steps import steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.errors import DONE, FAILED, CheckpointError
 from mpitrain.inputs import shown
-from mpitrain.layout.formatting import aligned
+from mpitrain.plan.declared.formatting import aligned
 
 MOST_SHOWN = 40
 READ_BYTES = 1 << 24  # of each at once

@@ -17,7 +17,7 @@ from mpitrain.data.corpus_files import named
 from mpitrain.data.permutation import SORTED
 from mpitrain.errors import DONE, FAILED, CheckpointError
 from mpitrain.inputs import as_argument, listed, shown
-from mpitrain.layout.formatting import aligned
+from mpitrain.plan.declared.formatting import aligned
 
 MOST_SHOWN = 1000  # steps
 MODEL = ("family", "layers", "width", "heads", "kv_heads", "ffn", "vocab", "tied")

@@ -17,7 +17,7 @@ from mpitrain.commands.inspect import MOST_RANKS, planned
 from mpitrain.commands.job.schedulers import SCHEDULERS, JobRequest, Scheduler
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import is_one_line, is_there, read_file, shown
-from mpitrain.layout.plan import Plan
+from mpitrain.plan.plan import Plan
 
 LOGS = "run.logs=true"  # a job's ranks write where they can be read later
 MOST_BYTES = 1 << 24  # of a script that is there already

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
-from mpitrain.layout.pipeline_table import schedule_of
+from mpitrain.plan.settings.pipeline_table import schedule_of
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.catalog import chunks_of

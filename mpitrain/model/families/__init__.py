@@ -1,4 +1,4 @@
-"""Families of models: each an object in a file, found there by its kind (layout/family.py).
+"""Families of models: each an object in a file, found there by its kind (plan/declared/family.py).
 
 llama   qwen3   mixtral   gpt_oss   deepseek        sparse: which blocks have experts
 names: of weights in other formats, which families share

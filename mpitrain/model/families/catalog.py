@@ -1,9 +1,9 @@
 """The plan of a configuration, with the layers that its family has."""
 
 from mpitrain.config import Config
-from mpitrain.layout.family import family_of
-from mpitrain.layout.plan import Plan
 from mpitrain.model.layers.multi_token import with_further_tokens
+from mpitrain.plan.declared.family import family_of
+from mpitrain.plan.plan import Plan
 
 
 def plan_of(config: Config) -> Plan:

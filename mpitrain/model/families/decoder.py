@@ -8,14 +8,14 @@ from typing import Any
 
 from mpitrain.config import Config
 from mpitrain.kernels.gates import SILU, Gate
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.layer import Layer, ModelLayers
-from mpitrain.layout.parameters import NormKind
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.model.layers.norm_behind import NormBehind
 from mpitrain.model.layers.rope import Rope, rope_of
+from mpitrain.plan.declared.layer import Layer, ModelLayers
+from mpitrain.plan.declared.parameters import NormKind
+from mpitrain.plan.settings.attention import head_width
 
 
 def decoder(

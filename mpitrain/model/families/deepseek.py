@@ -3,14 +3,24 @@
 Latent attention; experts, some of which all tokens meet, behind a few dense blocks.
 """
 
+from typing import Any
+
+import numpy as np
+
 from mpitrain.config import Config
-from mpitrain.layout.attention import head_width
-from mpitrain.layout.family import ALL_ALIKE, ROTARY, ModelFamily
-from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.decoder import with_ends
+from mpitrain.model.families.fields import read_eps, read_rope, read_silu, read_sizes, write_rope, write_sizes
+from mpitrain.model.families.names import BLOCK, DENSE, HUGGING_FACE, ROUTED, in_block
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.latent_attention import LatentAttention, latent_heads
 from mpitrain.model.layers.rope import rope_of
+from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily
+from mpitrain.plan.declared.hugging_face import Fields, ModelType, Stored, Views
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.settings.attention import head_width
+
+_GATED = ("gate", "up", "down")
+_PLAIN_HEADS = ("q.weight", "k.weight", "v.weight")  # which latent attention hasn't
 
 
 def _deepseek_v3(config: Config) -> ModelLayers:
@@ -23,6 +33,128 @@ def _deepseek_v3(config: Config) -> ModelLayers:
     )
     return with_ends(config, sparse_blocks(config, [attention], model.eps))
 
+
+def _read_deepseek_v3(fields: Fields) -> None:
+    read_sizes(fields)
+    if fields.keys.pop("model.kv_heads") != fields.keys["model.heads"]:
+        fields.refuse("num_key_value_heads", "latent attention has keys for each of num_attention_heads")
+    fields.lines = [line for line in fields.lines if not line.startswith("model.kv_heads")]
+    read_silu(fields)
+    _read_latent(fields)
+    read_eps(fields, 1e-6)
+    fields.only("attention_bias", False)
+    fields.only("rope_interleave", True)
+    fields.integer("first_k_dense_replace", 3, least=0, to="experts.first")
+    fields.only("moe_layer_freq", 1)
+    fields.integer("n_routed_experts", 256, to="experts.count")
+    fields.integer("num_experts_per_tok", 8, to="experts.active")
+    fields.integer("n_shared_experts", 1, least=0, to="experts.shared", null=0)
+    fields.integer("moe_intermediate_size", 2048, to="experts.width")
+    fields.integer("n_group", 8, to="experts.groups")
+    fields.integer("topk_group", 4, to="experts.groups_active")
+    fields.flag("norm_topk_prob", True, to="experts.normalised")
+    fields.number("routed_scaling_factor", 2.5, to="experts.scale")
+    fields.only("scoring_func", "sigmoid")
+    fields.only("topk_method", "noaux_tc")
+    # of training alone, or the experts again
+    fields.take_no_notice("aux_loss_alpha", "seq_aux", "ep_size", "num_local_experts")
+
+
+def _read_latent(fields: Fields) -> None:
+    """Read the sizes of heads and their positions. YaRN multiplies all scores by one factor here."""
+    fields.integer("qk_nope_head_dim", 128, to="attention.head_width")
+    rotary = fields.integer("qk_rope_head_dim", 64, to="attention.rotary_width")
+    fields.integer("v_head_dim", 128, to="attention.value_width")
+    fields.integer("kv_lora_rank", 512, to="attention.kv_rank")
+    fields.integer("q_lora_rank", 1536, least=0, to="attention.q_rank", null=0)
+    fields.only("head_dim", rotary)
+    fields.only("qk_head_dim", rotary + fields.keys["attention.head_width"])
+    read_rope(fields, 10_000.0)
+    if "attention.yarn_factor" not in fields.keys:
+        return
+    name = "rope_scaling" if fields.tree.get("rope_scaling") else "rope_parameters"
+    rope = fields.tree[name]
+    sharper = rope.get("mscale_all_dim")
+    if not sharper or rope.get("mscale") != sharper or rope.get("attention_factor") is not None:
+        fields.refuse(name, "needed mscale and mscale_all_dim, equal, and no attention_factor")
+    fields.give("attention.yarn_mscale", float(sharper), f"{name}.mscale_all_dim")
+
+
+def _write_deepseek_v3(config: Config) -> dict[str, Any]:
+    own = config.attention
+    experts = config.experts
+    rope = write_rope(config)
+    if rope["rope_scaling"] and "factor" in rope["rope_scaling"]:
+        rope["rope_scaling"].pop("attention_factor", None)
+        rope["rope_scaling"] |= dict(mscale=own.yarn_mscale, mscale_all_dim=own.yarn_mscale)
+    return dict(
+        write_sizes(config),
+        **rope,
+        hidden_act="silu",
+        rms_norm_eps=config.model.eps,
+        attention_bias=False,
+        rope_interleave=True,
+        qk_nope_head_dim=head_width(config),
+        qk_rope_head_dim=own.rotary_width,
+        v_head_dim=own.value_width,
+        kv_lora_rank=own.kv_rank,
+        q_lora_rank=own.q_rank or None,
+        first_k_dense_replace=experts.first,
+        n_routed_experts=experts.count,
+        num_experts_per_tok=experts.active,
+        n_shared_experts=experts.shared,
+        moe_intermediate_size=experts.width,
+        n_group=experts.groups,
+        topk_group=experts.groups_active,
+        norm_topk_prob=experts.normalised,
+        routed_scaling_factor=experts.scale,
+        num_nextn_predict_layers=0,
+    )
+
+
+def _pairs_of_halves(ours: np.ndarray, theirs: np.ndarray, group: int, rotary: int) -> Views:
+    """Return views of rows in groups, of each of which the last `rotary` are halves here, pairs there."""
+    ours, theirs = (x.reshape(-1, group, x.shape[-1]) for x in (ours, theirs))
+    plain = group - rotary
+    halves = ours[:, plain:].reshape(len(ours), 2, rotary // 2, -1)
+    pairs = theirs[:, plain:].reshape(len(ours), rotary // 2, 2, -1).swapaxes(1, 2)
+    return [(ours[:, :plain], theirs[:, :plain]), (halves, pairs)]
+
+
+def _queries(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+    rotary = config.attention.rotary_width
+    return _pairs_of_halves(ours, theirs, head_width(config) + rotary, rotary)
+
+
+def _keys(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+    return _pairs_of_halves(ours, theirs, len(ours), config.attention.rotary_width)
+
+
+def _name_of_queries(config: Config) -> str:
+    return f"{BLOCK}self_attn.{'q_b_proj' if config.attention.q_rank else 'q_proj'}.weight"
+
+
+_NAMES = (
+    {
+        ours: theirs
+        for ours, theirs in DENSE.items()
+        if not ours.endswith(("q.weight", "k.weight", "v.weight"))
+    }
+    | ROUTED
+    | in_block({f"ffn.shared.{name}.weight": f"mlp.shared_experts.{name}_proj.weight" for name in _GATED})
+    | in_block(
+        {
+            "attention.q_down.weight": "self_attn.q_a_proj.weight",
+            "attention.q_norm.weight": "self_attn.q_a_layernorm.weight",
+            "attention.q_up.weight": Stored(_name_of_queries, views=_queries),
+            "attention.kv_down.weight": Stored(f"{BLOCK}self_attn.kv_a_proj_with_mqa.weight", views=_keys),
+            "attention.kv_norm.weight": "self_attn.kv_a_layernorm.weight",
+            "attention.kv_up.weight": "self_attn.kv_b_proj.weight",
+            # transformers keeps the bias in fp32 whatever the others have
+            "ffn.router.bias": Stored(f"{BLOCK}mlp.gate.e_score_correction_bias", exact=True),
+        }
+    )
+)
 
 DEEPSEEK_V3 = ModelFamily(
     name="deepseek-v3",
@@ -46,6 +178,8 @@ DEEPSEEK_V3 = ModelFamily(
     ),
     heads=latent_heads,
     grouped=False,
+    weight_names={HUGGING_FACE: _NAMES},
+    model_types=(ModelType("deepseek_v3", "DeepseekV3ForCausalLM", _read_deepseek_v3, _write_deepseek_v3),),
     presets={
         "deepseek-v3": dict(
             layers=61,

@@ -3,13 +3,31 @@
 Biases everywhere, sinks, a window in every other block, experts whose gates are clamped.
 """
 
+from typing import Any
+
+import numpy as np
+
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.gates import Clamped
-from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
-from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.decoder import attentions, with_ends
+from mpitrain.model.families.fields import (
+    read_eps,
+    read_head_width,
+    read_rope,
+    read_silu,
+    read_sizes,
+    read_windows,
+    write_head_width,
+    write_rope,
+    write_sizes,
+    write_windows,
+)
+from mpitrain.model.families.names import ATTENTION, BLOCK, ENDS, HUGGING_FACE, NORMS, in_block
 from mpitrain.model.families.sparse import sparse_blocks
+from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.plan.declared.hugging_face import Fields, ModelType, Shape, Stored, Views
+from mpitrain.plan.declared.layer import ModelLayers
 
 LIMIT = 7.0
 
@@ -31,6 +49,91 @@ def _gpt_oss(config: Config) -> ModelLayers:
     return with_ends(config, blocks)
 
 
+def _read_gpt_oss(fields: Fields) -> None:
+    read_sizes(fields, kv_heads=8)
+    read_head_width(fields, 64)
+    read_silu(fields)
+    read_rope(fields, 150_000.0, default=_ROPE)
+    read_windows(fields, "wf")
+    fields.only("attention_bias", True)
+    fields.only("swiglu_limit", LIMIT)
+    fields.only("swiglu_alpha", 1.702)
+    read_eps(fields, 1e-5)
+    fields.integer("num_local_experts", 128, to="experts.count")
+    fields.integer("num_experts_per_tok", 4, to="experts.active")
+    fields.give("experts.width", fields.keys["model.ffn"], "intermediate_size")
+    # the published files have them besides
+    fields.take_no_notice("experts_per_token", "initial_context_length")
+
+
+def _write_gpt_oss(config: Config) -> dict[str, Any]:
+    experts = config.experts
+    rope = write_rope(config)
+    if rope["rope_scaling"] is None:  # absent, it is YaRN
+        rope = dict(rope_parameters=dict(rope_type="default", rope_theta=config.attention.theta))
+    return dict(
+        write_sizes(config) | dict(intermediate_size=experts.width),
+        **write_head_width(config),
+        **rope,
+        hidden_act="silu",
+        rms_norm_eps=config.model.eps,
+        attention_bias=True,
+        swiglu_limit=LIMIT,
+        **write_windows(config),
+        num_local_experts=experts.count,
+        num_experts_per_tok=experts.active,
+    )
+
+
+def _shape_of_both(ours: Shape, config: Config) -> Shape:
+    """Return the shape of gate and up in one: [E, D, 2 I] of [E, I, D], [E, 2 I] of [E, I]."""
+    return (ours[0], *ours[2:], 2 * ours[1])
+
+
+def _gate(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+    return [(ours, theirs[..., 0::2].swapaxes(1, -1))]
+
+
+def _up(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+    return [(ours, theirs[..., 1::2].swapaxes(1, -1))]
+
+
+def _turned(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+    return [(ours, theirs.swapaxes(1, 2))]
+
+
+_EXPERTS = f"{BLOCK}mlp.experts."
+_NAMES = (
+    ENDS
+    | NORMS
+    | ATTENTION
+    | in_block({f"attention.{name}.bias": f"self_attn.{name}_proj.bias" for name in "qkv"})
+    | in_block(
+        {
+            "attention.output.bias": "self_attn.o_proj.bias",
+            "attention.sinks": "self_attn.sinks",
+            "ffn.router.weight": "mlp.router.weight",
+            "ffn.router.logit_bias": "mlp.router.bias",
+            # all experts in one tensor, inputs first; gate and up in turns
+            "ffn.experts.gate.weight": Stored(f"{_EXPERTS}gate_up_proj", _shape_of_both, _gate),
+            "ffn.experts.up.weight": Stored(f"{_EXPERTS}gate_up_proj", _shape_of_both, _up),
+            "ffn.experts.gate.bias": Stored(f"{_EXPERTS}gate_up_proj_bias", _shape_of_both, _gate),
+            "ffn.experts.up.bias": Stored(f"{_EXPERTS}gate_up_proj_bias", _shape_of_both, _up),
+            "ffn.experts.down.weight": Stored(
+                f"{_EXPERTS}down_proj", lambda ours, config: (ours[0], ours[2], ours[1]), _turned
+            ),
+            "ffn.experts.down.bias": "mlp.experts.down_proj_bias",
+        }
+    )
+)
+_ROPE = dict(
+    rope_type="yarn",
+    factor=32.0,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    truncate=False,
+    original_max_position_embeddings=4096,
+)
 _PUBLISHED = dict(
     width=2880, heads=64, kv_heads=8, ffn=2880, vocab=201088, tied=False,
     attention=dict(head_width=64, yarn_factor=32.0, yarn_length=4096),
@@ -42,6 +145,8 @@ GPT_OSS = ModelFamily(
     attention=dict(ROTARY, theta=150_000.0, yarn_rounded=False, window=128, window_blocks="wf"),
     model=dict(eps=1e-5),
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=32, active=4, balance="microbatch"),
+    weight_names={HUGGING_FACE: _NAMES},
+    model_types=(ModelType("gpt_oss", "GptOssForCausalLM", _read_gpt_oss, _write_gpt_oss),),
     presets={
         "gpt-oss-20b": dict(_PUBLISHED, layers=24, experts=dict(count=32)),
         "gpt-oss-120b": dict(_PUBLISHED, layers=36, experts=dict(count=128)),

@@ -2,10 +2,17 @@
 
 Ours on the left, theirs on the right: {block} is the number of a block, {expert} of an expert, each of
 which is a tensor of its own there. A weight that is stored otherwise (gpt-oss's experts, the rotary rows
-of DeepSeek) has no name here: more than a name is to be said of it.
+of DeepSeek) has a Stored (plan/declared/hugging_face.py) instead of a name.
 """
 
-HUGGING_FACE = "huggingface"
+from collections.abc import Mapping
+from typing import TypeVar
+
+from mpitrain.plan.declared.hugging_face import FORMAT, Stored
+
+HUGGING_FACE = FORMAT
+Form = TypeVar("Form", str, Stored)
+BLOCK = "model.layers.{block}."  # before names of a block
 ENDS = {
     "embedding.weight": "model.embed_tokens.weight",
     "head.norm.weight": "model.norm.weight",
@@ -13,9 +20,15 @@ ENDS = {
 }
 
 
-def in_block(names: dict[str, str]) -> dict[str, str]:
-    """Return names of weights of a block, with those of the block in front."""
-    return {f"blocks.{{block}}.{ours}": f"model.layers.{{block}}.{theirs}" for ours, theirs in names.items()}
+def in_block(names: Mapping[str, Form]) -> dict[str, Form]:
+    """Return names of weights of a block, with those of the block in front.
+
+    Of a Stored, only ours: its own name is whole.
+    """
+    return {
+        f"blocks.{{block}}.{ours}": f"{BLOCK}{theirs}" if isinstance(theirs, str) else theirs
+        for ours, theirs in names.items()
+    }
 
 
 NORMS = in_block(

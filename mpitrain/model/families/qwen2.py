@@ -3,16 +3,51 @@
 Llama whose queries, keys and values have biases; later blocks can have a window.
 """
 
+from typing import Any
+
 from mpitrain.config import Config
-from mpitrain.layout.family import ROTARY, WINDOWS, ModelFamily
-from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.decoder import decoder
+from mpitrain.model.families.fields import (
+    read_eps,
+    read_head_width,
+    read_rope,
+    read_silu,
+    read_sizes,
+    read_windows_if_used,
+    write_head_width,
+    write_rope,
+    write_sizes,
+    write_windows_if_used,
+)
 from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE
+from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
+from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.declared.layer import ModelLayers
 
 
 def _qwen2(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     return decoder(config, biased=True)
+
+
+def _read(fields: Fields) -> None:
+    read_sizes(fields, kv_heads=32)
+    read_head_width(fields)
+    read_silu(fields)
+    read_rope(fields, 10_000.0)
+    read_eps(fields, 1e-6)
+    read_windows_if_used(fields)
+
+
+def _write(config: Config) -> dict[str, Any]:
+    return dict(
+        write_sizes(config),
+        **write_head_width(config),
+        **write_rope(config),
+        **write_windows_if_used(config),
+        hidden_act="silu",
+        rms_norm_eps=config.model.eps,
+    )
 
 
 _SMALL = dict(vocab=151936, tied=True)
@@ -24,6 +59,7 @@ QWEN2 = ModelFamily(
     attention=dict(ROTARY, **WINDOWS, theta=1_000_000.0),
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: DENSE | BIASES},
+    model_types=(ModelType("qwen2", "Qwen2ForCausalLM", _read, _write),),
     presets={
         "qwen2.5-0.5b": dict(_SMALL, layers=24, width=896, heads=14, kv_heads=2, ffn=4864),
         "qwen2.5-1.5b": dict(_SMALL, layers=28, width=1536, heads=12, kv_heads=2, ffn=8960),

@@ -3,12 +3,31 @@
 Llama with heads as wide as one likes, whose queries and keys are normed; dense, or with experts.
 """
 
+from typing import Any
+
 from mpitrain.config import Config
-from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, WINDOWS, ModelFamily
-from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.decoder import attentions, decoder, with_ends
+from mpitrain.model.families.fields import (
+    read_biases,
+    read_eps,
+    read_head_width,
+    read_rope,
+    read_silu,
+    read_sizes,
+    read_sparse_blocks,
+    read_windows_if_used,
+    write_biases,
+    write_head_width,
+    write_rope,
+    write_sizes,
+    write_sparse_blocks,
+    write_windows_if_used,
+)
 from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED
 from mpitrain.model.families.sparse import sparse_blocks
+from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, WINDOWS, ModelFamily
+from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.declared.layer import ModelLayers
 
 NORMED = True  # queries and keys, of each head
 
@@ -23,6 +42,58 @@ def _qwen3_moe(config: Config) -> ModelLayers:
     return with_ends(config, sparse_blocks(config, attentions(config, normed=NORMED), config.model.eps))
 
 
+def _read_qwen3(fields: Fields) -> None:
+    read_sizes(fields, kv_heads=32)
+    read_head_width(fields, 128)
+    _read_common(fields)
+
+
+def _read_common(fields: Fields) -> None:
+    read_silu(fields)
+    read_rope(fields, 10_000.0)
+    read_windows_if_used(fields)
+    read_eps(fields, 1e-6)
+    read_biases(fields)
+
+
+def _read_qwen3_moe(fields: Fields) -> None:
+    read_sizes(fields, kv_heads=4)
+    read_head_width(fields)
+    _read_common(fields)
+    read_sparse_blocks(fields)
+    # 5.24 writes the second
+    count = "num_experts" if "num_experts" in fields.tree else "num_local_experts"
+    fields.take_no_notice("num_local_experts")
+    fields.integer(count, 128, to="experts.count")
+    fields.integer("num_experts_per_tok", 8, to="experts.active")
+    fields.integer("moe_intermediate_size", 768, to="experts.width")
+    fields.flag("norm_topk_prob", False, to="experts.normalised")
+
+
+def _write_qwen3(config: Config) -> dict[str, Any]:
+    return dict(
+        write_sizes(config),
+        **write_head_width(config),
+        **write_rope(config),
+        hidden_act="silu",
+        rms_norm_eps=config.model.eps,
+        **write_biases(config),
+        **write_windows_if_used(config),
+    )
+
+
+def _write_qwen3_moe(config: Config) -> dict[str, Any]:
+    experts = config.experts
+    return dict(
+        _write_qwen3(config),
+        **write_sparse_blocks(config),
+        num_experts=experts.count,
+        num_experts_per_tok=experts.active,
+        moe_intermediate_size=experts.width,
+        norm_topk_prob=experts.normalised,
+    )
+
+
 _KEYS = dict(ROTARY, **WINDOWS, theta=1_000_000.0, biases="none")
 _PUBLISHED = dict(kv_heads=4, vocab=151936, tied=False, attention=dict(head_width=128))
 
@@ -32,6 +103,7 @@ QWEN3 = ModelFamily(
     attention=_KEYS,
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: DENSE | BIASES | NORMS_OF_HEADS},
+    model_types=(ModelType("qwen3", "Qwen3ForCausalLM", _read_qwen3, _write_qwen3),),
 )
 QWEN3_MOE = ModelFamily(
     name="qwen3-moe",
@@ -41,6 +113,7 @@ QWEN3_MOE = ModelFamily(
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=128, active=8, balance="global"),
     # blocks that experts.every leaves without experts have a feed-forward
     weight_names={HUGGING_FACE: DENSE | BIASES | NORMS_OF_HEADS | ROUTED},
+    model_types=(ModelType("qwen3_moe", "Qwen3MoeForCausalLM", _read_qwen3_moe, _write_qwen3_moe),),
     presets={
         "qwen3-30b-a3b": dict(_PUBLISHED, layers=48, width=2048, heads=32, ffn=6144, experts=dict(width=768)),
         "qwen3-235b-a22b": dict(

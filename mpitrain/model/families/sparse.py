@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from mpitrain.config import Config
 from mpitrain.kernels.gates import SILU, Gate
-from mpitrain.layout.layer import Layer
-from mpitrain.layout.parameters import EPS
 from mpitrain.model.layers.experts import Experts
 from mpitrain.model.layers.feed_forward import FeedForward
+from mpitrain.plan.declared.layer import Layer
+from mpitrain.plan.declared.parameters import EPS
 
 
 def sparse_blocks(

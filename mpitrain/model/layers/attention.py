@@ -6,7 +6,7 @@ norm's factor 1 per position, of attention's log-sum-exp H in fp32 at least:
     none  2 n D + n + 2 n H C + 2 n K C + n H  unit and normed input | q, k, v, result; in bf16
                                                without n H, and with the
                                                        probabilities of short sequences
-                                                           (layout/probabilities.py)
+                                                           (plan/declared/probabilities.py)
     selective   n D + n + n H C + 2 n K C      input | q, k, v
     from I to W 2 n D + 2 n H C + 2 n K C      both factors of each weight gradient, in every mode
     normed      n (H + K) (C + 1)              besides: unit queries and keys, in every mode
@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.config import Parallel
-from mpitrain.layout import probabilities
-from mpitrain.layout.layer import Sizes, Working
-from mpitrain.layout.parameters import (
+from mpitrain.model.layers.rope import Rope
+from mpitrain.plan.declared import probabilities
+from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.parameters import (
     COLUMNS,
     EPS,
     ROWS,
@@ -39,7 +40,6 @@ from mpitrain.layout.parameters import (
     product_flops,
     residual_std,
 )
-from mpitrain.model.layers.rope import Rope
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext

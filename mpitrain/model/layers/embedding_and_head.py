@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.layout.layer import Sizes, Working
-from mpitrain.layout.parameters import EPS, ROWS, NormKind, Spec, matrix, norm
-from mpitrain.layout.probabilities import LOGITS, LOGITS_ON_A_DEVICE
+from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.parameters import EPS, ROWS, NormKind, Spec, matrix, norm
+from mpitrain.plan.declared.probabilities import LOGITS, LOGITS_ON_A_DEVICE
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext

@@ -4,7 +4,7 @@ A router sends each token to a few of many gated feed-forwards (arXiv:2006.16668
 
 Kept of it, with n positions of the residual stream on this rank, width D, E experts of which a
 token is sent to K, F hidden units of an expert, R rows that have come to this rank (at most
-layout/experts.py: rows_at_once; all n K of them without expert parallelism):
+plan/settings/experts.py: rows_at_once; all n K of them without expert parallelism):
 
     n D + n, n D       unit of the norm, normed input
     n E, n K           logits and weights, in fp32 at least; experts of the tokens, and the order of
@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.config import ExpertsTable as Settings
 from mpitrain.kernels.gates import SILU, Gate
-from mpitrain.layout.experts import most_rows
-from mpitrain.layout.layer import Sizes, Working
-from mpitrain.layout.parameters import (
+from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.parameters import (
     COLUMNS,
     EPS,
     EXPERT,
@@ -39,6 +38,7 @@ from mpitrain.layout.parameters import (
     stack,
     vector,
 )
+from mpitrain.plan.settings.experts import most_rows
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext

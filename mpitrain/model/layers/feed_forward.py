@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.kernels.gates import SILU, Gate
-from mpitrain.layout.layer import Sizes, Working
-from mpitrain.layout.parameters import (
+from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.parameters import (
     COLUMNS,
     EPS,
     ROWS,

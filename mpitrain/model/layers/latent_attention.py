@@ -32,11 +32,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpitrain.config import Model
 from mpitrain.errors import ConfigError
-from mpitrain.layout.family import refuse_odd, width_of_head
-from mpitrain.layout.layer import Sizes, Working
-from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
 from mpitrain.model.layers.attention import kept_by_core, seen, working_of_core
 from mpitrain.model.layers.rope import Rope
+from mpitrain.plan.declared.family import refuse_odd, width_of_head
+from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.parameters import (
+    COLUMNS,
+    EPS,
+    ROWS,
+    Spec,
+    matrix,
+    product_flops,
+    residual_std,
+    vector,
+)
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mpitrain.config import Memory
-from mpitrain.layout.layer import Layer, ModelLayers, Placed, Sizes, Working
-from mpitrain.layout.parameters import STD, Spec
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
+from mpitrain.plan.declared.layer import Layer, ModelLayers, Placed, Sizes, Working
+from mpitrain.plan.declared.parameters import STD, Spec
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext

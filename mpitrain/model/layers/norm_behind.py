@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpitrain.layout.layer import Layer, Sizes, Working
-from mpitrain.layout.parameters import EPS, NormKind, Spec, norm
+from mpitrain.plan.declared.layer import Layer, Sizes, Working
+from mpitrain.plan.declared.parameters import EPS, NormKind, Spec, norm
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext

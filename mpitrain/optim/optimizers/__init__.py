@@ -1,4 +1,4 @@
-"""Optimizers: each an object in a file, found there by its kind (layout/optimizers.py).
+"""Optimizers: each an object in a file, found there by its kind (plan/declared/optimizers.py).
 
 adamw   sgd   muon
 

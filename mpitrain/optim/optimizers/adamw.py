@@ -5,7 +5,7 @@ kernel does the arithmetic.
 from typing import TYPE_CHECKING
 
 from mpitrain.config import OptimizerTable
-from mpitrain.layout.optimizers import OptimizerKind
+from mpitrain.plan.declared.optimizers import OptimizerKind
 
 if TYPE_CHECKING:
     from mpitrain.optim.moments import UpdateBatch

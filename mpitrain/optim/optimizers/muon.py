@@ -23,8 +23,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from mpitrain.config import OptimizerTable
-from mpitrain.layout.optimizers import OptimizerKind
 from mpitrain.optim.optimizers import adamw
+from mpitrain.plan.declared.optimizers import OptimizerKind
 
 if TYPE_CHECKING:
     import torch

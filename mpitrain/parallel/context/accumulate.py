@@ -15,7 +15,7 @@ from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_tiles import attend, attend_backward
 from mpitrain.kernels.attention_window import grad_of_sinks, with_sinks
 from mpitrain.kernels.precision import wide
-from mpitrain.layout.sequence import SequencePlacement, Tile
+from mpitrain.plan.division.sequence import SequencePlacement, Tile
 
 Poll = Callable[[], None]  # called after each tile: messages move on only when somebody enters MPI
 

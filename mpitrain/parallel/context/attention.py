@@ -30,12 +30,12 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.kernels.attention import PLAIN, AttentionRequest, Kernel, choose
-from mpitrain.layout import traffic
-from mpitrain.layout.sequence import SequencePlacement, placement_of
 from mpitrain.parallel.context.all_gather import Gather
 from mpitrain.parallel.context.ring import Ring
 from mpitrain.parallel.context.ulysses import Ulysses
 from mpitrain.parallel.walk import Shape, Walk
+from mpitrain.plan.declared import traffic
+from mpitrain.plan.division.sequence import SequencePlacement, placement_of
 
 
 class Kind(Protocol):

@@ -22,8 +22,8 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import shift
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.precision import wide
-from mpitrain.layout.sequence import SequencePlacement
 from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, SavedAttention
+from mpitrain.plan.division.sequence import SequencePlacement
 
 
 class Ring:

@@ -21,8 +21,8 @@ from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_tiles import attend, attend_backward
 from mpitrain.kernels.attention_window import attend_in_window, attend_in_window_backward, grad_of_sinks
 from mpitrain.kernels.precision import wide
-from mpitrain.layout.sequence import SequencePlacement, Tile
 from mpitrain.parallel.context.accumulate import Places, sight
+from mpitrain.plan.division.sequence import SequencePlacement, Tile
 
 
 class SavedHeads(NamedTuple):

@@ -20,10 +20,10 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, all_to_all_v
 from mpitrain.comm.progress import Pending
 from mpitrain.kernels.precision import wide
-from mpitrain.layout.dispatch import Forms
 from mpitrain.parallel.expert.packing import packed, unpacked
 from mpitrain.parallel.expert.rounds import Round, Rounds
 from mpitrain.parallel.walk import Walk
+from mpitrain.plan.settings.dispatch import Forms
 
 
 class Choices(NamedTuple):

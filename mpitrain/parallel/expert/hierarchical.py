@@ -19,11 +19,11 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.kernels.precision import wide
-from mpitrain.layout.dispatch import Dispatch, num_bytes
 from mpitrain.parallel.expert.crossings import Crossings
 from mpitrain.parallel.expert.exchange import Choices, Home, Hop, Visit, as_rows, exchanged, gathered_counts
 from mpitrain.parallel.expert.packing import packed, split, typed, unpacked
 from mpitrain.parallel.walk import Walk
+from mpitrain.plan.settings.dispatch import Dispatch, num_bytes
 
 NOBODY = -1
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from mpitrain.layout.dispatch import BF16, BLOCK, FP8, num_bytes
+from mpitrain.plan.settings.dispatch import BF16, BLOCK, FP8, num_bytes
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # of e4m3

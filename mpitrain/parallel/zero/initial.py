@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mpitrain.layout.buckets import Layout
-from mpitrain.layout.parameters import Spec
 from mpitrain.parallel.zero.inverse_normal import CHUNK, Coefficients, Rounded, exact, table
+from mpitrain.plan.declared.parameters import Spec
+from mpitrain.plan.division.buckets import Layout
 
 PIECE = 2**18  # elements that one thread makes at once
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from mpitrain.layout.parameters import Spec
+from mpitrain.plan.declared.parameters import Spec
 
 
 class Parameter:

@@ -1,4 +1,4 @@
-"""Memory that is lent and given back: each buffer lies where layout/arena.py has placed it.
+"""Memory that is lent and given back: each buffer lies where plan/predict/arena.py has placed it.
 
 It is allocated once.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from mpitrain.layout.arena import Arena
+from mpitrain.plan.predict.arena import Arena
 
 
 class Pool:

@@ -21,7 +21,7 @@ them up whole, 1 in shards. Then all four add the same numbers in the same order
 The ranks of `shard` divide the state among them; those of `replicate` have the same shard (HSDP,
 arXiv:2304.11277, section 3.2). A gradient is summed by a reduce-scatter over the first and an
 all-reduce of the shard over the second. Which axes these are, a bucket's domain says
-(layout/domains.py).
+(plan/division/domains.py).
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,13 +36,13 @@ from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
 from mpitrain.kernels.pinned import on_host
 from mpitrain.kernels.precision import wide, wire_type
-from mpitrain.layout.buckets import Layout
-from mpitrain.layout.domains import COUNTED, domains_of, drops_weights
-from mpitrain.layout.parameters import Spec
-from mpitrain.layout.pool_sizes import Needed
 from mpitrain.parallel.zero.initial import initialise
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.pool import Pool
+from mpitrain.plan.declared.parameters import Spec
+from mpitrain.plan.division.buckets import Layout
+from mpitrain.plan.division.domains import COUNTED, domains_of, drops_weights
+from mpitrain.plan.predict.pool_sizes import Needed
 
 
 class ZeroGroup:

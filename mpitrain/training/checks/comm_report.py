@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.account import AxisUsage
-from mpitrain.layout.axes import MEANINGS
-from mpitrain.layout.formatting import aligned, megabytes
+from mpitrain.plan.axes import MEANINGS
+from mpitrain.plan.declared.formatting import aligned, megabytes
 
 MOST_PEERS = 3
 HEADER = ("axis", "calls", "MB sent", "blocked ms", "worst rank", "overlapped ms", "hidden")

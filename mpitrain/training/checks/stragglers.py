@@ -23,7 +23,7 @@ from typing import NamedTuple
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.link_speed import between_nodes
-from mpitrain.layout.plan import Plan
+from mpitrain.plan.plan import Plan
 
 FACTOR, LINK_FACTOR = 1.4, 3.0
 MOST_NAMED = 8

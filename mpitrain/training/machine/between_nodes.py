@@ -10,11 +10,11 @@ from mpitrain.cluster.preflight import slowest_links
 from mpitrain.comm.base.world import World
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.precision import TYPES
-from mpitrain.layout.link_choices import Machine, axes_between, choose, left_open
-from mpitrain.layout.memory import predict_rank
-from mpitrain.layout.node_memory import require_gpu_memory
-from mpitrain.layout.plan import Plan
-from mpitrain.layout.snapshot_bytes import copy_bytes
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.link_choices import Machine, axes_between, choose, left_open
+from mpitrain.plan.predict.memory import predict_rank
+from mpitrain.plan.predict.node_memory import require_gpu_memory
+from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.training.machine.device_placement import DevicePlacement
 from mpitrain.training.machine.peak_flops import peak_of_all
 

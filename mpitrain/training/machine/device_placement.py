@@ -16,8 +16,8 @@ from mpitrain.comm.device import gpu_probe, gpu_support
 from mpitrain.comm.device.gpu_support import Way
 from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
-from mpitrain.layout.node_memory import require_gpu_memory
-from mpitrain.layout.plan import Plan
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.node_memory import require_gpu_memory
 from mpitrain.training.machine import compiler, gpus
 from mpitrain.training.machine.determinism import settle
 from mpitrain.training.machine.gpus import VENDORS, Gpu, Gpus, share_out

@@ -1,4 +1,4 @@
-"""The peak of all ranks in FLOP/s, by which the model FLOPs of what they train (layout/layer.py) are divided.
+"""The peak of all ranks in FLOP/s: model FLOPs of what they train (plan/declared/layer.py) are divided by it.
 
 MFU.
 

@@ -33,8 +33,8 @@ from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import MOST_THREADS, parse
 from mpitrain.errors import DONE, FAILED, DataError, DtypeError
 from mpitrain.inputs import open_file, shown
-from mpitrain.layout.plan import Plan
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.plan import Plan
 from mpitrain.training.checks.digests import digest
 from mpitrain.training.machine import compiler
 from mpitrain.training.microbatches import microbatches_of

@@ -13,8 +13,8 @@ from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_array, to_tensor
 from mpitrain.kernels.streams import streams_of
-from mpitrain.layout.parameters import Spec
 from mpitrain.parallel.zero.shards import ParameterShard
+from mpitrain.plan.declared.parameters import Spec
 
 Held = tuple[str, ParameterShard, torch.Tensor]
 Parts = Mapping[str, Sequence[tuple[np.ndarray, save.Extent]]]  # of each array, by name

@@ -1,0 +1,46 @@
+"""What a process does first, and how it reports an error, whether it came by the command line or a script."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from mpitrain.comm.base import launchers
+from mpitrain.errors import MpitrainError
+from mpitrain.inputs import printable
+
+LIBRARIES = {  # what they read from the environment when they load
+    # one document at a time: threads would have nothing to do, and forks are warned of
+    "TOKENIZERS_PARALLELISM": "false",
+    # Open MPI's wheel reports an error for each window of shared memory, which that component
+    # doesn't make anyway
+    "OMPI_MCA_osc": "^ucx",
+}
+PATIENCE_S = 5  # of ranks that have nothing to show
+
+
+def settle_libraries() -> None:
+    """Set what libraries read from the environment when they load, unless the user has."""
+    for name, value in LIBRARIES.items():
+        os.environ.setdefault(name, value)
+
+
+def on_first_rank(show: Callable[[], None], code: int) -> int:
+    """Show an error on the first rank only, if the launcher says which one it is; return the exit code.
+
+    Open MPI's launcher ends a job with the first rank that fails, and what rank 0 was about to show
+    would be lost. Ranks that MPI connects leave together; before that, the others give it time.
+    """
+    launch = launchers.launch()
+    copy = launchers.torchrun()
+    if (launch is None or launch.rank == 0) and (copy is None or copy[0] == 0):
+        show()
+    elif launch is not None and launch.name == launchers.OPEN_MPI and "mpi4py.MPI" not in sys.modules:
+        time.sleep(PATIENCE_S)
+    return code
+
+
+def report_error(error: MpitrainError) -> None:
+    """Print an error that all ranks have, once."""
+    on_first_rank(partial(print, printable(str(error)), file=sys.stderr, flush=True), error.exit_code)

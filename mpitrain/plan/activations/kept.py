@@ -1,0 +1,116 @@
+"""What a microbatch leaves behind in a stage between its forward and its backward: formulas, in bytes.
+
+Those of layers are the layers' own (model/layers/); here is what belongs to a stage. With
+memory.recompute = full the inputs of blocks are kept, n D each, with every-k those of groups. What
+is held is counted in actor/memory_meter.py.
+"""
+
+from collections.abc import Collection
+
+from mpitrain.plan.declared.layer import Layer, Sizes
+from mpitrain.plan.division.stages import StagePlan
+
+
+class Activations:
+    """The formulas of one stage of the model."""
+
+    def __init__(self, stage: StagePlan, sizes: Sizes):
+        self.config = stage.config
+        self.stage = stage
+        self.sizes = sizes
+        self.segments = sizes.segments
+        self.blocks = range(len(stage.blocks))
+        self.offloaded = self.config.memory.offload in ("activations", "all")
+
+    def kept(self, segment: int = 0, first: int = 0) -> int:
+        """Return what the forward of a segment leaves on the device.
+
+        first: of the parts of the stage, in the order of the backward, the first that has anything:
+        others are still to be walked by the forward, or were walked by the backward. What all
+        blocks share is there all the time.
+        """
+        blocks = [block for part in self.stage.parts[first:] for block in part]
+        inner = 0 if self.offloaded else self._inner(segment, blocks)
+        history = self._history() if self.segments > 1 else 0  # for later segments
+        ends = sum(layer.kept(self.sizes, segment) for layer in self._layers(blocks, inner=False))
+        return inner + history + self._mask(segment) * self.sizes.itemsize + self._documents(segment) + ends
+
+    def on_host(self, segment: int = 0) -> int:
+        """Return what it leaves in host memory instead."""
+        return self._inner(segment, self.blocks) if self.offloaded else 0
+
+    def left(self, first: int = 0, end: int | None = None) -> int:
+        """Return what a backward for inputs (I) leaves for the one for weights (W).
+
+        Factors of products, and gradients of vectors.
+
+        first, end: of the parts of the stage, those that I has walked, and W hasn't; None: to the
+        last.
+        """
+        blocks = [block for part in self.stage.parts[first:end] for block in part]
+        specs = self.stage.specs(self.stage.shard(0))
+        of_vectors = (
+            sum(spec.numel for block in blocks for spec in specs[block] if spec.group == "vector")
+            * self.sizes.itemsize
+        )
+        return of_vectors + sum(
+            layer.left(self.sizes) for inner in (True, False) for layer in self._layers(blocks, inner=inner)
+        )
+
+    def returned(self, segment: int) -> int:
+        """Return the gradients of earlier keys and values that wait when the backward of a segment is done.
+
+        First as one tensor.
+        """
+        return (self.segments if segment == self.segments - 1 else segment) * self._history()
+
+    def _inner(self, segment: int, blocks: Collection[int]) -> int:
+        """What blocks keep, without the ends of the model."""
+        if self.config.memory.recompute in ("full", "every-k"):
+            number = sum(group[0] in blocks for group in self.stage.groups)
+            return number * self.sizes.shared * self.config.model.width * self.sizes.itemsize
+        return sum(layer.kept(self.sizes, segment) for layer in self._layers(blocks, inner=True))
+
+    def _history(self) -> int:
+        return sum(
+            layer.history(self.sizes)
+            for inner in (True, False)
+            for layer in self._layers(self.blocks, inner=inner)
+        )
+
+    def _layers(self, blocks: Collection[int], *, inner: bool) -> list[Layer]:
+        """Return the layers of blocks: of those between the ends of the model, or of the ends."""
+        return [
+            placed.layer
+            for block in blocks
+            if (block in self.stage.inner) == inner
+            for placed in self.stage.blocks[block]
+        ]
+
+    def _documents(self, segment: int) -> int:
+        """Numbers of documents of whole sequences: attention over cp keeps them, and makes its masks again.
+
+        Where activations are offloaded they stay here, once for all segments: the first is the last
+        to go.
+        """
+        data = self.config.data
+        recompute = self.config.memory.recompute
+        of_tiles = self.config.parallel.cp > 1 and recompute not in ("full", "every-k")
+        if data.documents == "joined" or not (of_tiles or self.offloaded) or (self.offloaded and segment):
+            return 0
+        return self.config.batch.micro * data.sequence * 8
+
+    def _mask(self, segment: int) -> int:
+        """Numbers that are added to the scores, unless these are causal alone.
+
+        Over cp they are made tile by tile, and not counted.
+        """
+        separate = self.config.data.documents == "separate"
+        if self.config.parallel.cp > 1 or not (separate or self.segments > 1):
+            return 0
+        return (
+            (self.config.batch.micro if separate else 1)
+            * self.sizes.length
+            * (segment + 1)
+            * self.sizes.length
+        )

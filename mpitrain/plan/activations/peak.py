@@ -1,0 +1,121 @@
+"""The most that the microbatches of a rank hold, played through its program.
+
+Between computations and inside of them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mpitrain.plan.activations.kept import Activations
+from mpitrain.plan.activations.transients import Transients
+from mpitrain.schedules.actions import COMPUTE, Action
+from mpitrain.schedules.pairs import grouped
+from mpitrain.schedules.table import Table
+
+
+class PeakBytes(NamedTuple):
+    """Bytes, each on top of those before.
+
+    What is kept between computations, what is recomputed, what one computation works with.
+    """
+
+    kept: int
+    recomputed: int
+    working: int
+
+
+def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]) -> PeakBytes:
+    """Return what a rank holds at most."""
+    player = _MemoryPlayer(instructions, table, stages)
+    kept = 0
+    recorded = 0
+    working = 0
+    for group in grouped(instructions):
+        computed = [action for action in group if action.kind in COMPUTE]
+        if not computed:
+            continue
+        others = player.others(computed)
+        inside = [player.inside(action) for action in computed]
+        recorded = max(recorded, others + sum(each.recorded for each in inside))
+        working = max(working, others + sum(each.working for each in inside))
+        for action in computed:
+            player.play(action)
+        kept = max(kept, player.held)
+    recorded = max(kept, recorded)
+    return PeakBytes(kept, recorded - kept, max(working - recorded, 0))
+
+
+class _MemoryPlayer:
+    """What microbatches hold while a program is played."""
+
+    def __init__(self, instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]):
+        self._table = table
+        self._stages = stages
+        self._transients = {number: Transients(formulas) for number, formulas in stages.items()}
+        self._last = {action[:3]: action for action in instructions}
+        self._held = Counter[tuple[int, int]]()
+        self._returned = Counter[tuple[int, int]]()
+
+    @property
+    def held(self) -> int:
+        """What is kept now."""
+        return self._held.total() + self._returned.total()
+
+    def others(self, computed: Sequence[Action]) -> int:
+        """Return what is kept of microbatches that nothing is computed of."""
+        return self.held - sum(self._held[action.index, action.stage] for action in computed)
+
+    def inside(self, action: Action):
+        """Return what a computation holds of its own microbatch while it runs."""
+        return self._transients[action.stage].of(
+            action.kind, action.index % self._table.segments, action.part
+        )
+
+    def play(self, action: Action) -> None:
+        """Have a computation done."""
+        kind, index, stage, part = action
+        done = self._last[action[:3]] == action
+        formulas = self._stages[stage]
+        segments = self._table.segments
+        if kind == "F":
+            first = 0 if part is None else len(formulas.stage.parts) - 1 - part
+            self._held[index, stage] = formulas.kept(index % segments, first)
+        elif kind == "B" and not done:
+            self._held[index, stage] = formulas.kept(index % segments, part + 1)
+        elif kind == "I" and done:
+            self._held[index, stage] = formulas.left()
+        elif kind == "I":
+            self._held[index, stage] = formulas.kept(index % segments, part + 1) + formulas.left(end=part + 1)
+        elif kind == "W" and not done:
+            self._held[index, stage] = formulas.left(first=part + 1)
+        elif kind in ("B", "W") and done:
+            del self._held[index, stage]
+            if segments > 1:
+                microbatch, segment = divmod(index, segments)
+                self._returned[microbatch, stage] = formulas.returned(segment)
+
+
+def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Activations]) -> int:
+    """Return the bytes that offloaded activations take in host memory, from their forward to the
+    end of their B or I.
+
+    A buffer is used again for what has the same length: in all segments that is all but keys and
+    values, which are longer in each.
+    """
+    last = {action[:3]: action for action in instructions if action.kind in ("B", "I")}
+    held = Counter[tuple[int, int]]()
+    most = Counter[tuple[int, int]]()
+    together = Counter[int]()
+    for action in instructions:
+        if action.kind == "F" and not action.part:
+            held[action.stage, action.index % table.segments] += 1
+            most |= held
+            together[action.stage] = max(
+                together[action.stage], sum(n for (stage, _), n in held.items() if stage == action.stage)
+            )
+        elif last.get(action[:3]) == action:
+            held[action.stage, action.index % table.segments] -= 1
+    keys = {stage: stages[stage].on_host(1) - stages[stage].on_host(0) for stage in together}
+    total = sum((stages[stage].on_host(0) - keys[stage]) * count for stage, count in together.items())
+    return total + sum(keys[stage] * (segment + 1) * count for (stage, segment), count in most.items())

@@ -1,0 +1,225 @@
+"""Which ranks share an axis, and what is started on it, for every axis of a layout.
+
+Integers only: no MPI and no torch.
+
+tp cp dp pp        the grid; dp and pp are coordinates, their ranks meet on the axes below
+data               ranks with the same parameters and other tokens: dp x cp
+links              pipeline ranks, which send one another activations and gradients
+model              ranks with the same tokens and other parameters: tp x pp
+tied               pipeline ranks with a copy of the tied embedding: of the first and the last stage
+mirror             pipeline ranks with the same stages, of the two copies of a model that run
+                   against each other
+shard, replicate   of data: neighbours that divide the state among them; those that have the same
+                   part of it
+kv                 neighbours in tp that have the same key-value heads
+matrix             ranks that have parts of the same matrices: shard x tp, tp slowest
+tokens             ranks with parts of the same sequences: tp x cp
+experts            ranks over which the experts of a block are spread: etp x ep of the ranks of tp x
+                   cp x dp (plan/settings/experts.py)
+experts_near, experts_far      of these, the ones on this rank's node; those with its place on every
+                               node (plan/settings/dispatch.py)
+expert_shard, expert_replicate, expert_matrix      for experts what shard, replicate and matrix are
+                                                   for the rest
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpitrain.comm.base.axis_operations import NOTHING, AxisOperations, carried
+from mpitrain.comm.base.grid import Grid
+from mpitrain.config import Config
+from mpitrain.plan.declared.optimizers import optimizer_kind
+from mpitrain.plan.declared.parameters import EXPERT
+from mpitrain.plan.division.domains import DENSE, DOMAINS
+from mpitrain.plan.settings.dispatch import near_ranks
+from mpitrain.schedules.table import Table
+
+# bytes that a rank tells all others at the end of a step, or less, and more for each number that
+# layers tell
+TOTALS = 1024
+METRIC_BYTES = 320
+# what an axis shared by several ranks carries; `data` and `model` by their size, `cp` by the kind
+# of its attention
+CARRIED = {
+    "tp": carried("all_reduce", "all_gather", "reduce_scatter", "shift"),
+    "links": carried("send", "receive"),
+    "tied": carried("all_reduce"),
+    "mirror": carried("all_reduce"),
+    "kv": carried("all_reduce"),
+    "tokens": carried("all_reduce"),
+    "experts": carried("all_gather", "all_to_all_v"),
+    "experts_near": carried("all_to_all_v"),
+    "experts_far": carried("all_to_all_v"),
+}
+MEANINGS = {  # for the table at the end of a run: what travels, between which ranks
+    "tp": "parts of each layer's activations, between ranks that divide the layers",
+    "cp": "keys and values, between ranks with parts of the same sequences",
+    "data": "totals of a step, between ranks with the same parameters and other tokens",
+    "links": "activations and their gradients, between pipeline ranks",
+    "model": "totals of a step, between ranks with the same tokens and other parameters",
+    "tied": "gradients of the tied embedding, between the first and the last stage",
+    "mirror": "gradients, between pipeline ranks with the same stages of two copies of the model",
+    "shard": "gradients and weights, between ranks that divide them",
+    "replicate": "gradients, between ranks that have the same shard",
+    "kv": "gradients of key-value heads, between ranks that have the same ones",
+    "matrix": "parts of matrices for the optimiser, between the ranks that have them",
+    "tokens": "gradients and losses of routers, between ranks with parts of the same sequences",
+    "experts": "rows of tokens, between ranks that have other experts of a block",
+    "experts_near": "rows of tokens, between ranks of a node with other experts",
+    "experts_far": "rows of tokens, between nodes with other experts",
+    "expert_shard": "gradients and weights of experts, between ranks that divide them",
+    "expert_replicate": "gradients of experts, between ranks that have the same shard",
+    "expert_matrix": "parts of experts' matrices for the optimiser, between the ranks that have them",
+}
+# shard, replicate, matrix
+OF_DOMAIN = carried("reduce_scatter", "all_gather"), carried("all_reduce"), carried("all_to_all_v")
+OF_EXPERTS = "tokens", "experts", "experts_near", "experts_far", *DOMAINS[EXPERT][:3]
+ATTENTION = {
+    "zigzag": carried("shift"),
+    "ring": carried("shift"),
+    "gather": carried("all_gather", "reduce_scatter"),
+    "ulysses": carried("all_to_all"),
+}
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a layout.
+
+    Who shares one with a rank is computed when it is asked: a layout of 100,000 ranks is these few
+    integers.
+
+    divided: ranks that divide the state among them.
+    repeats: neighbours in tp with the same key-value heads.
+    ends: pipeline ranks with a copy of the tied embedding.
+    mirrored: there are two copies of the model.
+    matrices: parts of matrices are exchanged.
+    context: the kind of attention over cp.
+    num_metrics: numbers that layers make besides their outputs (actor/step_totals.py).
+    folded: ep, etp, and ranks that divide the state of experts among them; None: there are no
+    experts.
+    near: ranks of the experts on one node, if rows are sent to nodes first; else 0.
+    """
+
+    grid: Grid
+    divided: int
+    repeats: int
+    ends: tuple[int, ...]
+    mirrored: bool
+    matrices: bool
+    context: str
+    num_metrics: int = 0
+    folded: tuple[int, int, int] | None = None
+    near: int = 0
+
+    def of(self, rank: int) -> dict[str, Sequence[int]]:
+        """Return the ranks of each axis that `rank` is on, itself included, in the order of the axis."""
+        at = self.grid.coordinates(rank)
+        degrees = self.grid.degrees
+        data = self.grid.group(rank, "cp", "dp")
+        own = at["cp"] + degrees["cp"] * at["dp"]  # its place in data
+        part = own % self.divided
+        kv = rank - rank % self.repeats
+        shard = data[own - part : own - part + self.divided]
+        pp = at["pp"]
+        return (
+            {name: self.grid.group(rank, name) for name in degrees}
+            | {
+                "data": data,
+                "links": self.grid.group(rank, "pp"),
+                "model": self.grid.group(rank, "tp", "pp"),
+                "tied": self._along_pp(rank, pp, self.ends),
+                "mirror": self._along_pp(
+                    rank, pp, sorted({pp, degrees["pp"] - 1 - pp}) if self.mirrored else ()
+                ),
+                "shard": shard,
+                "replicate": data[part :: self.divided],
+                "kv": range(kv, kv + self.repeats),
+                "matrix": tuple(other - at["tp"] + i for i in range(degrees["tp"]) for other in shard)
+                if self.matrices
+                else (rank,),
+            }
+            | self._of_experts(rank)
+        )
+
+    def _of_experts(self, rank: int) -> dict[str, Sequence[int]]:
+        if self.folded is None:
+            return dict.fromkeys(OF_EXPERTS, (rank,))
+        (ep, etp, divided), stride = self.folded, self.grid.size // self.grid.degrees["pp"]
+        begin = rank // stride * stride
+        inside = ep * etp
+        group = begin + (rank - begin) // inside * inside
+        alike = range(begin + (rank - begin) % inside, begin + stride, inside)
+        part = (rank - begin) // inside
+        shard = alike[part // divided * divided :][:divided]
+        matrix = (
+            tuple(other - rank % etp + i for i in range(etp) for other in shard) if self.matrices else (rank,)
+        )
+        place = (rank - group) % self.near if self.near else 0
+        near = range(rank - place, rank - place + self.near) if self.near else (rank,)
+        far = range(group + place, group + inside, self.near) if self.near else (rank,)
+        spread = self.grid.group(rank, "tp", "cp"), range(group, group + inside), near, far
+        return dict(zip(OF_EXPERTS, (*spread, shard, alike[part % divided :: divided], matrix)))
+
+    def _along_pp(self, rank: int, pp: int, others: Sequence[int]) -> tuple[int, ...]:
+        """Return the ranks at other pipeline ranks, if the own one, `pp`, is among them; else
+        `rank` alone.
+        """
+        stride = self.grid.size // self.grid.degrees["pp"]
+        return tuple(rank + (other - pp) * stride for other in others) if pp in others else (rank,)
+
+    @property
+    def carried(self) -> dict[str, AxisOperations]:
+        """What each axis carries, alike for all ranks: nothing, if no two ranks share it."""
+        tp, cp, dp, pp = self.grid.degrees.values()
+        sizes = {
+            "tp": tp,
+            "cp": cp,
+            "dp": dp,
+            "data": cp * dp,
+            "links": pp,
+            "model": tp * pp,
+            "tied": len(self.ends),
+            "mirror": pp if self.mirrored else 1,
+            "shard": self.divided,
+            "replicate": cp * dp // self.divided,
+            "kv": self.repeats,
+            "matrix": tp * self.divided if self.matrices else 1,
+        }
+        if self.folded is not None:
+            ep, etp, shards = self.folded
+            spread = tp * cp, ep * etp, self.near or 1, ep * etp // self.near if self.near else 1
+            of_state = shards, tp * cp * dp // (ep * etp * shards), etp * shards if self.matrices else 1
+            sizes |= dict(zip(OF_EXPERTS, (*spread, *of_state)))
+        totals = {
+            name: carried("all_gather", most_bytes=(TOTALS + METRIC_BYTES * self.num_metrics) * sizes[name])
+            for name in ("data", "model")
+        }
+        found = CARRIED | totals | {"cp": ATTENTION[self.context]}
+        for domain in DOMAINS.values():
+            for name, more in zip(domain, OF_DOMAIN):
+                found[name] = found.get(name, NOTHING).combined(more)
+        return {
+            name: found.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING
+            for name in (*sizes, *OF_EXPERTS)
+        }
+
+
+def axes_of(config: Config, table: Table, tied: bool, num_metrics: int = 0) -> Axes:
+    """Return the axes of a layout. tied: the first and the last stage have the same embedding."""
+    parallel = config.parallel
+    ends = dict.fromkeys((table.rank_of[0], table.rank_of[table.depth - 1]))
+    return Axes(
+        grid=Grid({"tp": parallel.tp, "cp": parallel.cp, "dp": parallel.dp, "pp": parallel.pp}),
+        divided=DOMAINS[DENSE].num_shards(config),
+        repeats=max(1, parallel.tp // config.model.kv_heads),
+        ends=tuple(ends) if tied else (),
+        mirrored=table.copies == 2,
+        matrices=optimizer_kind(config.optimizer).whole_matrices,
+        context=parallel.context,
+        num_metrics=num_metrics,
+        folded=(parallel.ep, parallel.etp, DOMAINS[EXPERT].num_shards(config))
+        if config.experts.count
+        else None,
+        near=near_ranks(config),
+    )

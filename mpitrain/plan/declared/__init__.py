@@ -1,0 +1,10 @@
+"""What layers, families and optimisers say of themselves: shapes, bytes, FLOPs, keys. Integers and names.
+
+parameters      a parameter, and the box of it that a rank holds
+layer           what a layer declares: parameters, FLOPs, bytes kept
+probabilities   attention's probabilities in bf16 on a CPU
+family          a family of models: layers, keys with their defaults, presets
+optimizers      an optimiser: its keys, its moments (optimizer state), whether it needs whole matrices
+traffic         what is started, before it is: operation, axis, bytes
+formatting      numbers and tables as text
+"""

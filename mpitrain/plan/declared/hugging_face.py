@@ -1,0 +1,303 @@
+"""What a family says of Hugging Face folders: which fields of config.json become which keys, and how its
+weights lie in safetensors files. The converter (mpitrain/weights/) knows no family.
+
+A family has a ModelType for each value of `model_type` that it reads or writes, and in
+weight_names["huggingface"] the name of each weight there; a weight that doesn't lie there as it does here
+has a Stored instead of a name:
+
+    WEIGHTS = {
+        "embedding.weight": "model.embed_tokens.weight",                 the same numbers, the same shape
+        "blocks.{block}.ffn.experts.up.weight":                          ours [E, I, D]: E tensors [I, D]
+            "model.layers.{block}.mlp.experts.{expert}.up_proj.weight",
+        "blocks.{block}.attention.q.weight": Stored(                     a part of a tensor, transposed
+            "transformer.h.{block}.attn.c_attn.weight",
+            shape=lambda ours, config: (ours[1], 3 * ours[1]),
+            views=lambda ours, theirs, config: [(ours, theirs[:, : ours.shape[0]].T)],
+        ),
+    }
+"""
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import listed, shown
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMAT = "huggingface"  # the key of ModelFamily.weight_names
+Shape = tuple[int, ...]
+Views = Iterable[tuple["np.ndarray", "np.ndarray"]]
+
+
+def same_shape(ours: Shape, config: Config) -> Shape:
+    """Return the shape of a weight that is stored as it is."""
+    return ours
+
+
+def same_views(ours: "np.ndarray", theirs: "np.ndarray", config: Config) -> Views:
+    """Return both arrays whole."""
+    return [(ours, theirs)]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a weight lies in a tensor of a safetensors file.
+
+    name: of the tensor, by the resolved configuration if need be; {block} and {expert} are numbers. With
+    {expert}, every expert has a tensor, and shape and views are of one expert's.
+    shape: of the whole tensor, from the weight's shape and the resolved configuration.
+    views: pairs of views of the weight and of the tensor, equal in shape, which hold the same numbers.
+    Together they are all of the weight, and a part of the tensor that no other weight has. They are used in
+    both directions, so a view must not be a copy (numpy: slices, transposition, reshape of split axes).
+    exact: written as the checkpoint has it, whatever --dtype says.
+    """
+
+    name: str | Callable[[Config], str]
+    shape: Callable[[Shape, Config], Shape] = same_shape
+    views: Callable[["np.ndarray", "np.ndarray", Config], Views] = same_views
+    exact: bool = False
+
+    def name_for(self, config: Config) -> str:
+        """Return the name of the tensor, with {block} and {expert}."""
+        return self.name if isinstance(self.name, str) else self.name(config)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the tensor is the weight as it is."""
+        return self.views is same_views
+
+
+def as_stored(form: str | Stored) -> Stored:
+    """Return how a weight lies in a file, of what weight_names has for it."""
+    return form if isinstance(form, Stored) else Stored(form)
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """A value of config.json's model_type that a family reads and writes.
+
+    name: the value.
+    architecture: the class in transformers, of `architectures`.
+    read: takes the fields of a config.json, and gives keys by Fields.give(); it refuses what the family
+    doesn't compute by Fields.refuse(). What it doesn't look at is refused afterwards, unless it is HARMLESS.
+    write: returns the fields for a resolved configuration, without those that every config.json has; None
+    if it is one for another ModelType of the family.
+    ignored: patterns (re.fullmatch) of names of tensors that hold nothing of the model.
+    prefix: names of tensors may lack it, all of them alike.
+    """
+
+    name: str
+    architecture: str
+    read: Callable[["Fields"], None]
+    write: Callable[[Config], dict[str, Any] | None]
+    ignored: tuple[str, ...] = ()
+    prefix: str = ""
+
+
+# Fields that say nothing of weights or logits.
+HARMLESS = frozenset({
+    "_name_or_path", "architectures", "transformers_version", "transformers.js_config", "use_cache",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
+    "decoder_start_token_id", "model_type", "max_position_embeddings", "max_window_layers",
+    "pretraining_tp", "initializer_range", "classifier_dropout", "output_router_logits",
+    "router_aux_loss_coef", "rope_interleaved", "torch_dtype", "dtype", "auto_map", "id2label",
+    "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "return_dict",
+    "output_attentions", "output_hidden_states", "return_dict_in_generate", "chunk_size_feed_forward",
+    "is_encoder_decoder", "is_decoder", "attn_implementation", "_attn_implementation",
+    "_attn_implementation_autoset", "tokenizer_class", "prefix", "summary_type", "summary_use_proj",
+    "summary_activation", "summary_proj_to_labels", "summary_first_dropout", "torchscript",
+    "unsloth_version", "unsloth_fixed", "num_nextn_predict_layers",
+})  # fmt: skip
+# Fields that must have one of these values where they are there, whatever the family; null always will do.
+ONLY: dict[str, tuple[Any, ...]] = {
+    "attention_dropout": (0,),
+    "hidden_dropout": (0,),
+    "add_cross_attention": (False,),
+    "use_bidirectional_attention": (False,),
+    "router_jitter_noise": (0,),
+    "clip_qkv": (),
+    "quantization_config": (),
+    "pruned_heads": ({},),
+}
+QUANTIZED = (
+    "its weights are quantized, which isn't read: give a folder of the same model in bf16, or have "
+    "transformers write one (from_pretrained with dequantize, then save_pretrained)"
+)
+ROPE_KEYS = {  # of each rope_type, besides rope_type and rope_theta
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"),
+        *("mscale", "mscale_all_dim", "attention_factor"),
+    ),
+}
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+REQUIRED: Any = _Required()
+
+
+@dataclass
+class Fields:
+    """The fields of a config.json, while a family reads them. Every mistake raises ConfigError.
+
+    tree: the file's object.  where: its path, for messages.
+    keys: what they become, by our keys: {"model.width": 576}.
+    lines: of the report, one for each key.
+    """
+
+    tree: Mapping[str, Any]
+    where: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+
+    # ------------------------------------------------------------ one field
+
+    def take(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
+        """Return a field as it is. default: where it is absent.  null: where it is null, else as absent."""
+        self._seen.add(name)
+        value = self.tree.get(name, REQUIRED)
+        if value is None:
+            value = default if null is REQUIRED else null
+        if value is REQUIRED:
+            value = default
+        if value is REQUIRED:
+            raise ConfigError(
+                f"{self.where}: {name} is missing, which says the model's size; add what its authors state"
+            )
+        return value
+
+    def integer(
+        self, name: str, default: Any = REQUIRED, *, to: str = "", least: int = 1, null: Any = REQUIRED
+    ) -> int:
+        """Return a whole number of at least `least`, and give it to the key `to`."""
+        value = self.take(name, default, null)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+            self.refuse(name, f"needed a whole number from {least} on", value)
+        return self._given(name, value, to)
+
+    def number(self, name: str, default: Any = REQUIRED, *, to: str = "") -> float:
+        """Return a finite number above 0, and give it to the key `to`."""
+        value = self.take(name, default)
+        wrong = not isinstance(value, int | float) or isinstance(value, bool)
+        if wrong or not 0 < value < 1e300:
+            self.refuse(name, "needed a number above 0", value)
+        return self._given(name, float(value), to)
+
+    def flag(self, name: str, default: Any = REQUIRED, *, to: str = "") -> bool:
+        """Return true or false, and give it to the key `to`."""
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            self.refuse(name, "needed true or false", value)
+        return self._given(name, value, to)
+
+    def only(self, name: str, *allowed: Any, default: Any = None) -> None:
+        """Refuse a field unless it has one of these values.
+
+        default: what absent or null means, if it isn't the first one.
+        """
+        value = self.take(name, allowed[0] if default is None else default)
+        if not any(_same(value, each) for each in allowed):
+            what = "it may be" if name in self.tree else "absent, it means another model: add it, as"
+            self.refuse(name, f"{what} {' or '.join(map(_json, allowed))} in a model of this family", value)
+
+    def take_no_notice(self, *names: str) -> None:
+        """Let fields be whatever they are."""
+        self._seen.update(names)
+
+    def give(self, key: str, value: Any, of: str = "") -> None:
+        """Give a key of ours a value.  of: the field that says so."""
+        self.keys[key] = value
+        self.lines.append(f"{key} = {_json(value)}" + (f"  ({of})" if of else ""))
+
+    def refuse(self, name: str, why: str, value: Any = REQUIRED) -> None:
+        """Raise ConfigError for a field."""
+        found = self.tree.get(name, value)
+        raise ConfigError(f"{self.where}: {name} = {shown(_json(found))}: {why}")
+
+    def _given(self, name: str, value: Any, to: str) -> Any:
+        if to:
+            found = self.tree.get(name)
+            self.give(to, value, f"{name}" if found is not None else f"{name} is absent: the class's default")
+        return value
+
+    # ------------------------------------------------------------ rotary positions
+
+    def rope(
+        self,
+        theta: float,
+        known: Collection[str],
+        layer_type: str = "",
+        default: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return rotary positions as one object, as 5.x writes them, of either spelling, 4.x's or 5.x's.
+
+        It has rope_type, rope_theta and what the type has besides.
+        theta: the class's default.  known: rope types that the family computes.
+        layer_type: where each type of layer has an object of its own, the one that is wanted.
+        default: the class's own object, where none is there.
+        """
+        self._seen.update(("rope_theta", "rope_scaling", "rope_parameters"))
+        name = "rope_scaling" if self.tree.get("rope_scaling") else "rope_parameters"
+        found = self.tree.get(name)
+        if found is None:
+            found = default or {}
+        if not isinstance(found, Mapping):
+            self.refuse(name, "needed an object")
+        if layer_type and layer_type in found:
+            found = found[layer_type]
+            if not isinstance(found, Mapping):
+                self.refuse(name, f"needed an object for {layer_type}")
+        found = {key: value for key, value in found.items() if value is not None}
+        kind = found.pop("rope_type", found.pop("type", "default"))
+        found.pop("type", None)
+        if kind not in known:
+            self.refuse(name, f"rope_type may be {' or '.join(known)} in a model of this family")
+        found.setdefault("rope_theta", self.tree.get("rope_theta", theta))
+        if unread := sorted(found.keys() - {"rope_theta", *ROPE_KEYS[kind]}):
+            self.refuse(name, f"{listed(unread)} isn't understood beside rope_type {kind}")
+        for key, value in found.items():
+            number = isinstance(value, int | float) and (isinstance(value, bool) == (key == "truncate"))
+            if not number or not math.isfinite(value) or (value <= 0 and key not in ("truncate", "mscale")):
+                self.refuse(name, f"{key} = {shown(_json(value))}, needed a number above 0")
+        return {"rope_type": kind, **found}
+
+    # ------------------------------------------------------------ the rest
+
+    def finish(self) -> None:
+        """Refuse every field that nobody has looked at, unless it says nothing of weights or logits."""
+        for name, allowed in ONLY.items():
+            value = self.tree.get(name)
+            if name in self._seen or value is None or any(_same(value, each) for each in allowed):
+                continue
+            why = QUANTIZED if name == "quantization_config" else "no model of this family computes that"
+            self.refuse(name, why)
+        unknown = self.tree.keys() - self._seen - HARMLESS - ONLY.keys()
+        for name in sorted(name for name in unknown if self.tree[name] is not None):
+            self.refuse(
+                shown(name), "it isn't understood, and may mean another model; leave it out if it does not"
+            )
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    """Return whether two values of JSON are equal; true isn't 1."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)

@@ -1,0 +1,221 @@
+"""What a layer says of itself, once, and a family, which is a list of layers.
+
+Integers only; model/layers/ has the layers.
+
+From this follow the shapes, shards and initial values of parameters, buckets, stages and their
+balance, memory, FLOPs and checkpoints; from the items that a layer builds, what is computed, and
+what is sent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from mpitrain.config import Config
+from mpitrain.plan.declared import probabilities
+from mpitrain.plan.declared.parameters import NormKind, Spec, itemsizes_of
+
+
+def is_loss(name: str) -> bool:
+    """Return whether a number that a layer makes besides its output is a sum over tokens that is
+    reported as a mean.
+    """
+    return name.endswith("_loss")
+
+
+class Working(NamedTuple):
+    """The bytes that a layer's computation takes at most, beside what it keeps, what it is given
+    and what it hands on.
+    """
+
+    forward: int
+    backward: int
+
+
+class Layer(Protocol):
+    """A part of a block, or an end of the model. Counts are of one token or of one microbatch on one rank.
+
+    metrics: names of the numbers that it makes besides its output (Context.record_metric,
+    parallel/microbatch.py). A loss is a sum over tokens, and its name ends with `_loss`.
+    """
+
+    metrics: tuple[str, ...]
+
+    def parameters(self) -> tuple[Spec, ...]:
+        """Return the whole parameters, by names within the block, in the order of the forward."""
+
+    def cost(self, sequence: int) -> float:
+        """Return the multiplications of a token's forward: by these, layers are divided over stages."""
+
+    def flops(self, sequence: int) -> float:
+        """Return the model FLOPs of a token in a training step.
+
+        For each weight of a product 6, forward and backward (a lookup is none).
+
+        For causal attention 6 T D besides: half of the 12 T D of PaLM (arXiv:2204.02311, appendix
+        B), because half of the scores are masked. Recomputation isn't counted.
+        """
+
+    def kept(self, sizes: "Sizes", segment: int) -> int:
+        """Return the bytes that the forward of a segment (of a sequence that is cut, else 0) leaves
+        for the backward.
+        """
+
+    def left(self, sizes: "Sizes") -> int:
+        """Return the bytes that a backward for inputs (I) leaves for the one for weights (W)."""
+
+    def working(self, sizes: "Sizes") -> Working:
+        """Return what its forward and its backward work with.
+
+        The backward frees what was kept only as it goes.
+        """
+
+    def history(self, sizes: "Sizes") -> int:
+        """Return the bytes that a segment of a sequence leaves for later segments."""
+
+    def items(self, own: Mapping[str, Any], site: Any) -> list:
+        """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name,
+        where `site` says (model/build_context.py).
+        """
+
+
+class Placed(NamedTuple):
+    """A layer of a model, and what the names of its parameters begin with."""
+
+    layer: Layer
+    prefix: str
+
+    def parameters(self) -> list[Spec]:
+        return [spec.named(self.prefix + spec.name) for spec in self.layer.parameters()]
+
+
+@dataclass(frozen=True)
+class ModelLayers:
+    """A model: what comes first, blocks of layers, what comes last.
+
+    A stage may begin and end between two layers of a block.
+    """
+
+    first: Layer
+    blocks: tuple[tuple[Layer, ...], ...]
+    last: Layer
+
+    def row(self) -> list[tuple[int, Placed]]:
+        """Return all layers between the ends, each with the number of its block."""
+        return [
+            (number, Placed(layer, f"blocks.{number}."))
+            for number, block in enumerate(self.blocks)
+            for layer in block
+        ]
+
+    @property
+    def ends(self) -> tuple[Placed, Placed]:
+        return Placed(self.first, ""), Placed(self.last, "")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What formulas of memory are given: how much of a microbatch one rank has, and where.
+
+    segments: into which its sequence is cut.
+    """
+
+    config: Config
+    segments: int = 1
+    on_gpu: bool = False
+
+    @property
+    def tp(self) -> int:
+        return self.config.parallel.tp
+
+    @property
+    def length(self) -> int:
+        """Positions of a sequence."""
+        return self.config.data.sequence // (self.config.parallel.cp * self.segments)
+
+    @property
+    def positions(self) -> int:
+        """Of a microbatch."""
+        return self.config.batch.micro * self.length
+
+    @property
+    def shared(self) -> int:
+        """Positions of the residual stream."""
+        return self.positions // (self.tp if self.config.parallel.sequence else 1)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an activation."""
+        return itemsizes_of(self.config)[0]
+
+    @property
+    def factor(self) -> int:
+        """Bytes of a number of which the weight gradients of a block are made."""
+        return 1 if self.config.precision.compute == "fp8" else self.itemsize
+
+    @property
+    def selective(self) -> bool:
+        """Whether what is cheap to make again isn't kept."""
+        return self.config.memory.recompute == "selective"
+
+    def gated(self, itemsize: int, silu: bool = True) -> int:
+        """Return what a gated product and the product behind it keep of a hidden unit.
+
+        gate, up, silu(gate), and what is multiplied.
+
+        itemsize: of a number that the product behind it keeps.
+        silu: another activation isn't kept, but made again.
+        """
+        if self.selective:
+            return 2 * self.itemsize
+        made_again = self.config.run.compile or not silu
+        return (2 if made_again else 3) * self.itemsize + itemsize
+
+    def probabilities(self, heads: int, width: int) -> int:
+        """Return what attention in bf16 on a CPU keeps of a microbatch besides.
+
+        heads: of this rank.
+        width: of one.
+
+        None in fp16: it depends on the processor whose attention is taken there, and a plan knows
+        none.
+        """
+        config = self.config
+        ours = config.precision.compute in ("bf16", "fp8") and not self.on_gpu and config.parallel.cp == 1
+        masked = config.data.documents == "separate" or self.segments > 1
+        if self.selective or masked or not ours or not probabilities.are_kept(self.length, width):
+            return 0
+        return config.batch.micro * heads * probabilities.count(self.length) * self.itemsize
+
+    def norm(self, width: int) -> int:
+        """Return what a norm keeps of a position.
+
+        What has the norm 1, and its factor, which is fp32 at least.
+        """
+        return width * self.itemsize + max(4, self.itemsize)
+
+    def normed(self, width: int, itemsize: int, kind: NormKind = NormKind.RMS) -> int:
+        """Return what a norm and the products behind it keep of their input.
+
+        itemsize: of a number that the products keep.
+        """
+        if kind is NormKind.NONE:
+            return self.positions * width * itemsize
+        in_pieces = self.tp > 1  # a message is between norm and product
+        norm = (self.shared if in_pieces else self.positions) * self.norm(width)
+        return norm + (0 if self.selective and not in_pieces else self.positions * width * itemsize)
+
+    def stream(self, width: int) -> int:
+        """Return the bytes of one tensor of the residual stream, [B, T, D]."""
+        return self.shared * width * self.itemsize
+
+    def gathered(self, width: int) -> int:
+        """Return the bytes of the same tensor of all ranks of tp, which a layer gathers before it
+        computes and scatters after.
+        """
+        return self.positions * width * self.itemsize if self.tp > 1 else 0
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether attention makes its probabilities itself, some queries at a time: in 16 bits on a CPU."""
+        return self.itemsize == 2 and not self.on_gpu

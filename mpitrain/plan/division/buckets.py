@@ -1,0 +1,190 @@
+"""Which parameters of a stage are stored, reduced and fetched together.
+
+Integers and names only, like mpitrain/plan/declared/parameters.py.
+
+The backward of a stage is divided into parts, from the last block to the first, and the parameters
+of a part are a bucket: when a part is done for the last microbatch, its bucket is complete and can
+be reduced while the next part runs.
+
+    blocks   embedding | block 0 | block 1 | block 2 | head
+    parts    [     part 1      ] [          part 0         ]     bucket k is complete after part k
+                                                                 the tied embedding is a bucket of
+                                                                     its own, complete last
+
+Weights and gradients of a bucket lie in flat buffers of one layout. Every parameter begins on a
+multiple of BLOCK elements, and so does every rank's shard of a buffer: a block belongs to one
+parameter and to one rank, whoever holds it, and what is computed block by block (the gradient norm)
+has the same bits in every layout.
+
+    elements    0        1024      2048      3072      4096
+    parameters  | norm - | q ------------------- | k -- |          padded to whole blocks
+    shards of 2 |      rank 0      |      rank 1       |          as long as each other
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from mpitrain.config import Config
+from mpitrain.plan.declared.parameters import Spec
+from mpitrain.plan.division.domains import COUNTED, DENSE, domain_of
+from mpitrain.schedules.lowering.sums import MIRROR, TIED
+
+BLOCK = 1024  # elements
+# parameters, each with the part of the backward that adds to its gradient
+Placed = list[tuple[Spec, int]]
+
+
+class Bucket(NamedTuple):
+    """Parameters that are reduced together, and the parts of the backward that use them.
+
+    over, then: the axes their gradients are summed over before the data axis, and after it: `tied`,
+    `tp`, `kv`, `mirror`.
+    domain: says over which axes their state is divided (plan/division/domains.py).
+    """
+
+    specs: tuple[Spec, ...]
+    parts: tuple[int, ...]
+    over: tuple[str, ...] = ()
+    then: tuple[str, ...] = ()
+    domain: str = DENSE
+
+    @property
+    def tied(self) -> bool:
+        """Whether the first and the last stage have its weights."""
+        return TIED in self.over + self.then
+
+
+class Layout(NamedTuple):
+    """Where the parameters of a bucket begin in a flat buffer of `length` elements, cut into equal shards."""
+
+    specs: tuple[Spec, ...]
+    starts: tuple[int, ...]
+    length: int
+    num_shards: int
+
+    def bounds(self, rank: int) -> tuple[int, int]:
+        """Return where the shard of `rank` begins and ends."""
+        share = self.length // self.num_shards
+        return rank * share, (rank + 1) * share
+
+    def runs(self, rank: int) -> Iterator[tuple[Spec, int, int]]:
+        """Yield the parameters that the shard of `rank` has elements of, [begin, end) of each."""
+        return self.within(*self.bounds(rank))
+
+    def within(self, first: int, last: int) -> Iterator[tuple[Spec, int, int]]:
+        """Yield the parameters that elements [first, last) of the buffer are of, [begin, end) of each."""
+        for spec, start in zip(self.specs, self.starts):
+            begin = max(start, first) - start
+            end = min(start + spec.numel, last) - start
+            if begin < end:
+                yield spec, begin, end
+
+    def gaps(self) -> Iterator[slice]:
+        """Yield where no parameter is."""
+        ends = (start + spec.numel for spec, start in zip(self.specs, self.starts))
+        for end, start in zip((0, *ends), (*self.starts, self.length)):
+            if end < start:
+                yield slice(end, start)
+
+
+def layout_of(specs: tuple[Spec, ...], num_shards: int) -> Layout:
+    """Lay parameters out in whole blocks, and pad the buffer to shards of whole blocks."""
+    *starts, length = accumulate((-(-spec.numel // BLOCK) * BLOCK for spec in specs), initial=0)
+    unit = BLOCK * num_shards
+    return Layout(specs, tuple(starts), -(-length // unit) * unit, num_shards)
+
+
+def parts_of(config: Config, blocks: list[list[Spec]], joined: set[int]) -> list[range]:
+    """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full.
+
+    With ZeRO-3 each block is a part: it is what is fetched and dropped. joined: blocks in the same
+    part as the block before them.
+    """
+    itemsize = 8 if config.precision.compute == "fp64" else 4  # of gradients
+    limit = config.comm.bucket_mb * 2**20 if config.parallel.zero < 3 else 0
+    parts = []
+    end = len(blocks)
+    size = 0
+    for index in reversed(range(len(blocks))):
+        size += itemsize * sum(spec.numel for spec in blocks[index] if not spec.tied)
+        if (size >= limit and index not in joined) or index == 0:
+            parts.append(range(index, end))
+            end, size = index, 0
+    return parts
+
+
+def buckets_of(config: Config, blocks: list[list[Spec]], parts: list[range], copies: int = 1) -> list[Bucket]:
+    """Return the buckets of a stage.
+
+    Those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
+
+    What is counted (plan/division/domains.py) is one bucket, for its few numbers are padded to blocks of
+    every shard.
+
+    The last are norms with sequence parallelism and repeated key-value heads, whose copies are
+    summed over the tensor-parallel axis. Where the pipeline has two copies of the model, each
+    bucket is then summed with its mirror image. The tied embedding's axis joins both: its uses are
+    added first, unless sums over microbatches and data ranks are one tree, or each microbatch is
+    reduced. Then each use is a bucket, so that no gradient is whole from the head's backward to the
+    embedding's.
+    """
+    part_of = {block: number for number, part in enumerate(parts) for block in part}
+    placed = [(spec, part_of[number]) for number, block in enumerate(blocks) for spec in block]
+    mirror = (MIRROR,) if copies == 2 else ()
+    return [
+        *_of_parts([each for each in placed if _is_plain(config, each[0])], len(parts), mirror),
+        *_of_counted(config, placed, mirror),
+        *_of_tied(config, [each for each in placed if each[0].tied]),
+        *_of_partial(config, [each for each in placed if each[0].partial], mirror),
+    ]
+
+
+def _is_plain(config: Config, spec: Spec) -> bool:
+    return not spec.partial and not spec.tied and domain_of(config, spec) != COUNTED
+
+
+def _of_parts(plain: Placed, num_parts: int, mirror: tuple[str, ...]) -> Iterator[Bucket]:
+    """Yield a bucket of each part and domain; a part without parameters of its own has one, too."""
+    for domain in dict.fromkeys((DENSE, *(spec.domain for spec, _ in plain))):
+        for number in range(num_parts):
+            specs = tuple(spec for spec, part in plain if part == number and spec.domain == domain)
+            if specs or domain == DENSE:
+                yield Bucket(specs, (number,), mirror, domain=domain)
+
+
+def _of_counted(config: Config, placed: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
+    counted = [
+        (spec, part) for spec, part in placed if not spec.partial and domain_of(config, spec) == COUNTED
+    ]
+    if counted:
+        yield Bucket(tuple(spec for spec, _ in counted), _uses(counted), mirror, domain=COUNTED)
+
+
+def _of_tied(config: Config, tied: Placed) -> Iterator[Bucket]:
+    """Yield the bucket of the tied embedding, or one for each of its uses."""
+    if not tied:
+        return
+    tree = config.numerics.reproducible == "layout"
+    each = config.parallel.reduce == "microbatch"
+    over, then = ((), (TIED,)) if tree or each else ((TIED,), ())
+    uses = [part for _, part in tied]
+    every = [[use for use in uses if use == part] for part in dict.fromkeys(uses)] if each else [uses]
+    for parts in every:
+        yield Bucket((tied[0][0],), tuple(parts), over, then)
+
+
+def _of_partial(config: Config, partial: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
+    """Yield a bucket of each kind of copies that have part of a gradient each."""
+    kinds = {(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in partial}
+    for copies, over, domain in sorted(kinds):
+        found = [
+            (spec, part)
+            for spec, part in partial
+            if (spec.copies, spec.over, domain_of(config, spec)) == (copies, over, domain)
+        ]
+        yield Bucket(tuple(spec for spec, _ in found), _uses(found), (over, *mirror), domain=domain)
+
+
+def _uses(placed: Placed) -> tuple[int, ...]:
+    return tuple(sorted({part for _, part in placed}))

@@ -1,0 +1,82 @@
+"""Gradient accumulation: which instructions of a program add to which gradients.
+
+When a group of microbatches is complete, and what a sum takes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from mpitrain.plan.declared.parameters import EXPERT
+from mpitrain.plan.division.buckets import Bucket as BucketPlan
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.table import Table
+
+
+class BucketLike(Protocol):
+    """A bucket of a stage on one rank, or the plan of one.
+
+    A gradient for each use, and weights that two stages can share.
+    """
+
+    plan: BucketPlan
+    weights: Any
+    gradients: Sequence[Any]
+
+
+class StageLike(Protocol):
+    """What has buckets."""
+
+    buckets: Sequence[BucketLike]
+
+
+def group_of(table: Table, index: int) -> int:
+    """Return the group of a microbatch, or of a segment of one."""
+    return index // table.segments // odd_part(table.num_microbatches // table.segments)
+
+
+Completed = Mapping[Action, list[tuple[Any, int]]]
+
+
+def completed_by(program: Sequence[Action], stages: Mapping[int, StageLike], table: Table) -> Completed:
+    """Return which groups of which gradients are complete after an instruction of this rank's program."""
+    last: dict[tuple[int, int], tuple[Action, Any]] = {}
+    for action in program:
+        for gradient in added_to(action, stages):
+            last[id(gradient), group_of(table, action.index)] = action, gradient
+    completed: dict[Action, list[tuple[Any, int]]] = {}
+    for (_, group), (action, gradient) in last.items():
+        completed.setdefault(action, []).append((gradient, group))
+    return completed
+
+
+def added_to(action: Action, stages: Mapping[int, StageLike]) -> list:
+    """Return the gradients that an instruction adds to.
+
+    A backward for inputs only to those of experts, whose rows can come in rounds.
+    """
+    if action.kind not in ("B", "I", "W"):
+        return []
+    found = stages[action.stage].buckets
+    buckets = [b for b in found if action.part is None or action.part in b.plan.parts]
+    if action.kind == "I":
+        buckets = [b for b in buckets if b.plan.domain == EXPERT]
+    return [gradient for bucket in buckets for gradient in bucket.gradients]
+
+
+def summed_in(bucket: BucketLike, stages: Mapping[int, StageLike]) -> list:
+    """Return the gradients of this rank that a bucket's is the sum of, itself first.
+
+    Of a tied embedding all its uses.
+    """
+    others = [
+        other
+        for state in stages.values()
+        for other in state.buckets
+        if bucket.plan.tied and other.plan.tied and other is not bucket
+    ]
+    return [gradient for each in (bucket, *others) for gradient in each.gradients]
+
+
+def odd_part(number: int) -> int:
+    """Return the largest odd divisor."""
+    return number // (number & -number)

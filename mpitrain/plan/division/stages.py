@@ -1,0 +1,153 @@
+"""Which layers each stage of a model has, and which of its blocks are computed again, reduced and
+fetched together.
+
+Integers only.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, groupby
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.layer import ModelLayers, Placed
+from mpitrain.plan.declared.parameters import WHOLE, Shard, Spec
+from mpitrain.plan.division.buckets import Bucket, buckets_of, parts_of
+from mpitrain.plan.division.stage_balance import balanced_split
+from mpitrain.schedules.lowering.reductions import Reduction
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Stage `index` of a model.
+
+    Its first and last block can be part of one, of which another stage has the rest.
+
+    blocks: in forward order.
+    copies: of the model, in the pipeline.
+    every: blocks of a group.
+    groups: runs of blocks that are recomputed together.
+    parts: of the backward, runs of blocks too.
+    """
+
+    config: Config
+    index: int
+    first: bool
+    last: bool
+    blocks: tuple[tuple[Placed, ...], ...]
+    copies: int = 1
+    every: int = 1
+
+    def shard(self, rank: int, expert_rank: int = 0) -> Shard:
+        """Return what rank `rank` of the tensor-parallel axis has, `expert_rank` being its rank on
+        the axis `experts`.
+        """
+        parallel = self.config.parallel
+        dense = Shard(rank, parallel.tp, parallel.sequence) if parallel.tp > 1 else WHOLE
+        part, hidden = divmod(expert_rank, parallel.etp)
+        return replace(dense, experts=(part, parallel.ep), hidden=(hidden, parallel.etp))
+
+    def specs(self, shard: Shard = WHOLE) -> list[list[Spec]]:
+        """Return the parameters of each block, made once for each shard: leave the lists as they are."""
+        if shard not in self._specs:
+            self._specs[shard] = [
+                [spec.on(shard) for placed in block for spec in placed.parameters()] for block in self.blocks
+            ]
+        return self._specs[shard]
+
+    @cached_property
+    def _specs(self) -> dict[Shard, list[list[Spec]]]:
+        return {}
+
+    @property
+    def inner(self) -> range:
+        """The blocks without the ends of the model."""
+        return range(self.first, len(self.blocks) - self.last)
+
+    @cached_property
+    def groups(self) -> list[range]:
+        """With ZeRO-3 a group is one block: weights are fetched and dropped block by block."""
+        inner = self.inner
+        if self.config.memory.recompute not in ("full", "every-k"):
+            return []
+        return [inner[i : i + self.every] for i in range(0, len(inner), self.every)]
+
+    @cached_property
+    def parts(self) -> list[range]:
+        """From the last block to the first; the same on all ranks."""
+        # each with the block before it
+        joined = {block for group in self.groups for block in group[1:]}
+        return parts_of(self.config, self.specs(self.shard(0)), joined)
+
+    def buckets(self, shard: Shard = WHOLE) -> list[Bucket]:
+        """Return what is stored, reduced and fetched together."""
+        return buckets_of(self.config, self.specs(shard), self.parts, self.copies)
+
+    @cached_property
+    def reduction(self) -> Reduction:
+        """Tell the schedule after which part of the backward each bucket is complete, and over
+        which axes it is summed.
+        """
+        ready, over, then = zip(
+            *((max(bucket.parts), bucket.over, bucket.then) for bucket in self.buckets(self.shard(0)))
+        )
+        return Reduction(len(self.parts), ready, over, then)
+
+    @cached_property
+    def uses(self) -> tuple[tuple[int, ...], ...]:
+        """Tell the schedule which buckets each part of the backward needs."""
+        buckets = self.buckets(self.shard(0))
+        return tuple(
+            tuple(number for number, b in enumerate(buckets) if part in b.parts)
+            for part in range(len(self.parts))
+        )
+
+
+def stages_of(
+    config: Config, model: ModelLayers, rank_of: tuple[int, ...], copies: int
+) -> tuple[StagePlan, ...]:
+    """Divide a model's layers over stages: as configured, or balanced.
+
+    rank_of: the pipeline rank of each stage of one copy.
+    """
+    row = model.row()
+    last = len(rank_of) - 1
+    counts = (
+        _balanced(config, model, rank_of) if config.pipeline.stages is None else _configured(config, model)
+    )
+    stages = []
+    for index, (end, count) in enumerate(zip(accumulate(counts), counts)):
+        blocks = [
+            tuple(placed for _, placed in each)
+            for _, each in groupby(row[end - count : end], lambda numbered: numbered[0])
+        ]
+        if index == 0:
+            blocks.insert(0, (model.ends[0],))
+        if index == last:
+            blocks.append((model.ends[1],))
+        stages.append(StagePlan(config, index, index == 0, index == last, tuple(blocks), copies))
+    return tuple(stages)
+
+
+def _balanced(config: Config, model: ModelLayers, rank_of: tuple[int, ...]) -> list[int]:
+    """Balance by multiplications per token: of weights, and of scores and values in causal attention."""
+    costs = {id(layer): layer.cost(config.data.sequence) for block in model.blocks for layer in block}
+    row = tuple(costs[id(layer)] for block in model.blocks for layer in block)
+    return balanced_split(row, rank_of, model.last.cost(config.data.sequence))
+
+
+def _configured(config: Config, model: ModelLayers) -> list[int]:
+    """Turn blocks per stage, which can be halves, into layers."""
+    begins = [0, *accumulate(len(block) for block in model.blocks)]
+    ends = []
+    for end in accumulate(config.pipeline.stages):
+        whole = int(end)
+        within = end - int(end)
+        at = begins[whole] + (within * len(model.blocks[whole]) if within else 0)
+        if at != int(at):
+            raise ConfigError(
+                f"pipeline.stages = {config.pipeline.stages}: found half of block {whole}, which has "
+                f"{len(model.blocks[whole])} layers; end a stage behind a whole block"
+            )
+        ends.append(int(at))
+    return [end - begin for begin, end in zip([0, *ends], ends)]

@@ -1,0 +1,162 @@
+"""One plan of a run: everything that follows from its configuration and number of ranks, by integers alone.
+
+    model    what the model is made of (plan/declared/layer.py)
+    table     who computes what, in which order (schedules/)
+    stages    the layers, parameters, parts and buckets of each stage (plan/division/stages.py)
+    training  the program of every pipeline rank, proved (plan/program.py); evaluation: without
+              backwards
+    axes      which ranks share what (plan/axes.py)
+    sizes     how much of a microbatch a rank has (plan/declared/layer.py)
+
+Made once and given to whoever needs it, or the part of it that they need; nothing is derived again.
+Each part is made when it is first asked for. Ranks that differ only in their place along tp, cp or
+dp are described once.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mpitrain.config import Config
+from mpitrain.plan import program, routing
+from mpitrain.plan.axes import Axes, axes_of
+from mpitrain.plan.declared.layer import Layer, ModelLayers, Sizes
+from mpitrain.plan.declared.parameters import Spec, itemsizes_of
+from mpitrain.plan.division.sequence import SequencePlacement, placement_of
+from mpitrain.plan.division.stages import StagePlan, stages_of
+from mpitrain.plan.program import Programs
+from mpitrain.plan.routing import RoutingTrace
+from mpitrain.plan.settings.pipeline_table import num_microbatches, placement_in, table_of
+from mpitrain.plan.settings.recompute import with_every
+from mpitrain.schedules.table import Table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a resolved configuration.
+
+    Raises ScheduleError or ConfigError, whatever part is asked for, if it can't work.
+    """
+
+    config: Config
+    model: ModelLayers
+
+    @cached_property
+    def table(self) -> Table:
+        return table_of(self.config)
+
+    @cached_property
+    def stages(self) -> tuple[StagePlan, ...]:
+        """Of one copy of the model.
+
+        A schedule's name tells where they are; only a table from a file has to be read for it.
+        """
+        rank_of, copies = placement_in(self.config) or (
+            self.table.rank_of[: self.table.depth],
+            self.table.copies,
+        )
+        stages = stages_of(self.config, self.model, rank_of, copies)
+        return (
+            with_every(stages, self.table, self.sizes)
+            if self.config.memory.recompute == "every-k"
+            else stages
+        )
+
+    @cached_property
+    def training(self) -> Programs:
+        return program.training(self.config, self.table, self.stages)
+
+    @cached_property
+    def evaluation(self) -> Programs:
+        return program.evaluation(self.config, self.table, self.stages)
+
+    @cached_property
+    def axes(self) -> Axes:
+        return axes_of(self.config, self.table, self.tied, len(self.metrics))
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return Sizes(self.config, self.table.segments, self.config.run.device == "cuda")
+
+    @cached_property
+    def placement(self) -> SequencePlacement | None:
+        """Where the positions of a sequence are, if it is spread over ranks."""
+        model = self.config.model
+        parallel = self.config.parallel
+        if parallel.cp == 1:
+            return None
+        heads = model.heads // parallel.tp
+        kv_heads = max(1, model.kv_heads // parallel.tp)
+        return placement_of(parallel.context, self.config.data.sequence, parallel.cp, heads, kv_heads)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of a step, on each data-parallel rank."""
+        return num_microbatches(self.config)
+
+    def stage(self, number: int) -> StagePlan:
+        """Return the stage of the model that stage `number` of the table is."""
+        return self.stages[number % self.table.depth]
+
+    def positions(self, cp_rank: int) -> np.ndarray:
+        """Return the positions of a sequence that a rank of the context-parallel axis has, [T]."""
+        return (
+            np.arange(self.config.data.sequence)
+            if self.placement is None
+            else self.placement.positions(cp_rank)
+        )
+
+    def activation_shape(self) -> tuple[int, int, int]:
+        """Return what travels between stages, [B, T, D]."""
+        divided = (
+            self.table.segments
+            * self.config.parallel.cp
+            * (self.config.parallel.tp if self.config.parallel.sequence else 1)
+        )
+        return self.config.batch.micro, self.config.data.sequence // divided, self.config.model.width
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the numbers that layers make besides their outputs."""
+        return tuple(sorted({name for layer in self._layers for name in layer.metrics}))
+
+    @property
+    def tied(self) -> bool:
+        """Whether the first and the last stage have the same embedding."""
+        return any(spec.tied for spec in self.model.first.parameters())
+
+    @cached_property
+    def routing(self) -> RoutingTrace | None:
+        """Which experts tokens are sent to, if that is replayed."""
+        return routing.read(self.config, self.loads) if self.config.experts.replay else None
+
+    @cached_property
+    def loads(self) -> list[Spec]:
+        """The loads of the blocks that have experts."""
+        return [spec for spec in self.parameters() if spec.group == "load"]
+
+    def parameters(self) -> list[Spec]:
+        """Return every parameter of the model once, whole."""
+        return list(
+            {spec.name: spec for stage in self.stages for block in stage.specs() for spec in block}.values()
+        )
+
+    def stored_weights(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Return dtype and shape of every weight by its name in a checkpoint, which has them as the
+        optimiser does.
+        """
+        dtype = np.dtype(f"<f{itemsizes_of(self.config)[1]}")
+        return {f"parameters/{spec.name}": (dtype, spec.shape) for spec in self.parameters()}
+
+    def flops_per_token(self) -> float:
+        """Return the model FLOPs of a token in a training step, see Layer.flops."""
+        return sum(layer.flops(self.config.data.sequence) for layer in self._layers)
+
+    @property
+    def _layers(self) -> tuple[Layer, ...]:
+        return (
+            self.model.first,
+            *(layer for block in self.model.blocks for layer in block),
+            self.model.last,
+        )

@@ -1,0 +1,220 @@
+"""What settings that are there for memory save in a layout, and what those cost that are there for speed."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.division.domains import divided_experts, gather_of
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.bucket_buffers import held_by
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.pool_sizes import needed_by
+from mpitrain.plan.settings.resolve import with_reduce
+
+STAGES = (0, 1, 2, 3)
+COPIES = "both copies of a stage are summed first, once a step, and their gradients are whole until then"
+MODES = ("none", "selective", "every-k", "full")
+
+
+def most_bytes(plan: Plan) -> int:
+    """Return what the pipeline rank that holds most has on its device."""
+    return max(usage.on_device for usage in predict(plan))
+
+
+def with_zero(plan: Plan, stage: int) -> Plan:
+    """Return the plan of the same run with another stage of ZeRO, and all that belongs to it left open."""
+    open_keys = dict(zero=stage, reduce="auto", gather="auto", ahead=1)
+    return _with_parallel(plan, **open_keys, **({} if stage else {"dp_shard": 0}))
+
+
+def _with_parallel(plan: Plan, **keys) -> Plan:
+    """Return the plan of the same run with other keys of `parallel`."""
+    parallel = msgspec.structs.replace(plan.config.parallel, **keys)
+    config = msgspec.structs.replace(plan.config, parallel=parallel)
+    return Plan(msgspec.structs.replace(config, parallel=with_reduce(parallel, config)), plan.model)
+
+
+def with_recompute(plan: Plan, mode: str) -> Plan:
+    """Return the plan of the same run with another memory.recompute."""
+    memory = msgspec.structs.replace(plan.config.memory, recompute=mode, every=0)
+    return Plan(msgspec.structs.replace(plan.config, memory=memory), plan.model)
+
+
+def by_stage(plan: Plan, stages: Iterable[int] = STAGES) -> dict[int, int]:
+    """Return what a rank holds with each stage of ZeRO, of those that this layout can have."""
+    found = {}
+    for stage in stages:
+        other = with_zero(plan, stage)
+        if other.config.parallel.zero == stage and _allowed(other.config):
+            try:
+                found[stage] = most_bytes(other)
+            except (ConfigError, ScheduleError):
+                # such as pairs in parts, where nothing is walked in parts
+                continue
+    return found
+
+
+def by_recompute(plan: Plan, modes: Iterable[str] = MODES) -> dict[str, int]:
+    """Return what a rank holds with each mode of recomputation, of those that this layout can have."""
+    plans = {mode: with_recompute(plan, mode) for mode in modes}
+    return {mode: most_bytes(other) for mode, other in plans.items() if _allowed(other.config)}
+
+
+def _allowed(config: Config) -> bool:
+    return config.parallel.zero < 3 or config.memory.recompute != "every-k" or config.memory.every == 1
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def zero_line(given: Config, resolved: Config) -> str:
+    """Say so if ZeRO was asked for, and there is one data rank, over which nothing is divided."""
+    if not given.parallel.zero or resolved.parallel.zero:
+        return ""
+    ranks = f"parallel.dp = {resolved.parallel.dp} and parallel.cp = {resolved.parallel.cp}"
+    return (
+        f"parallel.zero = {given.parallel.zero} divides nothing with {ranks}, so the run takes parallel.zero "
+        "= 0"
+    )
+
+
+def costs(plan: Plan) -> list[str]:
+    """Say what settings cost that hold more for speed or bits than the stage of ZeRO needs."""
+    parallel = plan.config.parallel
+    lines = []
+    if parallel.reduce == "microbatch":
+        lines += _costs_of_each(plan)
+    elif parallel.zero >= 2 and plan.num_microbatches > 1:
+        lent = max(_lent(plan, rank) for rank in range(parallel.pp))
+        instead = (
+            'numerics.reproducible = "layout" needs it'
+            if plan.config.numerics.reproducible == "layout"
+            else f'"microbatch" keeps none, and sends gradients {plan.num_microbatches} times a step'
+        )
+        lines.append(
+            f'parallel.reduce = "step" keeps {lent / 1e6:,.2f} MB of whole gradients until the last '
+            f"microbatch; {instead}"
+        )
+    if parallel.zero == 3 and gather_of(parallel) == "step":
+        more = most_bytes(plan) - most_bytes(_with_parallel(plan, gather="use"))
+        held = f"holds {more / 1e6:,.2f} MB more" if more > 0 else "holds no more"
+        lines.append(f'parallel.gather = "step" {held} than "use", which drops weights after each use')
+    return lines
+
+
+def _costs_of_each(plan: Plan) -> list[str]:
+    """Say what a sum after each microbatch costs, where it holds no less than a sum once a step."""
+    parallel = plan.config.parallel
+    if plan.table.copies > 1:
+        return [f'parallel.reduce = "microbatch" does nothing with {plan.config.pipeline.schedule}: {COPIES}']
+    saved = max(_whole_gradients(plan, rank) - _lent(plan, rank) for rank in range(parallel.pp))
+    if saved > 0 or (parallel.zero >= 2 and plan.num_microbatches == 1):
+        return []
+    why = "so many buckets are lent at once; a smaller comm.bucket_mb lends less"
+    if not parallel.zero:
+        why = "the sums of gradients are whole, too"
+    more = f"holds {-saved / 1e6:,.2f} MB more" if saved else "saves nothing"
+    found = f'parallel.reduce = "microbatch" with parallel.zero = {parallel.zero} {more} than "step" here'
+    return [f"{found}, and sends gradients {plan.num_microbatches} times a step: {why}"]
+
+
+def _whole_gradients(plan: Plan, rank: int) -> int:
+    """Return the bytes of gradients that only a sum once a step has whole.
+
+    With ZeRO-1 a rank has its shard's in either way, and with ZeRO-0 all of them.
+    """
+    _, wide = itemsizes_of(plan.config)
+    buckets = [bucket for stage in held_by(plan, rank).values() for bucket in stage.buckets]
+    gradients = [gradient for bucket in buckets for gradient in bucket.gradients]
+    shards = sum(each.kept(divided=True) for each in gradients) if plan.config.parallel.zero < 2 else 0
+    return (sum(each.length for each in gradients) - shards) * wide
+
+
+def _lent(plan: Plan, rank: int) -> int:
+    """Return the bytes of the gradients that are lent."""
+    _, wide = itemsizes_of(plan.config)
+    return sum(arena.length for arena in needed_by(plan, rank).gradients.values()) * wide
+
+
+def idle_here(plan: Plan) -> list[str]:
+    """Say so if this run's stage of ZeRO, or its recomputation, holds no less than the one before it."""
+    zero = plan.config.parallel.zero
+    mode = plan.config.memory.recompute
+    before = {"none": (), "full": ("selective",)}.get(mode, ("none",))
+    stages = by_stage(plan, range(zero)[-1:])
+    modes = by_recompute(plan, before)
+    if not (stages or modes):
+        return []
+    mine = most_bytes(plan)
+    return out_of_order(plan, stages | {zero: mine}) + idle_recompute(plan, modes | {mode: mine})
+
+
+def out_of_order(plan: Plan, found: dict[int, int]) -> list[str]:
+    """Say which stages of ZeRO hold more than the one before, and why. found: by_stage()."""
+    lines = []
+    stages = list(found)
+    for before, stage in zip(stages, stages[1:]):
+        if found[stage] > found[before]:
+            more = (found[stage] - found[before]) / 1e6
+            lines.append(
+                f"parallel.zero = {stage} holds {more:,.2f} MB more than {before} here: {_reason(plan)}"
+            )
+    return lines
+
+
+def idle_recompute(plan: Plan, found: dict[str, int]) -> list[str]:
+    """Say which modes of recomputation hold no less than one that recomputes less, and why.
+
+    found: by_recompute().
+    """
+    lines = []
+    order = [mode for mode in ("none", "selective", "full", "every-k") if mode in found]
+    for before, mode in zip(order, order[1:]):
+        if found[mode] > found[before] or (found[mode] == found[before] and mode != "every-k"):
+            more = (found[mode] - found[before]) / 1e6
+            lines.append(
+                f'memory.recompute = "{mode}" holds {more:,.2f} MB more than "{before}" here: '
+                f"{_reason_to_keep(plan)}"
+            )
+    return lines
+
+
+def _reason_to_keep(plan: Plan) -> str:
+    if any(action.kind == "I" for program in plan.training.ranks for action in program):
+        return (
+            "what waits for its weight gradients isn't recomputed, and most memory is that; a schedule such "
+            "as 1f1b waits less"
+        )
+    return (
+        "one block with all that it keeps is more than the stage's blocks keep without; its stages are short"
+    )
+
+
+def _reason(plan: Plan) -> str:
+    """Return why gradients, or weights, are lent for longer than one computation, or more of them
+    than is divided.
+    """
+    if plan.table.copies > 1:
+        return COPIES
+    if plan.config.experts.count and any(
+        action.kind == "I" for program in plan.training.ranks for action in program
+    ):
+        return (
+            "rows of experts can come in rounds, and a backward for inputs adds those after the first; so "
+            "their gradients are whole from it to the backward for weights; a schedule that doesn't divide "
+            "backwards, such as 1f1b, lends less"
+        )
+    if plan.config.experts.count and not divided_experts(plan.config):
+        return (
+            f"no two ranks have the same experts (parallel.ep = {plan.config.parallel.ep}), so nothing of "
+            "them is divided, and what a microbatch adds to the gradients of a block is beside their sums; "
+            "with a smaller parallel.ep, ranks divide them"
+        )
+    return (
+        "the buckets that are lent, two neighbours at most, are more than what is divided; more data ranks "
+        f"divide more, and a smaller comm.bucket_mb (here {plan.config.comm.bucket_mb:g}) lends less, down "
+        "to one block"
+    )

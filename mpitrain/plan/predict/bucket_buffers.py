@@ -1,0 +1,66 @@
+"""The buckets that a rank will hold: their buffers, before there is memory for them."""
+
+from typing import NamedTuple
+
+from mpitrain.plan.division.buckets import Bucket, Layout, layout_of
+from mpitrain.plan.division.domains import DOMAINS
+from mpitrain.plan.plan import Plan
+
+
+class Buffer:
+    """A flat buffer of a bucket. Two are the same only if they are the same object."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+
+    @property
+    def length(self) -> int:
+        """Elements."""
+        return self.layout.length
+
+    def kept(self, *, divided: bool) -> int:
+        """Return the elements that stay on a rank."""
+        return self.length // (self.layout.num_shards if divided else 1)
+
+
+class HeldBucket(NamedTuple):
+    """A bucket of a stage.
+
+    owned: whether its weights belong to this stage; only a tied embedding's can be another's.
+    """
+
+    plan: Bucket
+    weights: Buffer
+    gradients: list[Buffer]
+    owned: bool
+
+
+class HeldStage(NamedTuple):
+    """The buckets of a stage."""
+
+    buckets: list[HeldBucket]
+
+
+FIRST = (0, 0)  # of the axes tp and experts
+
+
+def held_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> dict[int, HeldStage]:
+    """Return the stages of a pipeline rank, by their number in the table.
+
+    place: ranks on the axes tp and experts.
+
+    What doesn't divide, such as a vocabulary, makes buffers of other lengths on some of these.
+    """
+    stages: dict[int, HeldStage] = {}
+    embedding: Buffer | None = None
+    for number in plan.table.chunks[rank]:
+        stage = plan.stage(number)
+        buckets = []
+        for bucket in stage.buckets(stage.shard(*place)):
+            layout = layout_of(bucket.specs, DOMAINS[bucket.domain].num_shards(plan.config))
+            shared = embedding if bucket.tied else None
+            gradients = [Buffer(layout) for _ in range(len(bucket.parts) if bucket.tied else 1)]
+            buckets.append(HeldBucket(bucket, shared or Buffer(layout), gradients, owned=shared is None))
+            embedding = buckets[-1].weights if bucket.tied else embedding
+        stages[number] = HeldStage(buckets)
+    return stages

@@ -1,0 +1,180 @@
+"""`mpitrain memory`: what each rank will hold, and after a run beside it what it held.
+
+Nothing is allocated for it.
+
+weights      of the bucket buffers, padding included, and with 16-bit types their fp32 masters
+gradients    the same; with ZeRO-2 and 3 the shards
+moments      of the optimiser, without padding
+gathered     weights that ZeRO-3 has whole for a while, an arena of them (pool_sizes.py)
+unreduced    gradients that ZeRO-2 and 3 have whole until they are reduced, or a sum in a tree until
+             it is complete
+activations  what microbatches leave behind at the peak of the schedule (plan/activations/kept.py;
+             measured: actor/memory_meter.py)
+recomputed   what is made again for a backward then (memory.recompute), on top of that
+             (plan/activations/transients.py)
+working      what the forward or backward of one block takes besides
+messages     windows of shared memory, scratch for sums, what travels between pipeline ranks
+             (message_memory.py)
+host         what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on
+             their way back; activations, in
+              buffers that each stage keeps for the next step (16-bit ones but for norms' factors,
+                  which are fp32)
+copy to save  in host memory: masters and moments, from which a thread saves
+              (plan/predict/snapshot_bytes.py)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from mpitrain.config import Config
+from mpitrain.plan.activations.kept import Activations
+from mpitrain.plan.activations.peak import peak_of, put_away
+from mpitrain.plan.declared.optimizers import num_moments
+from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.division.domains import domains_of, drops_weights, itemsize_of_weights, lends_gradients
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.bucket_buffers import HeldBucket, held_by
+from mpitrain.plan.predict.message_memory import message_bytes
+from mpitrain.plan.predict.pool_sizes import needed_by
+
+PARTS = (
+    *(
+        "weights",
+        "gradients",
+        "moments",
+        "gathered",
+        "unreduced",
+        "activations",
+        "recomputed",
+        "working",
+        "messages",
+    ),
+    "host",
+)
+COPY = "copy to save"
+
+
+class MemoryUsage(NamedTuple):
+    """Bytes of one rank: on its device, and in host memory if that is another place or is treated as such."""
+
+    weights: int
+    gradients: int
+    moments: int
+    gathered: int
+    unreduced: int
+    activations: int
+    recomputed: int = 0
+    working: int = 0
+    messages: int = 0
+    host: int = 0
+
+    @property
+    def lent(self) -> int:
+        """What is taken and given back within a step."""
+        return self.gathered + self.unreduced
+
+    @property
+    def on_device(self) -> int:
+        return sum(self) - self.host
+
+
+def predict(plan: Plan, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> list[MemoryUsage]:
+    """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
+
+    shards: its part of a state that is divided, by domain; None: the one that holds most, for not
+    all hold as much padding.
+    on_gpu: it computes on one, whether or not run.device asks for that.
+    """
+    return [predict_rank(plan, rank, shards, on_gpu) for rank in range(plan.config.parallel.pp)]
+
+
+def predict_rank(
+    plan: Plan, rank: int, shards: Mapping[str, int] | None = None, on_gpu: bool = False
+) -> MemoryUsage:
+    """Return what a rank of one pipeline rank holds, as predict() does of all."""
+    config = plan.config
+    table = plan.table
+    training = plan.training.ranks[rank]
+    narrow, wide = itemsizes_of(config)
+    stages = held_by(plan, rank)
+    buckets = [bucket for stage in stages.values() for bucket in stage.buckets]
+    owned = [bucket for bucket in buckets if bucket.owned]
+    weights = sum(_weights_kept(config, bucket) for bucket in owned)
+    # with masters beside them
+    rounded = [b for b in owned if itemsize_of_weights(config, b.plan.domain) < wide]
+    grads = _gradients_kept(config, buckets)
+    offloaded = config.memory.offload in ("optimizer", "all")
+    moments, arriving = _updated_at_most(config, owned, shards, offloaded)
+    sizes = replace(plan.sizes, on_gpu=True) if on_gpu else plan.sizes
+    formulas = {stage: Activations(plan.stage(stage), sizes) for stage in table.chunks[rank]}
+    lent = _lent(plan, rank)
+    messages = message_bytes(plan, rank)
+    peak = peak_of(training, table, formulas)
+    host = put_away(training, table, formulas)
+    if offloaded:
+        host += _divided(owned) * wide + _divided(rounded) * narrow + moments + arriving
+        return MemoryUsage(weights, grads, 0, *lent, *peak, messages, host)
+    return MemoryUsage(weights + _divided(rounded) * wide, grads, moments, *lent, *peak, messages, host)
+
+
+def _divided(buckets: Sequence[HeldBucket]) -> int:
+    """Return how many numbers of their weights a rank updates."""
+    return sum(bucket.weights.kept(divided=True) for bucket in buckets)
+
+
+def _gradients_kept(config: Config, buckets: Sequence[HeldBucket]) -> int:
+    """Return the bytes of gradients that stay on a rank."""
+    _, wide = itemsizes_of(config)
+    divided = lends_gradients(config.parallel)
+    return sum(each.kept(divided=divided) for bucket in buckets for each in bucket.gradients) * wide
+
+
+def _lent(plan: Plan, rank: int) -> tuple[int, int]:
+    """Return the bytes of gathered weights and of unreduced gradients."""
+    _, wide = itemsizes_of(plan.config)
+    borrowed = needed_by(plan, rank)
+    gathered = sum(
+        arena.length * itemsize_of_weights(plan.config, domain) for domain, arena in borrowed.weights.items()
+    )
+    return gathered, sum(arena.length for arena in borrowed.gradients.values()) * wide
+
+
+def _weights_kept(config: Config, bucket: HeldBucket) -> int:
+    """Return the bytes of a bucket's weights that stay on a rank."""
+    domain = bucket.plan.domain
+    return bucket.weights.kept(divided=drops_weights(config, domain)) * itemsize_of_weights(config, domain)
+
+
+def _updated_at_most(
+    config: Config, owned: Sequence[HeldBucket], shards: Mapping[str, int] | None, offloaded: bool
+) -> tuple[int, int]:
+    """Return `_updated` of all domains together, each with the given shard or with the one that is most."""
+    total = [0, 0]
+    for name, domain in domains_of(config).items():
+        buckets = [bucket for bucket in owned if bucket.plan.domain == name]
+        candidates = range(domain.num_shards(config)) if shards is None else (shards[name],)
+        most = max((_updated(config, buckets, each) for each in candidates), key=sum if offloaded else None)
+        total = [a + b for a, b in zip(total, most)]
+    return total[0], total[1]
+
+
+def _updated(config: Config, buckets: Sequence[HeldBucket], shard: int) -> tuple[int, int]:
+    """Return the bytes of what is updated in a shard of the buckets, without padding.
+
+    moments, and gradients on the host.
+    """
+    _, wide = itemsizes_of(config)
+    runs = [
+        (spec, end - begin)
+        for bucket in buckets
+        for spec, begin, end in bucket.weights.layout.runs(shard)
+        if spec.trained
+    ]
+    kept = sum(count * num_moments(config.optimizer, spec.group) for spec, count in runs)
+    return kept * moment_bytes(config), sum(count for _, count in runs) * wide
+
+
+def moment_bytes(config: Config) -> int:
+    """Return the bytes of one number of a moment."""
+    return 2 if config.optimizer.moments == "bf16" else itemsizes_of(config)[1]

@@ -1,0 +1,125 @@
+"""What is said of memory: the table of `mpitrain memory`, and the one at the end of a run, with the
+same rows.
+
+Megabytes are of 10**6 bytes.
+"""
+
+import os
+from collections.abc import Sequence
+
+from mpitrain.plan.declared.formatting import aligned
+from mpitrain.plan.declared.optimizers import num_moments
+from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage
+
+# bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
+# mapped from files
+LIBRARY = 180_000_000
+FIRST_USES = 9_000_000  # what those make with the first step, and HDF5 with the first save
+MEANING = {
+    "weights": "with 16-bit types their fp32 masters, too",
+    "gathered": "lent: whole weights of ZeRO-3, one block and one ahead",
+    "unreduced": "lent: whole gradients until they are reduced",
+    "activations": "kept by microbatches in flight",
+    "recomputed": "made again for one backward",
+    "working": "one block's forward or backward",
+    "messages": "windows, scratch, receives",
+    "host": "offloaded",
+    COPY: "in host memory",
+    "library": "Python, torch, MPI, data",
+    "first uses": "what torch, MPI and HDF5 make then, and keep",
+}
+
+
+def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int]) -> str:
+    """Draw what a rank of each pipeline rank holds, a column each, and together with what any process has."""
+    names = *PARTS, COPY, "library", "first uses"
+    columns = [(*usage, copy, LIBRARY, FIRST_USES) for usage, copy in zip(usages, copies, strict=True)]
+    rows = [("MB of a rank of pp", *map(str, range(len(columns))))]
+    for name, numbers in zip(names, zip(*columns)):
+        if any(numbers):
+            rows.append((_meant(name), *map(_shown, numbers)))
+    rows.append(("on the device", *(_shown(usage.on_device) for usage in usages)))
+    rows.append(("the process, on a CPU", *(_shown(sum(column)) for column in columns)))
+    return aligned(rows)
+
+
+def parameter_line(plan: Plan) -> str:
+    """Say how many parameters there are, and how many bytes of state each has and why."""
+    config, (narrow, wide) = plan.config, itemsizes_of(plan.config)
+    count = sum(spec.numel for spec in plan.parameters())
+    moments = num_moments(config.optimizer, "matrix")
+    of_moments = moments * (2 if config.optimizer.moments == "bf16" else wide)
+    masters = wide if narrow != wide else 0
+    parts = [
+        f"weight {narrow}",
+        *([f"its master {masters}"] if masters else []),
+        f"gradient {wide}",
+        f"moments {of_moments}",
+    ]
+    why = (
+        "; where gradients are 16-bit it is 2 less, but sums of microbatches are fp32 here" if masters else ""
+    )
+    divided = {0: "nothing", 1: "master and moments", 2: "master, moments and gradient", 3: "all of it"}[
+        config.parallel.zero
+    ]
+    total = narrow + masters + wide + of_moments
+    return (
+        f"{count:,} parameters, {total} bytes each: {', '.join(parts)}{why}; parallel.zero = "
+        f"{config.parallel.zero} divides {divided}"
+    )
+
+
+def fit_line(
+    plan: Plan, usages: Sequence[MemoryUsage], copies: Sequence[int], others: dict[str, int], found: int = 0
+) -> str:
+    """Say whether the ranks of a node fit into this one, by how much, and the cheapest change that does.
+
+    others: what the rank that holds most has on its device with other settings, the cheapest
+    setting first.
+    found: bytes of this node.
+    """
+    found = found or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    ranks = plan.config.comm.node_ranks or plan.axes.grid.size
+    each = [sum(usage) + copy + LIBRARY + FIRST_USES for usage, copy in zip(usages, copies)]
+    number = min(ranks, plan.axes.grid.size)
+    needed = number * sum(each) // len(each)
+    who = f"{number} rank{'s' if number > 1 else ''} on a node like this one, of {_shown(found)} MB"
+    if needed <= found:
+        return f"{who}, need {_shown(needed)} MB and fit, with {_shown(found - needed)} MB to spare"
+    most = max(usage.on_device for usage in usages)
+    fitting = [name for name, num_bytes in others.items() if needed - number * (most - num_bytes) <= found]
+    change = (
+        f"the cheapest change that fits: {fitting[0]}"
+        if fitting
+        else "no other stage of ZeRO or recomputation fits: take more ranks"
+    )
+    return f"{who}, need {_shown(needed)} MB, {_shown(needed - found)} MB too much; {change}"
+
+
+def compare(
+    predicted: MemoryUsage, measured: MemoryUsage, copies: tuple[int, int], bare: int | None, most: int | None
+) -> str:
+    """Draw what a rank was to hold, and what it has. copies: to save from, predicted and measured.
+
+    bare, most: bytes of the process that no file backs, before it has a model and at most; None:
+    nobody knows. What one block works with, and first uses, are measured in the last alone.
+    """
+    names = *PARTS, COPY, "library", "first uses"
+    columns = (*predicted, copies[0], LIBRARY, FIRST_USES), (*measured, copies[1], bare or 0, 0)
+    rows = [("memory of rank 0, MB", "predicted", "measured")]
+    for name, expected, found in zip(names, *columns):
+        if expected or found:
+            counted = "-" if name in ("working", "first uses") else _shown(found)
+            rows.append((_meant(name), _shown(expected), counted))
+    rows.append(("resident at most", _shown(sum(columns[0])), "-" if most is None else _shown(most)))
+    return aligned(rows)
+
+
+def _meant(name: str) -> str:
+    return f"{name} ({MEANING[name]})" if name in MEANING else name
+
+
+def _shown(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.2f}"

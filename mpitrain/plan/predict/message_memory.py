@@ -1,0 +1,142 @@
+"""What a rank holds for its messages.
+
+Windows of shared memory, scratch for sums, and what travels between pipeline ranks.
+
+window  of each axis within a node whose ranks read one another's memory (comm/base/axis_operations.py);
+        each
+         rank's part is its own
+scratch  of an axis that sums by messages, or over several nodes (comm/transports/levels.py): for two buckets
+         at once. Weights that
+           ZeRO-1 and 2 gather after an update travel all at once, so over several nodes there is a
+               copy of all of them
+links      two receives posted ahead, and one send
+"""
+
+import math
+from collections.abc import Sequence
+
+from mpitrain.comm.base.axis_operations import WINDOW
+from mpitrain.comm.base.nodes import Nodes, nodes_of
+from mpitrain.comm.base.wire import ROOM, under_way
+from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.division.domains import domains_of, itemsize_of_weights, itemsize_on_the_wire
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.bucket_buffers import held_by
+
+LINKS = 3  # activations or gradients of a microbatch under way
+TOGETHER = 3  # sums of buckets that are on their way: measured, of ranks that wait for one another
+
+
+def message_bytes(plan: Plan, rank: int) -> int:
+    """Return what a rank of a pipeline rank holds for messages."""
+    narrow, _ = itemsizes_of(plan.config)
+    links = LINKS * math.prod(plan.activation_shape()) * narrow if plan.config.parallel.pp > 1 else 0
+    return window_bytes(plan) + _scratch(plan, rank) + links
+
+
+def window_bytes(plan: Plan) -> int:
+    """Return the shared memory of a rank's own windows."""
+    transport = plan.config.comm.transport
+    ranks = plan.axes.of(0)
+    found = [name for name, carried in plan.axes.carried.items() if carried.needs_window(transport)]
+    return WINDOW * sum(_has_window(plan, ranks[name]) for name in found)
+
+
+def _has_window(plan: Plan, ranks: Sequence[int]) -> bool:
+    """Whether an axis has a window: of its own within a node, or of its part of each node."""
+    return len(ranks) > 1 and (_on_one_node(plan, ranks) or _levels(plan, ranks) is not None)
+
+
+def _on_one_node(plan: Plan, ranks: Sequence[int]) -> bool:
+    node = plan.config.comm.node_ranks
+    return not node or len({rank // node for rank in ranks}) == 1
+
+
+def _levels(plan: Plan, ranks: Sequence[int]) -> Nodes | None:
+    """Return how the ranks lie on nodes, if data moves inside of nodes and between them in turn."""
+    comm = plan.config.comm
+    return (
+        nodes_of([rank // comm.node_ranks for rank in ranks])
+        if comm.node_ranks and comm.levels == "auto"
+        else None
+    )
+
+
+def _scratch(plan: Plan, rank: int) -> int:
+    """Return the memory in which sums arrive, and in which data is sorted by nodes, of the axes of
+    data ranks.
+    """
+    total = 0
+    ranks_of = plan.axes.of(0)
+    buckets = [bucket for stage in held_by(plan, rank).values() for bucket in stage.buckets]
+    for name, domain in domains_of(plan.config).items():
+        mine = [bucket for bucket in buckets if bucket.plan.domain == name]
+        lengths = sorted((bucket.weights.length for bucket in mine), reverse=True)
+        owned = sorted((bucket.weights.length for bucket in mine if bucket.owned), reverse=True)
+        summed = lengths[:TOGETHER]
+        width = itemsize_on_the_wire(plan.config, name)
+        gathered = sum(owned[: _gathers_at_once(plan)]) * itemsize_of_weights(plan.config, name)
+        shards, alike = (_Scratch(plan, ranks_of[axis], width) for axis in (domain.shard, domain.replicate))
+        total += shards.of_sums(summed) + shards.of_sorting(summed, gathered)
+        total += alike.of_sums([length // domain.num_shards(plan.config) for length in summed])
+    return total
+
+
+def _gathers_at_once(plan: Plan) -> int | None:
+    """Return how many buckets of weights are on their way at most.
+
+    None: all of them, as soon as they are updated.
+    """
+    parallel = plan.config.parallel
+    return parallel.ahead + 1 if parallel.zero == 3 else None
+
+
+class _Scratch:
+    """What an axis holds besides its buffers, by the way its data goes.
+
+    one level  of a sum, the copies of the own shard, as long as a bucket, but in rounds of constant
+               size; on a
+                  node, the others' memory is read
+    two levels  of a sum, a copy of the own shard from each neighbour, and of its part from each
+                node; of a
+                  reduce-scatter and an all-gather, the bucket as well, sorted by nodes
+
+    width: bytes of a number that is summed. Two-byte ones are widened within a node.
+    """
+
+    def __init__(self, plan: Plan, ranks: Sequence[int], width: int):
+        self._reads = plan.config.comm.transport in ("auto", "shared")
+        self._alone = len(ranks) == 1
+        self._one_node = _on_one_node(plan, ranks)
+        self._nodes = _levels(plan, ranks)
+        self._width = width
+        self._size = len(ranks)
+        self._whole = plan.config.comm.transport == "collectives"
+
+    def of_sums(self, lengths: Sequence[int]) -> int:
+        """Return the bytes in which sums of so many numbers arrive."""
+        if self._alone or (self._one_node and self._reads):
+            return 0
+        if self._nodes is None or not self._nodes.sums:
+            return self._arriving(lengths, self._size, self._width)
+        narrow, near, far = self._width == 2, *self._nodes
+        here = 0 if self._reads and not narrow else self._arriving(lengths, near, self._width)
+        return here + self._arriving([length // near for length in lengths], far, max(self._width, 4))
+
+    def _arriving(self, lengths: Sequence[int], size: int, width: int) -> int:
+        """Return the bytes of sums on an axis of `size` ranks; MPI's collectives have a sum in one round."""
+        each = [length * width for length in lengths]
+        if self._whole:
+            return sum(each)
+        rounds = [under_way(num_bytes, size, width) for num_bytes in each]
+        return min(sum(rounds), max(ROOM, *rounds)) if rounds else 0
+
+    def of_sorting(self, lengths: Sequence[int], gathered: int) -> int:
+        """Return the bytes in which numbers that are reduced, and bytes that are gathered, are sorted.
+
+        Pieces for sums are used again for weights of the same width.
+        """
+        if self._alone or self._nodes is None:
+            return 0
+        summed = sum(lengths) * self._width if self._nodes.sums else 0
+        return summed + gathered if self._width == 2 else max(summed, gathered)

@@ -1,0 +1,120 @@
+"""Whether the memory of a node, and of a GPU, holds what its ranks keep at least, asked before
+anything is allocated.
+"""
+
+import os
+from collections.abc import Sequence
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.optimizers import num_moments
+from mpitrain.plan.declared.parameters import EXPERT, itemsizes_of
+from mpitrain.plan.division.domains import domain_of, domains_of
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory import MemoryUsage, predict_rank
+
+
+def require_memory(plan: Plan) -> None:
+    """Raise ConfigError if one rank's share of the largest stage can't fit into this node's memory.
+
+    weights, gradients and moments.
+
+    The tensor-parallel ranks of a stage are on one node, and have it all together; those of its
+    experts can be on others.
+    """
+    config = plan.config
+    stages = plan.stages
+    each = {
+        name: _bytes_of_state(config, name) / (config.parallel.ep if name == EXPERT else 1)
+        for name in domains_of(config)
+    }
+    # tied ones once
+    specs = [{spec.name: spec for block in stage.specs() for spec in block} for stage in stages]
+    of_each = [sum(spec.numel * each[domain_of(config, spec)] for spec in found.values()) for found in specs]
+    # by rank 0
+    gathered = (
+        _bytes_saved(config) * sum(spec.numel for spec in plan.parameters())
+        if config.run.shards == "one"
+        else 0
+    )
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = round(max(of_each) + gathered)
+    if needed <= found or (config.run.device != "cpu" and _finds_a_gpu()):
+        return
+    copy, without = _copy_phrases(config)
+    raise ConfigError(
+        f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for weights, gradients and "
+        f"moments{copy}, this node has {found / 2**30:,.0f} GiB; choose a smaller model or more stages "
+        f"(parallel.pp){without}"
+    )
+
+
+def require_gpu_memory(plan: Plan, pipeline_ranks: Sequence[int], name: str, found_bytes: int) -> None:
+    """Raise ConfigError if what the ranks on one GPU keep at least can't fit into its memory.
+
+    What `mpitrain memory` says of each.
+
+    pipeline_ranks: the coordinate along pp of each rank on it.  Activations of experts aren't
+                                                                 counted, for these it says the
+                                                                 most; nor
+    is what kernels work with, which is measured on CPUs, nor what messages take on the host.
+    """
+    usages = {rank: predict_rank(plan, rank, on_gpu=True) for rank in set(pipeline_ranks)}
+    of_experts = bool(plan.config.experts.count)
+    uncounted = {
+        rank: usage.working + usage.messages + of_experts * _activations(usage)
+        for rank, usage in usages.items()
+    }
+    needed = sum(usages[rank].on_device - uncounted[rank] for rank in pipeline_ranks)
+    if needed <= found_bytes:
+        return
+    many = len(pipeline_ranks)
+    fewer = "start fewer ranks on each GPU, "
+    tail = "pipeline.tail, " * (plan.config.pipeline.tail > 1)
+    who = f"{many} ranks share a GPU, and keep" if many > 1 else "a rank keeps"
+    raise ConfigError(
+        f"{who} at least {needed / 2**30:,.1f} GiB of weights, gradients, moments and activations on it; "
+        f"{name} has {found_bytes / 2**30:,.1f} GiB; {fewer if many > 1 else ''}choose a smaller model or "
+        f"more stages (parallel.pp), or look at {tail}parallel.zero and memory.offload (mpitrain memory "
+        "shows what each rank holds)"
+    )
+
+
+def _activations(usage: MemoryUsage) -> int:
+    return usage.activations + usage.recomputed
+
+
+def _finds_a_gpu() -> bool:
+    import torch  # here, because what else is wrong is refused before torch is loaded
+
+    return torch.cuda.is_available()
+
+
+def _bytes_of_state(config: Config, domain: str) -> float:
+    """Return the bytes that a rank keeps at least for each parameter of a domain, masters of 16-bit
+    weights not counted.
+    """
+    parallel, (narrow, wide), saved = config.parallel, itemsizes_of(config), _bytes_saved(config)
+    copied = saved if config.run.save == "background" and config.run.shards != "one" else 0
+    parts = ((3, narrow), (2, wide), (1, saved - wide + copied))
+    ranks = domains_of(config)[domain].num_shards(config)
+    return sum(num_bytes / (ranks if parallel.zero >= least else 1) for least, num_bytes in parts)
+
+
+def _bytes_saved(config: Config) -> int:
+    """Return the bytes of a parameter in a checkpoint: itself and its moments."""
+    _, wide = itemsizes_of(config)
+    return wide + num_moments(config.optimizer, "matrix") * (
+        2 if config.optimizer.moments == "bf16" else wide
+    )
+
+
+def _copy_phrases(config: Config) -> tuple[str, str]:
+    """Return what a message says of the copy to save from, and what to do without it."""
+    if config.run.shards == "one":
+        return ", and a copy of the whole model to save from", ', or run.shards = "rank"'
+    return (
+        (", and a copy of them to save from", ', or run.save = "blocking"')
+        if config.run.save == "background"
+        else ("", "")
+    )

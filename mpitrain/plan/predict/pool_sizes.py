@@ -1,0 +1,266 @@
+"""The buffers that a program borrows.
+
+With ZeRO-3 weights; with ZeRO-2 and 3, sums after each microbatch, or sums in a tree, gradients.
+
+weights    from GATHER to RELEASE, unless they are kept over the step, or no other rank has a part
+           of them
+gradients  from the first backward that adds to them until they are reduced. A reduction travels
+           under the next computation.
+             A backward that takes buffers after that waits for it, for they may lie in its memory.
+             What no other rank has a part of is added to its sum at once.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from mpitrain.plan.division.domains import domains_of, drops_weights, lends_gradients
+from mpitrain.plan.division.gradient_accumulation import (
+    StageLike,
+    added_to,
+    completed_by,
+    group_of,
+    summed_in,
+)
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.arena import Arena, Stay, arena_of
+from mpitrain.plan.predict.bucket_buffers import FIRST, held_by
+from mpitrain.schedules.actions import COMPUTE, OF_GRADIENTS, Action
+from mpitrain.schedules.pairs import grouped
+from mpitrain.schedules.table import Table
+
+TRAINING = "training"
+EVALUATION = "evaluation"
+Borrowed = dict[str, list[Stay]]  # by domain, in the order in which they are taken
+
+
+class Needed(NamedTuple):
+    """The memory that is lent, by domain.
+
+    waits: for each instruction that takes buffers of gradients, how many reductions of the step
+    have to be complete then.
+    """
+
+    weights: dict[str, Arena]
+    gradients: dict[str, Arena]
+    waits: list[int]
+
+
+def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
+    """Return what the programs of a pipeline rank will borrow. place: as in held_by."""
+    lends = lends_gradients(plan.config.parallel)
+    tree = plan.config.numerics.reproducible == "layout"
+    stages = held_by(plan, rank, place)
+    training = plan.training.ranks[rank]
+    evaluation = plan.evaluation.ranks[rank]
+    dropped = {name for name in domains_of(plan.config) if drops_weights(plan.config, name)}
+    programs = {TRAINING: training, EVALUATION: evaluation}
+    weights = {name: weights_of(program, stages, dropped) for name, program in programs.items()}
+    alone = alone_in(plan)
+    borrowed = {}
+    waits = []
+    if lends or tree:
+        borrowed, waits = gradients_of(training, stages, plan.table, lends=lends, tree=tree, alone=alone)
+    every = weights, {TRAINING: borrowed}
+    return Needed(*({name: _arena(name, each) for name in domains_of(plan.config)} for each in every), waits)
+
+
+def alone_in(plan: Plan) -> set[str]:
+    """Return the domains of which no two ranks have the same parameters: they aren't summed over ranks."""
+    sizes = {axis: len(ranks) for axis, ranks in plan.axes.of(0).items()}
+    domains = domains_of(plan.config).items()
+    return {name for name, domain in domains if sizes[domain.shard] * sizes[domain.replicate] == 1}
+
+
+def _arena(domain: str, borrowed: Mapping[str, Borrowed]) -> Arena:
+    return arena_of({program: by_domain.get(domain, []) for program, by_domain in borrowed.items()})
+
+
+class _Lender:
+    """Notes what is taken and given back. takings: how many there were so far."""
+
+    def __init__(self):
+        self.takings = 0
+        self._stays: dict[str, list[list[int]]] = defaultdict(list)
+        self._open: dict[object, list[int]] = {}
+        self._sent: list[list[int]] = []  # in the order in which they were
+
+    def has(self, key: object) -> bool:
+        return key in self._open
+
+    def take(self, key: object, domain: str, length: int) -> None:
+        """Lend a buffer in the present taking, which is the last one."""
+        self._open[key] = [length, self.takings - 1, 0]
+        self._stays[domain].append(self._open[key])
+
+    def send(self, key: object) -> None:
+        """Have a buffer reduced: it isn't added to any more, and not free yet."""
+        self._sent.append(self._open.pop(key))
+
+    def arrive(self, number: int) -> None:
+        """Have the first so many buffers that were sent free for the next taking."""
+        for stay in self._sent[:number]:
+            stay[2] = self.takings
+        del self._sent[:number]
+
+    def give_back(self, key: object) -> None:
+        """Have a buffer free for the next taking."""
+        self.send(key)
+        self._sent.pop()[2] = self.takings
+
+    def borrowed(self) -> Borrowed:
+        """Return all buffers; those that nobody gave back stay to the end."""
+        for key in list(self._open):
+            self.give_back(key)
+        self.arrive(len(self._sent))
+        return {domain: [Stay(*stay) for stay in stays] for domain, stays in self._stays.items()}
+
+
+def weights_of(
+    program: Sequence[Action], stages: Mapping[int, StageLike], dropped: Collection[str]
+) -> Borrowed:
+    """Play what weights do with their buffers. dropped: the domains whose weights are dropped after a use."""
+    users = defaultdict[int, int](int)
+    lender = _Lender()
+    for action in program:
+        if action.kind not in ("GATHER", "RELEASE"):
+            continue
+        bucket = stages[action.stage].buckets[action.index]
+        if bucket.plan.domain not in dropped:
+            continue
+        key = id(bucket.weights)
+        users[key] += 1 if action.kind == "GATHER" else -1
+        if action.kind == "GATHER" and users[key] == 1:
+            lender.takings += 1
+            lender.take(key, bucket.plan.domain, bucket.weights.length)
+        elif action.kind == "RELEASE" and not users[key]:
+            lender.give_back(key)
+    return lender.borrowed()
+
+
+def gradients_of(
+    program: Sequence[Action],
+    stages: Mapping[int, StageLike],
+    table: Table,
+    *,
+    lends: bool,
+    tree: bool,
+    alone: Collection[str],
+) -> tuple[Borrowed, list[int]]:
+    """Play what gradients do with their buffers; return these, and Needed.waits.
+
+    A tree has a buffer for each group of microbatches, and for each sum that waits.
+    alone: domains that aren't summed over ranks.
+    """
+    player = _Gradients(program, stages, table, lends, tree, alone)
+    for group in grouped(program):
+        player.play(group)
+    return player.lender.borrowed(), player.waits
+
+
+class _Gradients:
+    """The gradients of a rank while its program is played."""
+
+    def __init__(
+        self,
+        program: Sequence[Action],
+        stages: Mapping[int, StageLike],
+        table: Table,
+        lends: bool,
+        tree: bool,
+        alone: Collection[str],
+    ):
+        self.stages = stages
+        self.table = table
+        self.lends = lends
+        self.tree = tree
+        self.alone = alone
+        self.lender = _Lender()
+        self.waits = list[int]()
+        self._completed = completed_by(program, stages, table) if tree else {}
+        self._sums = _Sums()
+        self._domains = {
+            id(each): b.plan.domain
+            for state in stages.values()
+            for b in state.buckets
+            for each in b.gradients
+        }
+        # reductions; under which something was computed; waited for
+        self._num_started = self._num_travelled = self._num_over = 0
+
+    def play(self, group: Sequence[Action]) -> None:
+        """Play what starts together."""
+        for action in group:
+            self._take(action)
+        if any(action.kind in COMPUTE for action in group):
+            self._num_travelled = self._num_started
+        for action in group:
+            for gradient, number in self._completed.get(action, ()):
+                self._sums.complete(id(gradient), number, self.lender)
+            self._give_back(action)
+
+    def _take(self, action: Action) -> None:
+        keys = {
+            (id(each), group_of(self.table, action.index) if self.tree else 0): each
+            for each in added_to(action, self.stages)
+        }
+        taken = {key: gradient for key, gradient in keys.items() if not self.lender.has(key)}
+        if not taken:
+            return
+        self.lender.arrive(self._num_travelled - self._num_over)
+        self._num_over = self._num_travelled
+        self.waits.append(self._num_over)
+        self.lender.takings += 1
+        for key, gradient in taken.items():
+            self.lender.take(key, self._domains[id(gradient)], gradient.length)
+
+    def _give_back(self, action: Action) -> None:
+        for gradient in given_back(action, self.stages, self.lends):
+            key = id(gradient), self._sums.last(id(gradient)) if self.tree else 0
+            if self.lends and action.kind == "REDUCE" and self._domains[id(gradient)] not in self.alone:
+                self.lender.send(key)
+                self._num_started += 1
+            else:
+                self.lender.give_back(key)
+
+
+class _Sums:
+    """The sums of a tree that wait for others, by gradient.
+
+    Their levels, and in whose buffer they are (parallel/zero/tree_accumulation.py).
+    """
+
+    def __init__(self):
+        self._waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def complete(self, gradient: int, group: int, lender: _Lender) -> None:
+        """Add a group to its neighbours, and give its buffer back."""
+        level = 0
+        waiting = self._waiting[gradient]
+        while waiting and waiting[-1][0] == level:
+            lender.give_back((gradient, group))
+            level = level + 1
+            group = waiting.pop()[1]
+        waiting.append((level, group))
+
+    def last(self, gradient: int) -> int:
+        """Return in whose buffer the sum of all groups is, and forget it."""
+        return self._waiting.pop(gradient)[0][1]
+
+
+def given_back(action: Action, stages: Mapping[int, StageLike], lends: bool) -> list:
+    """Return the gradients whose buffers an instruction gives back.
+
+    Where gradients are whole all the time, what a tree has lent is copied to them, as soon as all
+    microbatches are summed. Else a use of a tied embedding is given back when it has been added to
+    the first, all else when it has been reduced.
+    """
+    if action.kind not in OF_GRADIENTS:
+        return []
+    bucket = stages[action.stage].buckets[action.index]
+    if action.kind == "REDUCE":
+        read = bucket.gradients[:1] if bucket.plan.over else bucket.gradients
+        return read if lends or not bucket.plan.over else []
+    if action.part or not bucket.plan.over:
+        return []
+    return summed_in(bucket, stages)[1 if lends else 0 :]

@@ -1,0 +1,94 @@
+"""From a configuration to the list of instructions of every rank, and its proof.
+
+No torch is imported for this.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.plan.division.domains import gather_of
+from mpitrain.plan.division.stages import StagePlan
+from mpitrain.schedules.actions import PAIR, RECEIVES, SENDS, SPREAD, Action
+from mpitrain.schedules.lowering.lower import lower
+from mpitrain.schedules.lowering.needs import partner
+from mpitrain.schedules.lowering.residency import Residency
+from mpitrain.schedules.proof.check import Proof, check
+from mpitrain.schedules.table import Table, forwards
+
+
+class Programs(NamedTuple):
+    """The instructions of a step for every pipeline rank, proved, and the table they come from."""
+
+    table: Table
+    ranks: list[list[Action]]
+    report: Proof
+
+    def other_ends(self, rank: int) -> dict[Action, int]:
+        """Return, for the other end of every message of a pipeline rank, its position in the
+        program that it stands in.
+        """
+        wanted = {partner(action) for action in self.ranks[rank] if action.kind in (*SENDS, *RECEIVES)}
+        return {action: at for program in self.ranks for at, action in enumerate(program) if action in wanted}
+
+
+def training(config: Config, table: Table, stages: Sequence[StagePlan]) -> Programs:
+    """Return the programs of a training step.
+
+    Raises ScheduleError with the flaw, and ConfigError for a choice that does nothing.
+    """
+    parallel = config.parallel
+    _refuse_idle_pairs(config, table)
+    reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
+    zero = {"residency": _residency(config, table, stages), "reduce_each": parallel.reduce == "microbatch"}
+    # what is left open is settled where links have been measured
+    tail = min(config.pipeline.tail or 1, table.num_microbatches)
+    head = tail if parallel.zero else 1  # else weights are whole when a step begins
+    programs = lower(table, reduces, tail=tail, head=head, pairs=config.pipeline.pairs, **zero)
+    if parallel.zero in (1, 2):
+        programs = [[*program, SPREAD] for program in programs]
+    return Programs(table, programs, _proved(table, programs, reduces=reduces, **zero))
+
+
+def evaluation(config: Config, table: Table, stages: Sequence[StagePlan]) -> Programs:
+    """Return the programs that only run a table's forwards, in its order."""
+    forward = forwards(table)
+    residency = _residency(config, table, stages)
+    programs = lower(forward, [], train=False, residency=residency)
+    return Programs(forward, programs, _proved(forward, programs, train=False, residency=residency))
+
+
+def _refuse_idle_pairs(config: Config, table: Table) -> None:
+    """Raise ConfigError if pairs are to be walked in parts, and there are none, or nothing is
+    walked in parts.
+    """
+    parallel = config.parallel
+    pipeline = config.pipeline
+    number = sum(actions.count(PAIR) for actions in table.ranks)
+    if pipeline.pairs == "parts" and not (number and (parallel.zero == 3 or parallel.reduce == "microbatch")):
+        raise ConfigError(
+            f'pipeline.pairs = "parts" does nothing: found {number} pairs in pipeline.schedule = '
+            f'"{pipeline.schedule}", with parallel.zero = {parallel.zero} and parallel.reduce = '
+            f'"{parallel.reduce}"; needed pairs (dualpipe, dualpipev), with parallel.zero = 3 or '
+            'parallel.reduce = "microbatch"; change them, or leave pipeline.pairs out'
+        )
+
+
+def _residency(config: Config, table: Table, stages: Sequence[StagePlan]) -> Residency | None:
+    """Tell when the parameters of ZeRO-3 are fetched and dropped."""
+    if config.parallel.zero < 3:
+        return None
+    uses = tuple(stages[stage % table.depth].uses for stage in range(table.num_stages))
+    return Residency(uses, config.parallel.ahead, gather_of(config.parallel))
+
+
+def _proved(table: Table, programs: list[list[Action]], **facts) -> Proof:
+    return check(
+        programs,
+        table.num_stages,
+        table.num_microbatches,
+        copies=table.copies,
+        segments=table.segments,
+        **facts,
+    )

@@ -1,0 +1,180 @@
+"""Routing traces: which experts each token of a run was sent to, recorded and replayed. No torch.
+
+A file holds for each block with experts, by the name of its load, experts of [steps, sequences of a
+step, positions, experts of a token], and the number of the first step, 1 where it has none: it
+knows nothing of ranks and microbatches, so that a run on other ranks can replay it. Steps that it
+lacks, before the first or after the last, take those that it has in turn.
+"""
+
+import hashlib
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import read_file, replacing, shown
+from mpitrain.plan.declared.parameters import Spec
+
+MOST_BYTES = 1 << 30
+FIRST = "first_step"
+
+
+# what zipfile and numpy raise for a file of another kind
+NOT_A_TRACE = (
+    ValueError,
+    KeyError,
+    zipfile.BadZipFile,
+    EOFError,
+    MemoryError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class RoutingTrace:
+    """The experts of a run's tokens, by the name of a block's load.
+
+    [S, sequences, T, K].
+    first: the step of the first of S.
+    """
+
+    experts: Mapping[str, np.ndarray]
+    first: int = 1
+
+    @property
+    def steps(self) -> int:
+        return min(map(len, self.experts.values()), default=0)
+
+    @cached_property
+    def digest(self) -> str:
+        found = hashlib.sha256(str(self.first).encode())
+        for name in sorted(self.experts):
+            found.update(name.encode() + np.ascontiguousarray(self.experts[name]).data)
+        return found.hexdigest()[:16]
+
+    def place(self, step: int) -> int:
+        """Return which of S is replayed in a step."""
+        return (step - self.first) % self.steps
+
+    def lacks(self, steps: range) -> str:
+        """Return what is to be said if there are other steps among these."""
+        mine = range(self.first, self.first + self.steps)
+        lacking = next((step for step in (*steps[:1], *steps[-1:]) if step not in mine), None)
+        if lacking is None:
+            return ""
+        return (
+            f"experts.replay has steps {mine[0]} to {mine[-1]}: the others take these in turn, step "
+            f"{lacking} goes where step {mine[self.place(lacking)]} went"
+        )
+
+    def write(self, path: Path) -> None:
+        """Write a file that `read` reads. Raises OSError."""
+        with replacing(path) as file:
+            np.savez(file, **{FIRST: np.array(self.first)}, **self.experts)
+
+
+def read(config: Config, loads: list[Spec]) -> RoutingTrace:
+    """Read experts.replay.
+
+    Raises ConfigError unless it has the experts of every token of a step, for each block that has
+    some.
+    """
+    path = config.experts.replay
+    name = f'experts.replay = "{shown(path)}"'
+    try:
+        experts, first = _unpacked(read_file(path, MOST_BYTES), [spec.name for spec in loads], name)
+    except OSError as error:
+        why = error.strerror or "not a routing trace"
+        raise ConfigError(f"{name} can't be read: {why}; give a file that run.routing has made") from None
+    except NOT_A_TRACE:
+        raise ConfigError(f"{name}: not a routing trace; give a file that run.routing has made") from None
+    for found, array in experts.items():
+        _require_experts(config, array, f"{name}: found", found)
+    if first.dtype.kind not in "iu" or first.shape or first < 1:
+        raise ConfigError(
+            f"{name}: found {FIRST} of shape {list(first.shape)} and type {first.dtype}; needed one step, "
+            "from 1 on"
+        )
+    return RoutingTrace(experts, int(first))
+
+
+def _unpacked(content: bytes, blocks: list[str], name: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return the experts of each block, and the first step."""
+    packed = io.BytesIO(content)
+    if sum(member.file_size for member in zipfile.ZipFile(packed).infolist()) > MOST_BYTES:
+        raise ConfigError(
+            f"{name}: found more than {MOST_BYTES >> 30} GiB, packed; needed a trace of fewer steps "
+            "(run.routing)"
+        )
+    with np.load(packed, allow_pickle=False) as file:
+        missing = next((block for block in blocks if block not in file.files), None)
+        if missing:
+            raise ConfigError(
+                f"{name}: found nothing of {missing}; replay what a run with the same blocks has "
+                "recorded (run.routing)"
+            )
+        first = file[FIRST] if FIRST in file.files else np.array(1)
+        return {block: file[block] for block in blocks}, first
+
+
+def _require_experts(config: Config, array: np.ndarray, found: str, block: str) -> None:
+    """Raise ConfigError unless an array has `active` experts, each once, for every token of each step."""
+    count = config.experts.count
+    needed = (config.batch.global_, config.data.sequence, config.experts.active)
+    if array.dtype.kind not in "iu" or array.ndim != 4 or array.shape[1:] != needed or not len(array):
+        raise ConfigError(
+            f"{found} {block} of shape {list(array.shape)}; needed [steps, batch.global, "
+            f"data.sequence, experts.active] = [steps, {', '.join(map(str, needed))}]"
+        )
+    ordered = np.sort(array, axis=-1)
+    if ordered.min() < 0 or ordered.max() >= count or (ordered[..., 1:] == ordered[..., :-1]).any():
+        raise ConfigError(f"{found} in {block} an expert twice, or none of 0 to {count - 1}; record it anew")
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The routing of one microbatch: what is replayed of it, and where it is recorded.
+
+    rows: its sequences.
+    """
+
+    step: int
+    rows: range
+    replayed: RoutingTrace | None = None
+    recorded: list[tuple[str, range, np.ndarray, np.ndarray]] | None = None
+
+    def chosen(self, name: str, positions: np.ndarray) -> np.ndarray | None:
+        """Return the experts of the positions of a block, [rows, T, K], if they are replayed."""
+        if self.replayed is None:
+            return None
+        return self.replayed.experts[name][self.replayed.place(self.step)][
+            self.rows.start : self.rows.stop, positions
+        ]
+
+    def record(self, name: str, positions: np.ndarray, experts: np.ndarray) -> None:
+        """Note the experts of some positions, [rows, T, K]."""
+        if self.recorded is not None:
+            self.recorded.append((name, self.rows, positions, experts.astype(np.uint16)))
+
+
+def joined(
+    config: Config, recorded: Mapping[int, list[tuple[str, range, np.ndarray, np.ndarray]]]
+) -> RoutingTrace:
+    """Return the trace of steps that follow one another, each recorded in parts."""
+    shape = len(recorded), config.batch.global_, config.data.sequence, config.experts.active
+    experts: dict[str, np.ndarray] = {}
+    for place, step in enumerate(sorted(recorded)):
+        for name, rows, positions, found in recorded[step]:
+            of_rows = experts.setdefault(name, np.zeros(shape, np.uint16))[place][rows.start : rows.stop]
+            of_rows[:, positions] = found
+    return RoutingTrace(experts, min(recorded))

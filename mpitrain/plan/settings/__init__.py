@@ -1,0 +1,10 @@
+"""Fill in what a configuration left open, and refuse what doesn't fit together.
+
+resolve                        the whole configuration: degrees, batch, vocabulary
+attention, experts, dispatch   what a family left open; how rows travel to experts
+fp8_sizes                      the sides of matrices that are multiplied in fp8
+pipeline_table                 the table of the configured schedule, or the user's own
+recompute                      activation recomputation: how many blocks are recomputed together
+idle, log_pace                 keys that would do nothing; how often a step is shown
+identity                       which keys make two runs the same computation
+"""

@@ -1,0 +1,245 @@
+"""How rows travel to the experts of a layout: over which ranks, in which form, and how many are expected.
+
+Integers and names only.
+
+    flat          for each of its experts a row of the token goes to the rank that has it
+    hierarchical  one row of the token goes to each node that has some of its experts, to the rank
+                  with the same place there; that
+                     rank sends copies on inside the node. On the way back it adds up what they make
+                         of the token, and one row crosses
+
+The experts axis, M nodes of N neighbours each, is two axes then: experts_far (M ranks) and
+experts_near (N ranks). DeepSeek-V3 does so between InfiniBand and NVLink (arXiv:2412.19437, section
+3.2.2). The result is the same but for the order in which a token's experts are
+added: those of a node first.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+
+from mpitrain.config import Comm, Config, ExpertsTable, Parallel
+from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.traffic import Started, Traffic
+from mpitrain.plan.settings.experts import positions, rows_at_once
+
+BLOCK = 128  # features of a row in fp8 that share a scale (DeepSeek-V3, section 3.3.2)
+OWN = ""
+BF16 = "bf16"
+FP8 = "fp8"
+
+
+class Forms(NamedTuple):
+    """What numbers are rounded to on their way to the experts and back: as experts.wire, "" for not
+    at all.
+    """
+
+    there: str
+    back: str
+
+
+def resolve_dispatch(
+    config: Config, experts: ExpertsTable, parallel: Parallel, num_nodes: int, node_ranks: int
+) -> tuple[ExpertsTable, Comm]:
+    """Fill in `experts.dispatch`, and with it the nodes.
+
+    Raises ConfigError for what can't be, and for what would do nothing.
+    """
+    if not experts.count:
+        return experts, config.comm
+    _refuse_idle_wire(config, experts, parallel)
+    chosen = experts.dispatch
+    obstacle = _obstacle(parallel, num_nodes, node_ranks)
+    if chosen == "hierarchical" and obstacle:
+        raise ConfigError(f'experts.dispatch = "hierarchical": {obstacle}; use "flat" or "auto"')
+    chosen = ("flat" if obstacle else "hierarchical") if chosen == "auto" else chosen
+    comm = (
+        msgspec.structs.replace(config.comm, node_ranks=node_ranks)
+        if chosen == "hierarchical"
+        else config.comm
+    )
+    experts = msgspec.structs.replace(experts, dispatch=chosen)
+    if chosen == "hierarchical":
+        _refuse_small_buffer(msgspec.structs.replace(config, experts=experts, parallel=parallel, comm=comm))
+    return experts, comm
+
+
+def _obstacle(parallel: Parallel, num_nodes: int, node_ranks: int) -> str:
+    """Say why rows can't go to nodes first, or nothing."""
+    ranks = parallel.ep * parallel.etp
+    spread = f"parallel.ep x parallel.etp = {parallel.ep} x {parallel.etp}"
+    if num_nodes == 1:
+        return "all ranks are on one node"
+    if not node_ranks:
+        return "nodes have different numbers of ranks, or ranks of one node aren't neighbours"
+    if node_ranks % ranks == 0:
+        return f"the {ranks} ranks of {spread} are on one node, of {node_ranks}"
+    if ranks % node_ranks:
+        return f"{spread} = {ranks} ranks are no whole number of nodes, of {node_ranks} ranks each"
+    if node_ranks % parallel.etp:
+        return (
+            f"parallel.etp = {parallel.etp} divides an expert over several nodes, of {node_ranks} ranks each"
+        )
+    return ""
+
+
+def _refuse_idle_wire(config: Config, experts: ExpertsTable, parallel: Parallel) -> None:
+    wire = f"experts.wire = {json.dumps(experts.wire)}"
+    compute = config.precision.compute
+    if experts.wire and parallel.ep * parallel.etp == 1:
+        raise ConfigError(
+            f"{wire} does nothing with parallel.ep = 1 and etp = 1: no row travels; use parallel.ep = 2, or "
+            "leave it out"
+        )
+    if experts.wire == BF16 and compute in ("bf16", "fp16"):
+        raise ConfigError(
+            f'{wire} sends no less with precision.compute = "{compute}"; use "fp8", or leave it out'
+        )
+
+
+def _refuse_small_buffer(config: Config) -> None:
+    if dispatch_of(config).tokens_at_once < 1:
+        need = (
+            f"a rank that passes on one token needs {dispatch_of(config).copies} rows at once, it has "
+            f"{dispatch_of(config).limit}"
+        )
+        raise ConfigError(
+            f'experts.buffer = {config.experts.buffer}: {need}; raise it, or use experts.dispatch = "flat"'
+        )
+
+
+def near_ranks(config: Config) -> int:
+    """Return how many ranks of the experts axis a node has, if rows go to nodes first; else 0."""
+    ranks = config.parallel.ep * config.parallel.etp
+    return config.comm.node_ranks if config.experts.dispatch == "hierarchical" and ranks > 1 else 0
+
+
+def dispatch_of(config: Config, segments: int = 1) -> "Dispatch":
+    """Return how the rows of a resolved configuration travel. segments: of each sequence."""
+    return Dispatch(config, segments)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """See above."""
+
+    config: Config
+    segments: int
+
+    @property
+    def ranks(self) -> int:
+        return self.config.parallel.ep * self.config.parallel.etp
+
+    @cached_property
+    def near(self) -> int:
+        return near_ranks(self.config)
+
+    @property
+    def nodes(self) -> int:
+        return self.ranks // self.near if self.near else 1
+
+    @property
+    def tokens(self) -> int:
+        """Positions of a microbatch on a rank."""
+        return self.config.batch.micro * positions(self.config, self.config.parallel) // self.segments
+
+    @property
+    def limit(self) -> int:
+        """Rows that a rank holds at once, as the rank of experts; and those that it sends on inside
+        its node.
+        """
+        return rows_at_once(self.config, self.config.experts, self.config.parallel, self.segments)
+
+    @property
+    def columns(self) -> int:
+        """How many of a token's experts can be on one node."""
+        return min(self.config.experts.active, self.config.experts.count // self.nodes)
+
+    @property
+    def copies(self) -> int:
+        """How many rows the rank that passes a token on can have to send for it."""
+        return self.columns * self.config.parallel.etp
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Tokens of one rank whose rows fit everywhere, wherever they go.
+
+        What rounds of a hierarchical exchange are made of.
+        """
+        return min(self.tokens, self.limit // self.copies)
+
+    @property
+    def blocks(self) -> int:
+        """How many times `tokens_at_once` a rank has."""
+        return -(-self.tokens // self.tokens_at_once)
+
+    def forms(self, itemsize: int) -> Forms:
+        """Return what numbers of `itemsize` bytes become. Back only to bf16: what comes back is added up."""
+        wire = self.config.experts.wire
+        return Forms(wire, BF16 if wire and itemsize > 2 else OWN)
+
+    def traffic(self, width: int, itemsize: int) -> Traffic:
+        """Return the counts, which are exact, and as many rows as are sent if tokens choose evenly
+        among the experts open to them.
+        """
+        if self.ranks == 1:
+            return Traffic()
+        wide, experts, (there, back) = max(4, itemsize), self.config.experts, self.forms(itemsize)
+        there = num_bytes(there, width, itemsize)
+        back = num_bytes(back, width, itemsize)
+        counted = experts.count if not self.near else self.blocks * (experts.count + self.nodes)
+        counts = Started("all_gather", "experts", self.ranks * counted * 8)
+        if not self.near:
+            exchanges = self._exchanges("experts", self.ranks, [there + wide, back, there, back + wide])
+            return Traffic((counts, *exchanges[:2]), tuple(exchanges[2:]))
+        near = self._exchanges("experts_near", self.near, [there + wide, back, there, back + wide])
+        crossing = self._expected_crossings()
+        many = self.columns
+        extra_bytes = [many * (wide + 4), 0, many * 4, many * wide]
+        far = [
+            Started("all_to_all_v", "experts_far", crossing * (a + b))
+            for a, b in zip((there, back, there, back), extra_bytes)
+        ]
+        near += [None] * (4 - len(near))
+        first, second, third, fourth = zip(far, near)
+        ways = (*first, *reversed(second)), (*third, *reversed(fourth))
+        forward, backward = (tuple(each for each in way if each) for way in ways)
+        return Traffic((counts, *forward), backward)
+
+    def _exchanges(self, axis: str, size: int, of_row: list[int]) -> list[Started]:
+        """A row for each expert, and each rank that has a part of it, to the others of an axis.
+
+        If there are others.
+        """
+        away = self.tokens * self.config.experts.active * self.config.parallel.etp * (size - 1) // size
+        return [Started("all_to_all_v", axis, away * each) for each in of_row] if size > 1 else []
+
+    def _expected_crossings(self) -> int:
+        """Rows that a rank sends to other nodes."""
+        experts = self.config.experts
+        per_node = experts.count // self.nodes
+        size = experts.count // experts.groups
+        open_ = size * experts.groups_active
+        if self.nodes % experts.groups == 0 or experts.groups % self.nodes == 0:
+            here = max(1, experts.groups // self.nodes)  # groups with experts on a node
+            ways = [
+                math.comb(here, n) * math.comb(experts.groups - here, experts.groups_active - n)
+                for n in range(here + 1)
+            ]
+            missed = [math.comb(open_ - min(per_node, n * size), experts.active) for n in range(here + 1)]
+            hit = [1 - ways_past / math.comb(open_, experts.active) for ways_past in missed]
+            chance = sum(a * b for a, b in zip(ways, hit)) / math.comb(experts.groups, experts.groups_active)
+        else:
+            chance = 1 - math.comb(experts.count - per_node, experts.active) / math.comb(
+                experts.count, experts.active
+            )
+        return round(self.tokens * (self.nodes - 1) * chance)
+
+
+def num_bytes(form: str, width: int, itemsize: int) -> int:
+    """Return the bytes of a row of `width` numbers in a form."""
+    return width + 4 * -(-width // BLOCK) if form == FP8 else width * (2 if form == BF16 else itemsize)

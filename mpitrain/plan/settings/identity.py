@@ -1,0 +1,62 @@
+"""What makes two runs the same computation: a run goes on only if these keys are as they were."""
+
+from typing import Any
+
+from mpitrain.config import FIRST_FAMILY, NEUTRAL, Config, flatten
+from mpitrain.plan.declared.family import FAMILIES
+from mpitrain.plugins import is_plugin
+
+# What is where and of what content may change, as do layout, transport and length.
+BY_CONTENT = (
+    *("data.path", "data.val_path", "data.text_key", "data.tokenizer", "data.tokens", "data.end_of_text"),
+    "data.begin_of_text",
+    "data.order",
+)
+IDENTITY = (
+    "run.seed",
+    "model",
+    "attention",
+    "experts",
+    "data",
+    "batch",
+    "precision",
+    "optimizer",
+    "schedule",
+)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """Return the keys that define the computation: a run may only go on if they are unchanged."""
+    found = {
+        key: value
+        for key, value in flatten(config).items()
+        if key in IDENTITY or key.split(".")[0] in IDENTITY
+    }
+    # the same rows, in more rounds or in fewer, by other ways: a matter of the layout, like ep
+    for key in ("buffer", "dispatch"):
+        del found[f"experts.{key}"]
+    del found["schedule.steps"]  # like run.steps, by which a run is made longer
+    # what lies there says whether it is the same, not where: data/tokens.json and checkpoints have
+    # its digest; checkpoints have the order, too
+    for key in BY_CONTENT:
+        del found[key]
+    # likewise: checkpoints have the digest of the routing
+    found["experts.replay"] = bool(found["experts.replay"])
+    found["model.family"] = found["model.family"] or FIRST_FAMILY
+    neutral = {f"{table}.{key}": value for table, keys in NEUTRAL.items() for key, value in keys.items()}
+    # in runs older than the key
+    found |= {key: value for key, value in neutral.items() if found[key] is None}
+    of_family = _keys_of(found["model.family"])
+    return found | {key: value for key, value in of_family.items() if found[key] == neutral.get(key)}
+
+
+def _keys_of(name: str) -> dict[str, Any]:
+    """Return the keys of a family, of its attention and its own of the model, with their values.
+
+    None of a family that there isn't.
+    """
+    if not is_plugin(name) and name not in FAMILIES.built_in():
+        return {}
+    family = FAMILIES.find(name)
+    tables = {"attention": family.attention, "model": family.model}
+    return {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}

@@ -1,0 +1,48 @@
+"""Activation recomputation: how many blocks are recomputed together, where nobody has said.
+
+The number k with which the rank that holds most holds least.
+
+    inputs of groups     ceil(blocks / k) of each microbatch in flight
+    one group            k blocks with all that they keep, once: while its backward runs
+
+One block keeps some twenty times its input, so the square root of the number of blocks, best where
+a block keeps no more than its input (arXiv:1604.06174, section 4.1), holds more than one block at a
+time does, unless many microbatches are in flight.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from mpitrain.plan.activations.kept import Activations
+from mpitrain.plan.activations.peak import peak_of
+from mpitrain.plan.declared.layer import Sizes
+from mpitrain.plan.division.stages import StagePlan
+from mpitrain.schedules.table import Table
+
+
+def with_every(stages: Sequence[StagePlan], table: Table, sizes: Sizes) -> tuple[StagePlan, ...]:
+    """Return the stages with the number of blocks that is recomputed together."""
+    given = sizes.config.memory.every
+    candidates = [given] if given else _candidates({len(stage.inner) for stage in stages})
+    every = [tuple(replace(stage, every=number) for stage in stages) for number in candidates]
+    return every[0] if len(every) == 1 else min(every, key=lambda stages: _most(stages, table, sizes))
+
+
+def _candidates(lengths: Collection[int]) -> list[int]:
+    """Return the numbers worth trying: the least for each number of groups. lengths: blocks of stages."""
+    return sorted({-(-length // groups) for length in lengths for groups in range(1, length + 1)} | {1})
+
+
+def _most(stages: Sequence[StagePlan], table: Table, sizes: Sizes) -> int:
+    """Return what the microbatches of the pipeline rank that holds most take at once."""
+    formulas = [Activations(stage, sizes) for stage in stages]
+    each = ({number: formulas[number % table.depth] for number in numbers} for numbers in table.chunks)
+    return max(sum(peak_of(actions, table, own)) for actions, own in zip(table.ranks, each))
+
+
+def recompute_line(stages: Sequence[StagePlan]) -> str:
+    """Say how many blocks are recomputed together, if nobody has said."""
+    memory = stages[0].config.memory
+    if memory.recompute != "every-k" or memory.every:
+        return ""
+    return f"memory.every = {stages[0].every}: so many blocks recomputed together hold least"

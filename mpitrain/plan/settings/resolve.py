@@ -1,0 +1,451 @@
+"""Fill in what a configuration left open (degrees, batch, vocabulary), and refuse what doesn't fit
+together, before anything is built.
+"""
+
+import difflib
+import json
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from mpitrain import config_hints
+from mpitrain.config import (
+    FIRST_FAMILY,
+    NEUTRAL,
+    Batch,
+    Config,
+    Memory,
+    Model,
+    Numerics,
+    Parallel,
+    Pipeline,
+    Precision,
+    Run,
+)
+from mpitrain.data.source import SOURCES
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+from mpitrain.plan.declared.family import OF_SOME, family_of, presets
+from mpitrain.plan.declared.optimizers import optimizer_kind
+from mpitrain.plan.division.domains import divided
+from mpitrain.plan.division.sequence import placement_of
+from mpitrain.plan.settings.attention import resolve_attention, with_heads
+from mpitrain.plan.settings.dispatch import resolve_dispatch
+from mpitrain.plan.settings.experts import refuse_unfolded, resolve_experts
+from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
+from mpitrain.plan.settings.idle import refuse_idle_keys, refuse_long_decay
+from mpitrain.plan.settings.log_pace import log_pace
+from mpitrain.plan.settings.pipeline_table import (
+    chunks_in,
+    microbatches_in,
+    own_table,
+    require_size_of,
+    schedule_of,
+    segments_of,
+)
+from mpitrain.schedules.catalog import chunks_of
+from mpitrain.schedules.limits import MOST_FORWARDS
+from mpitrain.schedules.table import Table
+
+
+def resolve(
+    config: Config,
+    num_ranks: int,
+    vocab: int,
+    num_nodes: int = 1,
+    node_ranks: int = 0,
+    counted: str = "mpirun started",
+    needed: int | None = None,
+) -> Config:
+    """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and
+    check that it fits together.
+
+    node_ranks: neighbours on each node, 0 if nodes differ; the key of this name goes before what
+    was found.
+    counted: what an error says of the number of ranks.
+    needed: rows for what texts have of these tokens; None: for all.
+    """
+    if config.comm.node_ranks:
+        node_ranks = config.comm.node_ranks
+        num_nodes = -(-num_ranks // node_ranks)
+    SOURCES.find(config.data.source)  # or raise ConfigError
+    preset = _preset(config.model)
+    model = _model(config.model, preset, vocab, needed or vocab)
+    family = family_of(model)
+    attention = resolve_attention(config, model, family, preset.get("attention", {}))
+    experts = resolve_experts(config, model, family, preset.get("experts", {}))
+    own = own_table(config.pipeline)
+    if own is None:
+        schedule_of(config.pipeline.schedule)  # refuses a name that there isn't
+    parallel, batch = _layout(config, own, model.layers, num_ranks, counted)
+    if own is not None:
+        require_size_of(own, parallel, batch)
+    pipeline = _pipeline(config.pipeline, own, parallel, model.layers)
+    _refuse_unseen(model, config.data.sequence)
+    _refuse_undivided(model, config.data.sequence, parallel)
+    refuse_unfolded(model, experts, parallel, config)
+    experts, comm = resolve_dispatch(config, experts, parallel, num_nodes, node_ranks)
+    _refuse_unsharded(parallel)
+    parallel = with_reduce(parallel, msgspec.structs.replace(config, parallel=parallel, experts=experts))
+    if config.precision.compute == "fp8":
+        width = attention.head_width or model.width // model.heads
+        refuse_odd_sides(model, width, config.data.sequence, batch.micro, parallel)
+    _refuse_of_tables(config, parallel)
+    segments = segments_of(pipeline, own)
+    _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
+    optimizer = optimizer_kind(config.optimizer).resolve(config.optimizer)
+    resolved = msgspec.structs.replace(
+        config,
+        model=model,
+        attention=attention,
+        experts=experts,
+        parallel=parallel,
+        batch=batch,
+        pipeline=pipeline,
+        optimizer=optimizer,
+        comm=comm,
+    )
+    refuse_idle_keys(resolved)
+    refuse_long_decay(resolved)
+    return resolved
+
+
+def _refuse_of_tables(config: Config, parallel: Parallel) -> None:
+    """Raise ConfigError for what tables of their own can't be."""
+    _refuse_idle(config.memory, parallel.zero)
+    _refuse_unkept(config.run)
+    log_pace(config.run)
+    _refuse_unrounded(config.precision)
+    _refuse_irreproducible(config, parallel)
+    _refuse_incomparable(config.numerics)
+
+
+def on_one_rank(config: Config) -> Config:
+    """Return a resolved configuration for the same model on one rank, in one stage."""
+    experts = msgspec.structs.replace(config.experts, dispatch="auto", wire="")
+    alone = Parallel(dp=1, pp=1, zero=0, reduce="step")
+    return msgspec.structs.replace(
+        config, experts=experts, parallel=alone, pipeline=Pipeline(chunks=1, tail=1)
+    )
+
+
+def _refuse_unkept(run: Run) -> None:
+    """Raise ConfigError for a choice of checkpoints to keep that would keep none, or others than it
+    seems to.
+    """
+    for key in ("keep_every", "keep_best"):
+        if (value := getattr(run, key)) and not run.keep:
+            raise ConfigError(
+                f"run.{key} = {value} does nothing with run.keep = 0, which keeps all; set run.keep, the "
+                "newest to keep"
+            )
+    if run.keep_every and (not run.save_every or run.keep_every % run.save_every):
+        raise ConfigError(
+            f"run.keep_every = {run.keep_every} is no multiple of run.save_every = {run.save_every}: few of "
+            "these steps are saved, or none; let it be one"
+        )
+    if run.keep_best and (not run.eval_every or not run.save_every or run.save_every % run.eval_every):
+        raise ConfigError(
+            f"run.keep_best = {run.keep_best} needs a validation at each step that is saved: run.save_every "
+            f"= {run.save_every} is no multiple of run.eval_every = {run.eval_every}; let it be one"
+        )
+
+
+def _refuse_unrounded(precision: Precision) -> None:
+    """Raise ConfigError for a choice of products that are of the type of their sum anyway."""
+    if precision.products != "auto" and precision.compute in ("fp32", "fp64"):
+        raise ConfigError(
+            f'precision.products = "{precision.products}" does nothing with precision.compute = '
+            f'"{precision.compute}", whose products are '
+            "of the type they are summed in; leave it out, or use bf16, fp16 or fp8"
+        )
+
+
+def _refuse_incomparable(numerics: Numerics) -> None:
+    """Raise ConfigError for a step that is computed twice, where two times needn't give the same bits."""
+    if numerics.rerun_every and not numerics.deterministic:
+        raise ConfigError(
+            f"numerics.rerun_every = {numerics.rerun_every} with numerics.deterministic = false: kernels "
+            "that give other bits each time would be found each time; leave one of them out"
+        )
+
+
+def _refuse_irreproducible(config: Config, parallel: Parallel) -> None:
+    """Raise ConfigError unless sums over ranks are part of the tree that sums over microbatches are."""
+    if config.numerics.reproducible == "run":
+        return
+    if parallel.dp & (parallel.dp - 1):
+        raise ConfigError(
+            f'numerics.reproducible = "layout" with parallel.dp = {parallel.dp}: pairs of ranks, and pairs '
+            "of pairs, are summed; use a "
+            "power of 2"
+        )
+    if parallel.reduce == "microbatch":
+        raise ConfigError(
+            'numerics.reproducible = "layout" sums over microbatches first, parallel.reduce = "microbatch" '
+            "over ranks; leave one out"
+        )
+    if config.precision.reduce != "same":
+        raise ConfigError(
+            f'numerics.reproducible = "layout" with precision.reduce = "{config.precision.reduce}": each '
+            'rank rounds its sum; use "same"'
+        )
+
+
+def _refuse_unsharded(parallel: Parallel) -> None:
+    """Raise ConfigError unless the data-parallel ranks can divide the state among them as asked."""
+    if parallel.dp_shard and not parallel.zero:
+        raise ConfigError(
+            f"parallel.dp_shard = {parallel.dp_shard} with parallel.zero = 0 divides nothing; set "
+            "parallel.zero to 1, 2 or 3"
+        )
+    for key, least in (("gather", 3), ("ahead", 3)):
+        value = getattr(parallel, key)
+        idle = (Parallel.__struct_defaults__[Parallel.__struct_fields__.index(key)], "use")
+        if parallel.zero < least and value not in idle:
+            raise ConfigError(
+                f"parallel.{key} = {value!r} does nothing with parallel.zero = {parallel.zero}; set "
+                f"parallel.zero = {least}"
+            )
+    if parallel.dp_shard and parallel.dp % parallel.dp_shard:
+        fitting = ", ".join(str(n) for n in range(1, parallel.dp + 1) if parallel.dp % n == 0)
+        raise ConfigError(
+            f"parallel.dp_shard = {parallel.dp_shard} doesn't divide parallel.dp = {parallel.dp}; use "
+            f"{fitting}"
+        )
+
+
+def with_reduce(parallel: Parallel, config: Config) -> Parallel:
+    """Settle when gradients are reduced.
+
+    And take ZeRO for none where there is one data rank, over which nothing is divided.
+    """
+    if not divided(config):
+        parallel = msgspec.structs.replace(parallel, zero=0, gather="auto", ahead=1, dp_shard=0)
+    if parallel.reduce != "auto":
+        return parallel
+    # a tree sums over microbatches first
+    each = parallel.zero >= 2 and config.numerics.reproducible == "run"
+    return msgspec.structs.replace(parallel, reduce="microbatch" if each else "step")
+
+
+def _refuse_idle(memory: Memory, zero: int) -> None:
+    """Raise ConfigError for a key of the memory table that would do nothing."""
+    if memory.every and memory.recompute != "every-k":
+        raise ConfigError(
+            f"memory.every = {memory.every} does nothing with memory.recompute = "
+            f'{json.dumps(memory.recompute)}; set it to "every-k", or '
+            "leave memory.every out"
+        )
+    if memory.recompute == "every-k" and zero == 3 and memory.every != 1:
+        raise ConfigError(
+            'memory.recompute = "every-k" with parallel.zero = 3: weights are fetched and dropped block by '
+            'block, and so blocks are computed again one by one; use memory.recompute = "full"'
+        )
+
+
+def _refuse_unseen(model: Model, sequence: int) -> None:
+    """Raise ConfigError for tokens that are never predicted, and for a weight of none."""
+    if model.mtp >= sequence:
+        raise ConfigError(
+            f"model.mtp = {model.mtp} with data.sequence = {sequence}: no position has so many tokens after "
+            f"the next one; use a model.mtp below {sequence}"
+        )
+    if not model.mtp and model.mtp_weight != NEUTRAL["model"]["mtp_weight"]:
+        raise ConfigError(
+            f"model.mtp_weight = {model.mtp_weight} does nothing with model.mtp = 0; leave it out, or set "
+            "model.mtp"
+        )
+
+
+def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
+    """Raise ConfigError unless each layer can be divided over the tensor-parallel axis."""
+    tp = parallel.tp
+    if parallel.async_tp and not parallel.sequence:
+        raise ConfigError(
+            "parallel.async_tp = true with parallel.sequence = false: it computes while parts of the "
+            "sequence travel; use parallel.sequence = true, or leave parallel.async_tp out"
+        )
+    for key, number in (("model.heads", model.heads), ("model.ffn", model.ffn)):
+        if number % tp:
+            raise ConfigError(
+                f"{key} = {number} doesn't divide over parallel.tp = {tp}; use a tp that divides it"
+            )
+    if model.kv_heads % tp and tp % model.kv_heads:
+        raise ConfigError(
+            f"model.kv_heads = {model.kv_heads} and parallel.tp = {tp}: one must divide the other, so that "
+            "heads are divided or repeated"
+        )
+    if model.vocab < tp:
+        raise ConfigError(
+            f"model.vocab = {model.vocab} is less than parallel.tp = {tp}; every rank needs a row of the "
+            "embedding"
+        )
+    if parallel.cp > 1:
+        placement_of(parallel.context, sequence, parallel.cp, model.heads // tp, max(1, model.kv_heads // tp))
+    if parallel.sequence and sequence // parallel.cp % tp:
+        raise ConfigError(
+            f"data.sequence = {sequence} / parallel.cp = {parallel.cp} doesn't divide over parallel.tp = "
+            f"{tp}; change one of them, or use parallel.sequence = false"
+        )
+
+
+def _refuse_endless(
+    num_microbatches: int, segments: int, parallel: Parallel, pipeline: Pipeline, layers: int
+) -> None:
+    """Raise ConfigError if the programs of a step don't fit in memory.
+
+    Where weights or gradients come and go, each block has its own.
+    """
+    stages = parallel.pp * pipeline.chunks
+    walked = parallel.zero == 3 or parallel.reduce == "microbatch"
+    forwards = num_microbatches * segments * (layers if walked else stages)
+    if forwards > MOST_FORWARDS:
+        cut = f" of {segments} segments" if segments > 1 else ""
+        blocks = f", {layers} blocks walked one by one (parallel.zero = {parallel.zero})" if walked else ""
+        raise ConfigError(
+            f"batch.global / batch.micro / parallel.dp = {num_microbatches:,} microbatches{cut} on {stages} "
+            f"stages{blocks}: a program of so many forwards doesn't fit in memory, at most {MOST_FORWARDS:,} "
+            "do; raise batch.micro"
+        )
+
+
+def _pipeline(pipeline: Pipeline, own: Table | None, parallel: Parallel, layers: int) -> Pipeline:
+    """Fill in the stages a rank: a schedule's name has its number, and the user's own table says it."""
+    if own is None:
+        chunks = chunks_of(pipeline.schedule, pipeline.chunks, schedule_of(pipeline.schedule))
+    else:
+        chunks = chunks_in(own)
+    pp = parallel.pp
+    stages = pipeline.stages
+    if pp * chunks > layers:
+        raise ConfigError(
+            f"parallel.pp = {pp} x {chunks} stages a rank ({pipeline.schedule}) = {pp * chunks} stages for "
+            f"model.layers = {layers} blocks; a stage needs at least one block"
+        )
+    if stages is not None and (len(stages) != pp * chunks or sum(stages) != layers):
+        raise ConfigError(
+            f"pipeline.stages = {stages}: {sum(stages):g} blocks on {len(stages)} stages; needed "
+            f"model.layers = {layers} blocks on parallel.pp = {pp} x pipeline.chunks = {chunks} stages"
+        )
+    return msgspec.structs.replace(pipeline, chunks=chunks)
+
+
+def _preset(model: Model) -> dict[str, Any]:
+    """Return the keys of a preset: those of the model, and of the tables that are about parts of it."""
+    known = presets(model.family)
+    if model.preset not in known:
+        raise ConfigError(f"model.preset = {shown(repr(model.preset))}{_of_no_preset(model.preset, known)}")
+    return known[model.preset]
+
+
+def _of_no_preset(name: str, known: Collection[str]) -> str:
+    """Return what to use instead of a preset that there isn't.
+
+    A name may be that of a model elsewhere, or of its folder.
+    """
+    if found := config_hints.recognised(name):
+        sizes = config_hints.keys_of_model(name)
+        trained = f"; such a model is trained from the beginning with {sizes}" if sizes else ""
+        return f" is {found}, needed a name of sizes{trained}; known: {', '.join(known)}"
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), known, 1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+
+
+def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Model:
+    values = {f: getattr(model, f) for f in model.__struct_fields__}
+    given = {key: value for key, value in values.items() if value is not None and value != ""}
+    own = {key: value for key, value in preset.items() if key in Model.__struct_fields__}
+    model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **NEUTRAL["model"], **own, **given})
+    family = family_of(model)
+    family.refuse_unused(model.family, "model", given, NEUTRAL["model"])
+    own = {key: value for key, value in own.items() if family.uses("model", key)}
+    model = Model(
+        **{**msgspec.structs.asdict(model), **dict.fromkeys(OF_SOME), **family.model, **own, **given}
+    )
+    if model.vocab < needed:
+        without = f", {vocab - needed} of them special ones above all others" if needed < vocab else ""
+        raise ConfigError(
+            f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed at least "
+            f"{needed}: raise model.vocab or leave it out"
+        )
+    return with_heads(model, family, given.get("kv_heads"))
+
+
+def _layout(
+    config: Config, own: Table | None, layers: int, num_ranks: int, counted: str
+) -> tuple[Parallel, Batch]:
+    """Choose the degrees left open.
+
+    As much data parallelism as the batch divides into, pipeline stages for the rest.
+
+    own: the user's own table, which says how many pipeline ranks and microbatches it is for.
+    """
+    dp = config.parallel.dp
+    pp = config.parallel.pp
+    batch = config.batch
+    zero = config.parallel.zero
+    if own is not None and not pp:
+        pp = len(own.ranks)
+    inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
+    if num_ranks % inside:
+        raise ConfigError(
+            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but {counted} "
+            f"{num_ranks} ranks; start a multiple of {inside} or change parallel.*"
+        )
+    num_ranks //= inside
+    if pp > layers:
+        raise ConfigError(
+            f"parallel.pp = {pp} stages for model.layers = {layers} blocks; a stage needs at least one block"
+        )
+    if not dp:
+        dp = _largest_dp(num_ranks, pp, batch, layers)
+    if not pp and num_ranks % dp == 0:
+        pp = num_ranks // dp
+    if dp * max(pp, 1) != num_ranks:
+        within = (
+            f" x parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}"
+            if inside > 1
+            else ""
+        )
+        total = dp * max(pp, 1) * inside
+        raise ConfigError(
+            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {total} ranks, but {counted} "
+            f"{num_ranks * inside}; start as many or change parallel.*"
+        )
+    if pp > layers:
+        raise ConfigError(
+            f"{num_ranks} ranks / parallel.dp = {dp} leaves {pp} stages for model.layers = {layers} blocks; "
+            "raise parallel.dp"
+        )
+    if zero is None:
+        zero = 1 if dp * config.parallel.cp > 1 else 0
+    parallel = msgspec.structs.replace(config.parallel, dp=dp, pp=pp, zero=zero)
+    return parallel, _batch(batch, own, dp)
+
+
+def _batch(batch: Batch, own: Table | None, dp: int) -> Batch:
+    """Fill in the sequences of a step: 24 at least, or the microbatches of the user's own table."""
+    per_round = dp * batch.micro
+    rounds = -(-24 // per_round) if own is None else microbatches_in(own)
+    total = batch.global_ or rounds * per_round
+    if total % per_round:
+        raise ConfigError(
+            f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} "
+            f"on parallel.dp = {dp} ranks; use a multiple of {per_round}"
+        )
+    return Batch(global_=total, micro=batch.micro)
+
+
+def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
+    """Return the largest data-parallel degree that fits ranks, batch and blocks.
+
+    If none fits, the one whose error explains most.
+    """
+    if pp:
+        return max(num_ranks // pp, 1)
+    if not batch.global_:
+        return num_ranks
+    divisors = [d for d in range(1, num_ranks + 1) if num_ranks % d == 0 and num_ranks // d <= layers]
+    return max((d for d in divisors if batch.global_ % (d * batch.micro) == 0), default=num_ranks)

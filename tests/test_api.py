@@ -1,0 +1,102 @@
+"""A run from a script (mpitrain/api.py) is the run of the command line: bits, files, ends and errors."""
+
+import json
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from launch import loss_lines, mpirun, run_tiny, tail, tiny, write_text
+
+SCRIPT = """
+import json, sys
+import numpy as np
+from mpitrain import api
+
+found, *overrides = sys.argv[1:]
+with api.open_run(None, *overrides) as run:
+    for line in run.steps():
+        if line["step"] == 2:
+            break
+    early = run.array("parameters/head.norm.weight").tolist()
+    steps = [line["step"] for line in run.steps()]
+    before = run.validate()
+    arrays = {name: run.array(name) for name in run.arrays()}
+    if run.rank == 1:
+        np.savez(found, **arrays)
+        print(json.dumps({"steps": steps, "step": run.step, "loss": before, "axes": str(run.mesh.grid)}))
+        print("moved:", early != arrays["parameters/head.norm.weight"].tolist())
+print("the block is over")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def overrides(run_dir, text, **changes):
+    """Return the words behind --set."""
+    return [word for word in tiny(run_dir, text, **changes) if word != "--set"]
+
+
+@pytest.mark.parametrize("layout", [{"parallel_pp": 2}, {"parallel_zero": 3}, {"parallel_tp": 2}], ids=str)
+def test_a_script_makes_the_bits_and_the_checkpoint_of_the_command(tmp_path, script, layout):
+    text = write_text(tmp_path / "text")
+    command = run_tiny(2, tmp_path / "command", text, run_steps=4, **layout)
+    assert command.returncode == 0, tail(command.output)
+    found = tmp_path / "arrays.npz"
+    mine = mpirun(
+        2, sys.executable, script, str(found), *overrides(tmp_path / "mine", text, run_steps=4, **layout)
+    )
+    assert mine.returncode == 0, tail(mine.output)
+    assert loss_lines(tmp_path / "mine") == loss_lines(tmp_path / "command")
+    assert mine.output.count("the block is over") == 2
+    told = json.loads(next(line for line in mine.output.splitlines() if line.startswith('{"steps"')))
+    last = json.loads((tmp_path / "command" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (told["steps"], told["step"], told["loss"]) == ([3, 4], 4, last["val_loss"])
+    assert "moved: True" in mine.output and "done: 4 steps" in mine.output
+    (folder,) = (tmp_path / "command" / "checkpoints").glob("*4")
+    with h5py.File(folder / "index.h5") as index, np.load(found) as arrays:
+        names = []
+        index.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        assert set(arrays.files) <= set(names)
+        for name in arrays.files:
+            assert np.array_equal(arrays[name], index[name][...]), name
+
+
+def test_an_array_that_is_not_there_is_bad_input(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import sys\nfrom mpitrain import api\nwith api.open_run(None, *sys.argv[1:]) as run:\n"
+        "    run.array('parameters/head.norm.wait')\n"
+    )
+    given = overrides(tmp_path / "run", write_text(tmp_path / "text"), run_steps=4, parallel_pp=2)
+    done = mpirun(2, sys.executable, str(path), *given)
+    assert done.returncode == 2, tail(done.output)
+    expected = "no array is called parameters/head.norm.wait; did you mean parameters/head.norm.weight?"
+    assert done.output.count(expected) == 1, tail(done.output)
+
+
+def test_bad_input_is_reported_once(tmp_path, script):
+    given = overrides(tmp_path / "run", write_text(tmp_path / "text"), run_steps=4, parallel_pp=3)
+    done = mpirun(2, sys.executable, script, "x", *given)
+    assert done.returncode == 2 and done.output.count("ConfigError") == 1, tail(done.output)
+    assert "Traceback" not in done.output and not (tmp_path / "run").exists()
+
+
+def test_an_error_in_a_script_ends_the_job_with_one_report(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import sys\nfrom mpitrain import api\nwith api.open_run(None, *sys.argv[1:]) as run:\n"
+        "    for line in run.steps():\n        if run.rank == 1 and run.step == 2:\n            1 / 0\n"
+    )
+    given = overrides(tmp_path / "run", write_text(tmp_path / "text"), run_steps=40, parallel_pp=2)
+    done = mpirun(2, sys.executable, str(path), *given)
+    assert done.returncode == 1, tail(done.output)
+    assert done.output.count("ZeroDivisionError: division by zero") == 2, tail(
+        done.output
+    )  # traceback and report
+    assert "mpitrain: rank 1 (pp 1, dp 0, cp 0, tp 0)" in done.output, tail(done.output)
