@@ -90,6 +90,17 @@ MODELS = {  # name: (configuration in transformers, its keys, our settings)
         "SmolLM3Config", dict(no_rope_layers=[1, 0, 1, 1], pad_token_id=None, **rope(2e6)),
         ("model.family=smollm3", *KV, "attention.rotary_blocks=rnr"),
     ),
+    "olmo2": (
+        "Olmo2Config", dict(pad_token_id=None, **rope(5e5)), ("model.family=olmo2", "model.eps=1e-5", *KV),
+    ),
+    "olmo3": (
+        "Olmo3Config",
+        dict(pad_token_id=None, sliding_window=5, layer_types=["sliding_attention", "full_attention"] * 2,
+            **by_kind(500.0, 500.0, **YARN, beta_fast=4.0)),
+        ("model.family=olmo3", "model.eps=1e-5", *KV, "attention.window=5", "attention.window_blocks=wf",
+            "attention.theta=500", "attention.window_theta=500", "attention.yarn_factor=4",
+            "attention.yarn_length=16", "attention.yarn_fast=4"),
+    ),
     "gemma2": (
         "Gemma2Config", dict(GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, **rope()),
         ("model.family=gemma2", *OUR_GEMMA, "attention.score_cap=2", "model.logit_cap=3"),

@@ -32,8 +32,15 @@ class Rotary:
         )
 
     def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
+        return _Turned.apply(x_BHTC, *self._at(x_BHTC, start), self.functions)
+
+    def turned(self, x_BHTC: torch.Tensor, start: int, sense: int) -> torch.Tensor:
+        """Return x turned by its positions, by -1 turned back; outside of autograd."""
+        return self.functions.turned(x_BHTC, *self._at(x_BHTC, start), sense)
+
+    def _at(self, x_BHTC: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         here = slice(start, start + x_BHTC.shape[-2])
-        return _Turned.apply(x_BHTC, self.cos[here], self.sin[here], self.functions)
+        return self.cos[here], self.sin[here]
 
 
 class _Turned(torch.autograd.Function):

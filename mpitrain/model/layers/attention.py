@@ -21,7 +21,7 @@ input has travelled, or the result will have: it is kept in selective mode, too.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.config import Parallel
@@ -56,6 +56,7 @@ class Attention:
     rope: of the first features of a head, or of all; None: without positions (arXiv:2305.19466).
     eps: of norms. kind: of all of them.
     normed: queries and keys of each head have a norm (arXiv:2302.05442, section 2).
+    normed_whole: those of all heads together have one, which tp divides (model/width_norm.py).
     biased, biased_output: the products of queries, keys and values have a bias, and that of the output.
     head_width: of a head; 0: that of `rope`.
     scale: what scores are multiplied by; None: 1 / sqrt(width of a head).
@@ -80,6 +81,12 @@ class Attention:
     head_width: int = 0
     scale: float | None = None
     kind: NormKind = NormKind.RMS
+    normed_whole: bool = False
+
+    @property
+    def with_norms(self) -> bool:
+        """Whether queries and keys have norms."""
+        return self.normed or self.normed_whole
 
     @property
     def of_head(self) -> int:
@@ -101,6 +108,10 @@ class Attention:
         if self.normed:
             for name in "qk":
                 found += norm(f"attention.{name}_norm", self.of_head, self.eps, self.kind, met_apart=True)
+        if self.normed_whole:
+            for name, length, pieces in (("q", features, 0), ("k", kv_features, self.kv_heads)):
+                (weight,) = norm(f"attention.{name}_norm", length, self.eps)
+                found.append(replace(weight, divided=ROWS, pieces=pieces))
         if self.sinks:
             found.append(bias("attention.sinks", self.heads))
         found.append(
@@ -129,6 +140,8 @@ class Attention:
         kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles)
         if self.normed:
             kept += (heads + kv_heads) * sizes.norm(width)
+        if self.normed_whole:
+            kept += sizes.norm(heads * width) + sizes.norm(kv_heads * width)
         kept_once = segment * self.history(sizes)  # copied to beside this segment's
         if not by_tiles:
             kept_once += sizes.probabilities(heads, width)
