@@ -108,6 +108,7 @@ class Model(ConfigTable):
     # of norms: what is added to the mean of the squares
     eps: Annotated[float, Meta(gt=0, lt=1)] | None = None
     ffn_biased: bool | None = None  # the products of feed-forwards have biases
+    positions: Length | None = None  # that have a learned vector each
     # c: logits become c tanh(logit / c); 0: they stay
     logit_cap: Annotated[float, Meta(ge=0)] | None = None
 

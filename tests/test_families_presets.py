@@ -43,6 +43,15 @@ def counts(preset):
         ("mixtral-8x22b", "141", "39", True),  # mistral.ai/news/mixtral-8x22b
         ("qwen3-30b-a3b", "30.5", "3.3", True),  # Qwen3's model card; 3.35 was cut off, not rounded
         ("qwen3-235b-a22b", "235", "22", True),  # arXiv:2505.09388, section 2
+        ("llama3.1-405b", "406", "406", True),  # its model card
+        ("gemma2-27b", "27.2", "27.2", True),  # arXiv:2408.00118, table 2: 1.18 + 26.05
+        ("qwen2.5-72b", "72.7", "72.7", True),  # its model card
+        # arXiv:2508.06471, table 1: 355 with one further token's block, 32 and 12 without the head
+        ("glm-4.5", "353", "33", False),
+        ("glm-4.5-air", "107", "13", False),
+        ("gpt2-xl", "1.558", "1.558", True),  # 1,557,611,200 in transformers
+        ("gpt3-175b", "174.6", "174.6", True),  # arXiv:2005.14165, table D.1: 174,600 million
+        ("gpt-1t", "1008", "1008", True),  # arXiv:2104.04473, table 1: 1008.0
         ("deepseek-v3", "671", "37", False),  # arXiv:2412.19437, abstract
         # arXiv:2508.10925, table 1: active without the embedding
         ("gpt-oss-20b", "20.91", "3.61", False),
@@ -73,6 +82,12 @@ _GEMMA3 = dict(
     theta=1e6, eps=1e-6, vocab=262208, tied=True, window=1024, window_blocks="wwwwwf", window_theta=1e4,
     head_width=256, linear_factor=8.0,
 )  # fmt: skip
+_OLMO2 = dict(theta=5e5, eps=1e-6, head_width=128, vocab=100352)
+_OLMO3 = dict(_OLMO2, vocab=100278, yarn=(8.0, 8192), window=4096, window_blocks="wwwf", window_theta=5e5)
+_GLM = dict(theta=1e6, eps=1e-5, head_width=128, rotary_width=64, vocab=151552, biases="qkv", num_active=8)
+_GPT2 = dict(
+    theta=None, eps=1e-5, head_width=64, vocab=50257, tied=True, yarn=(None, 0), llama3=(None, 0, None, None)
+)
 # config.json of the repository that is named: rope_theta, rms_norm_eps, head_dim, vocab_size,
 # tie_word_embeddings, ...
 PUBLISHED = {
@@ -107,6 +122,20 @@ PUBLISHED = {
     "gemma3-4b": dict(_GEMMA3, score_width=256.0),
     "gemma3-12b": dict(_GEMMA3, score_width=256.0),
     "gemma3-27b": dict(_GEMMA3, score_width=168.0, head_width=128),
+    # allenai/OLMo-2-0425-1B, -1124-7B, -1124-13B, -0325-32B
+    **{f"olmo2-{size}": _OLMO2 for size in ("1b", "7b", "13b", "32b")},
+    # allenai/Olmo-3-1025-7B, -1125-32B
+    "olmo3-7b": _OLMO3,
+    "olmo3-32b": _OLMO3,
+    # zai-org/GLM-4.5, -Air
+    "glm-4.5": dict(_GLM, num_experts=160, scale=2.5, normed=True),
+    "glm-4.5-air": dict(_GLM, num_experts=128, scale=1.0, normed=False),
+    "gpt2": _GPT2,  # openai-community/gpt2, ...
+    "gpt2-medium": _GPT2,
+    "gpt2-large": _GPT2,
+    "gpt2-xl": _GPT2,
+    "gpt3-175b": dict(_GPT2, head_width=128),  # arXiv:2005.14165, table 2.1
+    "gpt-1t": dict(_GPT2, head_width=160, vocab=51200),  # arXiv:2104.04473, table 1
     "mixtral-8x7b": dict(_MIXTRAL, vocab=32000),  # mistralai/Mixtral-8x7B-v0.1
     # mistral-community/Mixtral-8x22B-v0.1; the instructed one has 32,768
     "mixtral-8x22b": dict(_MIXTRAL, vocab=32000),
@@ -225,6 +254,23 @@ LATENT = ("model.family=deepseek-v3", "experts.count=8", "experts.active=2", "ex
         (
             ("model.logit_cap=3",),
             'model.logit_cap = 3.0 does nothing with model.family = "llama"; leave it out, or use gemma2',
+        ),
+        (
+            ("model.family=gpt2", "data.sequence=2000"),
+            "data.sequence = 2000 is more than model.positions = 1024, the positions that have learned",
+        ),
+        (
+            ("model.family=gpt2", "attention.theta=500"),
+            'attention.theta = 500.0 does nothing with model.family = "gpt2"; leave it out, or use deepseek',
+        ),
+        (
+            ("model.family=gpt2", "model.kv_heads=2"),
+            'model.kv_heads = 2 does nothing with model.family = "gpt2", which has keys and values for each',
+        ),
+        (("model.family=gpt2", "model.mtp=1"), "model.mtp = 1: further tokens aren't predicted with learned"),
+        (
+            ("model.family=glm-4.5", *LATENT[1:], "attention.rotary_width=34"),
+            "attention.rotary_width = 34 is more than model.width / model.heads = 32, the width of a head",
         ),
         (
             ("attention.head_width=7",),

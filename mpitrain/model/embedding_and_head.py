@@ -26,10 +26,15 @@ from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.plan.declared.traffic import Started, Traffic
 
 
-def embedding(weight: Parameter, site: BuildContext, scale: float = 1.0) -> list[Item]:
-    """Return the items of the first layer."""
+def embedding(
+    weight: Parameter, site: BuildContext, scale: float = 1.0, positions: Parameter | None = None
+) -> list[Item]:
+    """Return the items of the first layer. positions: learned vectors of them."""
     scale = torch.tensor(scale, dtype=site.dtype).item()
-    return [VocabularyEmbedding(weight, scale), site.out()] if site.tp else [EmbeddingLookup(weight, scale)]
+    added = [] if positions is None else [LearnedPositions(positions, site)]
+    if site.tp:
+        return [VocabularyEmbedding(weight, scale), site.out(), *added]
+    return [EmbeddingLookup(weight, scale), *added]
 
 
 def head(
@@ -57,6 +62,48 @@ class RowGradients(NamedTuple):
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for them."""
         yield from (self.rows, self.grads)
+
+
+class PositionGradients(NamedTuple):
+    """Gradients of rows of learned positions that are still to be added. grads: [B, T, D]."""
+
+    weight: Parameter
+    rows_T: torch.Tensor
+    grads: torch.Tensor
+
+    def add(self) -> None:
+        """Add them to their buffer."""
+        total = self.weight.grad
+        total.index_add_(0, self.rows_T, self.grads.to(total.dtype).sum(0))
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is held for them."""
+        yield self.grads
+
+
+class LearnedPositions(Local):
+    """x + the vectors of its positions: those of this rank of cp, and of tp if that divides them."""
+
+    def __init__(self, weight: Parameter, site: BuildContext):
+        self.weight = weight
+        here = site.plan.positions(site.cp.rank if site.cp else 0)
+        self.positions = torch.from_numpy(here).to(site.device)
+        self.part = site.tp.rank if site.tp and site.plan.config.parallel.sequence else 0
+
+    def forward(self, x: torch.Tensor, context: Context) -> Walk:
+        """Add them."""
+        yield None
+        begin = context.start + self.part * x.shape[1]
+        return x + self.weight.data[self._rows(begin, x)], begin if torch.is_grad_enabled() else None
+
+    def backward(self, saved: int, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        yield None
+        rows_T = self._rows(saved, grad_of_output)
+        later(WeightGradients([PositionGradients(self.weight, rows_T, grad_of_output)]))
+        return grad_of_output
+
+    def _rows(self, begin: int, x: torch.Tensor) -> torch.Tensor:
+        return self.positions[begin : begin + x.shape[1]]
 
 
 class EmbeddingLookup(Local):

@@ -132,6 +132,11 @@ class Tape:
         y = selective.Gated.apply(gate, up, functions)
         return y, partial(selective.Gated.again, y.grad_fn) if self.selective else None
 
+    def activated(self, x: torch.Tensor, gate: Gate) -> tuple[torch.Tensor, Again | None]:
+        """Return activation(x), and how to make it again."""
+        y = selective.Activated.apply(x, gate)
+        return y, partial(selective.Activated.again, y.grad_fn) if self.selective else None
+
     def attention(
         self,
         qkv: tuple[torch.Tensor, ...],

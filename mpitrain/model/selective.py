@@ -16,6 +16,7 @@ from mpitrain.kernels.functions import (
     layer_norm_again,
     layer_norm_backward,
 )
+from mpitrain.kernels.gates import Gate
 from mpitrain.kernels.precision import wide
 from mpitrain.parallel.zero.parameters import Parameter
 
@@ -118,3 +119,22 @@ class Gated(torch.autograd.Function):
     def backward(ctx, grad_of_output):
         (gate, up), activated, ctx.activated = ctx.saved_tensors, ctx.activated, None
         return *ctx.functions.gated_backward(grad_of_output, gate, up, activated), None
+
+
+class Activated(torch.autograd.Function):
+    """activation(x), of which x is kept."""
+
+    @staticmethod
+    def forward(ctx, x, gate: Gate):
+        ctx.save_for_backward(x)
+        ctx.gate = gate
+        return gate.activation(x)
+
+    @staticmethod
+    def again(ctx):
+        """Return the output."""
+        return ctx.gate.activation(*ctx.saved_tensors)
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        return ctx.gate.grad_of_gate(grad_of_output, *ctx.saved_tensors), None

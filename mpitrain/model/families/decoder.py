@@ -86,9 +86,14 @@ def _letter(blocks: str | None, number: int) -> str:
     return blocks[number % len(blocks)] if blocks else ""
 
 
-def _rope(config: Config, windowed: bool) -> Rope:
-    """Return the rotary positions of a block; with a window they may have a theta of their own, unscaled."""
+def _rope(config: Config, windowed: bool) -> Rope | None:
+    """Return the rotary positions of a block, None where the family has none.
+
+    With a window they may have a theta of their own, unscaled.
+    """
     own = config.attention
+    if own.theta is None:
+        return None
     width = own.rotary_width or head_width(config)
     return Rope(width, own.window_theta) if windowed and own.window_theta else rope_of(own, width)
 

@@ -137,7 +137,7 @@ class Attention:
         kv_heads = self._kv_heads(sizes)
         width = self.of_head
         by_tiles = bool(self.window or self.sinks or self.soft_cap)
-        kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles)
+        kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles, self.normed_whole)
         if self.normed:
             kept += (heads + kv_heads) * sizes.norm(width)
         if self.normed_whole:
@@ -201,13 +201,20 @@ def _kv_heads_at_once(parallel: Parallel, kv_heads: int) -> int:
 
 
 def kept_by_core(
-    sizes: Sizes, heads: int, kv_heads: int, width: int, value_width: int, by_tiles: bool = False
+    sizes: Sizes,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    value_width: int,
+    by_tiles: bool = False,
+    side_by_side: bool = False,
 ) -> int:
     """Return what attention proper keeps for a position.
 
     heads, kv_heads: of this rank.
     value_width: of a head's result.
 
+    side_by_side: queries lie with the heads of a position side by side, whatever tp sends.
     by_tiles: by kernels/attention_tiles.py, as always with cp. Tiles, and torch's own
     attention, which is taken for all but bf16, keep the log-sum-exp and their result, and what the
     output multiplies, too, where that is another. In fp16 this is the most: a CPU that widens it
@@ -216,7 +223,11 @@ def kept_by_core(
     kept = _kept_of_qkv(sizes, heads, kv_heads, width)
     if sizes.selective and not _in_segments(sizes):
         return kept
-    copied = heads * value_width * sizes.factor if _output_is_copied(sizes, heads, width, value_width) else 0
+    copied = (
+        heads * value_width * sizes.factor
+        if _output_is_copied(sizes, heads, width, value_width, side_by_side)
+        else 0
+    )
     if by_tiles or _keeps_log_sum_exp(sizes):
         return kept + heads * (width * sizes.itemsize + max(4, sizes.itemsize)) + copied
     return kept + (copied or heads * width * sizes.factor)
@@ -240,11 +251,11 @@ def _keeps_log_sum_exp(sizes: Sizes) -> bool:
     return sizes.config.parallel.cp > 1 or sizes.config.precision.compute not in ("bf16", "fp8")
 
 
-def _output_is_copied(sizes: Sizes, heads: int, width: int, value_width: int) -> bool:
+def _output_is_copied(sizes: Sizes, heads: int, width: int, value_width: int, side_by_side: bool) -> bool:
     """Return whether what the output multiplies is another tensor than the result of attention."""
     parallel = sizes.config.parallel
     # queries came from other ranks, and lie head by head
-    by_head = parallel.async_tp or parallel.context == "ulysses"
+    by_head = (parallel.async_tp and not side_by_side) or parallel.context == "ulysses"
     return (heads > 1 and (by_head or value_width < width)) or sizes.factor < sizes.itemsize
 
 

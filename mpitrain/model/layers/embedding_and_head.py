@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mpitrain.parallel.zero.parameters import Parameter
 
 EMBEDDING = "embedding.weight"
+POSITIONS = "embedding.positions"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Embedding:
     """tied: the head uses the same weights.
 
     scale: by which the vectors are multiplied, rounded to the type of the weights (Gemma).
+    positions: that have a learned vector each, which is added (GPT-2); 0: none.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -30,9 +32,12 @@ class Embedding:
     width: int
     tied: bool
     scale: float = 1.0
+    positions: int = 0
 
     def parameters(self) -> tuple[Spec, ...]:
-        return (matrix(EMBEDDING, self.vocab, self.width, ROWS, group="table", tied=self.tied),)
+        table = matrix(EMBEDDING, self.vocab, self.width, ROWS, group="table", tied=self.tied)
+        of_positions = matrix(POSITIONS, self.positions, self.width, None, group="table")
+        return (table, of_positions) if self.positions else (table,)
 
     def cost(self, sequence: int) -> float:
         return 0.0  # a lookup
@@ -45,8 +50,9 @@ class Embedding:
         return (9 if sizes.tp > 1 else 8) * sizes.positions
 
     def left(self, sizes: Sizes) -> int:
-        """Rows of the gradient, and which they are."""
-        return (self.width * sizes.itemsize + 8) * sizes.positions
+        """Rows of the gradient, and which they are; with tp, those of learned positions are others."""
+        of_positions = sizes.stream(self.width) if self.positions and sizes.tp > 1 else 0
+        return (self.width * sizes.itemsize + 8) * sizes.positions + of_positions
 
     def working(self, sizes: Sizes) -> Working:
         """The gradient of the rows in the type of their sum, if that is wider."""
@@ -59,7 +65,7 @@ class Embedding:
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import embedding  # torch
 
-        return embedding(own[EMBEDDING], site, self.scale)
+        return embedding(own[EMBEDDING], site, self.scale, own.get(POSITIONS))
 
 
 @dataclass(frozen=True)
