@@ -127,3 +127,23 @@ def test_a_family_trains_like_plain_torch_holds_and_sends_what_it_declares(world
         routed=bool(plan.config.experts.count),
     )
     agree(world, not wrong, f"{wrong[:3]}")
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_logits_are_capped_in_other_types_too(compute):
+    """In fp32 products of matrices are views, whose change in place autograd watches."""
+    import torch
+
+    from mpitrain.actor.stage import assemble
+    from mpitrain.model.build_context import BuildContext
+    from mpitrain.parallel.microbatch import Microbatch
+    from mpitrain.parallel.walk import run
+
+    plan = plan_with(
+        "gemma2", 1, f"precision.compute={compute} data.sequence=128 model.width=64 model.vocab=256"
+    )
+    stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu")))
+    rows = torch.randint(256, (1, 129), generator=torch.Generator().manual_seed(1))
+    loss = run(stage.forward(0, None, Microbatch(rows[:, :-1], rows[:, 1:])))
+    run(stage.backward(0, None, None))
+    assert abs(loss.item() / 128 - 5.545) < 0.1

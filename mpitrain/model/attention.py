@@ -139,13 +139,19 @@ class Projection(Segment):
             if any(norm.spec.shape != norm.spec.whole for norm in self.norms):
                 return tuple(flat)
             flat = [*(tape.norm(x, norm) for x, norm in zip(flat, self.norms)), flat[2]]
+        return self._heads(flat, context.start, tape)
+
+    def _heads(
+        self, flat: Sequence[torch.Tensor], start: int, tape: Tape
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values head by head, turned from position `start` on."""
         q_BTHC, k_BTKC, v_BTKC = (x.unflatten(-1, (-1, self.head_width)) for x in flat)
         if self.norms and not self.whole:
             q_BTHC, k_BTKC = (tape.norm(x, norm) for x, norm in zip((q_BTHC, k_BTKC), self.norms))
         q_BHTC, k_BKTC, v_BKTC = (x.transpose(1, 2) for x in (q_BTHC, k_BTKC, v_BTKC))
         if self.rotary is None:
             return q_BHTC, k_BKTC, v_BKTC
-        return self.rotary(q_BHTC, context.start), self.rotary(k_BKTC, context.start), v_BKTC
+        return self.rotary(q_BHTC, start), self.rotary(k_BKTC, start), v_BKTC
 
 
 class Output(Segment):

@@ -136,7 +136,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits_NV, targets_N, functions: Functions, soft_cap: float):
-        _cap(logits_NV, soft_cap)
+        _cap(logits_NV.data, soft_cap)  # autograd would see its view change
         ctx.soft_cap = soft_cap
         log_sum_N = functions.log_sums(logits_NV)
         rows_N = targets_N.clamp(min=0)
