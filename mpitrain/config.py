@@ -110,6 +110,13 @@ class Model(ConfigTable):
     mtp: Annotated[int, Meta(ge=0, le=16)] | None = None
     # of the mean of their losses, beside that of the next token; absent: 0.3
     mtp_weight: Annotated[float, Meta(ge=0)] | None = None
+    # the rest is of some families only; absent: as the preset, or else the family, says
+    # of norms: what is added to the mean of the squares
+    eps: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    ffn_biased: bool | None = None  # the products of feed-forwards have biases
+    positions: Length | None = None  # that have a learned vector each
+    # c: logits become c tanh(logit / c); 0: they stay
+    logit_cap: Annotated[float, Meta(ge=0)] | None = None
 
 
 class AttentionTable(ConfigTable):
@@ -124,6 +131,14 @@ class AttentionTable(ConfigTable):
     yarn_length: CountOrNone | None = None  # positions that were trained with before
     # how much sharper scores are then; 0: not
     yarn_mscale: Annotated[float, Meta(ge=0)] | None = None
+    # pairs that turn more often within that length stay
+    yarn_fast: Annotated[float, Meta(gt=0)] | None = None
+    # pairs that turn less often are slowed by the factor; those between are interpolated
+    yarn_slow: Annotated[float, Meta(gt=0)] | None = None
+    # the interpolation begins and ends with a whole pair
+    yarn_rounded: bool | None = None
+    # positions are divided by this factor; 1: not
+    linear_factor: Annotated[float, Meta(ge=1)] | None = None
     # Llama 3.1's scaling for longer sequences, by this factor; 1: none
     llama3_factor: Annotated[float, Meta(ge=1)] | None = None
     llama3_length: CountOrNone | None = None  # positions that were trained with before
@@ -133,11 +148,25 @@ class AttentionTable(ConfigTable):
     llama3_high: Annotated[float, Meta(gt=0)] | None = None
     # positions that a query sees where the family has a window, its own included; 0: all
     window: CountOrNone | None = None
+    # which blocks have the window: a letter each, in turns; w: window, f: all positions
+    window_blocks: Annotated[str, Meta(pattern="^[wf]+$", max_length=10_000)] | None = None
+    # which blocks have rotary positions: a letter each, in turns; r: rotary, n: none
+    rotary_blocks: Annotated[str, Meta(pattern="^[rn]+$", max_length=10_000)] | None = None
+    # theta of blocks with a window, whose positions aren't scaled; 0: as all blocks
+    window_theta: Annotated[float, Meta(ge=0)] | None = None
+    # which products have a bias: none, queries, keys and values, or these and the output
+    biases: Literal["none", "qkv", "all"] | None = None
+    normed: bool | None = None  # queries and keys of each head have a norm
+    # scores are divided by the root of it; 0: the width of a head
+    score_width: LengthOrNone | None = None
+    # c: scores become c tanh(score / c); 0: they stay
+    score_cap: Annotated[float, Meta(ge=0)] | None = None
     # latent attention: width of what queries are made of; 0: the layer's input
     q_rank: CountOrNone | None = None
     # latent attention: width of what keys and values are made of
     kv_rank: LengthOrNone | None = None
-    # latent attention: features of queries and keys with positions
+    # latent attention: features of queries and keys with positions; else the first features of a
+    # head that turn, 0: all
     rotary_width: LengthOrNone | None = None
     value_width: LengthOrNone | None = None  # latent attention: of a head
 

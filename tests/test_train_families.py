@@ -164,7 +164,16 @@ def family(config):
     elif kind == "sinking":
         rope = rope_of(own, head_width(config), rounded=False)
         make = lambda window: Attention(  # noqa: E731
-            model.width, model.heads, model.kv_heads, rope, depth, eps, biased=True, window=window, sinks=True
+            model.width,
+            model.heads,
+            model.kv_heads,
+            rope,
+            depth,
+            eps,
+            biased=True,
+            biased_output=True,
+            window=window,
+            sinks=True,
         )
         attention = 2 * [make(own.window), make(0)]
     else:

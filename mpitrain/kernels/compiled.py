@@ -92,10 +92,13 @@ def _gated_backward(
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
     """In memory the heads of a position are side by side: what comes next wants them so, whatever x is."""
-    a, b = x.transpose(1, 2).to(cos.dtype).chunk(2, -1)
+    exact = x.transpose(1, 2).to(cos.dtype)
+    width = 2 * cos.shape[-1]
+    a, b = exact[..., :width].chunk(2, -1)
     cos = cos[:, None]
     sin = sin[:, None] * sense
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype).transpose(1, 2)
+    parts = a * cos - b * sin, b * cos + a * sin, exact[..., width:]
+    return torch.cat(parts, -1).to(x.dtype).transpose(1, 2)
 
 
 def _log_sums(logits_NV: Tensor) -> Tensor:
@@ -103,10 +106,18 @@ def _log_sums(logits_NV: Tensor) -> Tensor:
 
 
 def _to_gradients(
-    logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N: Tensor, factor_N: Tensor
+    logits_NV: Tensor,
+    log_sum_N: Tensor,
+    targets_N: Tensor,
+    here_N: Tensor,
+    factor_N: Tensor,
+    soft_cap: float = 0.0,
 ) -> None:
     softmax_NV = (logits_NV.to(log_sum_N.dtype) - log_sum_N[:, None]).exp()
     at_NV = (torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N[:, None]) & here_N[
         :, None
     ]
-    logits_NV.copy_((softmax_NV - at_NV.to(softmax_NV.dtype)) * factor_N[:, None])
+    grad_NV = (softmax_NV - at_NV.to(softmax_NV.dtype)) * factor_N[:, None]
+    if soft_cap:
+        grad_NV = grad_NV * (1 - (logits_NV.to(log_sum_N.dtype) / soft_cap).square())
+    logits_NV.copy_(grad_NV)

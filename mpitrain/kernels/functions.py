@@ -28,6 +28,7 @@ Tensor = torch.Tensor
 def norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return RMSNorm(x) (arXiv:1910.07467), x with the norm 1, and by what x is multiplied for that.
 
+    weight: in the type of x, or wider.
     Its statistics are fp32 at least: in fp16 the square of a norm is infinite from an RMS of 6 on
     at a width of 2048.
     """
@@ -36,13 +37,13 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]
         torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps)
     )
     unit = _scaled(x, exact, scale)
-    return unit * weight, unit, scale
+    return (unit * weight).to(x.dtype), unit, scale
 
 
 def norm_again(x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first two of these once more."""
     unit = _scaled(x, x.to(scale.dtype), scale)
-    return unit * weight, unit
+    return (unit * weight).to(x.dtype), unit
 
 
 def _scaled(x: Tensor, exact: Tensor, scale: Tensor) -> Tensor:
@@ -56,20 +57,52 @@ def _scaled(x: Tensor, exact: Tensor, scale: Tensor) -> Tensor:
 def norm_backward(grad: Tensor, weight: Tensor, unit: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the weight: fewer passes over memory than autograd's."""
     product = grad * unit
+    along = (product.to(weight.dtype) @ weight).div_(weight.shape[0]).unsqueeze(-1)
+    of_x = (grad * weight).addcmul_(unit.to(weight.dtype), along, value=-1).mul_(scale)
+    return of_x.to(grad.dtype), product.flatten(0, -2).sum(0)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return LayerNorm(x) (arXiv:1607.06450), x with the mean 0 and the variance 1, and by what x less its
+    mean is multiplied for that. Statistics are fp32 at least.
+    """
+    exact = x.to(wide(x.dtype))
+    centred = exact - exact.mean(-1, keepdim=True)
+    scale = torch.rsqrt(centred.square().mean(-1, keepdim=True).add_(eps))
+    unit = centred.mul_(scale).to(x.dtype)
+    return torch.addcmul(bias, unit, weight), unit, scale
+
+
+def layer_norm_again(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first two of these once more."""
+    exact = x.to(scale.dtype)
+    unit = (exact - exact.mean(-1, keepdim=True)).mul_(scale).to(x.dtype)
+    return torch.addcmul(bias, unit, weight), unit
+
+
+def layer_norm_backward(
+    grad: Tensor, weight: Tensor, unit: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, of the weight and of the bias."""
+    product = grad * unit
     along = (product @ weight).div_(weight.shape[0]).unsqueeze(-1)
-    return (grad * weight).addcmul_(unit, along, value=-1).mul_(scale), product.flatten(0, -2).sum(0)
+    mean = (grad @ weight).div_(weight.shape[0]).unsqueeze(-1)
+    of_x = (grad * weight).sub_(mean).addcmul_(unit, along, value=-1).mul_(scale)
+    return of_x.to(grad.dtype), product.flatten(0, -2).sum(0), grad.flatten(0, -2).sum(0)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
     """Return x [B, H, T, C] turned by its positions, halves rotated; by -1 it is turned back.
 
-    In memory as x.
+    Features for which there is no angle stay. In memory as x.
     """
     exact = x.to(cos.dtype)
     y = torch.empty_like(exact)
-    (a, b), (c, d) = exact.chunk(2, -1), y.chunk(2, -1)
+    width = 2 * cos.shape[-1]
+    (a, b), (c, d) = (each[..., :width].chunk(2, -1) for each in (exact, y))
     torch.mul(a, cos, out=c).addcmul_(b, sin, value=-sense)
     torch.mul(b, cos, out=d).addcmul_(a, sin, value=sense)
+    y[..., width:] = exact[..., width:]
     return y.to(x.dtype)
 
 
@@ -84,16 +117,26 @@ def log_sums(logits_NV: Tensor) -> Tensor:
 
 
 def to_gradients(
-    logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N: Tensor, factor_N: Tensor
+    logits_NV: Tensor,
+    log_sum_N: Tensor,
+    targets_N: Tensor,
+    here_N: Tensor,
+    factor_N: Tensor,
+    soft_cap: float = 0.0,
 ) -> None:
     """Make (softmax - one at the target) * factor of logits, in their memory; `here`.
 
     Whether a target is among these rows of the table.
+    soft_cap: c: these logits are c tanh(logit / c), and the gradient is that of what was capped.
     """
     for rows in _pieces(logits_NV):
+        if soft_cap:
+            slope_RV = 1 - (logits_NV[rows].to(log_sum_N.dtype) / soft_cap).square_()
         grad_RV = _exp(logits_NV[rows].to(log_sum_N.dtype).sub_(log_sum_N[rows, None]))
         each_R = torch.arange(len(grad_RV), device=grad_RV.device)
         grad_RV[each_R, targets_N[rows]] -= here_N[rows].to(grad_RV.dtype)
+        if soft_cap:
+            grad_RV.mul_(slope_RV)
         logits_NV[rows] = grad_RV.mul_(factor_N[rows, None])
 
 

@@ -5,7 +5,7 @@ head. Where the norm, or the gather before it, is another item, and where the su
 model/build_context.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,35 +15,64 @@ from mpitrain.model.kv_history import attend
 from mpitrain.model.layers.attention import Attention as Layer
 from mpitrain.model.offload import restored
 from mpitrain.model.rotary import Rotary
-from mpitrain.model.segment import Again, Bias, NormSegment, Segment, Tape
+from mpitrain.model.segment import Again, Bias, NormSegment, Segment, Tape, Tensors, norm_segment
+from mpitrain.model.width_norm import WidthNorms
 from mpitrain.parallel.async_tp import Chunked
 from mpitrain.parallel.context.attention import ContextAttention
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Addend, Item, Later, Residual, Shape, Walk, WeightGradients, sends
+from mpitrain.parallel.walk import (
+    Addend,
+    Item,
+    Later,
+    Residual,
+    Shape,
+    Walk,
+    WeightGradients,
+    backward,
+    forward,
+    sends,
+)
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.plan.declared.traffic import Traffic
 
 
 def attention(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
     """Return the items of the layer: on one rank, one segment from the norm to the output."""
-    norm, *weights, output = (own[f"attention.{name}.weight"] for name in ("norm", "q", "k", "v", "output"))
+    weights = (own[f"attention.{name}.weight"] for name in "qkv")
     biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if layer.biased else ()
-    norms = tuple(own[f"attention.{name}_norm.weight"] for name in "qk") if layer.normed else ()
+    norms = tuple(own[f"attention.{name}_norm.weight"] for name in "qk") if layer.with_norms else ()
+    (norm,) = norm_segment(own, "attention.norm") or [None]
     projection = Projection(
-        None if site.tp else norm, *weights, site.rotary(layer.rope), site.fp8, biases, norms
+        None if site.tp else norm,
+        *weights,
+        None if layer.rope is None else site.rotary(layer.rope),
+        site.fp8,
+        biases,
+        norms,
+        layer.of_head,
+        layer.normed_whole,
     )
+    over_tp = None
+    if layer.normed_whole and site.tp:
+        over_tp = WidthNorms(norms, site.tp, projection.rotary, layer.of_head)
     tp = site.plan.config.parallel.tp
     kv_heads = max(1, layer.kv_heads // tp)
-    heads = Heads(layer.heads // tp, kv_heads, layer.rope.width)
-    request = AttentionRequest(window=layer.window, soft_cap=layer.soft_cap)
+    heads = Heads(layer.heads // tp, kv_heads, layer.of_head)
+    request = AttentionRequest(scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap)
     core = Core(request, own.get("attention.sinks"))
-    inner = attended(projection, core, heads, Output(output, site.fp8), site)
-    added = [Bias(own["attention.output.bias"])] if layer.biased else []
-    return [Residual([*([NormSegment(norm)] if site.tp else []), *inner, *added])]
+    output = Output(own["attention.output.weight"], site.fp8)
+    inner = attended(projection, core, heads, output, site, over_tp)
+    added = [Bias(own["attention.output.bias"])] if layer.biased_output else []
+    return [Residual([*([norm] if site.tp and norm else []), *inner, *added])]
 
 
 def attended(
-    projection: Segment, core: "Core", heads: Heads, output: "Output", site: BuildContext
+    projection: Segment,
+    core: "Core",
+    heads: Heads,
+    output: "Output",
+    site: BuildContext,
+    over_tp: WidthNorms | None = None,
 ) -> list[Item]:
     """Return projection, attention proper and output, with what tp sends before and behind them.
 
@@ -52,20 +81,22 @@ def attended(
     them.
 
     heads: of this rank.
+    over_tp: norms of all heads together, behind a projection that leaves them out.
     """
     over_cp = site.attention_over_cp(heads)
     site.note_kernel(core.asked(), heads, over_cp)
-    if not site.by_chunks:
-        return site.between(
-            [
-                SpreadAttention(projection, core, over_cp, output)
-                if over_cp
-                else AttentionSegment(projection, core, output)
-            ]
-        )
-    before = Chunked(projection, site.tp, gather=True)
-    behind = Chunked(output, site.tp, scatter=True)
-    return [SpreadAttention(before, core, over_cp, behind)] if over_cp else [before, core, behind]
+    normed: list[Item] = [over_tp] if over_tp else []
+    if site.by_chunks:
+        before = Chunked(projection, site.tp, gather=True)
+        behind = Chunked(output, site.tp, scatter=True)
+        if over_cp:
+            return [SpreadAttention([before, *normed], core, over_cp, behind)]
+        return [before, *normed, core, behind]
+    if over_cp:
+        return site.between([SpreadAttention([projection, *normed], core, over_cp, output)])
+    if over_tp:
+        return site.between([projection, over_tp, AttentionSegment(None, core, output)])
+    return site.between([AttentionSegment(projection, core, output)])
 
 
 class Projection(Segment):
@@ -73,35 +104,54 @@ class Projection(Segment):
 
     Without `norm`, x is normalised already.
 
+    rotary: None: they aren't turned.
     fp8: here and below, multiply in fp8.
     biases: of queries, keys and values.
     norms: of each head's queries, and of its keys.
+    head_width: 0: that of `rotary`.
+    whole: norms are of all heads together. With tensor parallelism an item behind this one has them, and
+    here nothing is turned or divided into heads.
     """
 
     def __init__(
-        self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary,
+        self, norm: NormSegment | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary | None,
         fp8: bool = False,
-        biases: tuple[Parameter, ...] = (), norms: tuple[Parameter, ...] = (),
+        biases: tuple[Parameter, ...] = (), norms: tuple[Parameter, ...] = (), head_width: int = 0,
+        whole: bool = False,
     ):  # fmt: skip
         self.norm = norm
+        self.head_width = head_width or rotary.width
         self.weights = (q, k, v)
         self.rotary = rotary
         self.fp8 = fp8
         self.biases = biases
         self.norms = norms
+        self.whole = whole
 
     def compute(
         self, x_BTD: torch.Tensor, context: Context, tape: Tape
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        h_BTD, recompute = tape.normed(x_BTD, self.norm)
+        h_BTD, recompute = tape.normed_by(x_BTD, self.norm)
         flat = tape.linears(h_BTD, self.weights, recompute, self.fp8)
         if self.biases:
             flat = [tape.plus(x, bias) for x, bias in zip(flat, self.biases)]
-        q_BTHC, k_BTKC, v_BTKC = (x.unflatten(-1, (-1, self.rotary.width)) for x in flat)
-        if self.norms:
+        if self.whole:
+            if any(norm.spec.shape != norm.spec.whole for norm in self.norms):
+                return tuple(flat)
+            flat = [*(tape.norm(x, norm) for x, norm in zip(flat, self.norms)), flat[2]]
+        return self._heads(flat, context.start, tape)
+
+    def _heads(
+        self, flat: Sequence[torch.Tensor], start: int, tape: Tape
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values head by head, turned from position `start` on."""
+        q_BTHC, k_BTKC, v_BTKC = (x.unflatten(-1, (-1, self.head_width)) for x in flat)
+        if self.norms and not self.whole:
             q_BTHC, k_BTKC = (tape.norm(x, norm) for x, norm in zip((q_BTHC, k_BTKC), self.norms))
         q_BHTC, k_BKTC, v_BKTC = (x.transpose(1, 2) for x in (q_BTHC, k_BTKC, v_BTKC))
-        return self.rotary(q_BHTC, context.start), self.rotary(k_BKTC, context.start), v_BKTC
+        if self.rotary is None:
+            return q_BHTC, k_BKTC, v_BKTC
+        return self.rotary(q_BHTC, start), self.rotary(k_BKTC, start), v_BKTC
 
 
 class Output(Segment):
@@ -178,15 +228,16 @@ class AttentionSegment(Segment):
     """output(attention(norm(x))) in one segment.
 
     With tensor parallelism its weights are those of some heads, and the output is partial.
+    projection: None: x is queries, keys and values.
     """
 
-    def __init__(self, projection: Segment, core: Core, output: Output):
+    def __init__(self, projection: Segment | None, core: Core, output: Output):
         self.projection = projection
         self.core = core
         self.output = output
 
-    def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
-        qkv = self.projection.compute(x_BTD, context, tape)
+    def compute(self, x: Tensors, context: Context, tape: Tape) -> torch.Tensor:
+        qkv = x if self.projection is None else self.projection.compute(x, context, tape)
         a_BHTC, recompute = self.core.attend(qkv, context, tape, again=True)
         return self.output.of(a_BHTC, recompute, tape)
 
@@ -200,14 +251,14 @@ class SpreadAttention:
     A segment, what the ranks exchange, a segment.
     """
 
-    def __init__(self, projection: Item, core: Core, over_cp: ContextAttention, output: Item):
+    def __init__(self, projection: Sequence[Item], core: Core, over_cp: ContextAttention, output: Item):
         self.projection = projection
         self.core = core
         self.over_cp = over_cp
         self.output = output
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
-        qkv, projected = yield from self.projection.forward(x, context)
+        qkv, projected = yield from forward(self.projection, x, context)
         request = self.core.asked(documents=context.microbatch.documents)
         a, attended = yield from self.over_cp.forward(*qkv, request)
         attended = context.keeping.put(attended)
@@ -221,8 +272,8 @@ class SpreadAttention:
         if self.core.sinks is not None:
             *grads, of_sinks = grads
             later(WeightGradients([Addend(self.core.sinks, of_sinks)]))
-        return (yield from self.projection.backward(projected, tuple(grads), later))
+        return (yield from backward(self.projection, projected, tuple(grads), later))
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
         """What the exchange between the segments starts."""
-        return sends((self.projection, self.over_cp, self.output), shape, itemsize)
+        return sends((*self.projection, self.over_cp, self.output), shape, itemsize)

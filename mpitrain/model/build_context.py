@@ -1,5 +1,6 @@
 """Where the layers of a stage are built: the axes they are spread over, and what they share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from mpitrain.kernels.precision import TYPES
 from mpitrain.model.layers.rope import Rope
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import NormSegment
+from mpitrain.parallel.async_tp import Chunked
 from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.context.attention import ContextAttention, context_attention
 from mpitrain.parallel.walk import Item, Residual
@@ -117,6 +119,19 @@ class BuildContext:
         Megatron-LM (arXiv:1909.08053) and its sequence parallelism (arXiv:2205.05198, section 4.2).
         """
         return [Residual([*([NormSegment(norm)] if self.tp else []), *self.between([inner])])]
+
+    def sublayer(self, norm: NormSegment | None, inner: Item, behind: Sequence[Item] = ()) -> list[Item]:
+        """Return the same, of an item that treats each position alone: chunk by chunk, where tp does so.
+
+        norm: None: there is none.
+        behind: items behind the sum.
+        """
+        first = [norm] if self.tp and norm else []
+        if self.by_chunks:
+            items: list[Item] = [Chunked(inner, self.tp, gather=True, scatter=True)]
+        else:
+            items = self.between([inner])
+        return [Residual([*first, *items, *behind])]
 
     def between(self, inner: list[Item]) -> list[Item]:
         """Return items that tp divides, between what brings activations to them and their partial

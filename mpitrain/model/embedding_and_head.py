@@ -6,7 +6,7 @@ hand: the head's softmax goes over all ranks, and integers have no gradient. B s
 microbatch, T tokens each, N = B T, D width, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -19,39 +19,58 @@ from mpitrain.kernels.functions import Functions
 from mpitrain.kernels.products import product
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.linear import WeightGradient
-from mpitrain.model.segment import NormSegment, Segment, Tape
+from mpitrain.model.segment import Segment, Tape, norm_segment
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.plan.declared.traffic import Started, Traffic
 
-
-def embedding(weight: Parameter, site: BuildContext) -> list[Item]:
-    """Return the items of the first layer."""
-    return [VocabularyEmbedding(weight), site.out()] if site.tp else [EmbeddingLookup(weight)]
+NEVER = -1e4  # a logit below all that are capped: exp gives 0, and its square is finite in all number types
 
 
-def head(norm: Parameter, weight: Parameter, site: BuildContext) -> list[Item]:
-    """Return the items of the last layer."""
-    padding = site.plan.config.model.padding or 0
-    return (
-        [NormSegment(norm), site.into(), VocabularyHead(weight, site.tp, site.functions, padding)]
-        if site.tp
-        else [HeadSegment(norm, weight, padding)]
-    )
+def embedding(
+    weight: Parameter, site: BuildContext, scale: float = 1.0, positions: Parameter | None = None
+) -> list[Item]:
+    """Return the items of the first layer. positions: learned vectors of them."""
+    scale = torch.tensor(scale, dtype=site.dtype).item()
+    added = [] if positions is None else [LearnedPositions(positions, site)]
+    if site.tp:
+        return [VocabularyEmbedding(weight, scale), site.out(), *added]
+    return [EmbeddingLookup(weight, scale), *added]
 
 
-def never_predict(logits: torch.Tensor, weight: Parameter, padding: int) -> None:
-    """Let the logits [..., V] of rows that pad the vocabulary be the least that there are, in place.
+def head(
+    own: Mapping[str, Parameter], norm: str, weight: Parameter, site: BuildContext, soft_cap: float = 0.0
+) -> list[Item]:
+    """Return the items of the last layer. norm: the name of its norm, among `own`."""
+    limits = LogitLimits(weight, site.plan.config.model.padding or 0, soft_cap)
+    if site.tp:
+        return [*norm_segment(own, norm), site.into(), VocabularyHead(limits, site.tp, site.functions)]
+    return [HeadSegment(own[f"{norm}.weight"], own.get(f"{norm}.bias"), limits)]
 
-    Their share of the softmax is 0, and so is their gradient: autograd needn't know.
-    padding: of all ranks' rows, at the end.
+
+class LogitLimits(NamedTuple):
+    """What logits [..., V] may be. weight: of the head, or this rank's rows of it.
+
+    padding: rows of all ranks, at the end, that no token has: they are never predicted.
+    soft_cap: c: logits become c tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2); 0: they stay.
     """
-    spec = weight.spec
-    rows = (spec.whole or spec.shape)[0] - padding
-    begin = max(0, rows - (spec.offset[0] if spec.offset else 0))
-    if padding and begin < spec.shape[0]:
-        logits.detach()[..., begin:].fill_(torch.finfo(logits.dtype).min)
+
+    weight: Parameter
+    padding: int
+    soft_cap: float
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Limit logits in their memory, which autograd doesn't see, and return them."""
+        inside = logits.detach()
+        if self.soft_cap:
+            inside.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+        spec = self.weight.spec
+        rows = (spec.whole or spec.shape)[0] - self.padding
+        begin = max(0, rows - (spec.offset[0] if spec.offset else 0))
+        if self.padding and begin < spec.shape[0]:
+            inside[..., begin:].fill_(NEVER if self.soft_cap else torch.finfo(logits.dtype).min)
+        return logits
 
 
 class RowGradients(NamedTuple):
@@ -71,33 +90,80 @@ class RowGradients(NamedTuple):
         yield from (self.rows, self.grads)
 
 
-class EmbeddingLookup(Local):
-    """Token numbers to vectors. Written by hand: integers have no gradient."""
+class PositionGradients(NamedTuple):
+    """Gradients of rows of learned positions that are still to be added. grads: [B, T, D]."""
 
-    def __init__(self, weight: Parameter):
+    weight: Parameter
+    rows_T: torch.Tensor
+    grads: torch.Tensor
+
+    def add(self) -> None:
+        """Add them to their buffer."""
+        total = self.weight.grad
+        total.index_add_(0, self.rows_T, self.grads.to(total.dtype).sum(0))
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is held for them."""
+        yield self.grads
+
+
+class LearnedPositions(Local):
+    """x + the vectors of its positions: those of this rank of cp, and of tp if that divides them."""
+
+    def __init__(self, weight: Parameter, site: BuildContext):
         self.weight = weight
+        here = site.plan.positions(site.cp.rank if site.cp else 0)
+        self.positions = torch.from_numpy(here).to(site.device)
+        self.part = site.tp.rank if site.tp and site.plan.config.parallel.sequence else 0
+
+    def forward(self, x: torch.Tensor, context: Context) -> Walk:
+        """Add them."""
+        yield None
+        begin = context.start + self.part * x.shape[1]
+        return x + self.weight.data[self._rows(begin, x)], begin if torch.is_grad_enabled() else None
+
+    def backward(self, saved: int, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        yield None
+        rows_T = self._rows(saved, grad_of_output)
+        later(WeightGradients([PositionGradients(self.weight, rows_T, grad_of_output)]))
+        return grad_of_output
+
+    def _rows(self, begin: int, x: torch.Tensor) -> torch.Tensor:
+        return self.positions[begin : begin + x.shape[1]]
+
+
+class EmbeddingLookup(Local):
+    """Token numbers to vectors, times `scale`. Written by hand: integers have no gradient."""
+
+    def __init__(self, weight: Parameter, scale: float = 1.0):
+        self.weight = weight
+        self.scale = scale
 
     def forward(self, x: None, context: Context) -> Walk:
         """Look up the tokens [B, T] of the context."""
         yield None
         tokens_BT = context.microbatch.tokens
-        return functional.embedding(
-            tokens_BT, self.weight.data
-        ), tokens_BT if torch.is_grad_enabled() else None
+        y_BTD = self._scaled(functional.embedding(tokens_BT, self.weight.data))
+        return y_BTD, tokens_BT if torch.is_grad_enabled() else None
 
     def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
-        later(WeightGradients([RowGradients(self.weight, saved, grad_of_output)]))
+        later(WeightGradients([RowGradients(self.weight, saved, self._scaled(grad_of_output))]))
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.scale == 1 else x * self.scale
 
 
 class _CrossEntropy(torch.autograd.Function):
     """The summed cross-entropy of logits [N, V] and targets [N], IGNORED ones left out.
 
-    The gradient overwrites the logits.
+    The gradient overwrites the logits, and so do limited logits.
     """
 
     @staticmethod
-    def forward(ctx, logits_NV, targets_N, functions: Functions):
+    def forward(ctx, logits_NV, targets_N, functions: Functions, limits: LogitLimits):
+        limits.apply(logits_NV)
+        ctx.soft_cap = limits.soft_cap
         log_sum_N = functions.log_sums(logits_NV)
         rows_N = targets_N.clamp(min=0)
         ctx.save_for_backward(logits_NV, log_sum_N, targets_N)
@@ -110,26 +176,26 @@ class _CrossEntropy(torch.autograd.Function):
         logits_NV, log_sum_N, targets_N = ctx.saved_tensors
         counts_N = targets_N != IGNORED
         ctx.functions.to_gradients(
-            logits_NV, log_sum_N, targets_N.clamp(min=0), counts_N, grad_of_output * counts_N
+            logits_NV, log_sum_N, targets_N.clamp(min=0), counts_N, grad_of_output * counts_N, ctx.soft_cap
         )
-        return logits_NV, None, None
+        return logits_NV, None, None, None
 
 
 class HeadSegment(Segment):
     """Norm, logits and the summed cross-entropy of a microbatch; without targets, the logits."""
 
-    def __init__(self, norm: Parameter, weight: Parameter, padding: int = 0):
+    def __init__(self, norm: Parameter, norm_bias: Parameter | None, limits: LogitLimits):
         self.norm = norm
-        self.weight = weight
-        self.padding = padding
+        self.norm_bias = norm_bias
+        self.limits = limits
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
-        (logits_BTV,) = tape.linears(tape.norm(x_BTD, self.norm), (self.weight,))
-        never_predict(logits_BTV, self.weight, self.padding)
+        normed_BTD = tape.norm(x_BTD, self.norm, self.norm_bias)
+        (logits_BTV,) = tape.linears(normed_BTD, (self.limits.weight,))
         if context.microbatch.targets is None:
-            return logits_BTV
+            return self.limits.apply(logits_BTV)
         return _CrossEntropy.apply(
-            logits_BTV.flatten(0, 1), context.microbatch.targets.flatten(), tape.functions
+            logits_BTV.flatten(0, 1), context.microbatch.targets.flatten(), tape.functions, self.limits
         )
 
 
@@ -155,13 +221,13 @@ class VocabularyEmbedding(EmbeddingLookup):
         yield None
         rows_BT, here_BT = _local(context.microbatch.tokens, self.weight)
         y_BTD = functional.embedding(rows_BT, self.weight.data) * here_BT.unsqueeze(-1)
-        return y_BTD, (rows_BT, here_BT) if torch.is_grad_enabled() else None
+        return self._scaled(y_BTD), (rows_BT, here_BT) if torch.is_grad_enabled() else None
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
         rows_BT, here_BT = saved
         # picked by a mask, the host would wait for their number
-        grad_BTD = grad_of_output.masked_fill(~here_BT.unsqueeze(-1), 0)
+        grad_BTD = self._scaled(grad_of_output.masked_fill(~here_BT.unsqueeze(-1), 0))
         later(WeightGradients([RowGradients(self.weight, rows_BT, grad_BTD)]))
 
 
@@ -175,16 +241,15 @@ class VocabularyHead:
     input is partial, its sum follows.
     """
 
-    def __init__(self, weight: Parameter, axis: Axis, functions: Functions, padding: int = 0):
-        self.weight = weight
-        self.padding = padding
+    def __init__(self, limits: LogitLimits, axis: Axis, functions: Functions):
+        self.limits = limits
+        self.weight = limits.weight
         self.axis = axis
         self.functions = functions
 
     def forward(self, h_BTD: torch.Tensor, context: Context) -> Walk:
         h_ND = h_BTD.flatten(0, 1)
-        logits_NV = product(h_ND, self.weight.data)
-        never_predict(logits_NV, self.weight, self.padding)
+        logits_NV = self.limits.apply(product(h_ND, self.weight.data))
         ignored_N = context.microbatch.targets.flatten() == IGNORED
         targets_N, here_N = _local(context.microbatch.targets.flatten(), self.weight)
         share_N = self.functions.log_sums(logits_NV)
@@ -208,6 +273,6 @@ class VocabularyHead:
         yield None
         h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N = saved
         factor_N = ~ignored_N if grad_of_output is None else grad_of_output * ~ignored_N
-        self.functions.to_gradients(logits_NV, log_sum_N, targets_N, here_N, factor_N)
+        self.functions.to_gradients(logits_NV, log_sum_N, targets_N, here_N, factor_N, self.limits.soft_cap)
         later(WeightGradients([WeightGradient((self.weight,), h_BTD.flatten(0, 1), [logits_NV])]))
         return product(logits_NV, self.weight.data.t()).view_as(h_BTD)

@@ -10,20 +10,20 @@ import torch
 from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.layers.feed_forward import FeedForward as Layer
-from mpitrain.model.segment import NormSegment, Segment, Tape
-from mpitrain.parallel.async_tp import Chunked
+from mpitrain.model.segment import Bias, NormSegment, Segment, Tape, norm_segment
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Item, Residual
+from mpitrain.parallel.walk import Item
 from mpitrain.parallel.zero.parameters import Parameter
 
 
 def feed_forward(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
     """Return the items of the layer."""
-    norm, *weights = (own[f"ffn.{name}.weight"] for name in ("norm", "gate", "up", "down"))
-    inner = FeedForwardSegment(None if site.tp else norm, *weights, site.fp8, layer.gate)
-    if site.by_chunks:
-        return [Residual([NormSegment(norm), Chunked(inner, site.tp, gather=True, scatter=True)])]
-    return site.residual(inner, norm)
+    weights = (own[f"ffn.{name}.weight"] for name in ("gate", "up", "down"))
+    (norm,) = norm_segment(own, "ffn.norm") or [None]
+    biases = tuple(own[f"ffn.{name}.bias"] for name in ("gate", "up")) if layer.biased else ()
+    inner = FeedForwardSegment(None if site.tp else norm, *weights, site.fp8, layer.gate, biases)
+    added = [Bias(own["ffn.down.bias"])] if layer.biased else []
+    return site.sublayer(norm, inner, added)
 
 
 class FeedForwardSegment(Segment):
@@ -31,18 +31,20 @@ class FeedForwardSegment(Segment):
 
     Without `norm`, x is normalised already.
     activation: silu, if no other is given.
+    biases: of gate and up.
 
     With tensor parallelism its weights are those of some hidden units, and the output is partial.
     """
 
     def __init__(
         self,
-        norm: Parameter | None,
+        norm: NormSegment | None,
         gate: Parameter,
         up: Parameter,
         down: Parameter,
         fp8: bool = False,
         activation: Gate = SILU,
+        biases: tuple[Parameter, ...] = (),
     ):
         self.norm = norm
         self.gate = gate
@@ -50,9 +52,12 @@ class FeedForwardSegment(Segment):
         self.down = down
         self.fp8 = fp8
         self.activation = activation
+        self.biases = biases
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
-        h_BTD, recompute = tape.normed(x_BTD, self.norm)
+        h_BTD, recompute = tape.normed_by(x_BTD, self.norm)
         gate_BTF, up_BTF = tape.linears(h_BTD, (self.gate, self.up), recompute, self.fp8)
+        if self.biases:
+            gate_BTF, up_BTF = (tape.plus(x, bias) for x, bias in zip((gate_BTF, up_BTF), self.biases))
         h_BTF, gated_recompute = tape.gated(gate_BTF, up_BTF, self.activation)
         return tape.linears(h_BTF, (self.down,), gated_recompute, self.fp8)[0]

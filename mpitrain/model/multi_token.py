@@ -28,8 +28,9 @@ from mpitrain.plan.declared.traffic import Traffic
 
 def multi_token(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
     """Return the item of the last layer."""
-    main = embedding_and_head.head(own["head.norm.weight"], own[layer.head.weight], site)
-    lookup = embedding_and_head.embedding(own[EMBEDDING], site)
+    logits = own[layer.head.weight], site, layer.head.soft_cap
+    main = embedding_and_head.head(own, "head.norm", *logits)
+    lookup = embedding_and_head.embedding(own[EMBEDDING], site, layer.embedding.scale)
     depths = []
     for depth, placed in enumerate(layer.placed):
         prefix = f"mtp.{depth}."
@@ -43,7 +44,7 @@ def multi_token(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) 
                 lookup,
                 join,
                 block,
-                embedding_and_head.head(here["head_norm.weight"], own[layer.head.weight], site),
+                embedding_and_head.head(here, "head_norm", *logits),
             )
         )
     return [MultiTokenHead(main, depths, layer.weight / layer.depths, site)]

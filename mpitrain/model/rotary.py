@@ -8,15 +8,11 @@ from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.kernels.precision import wide
 from mpitrain.model.layers.rope import Llama3, Rope
 
-# turns within the trained length: a pair with more keeps its rate, one with fewer is slowed (YaRN,
-# section 3.2)
-FAST = 32
-SLOW = 1
-
 
 class Rotary:
     """Rotary position embedding of heads, halves rotated, tables for the positions [T] of this rank.
 
+    Features behind the first `rope.width` stay as they are.
     Only distances show in the scores: positions needn't start anew with each document.
     """
 
@@ -36,8 +32,15 @@ class Rotary:
         )
 
     def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
+        return _Turned.apply(x_BHTC, *self._at(x_BHTC, start), self.functions)
+
+    def turned(self, x_BHTC: torch.Tensor, start: int, sense: int) -> torch.Tensor:
+        """Return x turned by its positions, by -1 turned back; outside of autograd."""
+        return self.functions.turned(x_BHTC, *self._at(x_BHTC, start), sense)
+
+    def _at(self, x_BHTC: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         here = slice(start, start + x_BHTC.shape[-2])
-        return _Turned.apply(x_BHTC, self.cos[here], self.sin[here], self.functions)
+        return self.cos[here], self.sin[here]
 
 
 class _Turned(torch.autograd.Function):
@@ -59,11 +62,15 @@ def rates(rope: Rope) -> torch.Tensor:
     found = rope.theta ** (-torch.arange(0, rope.width, 2, dtype=torch.float64) / rope.width)
     if rope.llama3 is not None:
         return _scaled_as_llama3(found, rope.llama3)
+    if rope.linear != 1:
+        return found / rope.linear
     if rope.factor == 1:
         return found
+    # turns within the trained length: a pair with more keeps its rate, one with fewer is slowed (YaRN,
+    # section 3.2)
     first, last = (
         rope.width * math.log(rope.length / (2 * math.pi * turns)) / (2 * math.log(rope.theta))
-        for turns in (FAST, SLOW)
+        for turns in (rope.fast, rope.slow)
     )
     if rope.rounded:
         first = math.floor(first)

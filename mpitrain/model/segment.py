@@ -8,7 +8,7 @@ They run under no_grad, or the buffer would keep the history of every microbatch
 vectors wait with them: until they are added, no buffer is needed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -97,16 +97,30 @@ class Tape:
         """Return x + bias."""
         return _Plus.apply(x, bias, self.small)
 
-    def norm(self, x: torch.Tensor, parameter: Parameter) -> torch.Tensor:
-        """Return RMSNorm(x) with the weight `parameter`."""
-        return selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, False, self.functions)
+    def norm(self, x: torch.Tensor, parameter: Parameter, bias: Parameter | None = None) -> torch.Tensor:
+        """Return RMSNorm(x) with the weight `parameter`; with a bias, LayerNorm(x)."""
+        return self._norm(x, parameter, bias, False)
 
-    def normed(self, x: torch.Tensor, parameter: Parameter | None) -> tuple[torch.Tensor, Again | None]:
-        """Return RMSNorm(x), and how to make it again; without a parameter, x."""
+    def normed(
+        self, x: torch.Tensor, parameter: Parameter | None, bias: Parameter | None = None
+    ) -> tuple[torch.Tensor, Again | None]:
+        """Return norm(x, ...), and how to make it again; without a parameter, x."""
         if parameter is None:
             return x, None
-        y = selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, self.selective, self.functions)
-        return y, partial(selective.Norm.again, y.grad_fn) if self.selective else None
+        y = self._norm(x, parameter, bias, self.selective)
+        function = selective.Norm if bias is None else selective.LayerNorm
+        return y, partial(function.again, y.grad_fn) if self.selective else None
+
+    def normed_by(self, x: torch.Tensor, norm: "NormSegment | None") -> tuple[torch.Tensor, Again | None]:
+        """Do the same with what a norm has; without one, x."""
+        return (x, None) if norm is None else self.normed(x, norm.norm, norm.bias)
+
+    def _norm(
+        self, x: torch.Tensor, parameter: Parameter, bias: Parameter | None, again: bool
+    ) -> torch.Tensor:
+        if bias is not None:
+            return selective.LayerNorm.apply(x, parameter, bias, self.small, again)
+        return selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, again, self.functions)
 
     def gated(
         self, gate: torch.Tensor, up: torch.Tensor, activation: Gate = SILU
@@ -117,6 +131,11 @@ class Tape:
             return functions.gated(gate, up)[0], None
         y = selective.Gated.apply(gate, up, functions)
         return y, partial(selective.Gated.again, y.grad_fn) if self.selective else None
+
+    def activated(self, x: torch.Tensor, gate: Gate) -> tuple[torch.Tensor, Again | None]:
+        """Return activation(x), and how to make it again."""
+        y = selective.Activated.apply(x, gate)
+        return y, partial(selective.Activated.again, y.grad_fn) if self.selective else None
 
     def attention(
         self,
@@ -197,13 +216,20 @@ def _each(x: Tensors, function: Callable) -> Any:
 
 
 class NormSegment(Segment):
-    """RMSNorm alone, where a communication follows it."""
+    """A norm alone, where a communication follows it."""
 
-    def __init__(self, norm: Parameter):
+    def __init__(self, norm: Parameter, bias: Parameter | None = None):
         self.norm = norm
+        self.bias = bias
 
     def compute(self, x: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
-        return tape.norm(x, self.norm)
+        return tape.norm(x, self.norm, self.bias)
+
+
+def norm_segment(own: Mapping[str, Parameter], name: str) -> list[NormSegment]:
+    """Return the norm of a name, of its weight and bias in `own`; nothing where the layer has none."""
+    weight = own.get(f"{name}.weight")
+    return [] if weight is None else [NormSegment(weight, own.get(f"{name}.bias"))]
 
 
 class Bias(Segment):

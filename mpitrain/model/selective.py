@@ -9,7 +9,15 @@ from the one to the other. Both ways the same operations run, so that the bits a
 
 import torch
 
-from mpitrain.kernels.functions import EAGER, Functions
+from mpitrain.kernels.functions import (
+    EAGER,
+    Functions,
+    layer_norm,
+    layer_norm_again,
+    layer_norm_backward,
+)
+from mpitrain.kernels.gates import Gate
+from mpitrain.kernels.precision import wide
 from mpitrain.parallel.zero.parameters import Parameter
 
 
@@ -24,7 +32,7 @@ class Norm(torch.autograd.Function):
     def forward(
         ctx, x, parameter: Parameter, small: list, eps: float, again: bool, functions: Functions = EAGER
     ):
-        y, unit, scale = functions.norm(x, parameter.data, eps)
+        y, unit, scale = functions.norm(x, factor(parameter), eps)
         ctx.save_for_backward(x if again else unit, scale)
         ctx.parameter = parameter
         ctx.small = small
@@ -38,7 +46,7 @@ class Norm(torch.autograd.Function):
         """Return the output, made once."""
         if ctx.made is None:
             x, scale = ctx.saved_tensors
-            ctx.made = ctx.functions.norm_again(x, ctx.parameter.data, scale)
+            ctx.made = ctx.functions.norm_again(x, factor(ctx.parameter), scale)
         return ctx.made[0]
 
     @staticmethod
@@ -47,9 +55,48 @@ class Norm(torch.autograd.Function):
         if ctx.from_input:
             Norm.again(ctx)
             (_, unit), ctx.made = ctx.made, None
-        grad, of_weight = ctx.functions.norm_backward(grad_of_output, ctx.parameter.data, unit, scale)
+        grad, of_weight = ctx.functions.norm_backward(grad_of_output, factor(ctx.parameter), unit, scale)
         ctx.small.append((ctx.parameter, of_weight))
         return grad, None, None, None, None, None
+
+
+def factor(parameter: Parameter) -> torch.Tensor:
+    """Return what a norm multiplies by: its weight, or 1 + weight, in fp32 at least (Gemma)."""
+    weight = parameter.data
+    return weight.to(wide(weight.dtype)) + 1 if parameter.spec.plus_one else weight
+
+
+class LayerNorm(torch.autograd.Function):
+    """LayerNorm (arXiv:1607.06450) with a backward of its own. again: as in Norm."""
+
+    @staticmethod
+    def forward(ctx, x, weight: Parameter, bias: Parameter, small: list, again: bool):
+        y, unit, scale = layer_norm(x, weight.data, bias.data, weight.spec.eps)
+        ctx.save_for_backward(x if again else unit, scale)
+        ctx.parameters = weight, bias
+        ctx.small = small
+        ctx.from_input = again
+        ctx.made = None
+        return y
+
+    @staticmethod
+    def again(ctx):
+        """Return the output, made once."""
+        if ctx.made is None:
+            x, scale = ctx.saved_tensors
+            ctx.made = layer_norm_again(x, *(parameter.data for parameter in ctx.parameters), scale)
+        return ctx.made[0]
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        unit, scale = ctx.saved_tensors
+        if ctx.from_input:
+            LayerNorm.again(ctx)
+            (_, unit), ctx.made = ctx.made, None
+        weight, bias = ctx.parameters
+        grad, of_weight, of_bias = layer_norm_backward(grad_of_output, weight.data, unit, scale)
+        ctx.small += [(weight, of_weight), (bias, of_bias)]
+        return grad, None, None, None, None
 
 
 class Gated(torch.autograd.Function):
@@ -72,3 +119,22 @@ class Gated(torch.autograd.Function):
     def backward(ctx, grad_of_output):
         (gate, up), activated, ctx.activated = ctx.saved_tensors, ctx.activated, None
         return *ctx.functions.gated_backward(grad_of_output, gate, up, activated), None
+
+
+class Activated(torch.autograd.Function):
+    """activation(x), of which x is kept."""
+
+    @staticmethod
+    def forward(ctx, x, gate: Gate):
+        ctx.save_for_backward(x)
+        ctx.gate = gate
+        return gate.activation(x)
+
+    @staticmethod
+    def again(ctx):
+        """Return the output."""
+        return ctx.gate.activation(*ctx.saved_tensors)
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        return ctx.gate.grad_of_gate(grad_of_output, *ctx.saved_tensors), None

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from mpitrain.config import Config
-from mpitrain.model.families.fields import read_rope, read_silu, read_sizes, write_rope, write_sizes
+from mpitrain.model.families.decoder import with_ends
+from mpitrain.model.families.fields import read_eps, read_rope, read_silu, read_sizes, write_rope, write_sizes
 from mpitrain.model.families.names import BLOCK, DENSE, HUGGING_FACE, ROUTED, in_block
 from mpitrain.model.families.sparse import sparse_blocks
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.latent_attention import LatentAttention, latent_heads
 from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily
@@ -19,7 +19,6 @@ from mpitrain.plan.declared.hugging_face import Fields, ModelType, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.settings.attention import head_width
 
-EPS = 1e-6
 _GATED = ("gate", "up", "down")
 _PLAIN_HEADS = ("q.weight", "k.weight", "v.weight")  # which latent attention hasn't
 
@@ -30,11 +29,9 @@ def _deepseek_v3(config: Config) -> ModelLayers:
     own = config.attention
     sizes = head_width(config), own.value_width, own.q_rank, own.kv_rank
     attention = LatentAttention(
-        model.width, model.heads, *sizes, rope_of(own, own.rotary_width), 2 * model.layers, EPS
+        model.width, model.heads, *sizes, rope_of(own, own.rotary_width), 2 * model.layers, model.eps
     )
-    first = Embedding(model.vocab, model.width, model.tied)
-    last = Head(model.vocab, model.width, model.tied, EPS)
-    return ModelLayers(first, sparse_blocks(config, [attention], EPS), last)
+    return with_ends(config, sparse_blocks(config, [attention], model.eps))
 
 
 def _read_deepseek_v3(fields: Fields) -> None:
@@ -44,7 +41,7 @@ def _read_deepseek_v3(fields: Fields) -> None:
     fields.lines = [line for line in fields.lines if not line.startswith("model.kv_heads")]
     read_silu(fields)
     _read_latent(fields)
-    fields.only("rms_norm_eps", EPS)
+    read_eps(fields, 1e-6)
     fields.only("attention_bias", False)
     fields.only("rope_interleave", True)
     fields.integer("first_k_dense_replace", 3, least=0, to="experts.first")
@@ -94,7 +91,7 @@ def _write_deepseek_v3(config: Config) -> dict[str, Any]:
         write_sizes(config),
         **rope,
         hidden_act="silu",
-        rms_norm_eps=EPS,
+        rms_norm_eps=config.model.eps,
         attention_bias=False,
         rope_interleave=True,
         qk_nope_head_dim=head_width(config),
@@ -164,6 +161,7 @@ DEEPSEEK_V3 = ModelFamily(
     layers=_deepseek_v3,
     # None: by the width of a head
     attention=dict(ROTARY, q_rank=None, kv_rank=None, rotary_width=None, value_width=None),
+    model=dict(eps=1e-6),
     experts=dict(
         ALL_ALIKE,
         count=256,

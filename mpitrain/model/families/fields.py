@@ -4,7 +4,8 @@ import math
 from typing import Any
 
 from mpitrain.config import Config
-from mpitrain.plan.declared.hugging_face import Fields
+from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.hugging_face import ROPE_KEYS, Fields
 
 
 def read_sizes(fields: Fields, *, kv_heads: int | None = None, tied: bool = False) -> None:
@@ -57,29 +58,51 @@ def read_silu(fields: Fields) -> None:
     fields.only("hidden_act", "silu")
 
 
-def read_rope(
-    fields: Fields, theta: float, *, truncate: bool = True, default: dict[str, Any] | None = None
-) -> None:
-    """Read rotary positions: as they are, with YaRN, or with Llama 3.1's scaling.
+def read_eps(fields: Fields, default: float, name: str = "rms_norm_eps") -> None:
+    """Read what norms add to the mean of the squares."""
+    fields.number(name, default, to="model.eps")
 
-    truncate: what YaRN's key of this name has to be: layers have one or the other.
+
+def read_biases(fields: Fields, *, ffn: bool = False) -> None:
+    """Read whether the products of attention have biases, and with `ffn` those of feed-forwards."""
+    biased = fields.flag("attention_bias", False)
+    fields.give("attention.biases", "all" if biased else "none", "attention_bias")
+    if ffn:
+        fields.flag("mlp_bias", False, to="model.ffn_biased")
+
+
+def write_biases(config: Config, *, ffn: bool = False) -> dict[str, Any]:
+    """Return what read_biases() reads. Raises ConfigError for biases without that of the output."""
+    if config.attention.biases == "qkv":
+        raise ConfigError(
+            "attention.biases = 'qkv' can't be written: attention_bias is of the output, too; use all or none"
+        )
+    return dict(attention_bias=config.attention.biases == "all") | (
+        dict(mlp_bias=bool(config.model.ffn_biased)) if ffn else {}
+    )
+
+
+def read_rope(
+    fields: Fields, theta: float, *, default: dict[str, Any] | None = None, layer_type: str = ""
+) -> None:
+    """Read rotary positions: as they are, or with a scaling for longer sequences.
+
+    theta, default, layer_type: as in Fields.rope().
     """
-    rope = fields.rope(theta, ("default", "llama3", "yarn"), default=default)
+    rope = fields.rope(theta, tuple(ROPE_KEYS), layer_type, default)
     name = "rope_scaling" if fields.tree.get("rope_scaling") else "rope_parameters"
     kind = rope["rope_type"]
     fields.give("attention.theta", float(rope["rope_theta"]), "rope_theta")
-    if kind == "default":
-        return
-    for key in ("factor", "original_max_position_embeddings"):
+    needed = {"linear": ("factor",), "default": ()}.get(kind, ("factor", "original_max_position_embeddings"))
+    for key in needed:
         if key not in rope:
             fields.refuse(name, f"rope_type {kind} without {key}, which is needed")
-    if kind == "llama3":
+    if kind == "linear":
+        fields.give("attention.linear_factor", float(rope["factor"]), f"{name}.factor")
+    elif kind == "llama3":
         _give_llama3(fields, name, rope)
-        return
-    for key, value in dict(beta_fast=32, beta_slow=1, truncate=truncate).items():
-        if rope.get(key, True if key == "truncate" else value) != value:
-            fields.refuse(name, f"{key} = {rope.get(key, True)} of YaRN, needed {value} in this family")
-    _give_yarn(fields, name, rope)
+    elif kind == "yarn":
+        _give_yarn(fields, name, rope)
 
 
 def _give_llama3(fields: Fields, name: str, rope: dict[str, Any]) -> None:
@@ -96,6 +119,9 @@ def _give_yarn(fields: Fields, name: str, rope: dict[str, Any]) -> None:
     factor = float(rope["factor"])
     fields.give("attention.yarn_factor", factor, f"{name}.factor")
     fields.give("attention.yarn_length", int(rope["original_max_position_embeddings"]), name)
+    fields.give("attention.yarn_fast", float(rope.get("beta_fast", 32)), f"{name}.beta_fast")
+    fields.give("attention.yarn_slow", float(rope.get("beta_slow", 1)), f"{name}.beta_slow")
+    fields.give("attention.yarn_rounded", bool(rope.get("truncate", True)), f"{name}.truncate")
     magnitude = rope.get("attention_factor")
     both = rope.get("mscale"), rope.get("mscale_all_dim")
     if magnitude is None and all(both):
@@ -111,30 +137,37 @@ def _magnitude(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0
 
 
-def write_rope(config: Config, *, truncate: bool = True) -> dict[str, Any]:
+def write_rope(config: Config) -> dict[str, Any]:
     """Return what read_rope() reads."""
+    return with_theta(config.attention.theta, scaling(config))
+
+
+def scaling(config: Config) -> dict[str, Any]:
+    """Return rope_type, and what it has besides."""
     attention = config.attention
-    found: dict[str, Any] = {"rope_type": "default"}
-    if attention.llama3_factor is not None and attention.llama3_factor > 1:
-        found = dict(
+    if (attention.linear_factor or 1) > 1:
+        return dict(rope_type="linear", factor=attention.linear_factor)
+    if (attention.llama3_factor or 1) > 1:
+        return dict(
             rope_type="llama3",
             factor=attention.llama3_factor,
             low_freq_factor=attention.llama3_low,
             high_freq_factor=attention.llama3_high,
             original_max_position_embeddings=attention.llama3_length,
         )
-    elif attention.yarn_factor is not None and attention.yarn_factor > 1:
-        found = dict(
-            rope_type="yarn",
-            factor=attention.yarn_factor,
-            original_max_position_embeddings=attention.yarn_length,
-            beta_fast=32.0,
-            beta_slow=1.0,
-            truncate=truncate,
-        )
-        if attention.yarn_mscale != 1:
-            found["attention_factor"] = _magnitude(attention.yarn_factor, attention.yarn_mscale)
-    return with_theta(attention.theta, found)
+    if (attention.yarn_factor or 1) == 1:
+        return dict(rope_type="default")
+    found = dict(
+        rope_type="yarn",
+        factor=attention.yarn_factor,
+        original_max_position_embeddings=attention.yarn_length,
+        beta_fast=attention.yarn_fast,
+        beta_slow=attention.yarn_slow,
+        truncate=attention.yarn_rounded,
+    )
+    if attention.yarn_mscale != 1:
+        found["attention_factor"] = _magnitude(attention.yarn_factor, attention.yarn_mscale)
+    return found
 
 
 def with_theta(theta: float, rope: dict[str, Any]) -> dict[str, Any]:
@@ -142,13 +175,65 @@ def with_theta(theta: float, rope: dict[str, Any]) -> dict[str, Any]:
     return dict(rope_theta=theta, rope_scaling=None if rope["rope_type"] == "default" else rope)
 
 
-def read_no_window(fields: Fields) -> None:
-    """Refuse windows, of families that choose them by use_sliding_window and layer_types."""
-    fields.only("use_sliding_window", False)
-    fields.take_no_notice("sliding_window", "max_window_layers")
+KINDS = {"w": "sliding_attention", "f": "full_attention"}  # by our letters
+
+
+def read_windows(fields: Fields, letters: str, *, null: int = 0) -> None:
+    """Read the window, and by layer_types which blocks have it.
+
+    letters: of each block, or of some in turns, where layer_types is absent.  null: where sliding_window is.
+    """
+    fields.integer("sliding_window", 4096, to="attention.window", least=0, null=null)
     kinds = fields.take("layer_types", None)
-    if kinds is not None and kinds != ["full_attention"] * fields.keys["model.layers"]:
-        fields.refuse("layer_types", "needed full_attention for each layer in a model of this family")
+    if not fields.keys["attention.window"]:
+        return
+    if kinds is not None:
+        known = {kind: letter for letter, kind in KINDS.items()}
+        layers = fields.keys["model.layers"]
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
+            fields.refuse("layer_types", f"needed {' or '.join(known)} for each of {layers} layers")
+        letters = "".join(known[kind] for kind in kinds)
+    if "w" not in letters:
+        fields.keys["attention.window"] = 0
+        fields.lines[:] = [line for line in fields.lines if not line.startswith("attention.window ")]
+        fields.lines.append("attention.window = 0  (no layer has it)")
+        return
+    fields.give("attention.window_blocks", in_turns(letters), "layer_types")
+
+
+def read_windows_if_used(fields: Fields, letters: str = "") -> None:
+    """Read windows of families that have them by use_sliding_window. letters: "": by max_window_layers."""
+    if not fields.flag("use_sliding_window", False):
+        fields.take_no_notice("sliding_window", "layer_types")
+        fields.give("attention.window", 0, "use_sliding_window")
+        return
+    layers = fields.keys["model.layers"]
+    first = fields.integer("max_window_layers", 28, least=0) if not letters else 0
+    read_windows(fields, letters or "".join("fw"[number >= first] for number in range(layers)))
+
+
+def write_windows(config: Config) -> dict[str, Any]:
+    """Return what read_windows() reads."""
+    own = config.attention
+    letters = own.window_blocks if own.window else "f"
+    kinds = [KINDS[letters[number % len(letters)]] for number in range(config.model.layers)]
+    return dict(sliding_window=own.window or None, layer_types=kinds)
+
+
+def write_windows_if_used(config: Config) -> dict[str, Any]:
+    """Return what read_windows_if_used() reads."""
+    window = config.attention.window
+    found = write_windows(config)
+    first = found["layer_types"].index(KINDS["w"]) if window else config.model.layers
+    return dict(found, use_sliding_window=bool(window), max_window_layers=first)
+
+
+def in_turns(letters: str) -> str:
+    """Return the fewest letters that give all of them, in turns."""
+    lengths = range(1, len(letters) + 1)
+    return next(
+        letters[:n] for n in lengths if all(letters[i] == letters[i % n] for i in range(len(letters)))
+    )
 
 
 def read_sparse_blocks(fields: Fields) -> None:

@@ -10,25 +10,24 @@ import numpy as np
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.gates import Clamped
+from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.fields import (
+    read_eps,
     read_head_width,
     read_rope,
     read_silu,
     read_sizes,
+    read_windows,
     write_head_width,
     write_rope,
     write_sizes,
+    write_windows,
 )
 from mpitrain.model.families.names import ATTENTION, BLOCK, ENDS, HUGGING_FACE, NORMS, in_block
 from mpitrain.model.families.sparse import sparse_blocks
-from mpitrain.model.layers.attention import Attention
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
-from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
 from mpitrain.plan.declared.hugging_face import Fields, ModelType, Shape, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
-from mpitrain.plan.declared.parameters import EPS
-from mpitrain.plan.settings.attention import head_width
 
 LIMIT = 7.0
 
@@ -45,38 +44,21 @@ def _gpt_oss(config: Config) -> ModelLayers:
             f"model.width = {model.width}: the biases of experts don't divide over parallel.etp = {etp}; use "
             "a divisor"
         )
-    rope = rope_of(config.attention, head_width(config), rounded=False)
-    attention = [
-        Attention(
-            model.width,
-            model.heads,
-            model.kv_heads,
-            rope,
-            2 * model.layers,
-            biased=True,
-            window=window,
-            sinks=True,
-        )
-        for window in (config.attention.window, 0)
-    ]
-    first, last = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return ModelLayers(first, sparse_blocks(config, attention, biased=True, gate=Clamped(LIMIT)), last)
+    attention = attentions(config, biased=True, biased_output=True, sinks=True)
+    blocks = sparse_blocks(config, attention, model.eps, biased=True, gate=Clamped(LIMIT))
+    return with_ends(config, blocks)
 
 
 def _read_gpt_oss(fields: Fields) -> None:
     read_sizes(fields, kv_heads=8)
     read_head_width(fields, 64)
     read_silu(fields)
-    read_rope(fields, 150_000.0, truncate=False, default=_ROPE)
-    layers = fields.keys["model.layers"]
-    fields.integer("sliding_window", 128, to="attention.window")
-    kinds = [("sliding_attention", "full_attention")[number % 2] for number in range(layers)]
-    if fields.take("layer_types", kinds) != kinds:
-        fields.refuse("layer_types", "needed sliding_attention and full_attention in turns")
+    read_rope(fields, 150_000.0, default=_ROPE)
+    read_windows(fields, "wf")
     fields.only("attention_bias", True)
     fields.only("swiglu_limit", LIMIT)
     fields.only("swiglu_alpha", 1.702)
-    fields.only("rms_norm_eps", EPS)
+    read_eps(fields, 1e-5)
     fields.integer("num_local_experts", 128, to="experts.count")
     fields.integer("num_experts_per_tok", 4, to="experts.active")
     fields.give("experts.width", fields.keys["model.ffn"], "intermediate_size")
@@ -86,7 +68,7 @@ def _read_gpt_oss(fields: Fields) -> None:
 
 def _write_gpt_oss(config: Config) -> dict[str, Any]:
     experts = config.experts
-    rope = write_rope(config, truncate=False)
+    rope = write_rope(config)
     if rope["rope_scaling"] is None:  # absent, it is YaRN
         rope = dict(rope_parameters=dict(rope_type="default", rope_theta=config.attention.theta))
     return dict(
@@ -94,13 +76,10 @@ def _write_gpt_oss(config: Config) -> dict[str, Any]:
         **write_head_width(config),
         **rope,
         hidden_act="silu",
-        rms_norm_eps=EPS,
+        rms_norm_eps=config.model.eps,
         attention_bias=True,
         swiglu_limit=LIMIT,
-        sliding_window=config.attention.window,
-        layer_types=[
-            ("sliding_attention", "full_attention")[number % 2] for number in range(config.model.layers)
-        ],
+        **write_windows(config),
         num_local_experts=experts.count,
         num_experts_per_tok=experts.active,
     )
@@ -163,7 +142,8 @@ _PUBLISHED = dict(
 GPT_OSS = ModelFamily(
     name="gpt-oss",
     layers=_gpt_oss,
-    attention=dict(ROTARY, theta=150_000.0, window=128),
+    attention=dict(ROTARY, theta=150_000.0, yarn_rounded=False, window=128, window_blocks="wf"),
+    model=dict(eps=1e-5),
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=32, active=4, balance="microbatch"),
     weight_names={HUGGING_FACE: _NAMES},
     model_types=(ModelType("gpt_oss", "GptOssForCausalLM", _read_gpt_oss, _write_gpt_oss),),

@@ -3,7 +3,9 @@
 from typing import Any
 
 from mpitrain.config import Config
+from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.fields import (
+    read_eps,
     read_head_width,
     read_rope,
     read_silu,
@@ -14,23 +16,14 @@ from mpitrain.model.families.fields import (
 )
 from mpitrain.model.families.names import ATTENTION, ENDS, HUGGING_FACE, NORMS, in_block
 from mpitrain.model.families.sparse import sparse_blocks
-from mpitrain.model.layers.attention import Attention
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
-from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
 from mpitrain.plan.declared.layer import ModelLayers
-from mpitrain.plan.declared.parameters import EPS
-from mpitrain.plan.settings.attention import head_width
 
 
 def _mixtral(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    model = config.model
-    rope = rope_of(config.attention, head_width(config))
-    attention = Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers)
-    first, last = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return ModelLayers(first, sparse_blocks(config, [attention]), last)
+    return with_ends(config, sparse_blocks(config, attentions(config), config.model.eps))
 
 
 def _read_mixtral(fields: Fields) -> None:
@@ -38,9 +31,8 @@ def _read_mixtral(fields: Fields) -> None:
     read_head_width(fields)
     read_silu(fields)
     read_rope(fields, 1_000_000.0)
-    fields.only("rms_norm_eps", EPS)
-    if (window := fields.take("sliding_window", 0, null=0)) != 0:
-        fields.refuse("sliding_window", "no model of this family has a window; needed null", window)
+    read_eps(fields, 1e-5)
+    fields.integer("sliding_window", 0, to="attention.window", least=0, null=0)
     fields.integer("num_local_experts", 8, to="experts.count")
     fields.integer("num_experts_per_tok", 2, to="experts.active")
     fields.give("experts.width", fields.keys["model.ffn"], "intermediate_size")
@@ -53,8 +45,8 @@ def _write_mixtral(config: Config) -> dict[str, Any]:
         **write_head_width(config),
         **write_rope(config),
         hidden_act="silu",
-        rms_norm_eps=EPS,
-        sliding_window=None,
+        rms_norm_eps=config.model.eps,
+        sliding_window=config.attention.window or None,
         num_local_experts=experts.count,
         num_experts_per_tok=experts.active,
     )
@@ -73,7 +65,8 @@ _PUBLISHED = dict(kv_heads=8, vocab=32000, tied=False, attention=dict(theta=1e6)
 MIXTRAL = ModelFamily(
     name="mixtral",
     layers=_mixtral,
-    attention=ROTARY,
+    attention=dict(ROTARY, window=0),
+    model=dict(eps=1e-5),
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=8, active=2, balance="microbatch"),
     weight_names={HUGGING_FACE: ENDS | NORMS | ATTENTION | _ROUTED},
     model_types=(ModelType("mixtral", "MixtralForCausalLM", _read_mixtral, _write_mixtral),),

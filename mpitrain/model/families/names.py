@@ -43,6 +43,23 @@ ATTENTION = in_block(
         "attention.output.weight": "self_attn.o_proj.weight",
     }
 )
+# behind attention; before the feed-forward, where Llama's name is behind attention; behind it (Gemma)
+NORMS_AROUND = in_block(
+    {
+        "attention.norm_behind.weight": "post_attention_layernorm.weight",
+        "ffn.norm.weight": "pre_feedforward_layernorm.weight",
+        "ffn.norm_behind.weight": "post_feedforward_layernorm.weight",
+    }
+)
+BIASES = in_block(
+    {
+        **{f"attention.{name}.bias": f"self_attn.{name}_proj.bias" for name in "qkv"},
+        "attention.output.bias": "self_attn.o_proj.bias",
+    }
+)
+FEED_FORWARD_BIASES = in_block(
+    {f"ffn.{name}.bias": f"mlp.{name}_proj.bias" for name in ("gate", "up", "down")}
+)
 NORMS_OF_HEADS = in_block({f"attention.{name}_norm.weight": f"self_attn.{name}_norm.weight" for name in "qk"})
 FEED_FORWARD = in_block({f"ffn.{name}.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")})
 ROUTED = in_block(

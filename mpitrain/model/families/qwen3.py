@@ -6,55 +6,40 @@ Llama with heads as wide as one likes, whose queries and keys are normed; dense,
 from typing import Any
 
 from mpitrain.config import Config
+from mpitrain.model.families.decoder import attentions, decoder, with_ends
 from mpitrain.model.families.fields import (
+    read_biases,
+    read_eps,
     read_head_width,
-    read_no_window,
     read_rope,
     read_silu,
     read_sizes,
     read_sparse_blocks,
+    read_windows_if_used,
+    write_biases,
     write_head_width,
     write_rope,
     write_sizes,
     write_sparse_blocks,
+    write_windows_if_used,
 )
-from mpitrain.model.families.names import DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED
+from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED
 from mpitrain.model.families.sparse import sparse_blocks
-from mpitrain.model.layers.attention import Attention
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
-from mpitrain.model.layers.feed_forward import FeedForward
-from mpitrain.model.layers.rope import rope_of
-from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, WINDOWS, ModelFamily
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
-from mpitrain.plan.declared.layer import Layer, ModelLayers
-from mpitrain.plan.settings.attention import head_width
+from mpitrain.plan.declared.layer import ModelLayers
 
-EPS = 1e-6
+NORMED = True  # queries and keys, of each head
 
 
 def _qwen3(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    model = config.model
-    block = _attention(config), FeedForward(model.width, model.ffn, 2 * model.layers, EPS)
-    return _family(config, model.layers * (block,))
+    return decoder(config, normed=NORMED)
 
 
 def _qwen3_moe(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    return _family(config, sparse_blocks(config, [_attention(config)], EPS))
-
-
-def _attention(config: Config) -> Attention:
-    model = config.model
-    rope = rope_of(config.attention, head_width(config))
-    return Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers, EPS, normed=True)
-
-
-def _family(config: Config, blocks: tuple[tuple[Layer, ...], ...]) -> ModelLayers:
-    vocab = config.model.vocab
-    width = config.model.width
-    tied = config.model.tied
-    return ModelLayers(Embedding(vocab, width, tied), blocks, Head(vocab, width, tied, EPS))
+    return with_ends(config, sparse_blocks(config, attentions(config, normed=NORMED), config.model.eps))
 
 
 def _read_qwen3(fields: Fields) -> None:
@@ -66,9 +51,9 @@ def _read_qwen3(fields: Fields) -> None:
 def _read_common(fields: Fields) -> None:
     read_silu(fields)
     read_rope(fields, 10_000.0)
-    read_no_window(fields)
-    fields.only("rms_norm_eps", EPS)
-    fields.only("attention_bias", False)
+    read_windows_if_used(fields)
+    read_eps(fields, 1e-6)
+    read_biases(fields)
 
 
 def _read_qwen3_moe(fields: Fields) -> None:
@@ -91,9 +76,9 @@ def _write_qwen3(config: Config) -> dict[str, Any]:
         **write_head_width(config),
         **write_rope(config),
         hidden_act="silu",
-        rms_norm_eps=EPS,
-        attention_bias=False,
-        use_sliding_window=False,
+        rms_norm_eps=config.model.eps,
+        **write_biases(config),
+        **write_windows_if_used(config),
     )
 
 
@@ -109,23 +94,25 @@ def _write_qwen3_moe(config: Config) -> dict[str, Any]:
     )
 
 
-_KEYS = dict(ROTARY, theta=1_000_000.0)
+_KEYS = dict(ROTARY, **WINDOWS, theta=1_000_000.0, biases="none")
 _PUBLISHED = dict(kv_heads=4, vocab=151936, tied=False, attention=dict(head_width=128))
 
 QWEN3 = ModelFamily(
     name="qwen3",
     layers=_qwen3,
     attention=_KEYS,
-    weight_names={HUGGING_FACE: DENSE | NORMS_OF_HEADS},
+    model=dict(eps=1e-6),
+    weight_names={HUGGING_FACE: DENSE | BIASES | NORMS_OF_HEADS},
     model_types=(ModelType("qwen3", "Qwen3ForCausalLM", _read_qwen3, _write_qwen3),),
 )
 QWEN3_MOE = ModelFamily(
     name="qwen3-moe",
     layers=_qwen3_moe,
     attention=_KEYS,
+    model=dict(eps=1e-6),
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=128, active=8, balance="global"),
     # blocks that experts.every leaves without experts have a feed-forward
-    weight_names={HUGGING_FACE: DENSE | NORMS_OF_HEADS | ROUTED},
+    weight_names={HUGGING_FACE: DENSE | BIASES | NORMS_OF_HEADS | ROUTED},
     model_types=(ModelType("qwen3_moe", "Qwen3MoeForCausalLM", _read_qwen3_moe, _write_qwen3_moe),),
     presets={
         "qwen3-30b-a3b": dict(_PUBLISHED, layers=48, width=2048, heads=32, ffn=6144, experts=dict(width=768)),

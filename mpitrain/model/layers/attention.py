@@ -21,7 +21,7 @@ input has travelled, or the result will have: it is kept in selective mode, too.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.config import Parallel
@@ -32,12 +32,13 @@ from mpitrain.plan.declared.parameters import (
     COLUMNS,
     EPS,
     ROWS,
+    NormKind,
     Spec,
     bias,
     matrix,
+    norm,
     product_flops,
     residual_std,
-    vector,
 )
 
 if TYPE_CHECKING:
@@ -52,10 +53,13 @@ class Attention:
 
     Projections back into it start smaller (GPT-2, section 2.3).
 
-    rope: of a whole head, and so its width.
-    eps: of norms.
-    normed: queries and keys of each head have an RMSNorm (arXiv:2302.05442, section 2).
-    biased: all four products have a bias.
+    rope: of the first features of a head, or of all; None: without positions (arXiv:2305.19466).
+    eps: of norms. kind: of all of them.
+    normed: queries and keys of each head have a norm (arXiv:2302.05442, section 2).
+    normed_whole: those of all heads together have one, which tp divides (model/width_norm.py).
+    biased, biased_output: the products of queries, keys and values have a bias, and that of the output.
+    head_width: of a head; 0: that of `rope`.
+    scale: what scores are multiplied by; None: 1 / sqrt(width of a head).
     window: positions that a query sees, its own included; 0: all before it.
     sinks: each head can attend to nothing.
     soft_cap: c: scores become c tanh(score / c) (kernels/attention_products.py); 0: none.
@@ -65,7 +69,7 @@ class Attention:
     width: int
     heads: int
     kv_heads: int
-    rope: Rope
+    rope: Rope | None
     depth: int
     eps: float = EPS
     normed: bool = False
@@ -73,12 +77,27 @@ class Attention:
     window: int = 0
     sinks: bool = False
     soft_cap: float = 0.0
+    biased_output: bool = False
+    head_width: int = 0
+    scale: float | None = None
+    kind: NormKind = NormKind.RMS
+    normed_whole: bool = False
+
+    @property
+    def with_norms(self) -> bool:
+        """Whether queries and keys have norms."""
+        return self.normed or self.normed_whole
+
+    @property
+    def of_head(self) -> int:
+        """The width of a head."""
+        return self.head_width or self.rope.width
 
     def parameters(self) -> tuple[Spec, ...]:
-        features = self.rope.width * self.heads
-        kv_features = self.rope.width * self.kv_heads
+        features = self.of_head * self.heads
+        kv_features = self.of_head * self.kv_heads
         found = [
-            vector("attention.norm.weight", self.width, self.eps),
+            *norm("attention.norm", self.width, self.eps, self.kind),
             matrix("attention.q.weight", features, self.width, ROWS),
             matrix("attention.k.weight", kv_features, self.width, ROWS, pieces=self.kv_heads),
             matrix("attention.v.weight", kv_features, self.width, ROWS, pieces=self.kv_heads),
@@ -87,50 +106,54 @@ class Attention:
             found.append(bias("attention.q.bias", features))
             found += [bias(f"attention.{name}.bias", kv_features, pieces=self.kv_heads) for name in "kv"]
         if self.normed:
-            found += [
-                vector(f"attention.{name}_norm.weight", self.rope.width, self.eps, met_apart=True)
-                for name in "qk"
-            ]
+            for name in "qk":
+                found += norm(f"attention.{name}_norm", self.of_head, self.eps, self.kind, met_apart=True)
+        if self.normed_whole:
+            for name, length, pieces in (("q", features, 0), ("k", kv_features, self.kv_heads)):
+                (weight,) = norm(f"attention.{name}_norm", length, self.eps)
+                found.append(replace(weight, divided=ROWS, pieces=pieces))
         if self.sinks:
             found.append(bias("attention.sinks", self.heads))
         found.append(
             matrix("attention.output.weight", self.width, features, COLUMNS, std=residual_std(self.depth))
         )
-        if self.biased:
+        if self.biased_output:
             found.append(bias("attention.output.bias", self.width, None))
         return tuple(found)
 
     def cost(self, sequence: int) -> float:
-        return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.rope.width * seen(
+        return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.of_head * seen(
             sequence, self.window
         )
 
     def flops(self, sequence: int) -> float:
         """Half of the scores are masked, and what is before the window."""
-        return product_flops(self.parameters()) + 12.0 * self.heads * self.rope.width * seen(
+        return product_flops(self.parameters()) + 12.0 * self.heads * self.of_head * seen(
             sequence, self.window
         )
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         heads = self.heads // sizes.tp
         kv_heads = self._kv_heads(sizes)
-        width = self.rope.width
+        width = self.of_head
         by_tiles = bool(self.window or self.sinks or self.soft_cap)
-        kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles)
+        kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles, self.normed_whole)
         if self.normed:
             kept += (heads + kv_heads) * sizes.norm(width)
+        if self.normed_whole:
+            kept += sizes.norm(heads * width) + sizes.norm(kv_heads * width)
         kept_once = segment * self.history(sizes)  # copied to beside this segment's
         if not by_tiles:
             kept_once += sizes.probabilities(heads, width)
-        return sizes.normed(self.width, sizes.factor) + sizes.positions * kept + kept_once
+        return sizes.normed(self.width, sizes.factor, self.kind) + sizes.positions * kept + kept_once
 
     def left(self, sizes: Sizes) -> int:
         heads = 2 * self.heads // sizes.tp + 2 * self._kv_heads(sizes)
-        return (2 * self.width + heads * self.rope.width) * sizes.factor * sizes.positions
+        return (2 * self.width + heads * self.of_head) * sizes.factor * sizes.positions
 
     def working(self, sizes: Sizes) -> Working:
         heads = self.heads // sizes.tp
-        forward, backward = working_of_core(sizes, self.width, heads, self._kv_heads(sizes), self.rope.width)
+        forward, backward = working_of_core(sizes, self.width, heads, self._kv_heads(sizes), self.of_head)
         if self.soft_cap:
             capped = _scores_at_once(sizes, heads)
             forward, backward = forward + 3 * capped, backward + 5 * capped
@@ -138,7 +161,7 @@ class Attention:
 
     def history(self, sizes: Sizes) -> int:
         """Keys and values."""
-        return 2 * sizes.positions * self._kv_heads(sizes) * self.rope.width * sizes.itemsize
+        return 2 * sizes.positions * self._kv_heads(sizes) * self.of_head * sizes.itemsize
 
     def _kv_heads(self, sizes: Sizes) -> int:
         """Of this rank; fewer than ranks are repeated."""
@@ -178,13 +201,20 @@ def _kv_heads_at_once(parallel: Parallel, kv_heads: int) -> int:
 
 
 def kept_by_core(
-    sizes: Sizes, heads: int, kv_heads: int, width: int, value_width: int, by_tiles: bool = False
+    sizes: Sizes,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    value_width: int,
+    by_tiles: bool = False,
+    side_by_side: bool = False,
 ) -> int:
     """Return what attention proper keeps for a position.
 
     heads, kv_heads: of this rank.
     value_width: of a head's result.
 
+    side_by_side: queries lie with the heads of a position side by side, whatever tp sends.
     by_tiles: by kernels/attention_tiles.py, as always with cp. Tiles, and torch's own
     attention, which is taken for all but bf16, keep the log-sum-exp and their result, and what the
     output multiplies, too, where that is another. In fp16 this is the most: a CPU that widens it
@@ -193,7 +223,11 @@ def kept_by_core(
     kept = _kept_of_qkv(sizes, heads, kv_heads, width)
     if sizes.selective and not _in_segments(sizes):
         return kept
-    copied = heads * value_width * sizes.factor if _output_is_copied(sizes, heads, width, value_width) else 0
+    copied = (
+        heads * value_width * sizes.factor
+        if _output_is_copied(sizes, heads, width, value_width, side_by_side)
+        else 0
+    )
     if by_tiles or _keeps_log_sum_exp(sizes):
         return kept + heads * (width * sizes.itemsize + max(4, sizes.itemsize)) + copied
     return kept + (copied or heads * width * sizes.factor)
@@ -217,11 +251,11 @@ def _keeps_log_sum_exp(sizes: Sizes) -> bool:
     return sizes.config.parallel.cp > 1 or sizes.config.precision.compute not in ("bf16", "fp8")
 
 
-def _output_is_copied(sizes: Sizes, heads: int, width: int, value_width: int) -> bool:
+def _output_is_copied(sizes: Sizes, heads: int, width: int, value_width: int, side_by_side: bool) -> bool:
     """Return whether what the output multiplies is another tensor than the result of attention."""
     parallel = sizes.config.parallel
     # queries came from other ranks, and lie head by head
-    by_head = parallel.async_tp or parallel.context == "ulysses"
+    by_head = (parallel.async_tp and not side_by_side) or parallel.context == "ulysses"
     return (heads > 1 and (by_head or value_width < width)) or sizes.factor < sizes.itemsize
 
 

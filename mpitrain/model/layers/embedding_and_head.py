@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.plan.declared.layer import Sizes, Working
-from mpitrain.plan.declared.parameters import EPS, ROWS, Spec, matrix, vector
+from mpitrain.plan.declared.parameters import EPS, ROWS, NormKind, Spec, matrix, norm
 from mpitrain.plan.declared.probabilities import LOGITS, LOGITS_ON_A_DEVICE
 
 if TYPE_CHECKING:
@@ -16,19 +16,28 @@ if TYPE_CHECKING:
     from mpitrain.parallel.zero.parameters import Parameter
 
 EMBEDDING = "embedding.weight"
+POSITIONS = "embedding.positions"
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """tied: the head uses the same weights."""
+    """tied: the head uses the same weights.
+
+    scale: by which the vectors are multiplied, rounded to the type of the weights (Gemma).
+    positions: that have a learned vector each, which is added (GPT-2); 0: none.
+    """
 
     metrics: ClassVar[tuple[str, ...]] = ()
     vocab: int
     width: int
     tied: bool
+    scale: float = 1.0
+    positions: int = 0
 
     def parameters(self) -> tuple[Spec, ...]:
-        return (matrix(EMBEDDING, self.vocab, self.width, ROWS, group="table", tied=self.tied),)
+        table = matrix(EMBEDDING, self.vocab, self.width, ROWS, group="table", tied=self.tied)
+        of_positions = matrix(POSITIONS, self.positions, self.width, None, group="table")
+        return (table, of_positions) if self.positions else (table,)
 
     def cost(self, sequence: int) -> float:
         return 0.0  # a lookup
@@ -41,8 +50,9 @@ class Embedding:
         return (9 if sizes.tp > 1 else 8) * sizes.positions
 
     def left(self, sizes: Sizes) -> int:
-        """Rows of the gradient, and which they are."""
-        return (self.width * sizes.itemsize + 8) * sizes.positions
+        """Rows of the gradient, and which they are; with tp, those of learned positions are others."""
+        of_positions = sizes.stream(self.width) if self.positions and sizes.tp > 1 else 0
+        return (self.width * sizes.itemsize + 8) * sizes.positions + of_positions
 
     def working(self, sizes: Sizes) -> Working:
         """The gradient of the rows in the type of their sum, if that is wider."""
@@ -55,18 +65,23 @@ class Embedding:
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import embedding  # torch
 
-        return embedding(own[EMBEDDING], site)
+        return embedding(own[EMBEDDING], site, self.scale, own.get(POSITIONS))
 
 
 @dataclass(frozen=True)
 class Head:
-    """tied: with the weights of the embedding.  eps: of the norm."""
+    """tied: with the weights of the embedding.  eps, kind: of the norm.
+
+    soft_cap: c: logits become c tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2); 0: they stay.
+    """
 
     metrics: ClassVar[tuple[str, ...]] = ()
     vocab: int
     width: int
     tied: bool
     eps: float = EPS
+    kind: NormKind = NormKind.RMS
+    soft_cap: float = 0.0
 
     @property
     def weight(self) -> str:
@@ -74,7 +89,11 @@ class Head:
 
     def parameters(self) -> tuple[Spec, ...]:
         table = matrix(self.weight, self.vocab, self.width, ROWS, group="table", tied=self.tied)
-        return vector("head.norm.weight", self.width, self.eps), table
+        return *self.norm("head.norm"), table
+
+    def norm(self, name: str) -> tuple[Spec, ...]:
+        """Return the parameters of a norm before the logits."""
+        return norm(name, self.width, self.eps, self.kind)
 
     def cost(self, sequence: int) -> float:
         return float(self.vocab * self.width)
@@ -112,4 +131,4 @@ class Head:
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import head  # torch
 
-        return head(own["head.norm.weight"], own[self.weight], site)
+        return head(own, "head.norm", own[self.weight], site, self.soft_cap)

@@ -22,11 +22,13 @@ from mpitrain.plan.declared.parameters import (
     COLUMNS,
     EPS,
     ROWS,
+    NormKind,
     Spec,
+    bias,
     matrix,
+    norm,
     product_flops,
     residual_std,
-    vector,
 )
 
 if TYPE_CHECKING:
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """depth, eps: as in layers/attention.py.
+    """depth, eps, kind: as in layers/attention.py.
 
     gate: activation (kernels/gates.py).
+    biased: the three products have a bias.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -48,13 +51,21 @@ class FeedForward:
     depth: int
     eps: float = EPS
     gate: Gate = SILU
+    kind: NormKind = NormKind.RMS
+    biased: bool = False
 
     def parameters(self) -> tuple[Spec, ...]:
+        biases = (
+            bias("ffn.gate.bias", self.ffn),
+            bias("ffn.up.bias", self.ffn),
+            bias("ffn.down.bias", self.width, None),
+        )
         return (
-            vector("ffn.norm.weight", self.width, self.eps),
+            *norm("ffn.norm", self.width, self.eps, self.kind),
             matrix("ffn.gate.weight", self.ffn, self.width, ROWS),
             matrix("ffn.up.weight", self.ffn, self.width, ROWS),
             matrix("ffn.down.weight", self.width, self.ffn, COLUMNS, std=residual_std(self.depth)),
+            *(biases if self.biased else ()),
         )
 
     def cost(self, sequence: int) -> float:
@@ -65,7 +76,7 @@ class FeedForward:
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         return (
-            sizes.normed(self.width, sizes.factor)
+            sizes.normed(self.width, sizes.factor, self.kind)
             + sizes.positions * sizes.gated(sizes.factor, self.gate == SILU) * self.ffn // sizes.tp
         )
 

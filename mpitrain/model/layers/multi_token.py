@@ -25,7 +25,7 @@ import msgspec
 from mpitrain.config import Memory
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Placed, Sizes, Working
-from mpitrain.plan.declared.parameters import STD, Spec, vector
+from mpitrain.plan.declared.parameters import STD, Spec
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -76,10 +76,9 @@ class MultiToken:
         # tied, they are the same
         found = {spec.name: spec for spec in (*self.head.parameters(), *self.embedding.parameters())}
         width = self.head.width
-        eps = self.head.eps
         for depth, block in enumerate(self.placed):
             for name in ("hidden_norm", "token_norm", "head_norm"):
-                found[f"mtp.{depth}.{name}.weight"] = vector(f"mtp.{depth}.{name}.weight", width, eps)
+                found |= {spec.name: spec for spec in self.head.norm(f"mtp.{depth}.{name}")}
             found[f"mtp.{depth}.projection.weight"] = Spec(
                 f"mtp.{depth}.projection.weight", (width, 2 * width), STD, group="matrix"
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpitrain.plan.declared.layer import Layer, Sizes, Working
-from mpitrain.plan.declared.parameters import EPS, Spec, vector
+from mpitrain.plan.declared.parameters import EPS, NormKind, Spec, norm
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -26,23 +26,25 @@ class NormBehind:
 
     name: of its part of a block, `attention` or `ffn`; the norm is `name.norm_behind.weight`.
     width: of the residual stream.
+    kind: of the norm behind.
     """
 
     layer: Layer
     name: str
     width: int
     eps: float = EPS
+    kind: NormKind = NormKind.RMS
 
     @property
     def metrics(self) -> tuple[str, ...]:
         return self.layer.metrics
 
     @property
-    def weight(self) -> str:
-        return f"{self.name}.norm_behind.weight"
+    def norm(self) -> str:
+        return f"{self.name}.norm_behind"
 
     def parameters(self) -> tuple[Spec, ...]:
-        return *self.layer.parameters(), vector(self.weight, self.width, self.eps)
+        return *self.layer.parameters(), *norm(self.norm, self.width, self.eps, self.kind)
 
     def cost(self, sequence: int) -> float:
         return self.layer.cost(sequence)
@@ -64,8 +66,8 @@ class NormBehind:
         return self.layer.history(sizes)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.segment import NormSegment  # torch
+        from mpitrain.model.segment import norm_segment  # torch
         from mpitrain.parallel.walk import Residual
 
         (residual,) = self.layer.items(own, site)
-        return [Residual([*residual.items, NormSegment(own[self.weight])])]
+        return [Residual([*residual.items, *norm_segment(own, self.norm)])]

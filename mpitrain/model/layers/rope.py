@@ -1,6 +1,6 @@
 """Rotary positions as a layer declares them (arXiv:2104.09864), and their scalings for sequences
-longer than was trained: YaRN (arXiv:2309.00071) and Llama 3.1's (arXiv:2407.21783, section 3.2;
-`rope_type` llama3 in transformers).
+longer than was trained: linear (arXiv:2306.15595), YaRN (arXiv:2309.00071) and Llama 3.1's
+(arXiv:2407.21783, section 3.2; `rope_type` llama3 in transformers).
 """
 
 import math
@@ -31,6 +31,9 @@ class Rope:
     mscale: by how much YaRN sharpens attention.
     rounded: its ramp between fast and slow pairs begins and ends with a whole pair.
     llama3: Llama 3.1's scaling, None for none.
+    linear: by which positions are divided (arXiv:2306.15595); 1: none.
+    fast, slow: turns within `length` of pairs that YaRN leaves as they are, and of those that it slows
+    by the whole factor.
     """
 
     width: int
@@ -40,6 +43,9 @@ class Rope:
     mscale: float = 1.0
     rounded: bool = True
     llama3: "Llama3 | None" = None
+    linear: float = 1.0
+    fast: float = 32.0
+    slow: float = 1.0
 
     @property
     def magnitude(self) -> float:
@@ -48,11 +54,21 @@ class Rope:
 
 
 def rope_of(attention: AttentionTable, width: int, *, rounded: bool = True) -> Rope:
-    """Return what a resolved configuration says."""
-    yarn = attention.yarn_factor, attention.yarn_length, attention.yarn_mscale
+    """Return what a resolved configuration says. rounded: where the family has no key for it."""
     llama3 = None
     if (attention.llama3_factor or 1) > 1:
         llama3 = Llama3(
             attention.llama3_factor, attention.llama3_length, attention.llama3_low, attention.llama3_high
         )
-    return Rope(width, attention.theta, *yarn, rounded, llama3)
+    return Rope(
+        width,
+        attention.theta,
+        attention.yarn_factor,
+        attention.yarn_length,
+        attention.yarn_mscale,
+        rounded if attention.yarn_rounded is None else attention.yarn_rounded,
+        llama3,
+        attention.linear_factor or 1.0,
+        attention.yarn_fast or Rope.fast,
+        attention.yarn_slow or Rope.slow,
+    )

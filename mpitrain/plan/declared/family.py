@@ -20,10 +20,15 @@ from mpitrain.plugins import Catalog
 # keys of rotary positions, and their values where none is given: of most families
 ROTARY: dict[str, Any] = dict(
     head_width=0, theta=10_000.0, yarn_factor=1.0, yarn_length=0, yarn_mscale=1.0,
+    yarn_fast=32.0, yarn_slow=1.0, yarn_rounded=True, linear_factor=1.0,
     llama3_factor=1.0, llama3_length=0, llama3_low=1.0, llama3_high=4.0,
 )  # fmt: skip
+# of windows, where a configuration chooses the blocks that have one
+WINDOWS: dict[str, Any] = dict(window=0, window_blocks="w")
 # of experts, where all are alike and every block has some
 ALL_ALIKE: dict[str, Any] = dict(shared=0, groups=1, groups_active=1, first=0, every=1, z_weight=0.0)
+# keys of the table `model` that not all families have
+OF_SOME = ("eps", "ffn_biased", "logit_cap", "positions")
 OF_SOFTMAX: dict[str, Any] = dict(score="softmax", normalised=True, scale=1.0)
 
 
@@ -46,7 +51,15 @@ def plain_heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
     found: the keys of the table `attention`, with their values so far.
     """
     own = found["head_width"]
-    refuse_odd("attention.head_width" if own else "model.width / model.heads", own or width_of_head(model))
+    named = "attention.head_width" if own else "model.width / model.heads"
+    width = own or width_of_head(model)
+    turning = found.get("rotary_width") or width
+    if turning > width:
+        raise ConfigError(
+            f"attention.rotary_width = {turning} is more than {named} = {width}, the width of a head; lower "
+            "it"
+        )
+    refuse_odd(named if turning == width else "attention.rotary_width", turning)
     return {}
 
 
@@ -58,6 +71,7 @@ class ModelFamily:
     layers: makes the layers of a resolved configuration's model.
     attention: its keys of the table `attention`, and their values where none is given.
     experts: its keys of the table `experts`, likewise; None: it has no experts.
+    model: its keys of the table `model` that not all families have (OF_SOME), likewise.
     heads: derives sizes of heads from others, and refuses what can't be, as plain_heads() does.
     grouped: heads can share keys and values, so that model.kv_heads is a key of it.
     presets: published sizes by name: keys of the table `model`, and tables of parts of it.
@@ -77,11 +91,14 @@ class ModelFamily:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     weight_names: Mapping[str, Mapping[str, str | Stored]] = field(default_factory=dict)
     model_types: tuple[ModelType, ...] = ()
+    model: Mapping[str, Any] = field(default_factory=dict)
 
     def uses(self, table: str, key: str) -> bool:
         """Return whether a key does something: of `attention` one of the family's, of `experts` any if it has
-        some.
+        some, of `model` one that all families have, or one of its own.
         """
+        if table == "model":
+            return key not in OF_SOME or key in self.model
         return key in self.attention if table == "attention" else self.experts is not None
 
     def refuse_unused(

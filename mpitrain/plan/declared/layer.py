@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mpitrain.config import Config
 from mpitrain.plan.declared import probabilities
-from mpitrain.plan.declared.parameters import Spec, itemsizes_of
+from mpitrain.plan.declared.parameters import NormKind, Spec, itemsizes_of
 
 
 def is_loss(name: str) -> bool:
@@ -194,11 +194,13 @@ class Sizes:
         """
         return width * self.itemsize + max(4, self.itemsize)
 
-    def normed(self, width: int, itemsize: int) -> int:
+    def normed(self, width: int, itemsize: int, kind: NormKind = NormKind.RMS) -> int:
         """Return what a norm and the products behind it keep of their input.
 
         itemsize: of a number that the products keep.
         """
+        if kind is NormKind.NONE:
+            return self.positions * width * itemsize
         in_pieces = self.tp > 1  # a message is between norm and product
         norm = (self.shared if in_pieces else self.positions) * self.norm(width)
         return norm + (0 if self.selective and not in_pieces else self.positions * width * itemsize)

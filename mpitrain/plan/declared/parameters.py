@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from mpitrain.comm.base.grid import split
@@ -14,6 +15,18 @@ COLUMNS = 1
 STD = 0.02
 EXPERT = "expert"  # the domain of experts, and dim 0 of their parameters
 EPS = 1e-5  # of an RMSNorm
+
+
+class NormKind(Enum):
+    """What a norm is. RMS, LAYER: arXiv:1910.07467, arXiv:1607.06450.
+
+    RMS_PLUS_ONE: multiplies by 1 + weight (Gemma). NONE: there is none before a sublayer (OLMo 2).
+    """
+
+    RMS = "rms"
+    RMS_PLUS_ONE = "1 + weight"
+    LAYER = "layer"
+    NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class Spec:
     frozen: it stays as it is (optimizer.frozen): no update, no moments, no part of the norm.
     tied: both ends of the model use it.
     eps: of the norm whose weight this is.
+    plus_one: that norm multiplies by 1 + weight.
     met_apart: not divided, yet each rank of tensor parallelism meets it with other features, so
     that its gradient is a sum over them however positions are divided: the norm of each head's
     queries.
@@ -53,6 +67,7 @@ class Spec:
     frozen: bool = False
     tied: bool = False
     eps: float = EPS
+    plus_one: bool = False
     met_apart: bool = False
     whole: tuple[int, ...] = ()
     offset: tuple[int, ...] = ()
@@ -155,6 +170,21 @@ WHOLE = Shard()
 def vector(name: str, length: int, eps: float = EPS, *, met_apart: bool = False) -> Spec:
     """Return a vector of ones that every rank has, such as the weight of a norm."""
     return Spec(name, (length,), eps=eps, met_apart=met_apart)
+
+
+def norm(
+    name: str, length: int, eps: float, kind: NormKind = NormKind.RMS, *, met_apart: bool = False
+) -> tuple[Spec, ...]:
+    """Return the parameters of a norm over `length` features: `name.weight`, of a LayerNorm `name.bias`."""
+    if kind is NormKind.NONE:
+        return ()
+    plus_one = kind is NormKind.RMS_PLUS_ONE
+    constant = 0.0 if plus_one else 1.0
+    weight = Spec(
+        f"{name}.weight", (length,), constant=constant, eps=eps, plus_one=plus_one, met_apart=met_apart
+    )
+    of_layer = (bias(f"{name}.bias", length, None),) if kind is NormKind.LAYER else ()
+    return weight, *of_layer
 
 
 def bias(name: str, length: int, divided: int | None = ROWS, *, pieces: int = 0) -> Spec:

@@ -4,6 +4,7 @@ Integers and names only.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -12,10 +13,12 @@ from mpitrain.config import NEUTRAL, AttentionTable, Config, Model
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.family import ModelFamily
 
-# of rotary positions, for sequences longer than were trained with; their keys without effect
+# of rotary positions, for sequences longer than were trained with; their keys without effect, None: the
+# family's own
 SCALINGS: dict[str, dict[str, Any]] = {
-    "yarn": dict(yarn_length=0, yarn_mscale=1.0),
+    "yarn": dict(yarn_length=0, yarn_mscale=1.0, yarn_fast=32.0, yarn_slow=1.0, yarn_rounded=None),
     "llama3": dict(llama3_length=0, llama3_low=1.0, llama3_high=4.0),
+    "linear": {},
 }
 
 
@@ -54,8 +57,9 @@ def resolve_attention(config: Config, model: Model, family: ModelFamily, preset:
     found = {**known, **{key: value for key, value in preset.items() if key in known}, **given}
     scalings = [name for name in SCALINGS if f"{name}_factor" in known]
     for name in scalings:
-        found |= _scaling(name, found, given)
+        found |= _scaling(name, found, given, known)
     _refuse_two_scalings([name for name in scalings if found[f"{name}_factor"] > 1], found)
+    found |= _without_window(found, given, known)
     found |= family.heads(model, found)
     if model.heads % model.kv_heads:
         raise ConfigError(
@@ -64,8 +68,12 @@ def resolve_attention(config: Config, model: Model, family: ModelFamily, preset:
     return AttentionTable(**NEUTRAL["attention"] | found)
 
 
-def _scaling(name: str, found: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _scaling(
+    name: str, found: dict[str, Any], given: dict[str, Any], known: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the keys of a scaling of rotary positions that have no effect: all of them without a factor.
+
+    known: the keys of the family.
 
     Raises ConfigError for one of them that is given then, and for a factor without the length that
     it is a multiple of.
@@ -73,11 +81,13 @@ def _scaling(name: str, found: dict[str, Any], given: dict[str, Any]) -> dict[st
     factor = found[f"{name}_factor"]
     length = f"{name}_length"
     if factor > 1:
-        if not found[length]:
+        if length in SCALINGS[name] and not found[length]:
             what = f"attention.{name}_factor = {factor} without attention.{length}"
             raise ConfigError(f"{what}; set it to the positions that were trained with before")
         return {}
-    without = SCALINGS[name]
+    without = {
+        key: known[key] if value is None else value for key, value in SCALINGS[name].items() if key in known
+    }
     for key, value in without.items():
         if given.get(key, value) != value:
             alone = f"does nothing with attention.{name}_factor = 1; leave it out, or raise the factor"
@@ -92,3 +102,30 @@ def _refuse_two_scalings(used: list[str], found: dict[str, Any]) -> None:
     if "llama3" in used and found["llama3_low"] >= found["llama3_high"]:
         low, high = (f"attention.llama3_{end} = {found[f'llama3_{end}']}" for end in ("low", "high"))
         raise ConfigError(f"{low} is not below {high}; pairs are interpolated between them, raise the second")
+    if "yarn" in used and found.get("yarn_slow", 1) >= found.get("yarn_fast", 32):
+        slow, fast = (f"attention.yarn_{end} = {found[f'yarn_{end}']}" for end in ("slow", "fast"))
+        raise ConfigError(
+            f"{slow} is not below {fast}; pairs are interpolated between them, raise the second"
+        )
+
+
+def _without_window(found: dict[str, Any], given: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of windows that have no effect, where there is no window, as the family has them.
+
+    Raises ConfigError for one of them that is given then, and for a theta that can't be.
+    """
+    keys = [key for key in ("window_blocks", "window_theta") if key in known]
+    if found.get("window"):
+        theta = found.get("window_theta") or 0
+        if 0 < theta <= 1:
+            raise ConfigError(
+                f"attention.window_theta = {theta}: needed more than 1, or 0 for attention.theta"
+            )
+        return {}
+    for key in keys:
+        if given.get(key, known[key]) != known[key]:
+            raise ConfigError(
+                f"attention.{key} = {json.dumps(given[key])} does nothing with attention.window = 0; leave "
+                "it out, or set attention.window"
+            )
+    return {key: known[key] for key in keys}

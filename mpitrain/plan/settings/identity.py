@@ -1,6 +1,5 @@
 """What makes two runs the same computation: a run goes on only if these keys are as they were."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from mpitrain.config import FIRST_FAMILY, NEUTRAL, Config, flatten
@@ -48,10 +47,17 @@ def identity(config: Config) -> dict[str, Any]:
     neutral = {f"{table}.{key}": value for table, keys in NEUTRAL.items() for key, value in keys.items()}
     # in runs older than the key
     found |= {key: value for key, value in neutral.items() if found[key] is None}
-    of_family = {f"attention.{key}": value for key, value in _attention_of(found["model.family"]).items()}
+    of_family = _keys_of(found["model.family"])
     return found | {key: value for key, value in of_family.items() if found[key] == neutral.get(key)}
 
 
-def _attention_of(name: str) -> Mapping[str, Any]:
-    """Return the keys of a family's attention with their values; none of a family that there isn't."""
-    return FAMILIES.find(name).attention if is_plugin(name) or name in FAMILIES.built_in() else {}
+def _keys_of(name: str) -> dict[str, Any]:
+    """Return the keys of a family, of its attention and its own of the model, with their values.
+
+    None of a family that there isn't.
+    """
+    if not is_plugin(name) and name not in FAMILIES.built_in():
+        return {}
+    family = FAMILIES.find(name)
+    tables = {"attention": family.attention, "model": family.model}
+    return {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}

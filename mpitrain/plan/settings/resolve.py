@@ -26,7 +26,7 @@ from mpitrain.config import (
 from mpitrain.data.source import SOURCES
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
-from mpitrain.plan.declared.family import family_of, presets
+from mpitrain.plan.declared.family import OF_SOME, family_of, presets
 from mpitrain.plan.declared.optimizers import optimizer_kind
 from mpitrain.plan.division.domains import divided
 from mpitrain.plan.division.sequence import placement_of
@@ -358,6 +358,12 @@ def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Mod
     given = {key: value for key, value in values.items() if value is not None and value != ""}
     own = {key: value for key, value in preset.items() if key in Model.__struct_fields__}
     model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **NEUTRAL["model"], **own, **given})
+    family = family_of(model)
+    family.refuse_unused(model.family, "model", given, NEUTRAL["model"])
+    own = {key: value for key, value in own.items() if family.uses("model", key)}
+    model = Model(
+        **{**msgspec.structs.asdict(model), **dict.fromkeys(OF_SOME), **family.model, **own, **given}
+    )
     if "padding" not in given:
         rows = -(-model.vocab // model.vocab_multiple) * model.vocab_multiple
         model = msgspec.structs.replace(model, vocab=rows, padding=rows - model.vocab)
@@ -372,7 +378,7 @@ def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Mod
             f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed at least "
             f"{needed}: raise model.vocab or leave it out"
         )
-    return with_heads(model, family_of(model), given.get("kv_heads"))
+    return with_heads(model, family, given.get("kv_heads"))
 
 
 def _layout(

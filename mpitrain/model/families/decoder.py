@@ -1,0 +1,104 @@
+"""A decoder as most families have it: attention and a gated feed-forward in each block, by the keys of a
+resolved configuration.
+
+A key that a family doesn't have is None there, and does nothing.
+"""
+
+from typing import Any
+
+from mpitrain.config import Config
+from mpitrain.kernels.gates import SILU, Gate
+from mpitrain.model.layers.attention import Attention
+from mpitrain.model.layers.embedding_and_head import Embedding, Head
+from mpitrain.model.layers.feed_forward import FeedForward
+from mpitrain.model.layers.norm_behind import NormBehind
+from mpitrain.model.layers.rope import Rope, rope_of
+from mpitrain.plan.declared.layer import Layer, ModelLayers
+from mpitrain.plan.declared.parameters import NormKind
+from mpitrain.plan.settings.attention import head_width
+
+
+def decoder(
+    config: Config,
+    *,
+    kind: NormKind = NormKind.RMS,
+    behind: NormKind = NormKind.NONE,
+    gate: Gate = SILU,
+    scale: float = 1.0,
+    **more: Any,
+) -> ModelLayers:
+    """Return the layers of a model with dense blocks.
+
+    kind: of norms before sublayers, of heads, and before the logits.
+    behind: of norms behind sublayers.
+    gate: activation of feed-forwards.  scale: of embeddings.  more: fields of Attention.
+    """
+    model = config.model
+    depth = 2 * model.layers
+    ffn = FeedForward(model.width, model.ffn, depth, model.eps, gate, kind, bool(model.ffn_biased))
+    blocks: tuple[tuple[Layer, ...], ...] = tuple(
+        (attention, ffn) for attention in attentions(config, kind=kind, **more)
+    )
+    if behind is not NormKind.NONE:
+        blocks = tuple(_with_norms(block, model.width, model.eps, behind) for block in blocks)
+    return with_ends(config, blocks, kind=kind if behind is NormKind.NONE else behind, scale=scale)
+
+
+def with_ends(
+    config: Config,
+    blocks: tuple[tuple[Layer, ...], ...],
+    *,
+    kind: NormKind = NormKind.RMS,
+    scale: float = 1.0,
+) -> ModelLayers:
+    """Return a model of these blocks. kind: of the norm before the logits.  scale: of embeddings."""
+    model = config.model
+    last = Head(model.vocab, model.width, model.tied, model.eps, kind, model.logit_cap or 0.0)
+    return ModelLayers(Embedding(model.vocab, model.width, model.tied, scale), blocks, last)
+
+
+def attentions(config: Config, **more: Any) -> list[Attention]:
+    """Return the attention of each block, by its letters in window_blocks and rotary_blocks.
+
+    more: fields of Attention.
+    """
+    model, own = config.model, config.attention
+    fields = dict(
+        eps=model.eps,
+        normed=bool(own.normed),
+        biased=own.biases in ("qkv", "all"),
+        biased_output=own.biases == "all",
+        head_width=head_width(config),
+        soft_cap=own.score_cap or 0.0,
+        scale=own.score_width**-0.5 if own.score_width else None,
+    )
+    found = []
+    for number in range(model.layers):
+        window = own.window if own.window and _letter(own.window_blocks, number) != "f" else 0
+        rope = None if _letter(own.rotary_blocks, number) == "n" else _rope(config, bool(window))
+        of_block = {**fields, "window": window, **more}
+        found.append(Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers, **of_block))
+    return found
+
+
+def _letter(blocks: str | None, number: int) -> str:
+    """Return the letter of a block, "" where there are none."""
+    return blocks[number % len(blocks)] if blocks else ""
+
+
+def _rope(config: Config, windowed: bool) -> Rope | None:
+    """Return the rotary positions of a block, None where the family has none.
+
+    With a window they may have a theta of their own, unscaled.
+    """
+    own = config.attention
+    if own.theta is None:
+        return None
+    width = own.rotary_width or head_width(config)
+    return Rope(width, own.window_theta) if windowed and own.window_theta else rope_of(own, width)
+
+
+def _with_norms(block: tuple[Layer, ...], width: int, eps: float, kind: NormKind) -> tuple[Layer, ...]:
+    return tuple(
+        NormBehind(layer, name, width, eps, kind) for layer, name in zip(block, ("attention", "ffn"))
+    )

@@ -1,0 +1,167 @@
+"""Gemma 2 and 3 (arXiv:2408.00118, section 2; 2503.19786, section 2), the latter of texts alone.
+
+Norms before and behind each sublayer, which multiply by 1 + weight; GEGLU; embeddings times the root of the
+width; windows in turn with attention to all positions. Gemma 2 caps scores and logits; Gemma 3 norms queries
+and keys, and positions of blocks with a window have a theta of their own.
+"""
+
+from typing import Any
+
+from mpitrain.config import Config
+from mpitrain.kernels.gates import Gelu
+from mpitrain.model.families.decoder import decoder
+from mpitrain.model.families.fields import (
+    read_biases,
+    read_eps,
+    read_head_width,
+    read_rope,
+    read_sizes,
+    read_windows,
+    scaling,
+    write_biases,
+    write_head_width,
+    write_rope,
+    write_sizes,
+    write_windows,
+)
+from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE, NORMS_AROUND, NORMS_OF_HEADS
+from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
+from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.parameters import NormKind
+
+KIND = NormKind.RMS_PLUS_ONE
+
+
+def _gemma2(config: Config) -> ModelLayers:
+    """Return the layers of a resolved configuration's model."""
+    return decoder(config, kind=KIND, behind=KIND, gate=Gelu(), scale=config.model.width**0.5)
+
+
+def _gemma3(config: Config) -> ModelLayers:
+    """Return the layers of a resolved configuration's model."""
+    scale = config.model.width**0.5
+    return decoder(config, kind=KIND, behind=KIND, gate=Gelu(), scale=scale, normed=True)
+
+
+def _read_common(fields: Fields) -> None:
+    read_sizes(fields, kv_heads=4, tied=True)
+    read_head_width(fields, 256)
+    # hidden_activation rules, whatever hidden_act says beside it
+    fields.only("hidden_activation", "gelu_pytorch_tanh", "gelu_new")
+    fields.take_no_notice("hidden_act")
+    read_eps(fields, 1e-6)
+    read_biases(fields)
+    fields.integer("query_pre_attn_scalar", 256, to="attention.score_width")
+
+
+def _read_gemma2(fields: Fields) -> None:
+    _read_common(fields)
+    read_rope(fields, 10_000.0)
+    read_windows(fields, "wf")
+    for name, key, cap in (
+        ("attn_logit_softcapping", "attention.score_cap", 50),
+        ("final_logit_softcapping", "model.logit_cap", 30),
+    ):
+        if fields.take(name, cap, null=0) == 0:
+            fields.give(key, 0.0, name)
+        else:
+            fields.number(name, cap, to=key)
+
+
+def _read_gemma3(fields: Fields) -> None:
+    _read_common(fields)
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if fields.take(name, None, null=0):
+            fields.refuse(name, "needed null in a model of this family")
+    local = fields.take("rope_local_base_freq", 10_000.0)
+    of_windows = fields.rope(local, ("default",), "sliding_attention") if _by_kind(fields) else {}
+    read_rope(fields, 1_000_000.0, layer_type="full_attention")
+    fields.give("attention.window_theta", float(of_windows.get("rope_theta", local)), "rope_local_base_freq")
+    # 5.x writes it with a line in front, and layer_types, which rule
+    fields.take_no_notice("_sliding_window_pattern")
+    every = fields.integer("sliding_window_pattern", 6)
+    read_windows(fields, (every - 1) * "w" + "f")
+
+
+def _by_kind(fields: Fields) -> bool:
+    return "sliding_attention" in (fields.tree.get("rope_parameters") or {})
+
+
+def _write_common(config: Config) -> dict[str, Any]:
+    return dict(
+        write_sizes(config),
+        **write_head_width(config),
+        **write_biases(config),
+        **write_windows(config),
+        hidden_activation="gelu_pytorch_tanh",
+        rms_norm_eps=config.model.eps,
+        query_pre_attn_scalar=config.attention.score_width or write_head_width(config)["head_dim"],
+    )
+
+
+def _write_gemma2(config: Config) -> dict[str, Any]:
+    return dict(
+        _write_common(config),
+        **write_rope(config),
+        attn_logit_softcapping=config.attention.score_cap or None,
+        final_logit_softcapping=config.model.logit_cap or None,
+    )
+
+
+def _write_gemma3(config: Config) -> dict[str, Any]:
+    own = config.attention
+    of_windows = dict(rope_type="default", rope_theta=own.window_theta or own.theta)
+    of_all = dict(scaling(config), rope_theta=own.theta)
+    return dict(
+        _write_common(config),
+        rope_parameters=dict(full_attention=of_all, sliding_attention=of_windows),
+    )
+
+
+_KEYS = dict(ROTARY, **WINDOWS | dict(window=4096), biases="none", score_width=256)
+_GEMMA2 = dict(vocab=256000, tied=True)
+_GEMMA3 = dict(vocab=262208, tied=True)
+# longer sequences than were trained with, by blocks that see all positions
+_LONG = dict(head_width=256, window=1024, linear_factor=8.0)
+
+GEMMA2 = ModelFamily(
+    name="gemma2",
+    layers=_gemma2,
+    attention=dict(_KEYS, window_blocks="wf", score_cap=50.0),
+    model=dict(eps=1e-6, logit_cap=30.0),
+    weight_names={HUGGING_FACE: DENSE | NORMS_AROUND | BIASES},
+    model_types=(ModelType("gemma2", "Gemma2ForCausalLM", _read_gemma2, _write_gemma2),),
+    presets={
+        "gemma2-2b": dict(
+            _GEMMA2, layers=26, width=2304, heads=8, kv_heads=4, ffn=9216, attention=dict(head_width=256)
+        ),
+        "gemma2-9b": dict(
+            _GEMMA2, layers=42, width=3584, heads=16, kv_heads=8, ffn=14336, attention=dict(head_width=256)
+        ),
+        "gemma2-27b": dict(
+            _GEMMA2, layers=46, width=4608, heads=32, kv_heads=16, ffn=36864,
+            attention=dict(head_width=128, score_width=144),
+        ),
+    },
+)  # fmt: skip
+GEMMA3 = ModelFamily(
+    name="gemma3",
+    layers=_gemma3,
+    attention=dict(_KEYS, window_blocks="wwwwwf", theta=1_000_000.0, window_theta=10_000.0),
+    model=dict(eps=1e-6),
+    weight_names={HUGGING_FACE: DENSE | NORMS_AROUND | BIASES | NORMS_OF_HEADS},
+    model_types=(ModelType("gemma3_text", "Gemma3ForCausalLM", _read_gemma3, _write_gemma3),),
+    presets={
+        "gemma3-1b": dict(
+            _GEMMA3, vocab=262144, layers=26, width=1152, heads=4, kv_heads=1, ffn=6912,
+            attention=dict(head_width=256, window=512),
+        ),
+        "gemma3-4b": dict(_GEMMA3, layers=34, width=2560, heads=8, kv_heads=4, ffn=10240, attention=_LONG),
+        "gemma3-12b": dict(_GEMMA3, layers=48, width=3840, heads=16, kv_heads=8, ffn=15360, attention=_LONG),
+        "gemma3-27b": dict(
+            _GEMMA3, layers=62, width=5376, heads=32, kv_heads=16, ffn=21504,
+            attention=dict(_LONG, head_width=128, score_width=168),
+        ),
+    },
+)  # fmt: skip

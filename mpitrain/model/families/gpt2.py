@@ -1,0 +1,166 @@
+"""GPT-2 (Radford et al. 2019, section 2.3), and GPT-3 (arXiv:2005.14165, section 2.1) without its sparse
+attention.
+
+Learned positions; LayerNorm; biases everywhere; a feed-forward with GELU and no gate.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mpitrain.config import Config, Model
+from mpitrain.errors import ConfigError
+from mpitrain.kernels.gates import Gelu
+from mpitrain.model.families.decoder import attentions
+from mpitrain.model.families.names import HUGGING_FACE
+from mpitrain.model.layers.embedding_and_head import Embedding, Head
+from mpitrain.model.layers.mlp import Mlp
+from mpitrain.plan.declared.family import ModelFamily, width_of_head
+from mpitrain.plan.declared.hugging_face import Fields, ModelType, Shape, Stored, Views
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.parameters import NormKind
+
+KIND = NormKind.LAYER
+
+
+def _gpt2(config: Config) -> ModelLayers:
+    """Return the layers of a resolved configuration's model.
+
+    Raises ConfigError for a sequence without positions, and for further tokens.
+    """
+    model = config.model
+    if config.data.sequence > model.positions:
+        raise ConfigError(
+            f"data.sequence = {config.data.sequence} is more than model.positions = {model.positions}, the "
+            "positions that have learned vectors; lower the first or raise the second"
+        )
+    if model.mtp:
+        raise ConfigError(
+            f"model.mtp = {model.mtp}: further tokens aren't predicted with learned positions; leave it out"
+        )
+    ffn = Mlp(model.width, model.ffn, 2 * model.layers, model.eps, Gelu())
+    blocks = tuple((attention, ffn) for attention in attentions(config, kind=KIND, **_BIASED))
+    first = Embedding(model.vocab, model.width, model.tied, positions=model.positions)
+    return ModelLayers(first, blocks, Head(model.vocab, model.width, model.tied, model.eps, KIND))
+
+
+_BIASED = dict(biased=True, biased_output=True)
+
+
+def _heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nothing. Raises ConfigError if heads don't divide the model's width."""
+    width_of_head(model)
+    return {}
+
+
+def _read(fields: Fields) -> None:
+    fields.integer("n_layer", to="model.layers")
+    width = fields.integer("n_embd", to="model.width")
+    fields.integer("n_head", to="model.heads")
+    fields.integer("n_inner", 4 * width, to="model.ffn")
+    fields.integer("vocab_size", to="model.vocab")
+    fields.integer("n_positions", 1024, to="model.positions")
+    fields.flag("tie_word_embeddings", True, to="model.tied")
+    fields.number("layer_norm_epsilon", 1e-5, to="model.eps")
+    fields.only("activation_function", "gelu_new", "gelu_pytorch_tanh")
+    fields.only("scale_attn_weights", True)
+    fields.only("scale_attn_by_inverse_layer_idx", False)
+    fields.only("reorder_and_upcast_attn", False)
+    # dropout is of training, and not taken over
+    fields.take_no_notice("embd_pdrop", "attn_pdrop", "resid_pdrop", "n_ctx")
+
+
+def _write(config: Config) -> dict[str, Any]:
+    model = config.model
+    return dict(
+        n_layer=model.layers,
+        n_embd=model.width,
+        n_head=model.heads,
+        n_inner=model.ffn,
+        vocab_size=model.vocab,
+        n_positions=model.positions,
+        tie_word_embeddings=model.tied,
+        layer_norm_epsilon=model.eps,
+        activation_function="gelu_new",
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+    )
+
+
+_BLOCK = "transformer.h.{block}."
+
+
+def _transposed(name: str) -> Stored:
+    """Return the form of a Conv1D's weight: inputs first."""
+    return Stored(name, lambda ours, config: ours[::-1], lambda ours, theirs, config: [(ours, theirs.T)])
+
+
+def _part(name: str, number: int) -> Stored:
+    """Return the form of queries, keys or values, which lie side by side in one tensor. number: of these."""
+
+    def shape(ours: Shape, config: Config) -> Shape:
+        return (*ours[1:], 3 * ours[0])
+
+    def views(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+        part = theirs[..., number * len(ours) : (number + 1) * len(ours)]
+        return [(ours, part.T)]
+
+    return Stored(name, shape, views)
+
+
+def _names() -> dict[str, str | Stored]:
+    inside: dict[str, str | Stored] = {}
+    for number, name in enumerate("qkv"):
+        for kind in ("weight", "bias"):
+            inside[f"attention.{name}.{kind}"] = _part(f"{_BLOCK}attn.c_attn.{kind}", number)
+    for ours, theirs in (
+        ("attention.output", "attn.c_proj"),
+        ("ffn.up", "mlp.c_fc"),
+        ("ffn.down", "mlp.c_proj"),
+    ):
+        inside[f"{ours}.weight"] = _transposed(f"{_BLOCK}{theirs}.weight")
+        inside[f"{ours}.bias"] = f"{_BLOCK}{theirs}.bias"
+    for ours, theirs in (("attention.norm", "ln_1"), ("ffn.norm", "ln_2")):
+        inside |= {f"{ours}.{kind}": f"{_BLOCK}{theirs}.{kind}" for kind in ("weight", "bias")}
+    return {
+        "embedding.weight": "transformer.wte.weight",
+        "embedding.positions": "transformer.wpe.weight",
+        "head.norm.weight": "transformer.ln_f.weight",
+        "head.norm.bias": "transformer.ln_f.bias",
+        "head.weight": "lm_head.weight",
+        **{f"blocks.{{block}}.{ours}": theirs for ours, theirs in inside.items()},
+    }
+
+
+def _sizes(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:
+    return dict(layers=layers, width=width, heads=heads, ffn=4 * width, tied=True, vocab=50257, **more)
+
+
+GPT2 = ModelFamily(
+    name="gpt2",
+    layers=_gpt2,
+    attention={},
+    model=dict(eps=1e-5, positions=1024),
+    heads=_heads,
+    grouped=False,
+    weight_names={HUGGING_FACE: _names()},
+    model_types=(
+        ModelType(
+            "gpt2", "GPT2LMHeadModel", _read, _write,
+            # masks
+            ignored=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",), prefix="transformer.",
+        ),
+    ),
+    presets={
+        "gpt2": _sizes(12, 768, 12),
+        "gpt2-medium": _sizes(24, 1024, 16),
+        "gpt2-large": _sizes(36, 1280, 20),
+        "gpt2-xl": _sizes(48, 1600, 25),
+        # arXiv:2005.14165, table 2.1
+        "gpt3-175b": _sizes(96, 12288, 96, positions=2048),
+        # arXiv:2104.04473, table 1
+        "gpt-1t": dict(_sizes(128, 25600, 160, positions=2048), vocab=51200),
+    },
+)  # fmt: skip

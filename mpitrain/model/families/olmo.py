@@ -1,0 +1,140 @@
+"""OLMo 2 and 3 (arXiv:2501.00656, section 3; 2512.13961).
+
+Llama with norms behind sublayers, and none before; queries and keys are normed over all heads together.
+OLMo 3 has windows in three of four blocks, and scales the positions of the others only.
+"""
+
+from typing import Any
+
+from mpitrain.config import Config
+from mpitrain.model.families.decoder import decoder
+from mpitrain.model.families.fields import (
+    read_biases,
+    read_eps,
+    read_head_width,
+    read_rope,
+    read_silu,
+    read_sizes,
+    read_windows,
+    scaling,
+    write_biases,
+    write_head_width,
+    write_rope,
+    write_sizes,
+    write_windows,
+)
+from mpitrain.model.families.names import (
+    ATTENTION,
+    BIASES,
+    ENDS,
+    FEED_FORWARD,
+    HUGGING_FACE,
+    NORMS_OF_HEADS,
+    in_block,
+)
+from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
+from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.parameters import NormKind
+
+
+def _olmo(config: Config) -> ModelLayers:
+    """Return the layers of a resolved configuration's model."""
+    return decoder(config, kind=NormKind.NONE, behind=NormKind.RMS, normed_whole=True)
+
+
+def _read_olmo2(fields: Fields) -> None:
+    _read_common(fields)
+    read_rope(fields, 10_000.0)
+
+
+def _read_olmo3(fields: Fields) -> None:
+    _read_common(fields)
+    by_kind = "full_attention" in (fields.tree.get("rope_parameters") or {})
+    of_windows = fields.rope(500_000.0, ("default",), "sliding_attention") if by_kind else {}
+    read_rope(fields, 500_000.0, layer_type="full_attention")
+    theta = float(of_windows.get("rope_theta", fields.keys["attention.theta"]))
+    fields.give("attention.window_theta", theta, "rope_theta")
+    read_windows(fields, "wwwf")
+
+
+def _read_common(fields: Fields) -> None:
+    read_sizes(fields)
+    read_head_width(fields)
+    read_silu(fields)
+    read_eps(fields, 1e-5)
+    read_biases(fields)
+
+
+def _write_olmo2(config: Config) -> dict[str, Any]:
+    return dict(_write_common(config), **write_rope(config))
+
+
+def _write_olmo3(config: Config) -> dict[str, Any]:
+    own = config.attention
+    of_windows = dict(rope_type="default", rope_theta=own.window_theta or own.theta)
+    of_all = dict(scaling(config), rope_theta=own.theta)
+    return dict(
+        _write_common(config),
+        **write_windows(config),
+        rope_parameters=dict(full_attention=of_all, sliding_attention=of_windows),
+    )
+
+
+def _write_common(config: Config) -> dict[str, Any]:
+    return dict(
+        write_sizes(config),
+        **write_head_width(config),
+        **write_biases(config),
+        hidden_act="silu",
+        rms_norm_eps=config.model.eps,
+    )
+
+
+_NAMES = (
+    ENDS
+    | ATTENTION
+    | BIASES
+    | NORMS_OF_HEADS
+    | FEED_FORWARD
+    | in_block(
+        {
+            "attention.norm_behind.weight": "post_attention_layernorm.weight",
+            "ffn.norm_behind.weight": "post_feedforward_layernorm.weight",
+        }
+    )
+)
+_OLMO2 = dict(vocab=100352, tied=False)
+_7B = dict(layers=32, width=4096, heads=32, kv_heads=32, ffn=11008)
+_32B = dict(layers=64, width=5120, heads=40, kv_heads=8, ffn=27648)
+_OLMO3 = dict(vocab=100278, tied=False, attention=dict(yarn_factor=8.0, yarn_length=8192))
+
+OLMO2 = ModelFamily(
+    name="olmo2",
+    layers=_olmo,
+    attention=dict(ROTARY, theta=500_000.0, biases="none"),
+    model=dict(eps=1e-6),
+    weight_names={HUGGING_FACE: _NAMES},
+    model_types=(ModelType("olmo2", "Olmo2ForCausalLM", _read_olmo2, _write_olmo2),),
+    presets={
+        "olmo2-1b": dict(_OLMO2, layers=16, width=2048, heads=16, kv_heads=16, ffn=8192),
+        "olmo2-7b": dict(_OLMO2, **_7B),
+        "olmo2-13b": dict(_OLMO2, layers=40, width=5120, heads=40, kv_heads=40, ffn=13824),
+        "olmo2-32b": dict(_OLMO2, **_32B),
+    },
+)
+OLMO3 = ModelFamily(
+    name="olmo3",
+    layers=_olmo,
+    attention=dict(
+        ROTARY,
+        **WINDOWS | dict(window=4096, window_blocks="wwwf"),
+        theta=500_000.0,
+        window_theta=500_000.0,
+        biases="none",
+    ),
+    model=dict(eps=1e-6),
+    weight_names={HUGGING_FACE: _NAMES},
+    model_types=(ModelType("olmo3", "Olmo3ForCausalLM", _read_olmo3, _write_olmo3),),
+    presets={"olmo3-7b": dict(_OLMO3, **_7B), "olmo3-32b": dict(_OLMO3, **_32B)},
+)

@@ -1,0 +1,73 @@
+"""Qwen2 and Qwen2.5 (arXiv:2407.10671, section 2.2; 2412.15115, section 2).
+
+Llama whose queries, keys and values have biases; later blocks can have a window.
+"""
+
+from typing import Any
+
+from mpitrain.config import Config
+from mpitrain.model.families.decoder import decoder
+from mpitrain.model.families.fields import (
+    read_eps,
+    read_head_width,
+    read_rope,
+    read_silu,
+    read_sizes,
+    read_windows_if_used,
+    write_head_width,
+    write_rope,
+    write_sizes,
+    write_windows_if_used,
+)
+from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE
+from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
+from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.declared.layer import ModelLayers
+
+
+def _qwen2(config: Config) -> ModelLayers:
+    """Return the layers of a resolved configuration's model."""
+    return decoder(config, biased=True)
+
+
+def _read(fields: Fields) -> None:
+    read_sizes(fields, kv_heads=32)
+    read_head_width(fields)
+    read_silu(fields)
+    read_rope(fields, 10_000.0)
+    read_eps(fields, 1e-6)
+    read_windows_if_used(fields)
+
+
+def _write(config: Config) -> dict[str, Any]:
+    return dict(
+        write_sizes(config),
+        **write_head_width(config),
+        **write_rope(config),
+        **write_windows_if_used(config),
+        hidden_act="silu",
+        rms_norm_eps=config.model.eps,
+    )
+
+
+_SMALL = dict(vocab=151936, tied=True)
+_LARGE = dict(vocab=152064, tied=False)
+
+QWEN2 = ModelFamily(
+    name="qwen2",
+    layers=_qwen2,
+    attention=dict(ROTARY, **WINDOWS, theta=1_000_000.0),
+    model=dict(eps=1e-6),
+    weight_names={HUGGING_FACE: DENSE | BIASES},
+    model_types=(ModelType("qwen2", "Qwen2ForCausalLM", _read, _write),),
+    presets={
+        "qwen2.5-0.5b": dict(_SMALL, layers=24, width=896, heads=14, kv_heads=2, ffn=4864),
+        "qwen2.5-1.5b": dict(_SMALL, layers=28, width=1536, heads=12, kv_heads=2, ffn=8960),
+        "qwen2.5-3b": dict(_SMALL, layers=36, width=2048, heads=16, kv_heads=2, ffn=11008),
+        "qwen2.5-7b": dict(_LARGE, layers=28, width=3584, heads=28, kv_heads=4, ffn=18944),
+        # eps of the bases of these sizes
+        "qwen2.5-14b": dict(_LARGE, layers=48, width=5120, heads=40, kv_heads=8, ffn=13824, eps=1e-5),
+        "qwen2.5-32b": dict(_LARGE, layers=64, width=5120, heads=40, kv_heads=8, ffn=27648, eps=1e-5),
+        "qwen2.5-72b": dict(_LARGE, layers=80, width=8192, heads=64, kv_heads=8, ffn=29568, eps=1e-5),
+    },
+)

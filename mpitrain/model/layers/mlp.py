@@ -1,0 +1,88 @@
+"""The feed-forward without a gate (arXiv:1706.03762, section 3.3; GPT-2 with GELU), after a norm.
+
+Kept of it, with n = B T positions on this rank, width D, F hidden units:
+
+    none        2 n D + n + 2 n F  unit and normed input | before and after the activation
+    selective   n D + n + n F      input | before the activation
+    from I to W 2 n D + 2 n F      both factors of each weight gradient, in every mode
+    working     3 n D, 3 n F       forward, backward
+
+tp divides F. What fp8, tp, `sequence` and cp change is told in attention.py beside this file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from mpitrain.kernels.gates import SILU, Gate
+from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.parameters import (
+    COLUMNS,
+    EPS,
+    ROWS,
+    NormKind,
+    Spec,
+    bias,
+    matrix,
+    norm,
+    product_flops,
+    residual_std,
+)
+
+if TYPE_CHECKING:
+    from mpitrain.model.build_context import BuildContext
+    from mpitrain.parallel.walk import Item
+    from mpitrain.parallel.zero.parameters import Parameter
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """down(activation(up(norm(x)))), with biases. depth, eps, kind: as in attention.py.
+
+    gate: has the activation (kernels/gates.py).
+    """
+
+    metrics: ClassVar[tuple[str, ...]] = ()
+    width: int
+    ffn: int
+    depth: int
+    eps: float = EPS
+    gate: Gate = SILU
+    kind: NormKind = NormKind.LAYER
+
+    def parameters(self) -> tuple[Spec, ...]:
+        return (
+            *norm("ffn.norm", self.width, self.eps, self.kind),
+            matrix("ffn.up.weight", self.ffn, self.width, ROWS),
+            bias("ffn.up.bias", self.ffn),
+            matrix("ffn.down.weight", self.width, self.ffn, COLUMNS, std=residual_std(self.depth)),
+            bias("ffn.down.bias", self.width, None),
+        )
+
+    def cost(self, sequence: int) -> float:
+        return float(sum(spec.numel for spec in self.parameters()))
+
+    def flops(self, sequence: int) -> float:
+        return product_flops(self.parameters())
+
+    def kept(self, sizes: Sizes, segment: int) -> int:
+        of_unit = sizes.itemsize + (0 if sizes.selective else sizes.factor)
+        normed = sizes.normed(self.width, sizes.factor, self.kind)
+        return normed + sizes.positions * of_unit * self.ffn // sizes.tp
+
+    def left(self, sizes: Sizes) -> int:
+        return (2 * self.width + 2 * self.ffn // sizes.tp) * sizes.factor * sizes.positions
+
+    def working(self, sizes: Sizes) -> Working:
+        stream = sizes.stream(self.width)
+        hidden = sizes.positions * self.ffn // sizes.tp * sizes.itemsize
+        gathered = sizes.gathered(self.width)
+        return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 4 * hidden) + gathered)
+
+    def history(self, sizes: Sizes) -> int:
+        return 0
+
+    def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
+        from mpitrain.model.mlp import mlp  # torch
+
+        return mlp(own, site, self.gate)

@@ -1,0 +1,92 @@
+"""RMSNorm of queries and of keys over all heads together, which tensor parallelism divides (OLMo 2,
+arXiv:2501.00656, section 3).
+
+    forward   squares of each position, of the heads here | sum over tp | scale, turn, head by head
+    backward  turn back | gradient along the vector, of the heads here | sum over tp | gradient
+
+Both sums are two numbers a position, of queries and of keys. A rank that repeats the keys of another has
+them in the sum of squares, too; its gradient is that of its own queries.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from mpitrain.comm.axis import Axis
+from mpitrain.comm.collectives import all_reduce
+from mpitrain.kernels.precision import wide
+from mpitrain.model.rotary import Rotary
+from mpitrain.parallel.microbatch import Context
+from mpitrain.parallel.walk import Addend, Later, Shape, Walk, WeightGradients
+from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.plan.declared.traffic import Started, Traffic
+
+
+class SavedNorms(NamedTuple):
+    """Of queries and of keys: what has the norm 1 [B, T, F], and its factors [B, T, 1]. start: a position."""
+
+    units: tuple[torch.Tensor, ...]
+    scales: tuple[torch.Tensor, ...]
+    start: int
+
+
+class WidthNorms:
+    """norm(q), norm(k) and v, head by head and turned by their positions.
+
+    Collective over tp. norms: weights of the features here.
+    """
+
+    def __init__(self, norms: Sequence[Parameter], axis: Axis, rotary: Rotary | None, head_width: int):
+        self.norms = norms
+        self.axis = axis
+        self.rotary = rotary
+        self.head_width = head_width
+
+    def forward(self, x: tuple[torch.Tensor, ...], context: Context) -> Walk:
+        *inputs, v_BTF = x
+        exact = [each.to(wide(each.dtype)) for each in inputs]
+        squares = torch.stack(
+            [each.square().sum(-1) / norm.spec.copies for each, norm in zip(exact, self.norms)]
+        )
+        totals = (yield all_reduce(squares, self.axis)).unsqueeze(-1)
+        units, scales, heads = [], [], []
+        for each, total, norm, given in zip(exact, totals, self.norms, inputs):
+            scale = torch.rsqrt(total / norm.spec.whole[0] + norm.spec.eps)
+            unit = (each * scale).to(given.dtype)
+            units.append(unit)
+            scales.append(scale)
+            heads.append(self._turned(self._heads(unit * norm.data), context.start, 1))
+        saved = SavedNorms(tuple(units), tuple(scales), context.start)
+        return (*heads, self._heads(v_BTF)), context.keeping.put(saved) if torch.is_grad_enabled() else None
+
+    def backward(self, saved: SavedNorms, grad_of_output: tuple[torch.Tensor, ...], later: Later) -> Walk:
+        from mpitrain.model.offload import restored
+
+        units, scales, start = restored(saved)
+        *grads, of_v = grad_of_output
+        flat = [self._turned(grad, start, -1).transpose(1, 2).flatten(-2) for grad in grads]
+        products = [grad * unit for grad, unit in zip(flat, units)]
+        kind = scales[0].dtype
+        along = torch.stack(
+            [product.to(kind) @ norm.data.to(kind) for product, norm in zip(products, self.norms)]
+        )
+        totals = (yield all_reduce(along, self.axis)).unsqueeze(-1)
+        found = []
+        for grad, unit, scale, total, norm in zip(flat, units, scales, totals, self.norms):
+            share = total / (norm.spec.whole[0] * norm.spec.copies)
+            found.append(((grad * norm.data - unit * share) * scale).to(grad.dtype))
+        small = [(norm, product.flatten(0, -2).sum(0)) for norm, product in zip(self.norms, products)]
+        later(WeightGradients([Addend(*each) for each in small]))
+        return (*found, of_v.transpose(1, 2).flatten(-2))
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """Two numbers a position, each way."""
+        sums = Started("all_reduce", self.axis.name, 2 * shape[0] * shape[1] * max(4, itemsize))
+        return Traffic((sums,), (sums,)), shape
+
+    def _heads(self, x_BTF: torch.Tensor) -> torch.Tensor:
+        return x_BTF.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+    def _turned(self, x_BHTC: torch.Tensor, start: int, sense: int) -> torch.Tensor:
+        return x_BHTC if self.rotary is None else self.rotary.turned(x_BHTC, start, sense)

@@ -1,0 +1,124 @@
+"""Dense families written out in plain torch, by what their papers say: no code of the package is used.
+
+A model is a dict of weights by our names, and a dict of what they mean.
+"""
+
+import math
+
+import torch
+from torch.nn import functional
+
+
+def loss(w, rows, has):
+    """Return the mean cross-entropy of rows of tokens."""
+    x = hidden(w, rows[:, :-1], has)
+    logits = norm(x, w, "head.norm", has, "head") @ w.get("head.weight", w["embedding.weight"]).T
+    if cap := has.get("logit_cap"):
+        logits = cap * torch.tanh(logits / cap)
+    return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+def hidden(w, tokens, has):
+    """Return what comes from the blocks."""
+    x = w["embedding.weight"][tokens] * has.get("scale", 1.0)
+    if "embedding.positions" in w:
+        x = x + w["embedding.positions"][has.get("start", 0) :][: x.shape[1]]
+    for i in range(has["blocks"]):
+        start = f"blocks.{i}."
+        p = {name.removeprefix(start): value for name, value in w.items() if name.startswith(start)}
+        for name, part in (("attention", attention), ("ffn", feed_forward)):
+            y = part(p, norm(x, p, f"{name}.norm", has), has, i)
+            x = x + norm(y, p, f"{name}.norm_behind", has)
+    return x
+
+
+def norm(x, p, name, has, of="block"):
+    """Return the norm of a name; x where there is none."""
+    if f"{name}.weight" not in p:
+        return x
+    weight = p[f"{name}.weight"]
+    if f"{name}.bias" in p:
+        return functional.layer_norm(x, x.shape[-1:], weight, p[f"{name}.bias"], has["eps"])
+    if has.get("plus_one"):
+        weight = 1 + weight
+    return x / (x.pow(2).mean(-1, keepdim=True) + has["eps"]).sqrt() * weight
+
+
+def linear(x, p, name):
+    return functional.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias"))
+
+
+def feed_forward(p, h, has, i):
+    if "ffn.router.weight" in p:
+        from oracle_families import sparse
+
+        return sparse(p, h, has)
+    if "ffn.gate.weight" not in p:
+        return linear(functional.gelu(linear(h, p, "ffn.up"), approximate="tanh"), p, "ffn.down")
+    gate = linear(h, p, "ffn.gate")
+    gate = functional.gelu(gate, approximate="tanh") if has.get("gelu") else functional.silu(gate)
+    return linear(gate * linear(h, p, "ffn.up"), p, "ffn.down")
+
+
+def attention(p, h, has, i):
+    q, k, v = (linear(h, p, f"attention.{n}") for n in "qkv")
+    width = has["head_width"]
+    if has.get("whole"):  # queries and keys are normed before they are divided into heads
+        q, k = (norm(x, p, f"attention.{n}_norm", has) for x, n in ((q, "q"), (k, "k")))
+    q, k, v = (x.unflatten(-1, (-1, width)).transpose(1, 2) for x in (q, k, v))
+    if not has.get("whole"):
+        q, k = (norm(x, p, f"attention.{n}_norm", has) for x, n in ((q, "q"), (k, "k")))
+    windowed = bool(has.get("window")) and letter(has.get("window_blocks") or "w", i) == "w"
+    if letter(has.get("rotary_blocks") or "r", i) == "r" and has.get("theta"):
+        q, k = (rotate(x, has, windowed) for x in (q, k))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * (has.get("score_width") or width) ** -0.5
+    if cap := has.get("score_cap"):
+        scores = cap * torch.tanh(scores / cap)
+    length = q.shape[2]
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    seen = (distance >= 0) & (distance < (has["window"] if windowed else length))
+    a = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+    return linear(a.transpose(1, 2).flatten(-2), p, "attention.output")
+
+
+def letter(letters, i):
+    return letters[i % len(letters)]
+
+
+def rotate(x, has, windowed):
+    """Turn pairs (i, i + C/2) of the first C features of each head, as complex numbers."""
+    width = has.get("rotary_width") or x.shape[-1]
+    local = windowed and has.get("window_theta")
+    rate, magnitude = rates(width, dict(theta=has["window_theta"]) if local else has)
+    angles = torch.outer(torch.arange(x.shape[-2], dtype=torch.float64), rate)
+    turn = torch.polar(torch.full_like(angles, magnitude), angles)
+    z = torch.complex(x[..., : width // 2], x[..., width // 2 : width]) * turn
+    return torch.cat((z.real, z.imag, x[..., width:]), -1)
+
+
+def rates(width, has):
+    """Return the angle of each pair from one position to the next, and by what vectors grow."""
+    found = has["theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    if (factor := has.get("linear_factor") or 1) > 1:
+        return found / factor, 1.0
+    if (factor := has.get("llama3_factor") or 1) > 1:
+        low, high = has["llama3_low"], has["llama3_high"]
+        made = []
+        for f in found.tolist():
+            turns = has["llama3_length"] * f / (2 * math.pi)
+            share = min(1.0, max(0.0, (turns - low) / (high - low)))
+            made.append(share * f + (1 - share) * f / factor)
+        return torch.tensor(made, dtype=torch.float64), 1.0
+    if (factor := has.get("yarn_factor") or 1) == 1:
+        return found, 1.0
+    ends = [
+        width * math.log(has["yarn_length"] / (2 * math.pi * turns)) / (2 * math.log(has["theta"]))
+        for turns in (has["yarn_fast"], has["yarn_slow"])
+    ]
+    if has["yarn_rounded"]:
+        ends = [math.floor(ends[0]), math.ceil(ends[1])]
+    low, high = max(ends[0], 0), min(ends[1], width - 1)
+    ramp = [min(1.0, max(0.0, (i - low) / max(high - low, 1e-3))) for i in range(width // 2)]
+    slowed = torch.tensor(ramp, dtype=torch.float64)
+    return found * (1 - slowed) + found / factor * slowed, 0.1 * has["yarn_mscale"] * math.log(factor) + 1
