@@ -15,7 +15,7 @@ from mpitrain.cluster.resident import peak_resident, resident
 from mpitrain.commands.inspect import show_memory
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.memory_table import FIRST_USES, LIBRARY, compare, fit_line, parameter_line
+from mpitrain.plan.predict.memory_table import compare, fit_line, of_a_process, parameter_line
 from mpitrain.plan.settings.resolve import resolve
 
 BF16 = "precision.compute=bf16"
@@ -40,6 +40,7 @@ def test_every_part_of_a_process_has_a_row():
         "messages",
         "library",
         "first uses",
+        "holes",
     ):
         assert f"\n  {row}" in text, row
     assert (
@@ -76,7 +77,7 @@ def test_what_does_not_fit_says_by_how_much_and_the_cheapest_change_that_does():
     plan = planned("model.preset=smollm2-135m", "parallel.dp=2", "parallel.zero=0", ranks=2)
     usages = predict(plan)
     others = {"parallel.zero = 1": predict(plan)[0].on_device - 400_000_000, "parallel.zero = 2": 10}
-    needed = 2 * (sum(usages[0]) + LIBRARY + FIRST_USES)
+    needed = 2 * (sum(usages[0]) + sum(of_a_process(usages[0])))
     assert f"fit, with {1.0:,.2f} MB to spare" in fit_line(plan, usages, [0], others, needed + 1_000_000)
     assert "the cheapest change that fits: parallel.zero = 1" in fit_line(
         plan, usages, [0], others, needed - 700_000_000

@@ -16,7 +16,15 @@ from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage
 # bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
 # mapped from files
 LIBRARY = 180_000_000
-FIRST_USES = 9_000_000  # what those make with the first step, and HDF5 with the first save
+# what those make with the first step, oneDNN's kernels most of it, and HDF5 with the first save
+FIRST_USES = 15_000_000
+# torch begins a tensor at a multiple of 64 bytes, and malloc finds that only in a piece some 100 bytes
+# longer than the tensor. So a hole that one leaves between two others can't take the next of its length.
+# Measured by walking the heap of the runs of benchmarks/memory.py: a fifth to a half of what
+# microbatches take, most of small ones. With MALLOC_MMAP_THRESHOLD_=131072, where each tensor has pages
+# of its own, there are none, and every page is cleared by the kernel again.
+HOLES = 8_000_000
+HOLES_OF_COMPUTED = 4  # one of so many bytes
 MEANING = {
     "weights": "with 16-bit types their fp32 masters, too",
     "gathered": "lent: whole weights of ZeRO-3, one block and one ahead",
@@ -29,13 +37,25 @@ MEANING = {
     COPY: "in host memory",
     "library": "Python, torch, MPI, data",
     "first uses": "what torch, MPI and HDF5 make then, and keep",
+    "holes": "of the heap, between tensors",
 }
+OF_A_PROCESS = "library", "first uses", "holes"
+
+
+def of_a_process(usage: MemoryUsage) -> tuple[int, int, int]:
+    """Return what a process on a CPU takes besides, as OF_A_PROCESS names it.
+
+    Pieces that malloc takes from the system one by one leave no holes (cluster/heap.py), so this is
+    too much where a block's tensors are longer than that.
+    """
+    computed = usage.activations + usage.recomputed + usage.working
+    return LIBRARY, FIRST_USES, HOLES + computed // HOLES_OF_COMPUTED
 
 
 def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int]) -> str:
     """Draw what a rank of each pipeline rank holds, a column each, and together with what any process has."""
-    names = *PARTS, COPY, "library", "first uses"
-    columns = [(*usage, copy, LIBRARY, FIRST_USES) for usage, copy in zip(usages, copies, strict=True)]
+    names = *PARTS, COPY, *OF_A_PROCESS
+    columns = [(*usage, copy, *of_a_process(usage)) for usage, copy in zip(usages, copies, strict=True)]
     rows = [("MB of a rank of pp", *map(str, range(len(columns))))]
     for name, numbers in zip(names, zip(*columns)):
         if any(numbers):
@@ -82,7 +102,7 @@ def fit_line(
     """
     found = found or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     ranks = plan.config.comm.node_ranks or plan.axes.grid.size
-    each = [sum(usage) + copy + LIBRARY + FIRST_USES for usage, copy in zip(usages, copies)]
+    each = [sum(usage) + copy + sum(of_a_process(usage)) for usage, copy in zip(usages, copies)]
     number = min(ranks, plan.axes.grid.size)
     needed = number * sum(each) // len(each)
     who = f"{number} rank{'s' if number > 1 else ''} on a node like this one, of {_shown(found)} MB"
@@ -104,14 +124,14 @@ def compare(
     """Draw what a rank was to hold, and what it has. copies: to save from, predicted and measured.
 
     bare, most: bytes of the process that no file backs, before it has a model and at most; None:
-    nobody knows. What one block works with, and first uses, are measured in the last alone.
+    nobody knows. What one block works with, first uses and holes are measured in the last alone.
     """
-    names = *PARTS, COPY, "library", "first uses"
-    columns = (*predicted, copies[0], LIBRARY, FIRST_USES), (*measured, copies[1], bare or 0, 0)
+    names = *PARTS, COPY, *OF_A_PROCESS
+    columns = (*predicted, copies[0], *of_a_process(predicted)), (*measured, copies[1], bare or 0, 0, 0)
     rows = [("memory of rank 0, MB", "predicted", "measured")]
     for name, expected, found in zip(names, *columns):
         if expected or found:
-            counted = "-" if name in ("working", "first uses") else _shown(found)
+            counted = "-" if name in ("working", "first uses", "holes") else _shown(found)
             rows.append((_meant(name), _shown(expected), counted))
     rows.append(("resident at most", _shown(sum(columns[0])), "-" if most is None else _shown(most)))
     return aligned(rows)
