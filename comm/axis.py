@@ -9,6 +9,7 @@ from mpitrain.comm.base.axis_operations import AUTO_SHARED, READING, WINDOW, Axi
 from mpitrain.comm.base.buffers import NOTHING, Array, Scratch, on_device, require_memory
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.nodes import Nodes
+from mpitrain.comm.base.sorting import SortingMemory
 from mpitrain.comm.base.world import ExpectedAction, StatusReporter
 from mpitrain.comm.device.staging import reachable
 from mpitrain.comm.meters.account import Account
@@ -66,6 +67,7 @@ class Axis:
         self.turnstile = Turnstile()
         self.second_turnstile = Turnstile()
         self.scratch = Scratch()
+        self.sorting = SortingMemory()
         # Open MPI knows it for COMM_WORLD only; each MPI has it
         self.num_tags: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
         self._tag = -1
@@ -238,7 +240,7 @@ class Axis:
         What was allocated for others is not counted.
         """
         levels = sum(level.num_bytes for level in (self.near, self.far) if level is not None)
-        return levels + self.scratch.most_bytes + (WINDOW if self.window else 0)
+        return levels + self.scratch.most_bytes + self.sorting.num_bytes + (WINDOW if self.window else 0)
 
     def free(self) -> None:
         """Free the communicators and the windows.

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from conftest import EVERY, agree
 
+from mpitrain.comm.base import wire
+
 LENGTHS = [0, 1, 7, 64, 1000, 4096, 40_000]
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int32"]
 BUFFERS = [
@@ -157,15 +159,23 @@ def in_one_level():
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("transport", "limit"), [*((transport, 1 << 30) for transport in TRANSPORTS), ("messages", 4099)]
+    ("transport", "limit", "round_"),
+    [
+        *((transport, 1 << 30, wire.ROUND) for transport in TRANSPORTS),
+        ("messages", 4099, wire.ROUND),
+        ("auto", 1 << 30, 4096),
+        ("messages", 1 << 30, 1000),
+    ],
 )
 @pytest.mark.parametrize("number", range(5))
-def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, number, transport, limit):
-    """In messages of at most `limit` bytes."""
-    from mpitrain.comm.base import wire
+def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, number, transport, limit, round_):
+    """In messages of at most `limit` bytes, sorted in rounds of `round_` bytes."""
     from mpitrain.comm.prediction import predicted
 
     monkeypatch.setattr(wire, "LIMIT", limit)
+    monkeypatch.setattr(wire, "ROUND", round_)
+    if round_ < wire.LEAST:
+        monkeypatch.setattr(wire, "LEAST", 64)
     maps = MAPS.get(world.size, [])
     if number >= len(maps):
         pytest.skip("no such node map on so many ranks")
@@ -242,6 +252,36 @@ def test_many_operations_at_once_meet_their_own(world):
             wrong += [] if np.array_equal(operation.wait(), expected) else [f"{transport} {at}"]
         mesh.free()
     agree(world, not wrong, wrong)
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_in_which_data_is_sorted_does_not_grow(world, monkeypatch, dtype):
+    """With the length of a buffer, or the number of operations under way; it is what the plan counts."""
+    import torch
+
+    from mpitrain.comm.base.nodes import nodes_of
+    from mpitrain.comm.collectives import all_gather, reduce_scatter
+
+    if world.size not in (4, 8):
+        pytest.skip("two nodes of 2 or 4 ranks")
+    monkeypatch.setattr(wire, "ROUND", 1 << 14)
+    monkeypatch.setattr(wire, "LEAST", 64)
+    numbers = [rank * 2 // world.size for rank in range(world.size)]
+    mesh = build(world, numbers, "messages")
+    axis = mesh["dp"]
+    held = []
+    for share in (1 << 13, 1 << 15):
+        x = torch.ones(share * world.size, dtype=getattr(torch, dtype))
+        pending = [reduce_scatter(x, axis) for _ in range(5)]
+        pending += [all_gather(x[:share], axis, x.clone()) for _ in range(5)]
+        for each in reversed(pending):
+            each.wait()
+        held.append(axis.sorting.num_bytes)
+    narrow = dtype == "bfloat16"
+    each = wire.sorting_bytes(1 << 15, nodes_of(numbers), x.itemsize, narrow=narrow, sums=True)
+    mesh.free()
+    agree(world, held == [2 * each] * 2, f"{held}, {each}")
 
 
 LAYOUTS = {

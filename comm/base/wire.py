@@ -28,7 +28,7 @@ for its axis. Of an all-reduce a node sends 2 N (k-1)/k across in all, in one le
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mpitrain.comm.base.axis_operations import AUTO_SHARED, READING
@@ -38,6 +38,7 @@ LIMIT = 1 << 30  # bytes of one message: counts in MPI 3 are 32-bit, and Open MP
 ROUND = 1 << 24  # bytes of a round of a sum by messages: what all ranks send one of them
 LEAST = 1 << 16  # bytes of a message in it, or more
 ROUNDS = 2  # of a sum that are under way
+ALIGNED = 64  # bytes: where arrays begin in memory that several share
 ROOM = 4 * ROUND  # bytes of rounds that are under way on an axis, or those of one sum
 WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
 # bytes up to which an all-reduce of `messages` gathers everything everywhere: one phase of
@@ -63,6 +64,27 @@ def rounds_of(length: int, size: int, itemsize: int) -> list[slice]:
     step = round_of(size, itemsize)
     longest = -(-length // size)
     return [slice(at, at + step) for at in range(0, max(longest, 1), step)]
+
+
+def sorted_rounds(share: int, size: int, itemsize: int) -> list[slice]:
+    """Return the elements of each rank's share that are sorted by nodes at once: alike on all ranks."""
+    step = round_of(size, itemsize)
+    return [slice(at, min(at + step, share)) for at in range(0, max(share, 1), step)]
+
+
+def sorting_bytes(share: int, nodes: tuple[int, int], itemsize: int, *, narrow: bool, sums: bool) -> int:
+    """Return the bytes that a round of a reduce-scatter (sums) or an all-gather in two levels takes.
+
+    share: elements of each rank.  nodes: (ranks on each node, nodes).  narrow: as in phases().
+    """
+    near, far = nodes
+    length = min(share, round_of(near * far, itemsize))
+    parts = [near * far * length * itemsize]
+    if sums:
+        parts.append(far * length * (4 if narrow else itemsize))
+    if sums and narrow:
+        parts.append(length * 4)
+    return sum(-(-part // ALIGNED) * ALIGNED for part in parts)
 
 
 def under_way(num_bytes: int, size: int, itemsize: int) -> int:
@@ -301,13 +323,25 @@ class _TwoLevels:
     def reduce_scatter(self) -> list[Phase] | None:
         if not self._sums or not self._even:
             return None
-        return [self._within("reduce_scatter"), self._summed_across("reduce_scatter")]
+        return [phase for each in self._rounds() for phase in each._scattered()]
+
+    def _scattered(self) -> tuple[Phase, Phase]:
+        return self._within("reduce_scatter"), self._summed_across("reduce_scatter")
 
     def all_gather(self) -> list[Phase] | None:
         if not self._even:
             return None
+        return [phase for each in self._rounds() for phase in each._gathered()]
+
+    def _gathered(self) -> tuple[Phase, Phase]:
         across = Phase(True, "all_gather", self._shard_length * self.itemsize, self.itemsize)
-        return [across, self._within("all_gather")]
+        return across, self._within("all_gather")
+
+    def _rounds(self) -> "list[_TwoLevels]":
+        """Return what each round, in which so much of every share is sorted, has for a buffer."""
+        size = self.near[1] * self.far[1]
+        shares = sorted_rounds(self.num_bytes // self.itemsize // size, size, self.itemsize)
+        return [replace(self, num_bytes=(at.stop - at.start) * size * self.itemsize) for at in shares]
 
     @property
     def _sums(self) -> bool:

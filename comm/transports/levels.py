@@ -19,6 +19,10 @@ of 16 B to 8 KB on 2 hosts of 4 ranks. So do gather and scatter: each byte has o
 those of one level: neighbours are summed in pairs, so where a node has a power of two of ranks its
 sum is a branch of the tree; otherwise sums go in one level. 16-bit floats stay in fp32 between the
 levels and are rounded once. Whatever doesn't divide into equal shards goes in one level.
+
+What a reduce-scatter sends, and an all-gather brings, lies node by node in memory of its own. That
+memory is constant (comm/base/sorting.py): so much of every shard goes through it in a round
+(wire.sorted_rounds), however long the buffer is.
 """
 
 from itertools import chain
@@ -26,7 +30,7 @@ from itertools import chain
 from mpitrain.comm.base.axis_operations import READING, SUMS_AND_GATHERS, AxisOperations
 from mpitrain.comm.base.buffers import Array, copy, empty_like, is_narrow, widened_like
 from mpitrain.comm.base.nodes import Nodes
-from mpitrain.comm.base.wire import SMALL
+from mpitrain.comm.base.wire import SMALL, sorted_rounds
 from mpitrain.comm.device.staging import settled
 from mpitrain.comm.progress import Steps
 from mpitrain.comm.transports import messages
@@ -59,57 +63,77 @@ def all_reduce(x: Array, axis: TransportAxis) -> Steps:
     if x.nbytes <= SMALL:
         return chain(near.transport(x).all_reduce(x, near), far.transport(x).all_reduce(x, far))
     own = messages.own_shard(x, near)
-    part = widened_like(x, len(own)) if narrow else own
     last = messages.own_shard(own, far)
-    summed = widened_like(x, len(last)) if narrow else last
+    part, memory = axis.scratch.lend(widened_like(x, 0), len(own)) if narrow else (own, None)
+    summed, more = axis.scratch.lend(widened_like(x, 0), len(last)) if narrow else (last, None)
     return chain(
         _reduce_scatter(x, part, near),
         far.transport(part).reduce_scatter(part, summed, far),
         messages.copied_later(summed, last),
+        messages.given_back(memory, axis),
+        messages.given_back(more, axis),
         far.transport(own).all_gather(own, far),
         near.transport(x).all_gather(x, near),
     )
 
 
 def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
-    """Write the sum over the axis of the own shard of `x` to `out`."""
-    nodes, near, far = _levels(axis)
-    narrow = is_narrow(x)
+    """Write the sum over the axis of the own shard of `x` to `out`, a round after the other."""
+    nodes, _, _ = _levels(axis)
     if len(x) % axis.size or not nodes.sums:
         return axis.one_level(x).reduce_scatter(x, out, axis)
-    sorted_, memory = axis.scratch.lend(x, len(x))
-    part = widened_like(x, len(x) // near.size) if narrow else empty_like(x, len(x) // near.size)
-    summed = widened_like(x, len(out)) if narrow else out
+    rounds = sorted_rounds(len(out), axis.size, x.dtype.itemsize)
+    return chain(settled(x, axis), *(_scattered(x, out, each, axis) for each in rounds))
+
+
+def _scattered(x: Array, out: Array, part: slice, axis: TransportAxis) -> Steps:
+    """Sum a part of every shard, and write the own one's."""
+    _, near, far = _levels(axis)
+    narrow = is_narrow(x)
+    length = part.stop - part.start
+    wanted = [(axis.size * length, False), (far.size * length, narrow), (length if narrow else 0, narrow)]
+    (sorted_, summed_here, summed), turn = axis.sorting.take(x, wanted)
+    if not narrow:
+        summed = out[part]
     levels = chain(
-        _reduce_scatter(sorted_, part, near),
-        far.transport(part).reduce_scatter(part, summed, far),
-        messages.copied_later(summed, out),
+        _reduce_scatter(sorted_, summed_here, near),
+        far.transport(summed_here).reduce_scatter(summed_here, summed, far),
+        messages.copied_later(summed, out[part]),
     )
 
     def steps() -> Steps:
-        yield from settled(x, axis)
-        _transpose(x, sorted_, far.size, near.size)
+        yield turn
+        shares = x.reshape(far.size, near.size, len(out))[:, :, part]
+        copy(shares.swapaxes(0, 1), sorted_.reshape(near.size, far.size, length))
         yield from levels
-        axis.scratch.give_back(memory)
+        turn.over = True
 
     return steps()
 
 
 def all_gather(out: Array, axis: TransportAxis) -> Steps:
-    """Fill every shard of `out` with that of its rank; the own shard is the input."""
-    _, near, far = _levels(axis)
+    """Fill every shard of `out` with that of its rank; the own shard is the input. In rounds, too."""
     if len(out) % axis.size:
         return axis.one_level(out).all_gather(out, axis)
-    found, memory = axis.scratch.lend(out, len(out))
+    rounds = sorted_rounds(len(out) // axis.size, axis.size, out.dtype.itemsize)
+    return chain(settled(out, axis), *(_gathered(out, each, axis) for each in rounds))
+
+
+def _gathered(out: Array, part: slice, axis: TransportAxis) -> Steps:
+    """Collect a part of every shard."""
+    _, near, far = _levels(axis)
+    length = part.stop - part.start
+    (found,), turn = axis.sorting.take(out, [(axis.size * length, False)])
     mine = messages.own_shard(found, near)
     levels = chain(far.transport(mine).all_gather(mine, far), near.transport(found).all_gather(found, near))
 
     def steps() -> Steps:
-        yield from settled(out, axis)
-        copy(messages.own_shard(out, axis), messages.own_shard(mine, far))
+        yield turn
+        copy(messages.own_shard(out, axis)[part], messages.own_shard(mine, far))
         yield from levels
-        _transpose(found, out, near.size, far.size)
-        axis.scratch.give_back(memory)
+        shares = out.reshape(far.size, near.size, len(out) // axis.size)[:, :, part]
+        copy(found.reshape(near.size, far.size, length).swapaxes(0, 1), shares)
+        turn.over = True
 
     return steps()
 
@@ -165,10 +189,3 @@ def _reduce_scatter(x: Array, part: Array, near: TransportAxis) -> Steps:
     if not is_narrow(x):
         return near.transport(x).reduce_scatter(x, part, near)
     return messages.reduce_scatter(x, part, near)
-
-
-def _transpose(x: Array, out: Array, rows: int, columns: int) -> None:
-    """Write `x`, `rows` x `columns` runs of elements, to `out`, column by column."""
-    length = len(x) // (rows * columns)
-    if length:
-        copy(x.reshape(rows, columns, length).swapaxes(0, 1), out.reshape(columns, rows, length))

@@ -10,6 +10,7 @@ from typing import Protocol
 from mpitrain.comm.base.buffers import Array, Scratch
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.nodes import Nodes
+from mpitrain.comm.base.sorting import SortingMemory
 from mpitrain.comm.meters.account import Account
 from mpitrain.comm.progress import Steps
 from mpitrain.comm.transports.turnstile import Turnstile
@@ -26,6 +27,7 @@ class TransportAxis(Protocol):
     second: MPI.Intracomm
     account: Account
     scratch: Scratch
+    sorting: SortingMemory
     turnstile: Turnstile
     second_turnstile: Turnstile
     nodes: Nodes | None

@@ -5,10 +5,9 @@ Windows of shared memory, scratch for sums, and what travels between pipeline ra
 window  of each axis within a node whose ranks read one another's memory (comm/base/axis_operations.py);
         each
          rank's part is its own
-scratch  of an axis that sums by messages, or over several nodes (comm/transports/levels.py): for two buckets
-         at once. Weights that
-           ZeRO-1 and 2 gather after an update travel all at once, so over several nodes there is a
-               copy of all of them
+scratch  of an axis that sums by messages, or over several nodes (comm/transports/levels.py): of constant
+         size, but for sums in one round, by MPI's collectives, and all-reduces of 16-bit numbers over
+         nodes, which are added in fp32
 links      two receives posted ahead, and one send
 """
 
@@ -17,13 +16,14 @@ from collections.abc import Sequence
 
 from mpitrain.comm.base.axis_operations import WINDOW
 from mpitrain.comm.base.nodes import Nodes, nodes_of
-from mpitrain.comm.base.wire import ROOM, under_way
+from mpitrain.comm.base.wire import ROOM, round_of, sorting_bytes, under_way
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.division.domains import domains_of, itemsize_of_weights, itemsize_on_the_wire
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import held_by
 
 LINKS = 3  # activations or gradients of a microbatch under way
+SORTED = 2  # rounds in which data is sorted by nodes at once (comm/base/sorting.py)
 TOGETHER = 3  # sums of buckets that are on their way: measured, of ranks that wait for one another
 
 
@@ -72,34 +72,22 @@ def _scratch(plan: Plan, rank: int) -> int:
     for name, domain in domains_of(plan.config).items():
         mine = [bucket for bucket in buckets if bucket.plan.domain == name]
         lengths = sorted((bucket.weights.length for bucket in mine), reverse=True)
-        owned = sorted((bucket.weights.length for bucket in mine if bucket.owned), reverse=True)
+        longest = max((bucket.weights.length for bucket in mine if bucket.owned), default=0)
         summed = lengths[:TOGETHER]
         width = itemsize_on_the_wire(plan.config, name)
-        gathered = sum(owned[: _gathers_at_once(plan)]) * itemsize_of_weights(plan.config, name)
         shards, alike = (_Scratch(plan, ranks_of[axis], width) for axis in (domain.shard, domain.replicate))
-        total += shards.of_sums(summed) + shards.of_sorting(summed, gathered)
+        total += shards.of_shards(summed) + shards.of_sorting(lengths[:1], longest, plan, name)
         total += alike.of_sums([length // domain.num_shards(plan.config) for length in summed])
     return total
-
-
-def _gathers_at_once(plan: Plan) -> int | None:
-    """Return how many buckets of weights are on their way at most.
-
-    None: all of them, as soon as they are updated.
-    """
-    parallel = plan.config.parallel
-    return parallel.ahead + 1 if parallel.zero == 3 else None
 
 
 class _Scratch:
     """What an axis holds besides its buffers, by the way its data goes.
 
     one level  of a sum, the copies of the own shard, as long as a bucket, but in rounds of constant
-               size; on a
-                  node, the others' memory is read
+               size; on a node, the others' memory is read
     two levels  of a sum, a copy of the own shard from each neighbour, and of its part from each
-                node; of a
-                  reduce-scatter and an all-gather, the bucket as well, sorted by nodes
+                node; of a reduce-scatter and an all-gather, rounds sorted by nodes
 
     width: bytes of a number that is summed. Two-byte ones are widened within a node.
     """
@@ -113,12 +101,24 @@ class _Scratch:
         self._size = len(ranks)
         self._whole = plan.config.comm.transport == "collectives"
 
+    def of_shards(self, lengths: Sequence[int]) -> int:
+        """Return the bytes in which reduce-scatters of so many numbers arrive; over nodes, of two rounds."""
+        if self._nodes is None or not self._nodes.sums:
+            return self.of_sums(lengths)
+        rounds = [min(length, self._size * round_of(self._size, self._width)) for length in lengths]
+        return self._of_levels(rounds[:SORTED])
+
     def of_sums(self, lengths: Sequence[int]) -> int:
-        """Return the bytes in which sums of so many numbers arrive."""
+        """Return the bytes in which sums of so many numbers arrive, and are added in fp32 over nodes."""
         if self._alone or (self._one_node and self._reads):
             return 0
         if self._nodes is None or not self._nodes.sums:
             return self._arriving(lengths, self._size, self._width)
+        near, far = self._nodes
+        wide = sum(length // near + length // near // far for length in lengths) * 4
+        return self._of_levels(lengths) + (wide if self._width == 2 else 0)
+
+    def _of_levels(self, lengths: Sequence[int]) -> int:
         narrow, near, far = self._width == 2, *self._nodes
         here = 0 if self._reads and not narrow else self._arriving(lengths, near, self._width)
         return here + self._arriving([length // near for length in lengths], far, max(self._width, 4))
@@ -131,12 +131,16 @@ class _Scratch:
         rounds = [under_way(num_bytes, size, width) for num_bytes in each]
         return min(sum(rounds), max(ROOM, *rounds)) if rounds else 0
 
-    def of_sorting(self, lengths: Sequence[int], gathered: int) -> int:
-        """Return the bytes in which numbers that are reduced, and bytes that are gathered, are sorted.
-
-        Pieces for sums are used again for weights of the same width.
-        """
+    def of_sorting(self, summed: Sequence[int], gathered: int, plan: Plan, domain: str) -> int:
+        """Return the bytes in which two rounds of what is reduced, or gathered, are sorted by nodes."""
         if self._alone or self._nodes is None:
             return 0
-        summed = sum(lengths) * self._width if self._nodes.sums else 0
-        return summed + gathered if self._width == 2 else max(summed, gathered)
+        weights = itemsize_of_weights(plan.config, domain)
+        needed = [sorting_bytes(gathered // self._size, self._nodes, weights, narrow=False, sums=False)]
+        if self._nodes.sums:
+            narrow = self._width == 2
+            needed += [
+                sorting_bytes(length // self._size, self._nodes, self._width, narrow=narrow, sums=True)
+                for length in summed
+            ]
+        return SORTED * max(needed)
