@@ -28,7 +28,7 @@ def measure(actor: Actor, watch: Watch) -> MemoryUsage:
         unreduced=sum(sharding.gradients.num_bytes for sharding in shardings),
         activations=watch.peak,
         recomputed=watch.inside - watch.peak,
-        messages=sum(axis.num_bytes for axis in actor.mesh.axes.values()),
+        messages=sum(axis.num_bytes for axis in actor.mesh.axes.values()) + actor.gradients.most_bytes,
         host=host,
     )
     if actor.config.memory.offload in ("optimizer", "all"):

@@ -26,6 +26,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.parallel.zero.shards import Gradient, ParameterShard, pieces_of
 from mpitrain.plan.division.gradient_accumulation import added_to, completed_by, group_of, summed_in
+from mpitrain.plan.predict.arriving import TOGETHER
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
@@ -60,6 +61,7 @@ class Gradients:
             for piece in pieces_of(bucket.weights, bucket.gradients[0])
         ]
         self.pieces = [piece for _, _, piece in found]
+        self.most_bytes = 0  # of copies that are sent, and of sums that arrive, at once
         self.counted = [piece for number, bucket, piece in found if self._counts(number, bucket, piece)]
         self._begin()
 
@@ -138,8 +140,11 @@ class Gradients:
         if gradient.sharding.alone:
             gradient.take(gradient.whole)
             gradient.give_back()
-        else:
-            self._reducing.append(_Reduction(gradient, last))
+            return
+        while gradient.sharding.sums_beside and len(self._reducing) >= TOGETHER:
+            self._wait_for_oldest()
+        self._reducing.append(_Reduction(gradient, last))
+        self.most_bytes = max(self.most_bytes, sum(each.num_bytes for each in self._reducing))
 
     def _begin(self) -> None:
         self._summing: dict[tuple[int, int], Pending] = {}  # by stage and bucket
@@ -161,16 +166,18 @@ class Gradients:
         for reduction in self._reducing:
             reduction.start_summing()
         while self._reducing:
-            self._reducing.popleft().wait()
-            self._num_reduced += 1
+            self._wait_for_oldest()
+
+    def _wait_for_oldest(self) -> None:
+        self._reducing.popleft().wait()
+        self._num_reduced += 1
 
     def _make_room(self) -> None:
         """Wait for the reductions in whose memory the next buffers may lie, as many as the plan
         says (plan/predict/pool_sizes.py).
         """
         while self._num_reduced < self._waits[self._takings]:
-            self._reducing.popleft().wait()
-            self._num_reduced += 1
+            self._wait_for_oldest()
         self._takings += 1
 
     # ------------------------------------------------------------ over other axes
@@ -206,6 +213,8 @@ class _Reduction:
 
     ZeRO-0 has no shards: all that a microbatch has added is summed over `replicate`, in the order
     in which a shard is.
+
+    num_bytes: of what is there for this sum alone.
     """
 
     def __init__(self, gradient: Gradient, last: bool):
@@ -213,6 +222,10 @@ class _Reduction:
         self._sharding = gradient.sharding
         self._last = last
         whole, shard = gradient.to_reduce()
+        kept = (gradient.whole, gradient.shard)
+        self.num_bytes = sum(
+            {id(x): x.nbytes for x in (whole, shard) if all(x is not y for y in kept)}.values()
+        )
         if self._sharding.sums_whole:
             self._scattering = all_reduce(whole, self._sharding.replicate)
         else:

@@ -82,6 +82,11 @@ class ZeroGroup:
         return wide(dtype) if self.exact else dtype
 
     @property
+    def sums_beside(self) -> bool:
+        """Whether a sum over data ranks holds memory besides the buffers of gradients."""
+        return self.each or self.wire is not None
+
+    @property
     def sums_whole(self) -> bool:
         """Whether what a microbatch has added is summed whole: ZeRO-0 has no shards."""
         return self.each and self.stage == 0
