@@ -148,7 +148,38 @@ def test_a_run_and_check_say_what_its_settings_do_not_save():
         plan = planned("reference", "dp=2 pp=2 schedule=v-half", 4, more)
         mine = f'"{plan.config.memory.recompute}" holds'
         known = [line for line in idle_recompute(plan, by_recompute(plan)) if mine in line]
-        assert idle_here(plan) == known or "every-k" in more
+        said = [line for line in idle_here(plan) if "memory.recompute" in line]
+        assert said == known or "every-k" in more
+
+
+def test_a_schedule_that_holds_more_than_1f1b_says_so():
+    """Of llama3-8b: with short sequences its embedding and head are more than what is halved."""
+    given = "llama3-8b", "dp=1 pp=4 schedule=v-half", 4, BF16
+    short, long = (planned(*given, f"data.sequence={n}", batches=8) for n in (256, 8192))
+    (line,) = idle_here(short)
+    assert line.startswith('pipeline.schedule = "v-half" holds') and "both ends" in line
+    once = planned("llama3-8b", "dp=1 pp=4 schedule=1f1b", 4, BF16, "data.sequence=256", batches=8)
+    assert f"{(most_bytes(short) - most_bytes(once)) / 1e6:,.2f} MB more" in line
+    assert not idle_here(long) and not idle_here(once)
+
+
+def test_weights_dropped_after_each_use_that_take_no_less_are_said():
+    """A model of one block: with the embedding and the head all of it is lent at once."""
+    given = "reference", "dp=2", 2, "parallel.zero=3", "model.layers=1"
+    (line,) = [line for line in costs(planned(*given)) if "gather" in line]
+    assert line.startswith('parallel.gather = "use" holds') and "which sends less, too" in line
+    assert not [
+        line for line in costs(planned("reference", "dp=2", 2, "parallel.zero=3")) if "gather" in line
+    ]
+
+
+@pytest.mark.parametrize("more", [(), ("parallel.ep=4",)], ids=str)
+def test_experts_that_ranks_divide_make_zero_1_the_default(more):
+    """With one data rank and tensor parallelism; unless each rank has experts of its own."""
+    given = "mixtral", "dp=1 tp=4", 4
+    default, whole = planned(*given, *more), planned(*given, *more, "parallel.zero=0")
+    assert default.config.parallel.zero == (0 if more else 1)
+    assert (most_bytes(default) < most_bytes(whole)) == (not more)
 
 
 def test_what_does_not_fall_is_said():

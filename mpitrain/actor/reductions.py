@@ -26,7 +26,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.parallel.zero.shards import Gradient, ParameterShard, pieces_of
 from mpitrain.plan.division.gradient_accumulation import added_to, completed_by, group_of, summed_in
-from mpitrain.plan.predict.arriving import TOGETHER
+from mpitrain.plan.predict.rounded_copies import TOGETHER
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
@@ -61,7 +61,7 @@ class Gradients:
             for piece in pieces_of(bucket.weights, bucket.gradients[0])
         ]
         self.pieces = [piece for _, _, piece in found]
-        self.most_bytes = 0  # of copies that are sent, and of sums that arrive, at once
+        self.most_bytes = 0  # of rounded copies that are sent, at once
         self.counted = [piece for number, bucket, piece in found if self._counts(number, bucket, piece)]
         self._begin()
 
@@ -222,10 +222,7 @@ class _Reduction:
         self._sharding = gradient.sharding
         self._last = last
         whole, shard = gradient.to_reduce()
-        kept = (gradient.whole, gradient.shard)
-        self.num_bytes = sum(
-            {id(x): x.nbytes for x in (whole, shard) if all(x is not y for y in kept)}.values()
-        )
+        self.num_bytes = 0 if whole is gradient.whole else whole.nbytes
         if self._sharding.sums_whole:
             self._scattering = all_reduce(whole, self._sharding.replicate)
         else:

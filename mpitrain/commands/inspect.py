@@ -22,6 +22,7 @@ from mpitrain.plan.predict.alternatives import (
     costs,
     idle_here,
     idle_recompute,
+    idle_schedule,
     out_of_order,
     zero_line,
 )
@@ -126,6 +127,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         *out_of_order(plan, stages),
         *_compared("memory.recompute", modes),
         *idle_recompute(plan, modes),
+        *idle_schedule(plan),
         ORDER,
     ]
     return "\n".join(filter(None, lines)) + _left_open(plan)

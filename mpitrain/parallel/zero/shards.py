@@ -84,7 +84,7 @@ class ZeroGroup:
     @property
     def sums_beside(self) -> bool:
         """Whether a sum over data ranks holds memory besides the buffers of gradients."""
-        return self.each or self.wire is not None
+        return self.wire is not None
 
     @property
     def sums_whole(self) -> bool:
@@ -368,7 +368,10 @@ class Gradient:
         whole = self.whole if wire is None else self.whole.to(wire)
         if sharding.sums_whole:
             return whole, whole
-        return whole, torch.empty_like(self.shard, dtype=whole.dtype) if sharding.each or wire else self.shard
+        if not sharding.each and wire is None:
+            return whole, self.shard
+        begin, end = self.layout.bounds(sharding.rank)
+        return whole, whole[begin:end]  # nobody else needs this rank's part of it
 
     def lend(self) -> torch.Tensor | None:
         """Let go of the buffer that is being reduced, if it is lent; it is to be given back after that."""

@@ -7,7 +7,7 @@ import msgspec
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.plan.declared.parameters import itemsizes_of
-from mpitrain.plan.division.domains import divided_experts, gather_of
+from mpitrain.plan.division.domains import divided_experts, domains_of, drops_weights, gather_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import held_by
 from mpitrain.plan.predict.memory import predict
@@ -17,6 +17,7 @@ from mpitrain.plan.settings.resolve import with_reduce
 STAGES = (0, 1, 2, 3)
 COPIES = "both copies of a stage are summed first, once a step, and their gradients are whole until then"
 MODES = ("none", "selective", "every-k", "full")
+HALVING = ("v-half", "v-min")  # schedules that are there to hold less than 1f1b
 
 
 def most_bytes(plan: Plan) -> int:
@@ -102,7 +103,26 @@ def costs(plan: Plan) -> list[str]:
         more = most_bytes(plan) - most_bytes(_with_parallel(plan, gather="use"))
         held = f"holds {more / 1e6:,.2f} MB more" if more > 0 else "holds no more"
         lines.append(f'parallel.gather = "step" {held} than "use", which drops weights after each use')
+    elif drops_any(plan):
+        lines += _costs_of_use(plan)
     return lines
+
+
+def drops_any(plan: Plan) -> bool:
+    """Return whether weights of any domain are dropped after each use."""
+    return any(drops_weights(plan.config, domain) for domain in domains_of(plan.config))
+
+
+def _costs_of_use(plan: Plan) -> list[str]:
+    """Say so if weights that are dropped after each use take no less than those kept over a step."""
+    more = most_bytes(plan) - most_bytes(_with_parallel(plan, gather="step"))
+    if more < 0:
+        return []
+    held = f"holds {more / 1e6:,.2f} MB more than" if more else "holds as much as"
+    return [
+        f'parallel.gather = "use" {held} "step" here, which sends less, too: the two blocks that are lent at '
+        "once, such as embedding and head, are most of a rank's weights"
+    ]
 
 
 def _costs_of_each(plan: Plan) -> list[str]:
@@ -146,10 +166,36 @@ def idle_here(plan: Plan) -> list[str]:
     before = {"none": (), "full": ("selective",)}.get(mode, ("none",))
     stages = by_stage(plan, range(zero)[-1:])
     modes = by_recompute(plan, before)
+    schedule = idle_schedule(plan)
     if not (stages or modes):
-        return []
+        return schedule
     mine = most_bytes(plan)
-    return out_of_order(plan, stages | {zero: mine}) + idle_recompute(plan, modes | {mode: mine})
+    return [
+        *out_of_order(plan, stages | {zero: mine}),
+        *idle_recompute(plan, modes | {mode: mine}),
+        *schedule,
+    ]
+
+
+def idle_schedule(plan: Plan) -> list[str]:
+    """Say so if a schedule that is there to hold less than 1f1b doesn't, and why."""
+    pipeline = plan.config.pipeline
+    if pipeline.schedule not in HALVING or plan.config.parallel.pp == 1:
+        return []
+    other = msgspec.structs.replace(pipeline, schedule="1f1b", chunks=1, stages=None)
+    try:
+        more = most_bytes(plan) - most_bytes(
+            Plan(msgspec.structs.replace(plan.config, pipeline=other), plan.model)
+        )
+    except (ConfigError, ScheduleError):
+        return []  # such as a setting that 1f1b doesn't take
+    if more < 0:
+        return []
+    return [
+        f'pipeline.schedule = "{pipeline.schedule}" holds {more / 1e6:,.2f} MB more than "1f1b" here: one '
+        "rank has both ends of the model, embedding and head, and the activations that are halved are less "
+        "than these; with longer sequences, or larger microbatches, they are more"
+    ]
 
 
 def out_of_order(plan: Plan, found: dict[int, int]) -> list[str]:

@@ -8,7 +8,7 @@ window  of each axis within a node whose ranks read one another's memory (comm/b
 scratch  of an axis that sums by messages, or over several nodes (comm/transports/levels.py): of constant
          size, but for sums in one round, by MPI's collectives, and all-reduces of 16-bit numbers over
          nodes, which are added in fp32
-arriving   copies in 16 bits of what is summed, and shards of sums (arriving.py)
+copies     in 16 bits, of what is summed (rounded_copies.py)
 links      two receives posted ahead, and one send
 """
 
@@ -21,8 +21,8 @@ from mpitrain.comm.base.wire import ROOM, round_of, sorting_bytes, under_way
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.division.domains import domains_of, itemsize_of_weights, itemsize_on_the_wire
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.arriving import TOGETHER, arriving_bytes
 from mpitrain.plan.predict.bucket_buffers import held_by
+from mpitrain.plan.predict.rounded_copies import TOGETHER, copies_sent
 
 LINKS = 3  # activations or gradients of a microbatch under way
 SORTED = 2  # rounds in which data is sorted by nodes at once (comm/base/sorting.py)
@@ -32,7 +32,7 @@ def message_bytes(plan: Plan, rank: int) -> int:
     """Return what a rank of a pipeline rank holds for messages."""
     narrow, _ = itemsizes_of(plan.config)
     links = LINKS * math.prod(plan.activation_shape()) * narrow if plan.config.parallel.pp > 1 else 0
-    return window_bytes(plan) + _scratch(plan, rank) + arriving_bytes(plan, rank) + links
+    return window_bytes(plan) + _scratch(plan, rank) + copies_sent(plan, rank) + links
 
 
 def window_bytes(plan: Plan) -> int:

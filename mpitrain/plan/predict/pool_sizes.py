@@ -12,7 +12,7 @@ gradients  from the first backward that adds to them until they are reduced. A r
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpitrain.plan.division.domains import domains_of, drops_weights, lends_gradients
 from mpitrain.plan.division.gradient_accumulation import (
@@ -158,6 +158,20 @@ def gradients_of(
     return player.lender.borrowed(), player.waits
 
 
+def reductions_of(plan: Plan, rank: int) -> list[tuple[Any, str, int]]:
+    """Return the sums over data ranks of a pipeline rank's program, where gradients are lent.
+
+    Each with its buffer, its domain, and how many before it are waited for by then.
+    """
+    stages = held_by(plan, rank)
+    tree = plan.config.numerics.reproducible == "layout"
+    program = plan.training.ranks[rank]
+    player = _Gradients(program, stages, plan.table, True, tree, alone_in(plan))
+    for group in grouped(program):
+        player.play(group)
+    return player.reduced
+
+
 class _Gradients:
     """The gradients of a rank while its program is played."""
 
@@ -185,6 +199,8 @@ class _Gradients:
             for b in state.buckets
             for each in b.gradients
         }
+        # those that were started, each with how many before it are over then
+        self.reduced = list[tuple[Any, str, int]]()
         # reductions; under which something was computed; waited for
         self._num_started = self._num_travelled = self._num_over = 0
 
@@ -217,7 +233,9 @@ class _Gradients:
     def _give_back(self, action: Action) -> None:
         for gradient in given_back(action, self.stages, self.lends):
             key = id(gradient), self._sums.last(id(gradient)) if self.tree else 0
-            if self.lends and action.kind == "REDUCE" and self._domains[id(gradient)] not in self.alone:
+            domain = self._domains[id(gradient)]
+            if self.lends and action.kind == "REDUCE" and domain not in self.alone:
+                self.reduced.append((gradient, domain, self._num_over))
                 self.lender.send(key)
                 self._num_started += 1
             else:

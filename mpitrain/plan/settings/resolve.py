@@ -428,7 +428,7 @@ def _layout(
             "raise parallel.dp"
         )
     if zero is None:
-        zero = 1 if dp * config.parallel.cp > 1 else 0
+        zero = 1  # with_reduce() makes it 0 where there is nothing to divide, of experts neither
     parallel = msgspec.structs.replace(config.parallel, dp=dp, pp=pp, zero=zero)
     return parallel, _batch(batch, own, dp)
 

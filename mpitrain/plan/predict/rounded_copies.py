@@ -1,0 +1,52 @@
+"""What sums of gradients over data ranks hold besides the buffers: copies in 16 bits (precision.reduce).
+
+A copy is there from REDUCE until the sum has been taken over, and the sum arrives in it. No more than
+TOGETHER sums that have one are under way on a rank (actor/reductions.py), so this doesn't grow with the
+number of buckets. Without rounding a sum arrives in the buffer itself.
+"""
+
+from mpitrain.config import Config
+from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.division.domains import itemsize_on_the_wire, lends_gradients
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.bucket_buffers import Buffer, held_by
+from mpitrain.plan.predict.pool_sizes import alone_in, reductions_of
+
+TOGETHER = 3  # sums of buckets that are under way
+
+
+def copies_sent(plan: Plan, rank: int) -> int:
+    """Return the most bytes that the sums of a pipeline rank's program hold at once."""
+    config = plan.config
+    if lends_gradients(config.parallel):
+        # those that buffers are waited for are over
+        found = reductions_of(plan, rank)
+        sizes = [beside(config, gradient, domain) for gradient, domain, _ in found]
+        begins = [max(num_over, at + 1 - TOGETHER) for at, (_, _, num_over) in enumerate(found)]
+    else:
+        sizes = _reduced_once(plan, rank)
+        begins = [max(0, at + 1 - TOGETHER) for at in range(len(sizes))]
+    return max((sum(sizes[begin : at + 1]) for at, begin in enumerate(begins)), default=0)
+
+
+def _reduced_once(plan: Plan, rank: int) -> list[int]:
+    """Return what each sum holds where gradients stay whole, in the order of the program."""
+    alone = alone_in(plan)
+    stages = held_by(plan, rank)
+    sizes = []
+    for action in plan.training.ranks[rank]:
+        if action.kind != "REDUCE":
+            continue
+        bucket = stages[action.stage].buckets[action.index]
+        domain = bucket.plan.domain
+        if domain not in alone:
+            reduced = bucket.gradients[:1] if bucket.plan.over else bucket.gradients
+            sizes += [beside(plan.config, gradient, domain) for gradient in reduced]
+    return sizes
+
+
+def beside(config: Config, gradient: Buffer, domain: str) -> int:
+    """Return the bytes of the copy that one sum sends; 0 if it sends the buffer."""
+    _, wide = itemsizes_of(config)
+    width = itemsize_on_the_wire(config, domain)
+    return gradient.length * width if width < wide else 0
