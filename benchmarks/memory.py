@@ -40,12 +40,22 @@ MEASURED = """2026-11-25, AMD EPYC with AVX-512, two cores that others used, tor
     mixtral ep=4                     4      272.8      275.6   1.01    180.9
     mixtral etp=4                    4      151.6      175.1   1.15    181.0
 
-20 steps: mixtral 509.9 (1.06), ep=4 303.7 (1.11), etp=4 183.0 (1.21).
+Since then holes of the heap have a row, and first uses are more (2026-11-26, beside 20 other processes):
 
-No row counts holes of the heap. Where torch begins tensors of 2 MB and more at huge pages
-(THP_MEM_ALLOC_ENABLE=1), malloc leaves up to 2 MB before each: "large, 1 microbatch" is 1.22 then. It
-bought no speed: processor time of a step without, of that with it, median of four pairs each: 8 blocks of
-width 384 1.02, 12 of width 512 1.04, 6 of width 768 0.91 (single pairs 0.88 to 1.33).
+    tp=2                             2      368.8      399.3   1.08    181.1
+    pp=4 v-half                      4      172.4      186.2   1.08    181.4
+
+    experts, 20 steps                    200 steps
+    mixtral             508.9  (0.98)        522.4  (1.00)
+    ep=4                307.0  (0.94)        297.4  (0.91)
+    etp=4               188.1  (1.07)        192.6  (1.10)
+
+Holes are the rest: with MALLOC_MMAP_THRESHOLD_=131072, where no tensor is in the heap, what is measured is
+1.03 (tp=2), 1.05 (v-half) and 1.06 (dp=8) times the prediction without their row.
+Where torch begins tensors of 2 MB and more at huge pages (THP_MEM_ALLOC_ENABLE=1), malloc leaves up to
+2 MB before each: "large, 1 microbatch" was 1.22 then. It bought no speed: processor time of a step
+without, of that with it, median of four pairs each: 8 blocks of width 384 1.02, 12 of width 512 1.04, 6 of
+width 768 0.91 (single pairs 0.88 to 1.33).
 """
 BIN = Path(sys.executable).parent
 SMALL = (

@@ -25,6 +25,8 @@ FIRST_USES = 15_000_000
 # of its own, there are none, and every page is cleared by the kernel again.
 HOLES = 8_000_000
 HOLES_OF_COMPUTED = 4  # one of so many bytes
+# of larger models most tensors are longer than what malloc takes from the heap (cluster/heap.py)
+COMPUTED_IN_HEAP = 1 << 30
 MEANING = {
     "weights": "with 16-bit types their fp32 masters, too",
     "gathered": "lent: whole weights of ZeRO-3, one block and one ahead",
@@ -45,10 +47,9 @@ OF_A_PROCESS = "library", "first uses", "holes"
 def of_a_process(usage: MemoryUsage) -> tuple[int, int, int]:
     """Return what a process on a CPU takes besides, as OF_A_PROCESS names it.
 
-    Pieces that malloc takes from the system one by one leave no holes (cluster/heap.py), so this is
-    too much where a block's tensors are longer than that.
+    Pieces that malloc takes from the system one by one leave no holes.
     """
-    computed = usage.activations + usage.recomputed + usage.working
+    computed = min(usage.activations + usage.recomputed + usage.working, COMPUTED_IN_HEAP)
     return LIBRARY, FIRST_USES, HOLES + computed // HOLES_OF_COMPUTED
 
 
