@@ -44,6 +44,8 @@ Since then holes of the heap have a row, and first uses are more (2026-11-26, be
 
     tp=2                             2      368.8      399.3   1.08    181.1
     pp=4 v-half                      4      172.4      186.2   1.08    181.4
+    dp=8 zero=3 bf16                 8      134.2      139.1   1.04    181.4
+    quickstart                       1       67.4       57.9   0.86    178.2
 
     experts, 20 steps                    200 steps
     mixtral             508.9  (0.98)        522.4  (1.00)
