@@ -31,8 +31,8 @@ FIRST = 3  # steps that aren't counted
 WAYS = ("microbatch", "step")
 SEQUENCES = 8
 TOKENS = 256
-MEASURED = """2026-11-26, AMD EPYC with AVX-512, two cores beside 20 other processes, torch 2.13.0, MPICH 5.0.2,
-`--rounds 3 --steps 3`:
+MEASURED = """2026-11-26, AMD EPYC with AVX-512, two cores beside 20 other processes, torch 2.13.0,
+MPICH 5.0.2, `--rounds 3 --steps 3`:
 
     reduced       FSDP2 s   ours s  as fast  FSDP2 MB  ours MB  of it
     microbatch      13.82     7.89     1.75     581.7    266.5   0.46
