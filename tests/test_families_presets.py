@@ -37,6 +37,8 @@ def counts(preset):
 @pytest.mark.parametrize(
     ("preset", "total", "active", "lookup_counts"),
     [
+        ("llama3-70b", "70.6", "70.6", True),  # arXiv:2407.21783, table 3: 70B
+        ("llama3-405b", "405.9", "405.9", True),  # 405B there
         ("mixtral-8x7b", "46.7", "12.9", True),  # mistral.ai/news/mixtral-of-experts
         ("mixtral-8x22b", "141", "39", True),  # mistral.ai/news/mixtral-8x22b
         ("qwen3-30b-a3b", "30.5", "3.3", True),  # Qwen3's model card; 3.35 was cut off, not rounded
@@ -71,6 +73,10 @@ PUBLISHED = {
     ),
     # meta-llama/Meta-Llama-3-8B; rope_scaling null
     "llama3-8b": dict(theta=5e5, eps=1e-5, head_width=128, vocab=128256),
+    "llama3-70b": dict(theta=5e5, eps=1e-5, head_width=128, vocab=128256),  # meta-llama/Meta-Llama-3-70B
+    "llama3-405b": dict(  # meta-llama/Llama-3.1-405B; low_freq_factor 1, high_freq_factor 4
+        theta=5e5, eps=1e-5, head_width=128, vocab=128256, llama3=(8.0, 8192, 1.0, 4.0)
+    ),
     "mixtral-8x7b": dict(_MIXTRAL, vocab=32000),  # mistralai/Mixtral-8x7B-v0.1
     # mistral-community/Mixtral-8x22B-v0.1; the instructed one has 32,768
     "mixtral-8x22b": dict(_MIXTRAL, vocab=32000),

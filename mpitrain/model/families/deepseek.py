@@ -10,6 +10,7 @@ from mpitrain.model.layers.latent_attention import LatentAttention, latent_heads
 from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily
 from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.published import PUBLISHED
 from mpitrain.plan.settings.attention import head_width
 
 EPS = 1e-6
@@ -51,12 +52,7 @@ DEEPSEEK_V3 = ModelFamily(
     grouped=False,
     presets={
         "deepseek-v3": dict(
-            layers=61,
-            width=7168,
-            heads=128,
-            ffn=18432,
-            vocab=129280,
-            tied=False,
+            {key: size for key, size in PUBLISHED["deepseek-v3"].preset().items() if key != "kv_heads"},
             attention=dict(
                 head_width=128,
                 q_rank=1536,

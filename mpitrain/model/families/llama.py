@@ -11,6 +11,7 @@ from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ROTARY, ModelFamily
 from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.published import PUBLISHED
 from mpitrain.plan.settings.attention import head_width
 
 
@@ -45,24 +46,16 @@ LLAMA = ModelFamily(
             attention=dict(theta=100_000.0),
         ),
         "llama3.2-1b": dict(
-            layers=16,
-            width=2048,
-            heads=32,
-            kv_heads=8,
-            ffn=8192,
-            vocab=128256,
-            tied=True,
+            PUBLISHED["llama3.2-1b"].preset(),
             attention=dict(theta=500_000.0, llama3_factor=32.0, llama3_length=8192),
         ),
-        "llama3-8b": dict(
-            layers=32,
-            width=4096,
-            heads=32,
-            kv_heads=8,
-            ffn=14336,
-            vocab=128256,
-            tied=False,
-            attention=dict(theta=500_000.0),
+        **{
+            name: dict(PUBLISHED[name].preset(), attention=dict(theta=500_000.0))
+            for name in ("llama3-8b", "llama3-70b")
+        },
+        "llama3-405b": dict(
+            PUBLISHED["llama3-405b"].preset(),
+            attention=dict(theta=500_000.0, llama3_factor=8.0, llama3_length=8192),
         ),
     },
 )

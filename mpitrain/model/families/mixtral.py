@@ -8,6 +8,7 @@ from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
 from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.published import PUBLISHED
 from mpitrain.plan.settings.attention import head_width
 
 
@@ -28,7 +29,6 @@ _ROUTED = in_block(
         "ffn.experts.down.weight": "block_sparse_moe.experts.{expert}.w2.weight",
     }
 )
-_PUBLISHED = dict(kv_heads=8, vocab=32000, tied=False, attention=dict(theta=1e6))
 
 MIXTRAL = ModelFamily(
     name="mixtral",
@@ -37,7 +37,7 @@ MIXTRAL = ModelFamily(
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=8, active=2, balance="microbatch"),
     weight_names={HUGGING_FACE: ENDS | NORMS | ATTENTION | _ROUTED},
     presets={
-        "mixtral-8x7b": dict(_PUBLISHED, layers=32, width=4096, heads=32, ffn=14336),
-        "mixtral-8x22b": dict(_PUBLISHED, layers=56, width=6144, heads=48, ffn=16384),
+        name: dict(PUBLISHED[name].preset(), attention=dict(theta=1e6))
+        for name in ("mixtral-8x7b", "mixtral-8x22b")
     },
 )

@@ -12,6 +12,7 @@ from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
 from mpitrain.plan.declared.layer import Layer, ModelLayers
+from mpitrain.plan.declared.published import PUBLISHED
 from mpitrain.plan.settings.attention import head_width
 
 EPS = 1e-6
@@ -43,7 +44,6 @@ def _family(config: Config, blocks: tuple[tuple[Layer, ...], ...]) -> ModelLayer
 
 
 _KEYS = dict(ROTARY, theta=1_000_000.0)
-_PUBLISHED = dict(kv_heads=4, vocab=151936, tied=False, attention=dict(head_width=128))
 
 QWEN3 = ModelFamily(
     name="qwen3",
@@ -59,9 +59,11 @@ QWEN3_MOE = ModelFamily(
     # blocks that experts.every leaves without experts have a feed-forward
     weight_names={HUGGING_FACE: DENSE | NORMS_OF_HEADS | ROUTED},
     presets={
-        "qwen3-30b-a3b": dict(_PUBLISHED, layers=48, width=2048, heads=32, ffn=6144, experts=dict(width=768)),
-        "qwen3-235b-a22b": dict(
-            _PUBLISHED, layers=94, width=4096, heads=64, ffn=12288, experts=dict(width=1536)
-        ),
+        name: dict(
+            PUBLISHED[name].preset(),
+            attention=dict(head_width=128),
+            experts=dict(width=PUBLISHED[name].experts.width),
+        )
+        for name in ("qwen3-30b-a3b", "qwen3-235b-a22b")
     },
 )
