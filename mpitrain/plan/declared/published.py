@@ -305,7 +305,7 @@ NOT_A_TRANSFORMER = {"nemotron3nano": "its blocks are mostly Mamba-2, of which n
 
 def _letters(name: str) -> str:
     """Return the letters and digits of a model's name, without what is in brackets or says `like`."""
-    return re.sub(r"[^a-z0-9.]|\(.*?\)|-?like", "", name.lower()).replace(".", "")
+    return re.sub(r"\(.*?\)|-?like|[^a-z0-9.]", "", name.lower()).replace(".", "")
 
 
 _BY_LETTERS = {_letters(name): name for name in PUBLISHED} | _ALIASES

@@ -111,8 +111,13 @@ def attention_bytes(shape: ModelShape, layout: StepLayout) -> int:
     norm = stream if layout.sequence_parallel else n * shape.width * ITEM
     dropout = norm // 2 if shape.biased else 0
     scores = 0 if layout.flash or layout.recompute == "selective" else 5 * n * layout.sequence * heads
-    gathered = norm if layout.sequence_parallel else n * shape.width * ITEM
-    return norm + gathered + core + scores + dropout
+    return norm + _products_input(shape, layout) + core + scores + dropout
+
+
+def _products_input(shape: ModelShape, layout: StepLayout) -> int:
+    """Return the bytes of the input of a layer's first products, as they are kept."""
+    divided = layout.sequence_parallel and layout.regathers
+    return (layout.stream_positions if divided else layout.positions) * shape.width * ITEM
 
 
 def dense_bytes(shape: ModelShape, layout: StepLayout) -> int:
@@ -120,9 +125,11 @@ def dense_bytes(shape: ModelShape, layout: StepLayout) -> int:
     n = layout.positions
     norm = (layout.stream_positions if layout.sequence_parallel else n) * shape.width * ITEM
     hidden = n * shape.ffn // layout.tp * ITEM
-    kept = 3 if shape.gated else 2
+    again = layout.flash and layout.recompute == "selective"  # norms and activations, which are cheap
+    kept = 3 if shape.gated and not again else 2
     dropout = norm // 2 if shape.biased else 0
-    return 2 * norm + kept * hidden + dropout
+    normed = 0 if again and layout.tp == 1 else _products_input(shape, layout)
+    return norm + normed + kept * hidden + dropout
 
 
 def expert_bytes(shape: ModelShape, layout: StepLayout) -> int:

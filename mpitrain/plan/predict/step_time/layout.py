@@ -20,7 +20,10 @@ class StepLayout(NamedTuple):
     compute: bf16 or fp8. wire_bytes: of a gradient's number on the wire.
     flash: attention keeps no scores. fused: losses and activations are one kernel each (compile).
     overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the share.
-    dispatch: "alltoall" or "allgather" of experts. load: rows of the fullest rank over the mean.
+    dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
+    "allgather", every token to all ranks. load: rows of the fullest rank over the mean.
+    regathers: a backward gathers the input of tp's products again instead of keeping it whole.
+    again: share of products that selective recomputation runs again.
     ends_count: embedding and head are counted as a layer each when stages are divided.
     """
 
@@ -49,6 +52,8 @@ class StepLayout(NamedTuple):
     load: float = 1.0
     ends_count: bool = False
     offload: bool = False
+    again: float = 0.0
+    regathers: bool = True
 
     @property
     def dp(self) -> int:

@@ -125,7 +125,8 @@ def find_machine(name: str) -> MachineFile:
     near = get_close_matches(_letters(name), _by_letters(), n=1)
     hint = f"did you mean {_by_letters()[near[0]].name}? " if near else ""
     raise ConfigError(
-        f"machine {shown(name)}: found no such machine; {hint}needed one of {', '.join(known())}, or the "
+        f"machine {shown(name)}: found no such machine; {hint}needed one of {', '.join(known())}, "
+        f"or the "
         "path of a file like those of jobs/machines/"
     )
 
@@ -172,5 +173,6 @@ def _require_figures(path: str, found: MachineFile) -> None:
     if found.ranks_per_node < 1 or found.memory_bytes < 1 or not 0 < found.links.contention <= 1:
         raise ConfigError(
             f"machine {shown(path)}: found ranks_per_node = {found.ranks_per_node}, memory_bytes = "
-            f"{found.memory_bytes}, contention = {found.links.contention}; needed 1 at least, a share"
+            f"{found.memory_bytes}, contention = {found.links.contention}; needed 1 at least, a "
+            f"share"
         )

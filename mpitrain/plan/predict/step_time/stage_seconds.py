@@ -115,8 +115,8 @@ def part_of(
     if repeated:
         inputs += computed.forward
         backward += forward
-    elif layout.recompute == "selective" and not layout.flash:
-        inputs += computed.core
+    elif layout.recompute == "selective":
+        inputs += layout.again * (computed.forward - computed.core) + (not layout.flash) * computed.core
     part = Part(
         computed.forward + sum(forward.values()),
         inputs + sum(backward.values()),

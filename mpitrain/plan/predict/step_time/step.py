@@ -64,12 +64,17 @@ class Prediction(NamedTuple):
         return rates.compute * (self.seconds - sent) + rates.network * sent + rates.overhead_s
 
 
-def predict_step(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> Prediction:
-    """Predict one step. Raises ConfigError for a layout that can't exist."""
+def predict_step(
+    shape: ModelShape, layout: StepLayout, machine: MachineRates, play: bool = True
+) -> Prediction:
+    """Predict one step. Raises ConfigError for a layout that can't exist.
+
+    play: the schedule; else its bubble is a formula's, which is faster and knows equal stages only.
+    """
     require_possible(layout, shape)
     stages = stages_of(shape, layout, machine)
     message = _message_seconds(shape, layout, machine)
-    pipeline, in_flight, played = _pipeline_seconds(stages, layout, message)
+    pipeline, in_flight, played = _pipeline_seconds(stages, layout, message, play)
     slowest = max(_ranks(stages, layout), key=lambda held: sum(each.total for each in held))
     count = layout.num_microbatches
     exposed = Counter({axis: 0.0 for axis in ("tp", "cp", "ep", "etp", "dp")})
@@ -108,7 +113,7 @@ def _message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRate
 
 
 def _pipeline_seconds(
-    stages: list[StageSeconds], layout: StepLayout, message: float
+    stages: list[StageSeconds], layout: StepLayout, message: float, play: bool
 ) -> tuple[float, list[int], bool]:
     """Return the seconds of all microbatches, stashes in flight by rank, and whether it was played."""
     count = layout.num_microbatches
@@ -116,10 +121,10 @@ def _pipeline_seconds(
     if layout.pp == 1:
         return count * slowest, [1], True
     played = min(count, _few(count, layout))
-    table = _table(layout.schedule, layout.pp, played, layout.chunks)
+    table = _table(layout.schedule, layout.pp, played, layout.chunks) if play else None
     if table is None:
-        waiting = (layout.pp - 1) / layout.chunks
-        return (count + waiting) * slowest, [min(count, layout.pp)] * layout.pp, False
+        waiting = (layout.pp - 1) * bubble_share(layout.schedule, layout.chunks)
+        return (count + waiting) * slowest, stashes_in_flight(layout), False
     depth = table.depth
 
     def cost(action: Action) -> float:
@@ -131,6 +136,31 @@ def _pipeline_seconds(
     in_flight = [timeline.peak_in_flight(rank) for rank in range(layout.pp)]
     copies = table.copies
     return timeline.makespan + (count - table.num_microbatches * copies) * slowest, in_flight, True
+
+
+def bubble_share(schedule: str, chunks: int) -> float:
+    """Return the bubble of a schedule over that of 1F1B, (p - 1)(F + B), with F = I = W.
+
+    arXiv:2104.04473, section 2.2: 1 / chunks. arXiv:2401.10241, table 1: a third of it for zb-h1;
+    zbv, zb-h2: none, arXiv:2405.15362: v-half a half, v-min two thirds.
+    """
+    known = {"zb-h1": 1 / 3, "zb-h2": 0.0, "zbv": 0.0, "v-half": 0.5, "v-min": 2 / 3, "dualpipe": 1 / 6}
+    return known.get(schedule, 1 / chunks)
+
+
+def stashes_in_flight(layout: StepLayout) -> list[int]:
+    """Return how many microbatches' stashes, of one stage each, every pipeline rank holds at most."""
+    pp, chunks = layout.pp, layout.chunks
+    count = layout.num_microbatches
+    if layout.schedule == "gpipe":
+        return [count] * pp
+    if layout.schedule in catalog.LOOPED:  # arXiv:2205.05198, section 4.2.3
+        return [min(count * chunks, 2 * (pp - rank - 1) + (chunks - 1) * pp + 1) for rank in range(pp)]
+    if chunks == 2:  # v-shaped: stages of both ways
+        share = {"v-half": 0.55, "v-min": 0.4}.get(layout.schedule, 1.0)
+        return [min(2 * count, int(2 * pp * share) + 1)] * pp
+    more = pp if layout.schedule == "zb-h2" else 0
+    return [min(count, pp - rank + more) for rank in range(pp)]
 
 
 def _few(count: int, layout: StepLayout) -> int:

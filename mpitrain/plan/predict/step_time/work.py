@@ -167,12 +167,11 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     sent = _dispatched(layout, tokens * experts.active * shape.width * ITEM, tokens * shape.width * ITEM)
     if layout.etp > 1:
         gathered = rows * shape.width * ITEM
-        sent = (
-            sent[0],
+        inside = (
             MessageVolume("all_gather", "etp", gathered),
             MessageVolume("reduce_scatter", "etp", gathered),
-            *sent[1:],
         )
+        sent = (*sent[:1], *inside, *sent[1:])
     around = _around(layout, n * shape.width * ITEM) if experts.shared and layout.tp > 1 else ((), ())
     grouped = 2 * min(local, 8) + 24
     return PartWork(tuple(products), AttentionCore(), passes, grouped, sent + around[0], sent + around[1])
@@ -185,7 +184,8 @@ def _dispatched(layout: StepLayout, copies: int, once: int) -> tuple[MessageVolu
     if layout.dispatch == "allgather":
         whole = once * layout.ep
         return (MessageVolume("all_gather", "ep", whole), MessageVolume("reduce_scatter", "ep", whole))
-    return (MessageVolume("all_to_all", "ep", copies), MessageVolume("all_to_all", "ep", copies))
+    operation = "all_to_all_by_node" if layout.dispatch == "hierarchical" else "all_to_all"
+    return (MessageVolume(operation, "ep", copies), MessageVolume(operation, "ep", copies))
 
 
 def head_work(shape: ModelShape, layout: StepLayout) -> PartWork:
