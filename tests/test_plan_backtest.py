@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "benchmarks/published_layouts.csv"
 FIELDS = [
     "id", "system", "model", "layers", "hidden", "heads", "vocab", "params_b", "seq", "gbs_seqs", "mbs",
-    "n_microbatches", "gpus", "gpu_type", "tp", "cp", "pp", "vpp", "dp", "ep", "zero", "recompute", "schedule",
+    "n_microbatches", "gpus", "gpu_type", "tp", "cp", "pp", "vpp", "dp", "ep", "zero", "recompute",
+    "schedule",
     "precision", "mfu_pct", "tflops_gpu", "tok_s_gpu", "iter_s", "mem_gb", "role", "note", "half",
 ]  # fmt: skip
 PLAIN = dict(

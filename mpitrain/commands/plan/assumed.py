@@ -1,4 +1,4 @@
-"""What is known of frameworks where a table of published steps says nothing, and what a guess costs.
+"""What is known of frameworks where a table of steps says nothing, and what a guess costs.
 
 A convention is what a framework does unless told otherwise, with its source. What nobody knows and
 decides (recomputation; the microbatch with ZeRO-3) is no convention: such a row gets an interval.
@@ -28,8 +28,8 @@ class Convention(NamedTuple):
     """What a framework does. None: it isn't known.
 
     counts_recomputed: its MFU or TFLOP/s count what is recomputed. halved: of causal attention they
-    count what isn't masked. max_allocated: its memory is what torch allocated at most. again: of products,
-    the share that its selective recomputation repeats.
+    count what isn't masked. max_allocated: its memory is what torch allocated at most.
+    again: of products, the share that its selective recomputation repeats.
     """
 
     pattern: str

@@ -1,4 +1,4 @@
-"""Say why: the balance of computing and sending by axis, what the runner-up lost, what binds, how long."""
+"""Say why: computing and sending by axis, what the runner-up lost, what binds, how long."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,8 @@ from mpitrain.plan.predict.step_time.work import attention_work, dense_work, exp
 
 SAVE_BYTES = 14  # of a parameter in a checkpoint: master, moments and a 16-bit copy
 SAVE_RATE = 1e9  # bytes/s that a node writes, a guess until a save was measured
-NODE_HOURS = 6334  # between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
+# between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
+NODE_HOURS = 6334
 PARTS = ("computing", "bubble", "tp", "cp", "ep", "etp", "dp", "update")
 
 
@@ -83,7 +84,10 @@ def balance(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> lis
 
 
 class Goodput(NamedTuple):
-    """days, gpu_hours: without failures. save_every_s: the best interval. share: of time that trains."""
+    """days, gpu_hours: without failures.
+
+    save_every_s: the best interval. share: of time that trains.
+    """
 
     steps: int
     days: float

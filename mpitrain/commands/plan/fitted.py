@@ -15,7 +15,8 @@ from typing import NamedTuple
 ROWS_EACH = 4
 NETWORKS = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 OVERHEADS = (0.0, 2e-4, 5e-4, 1e-3, 2e-3, 4e-3)  # s of a block and microbatch
-HELD = 0.02  # what a further constant must gain of the mean error, a factor of 2 away from where it began
+# what a further constant must gain of the mean error, for a factor of 2 from where it began
+HELD = 0.02
 
 
 class Constants(NamedTuple):

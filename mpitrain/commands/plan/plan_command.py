@@ -1,4 +1,4 @@
-"""`mpitrain plan`, and `mpitrain plan backtest`: read what was typed, and refuse what does nothing."""
+"""`mpitrain plan` and its back-test: read what was typed, refuse what does nothing."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`mpitrain plan`: the best layout for a configuration, a number of ranks and a machine, by predictions.
+"""`mpitrain plan`: the best layout for a model, a number of ranks and a machine, by predictions.
 
 What the configuration sets differently from its default stays as it is; the rest is searched.
 """
@@ -41,7 +41,10 @@ FIELDS = {  # keys of the configuration, and the fields of a layout that they fi
 
 
 class PlanRequest(NamedTuple):
-    """What was asked. memory_gb: of a rank, 0 for the machine's. tokens: of a training, as it was typed."""
+    """What was asked.
+
+    memory_gb: of a rank, 0 for the machine's. tokens: of a training, as it was typed.
+    """
 
     config: str | None
     overrides: tuple[str, ...]
@@ -57,7 +60,10 @@ class PlanRequest(NamedTuple):
 
 
 class RunnableLayout(NamedTuple):
-    """A layout that a run can have. held: bytes that its fullest rank holds by the run's own plan."""
+    """A layout that a run can have.
+
+    held: bytes that its fullest rank holds by the run's own plan.
+    """
 
     candidate: Candidate
     config: Config
@@ -65,7 +71,10 @@ class RunnableLayout(NamedTuple):
 
 
 def make_plan(asked: PlanRequest) -> str:
-    """Return the answer as text or JSON; write the best configuration. Raises ConfigError if none fits."""
+    """Return the answer as text or JSON; write the best configuration.
+
+    Raises ConfigError if none fits.
+    """
     given = settings.load(asked.config, asked.overrides)
     rates = machine_of(find_machine(asked.machine))
     tokens = _tokens(asked.tokens)

@@ -1,4 +1,4 @@
-"""Published steps from a CSV: each row becomes a model, a layout and what was measured, or is refused.
+"""Published steps from a CSV: each row becomes a model, a layout and figures, or is refused.
 
 A row that contradicts itself is refused by name, and so is one that leaves out what decides: model,
 ranks, batch, layout. What is unknown but bounded (recomputation, the microbatch of ZeRO-3) makes
@@ -39,7 +39,8 @@ class PublishedFigures(NamedTuple):
 class Row(NamedTuple):
     """A row that can be predicted. layouts: more than one where what is unknown decides.
 
-    assumed: fields and the values taken for them. fitted: whether it is in the half that is fitted to.
+    assumed: fields and the values taken for them.
+    fitted: whether it is in the half that is fitted to.
     """
 
     id: str

@@ -86,7 +86,10 @@ def layouts_in(
 
 
 def _ranks(fields: Mapping[str, str], inside: int) -> tuple[int, int]:
-    """Return the GPUs and the sequence of a row. Raises ConfigError where degrees contradict them."""
+    """Return the GPUs and the sequence of a row.
+
+    Raises ConfigError where degrees contradict them.
+    """
     ranks = count_in(fields, "gpus") or (count_in(fields, "dp") or 0) * inside
     sequence = count_in(fields, "seq")
     if not ranks or not sequence:

@@ -43,7 +43,10 @@ class LinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine's file. products: FLOP/s by type of number. attention: FLOP/s, forward and backward."""
+    """A machine's file.
+
+    products: FLOP/s by type of number. attention: FLOP/s, forward and backward.
+    """
 
     name: str
     memory_bytes: int
@@ -143,7 +146,10 @@ def _letters(name: str) -> str:
 
 
 def read_machine(path: str) -> MachineFile:
-    """Read a machine's file. Raises ConfigError for a figure that is missing, unknown or not positive."""
+    """Read a machine's file.
+
+    Raises ConfigError for a figure that is missing, unknown or not positive.
+    """
     try:
         tree: dict[str, Any] = tomllib.loads(read_text(path, MOST_BYTES))
         found = msgspec.convert(tree, MachineFile)
