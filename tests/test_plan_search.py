@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
 from mpitrain.commands.plan.explained import goodput
-from mpitrain.commands.plan.planner import shape_of
+from mpitrain.commands.plan.of_config import shape_of
 from mpitrain.commands.plan.search import search
 from mpitrain.config import load
 from mpitrain.errors import ConfigError
@@ -83,7 +83,7 @@ def test_what_is_written_is_proved_and_asked_no_more(tmp_path):
 def test_json_says_all_of_it():
     tree = json.loads(planned("--ranks", "4", "--json", "--tokens", "1B", *sets(*SMALL)))
     best = tree["best"][0]
-    assert best["layout"]["ranks"] == 4 and best["interval_s"][0] < best["seconds"] < best["interval_s"][1]
+    assert best["layout"]["ranks"] == 4 and best["interval_s"][0] <= best["seconds"] < best["interval_s"][1]
     assert sum(best["parts_s"].values()) == pytest.approx(best["seconds"], rel=0.05)
     assert tree["training"]["steps"] == -(-(10**9) // (16 * 128))
 
@@ -153,3 +153,21 @@ def test_a_rule_that_is_kept_is_not_mentioned(rule, model, keys):
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_no_advice_for_the_quickstart(ranks):
     assert json.loads(planned("--ranks", str(ranks), "--json"))["advice"] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "rule"),
+    [
+        (("parallel.tp=4", "comm.node_ranks=2"), 4, "beyond a node of 2 ranks"),
+        (("parallel.pp=4", "batch.global=8"), 8, "4 microbatches for 4 stages"),
+        (("parallel.zero=0",), 4, "parallel.zero = 0"),
+        (("parallel.zero=3",), 4, "fits without"),
+    ],
+)
+def test_check_gives_advice(overrides, ranks, rule):
+    assert rule in show_proof(None, overrides, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_check_of_the_quickstart_gives_none(ranks):
+    assert "advice" not in show_proof(None, (), ranks)

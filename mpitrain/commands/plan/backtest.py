@@ -232,7 +232,7 @@ def _systems(outcome: BacktestOutcome, held_out: Sequence[int]) -> list[dict[str
 
 
 def _bars(outcome: BacktestOutcome, held_out: Sequence[int]) -> dict[str, Any]:
-    """Return the median of medians of systems, by kind, and of all systems and of those with 8 rows."""
+    """Return the median over systems of their medians, by kind, of all and of larger ones."""
     found = {}
     by_system = _by(held_out, lambda at: outcome.rows[at].row.whole_system)
     for kind, is_kind in (("dense bf16", True), ("experts and fp8", False)):
@@ -251,7 +251,7 @@ def _bars(outcome: BacktestOutcome, held_out: Sequence[int]) -> dict[str, Any]:
 
 
 def _machines(outcome: BacktestOutcome, counted: Sequence[int]) -> dict[str, Any]:
-    """Return what is never calibrated, of all rows of a machine, a system's median counting once."""
+    """Return what is never calibrated, of all rows of a machine: the median over systems."""
     found = {}
     for machine, ats in _by(counted, lambda at: outcome.rows[at].row.machine.name).items():
         by_system = _by(ats, lambda at: outcome.rows[at].row.whole_system)
@@ -280,7 +280,7 @@ def _held(outcome: BacktestOutcome, held_out: Sequence[int]) -> dict[str, Any]:
 
 
 def _interval(outcome: BacktestOutcome, row: Row, held_out: Sequence[int]) -> tuple[float, float]:
-    """Return between which factors of the prediction 80 % of other systems' rows of the regime lie."""
+    """Return between which factors of a prediction 80 % of other systems' rows lie."""
     ratios = [
         outcome.rows[at].measured / outcome.seconds["calibrated"][at]
         for at in held_out
@@ -328,7 +328,7 @@ def _sweeps(outcome: BacktestOutcome, counted: Sequence[int]) -> list[dict[str, 
 
 
 def _memory(rows: Sequence[Predicted]) -> list[dict[str, Any]]:
-    """Return the errors of memory by formula, and after two constants where more than it is reserved."""
+    """Return the errors of memory by formula, and with two constants where more is reserved."""
     found = []
     having = [each for each in rows if each.row.measured.memory_bytes and not each.row.is_interval]
     for allocated, own in _by(having, lambda each: each.row.convention.max_allocated).items():

@@ -113,7 +113,7 @@ def _text_of_sweeps(report: Mapping[str, Any]) -> list[str]:
 
 
 def _text_of_memory(report: Mapping[str, Any]) -> list[str]:
-    lines = ["memory by formula, nothing fitted: median, 90 %, with sign; then with two constants fitted:"]
+    lines = ["memory by formula: median, 90 %, with sign; then with two constants fitted:"]
     lines += [
         f"  {each['system']} ({each['definition']}, {each['rows']} rows): "
         f"{_percent(each['median']).strip()} %, "

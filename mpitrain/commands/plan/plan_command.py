@@ -20,9 +20,9 @@ def answer(config: str | None, rows: str | None, overrides: tuple[str, ...], ask
     if rows is not None:
         raise ConfigError(f"found {shown(rows)} after CONFIG; needed one file, or backtest before it")
     if "ranks" not in given:
-        raise ConfigError("--ranks is missing; give the number of ranks to plan for, such as --ranks 64")
+        raise ConfigError("--ranks is missing; give the number of ranks, such as --ranks 64")
     if "node_hours" in given and "tokens" not in given:
-        raise ConfigError("--node-hours does nothing without --tokens; add it, or leave --node-hours out")
+        raise ConfigError("--node-hours does nothing without --tokens; add it, or leave it out")
     return make_plan(
         PlanRequest(
             config,
