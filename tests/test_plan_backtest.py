@@ -183,3 +183,9 @@ def test_a_csv_of_something_else_is_refused(tmp_path):
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ConfigError, match="needed system, model, gpu_type"):
         read_rows(str(path))
+
+
+def test_all_rows_are_drawn(tmp_path):
+    out = tmp_path / "rows.svg"
+    backtest(written(tmp_path, PLAIN), out=str(out))
+    assert out.read_text().startswith("<?xml")

@@ -81,9 +81,20 @@ def backtest(path: str, as_json: bool = False, out: str | None = None) -> str:
     if out is not None:
         from mpitrain.commands.plan.backtest_picture import draw
 
-        draw(outcome, out)
+        draw(_points(outcome), out)
     report = _report(outcome)
     return json.dumps(report, indent=1) if as_json else as_text(report, Path(path).name)
+
+
+def _points(outcome: BacktestOutcome) -> dict[str, tuple[list[float], list[float]]]:
+    """Return published and predicted seconds by machine."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for at, each in enumerate(outcome.rows):
+        if each.counts:
+            x, y = found.setdefault(each.row.machine.name, ([], []))
+            x.append(each.measured)
+            y.append(outcome.seconds["calibrated"][at])
+    return found
 
 
 def _predict(rows: Sequence[Row], refused: list[Refused]) -> BacktestOutcome:
