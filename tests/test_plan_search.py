@@ -171,3 +171,8 @@ def test_check_gives_advice(overrides, ranks, rule):
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_check_of_the_quickstart_gives_none(ranks):
     assert "advice" not in show_proof(None, (), ranks)
+
+
+def test_check_says_nothing_of_a_memory_that_it_does_not_know():
+    overrides = ("model.preset=llama3-8b", "parallel.tp=8", "data.sequence=8192", "batch.global=8")
+    assert "nearly full" not in show_proof(None, overrides, 8)

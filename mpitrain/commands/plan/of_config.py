@@ -88,7 +88,8 @@ def advice_for(resolved: Config) -> list[str]:
     try:
         shape = shape_of_resolved(resolved)
         layout = layout_of(resolved, rates)
-        lines = advice(shape, layout, rates, predict_step(shape, layout, rates))
+        found = predict_step(shape, layout, rates)
+        lines = advice(shape, layout, rates, found, memory_is_known=False)
     except MpitrainError:
         return []
     return [f"advice, by figures of {name}: {line}" for line in lines]

@@ -17,8 +17,17 @@ MOST_TP = 0.3  # of a step that waits for tp
 FULL = 0.9  # of memory that may be used
 
 
-def advice(shape: ModelShape, layout: StepLayout, machine: MachineRates, found: Prediction) -> list[str]:
-    """Return a line for each rule that a layout breaks; none where it breaks none."""
+def advice(
+    shape: ModelShape,
+    layout: StepLayout,
+    machine: MachineRates,
+    found: Prediction,
+    memory_is_known: bool = True,
+) -> list[str]:
+    """Return a line for each rule that a layout breaks; none where it breaks none.
+
+    memory_is_known: the machine is the one that will run it, so what fills its memory is said.
+    """
     rules = (
         _tp_beyond_node(shape, layout, machine),
         _tp_exposed(layout, found),
@@ -27,7 +36,7 @@ def advice(shape: ModelShape, layout: StepLayout, machine: MachineRates, found: 
         _few_microbatches(layout, found),
         _no_zero(shape, layout),
         _too_complex(shape, layout, machine),
-        _nearly_full(layout, machine, found),
+        _nearly_full(layout, machine, found) if memory_is_known else "",
     )
     return [line for line in rules if line]
 
