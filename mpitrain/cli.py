@@ -602,6 +602,49 @@ def explain_config(key: str | None) -> None:
     _answer(show.explain(key))
 
 
+@cli.command("plan", short_help="Find the best layout by predicted time and memory.")
+@click.argument(
+    "config", metavar="[CONFIG|backtest]", required=False, type=click.Path(), callback=_require_name
+)
+@click.argument("rows", metavar="[ROWS.csv]", required=False, type=click.Path(), callback=_require_name)
+@click.option("--ranks", type=click.IntRange(1, MOST_RANKS), help="Number of ranks.")
+@click.option(
+    "--machine",
+    metavar="NAME|FILE",
+    help="Of jobs/machines/, such as h100-80gb, or a file; laptop if absent.",
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(0, min_open=True),
+    callback=_require_number,
+    metavar="GB",
+    help="Most of a rank; nine tenths of the machine's if absent.",
+)
+@click.option("--top", type=click.IntRange(1, 6), help="Layouts that are shown; 5 if absent.")
+@click.option("--explain", is_flag=True, help="Also the balance of computing and sending, axis by axis.")
+@click.option("--tokens", metavar="NUMBER", help="Of a training, such as 15T: days, GPU-hours, saves.")
+@click.option(
+    "--node-hours",
+    type=click.FloatRange(1),
+    callback=_require_number,
+    help="With --tokens: between failures of one node; 6334 if absent.",
+)
+@click.option("--out", metavar="FILE", help="Write the best configuration; backtest: draw all rows, .svg.")
+@click.option("--json", is_flag=True, help="Print one JSON object.")
+@OVERRIDE
+def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], **asked) -> None:
+    """Find the best layout for a model, a number of ranks and a machine, by predicted time and memory.
+
+    What CONFIG or --set fixes stays; degrees, schedule, ZeRO, microbatch and recomputation are searched.
+    Nothing is run.
+
+    mpitrain plan backtest ROWS.csv predicts published steps, and prints how far off that is.
+    """
+    from mpitrain.commands.plan import plan_command as plans
+
+    _answer(plans.answer(config, rows, overrides, asked))
+
+
 @cli.command(short_help="Report on MPI, launcher, ranks, nodes, GPUs and bandwidth.")
 def doctor() -> int:
     """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun: of all its ranks."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpitrain import config as settings
+from mpitrain.commands.plan.of_config import advice_for
 from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config, Parallel
 from mpitrain.data.tokenizer import separator, tokenizer_of
@@ -179,6 +180,7 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
     with Waiting("mpitrain check"):
         _, programs, report = plan.training
         said = [zero_line(given, plan.config), *idle_settings(plan.config), *costs(plan), *idle_here(plan)]
+        said += advice_for(plan.config)
     peaks = ", ".join(map(str, report.peak_in_flight))
     parallel = plan.config.parallel
     name = plan.config.pipeline.schedule

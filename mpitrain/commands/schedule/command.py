@@ -37,7 +37,7 @@ class Files(NamedTuple):
         """Refuse what can't be written, before anything is computed."""
         if self.out is not None:
             require_file("--out", self.out, KINDS_OF_FILES)
-            _require_plotting(self.out)
+            require_plotting(self.out)
         if self.table is not None:
             require_file("--table", self.table, KINDS_OF_TABLES)
 
@@ -207,7 +207,8 @@ def require_file(option: str, out: str, kinds: Sequence[str]) -> None:
         raise ConfigError(f"{option} {name}: {error.strerror}; choose another name") from None
 
 
-def _require_plotting(out: str) -> None:
+def require_plotting(out: str) -> None:
+    """Raise ConfigError where a picture is asked for and matplotlib isn't installed."""
     if Path(out).suffix != ".txt":
         try:
             import matplotlib  # noqa: F401

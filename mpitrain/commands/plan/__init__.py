@@ -1,0 +1,1 @@
+"""`mpitrain plan`: choose a configuration; hold predictions against published steps."""

@@ -1,0 +1,112 @@
+"""What is known of frameworks where a table of steps says nothing, and what a guess costs.
+
+A convention is what a framework does unless told otherwise, with its source. What nobody knows and
+decides (recomputation; the microbatch with ZeRO-3) is no convention: such a row gets an interval.
+"""
+
+import re
+from typing import NamedTuple
+
+# what a wrong guess costs, in the median of 2,264 published steps
+PRICES = {
+    "recompute": "20-28 %",
+    "micro": "3-6 % of a dense pipeline, 63 % with ZeRO-3",
+    "counting": "30 %",
+    "flash": "6-13 %",
+    "sequence_parallel": "7 %",
+    "chunks": "2-11 %",
+    "vocab": "4 %",
+    "zero": "0-2 %",
+    "halved": "6 %",
+    "ffn": "unknown",
+    "kv_heads": "unknown",
+    "batch": "62 %",
+}
+
+
+class Convention(NamedTuple):
+    """What a framework does. None: it isn't known.
+
+    counts_recomputed: its MFU or TFLOP/s count what is recomputed. halved: of causal attention they
+    count what isn't masked. max_allocated: its memory is what torch allocated at most.
+    again: of products, the share that its selective recomputation repeats.
+    """
+
+    pattern: str
+    source: str
+    recompute: str | None = None
+    flash: bool = True
+    fused: bool = True
+    sequence_parallel: bool = True
+    zero: int = 1
+    overlapped: bool = True
+    wire_bytes: int = 4
+    tp_overlap: float = 0.0
+    counts_recomputed: bool = False
+    halved: bool = False
+    ends_count: bool = False
+    max_allocated: bool = False
+    again: float = 0.0
+    dispatch: str = "alltoall"
+
+
+CONVENTIONS = (
+    Convention(
+        r"zero-bubble|zero bubble|controllable-memory", "arXiv:2401.10241, table 4: 59 GB of the "
+        "1.5B model "
+        "are 34 s b h + 5 a s^2 b a layer, so neither recomputation nor a flash kernel",
+        recompute="none", flash=False, zero=0, ends_count=True, max_allocated=True,
+    ),
+    Convention(
+        r"ptd-?p|^zero-3$", "arXiv:2104.04473, sections 3.5 and 5.1: recomputation, FLOPs by "
+        "equation 3",
+        recompute="full", flash=False, sequence_parallel=False, zero=0, overlapped=False,
+        counts_recomputed=True,
+    ),
+    Convention(
+        r"sp\+selective", "arXiv:2205.05198, section 6", recompute="selective", flash=False, zero=0,
+        overlapped=False,
+    ),
+    Convention(
+        r"full recompute", "arXiv:2205.05198, section 6: the baseline has no sequence parallelism",
+        recompute="full", flash=False, sequence_parallel=False, zero=0, overlapped=False,
+    ),
+    Convention(
+        r"megatron-bridge (26\.0[3-9]|26\.02\.01)", "as below; rows cross once to a node: a guess "
+        "from what "
+        "the table "
+        "itself gains between 26.02 and 26.02.01", recompute="none", tp_overlap=0.5, halved=True,
+        dispatch="hierarchical",
+    ),
+    Convention(
+        r"megatron-bridge|nemo", "NVIDIA-NeMo/Megatron-Bridge, performance recipes: none but "
+        "where stated",
+        recompute="none", tp_overlap=0.5, halved=True,
+    ),
+    Convention(
+        r"megascale", "arXiv:2402.15627, section 3: overlapped; recomputation: a guess", recompute="none",
+        tp_overlap=0.5,
+    ),
+    Convention(r"^megatron-lm$", "arXiv:2402.15627, section 6.1; recomputation: a guess", recompute="none"),
+    Convention(r"^megatron-core$", "arXiv:2406.11704, section 2.4; recomputation: a guess", recompute="none"),
+    Convention(
+        r"nanotron", "Ultra-Scale Playbook, its benchmark: none recomputed, tp_mode REDUCE_SCATTER",
+        recompute="none", fused=False,
+    ),
+    Convention(
+        r"torchtitan", "pytorch/torchtitan, its benchmark page; selective: every second product "
+        "is kept",
+        zero=3,
+        again=0.5,
+    ),
+    Convention(r"^fsdp|fsdp\+ep", "arXiv:2504.14960, section 4.1", zero=3),
+    Convention(r"mcore|tp\+ep\+dp", "arXiv:2504.14960, section 4.1"),
+    Convention(r"deepspeed", "microsoft/DeepSpeed, defaults", overlapped=False),
+)  # fmt: skip
+UNKNOWN = Convention("", "nothing is known of this framework here")
+
+
+def convention_of(system: str) -> Convention:
+    """Return what is known of a system by its name."""
+    name = system.lower().strip()
+    return next((each for each in CONVENTIONS if re.search(each.pattern, name)), UNKNOWN)

@@ -1,0 +1,152 @@
+"""The report of a back-test as text."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mpitrain.commands.plan.fitted import Constants, quantile
+
+MODES = ("sheets", "sustained", "gpu", "calibrated")
+YARDSTICKS = ("flop rate", "sheet x factor")
+SWEEP = 8  # layouts at least
+
+
+def _percent(value: float) -> str:
+    return "    -" if math.isnan(value) else f"{100 * value:5.1f}"
+
+
+def as_text(report: Mapping[str, Any], name: str) -> str:
+    lines = [
+        f"{name}: {report['rows']} rows; {report['predicted']} predicted, {report['interval']} "
+        f"between "
+        f"bounds "
+        f"(what decides is unknown), {len(report['refused'])} refused",
+        f"of rows with complete fields {_percent(report['share_of_complete_rows_predicted'])} % "
+        f"are "
+        f"predicted",
+    ]
+    if not report["names_a_half"]:
+        lines.append("no column half: nothing is fitted to a system's own rows; calibrated = gpu")
+    lines += ["", *_text_of_systems(report), "", *_text_of_bars(report), "", *_text_of_machines(report), ""]
+    held, unknown = report["interval_holds"], report["unknown_held"]
+    lines += [
+        f"80 % intervals hold {_percent(held['share'])} % of {held['rows']} rows, "
+        f"{_percent(held['median_width'])} % wide; bounds of unknown fields hold "
+        f"{_percent(unknown['share'])} % of {unknown['rows']}",
+        "",
+        *_text_of_sweeps(report),
+        "",
+        *_text_of_memory(report),
+        "",
+        "assumed, of so many rows, and what a wrong guess costs (reference of 2,264 steps):",
+        *(f"  {each['field']:<18}{each['rows']:>4}  {each['costs']}" for each in report["assumed"]),
+        "",
+        *_text_of_worst(report),
+        "",
+        *_text_of_refused(report),
+    ]
+    return "\n".join(lines)
+
+
+def _text_of_systems(report: Mapping[str, Any]) -> list[str]:
+    head = "".join(f"{mode[:10]:>11}" for mode in (*MODES, "flop rate", "sheet x f"))
+    lines = [
+        "median |error| of a step in %, of rows that were not fitted to; then calibrated: 10, 50, "
+        "90 % "
+        "quantile with sign,",
+        "rank correlation, constants (number, rows they were fitted to)",
+        f"{'system':<52}{'rows':>5}{head}    quantiles           corr",
+    ]
+    for each in report["systems"]:
+        medians = "".join(f"{_percent(each[mode]['median']):>11}" for mode in (*MODES, *YARDSTICKS))
+        quantiles = " ".join(_percent(each["calibrated"][f"q{share}"]) for share in (10, 50, 90))
+        constants = Constants(**each["constants"])
+        own = f"own {each['fitted_rows']}" if each["fitted_rows"] >= 4 else "of its GPU"
+        correlation = each["rank_correlation"]
+        shown = "  -" if math.isnan(correlation) else f"{correlation:5.2f}"
+        lines.append(
+            f"{each['system'][:51]:<52}{each['calibrated']['rows']:>5}{medians}  {quantiles}  "
+            f"{shown}  "
+            f"{own}: x{constants.compute:.2f} net x{constants.network:.2g} "
+            f"+{1e3 * constants.overhead:.2g} ms"
+        )
+    return lines
+
+
+def _text_of_bars(report: Mapping[str, Any]) -> list[str]:
+    lines = ["median over systems of their median |error| in %:"]
+    for name, each in report["bars"].items():
+        words = ", ".join(f"{mode} {_percent(each[mode]).strip()}" for mode in (*MODES, *YARDSTICKS))
+        lines.append(f"  {name} ({each['systems']}): {words}")
+    return lines
+
+
+def _text_of_machines(report: Mapping[str, Any]) -> list[str]:
+    lines = ["never calibrated, all rows, median over systems of |error| (and with its sign) in %:"]
+    for machine, each in report["machines"].items():
+        words = ", ".join(
+            f"{mode} {_percent(each[mode]).strip()} ({_percent(each[f'{mode} signed']).strip()})"
+            for mode in ("sheets", "sustained", "gpu")
+        )
+        lines.append(f"  {machine} ({each['systems']} systems, {each['rows']} rows): {words}")
+    return lines
+
+
+def _text_of_sweeps(report: Mapping[str, Any]) -> list[str]:
+    sweeps = report["sweeps"]
+    lines = [f"choice, in {len(sweeps)} sweeps of {SWEEP} layouts or more:"]
+    for where, several in (("on several nodes", True), ("inside a node", False)):
+        own = [each for each in sweeps if each["several_nodes"] == several]
+        if own:
+            losses = [each["loss"] for each in own]
+            random = quantile([each["random_loss"] for each in own], 0.5)
+            spread = [each["rank_correlation"] for each in own if each["spread"] > 0.3]
+            lines.append(
+                f"  {where} ({len(own)}): the first choice loses "
+                f"{_percent(quantile(losses, 0.5)).strip()} "
+                f"% (median), "
+                f"{_percent(quantile(losses, 0.9)).strip()} (90 %); a random pick "
+                f"{_percent(random).strip()}; rank "
+                f"correlation where it matters {quantile(spread, 0.5):.2f}"
+            )
+    return lines
+
+
+def _text_of_memory(report: Mapping[str, Any]) -> list[str]:
+    lines = ["memory by formula: median, 90 %, with sign; then with two constants fitted:"]
+    lines += [
+        f"  {each['system']} ({each['definition']}, {each['rows']} rows): "
+        f"{_percent(each['median']).strip()} %, "
+        f"{_percent(each['p90']).strip()}, {_percent(each['signed']).strip()}; "
+        + (
+            f"{_percent(each['after_fit_median']).strip()} of {each['after_fit_rows']}"
+            if each["definition"] != "max allocated"
+            else "not needed"
+        )
+        for each in report["memory"]
+    ]
+    return lines
+
+
+def _text_of_worst(report: Mapping[str, Any]) -> list[str]:
+    lines = ["worst rows:"]
+    for each in report["worst"]:
+        exposed = ", ".join(
+            f"{axis} {100 * share:.0f} %" for axis, share in each["exposed"].items() if share > 0.01
+        )
+        assumed = ", ".join(f"{key} = {value}" for key, value in each["assumed"].items())
+        lines.append(
+            f"  {each['id']} {each['model']}, {each['layout']}: published "
+            f"{each['published_s']:.3g} s, "
+            f"predicted "
+            f"{each['predicted_s']:.3g} ({100 * each['error']:+.0f} %); of it bubble "
+            f"{100 * each['bubble']:.0f} %, "
+            f"exposed {exposed or 'nothing'}; assumed {assumed or 'nothing'}"
+            + "; memory nearly full"
+            * each["nearly_full"]
+        )
+    return lines
+
+
+def _text_of_refused(report: Mapping[str, Any]) -> list[str]:
+    return ["refused:", *(f"  {each['id']} {each['system']}: {each['why']}" for each in report["refused"])]

@@ -1,0 +1,142 @@
+"""Say why: computing and sending by axis, what the runner-up lost, what binds, how long."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mpitrain.commands.plan.search import Candidate
+from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.stage_seconds import groups_of
+from mpitrain.plan.predict.step_time.step import Prediction
+from mpitrain.plan.predict.step_time.work import attention_work, dense_work, expert_work, head_work
+
+SAVE_BYTES = 14  # of a parameter in a checkpoint: master, moments and a 16-bit copy
+SAVE_RATE = 1e9  # bytes/s that a node writes, a guess until a save was measured
+# between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
+NODE_HOURS = 6334
+PARTS = ("computing", "bubble", "tp", "cp", "ep", "etp", "dp", "update")
+
+
+def parts_of(found: Prediction) -> dict[str, float]:
+    """Return the seconds of a step by what they are spent on."""
+    return {
+        "computing": found.computing,
+        "bubble": found.bubble,
+        **{axis: took for axis, took in found.exposed.items() if took > 0},
+        "update": found.update,
+    }
+
+
+def why_lost(best: Candidate, other: Candidate) -> str:
+    """Say what a layout pays more for than the best one, the largest first."""
+    mine, theirs = parts_of(best.found), parts_of(other.found)
+    more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in PARTS}
+    name = max(more, key=more.__getitem__)
+    lost = other.found.seconds / best.found.seconds - 1
+    if more[name] <= 0:
+        return f"{100 * lost:+.1f} %"
+    words = {"computing": "computes longer", "bubble": "has a larger bubble", "update": "updates longer"}
+    what = words.get(name, f"waits longer for {name}")
+    return f"{100 * lost:+.1f} %: it {what}, {more[name]:.3g} s of {other.found.seconds:.3g}"
+
+
+def balance(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> list[str]:
+    """Return arithmetic intensity, and for each axis computing over sending, and where it would bind.
+
+    Intensity is FLOPs over bytes of the products of a block; a card needs peak / bandwidth of it
+    (arXiv:1810.09868; Ultra-Scale Playbook, "Compute and memory").
+    """
+    one = shape._replace(layers=1, experts=None)
+    works = [attention_work(shape, layout)]
+    works.append(expert_work(shape, layout) if shape.experts else dense_work(one, layout))
+    products = [product for work in works for product in work.products]
+    flops = sum(each.flops for each in products)
+    moved = sum(2 * each.count * (each.m * each.k + each.k * each.n + each.m * each.n) for each in products)
+    dtype = layout.compute if layout.compute in machine.products else next(iter(machine.products))
+    needed = machine.products[dtype] / machine.memory_bandwidth
+    lines = [
+        f"arithmetic intensity of a block's products: {flops / moved:.0f} FLOP/byte; "
+        f"{machine.name} needs "
+        f"{needed:.0f}: " + ("bound by products" if flops / moved > needed else "bound by memory")
+    ]
+    computed = flops / machine.products[dtype]
+    groups = groups_of(layout, machine)
+    by_axis: dict[str, float] = {}
+    for work in works:
+        for sent in work.forward:
+            by_axis[sent.axis] = by_axis.get(sent.axis, 0.0) + sent.num_bytes
+    for axis, num_bytes in by_axis.items():
+        if groups[axis].size > 1:
+            rate = num_bytes / computed
+            place = "inside a node" if groups[axis].nodes == 1 else f"over {groups[axis].nodes} nodes"
+            lines.append(
+                f"{axis} {groups[axis].size} ({place}): a block's forward computes "
+                f"{1e3 * computed:.3g} ms "
+                f"and sends "
+                f"{num_bytes / 1e6:.3g} MB; it would wait as long as it computes at "
+                f"{rate / 1e9:.3g} GB/s"
+            )
+    head = sum(each.flops for each in head_work(shape, layout).products)
+    lines.append(f"the head is {head / (head + flops * shape.layers):.1%} of the products of a forward")
+    return lines
+
+
+class Goodput(NamedTuple):
+    """days, gpu_hours: without failures.
+
+    save_every_s: the best interval. share: of time that trains.
+    """
+
+    steps: int
+    days: float
+    gpu_hours: float
+    save_s: float
+    save_every_s: float
+    share: float
+
+
+def goodput(
+    shape: ModelShape, layout: StepLayout, machine: MachineRates, seconds: float, tokens: float, hours: float
+) -> Goodput:
+    """Return how long a training takes, and the best interval of saves.
+
+    Young (CACM 17, 1974) and Daly (FGCS 22, 2006): sqrt(2 save_s mtbf); hours: between failures of a node.
+    """
+    steps = math.ceil(tokens / layout.tokens)
+    nodes = max(1, layout.ranks // machine.ranks_per_node)
+    mtbf = 3600 * hours / nodes
+    save = SAVE_BYTES * shape.parameters() / (SAVE_RATE * nodes)
+    every = math.sqrt(2 * save * mtbf)
+    lost = save / every + (every / 2 + RESTART_S) / mtbf
+    share = max(0.0, 1 - lost)
+    took = steps * seconds
+    return Goodput(steps, took / 86400, took * layout.ranks / 3600, save, every, share)
+
+
+RESTART_S = 600.0  # until a failed job trains again, a guess
+
+
+def rules(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> list[str]:
+    """Return the rules of the field that the search keeps, where they decided."""
+    found = [f"tp within a node of {machine.ranks_per_node}"] if layout.tp > 1 else []
+    found += ["ZeRO-1 always: it sends no more than plain sums"] if layout.zero == 1 else []
+    if layout.pp > 1:
+        found.append(f"{layout.num_microbatches} microbatches for {layout.pp} stages")
+    if shape.experts is not None and layout.ep > 1:
+        found.append("experts divided apart from tp")
+    found.append("of layouts that are as fast, the simpler")
+    return found
+
+
+def binding(refused: Mapping[str, int], tried: int, ranked: Sequence[Candidate], limit: float) -> str:
+    """Say which constraint leaves most out, or why nothing is left."""
+    words = ", ".join(
+        f"{number} by {reason}" for reason, number in sorted(refused.items(), key=lambda x: -x[1])
+    )
+    most = max(refused, key=refused.__getitem__, default="")
+    if ranked:
+        return f"{tried} layouts: left out {words or 'none'}"
+    hint = f": no rank may hold more than {limit / 1e9:.0f} GB" if most == "memory" else ""
+    return f"of {tried} layouts none is left: {words}{hint}"

@@ -1,0 +1,95 @@
+"""The shape of a configuration's model, its layout, and the rules of the field that it breaks."""
+
+import msgspec
+
+from mpitrain import config as settings
+from mpitrain.config import Config
+from mpitrain.data.tokenizer import separator, tokenizer_of
+from mpitrain.errors import MpitrainError
+from mpitrain.plan.declared.published import Latent, ModelShape, RoutedExperts
+from mpitrain.plan.predict.step_time.advice import advice
+from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
+from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.plan.settings.attention import head_width
+from mpitrain.plan.settings.resolve import resolve
+
+ON_GPU, ON_CPU = "h100-80gb", "laptop"  # whose figures stand for a machine that nobody has named
+
+
+def shape_of(config: Config) -> ModelShape:
+    """Return the shape of a configuration's model, as on one rank."""
+    alone = msgspec.structs.replace(
+        config, parallel=settings.Parallel(), pipeline=settings.Pipeline(), batch=settings.Batch(),
+        comm=settings.Comm(), memory=settings.Memory(),
+    )  # fmt: skip
+    tokenizer = tokenizer_of(config.data)
+    separator(config.data, tokenizer)
+    return shape_of_resolved(resolve(alone, 1, tokenizer.vocab, 1, 0, "there are", tokenizer.needed))
+
+
+def shape_of_resolved(resolved: Config) -> ModelShape:
+    """Return the shape of a resolved configuration's model."""
+    model = resolved.model
+    own = resolved.attention
+    experts = resolved.experts
+    latent = (
+        Latent(own.q_rank or 0, own.kv_rank, own.rotary_width or 0, own.value_width or 0)
+        if own.kv_rank
+        else None
+    )
+    routed = None
+    if experts.count:
+        width = experts.width or model.ffn
+        routed = RoutedExperts(experts.count, experts.active, width, experts.shared or 0, experts.first or 0)
+    name = model.preset
+    return ModelShape(
+        name, model.layers, model.width, model.heads, model.kv_heads or model.heads, head_width(resolved),
+        model.ffn, model.vocab, tied=bool(model.tied), window=own.window or 0, experts=routed, latent=latent,
+        family=model.family, source="the configuration",
+    )  # fmt: skip
+
+
+def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
+    """Return the layout of a resolved configuration."""
+    parallel = resolved.parallel
+    memory = resolved.memory
+    mode = "full" if memory.recompute == "every-k" else memory.recompute
+    ranks = parallel.dp * parallel.pp * parallel.tp * parallel.cp
+    return StepLayout(
+        ranks, resolved.data.sequence, resolved.batch.global_, micro=resolved.batch.micro, tp=parallel.tp,
+        cp=parallel.cp, pp=parallel.pp, ep=parallel.ep, etp=parallel.etp,
+        chunks=resolved.pipeline.chunks or 1, schedule=resolved.pipeline.schedule, recompute=mode,
+        sharded=parallel.dp_shard, zero=parallel.zero or 0,
+        compute=compute_of(resolved, rates), sequence_parallel=parallel.sequence, fused=resolved.run.compile,
+        wire_bytes=2 if resolved.precision.reduce == "bf16" else 4,
+        tp_overlap=0.5 if parallel.async_tp else 0.0,
+        dispatch="alltoall" if resolved.experts.dispatch == "flat" else "hierarchical",
+        offload=memory.offload in ("optimizer", "all"), regathers=False,
+    )  # fmt: skip
+
+
+def compute_of(config: Config, rates: MachineRates) -> str:
+    """Return the type of numbers that products have a rate for: the configuration's, or the nearest."""
+    compute = config.precision.compute
+    if compute in rates.products:
+        return compute
+    return "bf16" if "bf16" in rates.products else next(iter(rates.products))
+
+
+def advice_for(resolved: Config) -> list[str]:
+    """Return a line for each rule that a resolved configuration breaks; nothing where none can be judged.
+
+    comm.node_ranks says the ranks of a node; the rest are figures of a card of its kind.
+    """
+    name = ON_GPU if resolved.run.device == "cuda" else ON_CPU
+    rates = machine_of(find_machine(name))
+    rates = rates._replace(ranks_per_node=resolved.comm.node_ranks or rates.ranks_per_node)
+    try:
+        shape = shape_of_resolved(resolved)
+        layout = layout_of(resolved, rates)
+        found = predict_step(shape, layout, rates)
+        lines = advice(shape, layout, rates, found, memory_is_known=False)
+    except MpitrainError:
+        return []
+    return [f"advice, by figures of {name}: {line}" for line in lines]

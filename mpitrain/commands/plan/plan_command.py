@@ -1,0 +1,50 @@
+"""`mpitrain plan` and its back-test: read what was typed, refuse what does nothing."""
+
+from typing import Any
+
+from mpitrain.commands.plan.backtest import backtest
+from mpitrain.commands.plan.explained import NODE_HOURS
+from mpitrain.commands.plan.planner import PlanRequest, make_plan
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+
+BACKTEST = "backtest"
+OF_BACKTEST = ("out", "json")
+
+
+def answer(config: str | None, rows: str | None, overrides: tuple[str, ...], asked: dict[str, Any]) -> str:
+    """Return what the command prints. asked: its options as they were typed."""
+    given = {name: value for name, value in asked.items() if value not in (None, False)}
+    if config == BACKTEST:
+        return _backtest(rows, overrides, given)
+    if rows is not None:
+        raise ConfigError(f"found {shown(rows)} after CONFIG; needed one file, or backtest before it")
+    if "ranks" not in given:
+        raise ConfigError("--ranks is missing; give the number of ranks, such as --ranks 64")
+    if "node_hours" in given and "tokens" not in given:
+        raise ConfigError("--node-hours does nothing without --tokens; add it, or leave it out")
+    return make_plan(
+        PlanRequest(
+            config,
+            overrides,
+            given["ranks"],
+            given.get("machine", "laptop"),
+            memory_gb=given.get("memory", 0.0),
+            top=given.get("top", 5),
+            explain=given.get("explain", False),
+            tokens=given.get("tokens", ""),
+            node_hours=given.get("node_hours", NODE_HOURS),
+            out=given.get("out"),
+            json=given.get("json", False),
+        )
+    )
+
+
+def _backtest(rows: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> str:
+    idle = [f"--{name.replace('_', '-')}" for name in given if name not in OF_BACKTEST]
+    idle += ["--set"] * bool(overrides)
+    if idle:
+        raise ConfigError(f"{idle[0]} does nothing with backtest; leave it out")
+    if rows is None:
+        raise ConfigError("backtest: needed a CSV, such as benchmarks/published_layouts.csv")
+    return backtest(rows, given.get("json", False), given.get("out"))

@@ -1,0 +1,327 @@
+"""`mpitrain plan`: the best layout for a model, a number of ranks and a machine, by predictions.
+
+What the configuration sets differently from its default stays as it is; the rest is searched.
+"""
+
+import json
+import math
+import re
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mpitrain import config as settings
+from mpitrain.commands.plan.explained import NODE_HOURS, balance, binding, goodput, parts_of, rules, why_lost
+from mpitrain.commands.plan.of_config import compute_of, shape_of
+from mpitrain.commands.plan.search import Candidate, SearchResult, search
+from mpitrain.commands.waiting import Waiting
+from mpitrain.config import Config
+from mpitrain.data.tokenizer import tokenizer_of
+from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.inputs import replacing, shown
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.step_time.advice import advice
+from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
+from mpitrain.plan.predict.step_time.step import hfu, mfu
+from mpitrain.plan.settings.resolve import resolve
+
+USABLE = 0.9  # of a rank's memory
+# measured over predicted, of 80 % of the 96 steps of benchmarks/published_layouts.csv, nothing fitted
+INTERVAL = 1.0, 1.6
+CHECKED = 6  # of the best that are planned as a run would be
+TOKENS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+FIELDS = {  # keys of the configuration, and the fields of a layout that they fix
+    "parallel.tp": "tp", "parallel.cp": "cp", "parallel.pp": "pp", "parallel.dp": "dp", "parallel.ep": "ep",
+    "parallel.etp": "etp", "parallel.zero": "zero", "parallel.dp_shard": "sharded", "batch.micro": "micro",
+    "memory.recompute": "recompute", "pipeline.schedule": "schedule", "pipeline.chunks": "chunks",
+}  # fmt: skip
+
+
+class PlanRequest(NamedTuple):
+    """What was asked.
+
+    memory_gb: of a rank, 0 for the machine's. tokens: of a training, as it was typed.
+    """
+
+    config: str | None
+    overrides: tuple[str, ...]
+    ranks: int
+    machine: str
+    memory_gb: float = 0.0
+    top: int = 5
+    explain: bool = False
+    tokens: str = ""
+    node_hours: float = NODE_HOURS
+    out: str | None = None
+    json: bool = False
+
+
+class RunnableLayout(NamedTuple):
+    """A layout that a run can have.
+
+    held: bytes that its fullest rank holds by the run's own plan.
+    """
+
+    candidate: Candidate
+    config: Config
+    held: int
+
+
+def make_plan(asked: PlanRequest) -> str:
+    """Return the answer as text or JSON; write the best configuration.
+
+    Raises ConfigError if none fits.
+    """
+    given = settings.load(asked.config, asked.overrides)
+    rates = machine_of(find_machine(asked.machine))
+    tokens = _tokens(asked.tokens)
+    with Waiting("mpitrain plan"):
+        shape = shape_of(given)
+        base, notes = _base(given, asked, rates)
+        wishes = _wishes(given, asked.overrides)
+        limit = asked.memory_gb * 1e9 if asked.memory_gb else USABLE * rates.memory_bytes
+        found = search(shape, base, rates, wishes, limit)
+        chosen = _chosen(given, found, asked, rates, limit) if found.ranked else []
+    if not chosen:
+        wish = ", ".join(f"{key} = {value}" for key, value in wishes.items()) or "nothing"
+        raise ConfigError(
+            f"{shape.name} on {asked.ranks} ranks of {rates.name}: "
+            f"{binding(found.refused, found.tried, chosen, limit)}; fixed: {wish}; change what is "
+            f"fixed, "
+            "--ranks, --memory or batch.global"
+        )
+    if asked.out is not None:
+        _write(asked.out, chosen[0].config)
+    answer = _Answer(asked, shape, rates, found, chosen, limit, notes, tokens)
+    return json.dumps(answer.as_tree(), indent=1) if asked.json else answer.as_text()
+
+
+def _base(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[StepLayout, list[str]]:
+    """Return what all layouts have alike, and what was assumed for it."""
+    notes = []
+    batch = config.batch.global_
+    if not batch:
+        batch = max(32, 2 ** math.ceil(math.log2(asked.ranks)))
+        notes.append(f"batch.global is open: {batch} sequences of {config.data.sequence} are assumed")
+    compute = compute_of(config, rates)
+    if compute != config.precision.compute:
+        notes.append(
+            f"precision.compute = {config.precision.compute}: no rate of {rates.name}, planned as {compute}"
+        )
+    layout = StepLayout(
+        asked.ranks, config.data.sequence, batch, compute=compute, fused=config.run.compile,
+        sequence_parallel=config.parallel.sequence, tp_overlap=0.5 if config.parallel.async_tp else 0.0,
+        wire_bytes=2 if config.precision.reduce == "bf16" else 4,
+        dispatch="alltoall" if config.experts.dispatch == "flat" else "hierarchical",
+        offload=config.memory.offload in ("optimizer", "all"), regathers=False,
+    )  # fmt: skip
+    return layout, notes
+
+
+def _wishes(config: Config, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields that the configuration fixes: what isn't its default, and what was typed."""
+    flat, default = settings.flatten(config), settings.flatten(Config())
+    typed = {each.partition("=")[0].strip() for each in overrides}
+    found = {}
+    for key, field in FIELDS.items():
+        set_by_hand = flat[key] != default[key] or key in typed
+        if set_by_hand and (flat[key] or key == "parallel.zero"):
+            found[field] = flat[key]
+    return found
+
+
+def _with_layout(config: Config, layout: StepLayout) -> Config:
+    """Return the configuration with a layout in it."""
+    replace = msgspec.structs.replace
+    looped = layout.pp > 1 and layout.schedule == "interleaved"
+    parallel = replace(
+        config.parallel, tp=layout.tp, cp=layout.cp, pp=layout.pp, dp=layout.dp, ep=layout.ep, etp=layout.etp,
+        zero=layout.zero, dp_shard=layout.sharded,
+    )  # fmt: skip
+    pipeline = replace(config.pipeline, schedule=layout.schedule, chunks=layout.chunks if looped else None)
+    return replace(
+        config, parallel=parallel, pipeline=pipeline,
+        batch=settings.Batch(global_=layout.batch, micro=layout.micro),
+        memory=replace(config.memory, recompute=layout.recompute),
+        precision=replace(config.precision, compute=layout.compute),
+    )  # fmt: skip
+
+
+def _planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
+    tokenizer = tokenizer_of(config.data)
+    nodes = -(-ranks // rates.ranks_per_node)
+    per_node = min(ranks, rates.ranks_per_node)
+    return plan_of(resolve(config, ranks, tokenizer.vocab, nodes, per_node, "there are", tokenizer.needed))
+
+
+def _chosen(
+    given: Config, found: SearchResult, asked: PlanRequest, rates: MachineRates, limit: float
+) -> list[RunnableLayout]:
+    """Return the best layouts that a run accepts and that fit, by the run's own plan.
+
+    Further layouts are planned until some fit; those that don't are counted.
+    """
+    chosen = []
+    for number, each in enumerate(found.ranked):
+        if len(chosen) >= min(asked.top, CHECKED) or (number >= 2 * CHECKED and chosen):
+            break
+        config = _with_layout(given, each.layout)
+        try:
+            held = _held(config, each.layout, asked.ranks, rates)
+        except MpitrainError:
+            found.refused["a run refuses it"] += 1
+            continue
+        if held > limit:
+            found.refused["memory"] += 1
+            continue
+        chosen.append(RunnableLayout(each, config, held))
+    return chosen
+
+
+def _held(config: Config, layout: StepLayout, ranks: int, rates: MachineRates) -> int:
+    """Return the bytes of the fullest rank, by the plan that a run makes.
+
+    Of many microbatches some are planned: a pipeline's peak comes before three rounds of it.
+    """
+    few = min(layout.num_microbatches, 3 * layout.pp)
+    batch = settings.Batch(global_=few * layout.dp * layout.micro, micro=layout.micro)
+    plan = _planned(msgspec.structs.replace(config, batch=batch), ranks, rates)
+    return max(usage.on_device for usage in predict(plan, on_gpu="fp32" not in rates.products))
+
+
+def _tokens(text: str) -> float:
+    """Return a number of tokens. Raises ConfigError if it is none."""
+    if not text:
+        return 0.0
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kmbt]?)", text.lower())
+    if match is None or not float(match[1]):
+        raise ConfigError(f"--tokens {shown(text)}: needed a number of tokens, such as 300B or 15T")
+    return float(match[1]) * TOKENS.get(match[2], 1.0)
+
+
+def _write(path: str, config: Config) -> None:
+    from pathlib import Path
+
+    try:
+        with replacing(Path(path)) as file:
+            file.write(settings.to_toml(config).encode())
+    except OSError as error:
+        raise ConfigError(
+            f"--out {shown(path)}: {error.strerror}; give a file in a folder that is there"
+        ) from None
+
+
+class _Answer(NamedTuple):
+    """All that was found, to be shown."""
+
+    asked: PlanRequest
+    shape: ModelShape
+    rates: MachineRates
+    found: SearchResult
+    chosen: list[RunnableLayout]
+    limit: float
+    notes: list[str]
+    tokens: float
+
+    def as_tree(self) -> dict[str, Any]:
+        return {
+            "machine": self.rates.name,
+            "ranks": self.asked.ranks,
+            "parameters": self.shape.parameters(),
+            "active_parameters": self.shape.active_parameters(),
+            "layouts_tried": self.found.tried,
+            "left_out": dict(self.found.refused),
+            "notes": self.notes,
+            "best": [self._tree_of(each) for each in self.chosen],
+            "advice": self._advice(),
+            **({"training": self._training()._asdict()} if self.tokens else {}),
+        }
+
+    def _tree_of(self, each: RunnableLayout) -> dict[str, Any]:
+        layout, step = each.candidate.layout, each.candidate.found
+        return {
+            "layout": {**layout._asdict(), "dp": layout.dp, "num_microbatches": layout.num_microbatches},
+            "seconds": step.seconds,
+            "interval_s": [bound * step.seconds for bound in INTERVAL],
+            "tokens_per_s": layout.tokens / step.seconds,
+            "mfu": mfu(self.shape, layout, self.rates, step.seconds),
+            "hfu": hfu(self.shape, layout, self.rates, step.seconds),
+            "parts_s": parts_of(step),
+            "held_bytes": each.held,
+            "memory_limit_bytes": self.limit,
+        }
+
+    def _advice(self) -> list[str]:
+        best = self.chosen[0].candidate
+        return advice(self.shape, best.layout, self.rates, best.found)
+
+    def _training(self):
+        best = self.chosen[0].candidate
+        hours = self.asked.node_hours
+        return goodput(self.shape, best.layout, self.rates, best.found.seconds, self.tokens, hours)
+
+    def as_text(self) -> str:
+        best = self.chosen[0].candidate
+        lines = [
+            f"{self.shape.name}: {self.shape.parameters() / 1e9:.4g} billion parameters, "
+            f"{self.shape.active_parameters() / 1e9:.4g} active; {self.asked.ranks} ranks of "
+            f"{self.rates.name}, "
+            f"{self.limit / 1e9:.0f} GB each; {best.layout.batch} x {best.layout.sequence} tokens "
+            f"a step",
+            *self.notes,
+            binding(self.found.refused, self.found.tried, self.chosen, self.limit),
+            "",
+            "      s/step      80 %       MFU   HFU  GB/rank  layout",
+            *(self._line(number, each) for number, each in enumerate(self.chosen, start=1)),
+            "",
+            self._parts(best),
+            *(
+                f"{number}. {why_lost(best, each.candidate)}"
+                for number, each in enumerate(self.chosen[1:], start=2)
+            ),
+            "rules that decided: " + "; ".join(rules(self.shape, best.layout, self.rates)),
+            *(f"advice: {line}" for line in self._advice()),
+        ]
+        if self.asked.explain:
+            lines += ["", *balance(self.shape, best.layout, self.rates)]
+        if self.tokens:
+            lines += ["", self._text_of_training()]
+        if self.asked.out is not None:
+            out = shown(self.asked.out)
+            lines += ["", f"written to {out}: mpirun -n {self.asked.ranks} mpitrain run {out}"]
+        return "\n".join(lines)
+
+    def _line(self, number: int, each: RunnableLayout) -> str:
+        layout, step = each.candidate.layout, each.candidate.found
+        low, high = (bound * step.seconds for bound in INTERVAL)
+        used = [100 * of(self.shape, layout, self.rates, step.seconds) for of in (mfu, hfu)]
+        full = "  nearly full" if each.held > 0.95 * self.limit else ""
+        return (
+            f"{number:>2}.{step.seconds:>9.3g}  {low:>5.3g}-{high:<6.3g}{used[0]:>7.1f} "
+            f"{used[1]:>5.1f} "
+            f"{each.held / 1e9:>7.1f}   {layout.describe()}{full}"
+        )
+
+    def _parts(self, best: Candidate) -> str:
+        parts = parts_of(best.found)
+        words = ", ".join(
+            f"{name} {100 * took / best.found.seconds:.1f} %" for name, took in parts.items() if took > 0
+        )
+        return f"the first one's step, slowest pipeline rank: {words} (of an axis: waiting for it)"
+
+    def _text_of_training(self) -> str:
+        found = self._training()
+        return (
+            f"{self.asked.tokens} tokens: {found.steps:,} steps, {found.days:.1f} days, "
+            f"{found.gpu_hours:,.0f} "
+            f"GPU-hours without failures; with one of a node each {self.asked.node_hours:,.0f} h "
+            f"and saves "
+            f"of "
+            f"{found.save_s:.2g} s (a guess) every {found.save_every_s / 60:.0f} minutes "
+            f"{100 * found.share:.1f} % of "
+            f"the time trains: {found.days / max(found.share, 1e-9):.1f} days"
+        )

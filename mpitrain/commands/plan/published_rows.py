@@ -1,0 +1,209 @@
+"""Published steps from a CSV: each row becomes a model, a layout and figures, or is refused.
+
+A row that contradicts itself is refused by name, and so is one that leaves out what decides: model,
+ranks, batch, layout. What is unknown but bounded (recomputation, the microbatch of ZeRO-3) makes
+several layouts, between which the truth lies.
+"""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from mpitrain.commands.plan.assumed import Convention, convention_of
+from mpitrain.commands.plan.row_layout import Incomplete, layouts_in, number_in, shape_in
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import read_text, shown
+from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
+from mpitrain.plan.predict.step_time.machine import MachineFile, find_machine
+from mpitrain.plan.predict.step_time.step import recomputed_flops
+
+MOST_BYTES = 32 << 20
+NEEDED = ("system", "model", "gpu_type")
+HALVES = ("half", "split", "fold")  # the column that says which rows are fitted to
+FITTED = ("fit", "train", "a", "0", "calibrate")
+DIFFER = 0.12  # two figures of one row that should say the same
+
+
+class PublishedFigures(NamedTuple):
+    """What was published: seconds of a step, and bytes of a rank, if any."""
+
+    seconds: float | None
+    memory_bytes: float | None
+    out_of_memory: bool
+
+
+class Row(NamedTuple):
+    """A row that can be predicted. layouts: more than one where what is unknown decides.
+
+    assumed: fields and the values taken for them.
+    fitted: whether it is in the half that is fitted to.
+    """
+
+    id: str
+    system: str
+    shape: ModelShape
+    machine: MachineFile
+    layouts: tuple[StepLayout, ...]
+    measured: PublishedFigures
+    assumed: Mapping[str, str]
+    convention: Convention
+    sweep: str
+    fitted: bool | None
+
+    @property
+    def layout(self) -> StepLayout:
+        return self.layouts[0]
+
+    @property
+    def whole_system(self) -> str:
+        """A system is machine, framework and release."""
+        return f"{self.system} on {self.machine.name}"
+
+    @property
+    def framework(self) -> str:
+        """The system without its release."""
+        return re.sub(r"[0-9.]+.*", "", self.system.lower()).strip()
+
+    @property
+    def regime(self) -> str:
+        kind = "experts" if self.shape.experts else "dense"
+        return f"{kind} {self.layout.compute}"
+
+    @property
+    def is_interval(self) -> bool:
+        return len(self.layouts) > 1
+
+
+class Refused(NamedTuple):
+    """A row that can't be predicted, and why."""
+
+    id: str
+    system: str
+    why: str
+    incomplete: bool  # else it contradicts itself
+
+
+def read_rows(path: str) -> tuple[list[Row], list[Refused]]:
+    """Read a CSV of published steps. Raises ConfigError for a file that is none."""
+    try:
+        text = read_text(path, MOST_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{shown(path)}: {error.strerror}; give a CSV file of published steps") from None
+    reader = csv.DictReader(io.StringIO(text))
+    missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
+    if missing:
+        found = ", ".join(reader.fieldnames or ()) or "nothing"
+        raise ConfigError(
+            f"{shown(path)}: found the columns {shown(found)}; needed {', '.join(missing)} too, "
+            f"as in "
+            "benchmarks/published_layouts.csv"
+        )
+    rows: list[Row] = []
+    refused: list[Refused] = []
+    for number, raw in enumerate(reader, start=2):
+        fields = {key: (value or "").strip() for key, value in raw.items() if isinstance(key, str)}
+        name = fields.get("id") or f"line {number}"
+        try:
+            rows.append(_row(name, fields))
+        except ConfigError as error:
+            refused.append(Refused(name, fields["system"], error.args[0], isinstance(error, Incomplete)))
+    return rows, refused
+
+
+def _row(name: str, fields: Mapping[str, str]) -> Row:
+    convention = convention_of(fields["system"])
+    assumed: dict[str, str] = {}
+    if not fields["gpu_type"]:
+        raise Incomplete("gpu_type: found nothing; needed the machine")
+    machine = find_machine(fields["gpu_type"])
+    shape = shape_in(fields, assumed)
+    layouts = layouts_in(fields, shape, convention, assumed)
+    for layout in layouts:
+        require_possible(layout, shape)
+    halves = [fields[key].lower() for key in HALVES if fields.get(key)]
+    measured = _measured(fields, shape, layouts[0], machine, convention)
+    key = (
+        fields["system"],
+        shape.name,
+        machine.name,
+        layouts[0].ranks,
+        layouts[0].sequence,
+        layouts[0].batch,
+    )
+    sweep = fields.get("sweep") or " ".join(map(str, key))
+    fitted = halves[0] in FITTED if halves else None
+    return Row(name, fields["system"], shape, machine, layouts, measured, assumed, convention, sweep, fitted)
+
+
+# ---------------------------------------------------------------- what was measured
+
+
+def _measured(
+    fields: Mapping[str, str],
+    shape: ModelShape,
+    layout: StepLayout,
+    machine: MachineFile,
+    convention: Convention,
+) -> PublishedFigures:
+    """Return the seconds of a step: of time if it is given, of tokens or samples, of FLOP/s, of MFU."""
+    found = dict(_seconds(fields, shape, layout, machine, convention))
+    memory = number_in(fields, "mem_gb")
+    if memory and memory * 1e9 > 1.3 * machine.memory_bytes:
+        raise ConfigError(
+            f"mem_gb = {memory:g} contradicts {machine.name}, which has {machine.memory_bytes / 1e9:.0f}"
+        )
+    oom = "oom" in fields.get("role", "").lower()
+    named = list(found)
+    for one, other in zip(named, named[1:]):
+        exact = one in ("iter_s", "tok_s_gpu", "samples_s_gpu") and other in (
+            "iter_s",
+            "tok_s_gpu",
+            "samples_s_gpu",
+        )
+        if abs(math.log(found[one] / found[other])) > (DIFFER if exact else 4 * DIFFER):
+            raise ConfigError(
+                f"{one} = {fields[one]} contradicts {other} = {fields[other]}: steps of "
+                f"{found[one]:.3g} and "
+                f"{found[other]:.3g} s"
+            )
+    seconds = found[named[0]] if named else None
+    if seconds is None and memory is None and not oom:
+        raise Incomplete("found neither a throughput nor memory; needed one")
+    return PublishedFigures(seconds, memory * 2**30 if memory else None, oom)
+
+
+def _seconds(
+    fields: Mapping[str, str],
+    shape: ModelShape,
+    layout: StepLayout,
+    machine: MachineFile,
+    convention: Convention,
+) -> Iterator[tuple[str, float]]:
+    """Yield each figure of a row that says how long a step took, the surest first."""
+    if took := number_in(fields, "iter_s"):
+        yield "iter_s", took
+    if rate := number_in(fields, "tok_s_gpu"):
+        yield "tok_s_gpu", layout.tokens / (rate * layout.ranks)
+    if rate := number_in(fields, "samples_s_gpu"):
+        yield "samples_s_gpu", layout.batch / (rate * layout.ranks)
+    flops = shape.flops_per_token(layout.sequence, convention.halved) * layout.tokens / layout.ranks
+    again = recomputed_flops(shape, layout) / layout.ranks
+    counted = convention.counts_recomputed or "HFU, not MFU" in fields.get("note", "")
+    peak = machine.products["bf16" if "bf16" in machine.products else next(iter(machine.products))].peak
+    if rate := number_in(fields, "tflops_gpu"):
+        yield "tflops_gpu", (flops + counted * again) / (rate * 1e12)
+    if share := number_in(fields, "mfu_pct"):
+        _require_share("mfu_pct", share)
+        yield "mfu_pct", (flops + counted * again) / (share / 100 * peak)
+    elif share := number_in(fields, "hfu_pct"):
+        _require_share("hfu_pct", share)
+        yield "hfu_pct", (flops + again) / (share / 100 * peak)
+
+
+def _require_share(key: str, share: float) -> None:
+    if share > 100:
+        raise ConfigError(f"{key} = {share:g}: no machine does more than its peak")

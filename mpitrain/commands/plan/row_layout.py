@@ -1,0 +1,268 @@
+"""The model and the layout of one row of a CSV: its fields, over the registry and conventions."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mpitrain.commands.plan.assumed import Convention
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+from mpitrain.plan.declared.published import ModelShape, RoutedExperts, find_published
+from mpitrain.plan.predict.step_time.layout import StepLayout
+
+DIFFER = 0.12  # parameters that are stated, and those that sizes make
+MICROS = (1, 2, 4, 8)
+
+
+class Incomplete(ConfigError):
+    """A row leaves out what decides."""
+
+
+def shape_in(fields: Mapping[str, str], assumed: dict[str, str]) -> ModelShape:
+    """Return the model: of the registry, with the row's own sizes over it; or of its sizes alone."""
+    try:
+        shape = find_published(fields["model"])
+    except ConfigError as error:
+        shape = _shape_alone(fields, assumed, error)
+    heads = count_in(fields, "heads") or shape.heads
+    width = count_in(fields, "hidden") or shape.width
+    changed: dict[str, Any] = {
+        key: count_in(fields, key) or getattr(shape, key) for key in ("layers", "kv_heads", "vocab")
+    }
+    changed.update(width=width, heads=heads, **_hidden_units(fields, shape, width))
+    if (width, heads) != (shape.width, shape.heads):
+        changed["head_width"] = width // heads
+        if shape.kv_heads == shape.heads and not fields.get("kv_heads"):
+            changed["kv_heads"] = heads
+    shape = shape._replace(**changed)
+    _require_size(fields, shape)
+    return shape
+
+
+def _hidden_units(fields: Mapping[str, str], shape: ModelShape, width: int) -> dict[str, Any]:
+    """Return the feed-forward's and experts' fields that a row says, or that follow from another width."""
+    ffn = count_in(fields, "ffn")
+    if shape.experts is None:
+        return {"ffn": ffn or shape.ffn * width // shape.width}
+    experts = shape.experts
+    return {
+        "experts": experts._replace(
+            count=count_in(fields, "n_experts") or experts.count,
+            active=count_in(fields, "topk") or experts.active,
+            width=ffn or experts.width,
+        )
+    }
+
+
+def layouts_in(
+    fields: Mapping[str, str], shape: ModelShape, convention: Convention, assumed: dict[str, str]
+) -> tuple[StepLayout, ...]:
+    """Return the layout of a row; several, the likely one first, where an unknown field decides."""
+    if not any(fields.get(key) for key in ("tp", "pp", "zero")):
+        raise Incomplete("tp, pp, zero: found none of them; needed the layout")
+    tp, cp, pp, ep = (count_in(fields, key) or 1 for key in ("tp", "cp", "pp", "ep"))
+    inside = tp * cp * pp
+    ranks, sequence = _ranks(fields, inside)
+    zero = _zero(fields, convention, assumed)
+    batch, micros = _batch(fields, max(1, ranks // inside), zero, assumed)
+    schedule, chunks = _schedule(fields.get("schedule", ""), count_in(fields, "vpp") or 1, pp)
+    modes = _recompute(fields, convention, assumed)
+    precision = fields.get("precision", "")
+    layout = StepLayout(
+        ranks, sequence, batch, tp=tp, cp=cp, pp=pp, ep=ep, etp=_etp(fields, shape, tp, ep, ranks // pp),
+        chunks=chunks, zero=zero, schedule=schedule, compute=_dtype(fields),
+        flash=_flag(fields, "flash", convention.flash, assumed),
+        fused=convention.fused or "compile" in precision,
+        sequence_parallel=_sequence_parallel(fields, convention, tp),
+        overlapped=convention.overlapped, wire_bytes=convention.wire_bytes,
+        tp_overlap=0.7 if "AsyncTP" in precision else convention.tp_overlap,
+        ends_count=convention.ends_count, again=convention.again, dispatch=_dispatch(fields, convention),
+    )  # fmt: skip
+    if "(b/2,2m)" in fields.get("schedule", ""):
+        micros = [max(1, each // 2) for each in micros]
+    found = [layout._replace(micro=micro, recompute=mode) for micro in micros for mode in modes]
+    whole = [each for each in found if each.dp and not each.batch % (each.dp * each.micro)]
+    return tuple(whole or found[:1])
+
+
+def _ranks(fields: Mapping[str, str], inside: int) -> tuple[int, int]:
+    """Return the GPUs and the sequence of a row.
+
+    Raises ConfigError where degrees contradict them.
+    """
+    ranks = count_in(fields, "gpus") or (count_in(fields, "dp") or 0) * inside
+    sequence = count_in(fields, "seq")
+    if not ranks or not sequence:
+        raise Incomplete(f"found no {'seq' if ranks else 'gpus'}; needed gpus and seq")
+    _require_degrees(fields, ranks, inside)
+    return ranks, sequence
+
+
+def _sequence_parallel(fields: Mapping[str, str], convention: Convention, tp: int) -> bool:
+    return tp > 1 and ("sequence" in fields.get("recompute", "") or convention.sequence_parallel)
+
+
+def _etp(fields: Mapping[str, str], shape: ModelShape, tp: int, ep: int, ranks: int) -> int:
+    """Return how many ranks divide an expert: those of tp, unless experts are folded apart."""
+    stated = count_in(fields, "etp")
+    if stated:
+        return stated
+    folded = "fold" in fields["system"].lower()
+    return tp if shape.experts and ep * tp <= ranks and not folded else 1
+
+
+def _batch(fields: Mapping[str, str], dp: int, zero: int, assumed: dict[str, str]) -> tuple[int, list[int]]:
+    """Return the sequences of a step, and of a microbatch: some, where that isn't said and decides."""
+    batch, micro, count = (count_in(fields, key) for key in ("gbs_seqs", "mbs", "n_microbatches"))
+    if batch is None:
+        if micro is None or count is None:
+            raise Incomplete("gbs_seqs: found nothing, nor mbs with n_microbatches; needed the batch")
+        batch = micro * count * dp
+    if micro is None and count is not None:
+        micro = batch // (dp * count)
+    if micro is None:
+        return batch, _possible_micros(batch, dp, zero, assumed)
+    _require_batch(batch, micro, count, dp)
+    return batch, [micro]
+
+
+def _possible_micros(batch: int, dp: int, zero: int, assumed: dict[str, str]) -> list[int]:
+    """Return the microbatches of a row that says none: with ZeRO-3 they decide, else one is assumed."""
+    possible = [each for each in MICROS if batch % (dp * each) == 0] if zero == 3 else [1]
+    assumed["micro"] = "1 to 8" if len(possible) > 1 else "1"
+    return possible or [1]
+
+
+def _require_batch(batch: int, micro: int, count: int | None, dp: int) -> None:
+    if count is not None and micro * count * dp != batch:
+        raise ConfigError(
+            f"mbs {micro} x n_microbatches {count} x dp {dp} = {micro * count * dp} contradicts "
+            f"gbs_seqs {batch}"
+        )
+
+
+def number_in(fields: Mapping[str, str], key: str) -> float | None:
+    text = fields.get(key, "")
+    if not text:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        raise ConfigError(f"{key} = {shown(text)}: needed a number") from None
+    if not math.isfinite(found) or found < 0:
+        raise ConfigError(f"{key} = {shown(text)}: needed a number, not negative")
+    return found
+
+
+def count_in(fields: Mapping[str, str], key: str) -> int | None:
+    found = number_in(fields, key)
+    if found is None:
+        return None
+    if found != int(found) or not 0 < found < 2**40:
+        raise ConfigError(f"{key} = {shown(fields[key])}: needed a whole number from 1 on")
+    return int(found)
+
+
+def _shape_alone(fields: Mapping[str, str], assumed: dict[str, str], unknown: ConfigError) -> ModelShape:
+    layers, width, heads = (count_in(fields, key) for key in ("layers", "hidden", "heads"))
+    if layers is None or width is None or heads is None:
+        raise Incomplete(unknown.args[0])
+    ffn = count_in(fields, "ffn")
+    gated = bool(ffn) and ffn != 4 * width
+    if ffn is None:
+        assumed["ffn"] = f"{4 * width}"
+    if not fields.get("vocab"):
+        assumed["vocab"] = "51200"
+    experts = None
+    count, active = count_in(fields, "n_experts"), count_in(fields, "topk")
+    if count:
+        if not active or not ffn:
+            raise Incomplete("n_experts without topk and ffn: needed both")
+        experts = RoutedExperts(count, active, ffn)
+    return ModelShape(
+        fields["model"] or "unnamed", layers, width, heads, count_in(fields, "kv_heads") or heads,
+        width // heads,
+        ffn or 4 * width, count_in(fields, "vocab") or 51200, gated=gated, tied=not gated, experts=experts,
+        source="the row",
+    )  # fmt: skip
+
+
+def _require_size(fields: Mapping[str, str], shape: ModelShape) -> None:
+    stated = number_in(fields, "params_b")
+    found = shape.parameters() / 1e9
+    if stated and abs(math.log(found / stated)) > DIFFER:
+        raise ConfigError(
+            f"params_b = {stated:g} contradicts its sizes, which make {found:.3g} billion parameters"
+        )
+
+
+def _folded(fields: Mapping[str, str]) -> bool:
+    return "fold" in fields["system"].lower()
+
+
+def _require_degrees(fields: Mapping[str, str], ranks: int, inside: int) -> None:
+    dp = count_in(fields, "dp")
+    if ranks % inside:
+        raise ConfigError(f"tp x cp x pp = {inside} doesn't divide its {ranks} GPUs")
+    if dp and dp * inside != ranks:
+        raise ConfigError(f"dp {dp} x tp x cp x pp {inside} = {dp * inside} contradicts its {ranks} GPUs")
+
+
+def _zero(fields: Mapping[str, str], convention: Convention, assumed: dict[str, str]) -> int:
+    text = fields.get("zero", "").lower()
+    if text in ("0", "1", "2", "3"):
+        return int(text)
+    if "fsdp" in text or "hsdp" in text:
+        return 3
+    assumed["zero"] = str(convention.zero)
+    return convention.zero
+
+
+def _recompute(fields: Mapping[str, str], convention: Convention, assumed: dict[str, str]) -> list[str]:
+    text = fields.get("recompute", "").lower()
+    for mode in ("full", "selective", "none"):
+        if mode in text:
+            return [mode]
+    if convention.recompute is not None:
+        assumed["recompute"] = convention.recompute
+        return [convention.recompute]
+    assumed["recompute"] = "none to full"
+    return ["none", "full"]
+
+
+def _schedule(text: str, chunks: int, pp: int) -> tuple[str, int]:
+    """Return the schedule's name here, and its chunks."""
+    name = text.lower().replace("_", "-").split("+")[0].split("*")[0].strip()
+    known = {"zb-1p": ("zb-h1", 1), "zb-2p": ("zb-h2", 1), "gpipe": ("gpipe", 1), "afab": ("gpipe", 1)}
+    v_shaped = {"zbv": "zbv", "v-zb": "zbv", "v-half": "v-half", "v-min": "v-min", "dualpipev": "dualpipev"}
+    if pp == 1:
+        return "1f1b", 1
+    if name in v_shaped:
+        return v_shaped[name], 2
+    if name in known:
+        return known[name]
+    return ("interleaved", chunks) if chunks > 1 else ("1f1b", 1)
+
+
+def _dtype(fields: Mapping[str, str]) -> str:
+    text = fields.get("precision", "").lower()
+    return "fp8" if "fp8" in text or "float8" in text else "bf16"
+
+
+def _dispatch(fields: Mapping[str, str], convention: Convention) -> str:
+    """Return how rows come to their experts."""
+    text = fields.get("dispatcher", "").lower().replace("-", "")
+    by_node = any(name in text for name in ("deepep", "hybridep", "hierarchical"))
+    if by_node:
+        return "hierarchical"
+    if text:
+        return "allgather" if "allgather" in text else "alltoall"
+    return convention.dispatch
+
+
+def _flag(fields: Mapping[str, str], key: str, default: bool, assumed: dict[str, str]) -> bool:
+    text = fields.get(key, "").lower()
+    if text in ("1", "yes", "true", "0", "no", "false"):
+        return text in ("1", "yes", "true")
+    assumed[key] = "yes" if default else "no"
+    return default

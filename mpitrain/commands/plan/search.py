@@ -1,0 +1,164 @@
+"""Enumerate the layouts of a model on a number of ranks, prune what can't be, rank by predicted time.
+
+First by formulas alone, then the best of them played; last the memory of those that remain as a run
+would hold it (plan/predict/memory.py), by the plan of the very configuration that would be written.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.predict.step_time.footprint import footprint_of
+from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
+from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.step import Prediction, predict_step, stashes_in_flight
+
+MICROS = (1, 2, 4, 8)
+PLAYED = 24  # of the best by formulas
+LONG = 16384  # positions from which cp is tried
+SLACK = 1.15  # formulas of memory may be too high by this much
+FEW = 1.0  # microbatches over stages, at least
+ENOUGH = 0.005  # what a more complex layout must gain
+
+
+class Candidate(NamedTuple):
+    layout: StepLayout
+    found: Prediction
+
+    @property
+    def complexity(self) -> int:
+        """Axes and options that a layout uses: what is simpler wins a tie."""
+        layout = self.layout
+        used = (layout.tp > 1, layout.pp > 1, layout.cp > 1, layout.zero == 3, layout.chunks > 1)
+        return sum(used) + (layout.recompute != "none") + (layout.schedule not in ("1f1b", "interleaved"))
+
+
+class SearchResult(NamedTuple):
+    """What a search found. ranked: best first. refused: how many, by reason. tried: all."""
+
+    ranked: list[Candidate]
+    refused: Counter[str]
+    tried: int
+
+
+def search(
+    shape: ModelShape, base: StepLayout, machine: MachineRates, wishes: Mapping[str, Any], limit: float
+) -> SearchResult:
+    """Return the layouts that fit, best first.
+
+    base: ranks, sequence, batch and type of numbers. wishes: fields of a layout that are fixed.
+    limit: bytes of a rank.
+    """
+    refused: Counter[str] = Counter()
+    fitting: list[Candidate] = []
+    tried = 0
+    for layout in _every(shape, base, machine, wishes):
+        tried += 1
+        reason = _refusal(shape, layout, machine, limit)
+        if reason:
+            refused[reason] += 1
+            continue
+        fitting.append(Candidate(layout, predict_step(shape, layout, machine, play=False)))
+    fitting.sort(key=lambda each: each.found.seconds)
+    played = [Candidate(each.layout, predict_step(shape, each.layout, machine)) for each in fitting[:PLAYED]]
+    played.sort(key=lambda each: each.found.seconds * (1 + ENOUGH * each.complexity))
+    return SearchResult(played, refused, tried)
+
+
+def _refusal(shape: ModelShape, layout: StepLayout, machine: MachineRates, limit: float) -> str:
+    """Return why a layout is left out, or nothing."""
+    try:
+        require_possible(layout, shape)
+    except ConfigError:
+        return "doesn't divide"
+    if layout.pp > 1 and layout.num_microbatches < FEW * layout.pp / layout.chunks:
+        return "fewer microbatches than stages"
+    if layout.schedule == "interleaved" and layout.num_microbatches % layout.pp:
+        return "doesn't divide"
+    if footprint_of(shape, layout, stashes_in_flight(layout)).total > SLACK * limit:
+        return "memory"
+    return ""
+
+
+def _every(
+    shape: ModelShape, base: StepLayout, machine: MachineRates, wishes: Mapping[str, Any]
+) -> Iterator[StepLayout]:
+    """Yield the layouts that the rules of the field leave: tp and etp within a node, ZeRO-1 always."""
+    for tp, cp, pp in _degrees(shape, base, machine, wishes):
+        rest = base.ranks // (tp * cp * pp)
+        for zero, sharded in _zeros(rest * cp, pp, tp, machine, wishes):
+            for ep in _experts(shape, base.ranks // pp, wishes):
+                for schedule, chunks in _schedules(shape, pp, wishes):
+                    for micro in _picked(wishes, "micro", MICROS):
+                        if base.batch % (rest * micro):
+                            continue
+                        for recompute in _picked(wishes, "recompute", ("none", "selective", "full")):
+                            yield base._replace(
+                                tp=tp, cp=cp, pp=pp, zero=zero, sharded=sharded, ep=ep, schedule=schedule,
+                                chunks=chunks, micro=micro, recompute=recompute, etp=wishes.get("etp", 1),
+                            )  # fmt: skip
+
+
+def _picked(wishes: Mapping[str, Any], key: str, choices: tuple) -> tuple:
+    return (wishes[key],) if key in wishes else choices
+
+
+def _degrees(
+    shape: ModelShape, base: StepLayout, machine: MachineRates, wishes: Mapping[str, Any]
+) -> Iterator[tuple[int, int, int]]:
+    node = min(machine.ranks_per_node, base.ranks)
+    tps = [each for each in _divisors(node) if shape.heads % each == 0 and shape.ffn % each == 0]
+    longest = base.sequence // (LONG // 2) if base.sequence >= LONG else 1
+    cps = [each for each in (1, 2, 4, 8, 16, 32) if each <= longest]
+    for tp in _picked(wishes, "tp", tuple(tps)):
+        for cp in _picked(wishes, "cp", tuple(cps)):
+            if base.ranks % (tp * cp):
+                continue
+            rest = base.ranks // (tp * cp)
+            pps = [each for each in _divisors(rest) if each <= min(shape.layers, 64)]
+            for pp in _picked(wishes, "pp", tuple(pps)):
+                if rest % pp == 0 and wishes.get("dp", rest // pp) == rest // pp:
+                    yield tp, cp, pp
+
+
+def _zeros(
+    data: int, pp: int, tp: int, machine: MachineRates, wishes: Mapping[str, Any]
+) -> list[tuple[int, int]]:
+    if "zero" in wishes:
+        return [(wishes["zero"], wishes.get("sharded", 0))]
+    if data == 1:
+        return [(0, 0)]
+    found = [(1, 0)]
+    if pp == 1:
+        found.append((3, 0))
+        node = machine.ranks_per_node // tp
+        found += [(3, node)] * (1 < node < data and data % node == 0)
+    return found
+
+
+def _experts(shape: ModelShape, ranks: int, wishes: Mapping[str, Any]) -> tuple[int, ...]:
+    if shape.experts is None:
+        return (1,)
+    choices = [each for each in _divisors(shape.experts.count) if ranks % each == 0 and each <= 128]
+    return _picked(wishes, "ep", tuple(choices))
+
+
+def _schedules(shape: ModelShape, pp: int, wishes: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return schedules with their chunks: nothing more complex than is needed."""
+    if pp == 1:
+        return [("1f1b", 1)]
+    if "schedule" in wishes:
+        return [(wishes["schedule"], wishes.get("chunks", 2 if wishes["schedule"] in _TWO else 1))]
+    found = [("1f1b", 1)]
+    found += [("interleaved", chunks) for chunks in (2, 4) if pp * chunks <= shape.layers]
+    found += [("zbv", 2)] * (2 * pp <= shape.layers)
+    return found
+
+
+_TWO = ("interleaved", "zbv", "v-half", "v-min", "dualpipev")
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, min(number, 4096) + 1) if number % each == 0]

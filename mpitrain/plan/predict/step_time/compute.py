@@ -1,0 +1,103 @@
+"""Seconds that a rank computes: products by shape, attention by kernel, passes over memory, launches.
+
+A product reaches its sustained rate only if it is large and aligned. With sides m, n, k its rate is
+that times m / (m + ROWS) n / (n + ROWS) k / (k + DEPTH): what tiles at the edges, waves and the
+beginning of a product lose (the shape of fig. 5 of arXiv:2401.14489). Sides that no 64 divides lose
+a quarter, heads that no 8 divides as much (arXiv:2401.14489, section 5).
+"""
+
+from typing import NamedTuple
+
+from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.work import ITEM, AttentionCore, PartWork, Product
+
+ROWS = 128.0
+DEPTH = 64.0
+UNALIGNED = 0.75
+FP8_OVERHEAD = 1.0  # passes over memory that casts to fp8 add to a product's operands, times their bytes
+SCORE_PASSES_FORWARD = 5.0  # bytes are read or written of each score, 16 bits each, without flash
+SCORE_PASSES_BACKWARD = 6.0
+
+
+class Rates(NamedTuple):
+    """What a fit may change of a machine. 1: as its file says."""
+
+    compute: float = 1.0  # seconds of everything that is computed
+    network: float = 1.0  # seconds of everything that is sent
+    overhead_s: float = 0.0  # of a step, besides
+
+
+def product_seconds(product: Product, machine: MachineRates, dtype: str) -> float:
+    """Return the seconds of a product: the longer of computing and reading it."""
+    m, n, k = product.m, product.n, product.k
+    narrow = dtype == "fp8" and product.narrow and "fp8" in machine.products
+    rate = machine.products["fp8" if narrow else _wide(machine)]
+    rate *= m / (m + ROWS) * n / (n + ROWS) * k / (k + DEPTH)
+    if n % 64 or k % 64:
+        rate *= UNALIGNED
+    moved = product.count * (m * k + k * n + m * n) * ITEM
+    seconds = max(product.flops / rate, moved / machine.memory_bandwidth)
+    casts = FP8_OVERHEAD * product.count * (m * k * 3 + k * n) / machine.memory_bandwidth if narrow else 0.0
+    return seconds + casts + machine.launch_s * 0.2 * product.count
+
+
+def _wide(machine: MachineRates) -> str:
+    return "bf16" if "bf16" in machine.products else next(iter(machine.products))
+
+
+def core_seconds(core: AttentionCore, machine: MachineRates, flash: bool, backward: bool = False) -> float:
+    """Return the seconds of attention proper: of a flash kernel, or of products and passes over scores.
+
+    The backward of a flash kernel has 2.5 times the FLOPs (arXiv:2205.14135, section 3).
+    """
+    if not core.flops:
+        return 0.0
+    rate = machine.attention_backward if backward else machine.attention_forward
+    if core.head_width % 8:
+        rate *= UNALIGNED
+    if core.head_width < 128:
+        rate *= 0.8 if core.head_width >= 64 else 0.5
+    if flash:
+        return (2.5 if backward else 1.0) * core.flops / rate
+    passes = SCORE_PASSES_BACKWARD if backward else SCORE_PASSES_FORWARD
+    products = 2 * core.flops * (2 if backward else 1) / (0.5 * machine.products[_wide(machine)])
+    return products + passes * 2 * core.scores * ITEM / machine.memory_bandwidth
+
+
+class Seconds(NamedTuple):
+    """Of a part of the model: forward, backward for inputs, backward for weights, attention proper apart."""
+
+    forward: float = 0.0
+    inputs: float = 0.0
+    weights: float = 0.0
+    core: float = 0.0  # of the forward, which selective recomputation repeats without flash
+
+    def plus(self, other: "Seconds") -> "Seconds":
+        return Seconds(*(a + b for a, b in zip(self, other)))
+
+    def times(self, factor: float) -> "Seconds":
+        return Seconds(*(factor * each for each in self))
+
+
+def seconds_of(work: PartWork, machine: MachineRates, dtype: str, flash: bool) -> Seconds:
+    """Return what a part computes, in seconds; never less than its kernels take to be launched."""
+    forward = sum(product_seconds(each, machine, dtype) for each in work.products)
+    inputs = sum(product_seconds(_of_inputs(each), machine, dtype) for each in work.products)
+    weights = sum(product_seconds(_of_weights(each), machine, dtype) for each in work.products)
+    passes = work.pass_bytes / machine.memory_bandwidth
+    core = core_seconds(work.core, machine, flash)
+    launched = work.kernels * machine.launch_s
+    return Seconds(
+        max(forward + passes + core, launched),
+        max(inputs + 1.5 * passes + core_seconds(work.core, machine, flash, True), launched),
+        max(weights, 0.3 * launched),
+        core,
+    )
+
+
+def _of_inputs(product: Product) -> Product:
+    return product._replace(n=product.k, k=product.n)
+
+
+def _of_weights(product: Product) -> Product:
+    return product._replace(m=product.n, n=product.k, k=product.m)

@@ -1,0 +1,147 @@
+"""Bytes that a rank of each pipeline rank allocates, by formulas; the fullest one counts.
+
+    state        bf16 weights 2, fp32 gradient 4, master and moments 12, divided by ZeRO
+    activations  of a block, a position and its microbatches in flight: what its backward needs, after
+                 arXiv:2205.05198, equations 1 to 4, from the shape's own widths
+    logits       of the last stage: 16 bits, fp32 and their gradient
+    gathered     whole weights of ZeRO-3, of two blocks
+
+What an allocator reserves besides, and libraries' own buffers, a framework's profile adds (RESERVED
+of commands/plan/assumed.py).
+"""
+
+from typing import NamedTuple
+
+from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.stage_seconds import blocks_of_stages, fetches_each, weights_of_stage
+from mpitrain.plan.predict.step_time.work import ITEM
+from mpitrain.schedules import catalog
+
+
+class Footprint(NamedTuple):
+    """Bytes of the fullest rank, and which pipeline rank that is."""
+
+    weights: int
+    gradients: int
+    moments: int
+    activations: int
+    logits: int
+    gathered: int
+    stage: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.moments + self.activations + self.logits + self.gathered
+
+
+def footprint_of(shape: ModelShape, layout: StepLayout, in_flight: list[int]) -> Footprint:
+    """Return what the fullest rank holds. in_flight: stashes of a stage on each pipeline rank."""
+    blocks = blocks_of_stages(shape, layout)
+    name = layout.schedule if layout.schedule in catalog.FAMILIES else "1f1b"
+    placed = catalog.placement(name, layout.pp, layout.chunks)[: len(blocks)]
+    ranks = [[stage for stage, rank in enumerate(placed) if rank == wanted] for wanted in range(layout.pp)]
+    found = [
+        _of_rank(shape, layout, rank, held, blocks, in_flight[min(rank, len(in_flight) - 1)])
+        for rank, held in enumerate(ranks)
+    ]
+    return max(found, key=lambda each: each.total)
+
+
+def _of_rank(
+    shape: ModelShape,
+    layout: StepLayout,
+    rank: int,
+    held: list[int],
+    blocks: list[tuple[int, int]],
+    stashes: int,
+) -> Footprint:
+    last = len(blocks) - 1
+    dense = experts = num_dense = num_sparse = 0
+    for stage in held:
+        of_dense, of_experts = weights_of_stage(shape, layout, blocks[stage], (stage == 0, stage == last))
+        dense, experts = dense + of_dense, experts + of_experts
+        num_dense, num_sparse = num_dense + blocks[stage][0], num_sparse + blocks[stage][1]
+    shards, of_experts = layout.shards, layout.expert_shards
+    owned = dense // shards + experts // of_experts
+    whole = dense + experts
+    weights = ITEM * (owned if layout.zero == 3 and fetches_each(layout) else whole)
+    gradients = layout.wire_bytes * (owned if layout.zero >= 2 and fetches_each(layout) else whole)
+    gathered = 2 * ITEM * whole // max(1, num_dense + num_sparse) if fetches_each(layout) else 0
+    per_stash = _mean_blocks(num_dense, len(held)), _mean_blocks(num_sparse, len(held))
+    kept = stashes * _stash(shape, layout, *per_stash) + _working(shape, layout)
+    logits = _logits(shape, layout) if last in held else 0
+    moments = 0 if layout.offload else 12 * owned
+    return Footprint(weights, gradients, moments, kept, logits, gathered, rank)
+
+
+def _mean_blocks(count: int, stages: int) -> float:
+    return count / max(1, stages)
+
+
+def _stash(shape: ModelShape, layout: StepLayout, num_dense: float, num_sparse: float) -> int:
+    """Return the bytes that one microbatch leaves on one stage."""
+    if layout.recompute == "full":
+        return int((num_dense + num_sparse) * layout.stream_positions * shape.width * ITEM)
+    attention = attention_bytes(shape, layout)
+    dense = attention + dense_bytes(shape, layout)
+    sparse = attention + (expert_bytes(shape, layout) if shape.experts else 0)
+    return int(num_dense * dense + num_sparse * sparse)
+
+
+def _working(shape: ModelShape, layout: StepLayout) -> int:
+    """Return the bytes of one block that is recomputed, or of what its backward works with."""
+    whole = attention_bytes(shape, layout._replace(recompute="none"))
+    whole += expert_bytes(shape, layout) if shape.experts else dense_bytes(shape, layout)
+    return whole if layout.recompute == "full" else whole // 3
+
+
+def attention_bytes(shape: ModelShape, layout: StepLayout) -> int:
+    """Return what attention of one block keeps of a microbatch.
+
+    Norm's input and the products' input, 16 bits each; q, k, v, result; scores and their softmax
+    unless a flash kernel or selective recomputation has none (arXiv:2205.05198, equation 1).
+    """
+    n = layout.positions
+    stream = layout.stream_positions * shape.width * ITEM
+    heads = shape.heads // layout.tp
+    kv_heads = max(1, shape.kv_heads // layout.tp)
+    width = shape.head_width + (shape.latent.rotary_width if shape.latent else 0)
+    core = n * ITEM * width * (2 * heads + 2 * kv_heads) + 4 * n * heads
+    norm = stream if layout.sequence_parallel else n * shape.width * ITEM
+    dropout = norm // 2 if shape.biased else 0
+    scores = 0 if layout.flash or layout.recompute == "selective" else 5 * n * layout.sequence * heads
+    return norm + _products_input(shape, layout) + core + scores + dropout
+
+
+def _products_input(shape: ModelShape, layout: StepLayout) -> int:
+    """Return the bytes of the input of a layer's first products, as they are kept."""
+    divided = layout.sequence_parallel and layout.regathers
+    return (layout.stream_positions if divided else layout.positions) * shape.width * ITEM
+
+
+def dense_bytes(shape: ModelShape, layout: StepLayout) -> int:
+    """Return what a dense feed-forward keeps: inputs of norm and products, hidden units."""
+    n = layout.positions
+    norm = (layout.stream_positions if layout.sequence_parallel else n) * shape.width * ITEM
+    hidden = n * shape.ffn // layout.tp * ITEM
+    again = layout.flash and layout.recompute == "selective"  # norms and activations, which are cheap
+    kept = 3 if shape.gated and not again else 2
+    dropout = norm // 2 if shape.biased else 0
+    normed = 0 if again and layout.tp == 1 else _products_input(shape, layout)
+    return norm + normed + kept * hidden + dropout
+
+
+def expert_bytes(shape: ModelShape, layout: StepLayout) -> int:
+    """Return what experts keep: rows as they came, hidden units, and what is sent back to be weighted."""
+    experts = shape.experts
+    tokens = layout.positions // (layout.tp if layout.sequence_parallel else 1)
+    rows = int(layout.load * tokens * experts.active * layout.etp)
+    hidden = rows * experts.width // layout.etp * ITEM
+    shared = 3 * layout.positions * experts.shared * experts.width // layout.tp * ITEM
+    return 2 * tokens * shape.width * ITEM + 2 * rows * shape.width * ITEM + 3 * hidden + shared
+
+
+def _logits(shape: ModelShape, layout: StepLayout) -> int:
+    vocab = -(-shape.vocab // layout.tp)
+    return layout.positions * vocab * (6 if layout.fused else 10)

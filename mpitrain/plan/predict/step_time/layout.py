@@ -1,0 +1,133 @@
+"""How a model is divided over ranks, and how it computes: what a prediction is asked about.
+
+Rank order, fastest first: tp, cp, dp, pp for dense layers; etp, ep, edp, pp for experts (DESIGN.md,
+section 3).
+"""
+
+from typing import NamedTuple
+
+from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.published import ModelShape
+
+RECOMPUTE = ("none", "selective", "full")
+
+
+class StepLayout(NamedTuple):
+    """A layout of a step.
+
+    batch: sequences of a step over all ranks. micro: of a microbatch. chunks: stages a rank.
+    sharded: ranks that share the state of ZeRO; 0: all data ranks. schedule: of schedules/catalog.py.
+    compute: bf16 or fp8. wire_bytes: of a gradient's number on the wire.
+    flash: attention keeps no scores. fused: losses and activations are one kernel each (compile).
+    overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the share.
+    dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
+    "allgather", every token to all ranks. load: rows of the fullest rank over the mean.
+    regathers: a backward gathers the input of tp's products again instead of keeping it whole.
+    again: share of products that selective recomputation runs again.
+    ends_count: embedding and head are counted as a layer each when stages are divided.
+    """
+
+    ranks: int
+    sequence: int
+    batch: int
+    micro: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+    etp: int = 1
+    chunks: int = 1
+    sharded: int = 0
+    zero: int = 1
+    schedule: str = "1f1b"
+    recompute: str = "none"
+    compute: str = "bf16"
+    sequence_parallel: bool = True
+    wire_bytes: int = 4
+    flash: bool = True
+    fused: bool = True
+    overlapped: bool = True
+    tp_overlap: float = 0.0
+    dispatch: str = "alltoall"
+    load: float = 1.0
+    ends_count: bool = False
+    offload: bool = False
+    again: float = 0.0
+    regathers: bool = True
+
+    @property
+    def dp(self) -> int:
+        return self.ranks // (self.tp * self.cp * self.pp)
+
+    @property
+    def edp(self) -> int:
+        """Ranks that have the same experts."""
+        return self.ranks // (self.etp * self.ep * self.pp)
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.batch // (self.dp * self.micro)
+
+    @property
+    def positions(self) -> int:
+        """Positions of a microbatch that one rank of tp attends for."""
+        return self.micro * self.sequence // self.cp
+
+    @property
+    def stream_positions(self) -> int:
+        """Positions of the residual stream on one rank."""
+        return self.positions // (self.tp if self.sequence_parallel else 1)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch * self.sequence
+
+    @property
+    def shards(self) -> int:
+        """Ranks that the state of dense weights is divided over."""
+        return (self.sharded or self.dp * self.cp) if self.zero else 1
+
+    @property
+    def expert_shards(self) -> int:
+        return max(1, min(self.shards, self.edp)) if self.zero else 1
+
+    def describe(self) -> str:
+        """Return the layout in a few words."""
+        axes = (("tp", self.tp), ("cp", self.cp), ("pp", self.pp), ("ep", self.ep), ("etp", self.etp))
+        words = [f"dp {self.dp}", *(f"{name} {size}" for name, size in axes if size > 1)]
+        words += [f"chunks {self.chunks}"] * (self.chunks > 1)
+        words += [self.schedule] * (self.pp > 1)
+        words += [f"zero {self.zero}", f"micro {self.micro}"]
+        words += [f"recompute {self.recompute}"] * (self.recompute != "none")
+        return " ".join(words)
+
+
+def require_possible(layout: StepLayout, shape: ModelShape) -> None:
+    """Raise ConfigError for a layout that can't exist: what is found, and what would divide."""
+    inside = layout.tp * layout.cp * layout.pp
+    if layout.ranks % inside:
+        raise ConfigError(
+            f"tp {layout.tp} x cp {layout.cp} x pp {layout.pp} = {inside} doesn't divide {layout.ranks} ranks"
+        )
+    if shape.experts is None and layout.ep > 1:
+        raise ConfigError(f"ep {layout.ep}: {shape.name} has no experts")
+    if layout.ranks // layout.pp % (layout.ep * layout.etp):
+        raise ConfigError(
+            f"etp {layout.etp} x ep {layout.ep} doesn't divide {layout.ranks // layout.pp} ranks of a stage"
+        )
+    if shape.experts is not None and shape.experts.count % layout.ep:
+        raise ConfigError(f"ep {layout.ep} doesn't divide {shape.experts.count} experts")
+    if shape.heads % layout.tp:
+        raise ConfigError(f"tp {layout.tp} doesn't divide {shape.heads} heads")
+    if layout.sequence % (layout.cp * layout.tp):
+        raise ConfigError(f"cp {layout.cp} x tp {layout.tp} doesn't divide {layout.sequence} positions")
+    stages = layout.pp * layout.chunks
+    if stages > shape.layers + 2 * layout.ends_count:
+        raise ConfigError(
+            f"pp {layout.pp} x {layout.chunks} chunks = {stages} stages for {shape.layers} blocks"
+        )
+    if layout.batch % (layout.dp * layout.micro):
+        raise ConfigError(
+            f"{layout.batch} sequences don't divide into microbatches of {layout.micro} on dp {layout.dp}"
+        )

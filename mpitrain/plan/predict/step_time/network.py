@@ -1,0 +1,89 @@
+"""Seconds of collectives over a machine's links: latency of hops, bytes over the slowest link.
+
+A group of n ranks has g of them on each node. In a ring each node is entered and left once: its
+cards carry g shares for the group, while the other ranks_per_node / g groups of the same axis use
+the rest. Latencies are NCCL's, a hop inside a node or between two (NVIDIA/nccl src/graph/tuning.cc).
+"""
+
+from typing import NamedTuple
+
+from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.work import MessageVolume
+
+COPIES = 8  # experts of a token, as most models have
+
+
+class RankGroup(NamedTuple):
+    """Ranks of an axis. size: how many. near: of these on one node."""
+
+    size: int
+    near: int
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.size // self.near)
+
+
+def group_of(size: int, stride: int, machine: MachineRates) -> RankGroup:
+    """Return a group whose neighbours are `stride` ranks apart, ranks filling nodes in order."""
+    return RankGroup(size, max(1, min(size, machine.ranks_per_node // stride)))
+
+
+def _between(machine: MachineRates, group: RankGroup) -> float:
+    """Return bytes/s of one rank to other nodes, on a fabric that many nodes share."""
+    share = machine.contention if group.nodes >= machine.contended_nodes else 1.0
+    return machine.between * share
+
+
+def ring_bandwidth(group: RankGroup, machine: MachineRates) -> float:
+    """Return the bytes/s at which a ring goes round."""
+    if group.nodes == 1:
+        return machine.inside
+    return min(machine.inside, _between(machine, group) * group.near)
+
+
+def hops_seconds(group: RankGroup, machine: MachineRates) -> float:
+    """Return the latency of once around, in a ring up to 32 ranks, down a tree of nodes above."""
+    inside = min(group.near, group.size) - 1
+    across = group.nodes - 1
+    across = across if across <= 32 else 32 + (across - 32).bit_length() * 4
+    return inside * machine.inside_latency_s + across * machine.between_latency_s
+
+
+def seconds(operation: str, num_bytes: float, group: RankGroup, machine: MachineRates) -> float:
+    """Return the seconds of one operation. num_bytes: as comm/base/wire.py counts a buffer."""
+    n = group.size
+    if n == 1 or not num_bytes:
+        return 0.0
+    if operation in ("all_gather", "reduce_scatter"):
+        return hops_seconds(group, machine) + num_bytes * (n - 1) / n / ring_bandwidth(group, machine)
+    if operation == "all_reduce":
+        return 2 * seconds("all_gather", num_bytes, group, machine)
+    if operation == "all_to_all":
+        far = (n - group.near) / n * num_bytes / _between(machine, group)
+        near = (group.near - 1) / n * num_bytes / machine.inside
+        latency = machine.between_latency_s if group.nodes > 1 else machine.inside_latency_s
+        return max(far, near) + 2 * latency
+    if operation == "all_to_all_by_node":
+        return _by_node_seconds(num_bytes, group, machine)
+    crosses = group.nodes > 1  # a shift: the slowest neighbours
+    rate = min(machine.inside, _between(machine, group) * group.near) if crosses else machine.inside
+    return num_bytes / rate + (machine.between_latency_s if crosses else machine.inside_latency_s)
+
+
+def _by_node_seconds(num_bytes: float, group: RankGroup, machine: MachineRates) -> float:
+    """Return the seconds in which each row crosses once to each node (arXiv:2412.19437, 3.2.2).
+
+    num_bytes: of a row's copies for all its experts, COPIES of them; spread at random, they meet
+    n (1 - (1 - 1 / n)^COPIES) of n nodes.
+    """
+    nodes = group.nodes
+    met = nodes * (1 - (1 - 1 / nodes) ** COPIES)
+    far = num_bytes / COPIES * met * (nodes - 1) / nodes / _between(machine, group)
+    near = num_bytes * (group.near - 1) / group.near / machine.inside
+    return max(far, near) + 2 * (machine.between_latency_s if nodes > 1 else machine.inside_latency_s)
+
+
+def sent_seconds(sent: MessageVolume, groups: dict[str, RankGroup], machine: MachineRates) -> float:
+    """Return the seconds of what a part sends."""
+    return seconds(sent.operation, sent.num_bytes, groups[sent.axis], machine)

@@ -1,0 +1,256 @@
+"""Seconds of each stage's forward and backward for one microbatch; stages that are alike have the same.
+
+What travels over tp, cp and ep is in them, as far as no computation hides it: a ring of cp under its
+attention; tp by the layout's share; ZeRO-3's gathers and reductions under the blocks before.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.predict.step_time.compute import Seconds, seconds_of
+from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.network import RankGroup, group_of, seconds, sent_seconds
+from mpitrain.plan.predict.step_time.work import (
+    ITEM,
+    PartWork,
+    attention_work,
+    dense_work,
+    embedding_work,
+    expert_work,
+    head_work,
+)
+
+# of what travels beside computation, what it takes from it: copies and sums run on the same cores
+SLOWED = 0.1
+
+
+class Part(NamedTuple):
+    """A block, or an end: seconds of forward and backward, and what of them is exposed, by axis.
+
+    sent: bytes that a rank's operations have as buffers, by axis, forward and backward together.
+    """
+
+    forward: float
+    inputs: float
+    weights: float
+    exposed_forward: Mapping[str, float]
+    exposed_backward: Mapping[str, float]
+
+
+class StageSeconds(NamedTuple):
+    """Of one stage and microbatch. exposed: seconds of it that wait for messages, by axis."""
+
+    forward: float
+    inputs: float
+    weights: float
+    exposed: Counter[str]
+    blocks: int
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.inputs + self.weights
+
+
+def groups_of(layout: StepLayout, machine: MachineRates) -> dict[str, RankGroup]:
+    """Return the groups of all axes, ranks in the order of the mesh."""
+    return {
+        "tp": group_of(layout.tp, 1, machine),
+        "cp": group_of(layout.cp, layout.tp, machine),
+        "dp": group_of(layout.dp * layout.cp, layout.tp, machine),
+        "etp": group_of(layout.etp, 1, machine),
+        "ep": group_of(layout.ep, layout.etp, machine),
+        "edp": group_of(layout.edp, layout.etp * layout.ep, machine),
+        "pp": group_of(layout.pp, layout.ranks // layout.pp, machine),
+    }
+
+
+def blocks_of_stages(shape: ModelShape, layout: StepLayout) -> list[tuple[int, int]]:
+    """Return how many dense and sparse blocks each stage has, from the embedding to the loss.
+
+    What doesn't divide is put on stages from the second on, away from the ends.
+    """
+    stages = layout.pp * layout.chunks
+    total = shape.layers + 2 * layout.ends_count
+    counts = [total // stages] * stages
+    for extra in range(total % stages):
+        counts[(1 + extra) % stages] += 1
+    if layout.ends_count:
+        counts[0] -= 1
+        counts[-1] -= 1
+    dense = shape.layers - shape.num_sparse
+    found = []
+    before = 0
+    for count in counts:
+        here = max(0, min(dense - before, count))
+        found.append((here, count - here))
+        before += count
+    return found
+
+
+def part_of(
+    works: Sequence[PartWork],
+    layout: StepLayout,
+    machine: MachineRates,
+    weights: tuple[int, int],
+    repeated: bool,
+) -> Part:
+    """Return the seconds of a block or an end.
+
+    weights: its numbers of dense weights, and of experts' weights, on this rank of tp.
+    repeated: full recomputation runs its forward again.
+    """
+    groups = groups_of(layout, machine)
+    computed = Seconds()
+    forward: Counter[str] = Counter()
+    backward: Counter[str] = Counter()
+    for work in works:
+        seconds_here = seconds_of(work, machine, layout.compute, layout.flash)
+        computed = computed.plus(seconds_here)
+        forward += _exposed(work.forward, groups, layout, machine, seconds_here.core)
+        backward += _exposed(work.backward, groups, layout, machine, 2 * seconds_here.core)
+    inputs = computed.inputs
+    if repeated:
+        inputs += computed.forward
+        backward += forward
+    elif layout.recompute == "selective":
+        inputs += layout.again * (computed.forward - computed.core) + (not layout.flash) * computed.core
+    part = Part(
+        computed.forward + sum(forward.values()),
+        inputs + sum(backward.values()),
+        computed.weights,
+        forward,
+        backward,
+    )
+    return _with_fetches(part, layout, machine, groups, weights)
+
+
+def _exposed(
+    sent, groups: Mapping[str, RankGroup], layout: StepLayout, machine: MachineRates, core: float
+) -> Counter[str]:
+    """Return the seconds of messages that nothing hides, by axis."""
+    found: Counter[str] = Counter()
+    for each in sent:
+        took = sent_seconds(each, groups, machine)
+        if each.axis == "cp":
+            took = max(took - core, SLOWED * took)
+        elif each.axis == "tp":
+            took *= 1 - layout.tp_overlap
+        found[each.axis] += took
+    return found
+
+
+def fetches_each(layout: StepLayout) -> bool:
+    """Return whether weights of ZeRO-3 are fetched for each microbatch: not where a pipeline keeps them."""
+    return layout.zero == 3 and layout.pp == 1
+
+
+def _with_fetches(
+    part: Part,
+    layout: StepLayout,
+    machine: MachineRates,
+    groups: Mapping[str, RankGroup],
+    weights: tuple[int, int],
+) -> Part:
+    """Return the part with ZeRO-3's gathers before forward and backward, and the reduction after."""
+    if not fetches_each(layout):
+        return part
+    gathered, reduced = (sum(each) for each in zip(*_of_state(layout, machine, groups, weights)))
+    forward, exposed = _beside(part.forward, gathered, layout)
+    backward, exposed_backward = _beside(part.inputs + part.weights, gathered + reduced, layout)
+    return Part(
+        forward,
+        backward - part.weights,
+        part.weights,
+        Counter(part.exposed_forward) + Counter(dp=exposed),
+        Counter(part.exposed_backward) + Counter(dp=exposed_backward),
+    )
+
+
+def _beside(computed: float, sent: float, layout: StepLayout) -> tuple[float, float]:
+    """Return how long both take together, and what of it is exposed."""
+    exposed = max(sent - computed, SLOWED * sent) if layout.overlapped else sent
+    return computed + exposed, exposed
+
+
+def _of_state(
+    layout: StepLayout, machine: MachineRates, groups: Mapping[str, RankGroup], weights: tuple[int, int]
+) -> list[tuple[float, float]]:
+    """Return the seconds to gather weights and to reduce gradients, of dense ones and of experts."""
+    found = []
+    sharding = (("dp", layout.tp, layout.shards), ("edp", layout.etp * layout.ep, layout.expert_shards))
+    for (axis, stride, shards), numel in zip(sharding, weights):
+        shard = group_of(shards, stride, machine)
+        copies = group_of(max(1, groups[axis].size // shards), stride * shards, machine)
+        gathered = seconds("all_gather", numel * ITEM, shard, machine)
+        reduced = seconds("reduce_scatter", numel * layout.wire_bytes, shard, machine)
+        reduced += seconds("all_reduce", numel * layout.wire_bytes // shards, copies, machine)
+        found.append((gathered, reduced))
+    return found
+
+
+def state_seconds(layout: StepLayout, machine: MachineRates, weights: tuple[int, int]) -> tuple[float, float]:
+    """Return the seconds of a step in which weights are gathered and gradients reduced, once for all.
+
+    Without ZeRO nothing is gathered, and gradients are summed everywhere.
+    """
+    groups = groups_of(layout, machine)
+    if layout.zero:
+        gathered, reduced = (sum(each) for each in zip(*_of_state(layout, machine, groups, weights)))
+        return gathered, reduced
+    dense, experts = weights
+    reduced = seconds("all_reduce", dense * layout.wire_bytes, groups["dp"], machine)
+    return 0.0, reduced + seconds("all_reduce", experts * layout.wire_bytes, groups["edp"], machine)
+
+
+def weights_of_stage(
+    shape: ModelShape, layout: StepLayout, blocks: tuple[int, int], ends: tuple[bool, bool]
+) -> tuple[int, int]:
+    """Return the numbers of dense and experts' weights that one rank of tp, or of etp and ep, has.
+
+    ends: whether the stage has the embedding, and the head.
+    """
+    dense, sparse = blocks
+    numel = (dense + sparse) * shape.attention_parameters() + dense * shape.dense_parameters()
+    numel += sparse * shape.shared_parameters()
+    first, last = ends
+    of_ends = shape.vocab * shape.width * (int(first) + int(last and not (first and shape.tied)))
+    experts = shape.experts
+    routed = sparse * experts.count * shape.expert_parameters() // (layout.ep * layout.etp) if experts else 0
+    return (numel + of_ends) // layout.tp, routed
+
+
+def stages_of(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> list[StageSeconds]:
+    """Return the seconds of every stage, from the embedding to the loss."""
+    one = shape._replace(layers=1, experts=None)
+    attention = attention_work(shape, layout)
+    repeated = layout.recompute == "full"
+    dense_weights = weights_of_stage(shape, layout, (1, 0), (False, False))
+    dense = part_of((attention, dense_work(one, layout)), layout, machine, dense_weights, repeated)
+    sparse = dense
+    if shape.experts is not None:
+        weights = weights_of_stage(shape, layout, (0, 1), (False, False))
+        sparse = part_of((attention, expert_work(shape, layout)), layout, machine, weights, repeated)
+    of_end = shape.vocab * shape.width // layout.tp
+    first = part_of((embedding_work(shape, layout),), layout, machine, (of_end, 0), False)
+    last = part_of((head_work(shape, layout),), layout, machine, (of_end, 0), False)
+    found = []
+    per_stage = blocks_of_stages(shape, layout)
+    for stage, (num_dense, num_sparse) in enumerate(per_stage):
+        parts = [(dense, num_dense), (sparse, num_sparse)]
+        parts += [(first, 1)] * (stage == 0) + [(last, 1)] * (stage == len(per_stage) - 1)
+        found.append(_together(parts, num_dense + num_sparse))
+    return found
+
+
+def _together(parts: Sequence[tuple[Part, int]], blocks: int) -> StageSeconds:
+    exposed: Counter[str] = Counter()
+    for part, count in parts:
+        for axis, took in (*part.exposed_forward.items(), *part.exposed_backward.items()):
+            exposed[axis] += count * took
+    forward, inputs, weights = (
+        sum(count * getattr(part, name) for part, count in parts) for name in ("forward", "inputs", "weights")
+    )
+    return StageSeconds(forward, inputs, weights, exposed, blocks)

@@ -1,0 +1,206 @@
+"""What one block, and the ends of a model, compute and send for one microbatch on one rank. Integers.
+
+    Product(m, n, k)    C[m, n] = A[m, k] B[k, n], 2 m n k FLOPs
+    AttentionCore                attention without its products: FLOPs of what is not masked, scores in bytes
+    pass_bytes          read and written by norms, activations, sums: everything between products
+    MessageVolume                operation, axis and bytes of its buffer (of all ranks together for
+                        all_gather, of each for the others: comm/base/wire.py)
+
+n positions of a microbatch (of this rank of cp), width D, H heads of C, K key-value heads, F hidden
+units; tp divides H, K and F. Sequence parallelism (arXiv:2205.05198, section 4.2.2) gathers n D
+before a product and scatters it after: as many bytes as the two all-reduces of Megatron-LM
+(arXiv:1909.08053, section 3).
+"""
+
+from typing import NamedTuple
+
+from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.predict.step_time.layout import StepLayout
+
+ITEM = 2  # bytes of an activation
+
+
+class Product(NamedTuple):
+    """C[m, n] = A[m, k] B[k, n], `count` times. narrow: in fp8, where the layout computes in it."""
+
+    m: int
+    n: int
+    k: int
+    count: int = 1
+    narrow: bool = True
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k * self.count
+
+
+class MessageVolume(NamedTuple):
+    operation: str
+    axis: str
+    num_bytes: int
+
+
+class AttentionCore(NamedTuple):
+    """Attention of a microbatch on one rank: FLOPs of its forward, numbers of the scores, width of a head."""
+
+    flops: int = 0
+    scores: int = 0
+    head_width: int = 128
+    heads: int = 0
+
+
+class PartWork(NamedTuple):
+    """Forward of a part of the model. backward: what its backward for inputs sends."""
+
+    products: tuple[Product, ...] = ()
+    core: AttentionCore = AttentionCore()
+    pass_bytes: int = 0
+    kernels: int = 0
+    forward: tuple[MessageVolume, ...] = ()
+    backward: tuple[MessageVolume, ...] = ()
+
+
+def attention_work(shape: ModelShape, layout: StepLayout) -> PartWork:
+    """Return the work of one block's attention."""
+    n = layout.positions
+    tp = layout.tp
+    width = shape.width
+    heads = shape.heads // tp
+    kv_heads = max(1, shape.kv_heads // tp)
+    if shape.latent is not None:
+        products = _latent_products(shape, n, heads)
+    else:
+        features = (heads + 2 * kv_heads) * shape.head_width
+        products = (Product(n, features, width), Product(n, width, heads * shape.head_width))
+    seen = min(shape.window or layout.sequence, layout.sequence)
+    pairs = n * (2 * seen - seen * seen // layout.sequence) // 2
+    flops = 2 * pairs * shape.score_width() // tp
+    core = AttentionCore(flops, n * layout.sequence * heads, shape.head_width, heads)
+    rotated = 2 * n * (heads + kv_heads) * shape.head_width * ITEM
+    stream = layout.stream_positions * width * ITEM
+    passes = rotated + (4 if layout.fused else 8) * stream + shape.biased * 2 * stream
+    forward, backward = _around(layout, n * width * ITEM)
+    kernels = 10 if layout.fused else 16
+    sent, returned = _context(shape, layout, n, kv_heads)
+    return PartWork(products, core, passes, kernels, sent + forward, backward + returned)
+
+
+def _latent_products(shape: ModelShape, n: int, heads: int) -> tuple[Product, ...]:
+    q_rank, kv_rank, rotary, value = shape.latent
+    queries = heads * (shape.head_width + rotary)
+    of_queries = (Product(n, q_rank, shape.width), Product(n, queries, q_rank)) if q_rank else ()
+    return (
+        *(of_queries or (Product(n, queries, shape.width),)),
+        Product(n, kv_rank + rotary, shape.width),
+        Product(n, heads * (shape.head_width + value), kv_rank),
+        Product(n, shape.width, heads * value),
+    )
+
+
+def _around(
+    layout: StepLayout, num_bytes: int
+) -> tuple[tuple[MessageVolume, ...], tuple[MessageVolume, ...]]:
+    """Return what tp sends around the products of a half of a block, forward and backward.
+
+    The backward gathers the input again for the weight gradient (arXiv:2205.05198, section 4.2.2);
+    that gather travels under the product for the input's gradient and is not listed.
+    """
+    if layout.tp == 1:
+        return (), ()
+    if not layout.sequence_parallel:
+        return (MessageVolume("all_reduce", "tp", num_bytes),), (
+            MessageVolume("all_reduce", "tp", num_bytes),
+        )
+    both = (MessageVolume("all_gather", "tp", num_bytes), MessageVolume("reduce_scatter", "tp", num_bytes))
+    return both, both
+
+
+def _context(
+    shape: ModelShape, layout: StepLayout, n: int, kv_heads: int
+) -> tuple[tuple[MessageVolume, ...], tuple[MessageVolume, ...]]:
+    """Return what a ring of cp shifts: keys and values of the others, and in the backward their gradients."""
+    if layout.cp == 1:
+        return (), ()
+    hop = 2 * kv_heads * shape.head_width * n * ITEM
+    hops = layout.cp - 1
+    return (MessageVolume("shift", "cp", hops * hop),), (MessageVolume("shift", "cp", 2 * hops * hop),)
+
+
+def dense_work(shape: ModelShape, layout: StepLayout, ffn: int = 0) -> PartWork:
+    """Return the work of one dense feed-forward. ffn: its hidden units, if not the shape's."""
+    n = layout.positions
+    hidden = (ffn or shape.ffn) // layout.tp
+    opened = 2 if shape.gated else 1
+    products = (Product(n, opened * hidden, shape.width), Product(n, shape.width, hidden))
+    stream = layout.stream_positions * shape.width * ITEM
+    activated = n * hidden * ITEM * (opened + 1) * (1 if layout.fused else 2)
+    passes = activated + (5 if layout.fused else 9) * stream
+    forward, backward = _around(layout, n * shape.width * ITEM)
+    return PartWork(products, AttentionCore(), passes, 6 if layout.fused else 10, forward, backward)
+
+
+def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
+    """Return the work of one block's experts, of the fullest rank.
+
+    R = n active etp / tp rows come to a rank in the mean: tp ranks have n positions between them, and
+    each row is on etp ranks.
+    """
+    experts = shape.experts
+    n = layout.positions
+    tokens = n // layout.tp if layout.sequence_parallel else n
+    rows = int(layout.load * tokens * experts.active * layout.etp)
+    local = experts.count // layout.ep
+    hidden = experts.width // layout.etp
+    each = max(1, rows // local)
+    products = [Product(each, 2 * hidden, shape.width, local), Product(each, shape.width, hidden, local)]
+    products.append(Product(tokens, experts.count, shape.width, narrow=False))
+    if experts.shared:
+        shared = experts.shared * experts.width // layout.tp
+        products += [Product(n, 2 * shared, shape.width), Product(n, shape.width, shared)]
+    moved = rows * shape.width * ITEM  # permuted, and back with weights
+    passes = (
+        6 * moved
+        + rows * hidden * ITEM * 3
+        + 9 * tokens * shape.width * ITEM
+        + 6 * tokens * experts.count * 4
+    )
+    sent = _dispatched(layout, tokens * experts.active * shape.width * ITEM, tokens * shape.width * ITEM)
+    if layout.etp > 1:
+        gathered = rows * shape.width * ITEM
+        inside = (
+            MessageVolume("all_gather", "etp", gathered),
+            MessageVolume("reduce_scatter", "etp", gathered),
+        )
+        sent = (*sent[:1], *inside, *sent[1:])
+    around = _around(layout, n * shape.width * ITEM) if experts.shared and layout.tp > 1 else ((), ())
+    grouped = 2 * min(local, 8) + 24
+    return PartWork(tuple(products), AttentionCore(), passes, grouped, sent + around[0], sent + around[1])
+
+
+def _dispatched(layout: StepLayout, copies: int, once: int) -> tuple[MessageVolume, ...]:
+    """Return what experts' rows travel by: a copy for each expert, or every token to all ranks."""
+    if layout.ep == 1:
+        return ()
+    if layout.dispatch == "allgather":
+        whole = once * layout.ep
+        return (MessageVolume("all_gather", "ep", whole), MessageVolume("reduce_scatter", "ep", whole))
+    operation = "all_to_all_by_node" if layout.dispatch == "hierarchical" else "all_to_all"
+    return (MessageVolume(operation, "ep", copies), MessageVolume(operation, "ep", copies))
+
+
+def head_work(shape: ModelShape, layout: StepLayout) -> PartWork:
+    """Return the work of the head and the loss: logits in two passes of 16 bits and some of fp32."""
+    n = layout.positions
+    vocab = -(-shape.vocab // layout.tp)
+    passes = n * vocab * (8 if layout.fused else 20)
+    sent = (MessageVolume("all_gather", "tp", n * shape.width * ITEM),) if layout.tp > 1 else ()
+    back = (MessageVolume("reduce_scatter", "tp", n * shape.width * ITEM),) if layout.tp > 1 else ()
+    return PartWork((Product(n, vocab, shape.width, narrow=False),), AttentionCore(), passes, 12, sent, back)
+
+
+def embedding_work(shape: ModelShape, layout: StepLayout) -> PartWork:
+    """Return the work of the embedding: a lookup, and its sum over tp."""
+    n = layout.positions
+    sent = (MessageVolume("reduce_scatter", "tp", n * shape.width * ITEM),) if layout.tp > 1 else ()
+    back = (MessageVolume("all_gather", "tp", n * shape.width * ITEM),) if layout.tp > 1 else ()
+    return PartWork((), AttentionCore(), 4 * layout.stream_positions * shape.width * ITEM, 4, sent, back)

@@ -1,0 +1,54 @@
+"""What a step is predicted to send over tp and ep is what the layers' own items send, to the byte."""
+
+import pytest
+
+from mpitrain.comm.base.wire import sent_bytes
+from mpitrain.commands.dryrun.rehearsal import Rehearsal
+from mpitrain.commands.inspect import planned
+from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
+from mpitrain.plan.predict.step_time import work
+from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+
+SIZES = (
+    "model.layers=2",
+    "model.width=64",
+    "model.heads=4",
+    "model.kv_heads=4",
+    "model.ffn=128",
+    "batch.global=4",
+)
+ITEM = 4  # bytes of an activation in fp32, twice those that are predicted with
+
+
+def buffers(overrides, ranks, axis):
+    """Return the bytes of buffers by operation, as rehearsed and as predicted, of a step."""
+    plan = planned(None, (*SIZES, "batch.global=4", *overrides), ranks)
+    rehearsed: dict[str, int] = {}
+    for operation, num_bytes in Rehearsal(plan, 0).training().get(axis, []):
+        rehearsed[operation] = rehearsed.get(operation, 0) + num_bytes
+    shape = shape_of_resolved(plan.config)
+    layout = layout_of(plan.config, machine_of(find_machine("laptop")))
+    half = work.expert_work if shape.experts else work.dense_work
+    parts = [work.attention_work(shape, layout), half(shape, layout)] * shape.layers
+    parts += [work.embedding_work(shape, layout), work.head_work(shape, layout)]
+    predicted: dict[str, int] = {}
+    for part in parts:
+        for each in (*part.forward, *part.backward):
+            if each.axis == axis:
+                num_bytes = layout.num_microbatches * each.num_bytes * ITEM // work.ITEM
+                predicted[each.operation] = predicted.get(each.operation, 0) + num_bytes
+    return rehearsed, predicted
+
+
+@pytest.mark.parametrize("more", [(), ("batch.micro=2",), ("model.tied=false",)], ids=str)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensor_parallel_messages_are_the_items(ranks, more):
+    rehearsed, predicted = buffers((f"parallel.tp={ranks}", *more), ranks, "tp")
+    assert rehearsed["reduce_scatter"] == predicted["reduce_scatter"] > 0
+    # besides, the loss gathers each position's maximum and sum, in fp32
+    least = predicted["all_gather"]
+    assert least < rehearsed["all_gather"] <= least + 4 * 128 * ranks * 4 * 4
+
+
+def test_a_rank_sends_what_the_wires_formula_says():
+    assert sent_bytes("all_gather", 1 << 20, 4) == (1 << 20) * 3 // 4
