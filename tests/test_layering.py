@@ -422,6 +422,7 @@ OPENS = {
 WITH_LIMITS = {"open_regular", "open_file"}
 # by room or file, what else is opened there, and why that is no file of a run directory or of a
 # stranger's
+MADE_HERE = "a temporary folder that this process has made"
 ELSEWHERE = {
     "mpitrain/inputs.py": {"open": "it is the door itself", "os.open": "it is the door itself"},
     "mpitrain/cluster/allocation.py": {"read_bytes": "/proc", "read_text": "/proc"},
@@ -435,6 +436,7 @@ ELSEWHERE = {
     "mpitrain/cluster/resident.py": {"read_text": "/proc"},
     "mpitrain/cluster/shared_memory.py": {"read_bytes": "/proc"},
     "mpitrain/cluster/std_streams.py": {"os.open": "/dev/null"},
+    "mpitrain/weights/logits.py": {"write_text": MADE_HERE, "np.load": MADE_HERE},
     "mpitrain/commands/dryrun/phases.py": {"read_text": "/proc"},
     "mpitrain/training/machine/gpus.py": {"read_text": "/sys"},
     "comm/base/launchers.py": {"read_bytes": "/proc", "read_text": "/proc"},

@@ -17,7 +17,7 @@ from mpitrain.checkpoint.files import SEND_BYTES, start_writeback
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, WeightsError
-from mpitrain.inputs import shown
+from mpitrain.inputs import open_regular, shown
 from mpitrain.weights.bits import CODES, DTYPES, NAME_OF, all_finite, cast
 from mpitrain.weights.folder import SINGLE
 from mpitrain.weights.header import header_of
@@ -74,6 +74,11 @@ def shards_of(tensors: Sequence[OutTensor], most_bytes: int) -> dict[str, list[O
     }
 
 
+def new_file(path: Path) -> int:
+    """Return the descriptor of a file of an export that isn't there yet. Raises OSError."""
+    return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, own=2)
+
+
 def write_shard(
     path: Path, tensors: Sequence[OutTensor], saved: Checkpoint, config: Config, each: Each
 ) -> None:
@@ -81,7 +86,7 @@ def write_shard(
 
     each: told how many bytes were written.
     """
-    with open(path, "xb", buffering=0) as file:
+    with open(new_file(path), "wb", buffering=0) as file:
         file.write(header_of((tensor.name, tensor.code, tensor.shape) for tensor in tensors))
         sent = 0
         for tensor in tensors:
