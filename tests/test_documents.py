@@ -59,6 +59,12 @@ SITE = [path for path in PAGES if path.is_relative_to(DOCS)]
 FAST = [block for block in blocks() if block.marker.startswith("run") and not block.is_slow]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _made_pages():
+    """Pages that are made from the source have anchors, too."""
+    made_pages.write(DOCS / "generated")
+
+
 def name_of(path):
     return str(path.relative_to(ROOT))
 

@@ -419,7 +419,7 @@ OPENS = {
     "ZipFile",
 }
 # of mpitrain/inputs.py: a regular file, no FIFO is waited for, the former through no link
-WITH_LIMITS = {"open_regular", "open_file"}
+WITH_LIMITS = {"open_regular", "open_file", "new_file"}
 # by room or file, what else is opened there, and why that is no file of a run directory or of a
 # stranger's
 MADE_HERE = "a temporary folder that this process has made"

@@ -149,7 +149,11 @@ def _tokenizer(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
     )
 
 
-def _special_tokens(rundir: RunDir, config: Config, tokenizer: Tokenizer) -> tuple[int | None, list[int]]:
+def _special_tokens(
+    rundir: RunDir,
+    config: Config,
+    tokenizer: Tokenizer,
+) -> tuple[int | None, list[int]]:
     """Return the token that ends a document, if they are separate, and what one begins with.
 
     As the run's tokens have them.

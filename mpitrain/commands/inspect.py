@@ -134,7 +134,11 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     return "\n".join(filter(None, lines)) + _left_open(plan)
 
 
-def _cheapest_first(plan: Plan, stages: Mapping[int, int], modes: Mapping[str, int]) -> dict[str, int]:
+def _cheapest_first(
+    plan: Plan,
+    stages: Mapping[int, int],
+    modes: Mapping[str, int],
+) -> dict[str, int]:
     """Return what other settings hold.
 
     ZeRO 1 and 2 send no more, then what is cheap to make again, then the rest.

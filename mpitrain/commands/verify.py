@@ -109,7 +109,12 @@ def _shrunken_attention(attention: AttentionTable) -> dict[str, Any]:
     return sizes | {key: "".join(dict.fromkeys(value)) for key, value in letters.items() if value}
 
 
-def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], None]) -> int:
+def main(
+    path: str | None,
+    overrides: tuple[str, ...],
+    guard: Guard,
+    say: Callable[[str], None],
+) -> int:
     """Verify the layout of a configuration, say on rank 0 what was found, and return the exit code.
 
     Collective over all ranks.
@@ -223,7 +228,10 @@ class _Run:
         self.mesh = mesh
         self.actor = Actor(plan, mesh, torch.device("cpu"))
 
-    def step(self, step: int) -> tuple[float, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def step(
+        self,
+        step: int,
+    ) -> tuple[float, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Train a step on random tokens.
 
         Return loss, norm, gradients before clipping, and weights, by parameter.

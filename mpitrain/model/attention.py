@@ -251,7 +251,13 @@ class SpreadAttention:
     A segment, what the ranks exchange, a segment.
     """
 
-    def __init__(self, projection: Sequence[Item], core: Core, over_cp: ContextAttention, output: Item):
+    def __init__(
+        self,
+        projection: Sequence[Item],
+        core: Core,
+        over_cp: ContextAttention,
+        output: Item,
+    ):
         self.projection = projection
         self.core = core
         self.over_cp = over_cp

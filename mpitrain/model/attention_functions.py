@@ -26,7 +26,16 @@ class AttendByTiles(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, request: AttentionRequest, sinks: Parameter | None, small: list, again: bool):
+    def forward(
+        ctx,
+        q,
+        k,
+        v,
+        request: AttentionRequest,
+        sinks: Parameter | None,
+        small: list,
+        again: bool,
+    ):
         ctx.request = request.given()
         ctx.sinks = sinks
         ctx.small = small

@@ -12,12 +12,20 @@ from mpitrain.plan.division.stages import StagePlan
 Blocks = list[list[Item]]
 
 
-def blocks_of(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: BuildContext) -> Blocks:
+def blocks_of(
+    stage: StagePlan,
+    parameters: Sequence[Sequence[Parameter]],
+    site: BuildContext,
+) -> Blocks:
     """Return what computes each block. parameters: of each block."""
     return joined(stage, built(stage, parameters, site))
 
 
-def built(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: BuildContext) -> Blocks:
+def built(
+    stage: StagePlan,
+    parameters: Sequence[Sequence[Parameter]],
+    site: BuildContext,
+) -> Blocks:
     """Return the items of each block."""
     return [
         [item for layer in block for item in _built(layer, own, site)]

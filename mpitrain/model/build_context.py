@@ -94,7 +94,12 @@ class BuildContext:
         kind, sequence = self.plan.config.parallel.context, self.plan.config.data.sequence
         return context_attention(self.cp, kind, sequence, *heads)
 
-    def note_kernel(self, request: AttentionRequest, heads: Heads, over_cp: ContextAttention | None) -> None:
+    def note_kernel(
+        self,
+        request: AttentionRequest,
+        heads: Heads,
+        over_cp: ContextAttention | None,
+    ) -> None:
         """Note which kernel a layer's attention takes: the first time, and for its largest tile."""
         config = self.plan.config
         segments = self.plan.table.segments
@@ -120,7 +125,12 @@ class BuildContext:
         """
         return [Residual([*([NormSegment(norm)] if self.tp else []), *self.between([inner])])]
 
-    def sublayer(self, norm: NormSegment | None, inner: Item, behind: Sequence[Item] = ()) -> list[Item]:
+    def sublayer(
+        self,
+        norm: NormSegment | None,
+        inner: Item,
+        behind: Sequence[Item] = (),
+    ) -> list[Item]:
         """Return the same, of an item that treats each position alone: chunk by chunk, where tp does so.
 
         norm: None: there is none.

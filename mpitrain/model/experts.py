@@ -219,7 +219,11 @@ class ExpertMixture:
             made[:, _features(bias)] += of_rows(bias.data, rows.loads) * weights
         return made
 
-    def _record_metrics(self, statistics: router.Statistics, context: Context) -> list[torch.Tensor]:
+    def _record_metrics(
+        self,
+        statistics: router.Statistics,
+        context: Context,
+    ) -> list[torch.Tensor]:
         """Say how well the loads are balanced, that of a whole microbatch with its last segment.
 
         Return the sums of its segments.

@@ -71,7 +71,10 @@ class Products(torch.autograd.Function):
         return _sum_of_products(grads, ctx.parameters).view(x.shape), None, None, None
 
 
-def _sum_of_products(grads: Sequence[torch.Tensor], parameters: Sequence[Parameter]) -> torch.Tensor:
+def _sum_of_products(
+    grads: Sequence[torch.Tensor],
+    parameters: Sequence[Parameter],
+) -> torch.Tensor:
     """Return the sum of grad @ weight.
 
     A GPU's product adds to what is there, which a pass over memory does else.

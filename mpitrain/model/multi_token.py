@@ -80,7 +80,13 @@ class MultiTokenHead:
     weight: of each depth's loss.
     """
 
-    def __init__(self, main: Sequence[Item], depths: Sequence[Depth], weight: float, site: BuildContext):
+    def __init__(
+        self,
+        main: Sequence[Item],
+        depths: Sequence[Depth],
+        weight: float,
+        site: BuildContext,
+    ):
         self.main = main
         self.depths = depths
         self.weight = weight

@@ -97,7 +97,12 @@ class Tape:
         """Return x + bias."""
         return _Plus.apply(x, bias, self.small)
 
-    def norm(self, x: torch.Tensor, parameter: Parameter, bias: Parameter | None = None) -> torch.Tensor:
+    def norm(
+        self,
+        x: torch.Tensor,
+        parameter: Parameter,
+        bias: Parameter | None = None,
+    ) -> torch.Tensor:
         """Return RMSNorm(x) with the weight `parameter`; with a bias, LayerNorm(x)."""
         return self._norm(x, parameter, bias, False)
 
@@ -111,7 +116,11 @@ class Tape:
         function = selective.Norm if bias is None else selective.LayerNorm
         return y, partial(function.again, y.grad_fn) if self.selective else None
 
-    def normed_by(self, x: torch.Tensor, norm: "NormSegment | None") -> tuple[torch.Tensor, Again | None]:
+    def normed_by(
+        self,
+        x: torch.Tensor,
+        norm: "NormSegment | None",
+    ) -> tuple[torch.Tensor, Again | None]:
         """Do the same with what a norm has; without one, x."""
         return (x, None) if norm is None else self.normed(x, norm.norm, norm.bias)
 

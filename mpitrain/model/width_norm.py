@@ -37,7 +37,13 @@ class WidthNorms:
     Collective over tp. norms: weights of the features here.
     """
 
-    def __init__(self, norms: Sequence[Parameter], axis: Axis, rotary: Rotary | None, head_width: int):
+    def __init__(
+        self,
+        norms: Sequence[Parameter],
+        axis: Axis,
+        rotary: Rotary | None,
+        head_width: int,
+    ):
         self.norms = norms
         self.axis = axis
         self.rotary = rotary
@@ -60,7 +66,12 @@ class WidthNorms:
         saved = SavedNorms(tuple(units), tuple(scales), context.start)
         return (*heads, self._heads(v_BTF)), context.keeping.put(saved) if torch.is_grad_enabled() else None
 
-    def backward(self, saved: SavedNorms, grad_of_output: tuple[torch.Tensor, ...], later: Later) -> Walk:
+    def backward(
+        self,
+        saved: SavedNorms,
+        grad_of_output: tuple[torch.Tensor, ...],
+        later: Later,
+    ) -> Walk:
         from mpitrain.model.offload import restored
 
         units, scales, start = restored(saved)

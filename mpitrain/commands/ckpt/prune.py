@@ -11,7 +11,14 @@ from mpitrain.inputs import listed, shown
 MOST_SHOWN = 100  # steps
 
 
-def prune(given: str, keep: int, every: int, best: int, dry_run: bool, say: Callable[[str], None]) -> int:
+def prune(
+    given: str,
+    keep: int,
+    every: int,
+    best: int,
+    dry_run: bool,
+    say: Callable[[str], None],
+) -> int:
     """Remove steps up to the newest that is whole, say which, and return 0.
 
     Raises CheckpointError if none is whole.

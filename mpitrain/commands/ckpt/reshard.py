@@ -112,7 +112,13 @@ def _remove_empty(folders: list[Path]) -> None:
             path.rmdir()
 
 
-def _write(tmp: Path, source: Checkpoint, mine: range, num_shards: int, progress: ProgressBar) -> None:
+def _write(
+    tmp: Path,
+    source: Checkpoint,
+    mine: range,
+    num_shards: int,
+    progress: ProgressBar,
+) -> None:
     for number in mine:
         save.write_shard(tmp, number, _parts(source, number, num_shards, progress))
 

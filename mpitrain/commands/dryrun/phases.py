@@ -116,7 +116,12 @@ def _connected(read: Config | InputError, guard: Guard, say: Callable[[str], Non
     return connect(guard.place, lambda: bool(guard.why_leave()))
 
 
-def _agreed_plan(read: Config | InputError, world: World, rehearsals: Rehearsals, guard: Guard) -> Plan:
+def _agreed_plan(
+    read: Config | InputError,
+    world: World,
+    rehearsals: Rehearsals,
+    guard: Guard,
+) -> Plan:
     """Return the plan of all ranks, and let the rehearsals of it begin. Collective over all ranks.
 
     Raises InputError or MeshError, alike on all ranks, if a configuration can't work, or they or

@@ -90,7 +90,12 @@ def _as_yaml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _require_lines(config: str | None, overrides: tuple[str, ...], asked: JobRequest, path: Path) -> None:
+def _require_lines(
+    config: str | None,
+    overrides: tuple[str, ...],
+    asked: JobRequest,
+    path: Path,
+) -> None:
     """Raise ConfigError for text that would be more than a line of the script.
 
     What follows a line break would be a command.

@@ -130,7 +130,12 @@ def rules(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> list[
     return found
 
 
-def binding(refused: Mapping[str, int], tried: int, ranked: Sequence[Candidate], limit: float) -> str:
+def binding(
+    refused: Mapping[str, int],
+    tried: int,
+    ranked: Sequence[Candidate],
+    limit: float,
+) -> str:
     """Say which constraint leaves most out, or why nothing is left."""
     words = ", ".join(
         f"{number} by {reason}" for reason, number in sorted(refused.items(), key=lambda x: -x[1])

@@ -12,7 +12,12 @@ BACKTEST = "backtest"
 OF_BACKTEST = ("out", "json")
 
 
-def answer(config: str | None, rows: str | None, overrides: tuple[str, ...], asked: dict[str, Any]) -> str:
+def answer(
+    config: str | None,
+    rows: str | None,
+    overrides: tuple[str, ...],
+    asked: dict[str, Any],
+) -> str:
     """Return what the command prints. asked: its options as they were typed."""
     given = {name: value for name, value in asked.items() if value not in (None, False)}
     if config == BACKTEST:

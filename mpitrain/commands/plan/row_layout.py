@@ -111,7 +111,12 @@ def _etp(fields: Mapping[str, str], shape: ModelShape, tp: int, ep: int, ranks: 
     return tp if shape.experts and ep * tp <= ranks and not folded else 1
 
 
-def _batch(fields: Mapping[str, str], dp: int, zero: int, assumed: dict[str, str]) -> tuple[int, list[int]]:
+def _batch(
+    fields: Mapping[str, str],
+    dp: int,
+    zero: int,
+    assumed: dict[str, str],
+) -> tuple[int, list[int]]:
     """Return the sequences of a step, and of a microbatch: some, where that isn't said and decides."""
     batch, micro, count = (count_in(fields, key) for key in ("gbs_seqs", "mbs", "n_microbatches"))
     if batch is None:
@@ -163,7 +168,11 @@ def count_in(fields: Mapping[str, str], key: str) -> int | None:
     return int(found)
 
 
-def _shape_alone(fields: Mapping[str, str], assumed: dict[str, str], unknown: ConfigError) -> ModelShape:
+def _shape_alone(
+    fields: Mapping[str, str],
+    assumed: dict[str, str],
+    unknown: ConfigError,
+) -> ModelShape:
     layers, width, heads = (count_in(fields, key) for key in ("layers", "hidden", "heads"))
     if layers is None or width is None or heads is None:
         raise Incomplete(unknown.args[0])
@@ -218,7 +227,11 @@ def _zero(fields: Mapping[str, str], convention: Convention, assumed: dict[str, 
     return convention.zero
 
 
-def _recompute(fields: Mapping[str, str], convention: Convention, assumed: dict[str, str]) -> list[str]:
+def _recompute(
+    fields: Mapping[str, str],
+    convention: Convention,
+    assumed: dict[str, str],
+) -> list[str]:
     text = fields.get("recompute", "").lower()
     for mode in ("full", "selective", "none"):
         if mode in text:

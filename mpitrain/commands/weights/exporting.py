@@ -109,7 +109,13 @@ class ExportPlan(NamedTuple):
         return sum(tensor.num_bytes for tensor in self.tensors)
 
 
-def main(team: Team, given: str, target: str, options: ExportOptions, say: Callable[[str], None]) -> int:
+def main(
+    team: Team,
+    given: str,
+    target: str,
+    options: ExportOptions,
+    say: Callable[[str], None],
+) -> int:
     """Export a step; each rank writes and reads back a part of it. Return 0. Collective.
 
     Raises InputError, and leaves nothing, for what can't be exported; ExportError, with what was written
@@ -226,7 +232,12 @@ def _begin(out: Path, written: ExportPlan) -> None:
 # ---------------------------------------------------------------- writing
 
 
-def _write(written: ExportPlan, source: ExportSource, team: Team, each: Callable[[int], object]) -> None:
+def _write(
+    written: ExportPlan,
+    source: ExportSource,
+    team: Team,
+    each: Callable[[int], object],
+) -> None:
     """Write this rank's files."""
     mine = list(written.shards.items())[team.rank :: team.size]
     for name, tensors in mine:

@@ -48,7 +48,14 @@ META = dict(step=0, tokens=0, updates=0, skipped=0, data="", loss_scale=(1.0, 0)
 class LaterPart:
     """A part of a weight that is read when it is written: few are in memory at a time."""
 
-    def __init__(self, source: FolderSource, name: str, box: Box, dtype: np.dtype, progress: ProgressBar):
+    def __init__(
+        self,
+        source: FolderSource,
+        name: str,
+        box: Box,
+        dtype: np.dtype,
+        progress: ProgressBar,
+    ):
         self._source = source
         self._name = name
         self._box = box

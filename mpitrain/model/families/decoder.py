@@ -98,7 +98,12 @@ def _rope(config: Config, windowed: bool) -> Rope | None:
     return Rope(width, own.window_theta) if windowed and own.window_theta else rope_of(own, width)
 
 
-def _with_norms(block: tuple[Layer, ...], width: int, eps: float, kind: NormKind) -> tuple[Layer, ...]:
+def _with_norms(
+    block: tuple[Layer, ...],
+    width: int,
+    eps: float,
+    kind: NormKind,
+) -> tuple[Layer, ...]:
     return tuple(
         NormBehind(layer, name, width, eps, kind) for layer, name in zip(block, ("attention", "ffn"))
     )

@@ -25,7 +25,11 @@ class PeakBytes(NamedTuple):
     working: int
 
 
-def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]) -> PeakBytes:
+def peak_of(
+    instructions: Sequence[Action],
+    table: Table,
+    stages: Mapping[int, Activations],
+) -> PeakBytes:
     """Return what a rank holds at most."""
     player = _MemoryPlayer(instructions, table, stages)
     kept = 0
@@ -49,7 +53,12 @@ def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, A
 class _MemoryPlayer:
     """What microbatches hold while a program is played."""
 
-    def __init__(self, instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]):
+    def __init__(
+        self,
+        instructions: Sequence[Action],
+        table: Table,
+        stages: Mapping[int, Activations],
+    ):
         self._table = table
         self._stages = stages
         self._transients = {number: Transients(formulas) for number, formulas in stages.items()}

@@ -144,7 +144,15 @@ class ModelShape(NamedTuple):
         )  # fmt: skip
 
 
-def _gpt(name: str, layers: int, width: int, heads: int, vocab: int, source: str, **more) -> ModelShape:
+def _gpt(
+    name: str,
+    layers: int,
+    width: int,
+    heads: int,
+    vocab: int,
+    source: str,
+    **more,
+) -> ModelShape:
     """Return a GPT-2-like shape (plain feed-forward of four widths, biases, learned positions)."""
     return ModelShape(
         name, layers, width, heads, heads, width // heads, 4 * width, vocab,

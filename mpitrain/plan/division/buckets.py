@@ -114,7 +114,12 @@ def parts_of(config: Config, blocks: list[list[Spec]], joined: set[int]) -> list
     return parts
 
 
-def buckets_of(config: Config, blocks: list[list[Spec]], parts: list[range], copies: int = 1) -> list[Bucket]:
+def buckets_of(
+    config: Config,
+    blocks: list[list[Spec]],
+    parts: list[range],
+    copies: int = 1,
+) -> list[Bucket]:
     """Return the buckets of a stage.
 
     Those of the parts, the tied embedding's, and those of copies that have part of a gradient each.

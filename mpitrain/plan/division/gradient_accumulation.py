@@ -37,7 +37,11 @@ def group_of(table: Table, index: int) -> int:
 Completed = Mapping[Action, list[tuple[Any, int]]]
 
 
-def completed_by(program: Sequence[Action], stages: Mapping[int, StageLike], table: Table) -> Completed:
+def completed_by(
+    program: Sequence[Action],
+    stages: Mapping[int, StageLike],
+    table: Table,
+) -> Completed:
     """Return which groups of which gradients are complete after an instruction of this rank's program."""
     last: dict[tuple[int, int], tuple[Action, Any]] = {}
     for action in program:

@@ -125,7 +125,13 @@ class SequencePlacement:
         return tiles
 
 
-def placement_of(kind: str, sequence: int, size: int, heads: int, kv_heads: int) -> SequencePlacement:
+def placement_of(
+    kind: str,
+    sequence: int,
+    size: int,
+    heads: int,
+    kv_heads: int,
+) -> SequencePlacement:
     """Return where the positions of a sequence are for a kind of attention.
 
     Raises ConfigError for what can't work; sends nothing.

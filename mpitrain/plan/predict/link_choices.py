@@ -143,7 +143,12 @@ def _tail_is_open(plan: Plan) -> bool:
     )
 
 
-def _with_gather(plan: Plan, found: Took, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
+def _with_gather(
+    plan: Plan,
+    found: Took,
+    machine: Machine,
+    fits: Callable[[Plan], bool],
+) -> tuple[Plan, str]:
     """Return the plan with weights fetched for each use, as it is, or once; and why."""
     if found.exchanging <= found.computing:
         return plan, "what is fetched for each use travels while this rank computes"

@@ -79,7 +79,11 @@ class MemoryUsage(NamedTuple):
         return sum(self) - self.host
 
 
-def predict(plan: Plan, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> list[MemoryUsage]:
+def predict(
+    plan: Plan,
+    shards: Mapping[str, int] | None = None,
+    on_gpu: bool = False,
+) -> list[MemoryUsage]:
     """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
 
     shards: its part of a state that is divided, by domain; None: the one that holds most, for not

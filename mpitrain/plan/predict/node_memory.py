@@ -49,7 +49,12 @@ def require_memory(plan: Plan) -> None:
     )
 
 
-def require_gpu_memory(plan: Plan, pipeline_ranks: Sequence[int], name: str, found_bytes: int) -> None:
+def require_gpu_memory(
+    plan: Plan,
+    pipeline_ranks: Sequence[int],
+    name: str,
+    found_bytes: int,
+) -> None:
     """Raise ConfigError if what the ranks on one GPU keep at least can't fit into its memory.
 
     What `mpitrain memory` says of each.

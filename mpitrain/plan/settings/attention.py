@@ -45,7 +45,12 @@ def with_heads(model: Model, family: ModelFamily, kv_heads: int | None) -> Model
     return msgspec.structs.replace(model, kv_heads=model.heads)
 
 
-def resolve_attention(config: Config, model: Model, family: ModelFamily, preset: dict) -> AttentionTable:
+def resolve_attention(
+    config: Config,
+    model: Model,
+    family: ModelFamily,
+    preset: dict,
+) -> AttentionTable:
     """Fill in what the table `attention` left open.
 
     Raises ConfigError for what would do nothing, and for what can't be.
@@ -109,7 +114,11 @@ def _refuse_two_scalings(used: list[str], found: dict[str, Any]) -> None:
         )
 
 
-def _without_window(found: dict[str, Any], given: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _without_window(
+    found: dict[str, Any],
+    given: dict[str, Any],
+    known: Mapping[str, Any],
+) -> dict[str, Any]:
     """Return the keys of windows that have no effect, where there is no window, as the family has them.
 
     Raises ConfigError for one of them that is given then, and for a theta that can't be.

@@ -32,7 +32,12 @@ def ranks_of_pipeline_rank(parallel: Parallel) -> int:
     return parallel.tp * parallel.cp * parallel.dp
 
 
-def resolve_experts(config: Config, model: Model, family: ModelFamily, preset: dict) -> ExpertsTable:
+def resolve_experts(
+    config: Config,
+    model: Model,
+    family: ModelFamily,
+    preset: dict,
+) -> ExpertsTable:
     """Fill in what the table `experts` left open.
 
     Raises ConfigError for what would do nothing, and for what can't be.
@@ -102,7 +107,12 @@ def _refuse_impossible(experts: ExpertsTable) -> None:
         )
 
 
-def refuse_unfolded(model: Model, experts: ExpertsTable, parallel: Parallel, config: Config) -> None:
+def refuse_unfolded(
+    model: Model,
+    experts: ExpertsTable,
+    parallel: Parallel,
+    config: Config,
+) -> None:
     """Raise ConfigError unless the experts can be spread over the ranks as asked."""
     if experts.count:
         _refuse_uneven(experts, parallel)
@@ -193,7 +203,12 @@ def positions(config: Config, parallel: Parallel) -> int:
     return config.data.sequence // (parallel.cp * (parallel.tp if parallel.sequence else 1))
 
 
-def rows_at_once(config: Config, experts: ExpertsTable, parallel: Parallel, segments: int = 1) -> int:
+def rows_at_once(
+    config: Config,
+    experts: ExpertsTable,
+    parallel: Parallel,
+    segments: int = 1,
+) -> int:
     """Return how many rows of experts' inputs a rank holds at once.
 
     `buffer` times what comes to it when all experts have equal loads.

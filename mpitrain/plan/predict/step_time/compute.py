@@ -45,7 +45,12 @@ def _wide(machine: MachineRates) -> str:
     return "bf16" if "bf16" in machine.products else next(iter(machine.products))
 
 
-def core_seconds(core: AttentionCore, machine: MachineRates, flash: bool, backward: bool = False) -> float:
+def core_seconds(
+    core: AttentionCore,
+    machine: MachineRates,
+    flash: bool,
+    backward: bool = False,
+) -> float:
     """Return the seconds of attention proper: of a flash kernel, or of products and passes over scores.
 
     The backward of a flash kernel has 2.5 times the FLOPs (arXiv:2205.14135, section 3).

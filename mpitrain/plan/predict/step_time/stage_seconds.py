@@ -191,7 +191,11 @@ def _of_state(
     return found
 
 
-def state_seconds(layout: StepLayout, machine: MachineRates, weights: tuple[int, int]) -> tuple[float, float]:
+def state_seconds(
+    layout: StepLayout,
+    machine: MachineRates,
+    weights: tuple[int, int],
+) -> tuple[float, float]:
     """Return the seconds of a step in which weights are gathered and gradients reduced, once for all.
 
     Without ZeRO nothing is gathered, and gradients are summed everywhere.
