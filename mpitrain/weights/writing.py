@@ -25,6 +25,7 @@ from mpitrain.weights.matching import Weight, tensors_of
 from mpitrain.weights.weight_source import bands
 
 Each = Callable[[int], object]
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # a file that isn't there yet
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,6 @@ def shards_of(tensors: Sequence[OutTensor], most_bytes: int) -> dict[str, list[O
     }
 
 
-def new_file(path: Path) -> int:
-    """Return the descriptor of a file of an export that isn't there yet. Raises OSError."""
-    return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, own=2)
-
-
 def write_shard(
     path: Path, tensors: Sequence[OutTensor], saved: Checkpoint, config: Config, each: Each
 ) -> None:
@@ -86,7 +82,7 @@ def write_shard(
 
     each: told how many bytes were written.
     """
-    with open(new_file(path), "wb", buffering=0) as file:
+    with open(open_regular(path, NEW, own=2), "wb", buffering=0) as file:
         file.write(header_of((tensor.name, tensor.code, tensor.shape) for tensor in tensors))
         sent = 0
         for tensor in tensors:

@@ -38,7 +38,7 @@ from mpitrain.errors import (
     MpitrainError,
     WeightsError,
 )
-from mpitrain.inputs import kind_of, read_regular, remove, shown, sync_folder
+from mpitrain.inputs import kind_of, open_regular, read_regular, remove, shown, sync_folder
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.weights import logits
@@ -56,7 +56,7 @@ from mpitrain.weights.folder import (
 from mpitrain.weights.keys import config_json, plan_on_one_rank
 from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of
 from mpitrain.weights.proof import ExportError, ReadBack, digest_of, opened, read_back
-from mpitrain.weights.writing import OutTensor, new_file, shards_of, tensors_to_write, write_shard
+from mpitrain.weights.writing import NEW, OutTensor, shards_of, tensors_to_write, write_shard
 
 Rows = list[tuple[str, str]]  # of the table of the proof
 TMP = ".export.tmp"
@@ -265,7 +265,7 @@ def _write_others(written: ExportPlan, source: ExportSource) -> None:
     files["README.md"] = card(source.config, source.saved, written.dtype, facts, _data(source)).encode()
     try:
         for name, content in files.items():
-            with open(new_file(written.path / name), "wb") as file:
+            with open(open_regular(written.path / name, NEW, own=2), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
