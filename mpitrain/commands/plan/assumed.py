@@ -53,8 +53,7 @@ class Convention(NamedTuple):
 CONVENTIONS = (
     Convention(
         r"zero-bubble|zero bubble|controllable-memory", "arXiv:2401.10241, table 4: 59 GB of the "
-        "1.5B model "
-        "are 34 s b h + 5 a s^2 b a layer, so neither recomputation nor a flash kernel",
+        "1.5B model are 34 s b h + 5 a s^2 b a layer, so neither recomputation nor a flash kernel",
         recompute="none", flash=False, zero=0, ends_count=True, max_allocated=True,
     ),
     Convention(
@@ -73,8 +72,7 @@ CONVENTIONS = (
     ),
     Convention(
         r"megatron-bridge (26\.0[3-9]|26\.02\.01)", "as below; rows cross once to a node: a guess "
-        "from what "
-        "the table "
+        "from what the table "
         "itself gains between 26.02 and 26.02.01", recompute="none", tp_overlap=0.5, halved=True,
         dispatch="hierarchical",
     ),

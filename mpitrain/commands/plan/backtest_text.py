@@ -18,12 +18,9 @@ def _percent(value: float) -> str:
 def as_text(report: Mapping[str, Any], name: str) -> str:
     lines = [
         f"{name}: {report['rows']} rows; {report['predicted']} predicted, {report['interval']} "
-        f"between "
-        f"bounds "
-        f"(what decides is unknown), {len(report['refused'])} refused",
+        f"between bounds (what decides is unknown), {len(report['refused'])} refused",
         f"of rows with complete fields {_percent(report['share_of_complete_rows_predicted'])} % "
-        f"are "
-        f"predicted",
+        "are predicted",
     ]
     if not report["names_a_half"]:
         lines.append("no column half: nothing is fitted to a system's own rows; calibrated = gpu")
@@ -52,8 +49,7 @@ def _text_of_systems(report: Mapping[str, Any]) -> list[str]:
     head = "".join(f"{mode[:10]:>11}" for mode in (*MODES, "flop rate", "sheet x f"))
     lines = [
         "median |error| of a step in %, of rows that were not fitted to; then calibrated: 10, 50, "
-        "90 % "
-        "quantile with sign,",
+        "90 % quantile with sign,",
         "rank correlation, constants (number, rows they were fitted to)",
         f"{'system':<52}{'rows':>5}{head}    quantiles           corr",
     ]
@@ -66,8 +62,7 @@ def _text_of_systems(report: Mapping[str, Any]) -> list[str]:
         shown = "  -" if math.isnan(correlation) else f"{correlation:5.2f}"
         lines.append(
             f"{each['system'][:51]:<52}{each['calibrated']['rows']:>5}{medians}  {quantiles}  "
-            f"{shown}  "
-            f"{own}: x{constants.compute:.2f} net x{constants.network:.2g} "
+            f"{shown}  {own}: x{constants.compute:.2f} net x{constants.network:.2g} "
             f"+{1e3 * constants.overhead:.2g} ms"
         )
     return lines
@@ -103,11 +98,10 @@ def _text_of_sweeps(report: Mapping[str, Any]) -> list[str]:
             spread = [each["rank_correlation"] for each in own if each["spread"] > 0.3]
             lines.append(
                 f"  {where} ({len(own)}): the first choice loses "
-                f"{_percent(quantile(losses, 0.5)).strip()} "
-                f"% (median), "
+                f"{_percent(quantile(losses, 0.5)).strip()} % (median), "
                 f"{_percent(quantile(losses, 0.9)).strip()} (90 %); a random pick "
-                f"{_percent(random).strip()}; rank "
-                f"correlation where it matters {quantile(spread, 0.5):.2f}"
+                f"{_percent(random).strip()}; rank correlation where it matters "
+                f"{quantile(spread, 0.5):.2f}"
             )
     return lines
 
@@ -116,8 +110,8 @@ def _text_of_memory(report: Mapping[str, Any]) -> list[str]:
     lines = ["memory by formula: median, 90 %, with sign; then with two constants fitted:"]
     lines += [
         f"  {each['system']} ({each['definition']}, {each['rows']} rows): "
-        f"{_percent(each['median']).strip()} %, "
-        f"{_percent(each['p90']).strip()}, {_percent(each['signed']).strip()}; "
+        f"{_percent(each['median']).strip()} %, {_percent(each['p90']).strip()}, "
+        f"{_percent(each['signed']).strip()}; "
         + (
             f"{_percent(each['after_fit_median']).strip()} of {each['after_fit_rows']}"
             if each["definition"] != "max allocated"
@@ -137,11 +131,9 @@ def _text_of_worst(report: Mapping[str, Any]) -> list[str]:
         assumed = ", ".join(f"{key} = {value}" for key, value in each["assumed"].items())
         lines.append(
             f"  {each['id']} {each['model']}, {each['layout']}: published "
-            f"{each['published_s']:.3g} s, "
-            f"predicted "
-            f"{each['predicted_s']:.3g} ({100 * each['error']:+.0f} %); of it bubble "
-            f"{100 * each['bubble']:.0f} %, "
-            f"exposed {exposed or 'nothing'}; assumed {assumed or 'nothing'}"
+            f"{each['published_s']:.3g} s, predicted {each['predicted_s']:.3g} "
+            f"({100 * each['error']:+.0f} %); of it bubble {100 * each['bubble']:.0f} %, exposed "
+            f"{exposed or 'nothing'}; assumed {assumed or 'nothing'}"
             + "; memory nearly full"
             * each["nearly_full"]
         )

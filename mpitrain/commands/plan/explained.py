@@ -73,10 +73,8 @@ def balance(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> lis
             place = "inside a node" if groups[axis].nodes == 1 else f"over {groups[axis].nodes} nodes"
             lines.append(
                 f"{axis} {groups[axis].size} ({place}): a block's forward computes "
-                f"{1e3 * computed:.3g} ms "
-                f"and sends "
-                f"{num_bytes / 1e6:.3g} MB; it would wait as long as it computes at "
-                f"{rate / 1e9:.3g} GB/s"
+                f"{1e3 * computed:.3g} ms and sends {num_bytes / 1e6:.3g} MB; it would wait as "
+                f"long as it computes at {rate / 1e9:.3g} GB/s"
             )
     head = sum(each.flops for each in head_work(shape, layout).products)
     lines.append(f"the head is {head / (head + flops * shape.layers):.1%} of the products of a forward")

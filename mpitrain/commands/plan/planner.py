@@ -91,8 +91,7 @@ def make_plan(asked: PlanRequest) -> str:
         raise ConfigError(
             f"{shape.name} on {asked.ranks} ranks of {rates.name}: "
             f"{binding(found.refused, found.tried, chosen, limit)}; fixed: {wish}; change what is "
-            f"fixed, "
-            "--ranks, --memory or batch.global"
+            "fixed, --ranks, --memory or batch.global"
         )
     if asked.out is not None:
         _write(asked.out, chosen[0].config)
@@ -256,8 +255,9 @@ class _Answer(NamedTuple):
         }
 
     def _advice(self) -> list[str]:
-        best = self.chosen[0].candidate
-        return advice(self.shape, best.layout, self.rates, best.found)
+        best = self.chosen[0]
+        layout, found = best.candidate
+        return advice(self.shape, layout, self.rates, found, held=best.held)
 
     def _training(self):
         best = self.chosen[0].candidate
@@ -269,9 +269,8 @@ class _Answer(NamedTuple):
         lines = [
             f"{self.shape.name}: {self.shape.parameters() / 1e9:.4g} billion parameters, "
             f"{self.shape.active_parameters() / 1e9:.4g} active; {self.asked.ranks} ranks of "
-            f"{self.rates.name}, "
-            f"{self.limit / 1e9:.0f} GB each; {best.layout.batch} x {best.layout.sequence} tokens "
-            f"a step",
+            f"{self.rates.name}, {self.limit / 1e9:.0f} GB each; {best.layout.batch} x "
+            f"{best.layout.sequence} tokens a step",
             *self.notes,
             binding(self.found.refused, self.found.tried, self.chosen, self.limit),
             "",
@@ -302,8 +301,7 @@ class _Answer(NamedTuple):
         full = "  nearly full" if each.held > 0.95 * self.limit else ""
         return (
             f"{number:>2}.{step.seconds:>9.3g}  {low:>5.3g}-{high:<6.3g}{used[0]:>7.1f} "
-            f"{used[1]:>5.1f} "
-            f"{each.held / 1e9:>7.1f}   {layout.describe()}{full}"
+            f"{used[1]:>5.1f} {each.held / 1e9:>7.1f}   {layout.describe()}{full}"
         )
 
     def _parts(self, best: Candidate) -> str:
@@ -317,11 +315,8 @@ class _Answer(NamedTuple):
         found = self._training()
         return (
             f"{self.asked.tokens} tokens: {found.steps:,} steps, {found.days:.1f} days, "
-            f"{found.gpu_hours:,.0f} "
-            f"GPU-hours without failures; with one of a node each {self.asked.node_hours:,.0f} h "
-            f"and saves "
-            f"of "
-            f"{found.save_s:.2g} s (a guess) every {found.save_every_s / 60:.0f} minutes "
-            f"{100 * found.share:.1f} % of "
-            f"the time trains: {found.days / max(found.share, 1e-9):.1f} days"
+            f"{found.gpu_hours:,.0f} GPU-hours without failures; with one of a node each "
+            f"{self.asked.node_hours:,.0f} h and saves of {found.save_s:.2g} s (a guess) every "
+            f"{found.save_every_s / 60:.0f} minutes {100 * found.share:.1f} % of the time trains: "
+            f"{found.days / max(found.share, 1e-9):.1f} days"
         )

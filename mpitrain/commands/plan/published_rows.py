@@ -98,9 +98,8 @@ def read_rows(path: str) -> tuple[list[Row], list[Refused]]:
     if missing:
         found = ", ".join(reader.fieldnames or ()) or "nothing"
         raise ConfigError(
-            f"{shown(path)}: found the columns {shown(found)}; needed {', '.join(missing)} too, "
-            f"as in "
-            "benchmarks/published_layouts.csv"
+            f"{shown(path)}: found the columns {shown(found)}; needed {', '.join(missing)} too, as "
+            "in benchmarks/published_layouts.csv"
         )
     rows: list[Row] = []
     refused: list[Refused] = []
@@ -167,8 +166,7 @@ def _measured(
         if abs(math.log(found[one] / found[other])) > (DIFFER if exact else 4 * DIFFER):
             raise ConfigError(
                 f"{one} = {fields[one]} contradicts {other} = {fields[other]}: steps of "
-                f"{found[one]:.3g} and "
-                f"{found[other]:.3g} s"
+                f"{found[one]:.3g} and {found[other]:.3g} s"
             )
     seconds = found[named[0]] if named else None
     if seconds is None and memory is None and not oom:

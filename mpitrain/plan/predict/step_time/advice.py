@@ -23,10 +23,12 @@ def advice(
     machine: MachineRates,
     found: Prediction,
     memory_is_known: bool = True,
+    held: float | None = None,
 ) -> list[str]:
     """Return a line for each rule that a layout breaks; none where it breaks none.
 
     memory_is_known: the machine is the one that will run it, so what fills its memory is said.
+    held: bytes of the fullest rank by the plan of a run; None: by formulas.
     """
     rules = (
         _tp_beyond_node(shape, layout, machine),
@@ -36,7 +38,7 @@ def advice(
         _few_microbatches(layout, found),
         _no_zero(shape, layout),
         _too_complex(shape, layout, machine),
-        _nearly_full(layout, machine, found) if memory_is_known else "",
+        _nearly_full(machine, found.footprint.total if held is None else held) if memory_is_known else "",
     )
     return [line for line in rules if line]
 
@@ -48,12 +50,9 @@ def _tp_beyond_node(shape: ModelShape, layout: StepLayout, machine: MachineRates
     groups = (group_of(layout.tp, 1, machine), group_of(machine.ranks_per_node, 1, machine))
     took = [1e3 * seconds("all_gather", num_bytes, group, machine) for group in groups]
     return (
-        f"parallel.tp = {layout.tp} is beyond a node of {machine.ranks_per_node} ranks: one "
-        f"gather of a "
-        f"block takes "
-        f"{took[0]:.2f} ms, within a node {took[1]:.2f}; use tp <= {machine.ranks_per_node}, and "
-        f"pp or dp "
-        f"for the rest"
+        f"parallel.tp = {layout.tp} is beyond a node of {machine.ranks_per_node} ranks: one gather of a "
+        f"block takes {took[0]:.2f} ms, within a node {took[1]:.2f}; "
+        f"use tp <= {machine.ranks_per_node}, and pp or dp for the rest"
     )
 
 
@@ -62,10 +61,8 @@ def _tp_exposed(layout: StepLayout, found: Prediction) -> str:
     if layout.tp == 1 or share < MOST_TP or layout.num_microbatches < 1:
         return ""
     return (
-        f"parallel.tp = {layout.tp}: {100 * share:.0f} % of a step waits for its messages, "
-        f"products are too "
-        f"thin "
-        "for these links; use a smaller tp"
+        f"parallel.tp = {layout.tp}: {100 * share:.0f} % of a step waits for its messages, products are too "
+        "thin for these links; use a smaller tp"
     )
 
 
@@ -78,10 +75,8 @@ def _experts_beyond_node(
         return ""
     return (
         f"parallel.ep = {layout.ep} x etp {layout.etp} is beyond a node of "
-        f"{machine.ranks_per_node}: "
-        f"{100 * share:.0f} % of a step waits for experts' rows; use ep x etp <= "
-        f"{machine.ranks_per_node}, "
-        f"or "
+        f"{machine.ranks_per_node}: {100 * share:.0f} % of a step waits for experts' rows; use ep "
+        f"x etp <= {machine.ranks_per_node}, or "
         'experts.dispatch = "hierarchical" with experts.groups'
     )
 
@@ -93,10 +88,8 @@ def _shards_beyond_node(layout: StepLayout, machine: MachineRates) -> str:
         return ""
     return (
         f"parallel.dp_shard = {layout.sharded} x tp {layout.tp} is beyond a node of "
-        f"{machine.ranks_per_node}: shards "
-        f"are gathered at {machine.between / 1e9:.3g} GB/s instead of {machine.inside / 1e9:.3g}; "
-        f"use "
-        f"dp_shard <= "
+        f"{machine.ranks_per_node}: shards are gathered at {machine.between / 1e9:.3g} GB/s "
+        f"instead of {machine.inside / 1e9:.3g}; use dp_shard <= "
         f"{max(1, machine.ranks_per_node // layout.tp)}"
     )
 
@@ -107,10 +100,8 @@ def _few_microbatches(layout: StepLayout, found: Prediction) -> str:
         return ""
     return (
         f"{layout.num_microbatches} microbatches for {layout.pp} stages: the bubble is "
-        f"{100 * share:.0f} % "
-        f"of a step; "
-        f"raise batch.global, lower batch.micro or parallel.dp until there are {4 * layout.pp}, "
-        f"or use "
+        f"{100 * share:.0f} % of a step; raise batch.global, lower batch.micro or parallel.dp "
+        f"until there are {4 * layout.pp}, or use "
         'pipeline.schedule = "interleaved"'
     )
 
@@ -122,9 +113,7 @@ def _no_zero(shape: ModelShape, layout: StepLayout) -> str:
     saved = 12 * numel * (1 - 1 / (layout.dp * layout.cp)) / 1e9
     return (
         f"parallel.zero = 0 with dp {layout.dp}: every rank keeps all masters and moments; zero = "
-        f"1 sends "
-        f"no more "
-        f"and saves {saved:.1f} GB a rank"
+        f"1 sends no more and saves {saved:.1f} GB a rank"
     )
 
 
@@ -143,18 +132,15 @@ def _too_complex(shape: ModelShape, layout: StepLayout, machine: MachineRates) -
         return ""
     return (
         f"{' and '.join(asked)}: {shape.name} fits without, {needed / 1e9:.1f} of "
-        f"{machine.memory_bytes / 1e9:.0f} GB a "
-        f"rank with dp {simple.dp} and zero = 1; leave it out unless it is measured to be faster"
+        f"{machine.memory_bytes / 1e9:.0f} GB a rank with dp {simple.dp} and zero = 1; leave it "
+        "out unless it is measured to be faster"
     )
 
 
-def _nearly_full(layout: StepLayout, machine: MachineRates, found: Prediction) -> str:
-    share = found.footprint.total / machine.memory_bytes
-    if share < FULL:
+def _nearly_full(machine: MachineRates, held: float) -> str:
+    if held < FULL * machine.memory_bytes:
         return ""
     return (
-        f"memory nearly full: {found.footprint.total / 1e9:.1f} of "
-        f"{machine.memory_bytes / 1e9:.0f} GB on "
-        f"pipeline rank "
-        f"{found.footprint.stage}; allocators retry there, and steps run up to three times slower"
+        f"memory nearly full: {held / 1e9:.1f} of {machine.memory_bytes / 1e9:.0f} GB on the fullest rank; "
+        "allocators retry there, and steps run up to three times slower"
     )

@@ -129,8 +129,7 @@ def find_machine(name: str) -> MachineFile:
     hint = f"did you mean {_by_letters()[near[0]].name}? " if near else ""
     raise ConfigError(
         f"machine {shown(name)}: found no such machine; {hint}needed one of {', '.join(known())}, "
-        f"or the "
-        "path of a file like those of jobs/machines/"
+        "or the path of a file like those of jobs/machines/"
     )
 
 
