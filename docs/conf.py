@@ -31,7 +31,7 @@ release = version = __version__
 extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build", "generated", "**/README.md"]
+exclude_patterns = ["_build", "generated", "course/measured", "**/README.md"]
 html_theme = "furo"
 html_title = "mpitrain"
 html_static_path = ["_static"]
@@ -44,16 +44,12 @@ autodoc_typehints = "description"
 autodoc_default_options = {"members": True, "undoc-members": False}
 default_role = "literal"  # one backtick, in docstrings
 smartquotes = False  # "" is an empty text
-HAS_COURSE = (HERE / "course" / "index.md").exists()
 
 OWNER = re.compile(r"\A---\nowner: (?P<owner>.+)\nnumbers: (?P<numbers>.+)\n---\n")
 
 
 def add_owner(app, page: str, source: list[str]) -> None:
     """Add the line that says which room a page is about, and where its numbers are from."""
-    if not HAS_COURSE:  # a checkout without it has no links to it
-        source[0] = re.sub(r"^course/index\n", "", source[0], flags=re.MULTILINE)
-        source[0] = re.sub(r"\[([^]]+)\]\((\.\./)?course/[^)]*\)", r"\1", source[0])
     if found := OWNER.match(source[0]):
         numbers = f" Numbers: {found['numbers']}." if found["numbers"] != "none" else ""
         source[0] += f"\n\n---\n\n*This page is about `{found['owner']}`, mpitrain {__version__}.{numbers}*\n"

@@ -24,7 +24,7 @@ BLOCK = re.compile(
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n.*?^```$", re.M | re.S)
 CODE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\[[^][]*(?:\[[^][]*\][^][]*)*\]\(([^()\s]+)\)")
-FOLDERS = ("jobs", "docs", "examples", "tests")  # that commands name, as in a clone
+FOLDERS = ("jobs", "docs", "examples", "tests", "benchmarks")  # that commands name, as in a clone
 
 
 class Block(NamedTuple):
