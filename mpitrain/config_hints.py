@@ -144,6 +144,9 @@ def instead_of_value(key: str, value: Any) -> str:
     return next((words for words, names in every if str(value).lower() in names.split()), "")
 
 
+MOST_SHOWN = 1e15  # of a number that is to be written as text
+
+
 def form_that_works(key: str, value: Any, kind: Any) -> str:
     """Return how a value has to be written for a key of type `kind`, as far as one can guess what was meant.
 
@@ -186,7 +189,8 @@ def _list_form(value: Any) -> str:
 
 def _text_form(value: Any) -> str:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f'"{value}"' if is_number else ""
+    # of more digits Python makes no text
+    return f'"{value}"' if is_number and abs(value) < MOST_SHOWN else ""
 
 
 FORMS: tuple[tuple[type, Callable[[Any], str]], ...] = (

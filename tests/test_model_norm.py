@@ -3,6 +3,8 @@
 Its statistics aren't rounded to the type of the activations, and don't overflow in it.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ KINDS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 class Weight:
     """As a parameter is seen by the norm."""
+
+    spec = SimpleNamespace(plus_one=False)
 
     def __init__(self, data):
         self.data = data

@@ -205,7 +205,7 @@ def _wrong_fields():
         (f"without-{name}", config_without(name)) for name in [*sizes[:3], "intermediate_size", "vocab_size"]
     )
     others = dict(
-        hidden_act=["relu", "gelu", None.__class__.__name__, 1], rms_norm_eps=[1e-6, 0, "1e-5", -1],
+        hidden_act=["relu", "gelu", None.__class__.__name__, 1], rms_norm_eps=[0, "1e-5", -1],
         rope_theta=["x", 0, -1, [], True], tie_word_embeddings=[1, "true"], attention_bias=[True, 1, "no"],
         mlp_bias=[True], torch_dtype=["int8", 5], attention_dropout=[0.1],
         architectures=[["BertModel"], "x", 5],
@@ -219,7 +219,7 @@ def _wrong_fields():
             {"rope_type": "llama3", "factor": "8", "low_freq_factor": 1, "high_freq_factor": 4,
              "original_max_position_embeddings": 16},
             {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16, "made_up": 1},
-            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16, "truncate": False},
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16, "truncate": 1},
         ],
     )  # fmt: skip
     yield from (

@@ -62,7 +62,7 @@ class LogitLimits(NamedTuple):
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Limit logits in their memory, which autograd doesn't see, and return them."""
-        inside = logits.detach()
+        inside = logits.data  # of a view that autograd watches, detach() counts the changes
         if self.soft_cap:
             inside.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
         spec = self.weight.spec
