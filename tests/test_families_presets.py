@@ -431,3 +431,17 @@ def test_names_are_those_by_which_transformers_has_computed_the_same_logits(fami
     assert all(
         ".experts." in ours or ".router." in ours or ours in latent for ours in names.keys() - known.keys()
     )
+
+
+def test_dropout_of_a_gpt2_folder_is_reported_and_left_out():
+    from mpitrain.plan.declared.family import FAMILIES
+    from mpitrain.plan.declared.hugging_face import Fields
+
+    (model_type,) = FAMILIES.built_in()["gpt2"].model_types
+    sizes = dict(n_layer=2, n_embd=8, n_head=2, vocab_size=16, attn_pdrop=0.1, resid_pdrop=0.0)
+    fields = Fields(sizes, "config.json")
+    model_type.read(fields)
+    fields.finish()
+    assert [line for line in fields.lines if "pdrop" in line] == [
+        "attn_pdrop = 0.1 is not taken over: there is no dropout here"
+    ]

@@ -67,8 +67,8 @@ def _read(fields: Fields) -> None:
     fields.only("scale_attn_weights", True)
     fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.only("reorder_and_upcast_attn", False)
-    # dropout is of training, and not taken over
-    fields.take_no_notice("embd_pdrop", "attn_pdrop", "resid_pdrop", "n_ctx")
+    fields.leave_out("there is no dropout here", "embd_pdrop", "attn_pdrop", "resid_pdrop")
+    fields.take_no_notice("n_ctx")
 
 
 def _write(config: Config) -> dict[str, Any]:

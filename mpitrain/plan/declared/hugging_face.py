@@ -217,6 +217,14 @@ class Fields:
         """Let fields be whatever they are."""
         self._seen.update(names)
 
+    def leave_out(self, why: str, *names: str) -> None:
+        """Report fields that mean something there and nothing here, where they aren't 0."""
+        self._seen.update(names)
+        found = {name: self.tree[name] for name in names if self.tree.get(name)}
+        self.lines += [
+            f"{name} = {shown(_json(value))} is not taken over: {why}" for name, value in found.items()
+        ]
+
     def give(self, key: str, value: Any, of: str = "") -> None:
         """Give a key of ours a value.  of: the field that says so."""
         self.keys[key] = value
