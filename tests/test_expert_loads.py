@@ -34,6 +34,8 @@ def test_loads_of_all_ranks_are_in_the_order_of_blocks():
 def test_it_is_drawn(metrics):
     assert draw(metrics, metrics.with_name("loads.svg")).endswith("loads.svg")
     assert "loads in step 4" in (text := metrics.with_name("loads.svg").read_text()) and "</svg>" in text
+    draw(metrics, metrics.with_name("again.svg"))
+    assert metrics.with_name("again.svg").read_text() == text
 
 
 def test_without_loads_there_is_none(tmp_path):
