@@ -185,5 +185,5 @@ def test_a_rank_that_is_killed_in_mpi_init_is_reported(tmp_path, number):
 
 def test_a_rank_is_reported_though_the_launcher_ends_with_it(tmp_path):
     """MPICH's may crash of a rank that is killed; here it is killed 10 ms later."""
-    reports = (report_of_killed(tmp_path, "killed_with_launcher") for _ in range(5))
+    reports = (report_of_killed(tmp_path, "killed_with_launcher") for _ in range(20))
     assert any("and so is the launcher (" in report for report in reports)
