@@ -113,7 +113,8 @@ class OpenRun:
         """Run the steps that are left up to run.steps, each when it is asked for.
 
         Yields what metrics.jsonl has of it. Collective over all ranks. The loop may be left, and gone on
-        with by another call. A run that has to leave early (a signal, its time) saves, and yields no more.
+        with by another call; what comes after the last step that was saved (run.save_every) is lost with
+        the block. A run that has to leave early (a signal, its time) saves, and yields no more.
         """
         if self._stepping is None:
             self._trainer.begin()
@@ -155,13 +156,17 @@ class OpenRun:
         return whole
 
     def end(self) -> int:
-        """Say how it went, if any step was run; return the exit code. open_run() calls it."""
-        if self._stepping is None:
-            return DONE
+        """End what is under way, and say how it went if the run is over; return the exit code.
+
+        Collective over all ranks. open_run() calls it.
+        """
         trainer = self._trainer
         self._live.close()
         over = trainer.code is not None or trainer.step == self.config.run.steps
-        return trainer.finish() if over else DONE
+        if self._stepping is not None and over:
+            return trainer.finish()
+        trainer.saver.finish()  # a step may still be written
+        return DONE
 
     def _parts(self) -> dict:
         from mpitrain.training.saving.state_io import Snapshot

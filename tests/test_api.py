@@ -100,3 +100,19 @@ def test_an_error_in_a_script_ends_the_job_with_one_report(tmp_path):
         done.output
     )  # traceback and report
     assert "mpitrain: rank 1 (pp 1, dp 0, cp 0, tp 0)" in done.output, tail(done.output)
+
+
+def test_a_step_that_is_being_saved_when_the_block_is_left_is_whole(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import sys\nfrom mpitrain import api\nwith api.open_run(None, *sys.argv[1:]) as run:\n"
+        "    for line in run.steps():\n        if run.step == 2:\n            break\n"
+    )
+    given = overrides(
+        tmp_path / "run", write_text(tmp_path / "text"), run_steps=40, run_save_every=2, parallel_pp=2
+    )
+    done = mpirun(2, sys.executable, str(path), *given)
+    assert done.returncode == 0, tail(done.output)
+    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
+    again = mpirun(2, sys.executable, str(path), *given)
+    assert again.returncode == 0 and "going on after step 2" in again.output, tail(again.output)

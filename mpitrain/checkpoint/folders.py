@@ -12,6 +12,8 @@ old one steps aside first; in between a reader finds it under its other name.
 
 import os
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from mpitrain.checkpoint.files import reason
@@ -96,6 +98,13 @@ def discard(path: Path) -> None:
     rename(path, gone.name, STEP)
     sync_folder(path.parent)
     remove(gone, STEP)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders that were made for a step, but for those in which something is by now."""
+    for path in folders:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def _step_folders(folder: Path) -> list[Path]:

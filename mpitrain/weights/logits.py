@@ -107,9 +107,14 @@ def _theirs(
         given.write_text(json.dumps({"tokens": tokens.tolist(), "dtype": dtype, "more": more}))
         out = Path(there) / "logits.npz"
         command = [sys.executable, "-c", CHILD, str(path), str(given), str(out)]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise ExportError(
+                f"transformers took more than {LIMIT_S:.0f} s to load what was written"
+            ) from None
         if done.returncode or not out.exists():
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise ExportError(f"transformers doesn't load what was written: {last[:300]}")

@@ -6,7 +6,6 @@ A run needs no such thing.
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from mpitrain.checkpoint import save
 from mpitrain.checkpoint.boxes import Box, run_boxes, whole
+from mpitrain.checkpoint.folders import remove_empty
 from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.lock import NAME as LOCK
@@ -97,19 +97,13 @@ def _begin(folder: Path, step: int, num_bytes: int) -> tuple[Path, list[Path]]:
     try:
         return save.begin(folder, step, num_bytes), made
     except CheckpointError:
-        _remove_empty(made)
+        remove_empty(made)
         raise
 
 
 def _undo(tmp: Path, made: list[Path]) -> None:
     remove(tmp, STEP)
-    _remove_empty(made)
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for path in folders:
-        with suppress(OSError):  # another command may use it by now
-            path.rmdir()
+    remove_empty(made)
 
 
 def _write(

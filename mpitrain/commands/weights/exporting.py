@@ -53,6 +53,7 @@ from mpitrain.weights.folder import (
     TOKENIZER,
     ModelFolder,
 )
+from mpitrain.weights.header import parsed
 from mpitrain.weights.keys import config_json, plan_on_one_rank
 from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of
 from mpitrain.weights.proof import ExportError, ReadBack, digest_of, opened, read_back
@@ -184,7 +185,7 @@ def _source(saved: Checkpoint, folder: Path) -> ExportSource:
     carried = {}
     if content := companions.pop(CONFIG, None):
         with suppress(ValueError):
-            carried = json.loads(content)
+            carried = parsed(content)
     return ExportSource(
         saved, plan.config, plan, run, companions, carried if isinstance(carried, dict) else {}
     )

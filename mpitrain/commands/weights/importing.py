@@ -11,7 +11,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import numpy as np
 from mpitrain import config as settings
 from mpitrain.checkpoint import save
 from mpitrain.checkpoint.boxes import Box, Chunks
-from mpitrain.checkpoint.folders import find_one, name_of, step_of
+from mpitrain.checkpoint.folders import find_one, name_of, remove_empty, step_of
 from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.checkpoint.reader import Checkpoint
@@ -199,7 +198,7 @@ def _begin(where: Target, num_bytes: int) -> list[Path]:
     try:
         save.begin(where.checkpoints, where.step, num_bytes)
     except CheckpointError:
-        _remove_empty(made)
+        remove_empty(made)
         raise
     return made
 
@@ -208,13 +207,7 @@ def _undo(where: Target, tmp: Path, made: list[Path]) -> None:
     remove(tmp, STEP)
     if where.run is not None:
         remove(where.run.came_along)
-    _remove_empty(made)
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for path in folders:
-        with suppress(OSError):  # something else is in it by now
-            path.rmdir()
+    remove_empty(made)
 
 
 def _parts(
