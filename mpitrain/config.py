@@ -101,21 +101,21 @@ class Model(ConfigTable):
     heads: Heads | None = None  # attention heads of queries
     kv_heads: Heads | None = None  # heads of keys and values (grouped-query attention)
     ffn: Length | None = None  # hidden units of the feed-forward
-    vocab: Length | None = None  # absent, and the preset has none: as many as the tokenizer has
-    # rows of the vocabulary: padded to a multiple, by rows that no token has and none predicts
+    vocab: Length | None = None  # rows of the vocabulary; absent, and the preset has none: the tokenizer's
+    # the vocabulary is padded to a multiple of this, by rows that no token has and none predicts
     vocab_multiple: Count | None = None
-    padding: CountOrNone | None = None  # so many of model.vocab; derived
+    padding: CountOrNone | None = None  # rows of model.vocab that pad it; derived
     tied: bool | None = None  # embedding and head share their weights
     # further tokens that each position predicts in training, by a block each
     mtp: Annotated[int, Meta(ge=0, le=16)] | None = None
-    # of the mean of their losses, beside that of the next token; absent: 0.3
+    # weight of the mean of their losses, that of the next token having 1; absent: 0.3
     mtp_weight: Annotated[float, Meta(ge=0)] | None = None
-    # the rest is of some families only; absent: as the preset, or else the family, says
-    # of norms: what is added to the mean of the squares
+    # epsilon of norms, added to the mean of the squares; absent, here and below: as the preset, or else
+    # the family, says
     eps: Annotated[float, Meta(gt=0, lt=1)] | None = None
     ffn_biased: bool | None = None  # the products of feed-forwards have biases
-    positions: Length | None = None  # that have a learned vector each
-    # c: logits become c tanh(logit / c); 0: they stay
+    positions: Length | None = None  # how many positions have a learned vector
+    # soft cap c of logits: they become c tanh(logit / c); 0: none
     logit_cap: Annotated[float, Meta(ge=0)] | None = None
 
 
@@ -157,9 +157,9 @@ class AttentionTable(ConfigTable):
     # which products have a bias: none, queries, keys and values, or these and the output
     biases: Literal["none", "qkv", "all"] | None = None
     normed: bool | None = None  # queries and keys of each head have a norm
-    # scores are divided by the root of it; 0: the width of a head
+    # scores are divided by its square root; 0: the width of a head
     score_width: LengthOrNone | None = None
-    # c: scores become c tanh(score / c); 0: they stay
+    # soft cap c of scores: they become c tanh(score / c); 0: none
     score_cap: Annotated[float, Meta(ge=0)] | None = None
     # latent attention: width of what queries are made of; 0: the layer's input
     q_rank: CountOrNone | None = None
@@ -192,10 +192,10 @@ class ExpertsTable(ConfigTable):
     # how experts come to have equal loads: by a loss over microbatches, sequences or the step
     # before; or by a bias of the scores that choose, without a loss
     balance: Literal["", "none", "microbatch", "sequence", "global", "bias"] = ""
-    # of that loss; with bias, of one over sequences besides
+    # weight of that loss; with bias, of one over sequences besides
     balance_weight: Annotated[float, Meta(ge=0)] | None = None
     bias_rate: Annotated[float, Meta(gt=0)] | None = None  # bias: how far it moves in a step
-    z_weight: Annotated[float, Meta(ge=0)] | None = None  # of the router's z-loss
+    z_weight: Annotated[float, Meta(ge=0)] | None = None  # weight of the router's z-loss
     # a routing.npz: tokens go where they went when it was recorded, with the weights that the
     # router gives them now
     replay: str = ""
@@ -339,8 +339,8 @@ class SpikesTable(ConfigTable):
 
 
 class OptimizerTable(ConfigTable):
-    # muon: matrices between layers; embedding, head and norms are adamw's
-    # or "module:name", an OptimizerKind of your own
+    # muon takes the matrices between layers; embedding, head and norms are adamw's then. "module:name":
+    # an OptimizerKind of your own
     name: str = "adamw"
     # peak learning rate; muon scales its steps like adamw's: the same rates suit
     lr: Annotated[float, Meta(gt=0)] = 3e-3
@@ -355,7 +355,7 @@ class OptimizerTable(ConfigTable):
     ns_steps: Annotated[int, Meta(ge=1, le=100)] | None = None  # Newton-Schulz iterations
     # weights that stay as they are, by name: "embedding.weight", "blocks.0.*"; * is any characters
     frozen: tuple[str, ...] = ()
-    # as master weights (fp64 with compute = "fp64"), or half of that, rounded by chance
+    # as master weights (fp64 with compute = "fp64"), or half of that, stochastically rounded
     moments: Literal["fp32", "bf16"] = "fp32"
 
 

@@ -1,5 +1,7 @@
 """The shape of the code stays what benchmarks/house.py prints of it."""
 
+import ast
+import re
 import sys
 from pathlib import Path
 
@@ -36,3 +38,25 @@ def test_few_statements_assign_several_values_at_once(shape):
 
 def test_two_files_of_one_name_are_explained():
     assert house.twins(ROOT, house.CODE).keys() == house.TWINS.keys()
+
+
+OLD_WORDS = {"told", "beside", "owed", "owing", "sick", "wish", "wishes", "poker", "foretell"}
+
+
+def names_in(path):
+    """Yield the names that a file gives to something, or uses."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        for attribute in ("id", "arg", "name", "attr"):
+            if isinstance(name := getattr(node, attribute, None), str):
+                yield name
+
+
+@pytest.mark.parametrize("folder", ["mpitrain", "comm", "schedules", "tests", "benchmarks", "docs"])
+def test_names_are_of_the_fields_words(folder):
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / folder).rglob("*.py")
+        for name in names_in(path)
+        if OLD_WORDS & {word.lower() for word in re.split("_|(?<=[a-z])(?=[A-Z])", name)}
+    }
+    assert found == set()

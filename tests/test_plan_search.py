@@ -58,7 +58,7 @@ def test_a_small_model_needs_nothing_but_dp():
     assert (best.tp, best.pp, best.cp, best.dp, best.zero) == (1, 1, 1, 8, 1)
 
 
-def test_wishes_stay():
+def test_what_is_fixed_stays():
     shape = find_published("llama3-8b")
     found = search(shape, StepLayout(16, 4096, 64), H100, {"tp": 2, "pp": 4}, H100.memory_bytes)
     assert {(each.layout.tp, each.layout.pp) for each in found.ranked} == {(2, 4)}
@@ -97,7 +97,7 @@ def test_what_cannot_fit_says_what_binds():
     assert isinstance(error, ConfigError) and "memory" in str(error) and "--memory" in str(error)
 
 
-def test_a_wish_that_cannot_be_is_named():
+def test_what_is_fixed_and_cannot_be_is_named():
     error = planned("--ranks", "6", *sets(*SMALL, "parallel.tp=4"), code=2)
     assert isinstance(error, ConfigError) and "tp = 4" in str(error)
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from mpitrain import config as settings
 from mpitrain.cli import cli
-from mpitrain.commands.reference import beside, outputs, pages, refusals, show
+from mpitrain.commands.reference import comments, outputs, pages, refusals, show
 from mpitrain.commands.reference.keys import every_key, in_words, tables
 from mpitrain.errors import ConfigError
 
@@ -48,13 +48,13 @@ def test_every_option_has_words():
 
 def test_a_key_without_a_comment_has_no_words(monkeypatch):
     """What the tests above would find if a comment were taken out."""
-    source = beside.source_of("mpitrain.config").replace("  # transformer blocks", "")
-    monkeypatch.setattr(beside, "source_of", lambda module: source)
-    beside._comments.cache_clear()
-    beside.tree_of.cache_clear()
-    words = beside.words_of_fields("mpitrain.config", "Model")
-    beside._comments.cache_clear()
-    beside.tree_of.cache_clear()
+    source = comments.source_of("mpitrain.config").replace("  # transformer blocks", "")
+    monkeypatch.setattr(comments, "source_of", lambda module: source)
+    comments._comments.cache_clear()
+    comments.tree_of.cache_clear()
+    words = comments.words_of_fields("mpitrain.config", "Model")
+    comments._comments.cache_clear()
+    comments.tree_of.cache_clear()
     assert not words["layers"] and words["width"].startswith("hidden size")
 
 

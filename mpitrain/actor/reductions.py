@@ -141,7 +141,7 @@ class Gradients:
             gradient.take(gradient.whole)
             gradient.give_back()
             return
-        while gradient.sharding.sums_beside and len(self._reducing) >= TOGETHER:
+        while gradient.sharding.sums_in_copies and len(self._reducing) >= TOGETHER:
             self._wait_for_oldest()
         self._reducing.append(_Reduction(gradient, last))
         self.most_bytes = max(self.most_bytes, sum(each.num_bytes for each in self._reducing))

@@ -80,7 +80,7 @@ def write_shard(
 ) -> None:
     """Write a file that isn't there yet, and sync it. Raises OSError and InputError.
 
-    each: told how many bytes were written.
+    each: hears how many bytes were written.
     """
     with open(open_regular(path, NEW, own=2), "wb", buffering=0) as file:
         file.write(header_of((tensor.name, tensor.code, tensor.shape) for tensor in tensors))

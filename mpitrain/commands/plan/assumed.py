@@ -1,6 +1,6 @@
 """What is known of frameworks where a table of steps says nothing, and what a guess costs.
 
-A convention is what a framework does unless told otherwise, with its source. What nobody knows and
+A convention is what a framework does unless set otherwise, with its source. What nobody knows and
 decides (recomputation; the microbatch with ZeRO-3) is no convention: such a row gets an interval.
 """
 

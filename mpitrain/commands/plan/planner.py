@@ -82,15 +82,15 @@ def make_plan(asked: PlanRequest) -> str:
     with Waiting("mpitrain plan"):
         shape = shape_of(given)
         base, notes = _base(given, asked, rates)
-        wishes = _wishes(given, asked.overrides)
+        fixed = _fixed(given, asked.overrides)
         limit = asked.memory_gb * 1e9 if asked.memory_gb else USABLE * rates.memory_bytes
-        found = search(shape, base, rates, wishes, limit)
+        found = search(shape, base, rates, fixed, limit)
         chosen = _chosen(given, found, asked, rates, limit) if found.ranked else []
     if not chosen:
-        wish = ", ".join(f"{key} = {value}" for key, value in wishes.items()) or "nothing"
+        named = ", ".join(f"{key} = {value}" for key, value in fixed.items()) or "nothing"
         raise ConfigError(
             f"{shape.name} on {asked.ranks} ranks of {rates.name}: "
-            f"{binding(found.refused, found.tried, chosen, limit)}; fixed: {wish}; change what is "
+            f"{binding(found.refused, found.tried, chosen, limit)}; fixed: {named}; change what is "
             "fixed, --ranks, --memory or batch.global"
         )
     if asked.out is not None:
@@ -121,7 +121,7 @@ def _base(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[Step
     return layout, notes
 
 
-def _wishes(config: Config, overrides: tuple[str, ...]) -> dict[str, Any]:
+def _fixed(config: Config, overrides: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields that the configuration fixes: what isn't its default, and what was typed."""
     flat, default = settings.flatten(config), settings.flatten(Config())
     typed = {each.partition("=")[0].strip() for each in overrides}

@@ -44,17 +44,17 @@ class SearchResult(NamedTuple):
 
 
 def search(
-    shape: ModelShape, base: StepLayout, machine: MachineRates, wishes: Mapping[str, Any], limit: float
+    shape: ModelShape, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any], limit: float
 ) -> SearchResult:
     """Return the layouts that fit, best first.
 
-    base: ranks, sequence, batch and type of numbers. wishes: fields of a layout that are fixed.
+    base: ranks, sequence, batch and type of numbers. fixed: fields of a layout that are fixed.
     limit: bytes of a rank.
     """
     refused: Counter[str] = Counter()
     fitting: list[Candidate] = []
     tried = 0
-    for layout in _every(shape, base, machine, wishes):
+    for layout in _every(shape, base, machine, fixed):
         tried += 1
         reason = _refusal(shape, layout, machine, limit)
         if reason:
@@ -83,51 +83,51 @@ def _refusal(shape: ModelShape, layout: StepLayout, machine: MachineRates, limit
 
 
 def _every(
-    shape: ModelShape, base: StepLayout, machine: MachineRates, wishes: Mapping[str, Any]
+    shape: ModelShape, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any]
 ) -> Iterator[StepLayout]:
     """Yield the layouts that the rules of the field leave: tp and etp within a node, ZeRO-1 always."""
-    for tp, cp, pp in _degrees(shape, base, machine, wishes):
+    for tp, cp, pp in _degrees(shape, base, machine, fixed):
         rest = base.ranks // (tp * cp * pp)
-        for zero, sharded in _zeros(rest * cp, pp, tp, machine, wishes):
-            for ep in _experts(shape, base.ranks // pp, wishes):
-                for schedule, chunks in _schedules(shape, pp, wishes):
-                    for micro in _picked(wishes, "micro", MICROS):
+        for zero, sharded in _zeros(rest * cp, pp, tp, machine, fixed):
+            for ep in _experts(shape, base.ranks // pp, fixed):
+                for schedule, chunks in _schedules(shape, pp, fixed):
+                    for micro in _picked(fixed, "micro", MICROS):
                         if base.batch % (rest * micro):
                             continue
-                        for recompute in _picked(wishes, "recompute", ("none", "selective", "full")):
+                        for recompute in _picked(fixed, "recompute", ("none", "selective", "full")):
                             yield base._replace(
                                 tp=tp, cp=cp, pp=pp, zero=zero, sharded=sharded, ep=ep, schedule=schedule,
-                                chunks=chunks, micro=micro, recompute=recompute, etp=wishes.get("etp", 1),
+                                chunks=chunks, micro=micro, recompute=recompute, etp=fixed.get("etp", 1),
                             )  # fmt: skip
 
 
-def _picked(wishes: Mapping[str, Any], key: str, choices: tuple) -> tuple:
-    return (wishes[key],) if key in wishes else choices
+def _picked(fixed: Mapping[str, Any], key: str, choices: tuple) -> tuple:
+    return (fixed[key],) if key in fixed else choices
 
 
 def _degrees(
-    shape: ModelShape, base: StepLayout, machine: MachineRates, wishes: Mapping[str, Any]
+    shape: ModelShape, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any]
 ) -> Iterator[tuple[int, int, int]]:
     node = min(machine.ranks_per_node, base.ranks)
     tps = [each for each in _divisors(node) if shape.heads % each == 0 and shape.ffn % each == 0]
     longest = base.sequence // (LONG // 2) if base.sequence >= LONG else 1
     cps = [each for each in (1, 2, 4, 8, 16, 32) if each <= longest]
-    for tp in _picked(wishes, "tp", tuple(tps)):
-        for cp in _picked(wishes, "cp", tuple(cps)):
+    for tp in _picked(fixed, "tp", tuple(tps)):
+        for cp in _picked(fixed, "cp", tuple(cps)):
             if base.ranks % (tp * cp):
                 continue
             rest = base.ranks // (tp * cp)
             pps = [each for each in _divisors(rest) if each <= min(shape.layers, 64)]
-            for pp in _picked(wishes, "pp", tuple(pps)):
-                if rest % pp == 0 and wishes.get("dp", rest // pp) == rest // pp:
+            for pp in _picked(fixed, "pp", tuple(pps)):
+                if rest % pp == 0 and fixed.get("dp", rest // pp) == rest // pp:
                     yield tp, cp, pp
 
 
 def _zeros(
-    data: int, pp: int, tp: int, machine: MachineRates, wishes: Mapping[str, Any]
+    data: int, pp: int, tp: int, machine: MachineRates, fixed: Mapping[str, Any]
 ) -> list[tuple[int, int]]:
-    if "zero" in wishes:
-        return [(wishes["zero"], wishes.get("sharded", 0))]
+    if "zero" in fixed:
+        return [(fixed["zero"], fixed.get("sharded", 0))]
     if data == 1:
         return [(0, 0)]
     found = [(1, 0)]
@@ -138,19 +138,19 @@ def _zeros(
     return found
 
 
-def _experts(shape: ModelShape, ranks: int, wishes: Mapping[str, Any]) -> tuple[int, ...]:
+def _experts(shape: ModelShape, ranks: int, fixed: Mapping[str, Any]) -> tuple[int, ...]:
     if shape.experts is None:
         return (1,)
     choices = [each for each in _divisors(shape.experts.count) if ranks % each == 0 and each <= 128]
-    return _picked(wishes, "ep", tuple(choices))
+    return _picked(fixed, "ep", tuple(choices))
 
 
-def _schedules(shape: ModelShape, pp: int, wishes: Mapping[str, Any]) -> list[tuple[str, int]]:
+def _schedules(shape: ModelShape, pp: int, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return schedules with their chunks: nothing more complex than is needed."""
     if pp == 1:
         return [("1f1b", 1)]
-    if "schedule" in wishes:
-        return [(wishes["schedule"], wishes.get("chunks", 2 if wishes["schedule"] in _TWO else 1))]
+    if "schedule" in fixed:
+        return [(fixed["schedule"], fixed.get("chunks", 2 if fixed["schedule"] in _TWO else 1))]
     found = [("1f1b", 1)]
     found += [("interleaved", chunks) for chunks in (2, 4) if pp * chunks <= shape.layers]
     found += [("zbv", 2)] * (2 * pp <= shape.layers)

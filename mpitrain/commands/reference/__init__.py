@@ -1,6 +1,6 @@
 """The reference, made from the source: keys of the configuration, fields of files, exit codes.
 
-beside     comments beside fields and keys of a source file: the words of the reference
+comments   comments beside fields and keys of a source file: the words of the reference
 keys       every key: type, default, meaning, who uses it
 refusals   the messages that refuse a key
 outputs    fields of metrics.jsonl, trace.json and ends.jsonl; exit codes

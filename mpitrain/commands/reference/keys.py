@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 
 from mpitrain import config as settings
-from mpitrain.commands.reference.beside import words_of_fields
-from mpitrain.plan.declared.family import FAMILIES
+from mpitrain.commands.reference.comments import words_of_fields
+from mpitrain.plan.declared.family import FAMILIES, OF_SOME
 from mpitrain.plan.declared.optimizers import OPEN, OPTIMIZERS
 
 SHOWN_BELOW = 2**31 - 1  # a larger limit is no limit to a user
@@ -73,7 +73,7 @@ def _uses(table: str, key: str) -> dict[str, str]:
     found = dict[str, Any]()
     if table == "optimizer" and key in OPEN:
         found = {name: kind.keys[key] for name, kind in OPTIMIZERS.built_in().items() if key in kind.keys}
-    elif table in ("attention", "experts"):
+    elif table in ("attention", "experts") or (table == "model" and key in OF_SOME):
         for name, family in FAMILIES.built_in().items():
             own = getattr(family, table) or {}
             if family.uses(table, key):

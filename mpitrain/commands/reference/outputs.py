@@ -6,7 +6,7 @@ The words are the comments beside the keys, in the functions that write them.
 from functools import cache
 from typing import NamedTuple
 
-from mpitrain.commands.reference.beside import words_of_constants, words_of_keys, words_of_texts
+from mpitrain.commands.reference.comments import words_of_constants, words_of_keys, words_of_texts
 
 TRAINER = "mpitrain.training.trainer"
 EXPERT_LOADS = "mpitrain.training.expert_loads"

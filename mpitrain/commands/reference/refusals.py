@@ -11,10 +11,18 @@ from collections.abc import Iterator
 from functools import cache
 
 import mpitrain
-from mpitrain.commands.reference.beside import source_of, tree_of
+from mpitrain.commands.reference.comments import source_of, tree_of
 from mpitrain.plan.settings.idle import RULES
 
-RAISED = ("ConfigError", "MeshError", "ScheduleError", "DataError", "CheckpointError", "LibraryError")
+RAISED = (
+    "ConfigError",
+    "MeshError",
+    "ScheduleError",
+    "DataError",
+    "CheckpointError",
+    "WeightsError",
+    "LibraryError",
+)
 HOLE = "..."
 LEAST = 20  # characters of a message that say something
 

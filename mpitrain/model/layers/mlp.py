@@ -7,7 +7,7 @@ Kept of it, with n = B T positions on this rank, width D, F hidden units:
     from I to W 2 n D + 2 n F      both factors of each weight gradient, in every mode
     working     3 n D, 3 n F       forward, backward
 
-tp divides F. What fp8, tp, `sequence` and cp change is told in attention.py beside this file.
+tp divides F. What fp8, tp, `sequence` and cp change stands in layers/attention.py.
 """
 
 from collections.abc import Mapping

@@ -82,7 +82,7 @@ class ZeroGroup:
         return wide(dtype) if self.exact else dtype
 
     @property
-    def sums_beside(self) -> bool:
+    def sums_in_copies(self) -> bool:
         """Whether a sum over data ranks holds memory besides the buffers of gradients."""
         return self.wire is not None
 

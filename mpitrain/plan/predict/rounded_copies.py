@@ -21,7 +21,7 @@ def copies_sent(plan: Plan, rank: int) -> int:
     if lends_gradients(config.parallel):
         # those that buffers are waited for are over
         found = reductions_of(plan, rank)
-        sizes = [beside(config, gradient, domain) for gradient, domain, _ in found]
+        sizes = [copy_bytes(config, gradient, domain) for gradient, domain, _ in found]
         begins = [max(num_over, at + 1 - TOGETHER) for at, (_, _, num_over) in enumerate(found)]
     else:
         sizes = _reduced_once(plan, rank)
@@ -41,11 +41,11 @@ def _reduced_once(plan: Plan, rank: int) -> list[int]:
         domain = bucket.plan.domain
         if domain not in alone:
             reduced = bucket.gradients[:1] if bucket.plan.over else bucket.gradients
-            sizes += [beside(plan.config, gradient, domain) for gradient in reduced]
+            sizes += [copy_bytes(plan.config, gradient, domain) for gradient in reduced]
     return sizes
 
 
-def beside(config: Config, gradient: Buffer, domain: str) -> int:
+def copy_bytes(config: Config, gradient: Buffer, domain: str) -> int:
     """Return the bytes of the copy that one sum sends; 0 if it sends the buffer."""
     _, wide = itemsizes_of(config)
     width = itemsize_on_the_wire(config, domain)

@@ -158,8 +158,8 @@ def _with_fetches(
     if not fetches_each(layout):
         return part
     gathered, reduced = (sum(each) for each in zip(*_of_state(layout, machine, groups, weights)))
-    forward, exposed = _beside(part.forward, gathered, layout)
-    backward, exposed_backward = _beside(part.inputs + part.weights, gathered + reduced, layout)
+    forward, exposed = _overlapped(part.forward, gathered, layout)
+    backward, exposed_backward = _overlapped(part.inputs + part.weights, gathered + reduced, layout)
     return Part(
         forward,
         backward - part.weights,
@@ -169,7 +169,7 @@ def _with_fetches(
     )
 
 
-def _beside(computed: float, sent: float, layout: StepLayout) -> tuple[float, float]:
+def _overlapped(computed: float, sent: float, layout: StepLayout) -> tuple[float, float]:
     """Return how long both take together, and what of it is exposed."""
     exposed = max(sent - computed, SLOWED * sent) if layout.overlapped else sent
     return computed + exposed, exposed

@@ -44,12 +44,12 @@ def _comments(module: str) -> dict[int, Comment]:
     }
 
 
-def words_beside(module: str, first: int, last: int) -> str:
+def words_at(module: str, first: int, last: int) -> str:
     """Return the comment beside the lines of a field, or else the lines of comment above it."""
     found = _comments(module)
-    beside = [found[line].text for line in range(first, last + 1) if line in found]
-    if beside:
-        return " ".join(beside)
+    on_lines = [found[line].text for line in range(first, last + 1) if line in found]
+    if on_lines:
+        return " ".join(on_lines)
     above = list[str]()
     line = first - 1
     while line in found and found[line].alone:
@@ -61,14 +61,14 @@ def words_beside(module: str, first: int, last: int) -> str:
 def words_of_fields(module: str, owner: str) -> dict[str, str]:
     """Return the words beside each annotated field of a class."""
     fields = [each for each in _named(module, owner).body if isinstance(each, ast.AnnAssign)]
-    return {each.target.id: words_beside(module, each.lineno, each.end_lineno) for each in fields}
+    return {each.target.id: words_at(module, each.lineno, each.end_lineno) for each in fields}
 
 
 def words_of_keys(module: str, owner: str) -> dict[str, str]:
     """Return the words beside each text key of the dictionaries that a function makes."""
     found = dict[str, str]()
     for key, first, last in _keys(_named(module, owner)):
-        found[key] = found.get(key) or words_beside(module, first, last)
+        found[key] = found.get(key) or words_at(module, first, last)
     return found
 
 
@@ -77,7 +77,7 @@ def words_of_texts(module: str, owner: str) -> dict[str, str]:
     tuples = [each for each in ast.walk(_named(module, owner)) if isinstance(each, ast.Tuple)]
     texts = [each for several in tuples for each in several.elts if isinstance(each, ast.Constant)]
     return {
-        each.value: words_beside(module, each.lineno, each.end_lineno)
+        each.value: words_at(module, each.lineno, each.end_lineno)
         for each in texts
         if isinstance(each.value, str)
     }
@@ -88,7 +88,7 @@ def words_of_constants(module: str) -> dict[str, str]:
     found = {}
     for each in tree_of(module).body:
         if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            found[each.targets[0].id] = words_beside(module, each.lineno, each.end_lineno)
+            found[each.targets[0].id] = words_at(module, each.lineno, each.end_lineno)
     return found
 
 
