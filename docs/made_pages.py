@@ -42,6 +42,7 @@ def write(folder: Path) -> None:
         "exit-codes.md": pages.codes(),
         "schedules.md": schedules(),
         "families.md": families(),
+        "model-types.md": model_types(),
     }
     for name, text in made.items():
         path = folder / name
@@ -88,6 +89,14 @@ def families() -> str:
         presets = ", ".join(f"`{preset}`" for preset in family.presets) or "none"
         experts = "yes" if family.experts is not None else "no"
         lines.append(f"| `{name}` | {experts} | {presets} | {'yes' if family.weight_names else 'no'} |")
+    return "\n".join([*lines, ""])
+
+
+def model_types() -> str:
+    """Return a table of the models of Hugging Face folders, and the families that read them."""
+    lines = ["| `model_type` of `config.json` | architecture | `model.family` |", "|---|---|---|"]
+    for name, family in FAMILIES.built_in().items():
+        lines += [f"| `{each.name}` | `{each.architecture}` | `{name}` |" for each in family.model_types]
     return "\n".join([*lines, ""])
 
 

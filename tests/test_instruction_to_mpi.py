@@ -47,7 +47,7 @@ def stack_of(kind: str) -> list[str] | None:
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_the_page_has_every_function_between_an_instruction_and_mpi(world, monkeypatch, kind):
     if world.size != 2:
-        pytest.skip("2 ranks tell")
+        pytest.skip("needs exactly 2 ranks")
     from mpitrain.comm.transports import messages
 
     traced = list[list[str]]()

@@ -8,6 +8,7 @@ import configparser
 import itertools
 import os
 import pkgutil
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -338,6 +339,14 @@ def test_few_rooms_and_each_on_the_map():
     }
     assert rooms | set(HEAVY) == set(FLOORS)
     assert len(rooms) <= MOST_ROOMS
+
+
+def test_the_readme_has_the_map():
+    text = (ROOT / "README.md").read_text()
+    rooms = set(FLOORS) - {"config", "plugins", "config_hints", "inputs", "errors"}
+    assert {
+        room for room in rooms if not re.search(rf"^    (mpitrain/)?{room}(/|\.py) ", text, re.M)
+    } == set()
 
 
 def test_a_run_is_opened_without_torch():

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _operations(axis: Axis) -> dict[str, Callable[[], int]]:
-    """Return what runs each operation and tells the bytes of its buffer."""
+    """Return what runs each operation and returns the bytes of its buffer."""
     x = np.ones(LENGTH, np.float32)
     part = np.ones(LENGTH // axis.size, np.float32)
 

@@ -18,7 +18,7 @@ def line() -> str:
 
 
 def _processor() -> str:
-    """Return the processor's name and family, as the kernel tells them."""
+    """Return the processor's name and family, as the kernel names them."""
     found = {}
     for each in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = each.partition(":")
