@@ -8,11 +8,16 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 COURSE = ROOT / "docs" / "course"
+sys.path.append(str(ROOT / "docs"))
+
+import sentences  # noqa: E402
+
 HEADINGS = [
     "The idea",
     "The program",
@@ -29,7 +34,6 @@ TEST = re.compile(r"`(tests/\w+\.py)::(\w+)`")
 MEASURED = re.compile(r"^\*.* cores .*torch \S+, .*, \d{4}-\d\d-\d\d\.\*$", re.MULTILINE)
 WITH_TABLE = re.compile(r"^\|( -+:? \|| -+ \|)+$", re.MULTILINE)
 KEY = re.compile(r"`([a-z]+\.[a-z_0-9]+)`")
-MOST_WORDS = 22  # of a sentence, in the mean
 SENTENCES = range(9, 14)  # of an idea
 
 
@@ -52,23 +56,11 @@ def sections(page):
     return dict(zip(found[1::2], found[2::2], strict=True))
 
 
-def prose(text):
-    """Return text without code, tables, pictures and sources."""
-    lines = FENCE.sub("", text).splitlines()
-    return " ".join(
-        line for line in lines if not line.startswith(("|", "#", "!", "Answer", "`tests", "Sources"))
-    )
-
-
-def sentences(text):
-    return [each for each in re.split(r"(?<=[.!?:])\s+(?=[A-Z`])", prose(text).strip()) if each.strip()]
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_has_its_parts_in_order(page):
     found = sections(page)
     assert list(found) == HEADINGS
-    assert len(sentences(found["The idea"])) in SENTENCES
+    assert len(sentences.words(found["The idea"])) in SENTENCES
     assert INCLUDE.search(found["The program"]) or "```" in found["The program"]
     pictures = PICTURE.findall(found["The picture"])
     assert pictures or found["The picture"].strip().startswith("No picture:")
@@ -111,9 +103,8 @@ def test_keys_are_those_of_the_configuration(page):
 
 @pytest.mark.parametrize("page", [*PAGES, "index"])
 def test_sentences_are_short_in_the_mean(page):
-    found = sentences((COURSE / f"{page}.md").read_text())
-    mean = sum(len(each.split()) for each in found) / len(found)
-    assert mean <= MOST_WORDS, f"{mean:.1f} words"
+    found = mean(sentences.words((COURSE / f"{page}.md").read_text()))
+    assert found <= sentences.MOST, f"{found:.1f} words"
 
 
 def test_the_map_names_every_page():
