@@ -434,14 +434,70 @@ def test_names_are_those_by_which_transformers_has_computed_the_same_logits(fami
 
 
 def test_dropout_of_a_gpt2_folder_is_reported_and_left_out():
-    from mpitrain.plan.declared.family import FAMILIES
-    from mpitrain.plan.declared.hugging_face import Fields
-
-    (model_type,) = FAMILIES.built_in()["gpt2"].model_types
     sizes = dict(n_layer=2, n_embd=8, n_head=2, vocab_size=16, attn_pdrop=0.1, resid_pdrop=0.0)
-    fields = Fields(sizes, "config.json")
-    model_type.read(fields)
-    fields.finish()
-    assert [line for line in fields.lines if "pdrop" in line] == [
+    _, lines = read_back("gpt2", sizes)
+    assert [line for line in lines if "pdrop" in line] == [
         "attn_pdrop = 0.1 is not taken over: there is no dropout here"
     ]
+
+
+def read_back(family, tree):
+    """Return the keys that a family reads in a config.json, and the lines of its report."""
+    from mpitrain.plan.declared.hugging_face import Fields
+
+    (model_type,) = FAMILIES.built_in()[family].model_types
+    fields = Fields(tree, "config.json")
+    model_type.read(fields)
+    fields.finish()
+    return fields.keys, fields.lines
+
+
+SIZES = dict(
+    num_hidden_layers=4, hidden_size=8, num_attention_heads=2, num_key_value_heads=2, intermediate_size=16,
+    vocab_size=32, head_dim=4,
+)  # fmt: skip
+
+
+def test_windows_of_qwen3_moe_are_in_all_blocks_whatever_max_window_layers_says():
+    """Qwen3MoeModel of transformers 5.24 reads neither it nor layer_types."""
+    more = dict(use_sliding_window=True, sliding_window=16, max_window_layers=2, num_experts=4)
+    keys, _ = read_back("qwen3-moe", SIZES | more)
+    assert keys["attention.window"] == 16 and "attention.window_blocks" not in keys
+
+
+@pytest.mark.parametrize(("family", "absent"), [("gpt-oss", 128), ("smollm3", 0)])
+def test_an_absent_window_is_the_classes_own(family, absent):
+    more = dict(use_sliding_window=True) if family == "smollm3" else {}
+    keys, _ = read_back(family, SIZES | more)
+    assert keys["attention.window"] == absent
+
+
+def test_an_empty_rope_scaling_leaves_the_word_to_rope_parameters():
+    parameters = dict(rope_type="linear", factor=2.0, rope_theta=5e5)
+    keys, _ = read_back("llama", SIZES | dict(rope_scaling={}, rope_parameters=parameters))
+    assert (keys["attention.theta"], keys["attention.linear_factor"]) == (5e5, 2.0)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "olmo3"])
+def test_windows_that_are_scaled_as_all_blocks_are_written_and_read(family):
+    chosen = ("model.layers=4", "model.width=8", "model.heads=2", "model.kv_heads=2", "model.ffn=16")
+    scaled = ("attention.window_theta=0", "attention.linear_factor=8.0")
+    config = resolved_of(f"model.family={family}", *chosen, *scaled)
+    (model_type,) = FAMILIES.built_in()[family].model_types
+    keys, _ = read_back(family, model_type.write(config))
+    assert (keys["attention.window_theta"], keys["attention.linear_factor"]) == (0.0, 8.0)
+
+
+def test_a_padded_gpt2_is_written_without_its_padding():
+    config = resolved_of("model.preset=gpt2", "model.vocab=300", "model.vocab_multiple=128")
+    (model_type,) = FAMILIES.built_in()["gpt2"].model_types
+    assert config.model.vocab == 384 and model_type.write(config)["vocab_size"] == 300
+
+
+def test_separate_documents_with_learned_positions_are_refused():
+    with pytest.raises(ConfigError, match="learned positions"):
+        plan_of(resolved_of("model.preset=gpt2", "data.documents=separate"))
+
+
+def resolved_of(*overrides):
+    return resolve(settings.load(None, overrides), 1, 256)

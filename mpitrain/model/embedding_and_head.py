@@ -100,7 +100,7 @@ class PositionGradients(NamedTuple):
     def add(self) -> None:
         """Add them to their buffer."""
         total = self.weight.grad
-        total.index_add_(0, self.rows_T, self.grads.to(total.dtype).sum(0))
+        total.index_add_(0, self.rows_T, self.grads.sum(0, dtype=total.dtype))
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for them."""

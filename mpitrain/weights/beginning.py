@@ -173,7 +173,8 @@ def checkpoint_source(saved: Checkpoint, plan: Plan) -> CheckpointSource:
         for spec in plan.parameters():
             box = source.box(spec.name)
             # rows of tokens may be more or fewer: the vocabulary is padded, or has further tokens
-            of_tokens = spec.group == "table" and box is not None and box.stop[1:] == spec.shape[1:]
+            of_tokens = spec.group == "table" and spec.divided is not None
+            of_tokens = of_tokens and box is not None and box.stop[1:] == spec.shape[1:]
             fits = box is None or box.stop == spec.shape or of_tokens
             if not fits:
                 raise CheckpointError(

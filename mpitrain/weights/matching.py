@@ -88,7 +88,8 @@ def _weight(plan: Plan, spec: Spec, names: Mapping[str, str | Stored], vocab: in
     if match:
         name = name.replace("{block}", match[1])
     by_expert = "{expert}" in name
-    of_tokens = spec.group == "table" and spec.shape[0] == plan.config.model.vocab
+    # a table of positions isn't divided
+    of_tokens = spec.group == "table" and spec.divided is not None
     rows = min(vocab, spec.shape[0]) if of_tokens else spec.shape[0]
     ours = spec.shape[1:] if by_expert else (rows, *spec.shape[1:])
     count = spec.shape[0] if by_expert else 1

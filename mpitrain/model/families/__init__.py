@@ -1,7 +1,9 @@
 """Families of models: each an object in a file, found there by its kind (plan/declared/family.py).
 
-llama   qwen3   mixtral   gpt_oss   deepseek        sparse: which blocks have experts
-names: of weights in other formats, which families share
+llama  mistral  qwen2  qwen3  smollm3  gemma  olmo  gpt2          dense
+mixtral  gpt_oss  deepseek  glm  qwen3                            with experts
+decoder: layers as most families have them; sparse: which blocks have experts
+fields, names: of config.json and of weights in Hugging Face folders, which families share
 catalog: the plan of a configuration
 
 A new family is one file, here or, as model.family = "module:name", anywhere on Python's path:

@@ -30,7 +30,7 @@ def decoder(
     """Return the layers of a model with dense blocks.
 
     kind: of norms before sublayers, of heads, and before the logits.
-    behind: of norms behind sublayers.
+    behind: of norms behind sublayers; then of that before the logits, too.
     gate: activation of feed-forwards.  scale: of embeddings.  more: fields of Attention.
     """
     model = config.model
@@ -54,7 +54,8 @@ def with_ends(
     """Return a model of these blocks. kind: of the norm before the logits.  scale: of embeddings."""
     model = config.model
     last = Head(model.vocab, model.width, model.tied, model.eps, kind, model.logit_cap or 0.0)
-    return ModelLayers(Embedding(model.vocab, model.width, model.tied, scale), blocks, last)
+    first = Embedding(model.vocab, model.width, model.tied, scale, model.positions or 0)
+    return ModelLayers(first, blocks, last)
 
 
 def attentions(config: Config, **more: Any) -> list[Attention]:

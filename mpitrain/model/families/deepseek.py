@@ -9,8 +9,16 @@ import numpy as np
 
 from mpitrain.config import Config
 from mpitrain.model.families.decoder import with_ends
-from mpitrain.model.families.fields import read_eps, read_rope, read_silu, read_sizes, write_rope, write_sizes
-from mpitrain.model.families.names import BLOCK, DENSE, HUGGING_FACE, ROUTED, in_block
+from mpitrain.model.families.fields import (
+    read_eps,
+    read_rope,
+    read_silu,
+    read_sizes,
+    write_experts,
+    write_rope,
+    write_sizes,
+)
+from mpitrain.model.families.names import BLOCK, DENSE, HUGGING_FACE, ROUTED, SHARED_AND_BIAS, in_block
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.latent_attention import LatentAttention, latent_heads
 from mpitrain.model.layers.rope import rope_of
@@ -18,9 +26,6 @@ from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily
 from mpitrain.plan.declared.hugging_face import Fields, ModelType, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.settings.attention import head_width
-
-_GATED = ("gate", "up", "down")
-_PLAIN_HEADS = ("q.weight", "k.weight", "v.weight")  # which latent attention hasn't
 
 
 def _deepseek_v3(config: Config) -> ModelLayers:
@@ -31,7 +36,7 @@ def _deepseek_v3(config: Config) -> ModelLayers:
     attention = LatentAttention(
         model.width, model.heads, *sizes, rope_of(own, own.rotary_width), 2 * model.layers, model.eps
     )
-    return with_ends(config, sparse_blocks(config, [attention], model.eps))
+    return with_ends(config, sparse_blocks(config, [attention]))
 
 
 def _read_deepseek_v3(fields: Fields) -> None:
@@ -72,7 +77,7 @@ def _read_latent(fields: Fields) -> None:
     read_rope(fields, 10_000.0)
     if "attention.yarn_factor" not in fields.keys:
         return
-    name = "rope_scaling" if fields.tree.get("rope_scaling") else "rope_parameters"
+    name = fields.of_positions
     rope = fields.tree[name]
     sharper = rope.get("mscale_all_dim")
     if not sharper or rope.get("mscale") != sharper or rope.get("attention_factor") is not None:
@@ -82,7 +87,6 @@ def _read_latent(fields: Fields) -> None:
 
 def _write_deepseek_v3(config: Config) -> dict[str, Any]:
     own = config.attention
-    experts = config.experts
     rope = write_rope(config)
     if rope["rope_scaling"] and "factor" in rope["rope_scaling"]:
         rope["rope_scaling"].pop("attention_factor", None)
@@ -99,16 +103,7 @@ def _write_deepseek_v3(config: Config) -> dict[str, Any]:
         v_head_dim=own.value_width,
         kv_lora_rank=own.kv_rank,
         q_lora_rank=own.q_rank or None,
-        first_k_dense_replace=experts.first,
-        n_routed_experts=experts.count,
-        num_experts_per_tok=experts.active,
-        n_shared_experts=experts.shared,
-        moe_intermediate_size=experts.width,
-        n_group=experts.groups,
-        topk_group=experts.groups_active,
-        norm_topk_prob=experts.normalised,
-        routed_scaling_factor=experts.scale,
-        num_nextn_predict_layers=0,
+        **write_experts(config),
     )
 
 
@@ -141,7 +136,7 @@ _NAMES = (
         if not ours.endswith(("q.weight", "k.weight", "v.weight"))
     }
     | ROUTED
-    | in_block({f"ffn.shared.{name}.weight": f"mlp.shared_experts.{name}_proj.weight" for name in _GATED})
+    | SHARED_AND_BIAS
     | in_block(
         {
             "attention.q_down.weight": "self_attn.q_a_proj.weight",
@@ -150,8 +145,6 @@ _NAMES = (
             "attention.kv_down.weight": Stored(f"{BLOCK}self_attn.kv_a_proj_with_mqa.weight", views=_keys),
             "attention.kv_norm.weight": "self_attn.kv_a_layernorm.weight",
             "attention.kv_up.weight": "self_attn.kv_b_proj.weight",
-            # transformers keeps the bias in fp32 whatever the others have
-            "ffn.router.bias": Stored(f"{BLOCK}mlp.gate.e_score_correction_bias", exact=True),
         }
     )
 )

@@ -5,7 +5,9 @@ from typing import Any
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
+from mpitrain.model.families.sparse import has_experts
 from mpitrain.plan.declared.hugging_face import ROPE_KEYS, Fields
+from mpitrain.plan.settings.attention import head_width
 
 
 def read_sizes(fields: Fields, *, kv_heads: int | None = None, tied: bool = False) -> None:
@@ -50,7 +52,7 @@ def read_head_width(fields: Fields, default: int = 0) -> None:
 
 def write_head_width(config: Config) -> dict[str, Any]:
     """Return head_dim, as every reader wants it: never absent."""
-    return dict(head_dim=config.attention.head_width or config.model.width // config.model.heads)
+    return dict(head_dim=head_width(config))
 
 
 def read_silu(fields: Fields) -> None:
@@ -90,7 +92,7 @@ def read_rope(
     theta, default, layer_type: as in Fields.rope().
     """
     rope = fields.rope(theta, tuple(ROPE_KEYS), layer_type, default)
-    name = "rope_scaling" if fields.tree.get("rope_scaling") else "rope_parameters"
+    name = fields.of_positions
     kind = rope["rope_type"]
     fields.give("attention.theta", float(rope["rope_theta"]), "rope_theta")
     needed = {"linear": ("factor",), "default": ()}.get(kind, ("factor", "original_max_position_embeddings"))
@@ -178,12 +180,39 @@ def with_theta(theta: float, rope: dict[str, Any]) -> dict[str, Any]:
 KINDS = {"w": "sliding_attention", "f": "full_attention"}  # by our letters
 
 
-def read_windows(fields: Fields, letters: str, *, null: int = 0) -> None:
+def read_rope_by_kind(fields: Fields, theta: float, window_theta: float = 0.0) -> None:
+    """Read rotary positions, of which blocks with a window have a theta of their own, and no scaling.
+
+    theta, window_theta: the class's; 0: as the others.
+    """
+    by_kind = KINDS["w"] in (fields.tree.get("rope_parameters") or {})
+    read_rope(fields, theta, layer_type=KINDS["f"])
+    local = window_theta or fields.keys["attention.theta"]
+    if by_kind:
+        own = fields.rope(window_theta or theta, tuple(ROPE_KEYS), KINDS["w"])
+        local = own["rope_theta"]
+        if own["rope_type"] != "default":
+            if own != fields.rope(theta, tuple(ROPE_KEYS), KINDS["f"]):
+                fields.refuse("rope_parameters", "windows scale positions otherwise, which no key has")
+            local = 0
+    fields.give("attention.window_theta", float(local), "rope_theta")
+
+
+def write_rope_by_kind(config: Config) -> dict[str, Any]:
+    """Return what read_rope_by_kind() reads."""
+    own = config.attention
+    of_all = dict(scaling(config), rope_theta=own.theta)
+    local = dict(rope_type="default", rope_theta=own.window_theta) if own.window_theta else of_all
+    return dict(rope_parameters={KINDS["f"]: of_all, KINDS["w"]: local})
+
+
+def read_windows(fields: Fields, letters: str, *, absent: int = 4096) -> None:
     """Read the window, and by layer_types which blocks have it.
 
-    letters: of each block, or of some in turns, where layer_types is absent.  null: where sliding_window is.
+    letters: of each block, or of some in turns, where layer_types is absent.
+    absent: the window where sliding_window is absent.
     """
-    fields.integer("sliding_window", 4096, to="attention.window", least=0, null=null)
+    fields.integer("sliding_window", absent, to="attention.window", least=0, null=0)
     kinds = fields.take("layer_types", None)
     if not fields.keys["attention.window"]:
         return
@@ -201,15 +230,19 @@ def read_windows(fields: Fields, letters: str, *, null: int = 0) -> None:
     fields.give("attention.window_blocks", in_turns(letters), "layer_types")
 
 
-def read_windows_if_used(fields: Fields, letters: str = "") -> None:
-    """Read windows of families that have them by use_sliding_window. letters: "": by max_window_layers."""
+def read_windows_if_used(fields: Fields, letters: str = "", *, absent: int = 4096) -> None:
+    """Read windows of families that have them by use_sliding_window.
+
+    letters, absent: as in read_windows(); "": by max_window_layers.
+    """
     if not fields.flag("use_sliding_window", False):
         fields.take_no_notice("sliding_window", "layer_types")
         fields.give("attention.window", 0, "use_sliding_window")
         return
     layers = fields.keys["model.layers"]
     first = fields.integer("max_window_layers", 28, least=0) if not letters else 0
-    read_windows(fields, letters or "".join("fw"[number >= first] for number in range(layers)))
+    letters = letters or "".join("fw"[number >= first] for number in range(layers))
+    read_windows(fields, letters, absent=absent)
 
 
 def write_windows(config: Config) -> dict[str, Any]:
@@ -255,11 +288,6 @@ def read_sparse_blocks(fields: Fields) -> None:
     fields.refuse("mlp_only_layers", "no experts.first and experts.every mean these blocks")
 
 
-def has_experts(layers: int, first: int, every: int) -> list[bool]:
-    """Return which blocks have experts."""
-    return [number >= first and (number - first + 1) % every == 0 for number in range(layers)]
-
-
 def write_sparse_blocks(config: Config) -> dict[str, Any]:
     """Return what read_sparse_blocks() reads."""
     first, every = config.experts.first, config.experts.every
@@ -268,4 +296,21 @@ def write_sparse_blocks(config: Config) -> dict[str, Any]:
     blocks = has_experts(config.model.layers, first, every)
     return dict(
         decoder_sparse_step=1, mlp_only_layers=[number for number, each in enumerate(blocks) if not each]
+    )
+
+
+def write_experts(config: Config) -> dict[str, Any]:
+    """Return the fields of experts as DeepSeek-V3 and GLM-4.5 have them."""
+    experts = config.experts
+    return dict(
+        first_k_dense_replace=experts.first,
+        n_routed_experts=experts.count,
+        num_experts_per_tok=experts.active,
+        n_shared_experts=experts.shared,
+        moe_intermediate_size=experts.width,
+        n_group=experts.groups,
+        topk_group=experts.groups_active,
+        norm_topk_prob=experts.normalised,
+        routed_scaling_factor=experts.scale,
+        num_nextn_predict_layers=0,
     )

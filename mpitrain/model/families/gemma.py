@@ -15,12 +15,13 @@ from mpitrain.model.families.fields import (
     read_eps,
     read_head_width,
     read_rope,
+    read_rope_by_kind,
     read_sizes,
     read_windows,
-    scaling,
     write_biases,
     write_head_width,
     write_rope,
+    write_rope_by_kind,
     write_sizes,
     write_windows,
 )
@@ -29,6 +30,7 @@ from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
+from mpitrain.plan.settings.attention import head_width
 
 KIND = NormKind.RMS_PLUS_ONE
 
@@ -74,18 +76,11 @@ def _read_gemma3(fields: Fields) -> None:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if fields.take(name, None, null=0):
             fields.refuse(name, "needed null in a model of this family")
-    local = fields.take("rope_local_base_freq", 10_000.0)
-    of_windows = fields.rope(local, ("default",), "sliding_attention") if _by_kind(fields) else {}
-    read_rope(fields, 1_000_000.0, layer_type="full_attention")
-    fields.give("attention.window_theta", float(of_windows.get("rope_theta", local)), "rope_local_base_freq")
+    read_rope_by_kind(fields, 1_000_000.0, fields.number("rope_local_base_freq", 10_000.0))
     # 5.x writes it with a line in front, and layer_types, which rule
     fields.take_no_notice("_sliding_window_pattern")
     every = fields.integer("sliding_window_pattern", 6)
     read_windows(fields, (every - 1) * "w" + "f")
-
-
-def _by_kind(fields: Fields) -> bool:
-    return "sliding_attention" in (fields.tree.get("rope_parameters") or {})
 
 
 def _write_common(config: Config) -> dict[str, Any]:
@@ -96,7 +91,7 @@ def _write_common(config: Config) -> dict[str, Any]:
         **write_windows(config),
         hidden_activation="gelu_pytorch_tanh",
         rms_norm_eps=config.model.eps,
-        query_pre_attn_scalar=config.attention.score_width or write_head_width(config)["head_dim"],
+        query_pre_attn_scalar=config.attention.score_width or head_width(config),
     )
 
 
@@ -110,20 +105,14 @@ def _write_gemma2(config: Config) -> dict[str, Any]:
 
 
 def _write_gemma3(config: Config) -> dict[str, Any]:
-    own = config.attention
-    of_windows = dict(rope_type="default", rope_theta=own.window_theta or own.theta)
-    of_all = dict(scaling(config), rope_theta=own.theta)
-    return dict(
-        _write_common(config),
-        rope_parameters=dict(full_attention=of_all, sliding_attention=of_windows),
-    )
+    return dict(_write_common(config), **write_rope_by_kind(config))
 
 
-_KEYS = dict(ROTARY, **WINDOWS | dict(window=4096), biases="none", score_width=256)
+_KEYS = dict(ROTARY, **WINDOWS | dict(window=4096), biases="none", score_width=0)
 _GEMMA2 = dict(vocab=256000, tied=True)
 _GEMMA3 = dict(vocab=262208, tied=True)
 # longer sequences than were trained with, by blocks that see all positions
-_LONG = dict(head_width=256, window=1024, linear_factor=8.0)
+_LONG = dict(head_width=256, score_width=256, window=1024, linear_factor=8.0)
 
 GEMMA2 = ModelFamily(
     name="gemma2",
@@ -134,10 +123,12 @@ GEMMA2 = ModelFamily(
     model_types=(ModelType("gemma2", "Gemma2ForCausalLM", _read_gemma2, _write_gemma2),),
     presets={
         "gemma2-2b": dict(
-            _GEMMA2, layers=26, width=2304, heads=8, kv_heads=4, ffn=9216, attention=dict(head_width=256)
+            _GEMMA2, layers=26, width=2304, heads=8, kv_heads=4, ffn=9216,
+            attention=dict(head_width=256, score_width=256),
         ),
         "gemma2-9b": dict(
-            _GEMMA2, layers=42, width=3584, heads=16, kv_heads=8, ffn=14336, attention=dict(head_width=256)
+            _GEMMA2, layers=42, width=3584, heads=16, kv_heads=8, ffn=14336,
+            attention=dict(head_width=256, score_width=256),
         ),
         "gemma2-27b": dict(
             _GEMMA2, layers=46, width=4608, heads=32, kv_heads=16, ffn=36864,
@@ -155,7 +146,7 @@ GEMMA3 = ModelFamily(
     presets={
         "gemma3-1b": dict(
             _GEMMA3, vocab=262144, layers=26, width=1152, heads=4, kv_heads=1, ffn=6912,
-            attention=dict(head_width=256, window=512),
+            attention=dict(head_width=256, score_width=256, window=512),
         ),
         "gemma3-4b": dict(_GEMMA3, layers=34, width=2560, heads=8, kv_heads=4, ffn=10240, attention=_LONG),
         "gemma3-12b": dict(_GEMMA3, layers=48, width=3840, heads=16, kv_heads=8, ffn=15360, attention=_LONG),

@@ -15,21 +15,29 @@ from mpitrain.model.families.fields import (
     read_rope,
     read_silu,
     read_sizes,
+    write_experts,
     write_head_width,
     write_rope,
     write_sizes,
 )
-from mpitrain.model.families.names import BIASES, BLOCK, DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED, in_block
+from mpitrain.model.families.names import (
+    BIASES,
+    DENSE,
+    HUGGING_FACE,
+    NORMS_OF_HEADS,
+    ROUTED,
+    SHARED_AND_BIAS,
+)
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily, plain_heads, width_of_head
-from mpitrain.plan.declared.hugging_face import Fields, ModelType, Stored
+from mpitrain.plan.declared.hugging_face import Fields, ModelType
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.settings.attention import head_width
 
 
 def _glm(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    return with_ends(config, sparse_blocks(config, attentions(config), config.model.eps))
+    return with_ends(config, sparse_blocks(config, attentions(config)))
 
 
 def _half_of_heads(model: Any, found: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +73,7 @@ def _read_partial_rope(fields: Fields) -> None:
     """Read positions, whose object in 5.x has the share of a head that turns."""
     share = fields.take("partial_rotary_factor", None)
     tree = fields.tree
-    name = "rope_scaling" if tree.get("rope_scaling") else "rope_parameters"
+    name = fields.of_positions
     found = tree.get(name)
     if isinstance(found, dict) and "partial_rotary_factor" in found:
         share = share or found["partial_rotary_factor"]
@@ -82,7 +90,6 @@ def _read_partial_rope(fields: Fields) -> None:
 
 
 def _write(config: Config) -> dict[str, Any]:
-    experts = config.experts
     if config.attention.biases == "all":
         raise ConfigError("attention.biases = 'all' can't be written: GLM's output has none; use qkv or none")
     return dict(
@@ -94,29 +101,11 @@ def _write(config: Config) -> dict[str, Any]:
         rms_norm_eps=config.model.eps,
         attention_bias=config.attention.biases == "qkv",
         use_qk_norm=bool(config.attention.normed),
-        first_k_dense_replace=experts.first,
-        n_routed_experts=experts.count,
-        num_experts_per_tok=experts.active,
-        n_shared_experts=experts.shared,
-        moe_intermediate_size=experts.width,
-        n_group=experts.groups,
-        topk_group=experts.groups_active,
-        norm_topk_prob=experts.normalised,
-        routed_scaling_factor=experts.scale,
-        num_nextn_predict_layers=0,
+        **write_experts(config),
     )
 
 
-_GATED = ("gate", "up", "down")
-_NAMES = (
-    DENSE
-    | BIASES
-    | NORMS_OF_HEADS
-    | ROUTED
-    | in_block({f"ffn.shared.{name}.weight": f"mlp.shared_experts.{name}_proj.weight" for name in _GATED})
-    # transformers keeps the bias in fp32 whatever the others have
-    | in_block({"ffn.router.bias": Stored(f"{BLOCK}mlp.gate.e_score_correction_bias", exact=True)})
-)
+_NAMES = DENSE | BIASES | NORMS_OF_HEADS | ROUTED | SHARED_AND_BIAS
 _PUBLISHED = dict(heads=96, kv_heads=8, vocab=151552, tied=False)
 _ATTENTION = dict(theta=1_000_000.0, head_width=128)
 

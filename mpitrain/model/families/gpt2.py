@@ -12,9 +12,8 @@ import numpy as np
 from mpitrain.config import Config, Model
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.gates import Gelu
-from mpitrain.model.families.decoder import attentions
+from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.names import HUGGING_FACE
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.mlp import Mlp
 from mpitrain.plan.declared.family import ModelFamily, width_of_head
 from mpitrain.plan.declared.hugging_face import Fields, ModelType, Shape, Stored, Views
@@ -27,7 +26,7 @@ KIND = NormKind.LAYER
 def _gpt2(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model.
 
-    Raises ConfigError for a sequence without positions, and for further tokens.
+    Raises ConfigError for a sequence without positions, for further tokens, and for separate documents.
     """
     model = config.model
     if config.data.sequence > model.positions:
@@ -39,10 +38,14 @@ def _gpt2(config: Config) -> ModelLayers:
         raise ConfigError(
             f"model.mtp = {model.mtp}: further tokens aren't predicted with learned positions; leave it out"
         )
+    if config.data.documents == "separate":
+        raise ConfigError(
+            'data.documents = "separate" with learned positions, which don\'t start anew at each document; '
+            'use "joined"'
+        )
     ffn = Mlp(model.width, model.ffn, 2 * model.layers, model.eps, Gelu())
     blocks = tuple((attention, ffn) for attention in attentions(config, kind=KIND, **_BIASED))
-    first = Embedding(model.vocab, model.width, model.tied, positions=model.positions)
-    return ModelLayers(first, blocks, Head(model.vocab, model.width, model.tied, model.eps, KIND))
+    return with_ends(config, blocks, kind=KIND)
 
 
 _BIASED = dict(biased=True, biased_output=True)
@@ -78,7 +81,7 @@ def _write(config: Config) -> dict[str, Any]:
         n_embd=model.width,
         n_head=model.heads,
         n_inner=model.ffn,
-        vocab_size=model.vocab,
+        vocab_size=model.vocab - (model.padding or 0),
         n_positions=model.positions,
         tie_word_embeddings=model.tied,
         layer_norm_epsilon=model.eps,

@@ -45,7 +45,7 @@ def _gpt_oss(config: Config) -> ModelLayers:
             "a divisor"
         )
     attention = attentions(config, biased=True, biased_output=True, sinks=True)
-    blocks = sparse_blocks(config, attention, model.eps, biased=True, gate=Clamped(LIMIT))
+    blocks = sparse_blocks(config, attention, biased=True, gate=Clamped(LIMIT))
     return with_ends(config, blocks)
 
 
@@ -54,7 +54,7 @@ def _read_gpt_oss(fields: Fields) -> None:
     read_head_width(fields, 64)
     read_silu(fields)
     read_rope(fields, 150_000.0, default=_ROPE)
-    read_windows(fields, "wf")
+    read_windows(fields, "wf", absent=128)
     fields.only("attention_bias", True)
     fields.only("swiglu_limit", LIMIT)
     fields.only("swiglu_alpha", 1.702)

@@ -23,7 +23,7 @@ from mpitrain.plan.declared.layer import ModelLayers
 
 def _mixtral(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    return with_ends(config, sparse_blocks(config, attentions(config), config.model.eps))
+    return with_ends(config, sparse_blocks(config, attentions(config)))
 
 
 def _read_mixtral(fields: Fields) -> None:

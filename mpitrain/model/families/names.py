@@ -72,3 +72,7 @@ ROUTED = in_block(
     }
 )
 DENSE = ENDS | NORMS | ATTENTION | FEED_FORWARD
+# shared experts, and the router's bias, which transformers keeps in fp32 whatever the others have
+SHARED_AND_BIAS = in_block(
+    {f"ffn.shared.{name}.weight": f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")}
+) | in_block({"ffn.router.bias": Stored(f"{BLOCK}mlp.gate.e_score_correction_bias", exact=True)})

@@ -13,13 +13,14 @@ from mpitrain.model.families.fields import (
     read_eps,
     read_head_width,
     read_rope,
+    read_rope_by_kind,
     read_silu,
     read_sizes,
     read_windows,
-    scaling,
     write_biases,
     write_head_width,
     write_rope,
+    write_rope_by_kind,
     write_sizes,
     write_windows,
 )
@@ -50,11 +51,7 @@ def _read_olmo2(fields: Fields) -> None:
 
 def _read_olmo3(fields: Fields) -> None:
     _read_common(fields)
-    by_kind = "full_attention" in (fields.tree.get("rope_parameters") or {})
-    of_windows = fields.rope(500_000.0, ("default",), "sliding_attention") if by_kind else {}
-    read_rope(fields, 500_000.0, layer_type="full_attention")
-    theta = float(of_windows.get("rope_theta", fields.keys["attention.theta"]))
-    fields.give("attention.window_theta", theta, "rope_theta")
+    read_rope_by_kind(fields, 500_000.0)
     read_windows(fields, "wwwf")
 
 
@@ -71,14 +68,7 @@ def _write_olmo2(config: Config) -> dict[str, Any]:
 
 
 def _write_olmo3(config: Config) -> dict[str, Any]:
-    own = config.attention
-    of_windows = dict(rope_type="default", rope_theta=own.window_theta or own.theta)
-    of_all = dict(scaling(config), rope_theta=own.theta)
-    return dict(
-        _write_common(config),
-        **write_windows(config),
-        rope_parameters=dict(full_attention=of_all, sliding_attention=of_windows),
-    )
+    return dict(_write_common(config), **write_windows(config), **write_rope_by_kind(config))
 
 
 def _write_common(config: Config) -> dict[str, Any]:

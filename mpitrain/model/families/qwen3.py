@@ -6,6 +6,7 @@ Llama with heads as wide as one likes, whose queries and keys are normed; dense,
 from typing import Any
 
 from mpitrain.config import Config
+from mpitrain.errors import ConfigError
 from mpitrain.model.families.decoder import attentions, decoder, with_ends
 from mpitrain.model.families.fields import (
     read_biases,
@@ -29,29 +30,27 @@ from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, WINDOWS
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
 from mpitrain.plan.declared.layer import ModelLayers
 
-NORMED = True  # queries and keys, of each head
-
 
 def _qwen3(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    return decoder(config, normed=NORMED)
+    return decoder(config, normed=True)
 
 
 def _qwen3_moe(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    return with_ends(config, sparse_blocks(config, attentions(config, normed=NORMED), config.model.eps))
+    return with_ends(config, sparse_blocks(config, attentions(config, normed=True)))
 
 
 def _read_qwen3(fields: Fields) -> None:
     read_sizes(fields, kv_heads=32)
     read_head_width(fields, 128)
     _read_common(fields)
+    read_windows_if_used(fields)
 
 
 def _read_common(fields: Fields) -> None:
     read_silu(fields)
     read_rope(fields, 10_000.0)
-    read_windows_if_used(fields)
     read_eps(fields, 1e-6)
     read_biases(fields)
 
@@ -60,6 +59,7 @@ def _read_qwen3_moe(fields: Fields) -> None:
     read_sizes(fields, kv_heads=4)
     read_head_width(fields)
     _read_common(fields)
+    _read_window_of_all(fields)
     read_sparse_blocks(fields)
     # 5.24 writes the second
     count = "num_experts" if "num_experts" in fields.tree else "num_local_experts"
@@ -70,7 +70,16 @@ def _read_qwen3_moe(fields: Fields) -> None:
     fields.flag("norm_topk_prob", False, to="experts.normalised")
 
 
-def _write_qwen3(config: Config) -> dict[str, Any]:
+def _read_window_of_all(fields: Fields) -> None:
+    """Read the window that all blocks of a Qwen3MoeModel have: it knows no other choice."""
+    if fields.flag("use_sliding_window", False):
+        fields.integer("sliding_window", 4096, to="attention.window", least=0, null=0)
+    else:
+        fields.take_no_notice("sliding_window")
+        fields.give("attention.window", 0, "use_sliding_window")
+
+
+def _write_common(config: Config) -> dict[str, Any]:
     return dict(
         write_sizes(config),
         **write_head_width(config),
@@ -78,14 +87,28 @@ def _write_qwen3(config: Config) -> dict[str, Any]:
         hidden_act="silu",
         rms_norm_eps=config.model.eps,
         **write_biases(config),
-        **write_windows_if_used(config),
     )
+
+
+def _write_qwen3(config: Config) -> dict[str, Any]:
+    return dict(_write_common(config), **write_windows_if_used(config))
+
+
+def _write_window_of_all(config: Config) -> dict[str, Any]:
+    own = config.attention
+    if own.window and "f" in own.window_blocks:
+        raise ConfigError(
+            f'attention.window_blocks = "{own.window_blocks}" can\'t be written: Qwen3-MoE has windows in '
+            'all blocks or in none; use "w"'
+        )
+    return dict(use_sliding_window=bool(own.window), sliding_window=own.window or None)
 
 
 def _write_qwen3_moe(config: Config) -> dict[str, Any]:
     experts = config.experts
     return dict(
-        _write_qwen3(config),
+        _write_common(config),
+        **_write_window_of_all(config),
         **write_sparse_blocks(config),
         num_experts=experts.count,
         num_experts_per_tok=experts.active,

@@ -41,7 +41,7 @@ def _read(fields: Fields) -> None:
     letters = "".join("nr"[each] for each in turned)
     fields.give("attention.rotary_blocks", in_turns(letters), "no_rope_layers")
     # windows are where no positions are, if layer_types don't say another thing
-    read_windows_if_used(fields, letters.replace("r", "f").replace("n", "w"))
+    read_windows_if_used(fields, letters.replace("r", "f").replace("n", "w"), absent=0)
 
 
 def _write(config: Config) -> dict[str, Any]:

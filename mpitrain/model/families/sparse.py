@@ -7,13 +7,11 @@ from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.model.layers.experts import Experts
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.plan.declared.layer import Layer
-from mpitrain.plan.declared.parameters import EPS
 
 
 def sparse_blocks(
     config: Config,
     attention: Sequence[Layer],
-    eps: float = EPS,
     *,
     biased: bool = False,
     gate: Gate = SILU,
@@ -26,13 +24,14 @@ def sparse_blocks(
     model = config.model
     experts = config.experts
     depth = 2 * config.model.layers
-    sparse = Experts(model.width, experts, depth, eps, biased, gate)
-    dense = FeedForward(model.width, model.ffn, depth, eps)
-    has_experts = [
-        number >= experts.first and (number - experts.first + 1) % experts.every == 0
-        for number in range(model.layers)
-    ]
+    sparse = Experts(model.width, experts, depth, model.eps, biased, gate)
+    dense = FeedForward(model.width, model.ffn, depth, model.eps)
     return tuple(
         (attention[number % len(attention)], sparse if each else dense)
-        for number, each in enumerate(has_experts)
+        for number, each in enumerate(has_experts(model.layers, experts.first, experts.every))
     )
+
+
+def has_experts(layers: int, first: int, every: int) -> list[bool]:
+    """Return which blocks have experts."""
+    return [number >= first and (number - first + 1) % every == 0 for number in range(layers)]

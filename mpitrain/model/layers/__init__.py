@@ -1,10 +1,11 @@
 """What a layer declares: parameters, FLOPs, bytes saved for its backward, what it sends. Integers, no torch.
 
-    embedding_and_head  token embedding; last norm, logits, cross-entropy
-    attention, rope     causal attention with grouped queries, sliding window, sinks; rotary
+    embedding_and_head  token embedding, learned positions; last norm, logits, cross-entropy
+    attention, rope     causal attention with grouped queries, sliding window, sinks, soft cap; rotary
                         positions
     latent_attention    multi-head latent attention (DeepSeek)
     feed_forward        the gated feed-forward (SwiGLU, or with another activation)
+    mlp                 the feed-forward without a gate
     norm_behind         a norm behind any of these (post-norm)
     experts             a mixture of experts: router, experts, shared experts
     multi_token         heads that predict further tokens

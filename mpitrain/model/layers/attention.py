@@ -1,4 +1,4 @@
-"""Causal attention with grouped queries (arXiv:2305.13245) and rotary positions, after an RMSNorm.
+"""Causal attention with grouped queries (arXiv:2305.13245), rotary positions or none, after a norm or none.
 
 Kept of it, with n = B T positions on this rank, width D, H C query and K C key-value features; of a
 norm's factor 1 per position, of attention's log-sum-exp H in fp32 at least:

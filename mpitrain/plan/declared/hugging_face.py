@@ -243,6 +243,11 @@ class Fields:
 
     # ------------------------------------------------------------ rotary positions
 
+    @property
+    def of_positions(self) -> str:
+        """The field that has rotary positions: 4.x's name, or 5.x's."""
+        return "rope_scaling" if self.tree.get("rope_scaling") else "rope_parameters"
+
     def rope(
         self,
         theta: float,
@@ -258,12 +263,13 @@ class Fields:
         default: the class's own object, where none is there.
         """
         self._seen.update(("rope_theta", "rope_scaling", "rope_parameters"))
-        name = "rope_scaling" if self.tree.get("rope_scaling") is not None else "rope_parameters"
+        name = self.of_positions
+        for each in ("rope_scaling", "rope_parameters"):
+            if not isinstance(self.tree.get(each), Mapping | None):
+                self.refuse(each, "needed an object")
         found = self.tree.get(name)
         if found is None:
             found = default or {}
-        if not isinstance(found, Mapping):
-            self.refuse(name, "needed an object")
         if layer_type and layer_type in found:
             found = found[layer_type]
             if not isinstance(found, Mapping):
