@@ -22,7 +22,7 @@ def hidden(w, tokens, has):
     """Return what comes from the blocks."""
     x = w["embedding.weight"][tokens] * has.get("scale", 1.0)
     if "embedding.positions" in w:
-        x = x + w["embedding.positions"][has.get("start", 0) :][: x.shape[1]]
+        x = x + w["embedding.positions"][: x.shape[1]]
     for i in range(has["blocks"]):
         start = f"blocks.{i}."
         p = {name.removeprefix(start): value for name, value in w.items() if name.startswith(start)}
