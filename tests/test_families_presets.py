@@ -501,3 +501,11 @@ def test_separate_documents_with_learned_positions_are_refused():
 
 def resolved_of(*overrides):
     return resolve(settings.load(None, overrides), 1, 256)
+
+
+def test_a_table_of_positions_is_whole_though_it_is_as_long_as_the_padded_vocabulary():
+    from mpitrain.weights.matching import weights_of
+
+    config = resolved_of("model.preset=gpt2", "model.vocab=1000", "model.vocab_multiple=1024")
+    rows = {weight.name: weight.rows for weight in weights_of(plan_of(config), 1000)}
+    assert (rows["embedding.weight"], rows["embedding.positions"]) == (1000, 1024)
