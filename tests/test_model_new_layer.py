@@ -13,7 +13,16 @@ from training import of_tensors
 
 from mpitrain.plan.declared.family import ROTARY, ModelFamily
 from mpitrain.plan.declared.layer import ModelLayers
-from mpitrain.plan.declared.parameters import COLUMNS, ROWS, Spec, matrix, product_flops, residual_std, vector
+from mpitrain.plan.declared.parameters import (
+    COLUMNS,
+    EPS,
+    ROWS,
+    Spec,
+    matrix,
+    norm,
+    product_flops,
+    residual_std,
+)
 
 WIDTH = 16
 UNITS = 24
@@ -51,7 +60,7 @@ class BiasedUnit:
 
     def parameters(self):
         return (
-            vector("unit.norm.weight", self.width),
+            *norm("unit.norm", self.width, EPS),
             matrix("unit.gate.weight", self.units, self.width, ROWS),
             Spec("unit.gate.bias", (self.units,), constant=0.0, divided=ROWS),
             matrix("unit.up.weight", self.units, self.width, ROWS),
@@ -266,7 +275,7 @@ def test_its_flops_and_its_stages_follow():
 
 def test_flops_are_of_the_share_of_a_matrix_that_a_token_meets():
     one_of_four = replace(matrix("expert.up.weight", UNITS, WIDTH, ROWS), active=0.25)
-    assert product_flops([one_of_four, vector("norm.weight", WIDTH)]) == 6 * UNITS * WIDTH / 4
+    assert product_flops([one_of_four, *norm("norm", WIDTH, EPS)]) == 6 * UNITS * WIDTH / 4
 
 
 def test_a_stage_ends_behind_a_whole_layer():

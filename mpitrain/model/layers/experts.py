@@ -33,10 +33,10 @@ from mpitrain.plan.declared.parameters import (
     ROWS,
     STD,
     Spec,
+    norm,
     product_flops,
     residual_std,
     stack,
-    vector,
 )
 from mpitrain.plan.settings.experts import most_rows
 
@@ -92,7 +92,7 @@ class Experts:
         std = residual_std(self.depth)
         active = experts.active / experts.count
         return (
-            vector("ffn.norm.weight", width, self.eps),
+            *norm("ffn.norm", width, self.eps),
             Spec("ffn.router.weight", (experts.count, width), STD, group="matrix"),
             Spec("ffn.router.load", (experts.count,), constant=1 / experts.count, group="load"),
             *(

@@ -42,9 +42,9 @@ from mpitrain.plan.declared.parameters import (
     ROWS,
     Spec,
     matrix,
+    norm,
     product_flops,
     residual_std,
-    vector,
 )
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ class LatentAttention:
         queries, of_kv, rotary = self.latent_widths
         low_rank = (
             matrix("attention.q_down.weight", queries, self.width, None),
-            vector("attention.q_norm.weight", queries, self.eps),
+            *norm("attention.q_norm", queries, self.eps),
         )
         return (
-            vector("attention.norm.weight", self.width, self.eps),
+            *norm("attention.norm", self.width, self.eps),
             *(low_rank if self.q_rank else ()),
             matrix("attention.q_up.weight", self.heads * self.key_width, queries, ROWS),
             matrix("attention.kv_down.weight", of_kv + rotary, self.width, None),
-            vector("attention.kv_norm.weight", of_kv, self.eps),
+            *norm("attention.kv_norm", of_kv, self.eps),
             matrix("attention.kv_up.weight", self.heads * (self.head_width + self.value_width), of_kv, ROWS),
             matrix(
                 "attention.output.weight",

@@ -203,12 +203,9 @@ class Fields:
             self.refuse(name, "needed true or false", value)
         return self._given(name, value, to)
 
-    def only(self, name: str, *allowed: Any, default: Any = None) -> None:
-        """Refuse a field unless it has one of these values.
-
-        default: what absent or null means, if it isn't the first one.
-        """
-        value = self.take(name, allowed[0] if default is None else default)
+    def only(self, name: str, *allowed: Any) -> None:
+        """Refuse a field unless it has one of these values; absent or null means the first."""
+        value = self.take(name, allowed[0])
         if not any(_same(value, each) for each in allowed):
             what = "it may be" if name in self.tree else "absent, it means another model: add it, as"
             self.refuse(name, f"{what} {' or '.join(map(_json, allowed))} in a model of this family", value)

@@ -167,11 +167,6 @@ class Shard:
 WHOLE = Shard()
 
 
-def vector(name: str, length: int, eps: float = EPS, *, met_apart: bool = False) -> Spec:
-    """Return a vector of ones that every rank has, such as the weight of a norm."""
-    return Spec(name, (length,), eps=eps, met_apart=met_apart)
-
-
 def norm(
     name: str, length: int, eps: float, kind: NormKind = NormKind.RMS, *, met_apart: bool = False
 ) -> tuple[Spec, ...]:
