@@ -607,7 +607,7 @@ def _read(path: Path, seen: dict[str, Path], typed: set[str]) -> dict[str, Any]:
             f"{shown(path)}: found a base of a base, {len(seen)} times; at most {MOST_BASES} are read, join "
             "some of them"
         )
-    tree = _toml(text, path)
+    tree = toml_of(text, path)
     if not _is_of_a_run(tree, real):
         typed |= _plugins(tree)
     base = tree.pop("base", None)
@@ -637,7 +637,11 @@ def _to_give(path: Path) -> str:
     )
 
 
-def _toml(text: str, path: Path) -> dict[str, Any]:
+def toml_of(text: str, path: Path) -> dict[str, Any]:
+    """Return the tables of a file's text, of whatever depth and length. Raises ConfigError if it is no TOML.
+
+    path: where it is from.
+    """
     where = shown(path)
     dots, number = max(
         ((line.count("."), number) for number, line in enumerate(text.splitlines(), start=1)), default=(0, 0)

@@ -40,6 +40,7 @@ from mpitrain.inputs import as_argument, shown
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.parallel.microbatch import Microbatch
+from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.predict.alternatives import costs, idle_here
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import compare
@@ -815,10 +816,3 @@ class Trainer:
             self.world.on_every_rank(f"reading step {step}", lambda: self._restore(step))
         with self.place.at("resume", "spreading the weights"):
             self.actor.restored(self.updates)
-
-
-def finite(value: Any) -> Any:
-    """Return what JSON can hold: numbers that aren't finite are None."""
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,5 +1,17 @@
 """Numbers and tables as text."""
 
+import math
+from typing import Any
+
+
+def finite(value: Any) -> Any:
+    """Return what JSON can hold: numbers that aren't finite are None."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
 
 def megabytes(num_bytes: float) -> str:
     """Return bytes in units of 10**6, with three digits at least."""

@@ -3,27 +3,33 @@
 Those of jobs/machines/ are found by name or alias; any other by its path.
 """
 
+import math
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
+from mpitrain.config import toml_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 
 MOST_BYTES = 1 << 16  # of a machine's file
 
+Rate = Annotated[float, Meta(gt=0, lt=1e24)]  # a second
+Latency = Annotated[float, Meta(ge=0, le=1)]  # seconds
+
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a data sheet says and what is reached, a second; and who says so."""
 
-    peak: float
-    sustained: float
+    peak: Rate
+    sustained: Rate
     peak_source: str
     sustained_source: str
 
@@ -35,24 +41,26 @@ class LinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     inside: Figure
-    inside_latency_s: float
+    inside_latency_s: Latency
     between: Figure
-    between_latency_s: float
-    contention: float = 1.0
-    contended_nodes: int = 64
+    between_latency_s: Latency
+    contention: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    contended_nodes: Annotated[int, Meta(ge=1)] = 64
 
 
 class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A machine's file.
 
-    products: FLOP/s by type of number. attention: FLOP/s, forward and backward.
+    device: whose memory memory_bytes are: of a GPU, of any make, or of the host. products: FLOP/s by
+    type of number. attention: FLOP/s, forward and backward.
     """
 
     name: str
-    memory_bytes: int
-    ranks_per_node: int
-    launch_s: float
-    products: dict[str, Figure]
+    device: Literal["cuda", "cpu"]
+    memory_bytes: Annotated[int, Meta(ge=1, le=1 << 50)]
+    ranks_per_node: Annotated[int, Meta(ge=1, le=1 << 20)]
+    launch_s: Latency
+    products: Annotated[dict[str, Figure], Meta(min_length=1)]
     attention: dict[str, Figure]
     memory: dict[str, Figure]
     links: LinkTable
@@ -62,10 +70,11 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MachineRates(NamedTuple):
     """What predictions need of a machine: rates of one rank a second, from sheet or measurement.
 
-    peak: FLOP/s of bf16 products on the data sheet, which MFU is a share of.
+    peaks: FLOP/s of products on the data sheet, which MFU is a share of.
     """
 
     name: str
+    on_gpu: bool
     products: Mapping[str, float]
     attention_forward: float
     attention_backward: float
@@ -88,6 +97,7 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
     links = found.links
     return MachineRates(
         name=found.name,
+        on_gpu=found.device == "cuda",
         products={dtype: getattr(figure, kind) for dtype, figure in found.products.items()},
         attention_forward=getattr(found.attention["forward"], kind),
         attention_backward=getattr(found.attention["backward"], kind),
@@ -120,8 +130,14 @@ def find_machine(name: str) -> MachineFile:
 
     Raises ConfigError for one that isn't known, with the nearest.
     """
-    if name.endswith(".toml"):
-        return read_machine(name)
+    return read_machine(name) if name.endswith(".toml") else known_machine(name)
+
+
+def known_machine(name: str) -> MachineFile:
+    """Return a machine of jobs/machines/ by the name of its file, or by an alias; no path is opened.
+
+    Raises ConfigError as find_machine() does.
+    """
     found = _by_letters().get(_letters(name)) or _by_letters().get(_letters(name.split(",")[0]))
     if found is not None:
         return found
@@ -129,7 +145,7 @@ def find_machine(name: str) -> MachineFile:
     hint = f"did you mean {_by_letters()[near[0]].name}? " if near else ""
     raise ConfigError(
         f"machine {shown(name)}: found no such machine; {hint}needed one of {', '.join(known())}, "
-        "or the path of a file like those of jobs/machines/"
+        "or for --machine the path of a file like those of jobs/machines/"
     )
 
 
@@ -147,37 +163,34 @@ def _letters(name: str) -> str:
 def read_machine(path: str) -> MachineFile:
     """Read a machine's file.
 
-    Raises ConfigError for a figure that is missing, unknown or not positive.
+    Raises ConfigError for a figure that is missing, unknown or out of its bounds.
     """
     try:
-        tree: dict[str, Any] = tomllib.loads(read_text(path, MOST_BYTES))
-        found = msgspec.convert(tree, MachineFile)
+        text = read_text(path, MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"machine {shown(path)}: {error.strerror}; give the path of a TOML file") from None
-    except ValueError as error:
+    tree = toml_of(text, Path(path))
+    for key, value in _figures(tree):
+        if not math.isfinite(value):
+            raise ConfigError(f"machine {shown(path)}: {shown(key)} = {value}; needed a finite number")
+    try:
+        found = msgspec.convert(tree, MachineFile)
+    except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"machine {shown(path)}: {shown(error)}; needed the keys of jobs/machines/h100-80gb.toml"
         ) from None
-    _require_figures(path, found)
-    return found
-
-
-def _require_figures(path: str, found: MachineFile) -> None:
-    needed = (("attention", "forward"), ("attention", "backward"), ("memory", "bandwidth"))
-    for table, key in needed:
+    for table, key in (("attention", "forward"), ("attention", "backward"), ("memory", "bandwidth")):
         if key not in getattr(found, table):
             raise ConfigError(
                 f"machine {shown(path)}: found no {table}.{key}; needed peak and sustained of it"
             )
-    figures = [*found.products.values(), *found.attention.values(), *found.memory.values()]
-    numbers = [number for each in figures for number in (each.peak, each.sustained)]
-    links = (found.links.inside, found.links.between)
-    numbers += [number for each in links for number in (each.peak, each.sustained)]
-    if not found.products or not all(0 < number < 1e24 for number in numbers):
-        raise ConfigError(f"machine {shown(path)}: found a rate that is not positive; needed rates a second")
-    if found.ranks_per_node < 1 or found.memory_bytes < 1 or not 0 < found.links.contention <= 1:
-        raise ConfigError(
-            f"machine {shown(path)}: found ranks_per_node = {found.ranks_per_node}, memory_bytes = "
-            f"{found.memory_bytes}, contention = {found.links.contention}; needed 1 at least, a "
-            f"share"
-        )
+    return found
+
+
+def _figures(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the floats of a tree of tables, each with its key: nan passes bounds."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _figures(value, f"{prefix}{key}.")
+        elif isinstance(value, float):
+            yield f"{prefix}{key}", value
