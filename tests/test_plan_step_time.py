@@ -1,5 +1,7 @@
 """Time of a step before it runs: counts in integers, collectives by their formulas, published steps."""
 
+from importlib import resources
+
 import pytest
 
 from mpitrain import config as settings
@@ -8,11 +10,12 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import presets
 from mpitrain.plan.declared.published import PUBLISHED, find_published
 from mpitrain.plan.predict.step_time import network, step, work
-from mpitrain.plan.predict.step_time.compute import Rates
+from mpitrain.plan.predict.step_time.compute import product_seconds
 from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, known, machine_of, read_machine
 from mpitrain.plan.predict.step_time.stage_seconds import blocks_of_stages
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.schedules import catalog
 
 A100 = machine_of(find_machine("a100-80gb"))
 H100 = machine_of(find_machine("h100-80gb"))
@@ -64,23 +67,45 @@ def test_a_machine_reaches_no_more_than_its_sheet_and_has_sources(name):
         assert 0 < each.sustained <= each.peak and each.peak_source and each.sustained_source
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("memory_bytes", "memory_byte"), "memory_byte"),
-        (("peak = 989e12", "peak = -1.0"), "not positive"),
-        (("[attention]", "[attention"), "needed the keys"),
-        (("forward =", "upward ="), "attention.forward"),
-    ],
-)
-def test_a_wrong_machine_is_refused(tmp_path, change, message):
-    from importlib import resources
-
+def written_machine(tmp_path, old, new):
+    """Write the H100's file with something else in it, and return its path."""
     text = (resources.files("mpitrain.jobs") / "machines/h100-80gb.toml").read_text()
+    assert old in text
     path = tmp_path / "m.toml"
-    path.write_text(text.replace(*change))
-    with pytest.raises(ConfigError, match=message):
-        read_machine(str(path))
+    path.write_text(text.replace(old, new))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("memory_bytes", "memory_byte", "memory_byte"),
+        ("peak = 989e12", "peak = -1.0", "Expected `float` > 0"),
+        ("[attention]", "[attention", "not TOML"),
+        ("forward =", "upward =", "attention.forward"),
+        ("\nbetween_latency_s = ", "\nbetween_latency_s = -", "Expected `float` >= 0"),
+        ("\nbetween_latency_s = ", "\nbetween_latency_s = nan  # ", "links.between_latency_s = nan"),
+        ("launch_s = ", "launch_s = inf  # ", "launch_s = inf"),
+        ("memory_bytes = ", "memory_bytes = " + 400 * "9", "memory_bytes"),
+        ("memory_bytes = ", "memory_bytes = " + 5000 * "9", "not TOML"),
+        ("aliases = ", f"aliases = {5000 * '['}{5000 * ']'}  # ", "too deep"),
+        ('device = "cuda"', 'device = "gpu"', "device"),
+        ('device = "cuda"', "", "device"),
+    ],
+    ids=str,
+)
+def test_a_wrong_machine_is_refused_in_one_line(tmp_path, old, new, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_machine(written_machine(tmp_path, old, new))
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
+
+
+def test_a_machine_says_whose_memory_it_has(tmp_path):
+    """A GPU with a rate of fp32 products stays a GPU."""
+    figure = 'fp32 = { peak = 67e12, sustained = 50e12, peak_source = "sheet", sustained_source = "sheet" }'
+    path = written_machine(tmp_path, "[products]", f"[products]\n{figure}")
+    assert machine_of(read_machine(path)).on_gpu
+    assert H100.on_gpu and not machine_of(find_machine("laptop")).on_gpu
 
 
 def test_products_of_all_ranks_are_the_models_flops():
@@ -136,6 +161,29 @@ def test_ranks_of_a_node_share_its_network_cards():
     assert network.ring_bandwidth(narrow, H100) == H100.between
 
 
+def test_rows_that_go_to_nodes_first_cross_once_to_each():
+    """Over two nodes n rows of one token meet 2 (1 - 1 / 2^n) of them, half of which is the other one."""
+    group = network.group_of(16, 1, H100)
+    row = 1 << 28
+    for active in (1, 2, 8):
+        took = network.seconds("all_to_all_by_node", active * row, group, H100, active)
+        crossing = row * 2 * (1 - 0.5**active) / 2 / H100.between
+        near = active * row * 7 / 8 / H100.inside
+        assert took == pytest.approx(max(crossing, near) + 2 * H100.between_latency_s)
+
+
+@pytest.mark.parametrize(("name", "active"), [("mixtral-8x22b", 2), ("qwen3-30b-a3b", 8)])
+def test_a_row_travels_for_each_of_its_tokens_experts(name, active):
+    layout = StepLayout(64, 4096, 64, ep=8, dispatch="hierarchical")
+    for sent in work.expert_work(find_published(name), layout).forward:
+        assert (sent.operation, sent.copies) == ("all_to_all_by_node", active)
+        assert sent.num_bytes == active * 4096 * find_published(name).width * work.ITEM
+
+
+def test_an_empty_product_takes_no_time():
+    assert product_seconds(work.Product(128, 0, 64), H100, "bf16") == 0
+
+
 def predicted(model, machine=A100, **keys):
     return step.predict_step(find_published(model), StepLayout(**keys), machine)
 
@@ -185,13 +233,6 @@ def test_many_microbatches_are_a_straight_line():
     assert thrice - twice == pytest.approx(twice - whole, rel=1e-9)
 
 
-def test_rates_scale_what_they_name():
-    found = predicted("gpt-39.1b", ranks=64, sequence=2048, batch=64, tp=8, pp=4)
-    assert found.at(Rates()) == pytest.approx(found.seconds)
-    assert found.at(Rates(network=2)) == pytest.approx(found.seconds + found.sent)
-    assert found.at(Rates(2, 2, 1)) == pytest.approx(2 * found.seconds + 1)
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -205,3 +246,81 @@ def test_rates_scale_what_they_name():
 def test_what_cannot_exist_is_refused(keys, message):
     with pytest.raises(ConfigError, match=message):
         require_possible(StepLayout(**{"sequence": 4096, "batch": 64, **keys}), find_published("llama3-8b"))
+
+
+CHUNKS = {"plain": 1, "looped": 2, "v": 2}
+
+
+def of_schedule(name, **keys):
+    family = catalog.FAMILIES[name]
+    segments = 4 if "segments" in family.takes else 1
+    layout = dict(ranks=16, sequence=4096, batch=64, pp=4, chunks=CHUNKS[family.placed], segments=segments)
+    return predicted("llama3.2-1b", H100, schedule=name, **{**layout, **keys})
+
+
+def without_stragglers(found):
+    return found.seconds / (1 + step.STRAGGLERS)
+
+
+def parts(found):
+    return found.computing + found.bubble + found.sent + found.update
+
+
+@pytest.mark.parametrize("name", catalog.NAMES)
+def test_a_step_of_every_schedule_has_its_parts(name):
+    found = of_schedule(name)
+    assert found.bubble > 0 and found.footprint.total > 0
+    assert parts(found) == pytest.approx(without_stragglers(found))
+
+
+def test_segments_shorten_the_bubble():
+    """A pipeline of segments is filled by a quarter of a microbatch (arXiv:2406.03488, figure 3)."""
+    whole, cut = of_schedule("1f1b"), of_schedule("seq1f1b")
+    assert cut.bubble < 0.5 * whole.bubble
+    assert of_schedule("seq1f1b", segments=1).seconds == pytest.approx(whole.seconds)
+
+
+def test_each_copy_has_half_of_the_microbatches():
+    """A rank of DualPipe has a stage from each end: what the head takes longer is on two ranks by halves."""
+    whole, copies = of_schedule("1f1b"), of_schedule("dualpipe")
+    stages = step.stages_of(
+        find_published("llama3.2-1b"), StepLayout(16, 4096, 64, pp=4, schedule="dualpipe"), H100
+    )
+    ends = (stages[0].total + stages[-1].total) / 2
+    middle = (stages[1].total + stages[2].total) / 2
+    assert copies.computing == pytest.approx(16 * max(ends, middle))
+    assert whole.computing == pytest.approx(16 * max(stage.total for stage in stages))
+    assert copies.footprint.weights > 1.5 * whole.footprint.weights
+
+
+@pytest.mark.parametrize("pp", [1, 4])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("reduce", ["auto", "step", "microbatch"])
+def test_parts_of_a_step_add_up_to_it(pp, zero, reduce):
+    keys = dict(ranks=32, sequence=4096, batch=256, pp=pp, zero=zero, reduce=reduce)
+    found = predicted("llama3-8b", H100, **keys)
+    assert parts(found) == pytest.approx(without_stragglers(found))
+
+
+def test_sums_after_each_microbatch_cost_time_and_save_gradients():
+    keys = dict(ranks=32, sequence=4096, batch=256)
+    once, each = predicted("llama3-8b", H100, zero=1, **keys), predicted("llama3-8b", H100, zero=2, **keys)
+    assert each.exposed["dp"] > 10 * once.exposed["dp"]
+    assert each.footprint.gradients == once.footprint.gradients // 32
+    kept = predicted("llama3-8b", H100, zero=2, reduce="step", **keys)
+    assert kept.footprint.gradients == once.footprint.gradients and kept.seconds == once.seconds
+    whole = predicted("llama3-8b", H100, zero=3, reduce="step", **keys)
+    assert kept.seconds < whole.seconds < predicted("llama3-8b", H100, zero=3, **keys).seconds
+
+
+def test_what_microbatches_sum_is_not_summed_again():
+    """Of one microbatch, block by block or at the end, as many bytes are summed."""
+    keys = dict(ranks=32, sequence=4096, batch=32, overlapped=False)
+    once, each = (predicted("llama3-8b", H100, zero=zero, **keys).exposed["dp"] for zero in (1, 2))
+    assert each == pytest.approx(once, rel=0.1)
+
+
+def test_a_layout_is_described_with_its_shards():
+    one = StepLayout(64, 4096, 64, zero=3, sharded=8)
+    assert one.describe() == "dp 64 zero 3 dp_shard 8 micro 1"
+    assert "dp_shard" not in one._replace(sharded=0).describe()

@@ -20,11 +20,14 @@ SIZES = (
 ITEM = 4  # bytes of an activation in fp32, twice those that are predicted with
 
 
+REHEARSED = {"ep": "experts"}  # what a run calls an axis
+
+
 def buffers(overrides, ranks, axis):
     """Return the bytes of buffers by operation, as rehearsed and as predicted, of a step."""
     plan = planned(None, (*SIZES, "batch.global=4", *overrides), ranks)
     rehearsed: dict[str, int] = {}
-    for operation, num_bytes in Rehearsal(plan, 0).training().get(axis, []):
+    for operation, num_bytes in Rehearsal(plan, 0).training().get(REHEARSED.get(axis, axis), []):
         rehearsed[operation] = rehearsed.get(operation, 0) + num_bytes
     shape = shape_of_resolved(plan.config)
     layout = layout_of(plan.config, machine_of(find_machine("laptop")))
@@ -48,6 +51,19 @@ def test_tensor_parallel_messages_are_the_items(ranks, more):
     # besides, the loss gathers each position's maximum and sum, in fp32
     least = predicted["all_gather"]
     assert least < rehearsed["all_gather"] <= least + 4 * 128 * ranks * 4 * 4
+
+
+EXPERTS = ("model.family=mixtral", "experts.count=4", "experts.active=2", "experts.dispatch=flat")
+
+
+@pytest.mark.parametrize(("ranks", "tp"), [(2, 1), (4, 1), (4, 2)])
+def test_experts_messages_are_the_items(ranks, tp):
+    """Rehearsed is what leaves a rank, (n-1)/n of a buffer; half of the exchanges have 4 bytes a row more."""
+    ep = ranks // tp
+    rehearsed, predicted = buffers((f"parallel.ep={ep}", f"parallel.tp={tp}", *EXPERTS), ranks, "ep")
+    leaving = predicted["all_to_all"] * (ep - 1) // ep
+    rows = leaving // (64 * ITEM)
+    assert rehearsed["all_to_all_v"] == leaving + rows // 2 * 4 > 0
 
 
 def test_a_rank_sends_what_the_wires_formula_says():

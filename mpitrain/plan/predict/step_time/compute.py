@@ -19,16 +19,10 @@ SCORE_PASSES_FORWARD = 5.0  # bytes are read or written of each score, 16 bits e
 SCORE_PASSES_BACKWARD = 6.0
 
 
-class Rates(NamedTuple):
-    """What a fit may change of a machine. 1: as its file says."""
-
-    compute: float = 1.0  # seconds of everything that is computed
-    network: float = 1.0  # seconds of everything that is sent
-    overhead_s: float = 0.0  # of a step, besides
-
-
 def product_seconds(product: Product, machine: MachineRates, dtype: str) -> float:
-    """Return the seconds of a product: the longer of computing and reading it."""
+    """Return the seconds of a product: the longer of computing and reading it; none of an empty one."""
+    if not product.flops:
+        return 0.0
     m, n, k = product.m, product.n, product.k
     narrow = dtype == "fp8" and product.narrow and "fp8" in machine.products
     rate = machine.products["fp8" if narrow else _wide(machine)]

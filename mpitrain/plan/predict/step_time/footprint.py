@@ -6,17 +6,21 @@
     logits       of the last stage: 16 bits, fp32 and their gradient
     gathered     whole weights of ZeRO-3, of two blocks
 
-What an allocator reserves besides, and libraries' own buffers, a framework's profile adds (RESERVED
-of commands/plan/assumed.py).
+What an allocator reserves besides, and libraries' own buffers, are not in it: the back-test fits a line
+where memory was published as reserved.
 """
 
 from typing import NamedTuple
 
 from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.predict.step_time.layout import StepLayout
-from mpitrain.plan.predict.step_time.stage_seconds import blocks_of_stages, fetches_each, weights_of_stage
+from mpitrain.plan.predict.step_time.stage_seconds import (
+    blocks_of_stages,
+    fetches_each,
+    stages_of_ranks,
+    weights_of_stage,
+)
 from mpitrain.plan.predict.step_time.work import ITEM
-from mpitrain.schedules import catalog
 
 
 class Footprint(NamedTuple):
@@ -38,12 +42,9 @@ class Footprint(NamedTuple):
 def footprint_of(shape: ModelShape, layout: StepLayout, in_flight: list[int]) -> Footprint:
     """Return what the fullest rank holds. in_flight: stashes of a stage on each pipeline rank."""
     blocks = blocks_of_stages(shape, layout)
-    name = layout.schedule if layout.schedule in catalog.FAMILIES else "1f1b"
-    placed = catalog.placement(name, layout.pp, layout.chunks)[: len(blocks)]
-    ranks = [[stage for stage, rank in enumerate(placed) if rank == wanted] for wanted in range(layout.pp)]
     found = [
         _of_rank(shape, layout, rank, held, blocks, in_flight[min(rank, len(in_flight) - 1)])
-        for rank, held in enumerate(ranks)
+        for rank, held in enumerate(stages_of_ranks(layout))
     ]
     return max(found, key=lambda each: each.total)
 
@@ -66,7 +67,7 @@ def _of_rank(
     owned = dense // shards + experts // of_experts
     whole = dense + experts
     weights = ITEM * (owned if layout.zero == 3 and fetches_each(layout) else whole)
-    gradients = layout.wire_bytes * (owned if layout.zero >= 2 and fetches_each(layout) else whole)
+    gradients = layout.wire_bytes * (owned if layout.zero >= 2 and layout.sums_each else whole)
     gathered = 2 * ITEM * whole // max(1, num_dense + num_sparse) if fetches_each(layout) else 0
     per_stash = _mean_blocks(num_dense, len(held)), _mean_blocks(num_sparse, len(held))
     kept = stashes * _stash(shape, layout, *per_stash) + _working(shape, layout)
@@ -136,7 +137,7 @@ def expert_bytes(shape: ModelShape, layout: StepLayout) -> int:
     """Return what experts keep: rows as they came, hidden units, and what is sent back to be weighted."""
     experts = shape.experts
     tokens = layout.positions // (layout.tp if layout.sequence_parallel else 1)
-    rows = int(layout.load * tokens * experts.active * layout.etp)
+    rows = tokens * experts.active * layout.etp
     hidden = rows * experts.width // layout.etp * ITEM
     shared = 3 * layout.positions * experts.shared * experts.width // layout.tp * ITEM
     return 2 * tokens * shape.width * ITEM + 2 * rows * shape.width * ITEM + 3 * hidden + shared

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.published import ModelShape
 
-RECOMPUTE = ("none", "selective", "full")
+MICROS = (1, 2, 4, 8)  # sequences of a microbatch that are tried
 
 
 class StepLayout(NamedTuple):
@@ -20,8 +20,9 @@ class StepLayout(NamedTuple):
     compute: bf16 or fp8. wire_bytes: of a gradient's number on the wire.
     flash: attention keeps no scores. fused: losses and activations are one kernel each (compile).
     overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the share.
+    segments: of each sequence, for a schedule that cuts it. reduce: of gradients, as parallel.reduce.
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
-    "allgather", every token to all ranks. load: rows of the fullest rank over the mean.
+    "allgather", every token to all ranks.
     regathers: a backward gathers the input of tp's products again instead of keeping it whole.
     again: share of products that selective recomputation runs again.
     ends_count: embedding and head are counted as a layer each when stages are divided.
@@ -49,11 +50,20 @@ class StepLayout(NamedTuple):
     overlapped: bool = True
     tp_overlap: float = 0.0
     dispatch: str = "alltoall"
-    load: float = 1.0
     ends_count: bool = False
     offload: bool = False
     again: float = 0.0
     regathers: bool = True
+    segments: int = 1
+    reduce: str = "auto"
+
+    @property
+    def sums_each(self) -> bool:
+        """Whether gradients are summed over data ranks after each microbatch, not once for all.
+
+        As plan/settings/resolve.py settles parallel.reduce: open, they are with ZeRO-2 and ZeRO-3.
+        """
+        return self.zero >= 2 if self.reduce == "auto" else self.reduce == "microbatch"
 
     @property
     def dp(self) -> int:
@@ -98,9 +108,21 @@ class StepLayout(NamedTuple):
         words = [f"dp {self.dp}", *(f"{name} {size}" for name, size in axes if size > 1)]
         words += [f"chunks {self.chunks}"] * (self.chunks > 1)
         words += [self.schedule] * (self.pp > 1)
-        words += [f"zero {self.zero}", f"micro {self.micro}"]
+        words += [f"zero {self.zero}"]
+        words += [f"dp_shard {self.sharded}"] * (self.sharded > 0)
+        words += [f"micro {self.micro}"]
         words += [f"recompute {self.recompute}"] * (self.recompute != "none")
         return " ".join(words)
+
+
+def can_go_by_node(layout: StepLayout, node_ranks: int) -> bool:
+    """Return whether experts' rows can go to nodes first, which experts.dispatch = "auto" then has.
+
+    As plan/settings/dispatch.py has it: over several nodes, and whole ones.
+    """
+    spread = layout.ep * layout.etp
+    whole = spread % node_ranks == 0 and node_ranks % layout.etp == 0
+    return layout.ranks > node_ranks and spread > node_ranks and whole
 
 
 def require_possible(layout: StepLayout, shape: ModelShape) -> None:

@@ -10,8 +10,6 @@ from typing import NamedTuple
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.work import MessageVolume
 
-COPIES = 8  # experts of a token, as most models have
-
 
 class RankGroup(NamedTuple):
     """Ranks of an axis. size: how many. near: of these on one node."""
@@ -50,8 +48,13 @@ def hops_seconds(group: RankGroup, machine: MachineRates) -> float:
     return inside * machine.inside_latency_s + across * machine.between_latency_s
 
 
-def seconds(operation: str, num_bytes: float, group: RankGroup, machine: MachineRates) -> float:
-    """Return the seconds of one operation. num_bytes: as comm/base/wire.py counts a buffer."""
+def seconds(
+    operation: str, num_bytes: float, group: RankGroup, machine: MachineRates, copies: int = 1
+) -> float:
+    """Return the seconds of one operation. num_bytes: as comm/base/wire.py counts a buffer.
+
+    copies: of a row in it, for its experts.
+    """
     n = group.size
     if n == 1 or not num_bytes:
         return 0.0
@@ -65,25 +68,25 @@ def seconds(operation: str, num_bytes: float, group: RankGroup, machine: Machine
         latency = machine.between_latency_s if group.nodes > 1 else machine.inside_latency_s
         return max(far, near) + 2 * latency
     if operation == "all_to_all_by_node":
-        return _by_node_seconds(num_bytes, group, machine)
+        return _by_node_seconds(num_bytes, group, machine, copies)
     crosses = group.nodes > 1  # a shift: the slowest neighbours
     rate = min(machine.inside, _between(machine, group) * group.near) if crosses else machine.inside
     return num_bytes / rate + (machine.between_latency_s if crosses else machine.inside_latency_s)
 
 
-def _by_node_seconds(num_bytes: float, group: RankGroup, machine: MachineRates) -> float:
+def _by_node_seconds(num_bytes: float, group: RankGroup, machine: MachineRates, copies: int) -> float:
     """Return the seconds in which each row crosses once to each node (arXiv:2412.19437, 3.2.2).
 
-    num_bytes: of a row's copies for all its experts, COPIES of them; spread at random, they meet
-    n (1 - (1 - 1 / n)^COPIES) of n nodes.
+    num_bytes: of a row's copies for all its experts; spread at random, they meet
+    n (1 - (1 - 1 / n)^copies) of n nodes.
     """
     nodes = group.nodes
-    met = nodes * (1 - (1 - 1 / nodes) ** COPIES)
-    far = num_bytes / COPIES * met * (nodes - 1) / nodes / _between(machine, group)
+    met = nodes * (1 - (1 - 1 / nodes) ** copies)
+    far = num_bytes / copies * met * (nodes - 1) / nodes / _between(machine, group)
     near = num_bytes * (group.near - 1) / group.near / machine.inside
     return max(far, near) + 2 * (machine.between_latency_s if nodes > 1 else machine.inside_latency_s)
 
 
 def sent_seconds(sent: MessageVolume, groups: dict[str, RankGroup], machine: MachineRates) -> float:
     """Return the seconds of what a part sends."""
-    return seconds(sent.operation, sent.num_bytes, groups[sent.axis], machine)
+    return seconds(sent.operation, sent.num_bytes, groups[sent.axis], machine, sent.copies)

@@ -22,16 +22,14 @@ from mpitrain.plan.predict.step_time.work import (
     expert_work,
     head_work,
 )
+from mpitrain.schedules import catalog
 
 # of what travels beside computation, what it takes from it: copies and sums run on the same cores
 SLOWED = 0.1
 
 
 class Part(NamedTuple):
-    """A block, or an end: seconds of forward and backward, and what of them is exposed, by axis.
-
-    sent: bytes that a rank's operations have as buffers, by axis, forward and backward together.
-    """
+    """A block, or an end: seconds of forward and backward, and what of them is exposed, by axis."""
 
     forward: float
     inputs: float
@@ -53,6 +51,13 @@ class StageSeconds(NamedTuple):
     def total(self) -> float:
         return self.forward + self.inputs + self.weights
 
+    def divided(self, share: int) -> "StageSeconds":
+        """Return the mean of a microbatch where the stage runs one of `share`."""
+        exposed = Counter({axis: took / share for axis, took in self.exposed.items()})
+        return StageSeconds(
+            self.forward / share, self.inputs / share, self.weights / share, exposed, self.blocks
+        )
+
 
 def groups_of(layout: StepLayout, machine: MachineRates) -> dict[str, RankGroup]:
     """Return the groups of all axes, ranks in the order of the mesh."""
@@ -63,7 +68,6 @@ def groups_of(layout: StepLayout, machine: MachineRates) -> dict[str, RankGroup]
         "etp": group_of(layout.etp, 1, machine),
         "ep": group_of(layout.ep, layout.etp, machine),
         "edp": group_of(layout.edp, layout.etp * layout.ep, machine),
-        "pp": group_of(layout.pp, layout.ranks // layout.pp, machine),
     }
 
 
@@ -88,6 +92,24 @@ def blocks_of_stages(shape: ModelShape, layout: StepLayout) -> list[tuple[int, i
         found.append((here, count - here))
         before += count
     return found
+
+
+def stages_of_ranks(layout: StepLayout) -> list[list[int]]:
+    """Return the stages that each pipeline rank has, of both copies if there are two.
+
+    The second copy runs backwards: its stage 0 is where the last one of the first is.
+    """
+    name = layout.schedule if layout.schedule in catalog.FAMILIES else "1f1b"
+    placed = catalog.placement(name, layout.pp, layout.chunks)[: layout.pp * layout.chunks]
+    ranks = [[stage for stage, rank in enumerate(placed) if rank == wanted] for wanted in range(layout.pp)]
+    if copies_of(layout) == 1:
+        return ranks
+    return [[*held, *(len(placed) - 1 - stage for stage in held)] for held in ranks]
+
+
+def copies_of(layout: StepLayout) -> int:
+    """Return how many copies of the model a schedule has, among which microbatches are divided."""
+    return catalog.FAMILIES[layout.schedule].copies if layout.schedule in catalog.FAMILIES else 1
 
 
 def part_of(
@@ -154,10 +176,15 @@ def _with_fetches(
     groups: Mapping[str, RankGroup],
     weights: tuple[int, int],
 ) -> Part:
-    """Return the part with ZeRO-3's gathers before forward and backward, and the reduction after."""
-    if not fetches_each(layout):
+    """Return the part with what data ranks send for each microbatch.
+
+    That are ZeRO-3's gathers before forward and backward, and the reduction where it isn't once for all.
+    """
+    if not (fetches_each(layout) or layout.sums_each):
         return part
     gathered, reduced = (sum(each) for each in zip(*_of_state(layout, machine, groups, weights)))
+    gathered *= fetches_each(layout)
+    reduced *= layout.sums_each
     forward, exposed = _overlapped(part.forward, gathered, layout)
     backward, exposed_backward = _overlapped(part.inputs + part.weights, gathered + reduced, layout)
     return Part(

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.published import ModelShape
-from mpitrain.plan.predict.step_time.compute import Rates
 from mpitrain.plan.predict.step_time.footprint import Footprint, footprint_of
 from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import MachineRates
@@ -22,14 +21,16 @@ from mpitrain.plan.predict.step_time.network import RankGroup, seconds
 from mpitrain.plan.predict.step_time.stage_seconds import (
     StageSeconds,
     blocks_of_stages,
+    copies_of,
     fetches_each,
     stages_of,
+    stages_of_ranks,
     state_seconds,
     weights_of_stage,
 )
 from mpitrain.plan.predict.step_time.work import ITEM
 from mpitrain.schedules import catalog
-from mpitrain.schedules.actions import Action
+from mpitrain.schedules.actions import COMPUTE, Action
 from mpitrain.schedules.options import Options
 from mpitrain.schedules.play.simulate import Link, simulate
 from mpitrain.schedules.table import Table
@@ -52,16 +53,10 @@ class Prediction(NamedTuple):
     exposed: Counter[str]
     update: float
     footprint: Footprint
-    played: bool
 
     @property
     def sent(self) -> float:
         return sum(self.exposed.values())
-
-    def at(self, rates: Rates) -> float:
-        """Return the seconds of a machine whose rates differ from its file's."""
-        sent = min(self.sent, self.seconds)
-        return rates.compute * (self.seconds - sent) + rates.network * sent + rates.overhead_s
 
 
 def predict_step(
@@ -74,7 +69,7 @@ def predict_step(
     require_possible(layout, shape)
     stages = stages_of(shape, layout, machine)
     message = _message_seconds(shape, layout, machine)
-    pipeline, in_flight, played = _pipeline_seconds(stages, layout, message, play)
+    pipeline, in_flight = _pipeline_seconds(stages, layout, message, play)
     slowest = max(_ranks(stages, layout), key=lambda held: sum(each.total for each in held))
     count = layout.num_microbatches
     exposed = Counter({axis: 0.0 for axis in ("tp", "cp", "ep", "etp", "dp")})
@@ -82,25 +77,23 @@ def predict_step(
         for axis, took in stage.exposed.items():
             exposed[axis] += count * took
     busy = count * sum(stage.total for stage in slowest)
-    exposed["dp"] += _state_exposed(shape, layout, machine, slowest)
+    inside = sum(exposed.values())
+    state = _state_exposed(shape, layout, machine, slowest)
+    exposed["dp"] += state
     update = _update_seconds(shape, layout, machine)
-    total = (pipeline + exposed["dp"] * (not fetches_each(layout)) + update) * (1 + STRAGGLERS)
-    if fetches_each(layout):
-        total += _state_exposed(shape, layout, machine, slowest)
+    total = (pipeline + state + update) * (1 + STRAGGLERS)
     footprint = footprint_of(shape, layout, in_flight)
-    computing = busy - sum(exposed[axis] for axis in ("tp", "cp", "ep", "etp"))
-    return Prediction(total, computing, max(0.0, pipeline - busy), exposed, update, footprint, played)
+    return Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
 
 
 def _ranks(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
-    """Return the stages that each pipeline rank has."""
-    placed = _rank_of(layout)
-    return [[each for each, rank in zip(stages, placed) if rank == wanted] for wanted in range(layout.pp)]
+    """Return the stages that each pipeline rank has, with the seconds of a microbatch.
 
-
-def _rank_of(layout: StepLayout) -> tuple[int, ...]:
-    name = layout.schedule if layout.schedule in catalog.FAMILIES else "1f1b"
-    return catalog.placement(name, layout.pp, layout.chunks)[: layout.pp * layout.chunks]
+    Of two copies each runs half of the microbatches, so a stage takes half of its time in the mean.
+    """
+    copies = copies_of(layout)
+    shared = [stage.divided(copies) for stage in stages]
+    return [[shared[stage] for stage in held] for held in stages_of_ranks(layout)]
 
 
 def _message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> float:
@@ -114,28 +107,35 @@ def _message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRate
 
 def _pipeline_seconds(
     stages: list[StageSeconds], layout: StepLayout, message: float, play: bool
-) -> tuple[float, list[int], bool]:
-    """Return the seconds of all microbatches, stashes in flight by rank, and whether it was played."""
+) -> tuple[float, list[int]]:
+    """Return the seconds of all microbatches, and stashes in flight by rank.
+
+    Segments of a sequence take equal shares. Of a PAIR each half takes its own time: a rank has one
+    compute resource.
+    """
     count = layout.num_microbatches
     slowest = max(sum(stage.total for stage in held) for held in _ranks(stages, layout))
     if layout.pp == 1:
-        return count * slowest, [1], True
-    played = min(count, _few(count, layout))
-    table = _table(layout.schedule, layout.pp, played, layout.chunks) if play else None
+        return count * slowest, [1]
+    table = _table_of(layout) if play else None
     if table is None:
         waiting = (layout.pp - 1) * bubble_share(layout.schedule, layout.chunks)
-        return (count + waiting) * slowest, stashes_in_flight(layout), False
+        return (count + waiting) * slowest, stashes_in_flight(layout)
     depth = table.depth
 
     def cost(action: Action) -> float:
+        if action.kind not in COMPUTE:
+            return 0.0
         stage = stages[action.stage % depth]
         times = {"F": stage.forward, "I": stage.inputs, "W": stage.weights, "B": stage.inputs + stage.weights}
-        return times.get(action.kind, 0.0)
+        return times[action.kind] / segments
 
+    segments = table.segments
+    message /= segments
     timeline = simulate(table, cost, Link(0.1 * message, 0.9 * message))
-    in_flight = [timeline.peak_in_flight(rank) for rank in range(layout.pp)]
-    copies = table.copies
-    return timeline.makespan + (count - table.num_microbatches * copies) * slowest, in_flight, True
+    in_flight = [-(-timeline.peak_in_flight(rank) // segments) for rank in range(layout.pp)]
+    played = table.num_microbatches * table.copies // segments
+    return timeline.makespan + (count - played) * slowest, in_flight
 
 
 def bubble_share(schedule: str, chunks: int) -> float:
@@ -172,14 +172,35 @@ def _few(count: int, layout: StepLayout) -> int:
     return most + count % layout.pp if layout.schedule in catalog.LOOPED else most
 
 
+def _table_of(layout: StepLayout) -> Table | None:
+    """Return the table that is played of a layout."""
+    played = _few(layout.num_microbatches, layout)
+    return _table(layout.schedule, layout.pp, played, layout.chunks, layout.segments)
+
+
+def is_defined(layout: StepLayout) -> bool:
+    """Return whether a schedule of the catalogue exists for so many ranks and microbatches.
+
+    What is too large to be played counts as defined, and so does a schedule of the user's own.
+    """
+    if layout.schedule not in catalog.FAMILIES or _table_of(layout) is not None:
+        return True
+    size = layout.pp * _few(layout.num_microbatches, layout) * layout.chunks * layout.segments
+    return size > MOST_PLAYED
+
+
 @lru_cache(maxsize=256)
-def _table(schedule: str, pp: int, count: int, chunks: int) -> Table | None:
+def _table(schedule: str, pp: int, count: int, chunks: int, segments: int) -> Table | None:
     """Return the table of a schedule, or None where it isn't defined or too large to be played."""
-    looped = schedule in catalog.LOOPED
-    if pp * count * chunks > MOST_PLAYED:
+    family = catalog.FAMILIES.get(schedule)
+    if family is None or pp * count * chunks * segments > MOST_PLAYED:
         return None
+    options = Options(
+        chunks=chunks if "chunks" in family.takes else None,
+        segments=segments if "segments" in family.takes else None,
+    )
     try:
-        return catalog.build(schedule, pp, count, Options(chunks=chunks if looped else None))
+        return catalog.build(schedule, pp, count, options)
     except ScheduleError:
         return None
 
@@ -192,10 +213,10 @@ def _state_exposed(
     Gradients travel under the last microbatch's backward, weights under the next step's first
     forward; the last bucket of a block has nothing left to hide it.
     """
-    if fetches_each(layout):
-        return 0.0
     weights = _most_weights(shape, layout)
     gathered, reduced = state_seconds(layout, machine, weights)
+    gathered *= not fetches_each(layout)  # else microbatches have it
+    reduced *= not layout.sums_each
     if not layout.overlapped:
         return gathered + reduced
     blocks = max(1, sum(stage.blocks for stage in slowest))
@@ -208,14 +229,14 @@ def _state_exposed(
 def _most_weights(shape: ModelShape, layout: StepLayout) -> tuple[int, int]:
     """Return the weights, dense and experts', of the pipeline rank that has most."""
     blocks = blocks_of_stages(shape, layout)
-    placed = _rank_of(layout)
-    held = [[0, 0] for _ in range(layout.pp)]
-    for stage, (rank, here) in enumerate(zip(placed, blocks)):
-        ends = (stage == 0, stage == len(blocks) - 1)
-        for kind, numel in enumerate(weights_of_stage(shape, layout, here, ends)):
-            held[rank][kind] += numel
-    dense, experts = max(held, key=sum)
-    return dense, experts
+    last = len(blocks) - 1
+    of_stage = [
+        weights_of_stage(shape, layout, here, (stage == 0, stage == last))
+        for stage, here in enumerate(blocks)
+    ]
+    of_rank = [[of_stage[stage] for stage in held] for held in stages_of_ranks(layout)]
+    weights = [(sum(dense for dense, _ in held), sum(experts for _, experts in held)) for held in of_rank]
+    return max(weights, key=sum)
 
 
 def _update_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> float:

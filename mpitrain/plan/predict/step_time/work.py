@@ -35,9 +35,12 @@ class Product(NamedTuple):
 
 
 class MessageVolume(NamedTuple):
+    """copies: of each row in it, one for each expert of a token."""
+
     operation: str
     axis: str
     num_bytes: int
+    copies: int = 1
 
 
 class AttentionCore(NamedTuple):
@@ -46,7 +49,6 @@ class AttentionCore(NamedTuple):
     flops: int = 0
     scores: int = 0
     head_width: int = 128
-    heads: int = 0
 
 
 class PartWork(NamedTuple):
@@ -75,7 +77,7 @@ def attention_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     seen = min(shape.window or layout.sequence, layout.sequence)
     pairs = n * (2 * seen - seen * seen // layout.sequence) // 2
     flops = 2 * pairs * shape.score_width() // tp
-    core = AttentionCore(flops, n * layout.sequence * heads, shape.head_width, heads)
+    core = AttentionCore(flops, n * layout.sequence * heads, shape.head_width)
     rotated = 2 * n * (heads + kv_heads) * shape.head_width * ITEM
     stream = layout.stream_positions * width * ITEM
     passes = rotated + (4 if layout.fused else 8) * stream + shape.biased * 2 * stream
@@ -126,10 +128,10 @@ def _context(
     return (MessageVolume("shift", "cp", hops * hop),), (MessageVolume("shift", "cp", 2 * hops * hop),)
 
 
-def dense_work(shape: ModelShape, layout: StepLayout, ffn: int = 0) -> PartWork:
-    """Return the work of one dense feed-forward. ffn: its hidden units, if not the shape's."""
+def dense_work(shape: ModelShape, layout: StepLayout) -> PartWork:
+    """Return the work of one dense feed-forward."""
     n = layout.positions
-    hidden = (ffn or shape.ffn) // layout.tp
+    hidden = shape.ffn // layout.tp
     opened = 2 if shape.gated else 1
     products = (Product(n, opened * hidden, shape.width), Product(n, shape.width, hidden))
     stream = layout.stream_positions * shape.width * ITEM
@@ -140,7 +142,7 @@ def dense_work(shape: ModelShape, layout: StepLayout, ffn: int = 0) -> PartWork:
 
 
 def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
-    """Return the work of one block's experts, of the fullest rank.
+    """Return the work of one block's experts, where every rank has as many rows.
 
     R = n active etp / tp rows come to a rank in the mean: tp ranks have n positions between them, and
     each row is on etp ranks.
@@ -148,7 +150,7 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     experts = shape.experts
     n = layout.positions
     tokens = n // layout.tp if layout.sequence_parallel else n
-    rows = int(layout.load * tokens * experts.active * layout.etp)
+    rows = tokens * experts.active * layout.etp
     local = experts.count // layout.ep
     hidden = experts.width // layout.etp
     each = max(1, rows // local)
@@ -164,7 +166,7 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
         + 9 * tokens * shape.width * ITEM
         + 6 * tokens * experts.count * 4
     )
-    sent = _dispatched(layout, tokens * experts.active * shape.width * ITEM, tokens * shape.width * ITEM)
+    sent = _dispatched(layout, experts.active, tokens * shape.width * ITEM)
     if layout.etp > 1:
         gathered = rows * shape.width * ITEM
         inside = (
@@ -177,15 +179,19 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     return PartWork(tuple(products), AttentionCore(), passes, grouped, sent + around[0], sent + around[1])
 
 
-def _dispatched(layout: StepLayout, copies: int, once: int) -> tuple[MessageVolume, ...]:
-    """Return what experts' rows travel by: a copy for each expert, or every token to all ranks."""
+def _dispatched(layout: StepLayout, active: int, once: int) -> tuple[MessageVolume, ...]:
+    """Return what experts' rows travel by: a copy for each expert, or every token to all ranks.
+
+    once: bytes of each token's row.
+    """
     if layout.ep == 1:
         return ()
     if layout.dispatch == "allgather":
         whole = once * layout.ep
         return (MessageVolume("all_gather", "ep", whole), MessageVolume("reduce_scatter", "ep", whole))
     operation = "all_to_all_by_node" if layout.dispatch == "hierarchical" else "all_to_all"
-    return (MessageVolume(operation, "ep", copies), MessageVolume(operation, "ep", copies))
+    sent = MessageVolume(operation, "ep", active * once, active)
+    return (sent, sent)
 
 
 def head_work(shape: ModelShape, layout: StepLayout) -> PartWork:
