@@ -3,6 +3,9 @@
 import csv
 import json
 import math
+import random
+import re
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,8 @@ FIELDS = [
     "id", "system", "model", "layers", "hidden", "heads", "vocab", "params_b", "seq", "gbs_seqs", "mbs",
     "n_microbatches", "gpus", "gpu_type", "tp", "cp", "pp", "vpp", "dp", "ep", "zero", "recompute",
     "schedule",
-    "precision", "mfu_pct", "tflops_gpu", "tok_s_gpu", "iter_s", "mem_gb", "role", "note", "half",
+    "ffn", "n_experts", "topk", "precision", "mfu_pct", "tflops_gpu", "tok_s_gpu", "iter_s", "mem_gb",
+    "role", "note", "half",
 ]  # fmt: skip
 PLAIN = dict(
     id="x", system="Megatron-LM SP+selective", model="GPT 22B", seq=2048, gbs_seqs=4, mbs=4, gpus=8,
@@ -67,11 +71,27 @@ def test_a_plain_row_is_predicted(tmp_path):
         (dict(iter_s=-1), "not negative", False),
         (dict(seq="2048.5"), "whole number", False),
         (dict(gpu_type="TPU v9"), "no such machine", False),
+        (dict(gpu_type="{own}"), "no such machine", False),
+        (dict(iter_s="1e-320"), "from 1e-9 to 1e15", False),
+        (dict(iter_s="", tok_s_gpu="1e308"), "from 1e-9 to 1e15", False),
+        (dict(iter_s="nan"), "from 1e-9 to 1e15", False),
+        (dict(heads=10**9), "a number for each head", False),
+        (dict(layers=10**6), "needed 16384 at most", False),
+        (dict(model="Mixtral 8x7B", topk=9), "topk = 9 of n_experts = 8", False),
+        (
+            dict(model="x", layers=2, hidden=64, heads=4, ffn=64, n_experts=4, topk=5),
+            "topk = 5 of n_exp",
+            False,
+        ),
     ],
+    ids=str,
 )
 def test_a_row_that_cannot_be_predicted_is_refused_in_words(tmp_path, changes, why, incomplete):
+    own = tmp_path / "own.toml"  # no row opens a file
+    own.write_text((resources.files("mpitrain.jobs") / "machines/a100-80gb.toml").read_text())
+    changes = {key: own if value == "{own}" else value for key, value in changes.items()}
     found = read_one(tmp_path, **changes)
-    assert why in found.why and found.incomplete == incomplete
+    assert why in found.why and "\n" not in found.why and found.incomplete == incomplete
 
 
 def test_unknown_recomputation_makes_bounds(tmp_path):
@@ -108,9 +128,17 @@ def test_the_example_is_cut_by_model():
         assert halves.setdefault((row.system, row.shape.name), row.fitted) == row.fitted
 
 
-def test_predictions_of_the_example_keep_their_errors():
+@pytest.fixture(scope="module")
+def report():
+    return json.loads(backtest(str(EXAMPLE), as_json=True), parse_constant=refuse)
+
+
+def refuse(constant):
+    raise ValueError(f"{constant} is no JSON")
+
+
+def test_predictions_of_the_example_keep_their_errors(report):
     """What `mpitrain plan backtest` prints. A change that makes them worse says so here."""
-    report = json.loads(backtest(str(EXAMPLE), as_json=True))
     dense = report["bars"]["dense bf16, all systems"]
     assert dense["calibrated"] < 0.06 and dense["gpu"] < 0.06
     assert dense["calibrated"] < dense["flop rate"]
@@ -185,7 +213,62 @@ def test_a_csv_of_something_else_is_refused(tmp_path):
         read_rows(str(path))
 
 
-def test_all_rows_are_drawn(tmp_path):
+@pytest.mark.parametrize("number", [1, 3])
+def test_all_rows_are_drawn(tmp_path, number):
+    """One point each; a row without a time has none."""
     out = tmp_path / "rows.svg"
-    backtest(written(tmp_path, PLAIN), out=str(out))
-    assert out.read_text().startswith("<?xml")
+    rows = [dict(PLAIN, id=f"r{each}", iter_s=1 + each) for each in range(number)]
+    backtest(written(tmp_path, *rows, dict(PLAIN, iter_s="", mem_gb=20)), out=str(out))
+    _, points = re.split(r'<g id="PathCollection_1">', out.read_text())
+    assert points.partition("</g>\n   </g>")[0].count("<use ") == number
+
+
+EXTREMES = ("1", "3", "1e-9", "1e15", "65536", str(2**39), "7")
+
+
+def test_extreme_numbers_are_predicted_or_refused(tmp_path):
+    """Any number in any field: text and JSON come, and no figure is infinite or none."""
+    chosen = random.Random(1)
+    numbers = [name for name in FIELDS if name not in ("id", "system", "model", "gpu_type", "role", "note")]
+    rows = []
+    for model in ("GPT 22B", "Mixtral 8x7B", "DeepSeek V3"):
+        for number in range(100):
+            changed = {name: chosen.choice(EXTREMES) for name in chosen.sample(numbers, 3)}
+            rows.append({**PLAIN, "id": f"{model} {number}", "model": model, **changed})
+    path = written(tmp_path, *rows)
+    report = json.loads(backtest(path, as_json=True), parse_constant=refuse)
+    assert report["rows"] == 300 and report["predicted"] > 15 and len(report["refused"]) > 100
+    assert "worst rows" in backtest(path)
+
+
+def test_json_of_no_rows_is_valid(tmp_path):
+    report = json.loads(backtest(written(tmp_path), as_json=True), parse_constant=refuse)
+    assert report["rows"] == 0 and report["share_of_complete_rows_predicted"] is None
+
+
+def test_a_field_that_is_too_long_is_one_message(tmp_path):
+    with pytest.raises(ConfigError, match="field larger than field limit") as caught:
+        read_rows(written(tmp_path, dict(PLAIN, note="x" * 200_000)))
+    assert caught.value.exit_code == 2
+
+
+def test_the_page_has_the_figures_that_the_back_test_finds(report):
+    """And what mpitrain plan prints is the interval that the page speaks of."""
+    page = " ".join((ROOT / "docs/guides/planning.md").read_text().split())
+    plain, dense = report["sustained_holds"], report["bars"]["dense bf16, all systems"]
+    low, high = plain["interval"]
+    assert f"{low} to {high} times" in page
+    assert f"It holds {100 * plain['share']:.1f} % of the {plain['rows']} steps" in page
+    held = report["interval_holds"]
+    assert f"hold {100 * held['share']:.1f} % of {held['rows']} rows" in page
+    assert f"predicted {report['predicted']} of {report['rows']} rows, and gave bounds for" in page
+    words = ("sheets", "sustained", "gpu", "calibrated", "flop rate", "sheet x factor")
+    for name, line in zip(words, re.findall(r"\| [a-z][^|]* \| ([\d.]+) % \|", page), strict=True):
+        assert line == f"{100 * dense[name]:.1f}", name
+    experts = report["bars"]["experts and fp8, all systems"]["calibrated"]
+    assert f"Experts and fp8 are at {100 * experts:.1f} %" in page
+    unknown = report["unknown_held"]
+    within = round(unknown["share"] * unknown["rows"])
+    assert f"bounds hold {within} of the {unknown['rows']} steps" in page
+    memory = next(each for each in report["memory"] if each["definition"] == "max allocated")
+    assert f"off by {100 * memory['median']:.1f} % in the median" in page

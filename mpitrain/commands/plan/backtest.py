@@ -17,16 +17,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpitrain.commands.plan.assumed import PRICES
+from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.backtest_text import MODES, SWEEP, YARDSTICKS, as_text
-from mpitrain.commands.plan.fitted import NOTHING, Constants, Sample, fit, quantile, rank_correlation
+from mpitrain.commands.plan.fitted import (
+    NOTHING,
+    ROWS_EACH,
+    Constants,
+    Sample,
+    fit,
+    quantile,
+    rank_correlation,
+)
 from mpitrain.commands.plan.published_rows import Refused, Row, read_rows
 from mpitrain.commands.schedule.command import require_file, require_plotting
+from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.predict.step_time.machine import MachineRates, machine_of
 from mpitrain.plan.predict.step_time.step import Prediction, model_flops, predict_step
 
 LEAST = 8  # rows of a system that the bars speak of
-INTERVAL = (0.1, 0.9)  # quantiles: 80 %
+QUANTILES = (0.1, 0.9)  # 80 % lie between
 WORST = 8
 KINDS_OF_PICTURES = (".svg", ".png")
 
@@ -83,7 +92,9 @@ def backtest(path: str, as_json: bool = False, out: str | None = None) -> str:
 
         draw(_points(outcome), out)
     report = _report(outcome)
-    return json.dumps(report, indent=1) if as_json else as_text(report, Path(path).name)
+    if as_json:
+        return json.dumps(finite(report), indent=1, allow_nan=False)
+    return as_text(report, Path(path).name)
 
 
 def _points(outcome: BacktestOutcome) -> dict[str, tuple[list[float], list[float]]]:
@@ -197,6 +208,7 @@ def _report(outcome: BacktestOutcome) -> dict[str, Any]:
         "bars": _bars(outcome, held_out),
         "machines": _machines(outcome, counted),
         "interval_holds": _held(outcome, held_out),
+        "sustained_holds": _sustained_held(outcome, counted),
         "unknown_held": _unknown_held(outcome),
         "sweeps": _sweeps(outcome, counted),
         "memory": _memory(rows),
@@ -297,9 +309,23 @@ def _interval(outcome: BacktestOutcome, row: Row, held_out: Sequence[int]) -> tu
         for at in held_out
         if outcome.rows[at].row.whole_system != row.whole_system and outcome.rows[at].row.regime == row.regime
     ]
-    if len(ratios) < 4:
+    if len(ratios) < ROWS_EACH:
         return math.nan, math.nan
-    return quantile(ratios, INTERVAL[0]), quantile(ratios, INTERVAL[1])
+    return quantile(ratios, QUANTILES[0]), quantile(ratios, QUANTILES[1])
+
+
+def _sustained_held(outcome: BacktestOutcome, counted: Sequence[int]) -> dict[str, Any]:
+    """Return how far off predictions are that nothing is fitted for, and how many INTERVAL holds."""
+    ratios = [outcome.rows[at].measured / outcome.seconds["sustained"][at] for at in counted]
+    low, high = INTERVAL
+    inside = sum(low <= ratio <= high for ratio in ratios)
+    return {
+        "rows": len(ratios),
+        "q10": quantile(ratios, QUANTILES[0]),
+        "q90": quantile(ratios, QUANTILES[1]),
+        "interval": list(INTERVAL),
+        "share": inside / len(ratios) if ratios else math.nan,
+    }
 
 
 def _unknown_held(outcome: BacktestOutcome) -> dict[str, Any]:
@@ -347,7 +373,7 @@ def _memory(rows: Sequence[Predicted]) -> list[dict[str, Any]]:
             errors = [each.found.footprint.total / each.row.measured.memory_bytes - 1 for each in here]
             fitted = [each for each in here if each.row.fitted]
             held_out = [each for each in here if not each.row.fitted]
-            scale, more = _line(fitted) if not allocated and len(fitted) >= 4 else (1.0, 0.0)
+            scale, more = _line(fitted) if not allocated and len(fitted) >= ROWS_EACH else (1.0, 0.0)
             after = [
                 (scale * each.found.footprint.total + more) / each.row.measured.memory_bytes - 1
                 for each in held_out
@@ -378,11 +404,9 @@ def _line(rows: Sequence[Predicted]) -> tuple[float, float]:
 
 
 def _assumed(rows: Sequence[Predicted]) -> list[dict[str, Any]]:
-    """Return the fields that were assumed, of how many rows, and what a wrong guess costs."""
+    """Return the fields that were assumed, and of how many rows."""
     by_field = _by(((key, each) for each in rows for key in each.row.assumed), lambda pair: pair[0])
-    return [
-        {"field": key, "rows": len(own), "costs": PRICES.get(key, "unknown")} for key, own in by_field.items()
-    ]
+    return [{"field": key, "rows": len(own)} for key, own in by_field.items()]
 
 
 def _worst(outcome: BacktestOutcome, held_out: Sequence[int]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mpitrain.commands.plan.fitted import Constants, quantile
+from mpitrain.commands.plan.fitted import ROWS_EACH, Constants, quantile
 
 MODES = ("sheets", "sustained", "gpu", "calibrated")
 YARDSTICKS = ("flop rate", "sheet x factor")
@@ -26,17 +26,21 @@ def as_text(report: Mapping[str, Any], name: str) -> str:
         lines.append("no column half: nothing is fitted to a system's own rows; calibrated = gpu")
     lines += ["", *_text_of_systems(report), "", *_text_of_bars(report), "", *_text_of_machines(report), ""]
     held, unknown = report["interval_holds"], report["unknown_held"]
+    plain = report["sustained_holds"]
     lines += [
         f"80 % intervals hold {_percent(held['share'])} % of {held['rows']} rows, "
         f"{_percent(held['median_width'])} % wide; bounds of unknown fields hold "
         f"{_percent(unknown['share'])} % of {unknown['rows']}",
+        f"sustained, nothing fitted: measured over predicted is {plain['q10']:.3f} at the 10 % quantile and "
+        f"{plain['q90']:.3f} at the 90 %; {plain['interval'][0]} to {plain['interval'][1]}, which mpitrain "
+        f"plan prints, hold {_percent(plain['share'])} % of {plain['rows']} rows",
         "",
         *_text_of_sweeps(report),
         "",
         *_text_of_memory(report),
         "",
-        "assumed, of so many rows, and what a wrong guess costs (reference of 2,264 steps):",
-        *(f"  {each['field']:<18}{each['rows']:>4}  {each['costs']}" for each in report["assumed"]),
+        "assumed, of so many rows:",
+        *(f"  {each['field']:<18}{each['rows']:>4}" for each in report["assumed"]),
         "",
         *_text_of_worst(report),
         "",
@@ -50,14 +54,14 @@ def _text_of_systems(report: Mapping[str, Any]) -> list[str]:
     lines = [
         "median |error| of a step in %, of rows that were not fitted to; then calibrated: 10, 50, "
         "90 % quantile with sign,",
-        "rank correlation, constants (number, rows they were fitted to)",
+        "rank correlation, constants (own, and how many rows they were fitted to)",
         f"{'system':<52}{'rows':>5}{head}    quantiles           corr",
     ]
     for each in report["systems"]:
         medians = "".join(f"{_percent(each[mode]['median']):>11}" for mode in (*MODES, *YARDSTICKS))
         quantiles = " ".join(_percent(each["calibrated"][f"q{share}"]) for share in (10, 50, 90))
         constants = Constants(**each["constants"])
-        own = f"own {each['fitted_rows']}" if each["fitted_rows"] >= 4 else "of its GPU"
+        own = f"own {each['fitted_rows']}" if each["fitted_rows"] >= ROWS_EACH else "of its GPU"
         correlation = each["rank_correlation"]
         shown = "  -" if math.isnan(correlation) else f"{correlation:5.2f}"
         lines.append(

@@ -13,19 +13,18 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mpitrain.commands.plan.assumed import Convention, convention_of
-from mpitrain.commands.plan.row_layout import Incomplete, layouts_in, number_in, shape_in
+from mpitrain.commands.plan.row_layout import DIFFER, Incomplete, layouts_in, number_in, shape_in
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
-from mpitrain.plan.predict.step_time.machine import MachineFile, find_machine
+from mpitrain.plan.predict.step_time.machine import MachineFile, known_machine
 from mpitrain.plan.predict.step_time.step import recomputed_flops
 
 MOST_BYTES = 32 << 20
 NEEDED = ("system", "model", "gpu_type")
 HALVES = ("half", "split", "fold")  # the column that says which rows are fitted to
 FITTED = ("fit", "train", "a", "0", "calibrate")
-DIFFER = 0.12  # two figures of one row that should say the same
 
 
 class PublishedFigures(NamedTuple):
@@ -33,7 +32,6 @@ class PublishedFigures(NamedTuple):
 
     seconds: float | None
     memory_bytes: float | None
-    out_of_memory: bool
 
 
 class Row(NamedTuple):
@@ -93,7 +91,13 @@ def read_rows(path: str) -> tuple[list[Row], list[Refused]]:
         text = read_text(path, MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"{shown(path)}: {error.strerror}; give a CSV file of published steps") from None
-    reader = csv.DictReader(io.StringIO(text))
+    try:
+        return _rows(path, csv.DictReader(io.StringIO(text)))
+    except csv.Error as error:  # a field of more than 131,072 characters
+        raise ConfigError(f"{shown(path)}: {shown(error)}; give a CSV file of published steps") from None
+
+
+def _rows(path: str, reader: csv.DictReader) -> tuple[list[Row], list[Refused]]:
     missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
     if missing:
         found = ", ".join(reader.fieldnames or ()) or "nothing"
@@ -118,7 +122,7 @@ def _row(name: str, fields: Mapping[str, str]) -> Row:
     assumed: dict[str, str] = {}
     if not fields["gpu_type"]:
         raise Incomplete("gpu_type: found nothing; needed the machine")
-    machine = find_machine(fields["gpu_type"])
+    machine = known_machine(fields["gpu_type"])
     shape = shape_in(fields, assumed)
     layouts = layouts_in(fields, shape, convention, assumed)
     for layout in layouts:
@@ -171,7 +175,7 @@ def _measured(
     seconds = found[named[0]] if named else None
     if seconds is None and memory is None and not oom:
         raise Incomplete("found neither a throughput nor memory; needed one")
-    return PublishedFigures(seconds, memory * 2**30 if memory else None, oom)
+    return PublishedFigures(seconds, memory * 2**30 if memory else None)
 
 
 def _seconds(

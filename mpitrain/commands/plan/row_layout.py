@@ -8,10 +8,10 @@ from mpitrain.commands.plan.assumed import Convention
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.published import ModelShape, RoutedExperts, find_published
-from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.layout import MICROS, StepLayout
 
-DIFFER = 0.12  # parameters that are stated, and those that sizes make
-MICROS = (1, 2, 4, 8)
+DIFFER = 0.12  # of one row: two figures that should say the same, parameters and what its sizes make
+MOST_LAYERS = 1 << 14
 
 
 class Incomplete(ConfigError):
@@ -30,11 +30,20 @@ def shape_in(fields: Mapping[str, str], assumed: dict[str, str]) -> ModelShape:
         key: count_in(fields, key) or getattr(shape, key) for key in ("layers", "kv_heads", "vocab")
     }
     changed.update(width=width, heads=heads, **_hidden_units(fields, shape, width))
+    if width < heads:
+        raise ConfigError(f"hidden = {width} of heads = {heads}: needed a number for each head at least")
     if (width, heads) != (shape.width, shape.heads):
         changed["head_width"] = width // heads
         if shape.kv_heads == shape.heads and not fields.get("kv_heads"):
             changed["kv_heads"] = heads
     shape = shape._replace(**changed)
+    experts = shape.experts
+    if experts is not None and experts.active > experts.count:
+        raise ConfigError(
+            f"topk = {experts.active} of n_experts = {experts.count}: needed no more than there are"
+        )
+    if shape.layers > MOST_LAYERS:
+        raise ConfigError(f"layers = {shape.layers}: needed {MOST_LAYERS} at most")
     _require_size(fields, shape)
     return shape
 
@@ -107,8 +116,7 @@ def _etp(fields: Mapping[str, str], shape: ModelShape, tp: int, ep: int, ranks: 
     stated = count_in(fields, "etp")
     if stated:
         return stated
-    folded = "fold" in fields["system"].lower()
-    return tp if shape.experts and ep * tp <= ranks and not folded else 1
+    return tp if shape.experts and ep * tp <= ranks and not _folded(fields) else 1
 
 
 def _batch(
@@ -154,8 +162,8 @@ def number_in(fields: Mapping[str, str], key: str) -> float | None:
         found = float(text)
     except ValueError:
         raise ConfigError(f"{key} = {shown(text)}: needed a number") from None
-    if not math.isfinite(found) or found < 0:
-        raise ConfigError(f"{key} = {shown(text)}: needed a number, not negative")
+    if found != 0 and not 1e-9 <= found <= 1e15:
+        raise ConfigError(f"{key} = {shown(text)}: needed a number, not negative, from 1e-9 to 1e15 or 0")
     return found
 
 
