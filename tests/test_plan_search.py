@@ -1,22 +1,28 @@
 """`mpitrain plan`: what is chosen, why, what is refused; and each rule of the advice."""
 
 import json
+import re
+from importlib import resources
 
 import pytest
 from click.testing import CliRunner
 
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
+from mpitrain.commands.plan import of_config
+from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.explained import goodput
 from mpitrain.commands.plan.of_config import shape_of
+from mpitrain.commands.plan.planner import with_layout
 from mpitrain.commands.plan.search import search
-from mpitrain.config import load
-from mpitrain.errors import ConfigError
+from mpitrain.config import flatten, load
+from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.plan.declared.published import PUBLISHED, find_published
 from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.schedules import catalog
 
 H100 = machine_of(find_machine("h100-80gb"))
 SMALL = (
@@ -58,10 +64,33 @@ def test_a_small_model_needs_nothing_but_dp():
     assert (best.tp, best.pp, best.cp, best.dp, best.zero) == (1, 1, 1, 8, 1)
 
 
-def test_what_is_fixed_stays():
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"tp": 2, "pp": 4},
+        {"chunks": 2},
+        {"chunks": 4, "pp": 2},
+        {"sharded": 8},
+        {"zero": 2},
+        {"schedule": "zbv"},
+    ],
+    ids=str,
+)
+def test_what_is_fixed_stays(fixed):
     shape = find_published("llama3-8b")
-    found = search(shape, StepLayout(16, 4096, 64), H100, {"tp": 2, "pp": 4}, H100.memory_bytes)
-    assert {(each.layout.tp, each.layout.pp) for each in found.ranked} == {(2, 4)}
+    found = search(shape, StepLayout(16, 4096, 64), H100, fixed, H100.memory_bytes)
+    assert found.ranked
+    for each in found.ranked:
+        assert {key: getattr(each.layout, key) for key in fixed} == fixed
+
+
+def test_all_of_a_layout_is_written():
+    layout = StepLayout(64, 128, 64, tp=2, cp=2, pp=2, zero=3, sharded=4, chunks=4, schedule="interleaved")
+    written = flatten(with_layout(load(None, ()), layout))
+    expected = {"tp": 2, "cp": 2, "pp": 2, "dp": 8, "ep": 1, "etp": 1, "zero": 3, "dp_shard": 4}
+    assert {key: written[f"parallel.{key}"] for key in expected} == expected
+    assert (written["pipeline.schedule"], written["pipeline.chunks"]) == ("interleaved", 4)
+    assert (written["batch.global"], written["batch.micro"]) == (64, 1)
 
 
 def test_less_memory_is_kept():
@@ -81,7 +110,8 @@ def test_what_is_written_is_proved_and_asked_no_more(tmp_path):
 def test_json_says_all_of_it():
     tree = json.loads(planned("--ranks", "4", "--json", "--tokens", "1B", *sets(*SMALL)))
     best = tree["best"][0]
-    assert best["layout"]["ranks"] == 4 and best["interval_s"][0] <= best["seconds"] < best["interval_s"][1]
+    assert best["layout"]["ranks"] == 4
+    assert best["interval_s"] == [INTERVAL[0] * best["seconds"], INTERVAL[1] * best["seconds"]]
     assert sum(best["parts_s"].values()) == pytest.approx(best["seconds"], rel=0.05)
     assert tree["training"]["steps"] == -(-(10**9) // (16 * 128))
 
@@ -94,12 +124,105 @@ def test_the_balance_is_explained():
 
 def test_what_cannot_fit_says_what_binds():
     error = planned("--ranks", "2", "--memory", "0.001", *sets(*SMALL), code=2)
-    assert isinstance(error, ConfigError) and "memory" in str(error) and "--memory" in str(error)
+    assert isinstance(error, ConfigError) and error.exit_code == 2
+    assert "no rank may hold more than 0.001 GB; fixed: nothing" in str(error)
+    assert re.search(r"none is left: \d+ by memory", str(error))
 
 
 def test_what_is_fixed_and_cannot_be_is_named():
     error = planned("--ranks", "6", *sets(*SMALL, "parallel.tp=4"), code=2)
-    assert isinstance(error, ConfigError) and "tp = 4" in str(error)
+    assert isinstance(error, ConfigError)
+    assert "no layout divides these ranks and the model; fixed: parallel.tp = 4;" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("machine", "overrides", "more"),
+    [
+        ("laptop", {"parallel.dp_shard": 2}, {}),
+        ("laptop", {"parallel.dp_shard": 2, "parallel.zero": 3}, {}),
+        ("laptop", {"pipeline.chunks": 3}, {"pipeline.schedule": "interleaved"}),
+        ("laptop", {"pipeline.chunks": 2, "parallel.pp": 1}, {}),
+        ("laptop", {"pipeline.schedule": "zbv", "parallel.pp": 1}, {}),
+        ("laptop", {"pipeline.schedule": "seq1f1b", "pipeline.segments": 2, "parallel.pp": 4}, {}),
+        ("laptop", {"memory.recompute": "every-k", "memory.every": 2}, {}),
+        ("laptop", {"parallel.zero": 0}, {}),
+        ("laptop", {"parallel.zero": 3, "parallel.reduce": "step"}, {}),
+        ("laptop", {"precision.reduce": "bf16"}, {}),
+        ("h100-80gb", {"precision.compute": "fp32"}, {}),
+        ("a100-80gb", {"precision.compute": "fp8"}, {}),
+    ],
+    ids=str,
+)
+def test_a_key_that_was_set_is_written_as_it_was(tmp_path, machine, overrides, more):
+    out = tmp_path / "best.toml"
+    words = (f"{key}={value}" for key, value in overrides.items())
+    planned("--ranks", "4", "--machine", machine, "--out", str(out), *sets(*SMALL, *words))
+    written = flatten(load(str(out)))
+    assert {key: written[key] for key in (*overrides, *more)} == {**overrides, **more}
+    assert "proved:" in show_proof(str(out), (), 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("parallel.ep=2",), "parallel.ep = 2: quickstart has no experts; leave it out"),
+        (("parallel.etp=2",), "parallel.etp = 2: quickstart has no experts; leave it out"),
+        (("parallel.dp_shard=3",), "fixed: parallel.dp_shard = 3;"),
+        (("parallel.dp_shard=2", "parallel.zero=0"), "with parallel.zero = 0 divides nothing"),
+        (
+            ("pipeline.schedule=dualpipe", "batch.global=4", "parallel.pp=4"),
+            "3 by a schedule that isn't defined",
+        ),
+    ],
+    ids=str,
+)
+def test_a_key_that_cannot_be_kept_is_refused(overrides, message):
+    error = planned("--ranks", "4", *sets(*SMALL, *overrides), code=2)
+    assert isinstance(error, ConfigError) and error.exit_code == 2
+    assert message in str(error) and "\n" not in str(error)
+
+
+def test_recomputing_groups_of_blocks_takes_the_time_of_a_forward():
+    seconds = {}
+    for mode in ("none", "full", "every-k"):
+        words = sets(*SMALL, f"memory.recompute={mode}", "batch.micro=4", "parallel.dp=4")
+        tree = json.loads(planned("--ranks", "4", "--json", *words))
+        seconds[mode] = tree["best"][0]["seconds"]
+        assert any("every-k" in note for note in tree["notes"]) == (mode == "every-k")
+    assert seconds["every-k"] == seconds["full"] > 1.2 * seconds["none"]
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "ranks", "found"),
+    [
+        ("auto", 8, "alltoall"),
+        ("auto", 16, "hierarchical"),
+        ("hierarchical", 16, "hierarchical"),
+        ("flat", 16, "alltoall"),
+    ],
+)
+def test_experts_rows_go_to_nodes_first_where_they_can(dispatch, ranks, found):
+    keys = ("model.preset=qwen3-30b-a3b", "data.sequence=4096", f"parallel.ep={ranks}", "batch.global=64")
+    tree = json.loads(
+        planned(
+            "--ranks", str(ranks), "--machine", "h100-80gb", "--memory", "1e4", "--json",
+            *sets(*keys, f"experts.dispatch={dispatch}", "precision.compute=bf16"),
+        )
+    )  # fmt: skip
+    assert {each["layout"]["dispatch"] for each in tree["best"]} == {found}
+
+
+def test_json_holds_no_number_that_is_none(tmp_path):
+    """A step that takes for ever has a time of null."""
+    text = (resources.files("mpitrain.jobs") / "machines/laptop.toml").read_text()
+    path = tmp_path / "slow.toml"
+    path.write_text(re.sub(r"sustained = \S+,", "sustained = 1e-320,", text))
+
+    def refuse(constant):
+        raise ValueError(constant)
+
+    text = planned("--ranks", "1", "--machine", str(path), "--json", "--tokens", "1B", *sets(*SMALL))
+    assert json.loads(text, parse_constant=refuse)["best"][0]["seconds"] is None
 
 
 def test_failures_cost_little_if_saves_are_often():
@@ -108,6 +231,14 @@ def test_failures_cost_little_if_saves_are_often():
     found = goodput(shape, layout, H100, 6.0, 15e12, 6334)
     assert 0.8 < found.share < 1 and found.save_every_s > 10 * found.save_s
     assert goodput(shape, layout, H100, 6.0, 15e12, 600).share < found.share
+
+
+def test_a_node_that_is_partly_used_fails_as_a_whole_one():
+    shape = find_published("llama3-8b")
+    two, three = (goodput(shape, StepLayout(ranks, 8192, 60), H100, 6.0, 1e12, 6334) for ranks in (12, 20))
+    assert three.save_s == pytest.approx(two.save_s * 2 / 3)
+    whole = goodput(shape, StepLayout(16, 8192, 64), H100, 6.0, 1e12, 6334)
+    assert two.save_s == whole.save_s and two.save_every_s == whole.save_every_s
 
 
 BROKEN = [
@@ -159,7 +290,6 @@ def test_no_advice_for_the_quickstart(ranks):
         (("parallel.tp=4", "comm.node_ranks=2"), 4, "beyond a node of 2 ranks"),
         (("parallel.pp=4", "batch.global=8"), 8, "4 microbatches for 4 stages"),
         (("parallel.zero=0",), 4, "parallel.zero = 0"),
-        (("parallel.zero=3",), 4, "fits without"),
     ],
 )
 def test_check_gives_advice(overrides, ranks, rule):
@@ -174,3 +304,21 @@ def test_check_of_the_quickstart_gives_none(ranks):
 def test_check_says_nothing_of_a_memory_that_it_does_not_know():
     overrides = ("model.preset=llama3-8b", "parallel.tp=8", "data.sequence=8192", "batch.global=8")
     assert "nearly full" not in show_proof(None, overrides, 8)
+    assert "fits without" not in show_proof(None, ("parallel.zero=3",), 4)
+    assert "fits without" in planned("--ranks", "4", *sets(*SMALL, "parallel.zero=3"))
+
+
+@pytest.mark.parametrize("name", catalog.NAMES)
+def test_check_and_plan_have_every_schedule(name):
+    keys = (*SMALL, "model.layers=8", f"pipeline.schedule={name}", "parallel.pp=4")
+    assert "proved:" in show_proof(None, keys, 4)
+    assert f"pp 4 {name}" in planned("--ranks", "4", *sets(*keys)).replace("chunks 2 ", "")
+
+
+def test_a_mistake_in_the_advice_is_not_hidden(monkeypatch):
+    def fail(*_):
+        raise ScheduleError("a stage is missing")
+
+    monkeypatch.setattr(of_config, "predict_step", fail)
+    with pytest.raises(ScheduleError, match="a stage is missing"):
+        show_proof(None, (), 1)

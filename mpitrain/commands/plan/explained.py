@@ -103,7 +103,7 @@ def goodput(
     Young (CACM 17, 1974) and Daly (FGCS 22, 2006): sqrt(2 save_s mtbf); hours: between failures of a node.
     """
     steps = math.ceil(tokens / layout.tokens)
-    nodes = max(1, layout.ranks // machine.ranks_per_node)
+    nodes = -(-layout.ranks // machine.ranks_per_node)
     mtbf = 3600 * hours / nodes
     save = SAVE_BYTES * shape.parameters() / (SAVE_RATE * nodes)
     every = math.sqrt(2 * save * mtbf)
@@ -131,15 +131,20 @@ def rules(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> list[
 def binding(
     refused: Mapping[str, int],
     tried: int,
-    ranked: Sequence[Candidate],
+    ranked: Sequence[object],
     limit: float,
 ) -> str:
-    """Say which constraint leaves most out, or why nothing is left."""
+    """Say which constraint leaves most out, or why nothing is left.
+
+    ranked: what is left, of whatever type.
+    """
+    if not tried:
+        return "no layout divides these ranks and the model"
     words = ", ".join(
         f"{number} by {reason}" for reason, number in sorted(refused.items(), key=lambda x: -x[1])
     )
     most = max(refused, key=refused.__getitem__, default="")
     if ranked:
         return f"{tried} layouts: left out {words or 'none'}"
-    hint = f": no rank may hold more than {limit / 1e9:.0f} GB" if most == "memory" else ""
+    hint = f": no rank may hold more than {limit / 1e9:.3g} GB" if most == "memory" else ""
     return f"of {tried} layouts none is left: {words}{hint}"

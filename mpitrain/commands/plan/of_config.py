@@ -5,23 +5,28 @@ import msgspec
 from mpitrain import config as settings
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import separator, tokenizer_of
-from mpitrain.errors import MpitrainError
+from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.published import Latent, ModelShape, RoutedExperts
 from mpitrain.plan.predict.step_time.advice import advice
-from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.settings.attention import head_width
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.schedules import catalog
+from mpitrain.schedules.families.seq1f1b import SEGMENTS
 
 ON_GPU, ON_CPU = "h100-80gb", "laptop"  # whose figures stand for a machine that nobody has named
 
 
 def shape_of(config: Config) -> ModelShape:
-    """Return the shape of a configuration's model, as on one rank."""
-    alone = msgspec.structs.replace(
+    """Return the shape of a configuration's model, as on one rank, where nothing travels."""
+    replace = msgspec.structs.replace
+    alone = replace(
         config, parallel=settings.Parallel(), pipeline=settings.Pipeline(), batch=settings.Batch(),
         comm=settings.Comm(), memory=settings.Memory(),
+        experts=replace(config.experts, dispatch="auto", wire=""),
+        precision=replace(config.precision, reduce="same"),
     )  # fmt: skip
     tokenizer = tokenizer_of(config.data)
     separator(config.data, tokenizer)
@@ -54,12 +59,12 @@ def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
     """Return the layout of a resolved configuration."""
     parallel = resolved.parallel
     memory = resolved.memory
-    mode = "full" if memory.recompute == "every-k" else memory.recompute
     ranks = parallel.dp * parallel.pp * parallel.tp * parallel.cp
     return StepLayout(
         ranks, resolved.data.sequence, resolved.batch.global_, micro=resolved.batch.micro, tp=parallel.tp,
         cp=parallel.cp, pp=parallel.pp, ep=parallel.ep, etp=parallel.etp,
-        chunks=resolved.pipeline.chunks or 1, schedule=resolved.pipeline.schedule, recompute=mode,
+        chunks=resolved.pipeline.chunks or 1, schedule=resolved.pipeline.schedule,
+        recompute=recompute_of(memory.recompute), segments=segments_in(resolved), reduce=parallel.reduce,
         sharded=parallel.dp_shard, zero=parallel.zero or 0,
         compute=compute_of(resolved, rates), sequence_parallel=parallel.sequence, fused=resolved.run.compile,
         wire_bytes=2 if resolved.precision.reduce == "bf16" else 4,
@@ -67,6 +72,18 @@ def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
         dispatch="alltoall" if resolved.experts.dispatch == "flat" else "hierarchical",
         offload=memory.offload in ("optimizer", "all"), regathers=False,
     )  # fmt: skip
+
+
+def recompute_of(asked: str) -> str:
+    """Return the recomputation that a step is predicted with: groups of blocks cost what whole blocks do."""
+    return "full" if asked == "every-k" else asked
+
+
+def segments_in(config: Config) -> int:
+    """Return into how many segments the schedule of a configuration cuts a sequence."""
+    name = config.pipeline.schedule
+    cuts = name in catalog.FAMILIES and "segments" in catalog.FAMILIES[name].takes
+    return config.pipeline.segments or SEGMENTS if cuts else 1
 
 
 def compute_of(config: Config, rates: MachineRates) -> str:
@@ -85,11 +102,12 @@ def advice_for(resolved: Config) -> list[str]:
     name = ON_GPU if resolved.run.device == "cuda" else ON_CPU
     rates = machine_of(find_machine(name))
     rates = rates._replace(ranks_per_node=resolved.comm.node_ranks or rates.ranks_per_node)
+    shape = shape_of_resolved(resolved)
+    layout = layout_of(resolved, rates)
     try:
-        shape = shape_of_resolved(resolved)
-        layout = layout_of(resolved, rates)
-        found = predict_step(shape, layout, rates)
-        lines = advice(shape, layout, rates, found, memory_is_known=False)
-    except MpitrainError:
+        require_possible(layout, shape)
+    except ConfigError:  # such as stages of unequal size: a run has them, these formulas don't
         return []
+    found = predict_step(shape, layout, rates)
+    lines = advice(shape, layout, rates, found, memory_is_known=False)
     return [f"advice, by figures of {name}: {line}" for line in lines]

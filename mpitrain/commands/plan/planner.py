@@ -6,13 +6,15 @@ What the configuration sets differently from its default stays as it is; the res
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from mpitrain import config as settings
+from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.explained import NODE_HOURS, balance, binding, goodput, parts_of, rules, why_lost
-from mpitrain.commands.plan.of_config import compute_of, shape_of
+from mpitrain.commands.plan.of_config import compute_of, recompute_of, segments_in, shape_of
 from mpitrain.commands.plan.search import Candidate, SearchResult, search
 from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config
@@ -20,6 +22,7 @@ from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import replacing, shown
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import predict
@@ -28,10 +31,9 @@ from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import hfu, mfu
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.schedules import catalog
 
 USABLE = 0.9  # of a rank's memory
-# measured over predicted, of 80 % of the 96 steps of benchmarks/published_layouts.csv, nothing fitted
-INTERVAL = 1.0, 1.6
 CHECKED = 6  # of the best that are planned as a run would be
 TOKENS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 FIELDS = {  # keys of the configuration, and the fields of a layout that they fix
@@ -39,6 +41,7 @@ FIELDS = {  # keys of the configuration, and the fields of a layout that they fi
     "parallel.etp": "etp", "parallel.zero": "zero", "parallel.dp_shard": "sharded", "batch.micro": "micro",
     "memory.recompute": "recompute", "pipeline.schedule": "schedule", "pipeline.chunks": "chunks",
 }  # fmt: skip
+MEANING_0 = ("parallel.zero", "parallel.dp_shard")  # of the others 0 means that they are open
 
 
 class PlanRequest(NamedTuple):
@@ -81,22 +84,39 @@ def make_plan(asked: PlanRequest) -> str:
     tokens = _tokens(asked.tokens)
     with Waiting("mpitrain plan"):
         shape = shape_of(given)
+        _refuse_idle_degrees(given, shape)
         base, notes = _base(given, asked, rates)
         fixed = _fixed(given, asked.overrides)
         limit = asked.memory_gb * 1e9 if asked.memory_gb else USABLE * rates.memory_bytes
         found = search(shape, base, rates, fixed, limit)
-        chosen = _chosen(given, found, asked, rates, limit) if found.ranked else []
+        chosen, refusal = _chosen(given, found, asked, rates, limit)
     if not chosen:
-        named = ", ".join(f"{key} = {value}" for key, value in fixed.items()) or "nothing"
-        raise ConfigError(
-            f"{shape.name} on {asked.ranks} ranks of {rates.name}: "
-            f"{binding(found.refused, found.tried, chosen, limit)}; fixed: {named}; change what is "
-            "fixed, --ranks, --memory or batch.global"
+        raise _nothing_fits(
+            shape, asked, rates, binding(found.refused, found.tried, [], limit), fixed, refusal
         )
     if asked.out is not None:
         _write(asked.out, chosen[0].config)
     answer = _Answer(asked, shape, rates, found, chosen, limit, notes, tokens)
-    return json.dumps(answer.as_tree(), indent=1) if asked.json else answer.as_text()
+    if asked.json:
+        return json.dumps(finite(answer.as_tree()), indent=1, allow_nan=False)
+    return answer.as_text()
+
+
+def _nothing_fits(
+    shape: ModelShape,
+    asked: PlanRequest,
+    rates: MachineRates,
+    why: str,
+    fixed: Mapping[str, Any],
+    refusal: str,
+) -> ConfigError:
+    """Return the error of a search that left nothing. refusal: what a run says of the first it refuses."""
+    named = ", ".join(f"{key} = {fixed[field]}" for key, field in FIELDS.items() if field in fixed)
+    said = f" (of the first: {refusal})" if refusal else ""
+    return ConfigError(
+        f"{shape.name} on {asked.ranks} ranks of {rates.name}: {why}{said}; fixed: {named or 'nothing'}; "
+        "change what is fixed, --ranks, --memory or batch.global"
+    )
 
 
 def _base(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[StepLayout, list[str]]:
@@ -109,14 +129,21 @@ def _base(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[Step
     compute = compute_of(config, rates)
     if compute != config.precision.compute:
         notes.append(
-            f"precision.compute = {config.precision.compute}: no rate of {rates.name}, planned as {compute}"
+            f"precision.compute = {config.precision.compute}: no rate of {rates.name}, its time is that of "
+            f"{compute}"
+        )
+    if recompute_of(config.memory.recompute) != config.memory.recompute:
+        notes.append(
+            f'memory.recompute = "{config.memory.recompute}": its time is that of '
+            f'"{recompute_of(config.memory.recompute)}"'
         )
     layout = StepLayout(
         asked.ranks, config.data.sequence, batch, compute=compute, fused=config.run.compile,
         sequence_parallel=config.parallel.sequence, tp_overlap=0.5 if config.parallel.async_tp else 0.0,
         wire_bytes=2 if config.precision.reduce == "bf16" else 4,
-        dispatch="alltoall" if config.experts.dispatch == "flat" else "hierarchical",
+        dispatch="alltoall" if config.experts.dispatch == "flat" else config.experts.dispatch,
         offload=config.memory.offload in ("optimizer", "all"), regathers=False,
+        segments=segments_in(config), reduce=config.parallel.reduce,
     )  # fmt: skip
     return layout, notes
 
@@ -128,25 +155,34 @@ def _fixed(config: Config, overrides: tuple[str, ...]) -> dict[str, Any]:
     found = {}
     for key, field in FIELDS.items():
         set_by_hand = flat[key] != default[key] or key in typed
-        if set_by_hand and (flat[key] or key == "parallel.zero"):
-            found[field] = flat[key]
+        if set_by_hand and (flat[key] or key in MEANING_0):
+            found[field] = recompute_of(flat[key]) if field == "recompute" else flat[key]
     return found
 
 
-def _with_layout(config: Config, layout: StepLayout) -> Config:
-    """Return the configuration with a layout in it."""
+def _refuse_idle_degrees(config: Config, shape: ModelShape) -> None:
+    """Raise ConfigError, as a run does, for experts' degrees of a model that has none."""
+    for key, degree in (("ep", config.parallel.ep), ("etp", config.parallel.etp)):
+        if shape.experts is None and degree > 1:
+            raise ConfigError(f"parallel.{key} = {degree}: {shape.name} has no experts; leave it out")
+
+
+def with_layout(config: Config, layout: StepLayout) -> Config:
+    """Return the configuration with a layout in it; what says the same stays as it is."""
     replace = msgspec.structs.replace
-    looped = layout.pp > 1 and layout.schedule == "interleaved"
+    asked = config.memory.recompute
+    recompute = asked if recompute_of(asked) == layout.recompute else layout.recompute
+    looped = layout.schedule in catalog.LOOPED
     parallel = replace(
         config.parallel, tp=layout.tp, cp=layout.cp, pp=layout.pp, dp=layout.dp, ep=layout.ep, etp=layout.etp,
         zero=layout.zero, dp_shard=layout.sharded,
     )  # fmt: skip
-    pipeline = replace(config.pipeline, schedule=layout.schedule, chunks=layout.chunks if looped else None)
+    chunks = layout.chunks if looped else config.pipeline.chunks
+    pipeline = replace(config.pipeline, schedule=layout.schedule, chunks=chunks)
     return replace(
         config, parallel=parallel, pipeline=pipeline,
         batch=settings.Batch(global_=layout.batch, micro=layout.micro),
-        memory=replace(config.memory, recompute=layout.recompute),
-        precision=replace(config.precision, compute=layout.compute),
+        memory=replace(config.memory, recompute=recompute),
     )  # fmt: skip
 
 
@@ -159,26 +195,29 @@ def _planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
 
 def _chosen(
     given: Config, found: SearchResult, asked: PlanRequest, rates: MachineRates, limit: float
-) -> list[RunnableLayout]:
+) -> tuple[list[RunnableLayout], str]:
     """Return the best layouts that a run accepts and that fit, by the run's own plan.
 
-    Further layouts are planned until some fit; those that don't are counted.
+    Further layouts are planned until some fit; those that don't are counted. With them comes what a run
+    says of the first that it refuses, if it refuses any.
     """
-    chosen = []
+    chosen: list[RunnableLayout] = []
+    refusal = ""
     for number, each in enumerate(found.ranked):
         if len(chosen) >= min(asked.top, CHECKED) or (number >= 2 * CHECKED and chosen):
             break
-        config = _with_layout(given, each.layout)
+        config = with_layout(given, each.layout)
         try:
             held = _held(config, each.layout, asked.ranks, rates)
-        except MpitrainError:
-            found.refused["a run refuses it"] += 1
+        except MpitrainError as error:
+            found.refused["what a run refuses"] += 1
+            refusal = refusal or error.args[0]
             continue
         if held > limit:
             found.refused["memory"] += 1
             continue
         chosen.append(RunnableLayout(each, config, held))
-    return chosen
+    return chosen, refusal
 
 
 def _held(config: Config, layout: StepLayout, ranks: int, rates: MachineRates) -> int:
@@ -189,7 +228,7 @@ def _held(config: Config, layout: StepLayout, ranks: int, rates: MachineRates) -
     few = min(layout.num_microbatches, 3 * layout.pp)
     batch = settings.Batch(global_=few * layout.dp * layout.micro, micro=layout.micro)
     plan = _planned(msgspec.structs.replace(config, batch=batch), ranks, rates)
-    return max(usage.on_device for usage in predict(plan, on_gpu="fp32" not in rates.products))
+    return max(usage.on_device for usage in predict(plan, on_gpu=rates.on_gpu))
 
 
 def _tokens(text: str) -> float:
@@ -274,7 +313,7 @@ class _Answer(NamedTuple):
             *self.notes,
             binding(self.found.refused, self.found.tried, self.chosen, self.limit),
             "",
-            "      s/step      80 %       MFU   HFU  GB/rank  layout",
+            f"      s/step  {INTERVAL[0]}-{INTERVAL[1]} x it   MFU   HFU  GB/rank  layout",
             *(self._line(number, each) for number, each in enumerate(self.chosen, start=1)),
             "",
             self._parts(best),

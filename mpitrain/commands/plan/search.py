@@ -11,11 +11,16 @@ from typing import Any, NamedTuple
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.predict.step_time.footprint import footprint_of
-from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
+from mpitrain.plan.predict.step_time.layout import MICROS, StepLayout, can_go_by_node, require_possible
 from mpitrain.plan.predict.step_time.machine import MachineRates
-from mpitrain.plan.predict.step_time.step import Prediction, predict_step, stashes_in_flight
+from mpitrain.plan.predict.step_time.step import (
+    Prediction,
+    is_defined,
+    predict_step,
+    stashes_in_flight,
+)
+from mpitrain.schedules import catalog
 
-MICROS = (1, 2, 4, 8)
 PLAYED = 24  # of the best by formulas
 LONG = 16384  # positions from which cp is tried
 SLACK = 1.15  # formulas of memory may be too high by this much
@@ -62,7 +67,14 @@ def search(
             continue
         fitting.append(Candidate(layout, predict_step(shape, layout, machine, play=False)))
     fitting.sort(key=lambda each: each.found.seconds)
-    played = [Candidate(each.layout, predict_step(shape, each.layout, machine)) for each in fitting[:PLAYED]]
+    played: list[Candidate] = []
+    for layout, _ in fitting:
+        if len(played) == PLAYED:
+            break
+        if is_defined(layout):
+            played.append(Candidate(layout, predict_step(shape, layout, machine)))
+        else:
+            refused["a schedule that isn't defined for so many stages and microbatches"] += 1
     played.sort(key=lambda each: each.found.seconds * (1 + ENOUGH * each.complexity))
     return SearchResult(played, refused, tried)
 
@@ -77,6 +89,11 @@ def _refusal(shape: ModelShape, layout: StepLayout, machine: MachineRates, limit
         return "fewer microbatches than stages"
     if layout.schedule == "interleaved" and layout.num_microbatches % layout.pp:
         return "doesn't divide"
+    if layout.sharded and layout.dp % layout.sharded:
+        return "doesn't divide"
+    by_node = layout.ep > 1 and layout.dispatch == "hierarchical"
+    if by_node and not can_go_by_node(layout, machine.ranks_per_node):
+        return "rows can't go to nodes first"
     if footprint_of(shape, layout, stashes_in_flight(layout)).total > SLACK * limit:
         return "memory"
     return ""
@@ -85,7 +102,22 @@ def _refusal(shape: ModelShape, layout: StepLayout, machine: MachineRates, limit
 def _every(
     shape: ModelShape, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any]
 ) -> Iterator[StepLayout]:
-    """Yield the layouts that the rules of the field leave: tp and etp within a node, ZeRO-1 always."""
+    """Yield the layouts that the rules of the field leave, those alone that have what is fixed.
+
+    dispatch of the base: "auto", or what the configuration says.
+    """
+    for layout in _generated(shape, base, machine, fixed):
+        if all(getattr(layout, key) == value for key, value in fixed.items()):
+            if layout.dispatch == "auto":
+                by_node = can_go_by_node(layout, machine.ranks_per_node)
+                layout = layout._replace(dispatch="hierarchical" if by_node else "alltoall")
+            yield layout
+
+
+def _generated(
+    shape: ModelShape, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any]
+) -> Iterator[StepLayout]:
+    """Yield layouts by the rules of the field: tp and etp within a node, ZeRO-1 always."""
     for tp, cp, pp in _degrees(shape, base, machine, fixed):
         rest = base.ranks // (tp * cp * pp)
         for zero, sharded in _zeros(rest * cp, pp, tp, machine, fixed):
@@ -126,8 +158,8 @@ def _degrees(
 def _zeros(
     data: int, pp: int, tp: int, machine: MachineRates, fixed: Mapping[str, Any]
 ) -> list[tuple[int, int]]:
-    if "zero" in fixed:
-        return [(fixed["zero"], fixed.get("sharded", 0))]
+    if "zero" in fixed or "sharded" in fixed:
+        return [(zero, fixed.get("sharded", 0)) for zero in _picked(fixed, "zero", (1, 3)[: 1 + (pp == 1)])]
     if data == 1:
         return [(0, 0)]
     found = [(1, 0)]
@@ -147,17 +179,19 @@ def _experts(shape: ModelShape, ranks: int, fixed: Mapping[str, Any]) -> tuple[i
 
 def _schedules(shape: ModelShape, pp: int, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return schedules with their chunks: nothing more complex than is needed."""
-    if pp == 1:
-        return [("1f1b", 1)]
-    if "schedule" in fixed:
-        return [(fixed["schedule"], fixed.get("chunks", 2 if fixed["schedule"] in _TWO else 1))]
-    found = [("1f1b", 1)]
-    found += [("interleaved", chunks) for chunks in (2, 4) if pp * chunks <= shape.layers]
-    found += [("zbv", 2)] * (2 * pp <= shape.layers)
-    return found
+    names = ("1f1b",) if pp == 1 else ("1f1b", "interleaved", "zbv")
+    if pp == 1 and fixed.get("chunks", 1) > 1:
+        names = ("interleaved", "zbv")
+    found = [(name, chunks) for name in _picked(fixed, "schedule", names) for chunks in _chunks(name, fixed)]
+    return [(name, chunks) for name, chunks in found if pp * chunks <= shape.layers]
 
 
-_TWO = ("interleaved", "zbv", "v-half", "v-min", "dualpipev")
+def _chunks(name: str, fixed: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the stages a rank that a schedule can have."""
+    placed = catalog.FAMILIES[name].placed if name in catalog.FAMILIES else "plain"
+    if placed == "looped":
+        return _picked(fixed, "chunks", (2, 4))
+    return (2,) if placed == "v" else (1,)
 
 
 def _divisors(number: int) -> list[int]:

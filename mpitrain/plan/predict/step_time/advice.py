@@ -37,7 +37,7 @@ def advice(
         _shards_beyond_node(layout, machine),
         _few_microbatches(layout, found),
         _no_zero(shape, layout),
-        _too_complex(shape, layout, machine),
+        _too_complex(shape, layout, machine) if memory_is_known else "",
         _nearly_full(machine, found.footprint.total if held is None else held) if memory_is_known else "",
     )
     return [line for line in rules if line]
