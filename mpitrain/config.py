@@ -82,8 +82,8 @@ class Run(ConfigTable):
     # cuda: what torch calls NVIDIA's GPUs, and AMD's
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # what lies between products is fused by torch.compile: needs a C++ compiler on CPUs, Triton and
-    # a C one on GPUs
-    compile: bool = False
+    # a C one on GPUs; auto: on NVIDIA's GPUs, where all ranks have them
+    compile: bool | Literal["auto"] = "auto"
     # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0
 

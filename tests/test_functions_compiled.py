@@ -5,7 +5,8 @@ MPITRAIN_LAYOUTS=all takes fp64 and fp16, too.
 """
 
 import os
-from dataclasses import fields
+import re
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from torch.nn import functional
 
 from mpitrain.errors import ConfigError
 from mpitrain.kernels import compiled as compiling
+from mpitrain.kernels import functions
 from mpitrain.kernels.compiled import Fused
 from mpitrain.kernels.functions import EAGER
 from mpitrain.kernels.precision import wide
-from mpitrain.training.machine.compiler import require
+from mpitrain.training.machine import compiler
+from mpitrain.training.machine.compiler import missing, require
 
 # each takes ten seconds to compile
 KINDS = (torch.float32, torch.bfloat16, *(torch.float64, torch.float16) * EVERY)
@@ -27,6 +30,16 @@ EPS = 1e-5
 WIDTH = 44
 HEADS = 3
 VOCAB = 91
+
+
+def log_sums_on_a_device(logits_NV):
+    return functions._log_sums_on_a_device(
+        logits_NV, logits_NV.new_empty(len(logits_NV), dtype=wide(logits_NV.dtype))
+    )
+
+
+# a GPU's; here a CPU computes them
+ON_A_DEVICE = replace(EAGER, log_sums=log_sums_on_a_device, to_gradients=functions._to_gradients_on_a_device)
 
 
 @pytest.fixture(scope="module")
@@ -100,23 +113,24 @@ def calls(kind):
     )
 
 
-def called(functions, name, arguments):
+def called(given, name, arguments):
     """Return what a function gives, and what it writes: logits become gradients in place."""
     arguments = [
         x.clone() if name == "to_gradients" and isinstance(x, torch.Tensor) else x for x in arguments
     ]
-    found = getattr(functions, name)(*arguments)
+    found = getattr(given, name)(*arguments)
     found = arguments[0] if name == "to_gradients" else found
     return found if isinstance(found, tuple) else (found,)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_both_forms_are_plain_torch_in_fp64_but_for_rounding(fused, kind):
+def test_all_forms_are_plain_torch_in_fp64_but_for_rounding(fused, kind):
     seen = set()
+    forms = ("as it is", EAGER), ("on a device", ON_A_DEVICE), ("compiled", fused)
     for name, arguments, expected in calls(kind):
         seen.add(name)
-        for form, functions in (("as it is", EAGER), ("compiled", fused)):
-            for found, wanted in zip(called(functions, name, arguments), expected):
+        for form, given in forms:
+            for found, wanted in zip(called(given, name, arguments), expected):
                 error = ((found.double() - wanted).abs() / (wanted.abs() + wanted.abs().mean())).max().item()
                 message = f"{name} {form}: {error / torch.finfo(kind).eps:.1f} units in the last place"
                 assert error < MOST_OFF * torch.finfo(kind).eps, message
@@ -134,11 +148,11 @@ def test_what_is_made_again_has_the_same_bits(fused, kind):
     """
     x = tensors(kind)(2, 5, WIDTH)
     weight = tensors(kind)(WIDTH)
-    for functions in (EAGER, fused):
-        y, unit, scale = functions.norm(x, weight, EPS)
-        assert all(map(torch.equal, functions.norm_again(x, weight, scale), (y, unit)))
+    for given in (EAGER, fused):
+        y, unit, scale = given.norm(x, weight, EPS)
+        assert all(map(torch.equal, given.norm_again(x, weight, scale), (y, unit)))
         with torch.no_grad():
-            assert torch.equal(functions.norm(x.clone().requires_grad_(), weight, EPS)[0], y)
+            assert torch.equal(given.norm(x.clone().requires_grad_(), weight, EPS)[0], y)
 
 
 def test_a_row_has_the_same_bits_whatever_the_others_are(fused):
@@ -186,8 +200,11 @@ def script(path, text):
     return str(path)
 
 
-def test_a_compiler_that_is_there_will_do():
+def test_a_compiler_that_is_there_will_do(monkeypatch):
     require(None, os.environ)
+    assert "found no Triton" in missing("cuda") or missing("cuda") == ""
+    monkeypatch.setattr(compiler, "find_spec", lambda name: name)
+    assert missing("cuda") == ""
 
 
 @pytest.mark.parametrize(
@@ -202,13 +219,22 @@ def test_a_compiler_that_is_there_will_do():
         (None, {"CXX": "/nonexistent"}, r"found no C\+\+ compiler \(/nonexistent\)"),
         (None, {"CXX": "{}/fails"}, r"can't read Python.h .* says: no such header"),
         (None, {"CXX": "{}/foreign"}, r"found a C\+\+ compiler that doesn't run"),
-        ("cuda", {"PATH": ""}, "found no (Triton|C compiler)"),
+        (
+            "cuda",
+            {"PATH": ""},
+            r"found no C compiler \(gcc, clang, cc\) on .*; needed one, by Triton; install it,",
+        ),
+        ("cuda", {"CC": "{}/fails"}, r"found a C compiler that can't read Python.h .* says: no such header"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path, vendor, environment, message):
+def test_what_is_missing_is_named(monkeypatch, tmp_path, vendor, environment, message):
+    monkeypatch.setattr(compiler, "find_spec", lambda name: name)  # as if Triton were installed
     script(tmp_path / "fails", "echo no such header >&2; exit 1")
     (tmp_path / "foreign").write_bytes(b"\x7fELF of another machine")
     (tmp_path / "foreign").chmod(0o755)
     environment = {"PATH": os.environ["PATH"], **environment}
+    environment = {name: value.format(tmp_path) for name, value in environment.items()}
     with pytest.raises(ConfigError, match=f"run.compile = true: .*{message}"):
-        require(vendor, {name: value.format(tmp_path) for name, value in environment.items()})
+        require(vendor, environment)
+    if vendor:
+        assert re.match(f"not compiled, and slower for it: {message}", missing(vendor, environment))

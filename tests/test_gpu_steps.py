@@ -66,7 +66,8 @@ def device(request, world):
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.machine.device_placement import place
 
-    yield place(plan_of(resolved(world, "run.device=cuda")), World(world, NOWHERE)).device
+    config = resolved(world, "run.device=cuda", f"parallel.dp={world.size}")
+    yield place(plan_of(config), World(world, NOWHERE)).device
     torch.use_deterministic_algorithms(False)
 
 

@@ -99,6 +99,13 @@ def test_the_table_at_the_end_has_the_peak_of_the_process_next_to_its_prediction
     assert compare(usage, usage, (0, 0), None, None).splitlines()[-1].split()[-1] == "-"
 
 
+def test_on_a_gpu_a_process_takes_of_its_host_what_is_there_alone():
+    usage = predict(planned(BF16), on_gpu=True)[0]._replace(host=5_000_000)
+    lines = compare(usage, usage, (2_000_000, 2_000_000), 430_000_000, 1_258_850_000, True).splitlines()
+    # of the H200 that the constants are of: quickstart, with its copy of 14.57 MB
+    assert lines[-1].split()[-2:] == ["1,265.00", "1,258.85"]
+
+
 def test_what_is_resident_grows_with_what_is_touched():
     before = resident()
     if before is None:

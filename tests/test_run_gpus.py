@@ -48,6 +48,8 @@ def test_ranks_that_share_gpus_are_reported_and_count_each_once(tmp_path, text):
         "device buffers go through pinned host memory: " in trained.output
         and "MPIX_Query_cuda_support() = 0" in trained.output
     )
+    # run.compile = "auto": this torch has no Triton, which is said once and of one rank
+    assert trained.output.count("not compiled, and slower for it: found no Triton on ") == 1
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()][1:]
     flops = [line["mfu"] * 2 * 756e12 / line["tokens_per_s"] for line in lines]
     # 6 and some for each of 40,000 weights
@@ -66,6 +68,7 @@ def test_a_gpu_of_its_own_for_each_rank_is_number_0_of_each(tmp_path, text):
     commands = ["run", *tiny(tmp_path / "run", text, run_steps=1)], ["doctor"]
     (trained, doctor), used = run(tmp_path, 2, *commands, seen=[["GPU-a"], ["GPU-b"]], **MI250X)
     assert trained.returncode == 0 and "share" not in trained.output, tail(trained.output)
+    assert "compiled" not in trained.output  # auto compiles for NVIDIA's
     assert "2 x 191,500 GFLOP/s (AMD Instinct MI250X, " in trained.output, tail(trained.output)
     assert used == {("0", "0", "MainThread"), ("1", "0", "MainThread")}
     facts = {line[:14].strip(): line[14:] for line in doctor.output.splitlines()}

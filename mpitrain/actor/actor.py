@@ -136,6 +136,7 @@ class Actor:
     place: notes where in the program the rank is.
     build: makes what computes of a stage's layers.
     measure: reads the numbers of a step.
+    compiled: whether what lies between products is; None: where run.compile = true.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Actor:
         place: RankStatus | None = None,
         build: Callable[[StagePlan, Sequence, BuildContext], Blocks] = blocks_of,
         measure: Measure | None = None,
+        compiled: bool | None = None,
     ):
         config = plan.config
         self.plan = plan
@@ -166,9 +168,9 @@ class Actor:
         self.loss_scale = LossScale(config.precision)
         self.recorded: list | None = None  # the routing of a step is noted here
         axes = (mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far"))
-        self.site = BuildContext(
-            plan, device, *axes, functions_of(config.run.compile, config.numerics.deterministic, device)
-        )
+        self.compiled = config.run.compile is True if compiled is None else compiled
+        functions = functions_of(self.compiled, config.numerics.deterministic, device)
+        self.site = BuildContext(plan, device, *axes, functions)
         self._update_at = self.training.index(Action("UPDATE"))
         self._ends = plan.training.other_ends(self.pp.rank)
         self._ends_of_evaluation = plan.evaluation.other_ends(self.pp.rank)

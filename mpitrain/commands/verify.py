@@ -126,7 +126,7 @@ def main(
         "checking the configuration", lambda: planned(path, overrides, world.size, *nodes)
     ).config
     world.require_same({"the configuration": digest(config), **code_identity.code()})
-    if config.run.compile:
+    if config.run.compile is True:
         world.on_every_rank("looking for a compiler", lambda: compiler.require(None))
     guard.place.enter("step", "training the small model in this layout and on one rank", BUSY)
     differences = verify(config, world)

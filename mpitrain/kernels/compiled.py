@@ -11,6 +11,7 @@ node share: one of them compiles, the others wait for its lock.
 
 import os
 from collections.abc import Callable, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,8 +24,13 @@ THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 def functions_of(compile_: bool, deterministic: bool, device: torch.device) -> Functions:
-    """Return what layers call. What has no memory isn't computed, and not compiled for."""
-    return compiled(deterministic) if compile_ and device.type != "meta" else EAGER
+    """Return what layers call. What has no memory isn't computed, and not compiled for.
+
+    On a GPU silu(gate) is made again in any case: a plan doesn't know whether a GPU can compile.
+    """
+    if compile_ and device.type != "meta":
+        return compiled(deterministic)
+    return replace(EAGER, keep_activated=False) if device.type == "cuda" else EAGER
 
 
 def compiled(deterministic: bool, environment: MutableMapping[str, str] = os.environ) -> Functions:
@@ -75,6 +81,9 @@ class Fused:
         return made
 
 
+GATED = GatedProduct(SILU)  # made here: torch 2.11 compiles no function that makes it
+
+
 # ----------------------------------- what is written otherwise: it is one pass then, without pieces
 
 
@@ -87,7 +96,7 @@ def _gated_backward(
     grad: Tensor, gate: Tensor, up: Tensor, activated: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The same, as a function: torch compiles no method."""
-    return GatedProduct(SILU).backward(grad, gate, up, activated)
+    return GATED.backward(grad, gate, up, activated)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:

@@ -109,10 +109,20 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
 def log_sums(logits_NV: Tensor) -> Tensor:
     """Return the log of the sum of the exponentials of each position [N], in fp32 at least."""
     found_N = logits_NV.new_empty(len(logits_NV), dtype=wide(logits_NV.dtype))
+    if not logits_NV.is_cpu:
+        return _log_sums_on_a_device(logits_NV, found_N)
     for rows in _pieces(logits_NV):
         exact_RV = logits_NV[rows].to(found_N.dtype)
         most_R1 = exact_RV.amax(-1, keepdim=True)
         found_N[rows] = _exp(exact_RV - most_R1).sum(-1).log_().add_(most_R1.squeeze(-1))
+    return found_N
+
+
+def _log_sums_on_a_device(logits_NV: Tensor, found_N: Tensor) -> Tensor:
+    """Fill in the same by a kernel that widens and sums in one. Of the largest logit nothing gets lost."""
+    for rows in _pieces(logits_NV):
+        most_R = torch.log_softmax(logits_NV[rows], -1, dtype=found_N.dtype).amax(-1)
+        found_N[rows] = logits_NV[rows].amax(-1).to(found_N.dtype).sub_(most_R)
     return found_N
 
 
@@ -129,6 +139,8 @@ def to_gradients(
     Whether a target is among these rows of the table.
     soft_cap: c: these logits are c tanh(logit / c), and the gradient is that of what was capped.
     """
+    if not logits_NV.is_cpu:
+        return _to_gradients_on_a_device(logits_NV, log_sum_N, targets_N, here_N, factor_N, soft_cap)
     for rows in _pieces(logits_NV):
         if soft_cap:
             slope_RV = 1 - (logits_NV[rows].to(log_sum_N.dtype) / soft_cap).square_()
@@ -138,6 +150,32 @@ def to_gradients(
         if soft_cap:
             grad_RV.mul_(slope_RV)
         logits_NV[rows] = grad_RV.mul_(factor_N[rows, None])
+
+
+def _to_gradients_on_a_device(
+    logits_NV: Tensor,
+    log_sum_N: Tensor,
+    targets_N: Tensor,
+    here_N: Tensor,
+    factor_N: Tensor,
+    soft_cap: float = 0.0,
+) -> None:
+    """Do the same in fewer passes, and put what belongs to targets there at once: each time costs a sort."""
+
+    def gradients(logits: Tensor, log_sum: Tensor, factor: Tensor, less: Tensor | None, out: Tensor) -> None:
+        softmax = torch.sub(logits, log_sum).exp_()
+        if less is not None:
+            softmax -= less
+        if soft_cap:
+            softmax *= 1 - (logits.to(softmax.dtype) / soft_cap).square_()
+        torch.mul(softmax, factor, out=out)
+
+    each_N = torch.arange(len(logits_NV), device=logits_NV.device)
+    at_N = logits_NV.gather(1, targets_N[:, None]).squeeze(1)
+    gradients(at_N.clone(), log_sum_N, factor_N, here_N.to(log_sum_N.dtype), at_N)
+    for rows in _pieces(logits_NV):
+        gradients(logits_NV[rows], log_sum_N[rows, None], factor_N[rows, None], None, logits_NV[rows])
+    logits_NV[each_N, targets_N] = at_N
 
 
 def _exp(x: Tensor) -> Tensor:

@@ -254,7 +254,7 @@ def _require_device(plan: Plan, world: World) -> None:
     config = plan.config
     direct = config.comm.device == "direct"
     needs = direct or config.precision.compute == "fp8"
-    if config.run.compile or config.run.device == "cuda" or (config.run.device == "auto" and needs):
+    if config.run.compile is True or config.run.device == "cuda" or (config.run.device == "auto" and needs):
         from mpitrain.training.machine.device_placement import place, way_of_messages
 
         placement = place(plan, world)

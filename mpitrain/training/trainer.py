@@ -177,7 +177,9 @@ class Trainer:
         mesh.keep_time(self.clock)
         self.recorder = Recorder(range(0), self.clock)
         self.plan = opened.plan
-        self.actor = Actor(self.plan, mesh, self.device, self.recorder, self.place)
+        self.actor = Actor(
+            self.plan, mesh, self.device, self.recorder, self.place, compiled=placement.compiled
+        )
         self.num_microbatches = self.plan.num_microbatches
         # read, whether their targets carry loss or not
         self.step_tokens = config.batch.global_ * config.data.sequence
@@ -221,7 +223,7 @@ class Trainer:
         Collective over all ranks; raises StoppedEarly.
         """
         self._announce()
-        if self.config.run.compile and self.step < self.config.run.steps:
+        if self.actor.compiled and self.step < self.config.run.steps:
             practise(self.actor, self.step + 1, self._microbatches(self.corpora.train, self.step))
             self.guard.leave_if_asked(self.world)
         self.watched = self.step + 1
@@ -261,8 +263,10 @@ class Trainer:
             rank = self.actor.pp.rank
             shards = self.actor.shards_here
             copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
-            predicted = predict(self.plan, shards, self.device.type == "cuda")[rank]
-            self.report.say(compare(predicted, measure(self.actor, self.watch), copies, self.bare, most))
+            on_gpu = self.device.type == "cuda"
+            predicted = predict(self.plan, shards, on_gpu)[rank]
+            measured = measure(self.actor, self.watch)
+            self.report.say(compare(predicted, measured, copies, self.bare, most, on_gpu))
         self.report.say(self.saver.gathered)
         if self.device.type == "cuda":
             most, reserved = (
@@ -576,7 +580,8 @@ class Trainer:
         self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
         kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
         self.report.say(f"attention: {', '.join(kernels)}" if kernels else "")
-        if config.run.compile:
+        self.report.say(self.placement.not_compiled)
+        if self.actor.compiled:
             self.report.say(
                 "what lies between products is compiled (run.compile), in "
                 f"{'Triton' if self.placement.gpu else 'C++'}"

@@ -196,7 +196,12 @@ def scaled_mm(a, b, scale_a, scale_b, bias=None, scale_result=None, out_dtype=No
     return ((a.float() @ b.float()) * scale_a * scale_b).to(out_dtype or a.dtype)
 
 
+def log_softmax(x, dim, half_to_float):
+    return torch.log_softmax(x.float() if half_to_float else x, dim)
+
+
 WRITTEN_OUT = {
+    "_log_softmax": log_softmax,
     "_scaled_dot_product_flash_attention": flash,
     "_scaled_dot_product_flash_attention_backward": flash_backward,
     "_scaled_dot_product_efficient_attention": efficient,

@@ -19,7 +19,7 @@ Every line of the CUDA path, by torch's CUDA build, on a machine without one.
 
 torch's checks, allocators, streams, events and autograd's thread are its own; it knows no kernel's
 mistakes, and no speed. Triton's kernels (run.compile) are compiled, but do nothing: with it use
---empty.
+--empty; else run.compile = "auto" finds no compiler.
 """
 
 import argparse
@@ -92,7 +92,8 @@ def main() -> int:
         }
         env |= {"UNREAL_GPU_GB": str(given.gigabytes)}
         env |= {"UNREAL_GPU_LATE": str(given.late)} if given.late is not None else {}
-        env |= {"UNREAL_GPU_EMPTY": "1"} if given.empty else {}
+        # without a C compiler run.compile = "auto" leaves numbers to the kernels that this GPU has
+        env |= {"UNREAL_GPU_EMPTY": "1"} if given.empty else {"CC": os.environ.get("CC", "/nonexistent")}
         return subprocess.run(given.command, env=env, check=False).returncode
 
 

@@ -55,6 +55,11 @@ def shape_of_resolved(resolved: Config) -> ModelShape:
     )  # fmt: skip
 
 
+def fused_by(config: Config, rates: MachineRates) -> bool:
+    """Return whether what lies between products is compiled on a machine (run.compile)."""
+    return rates.on_gpu if config.run.compile == "auto" else bool(config.run.compile)
+
+
 def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
     """Return the layout of a resolved configuration."""
     parallel = resolved.parallel
@@ -66,7 +71,8 @@ def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
         chunks=resolved.pipeline.chunks or 1, schedule=resolved.pipeline.schedule,
         recompute=recompute_of(memory.recompute), segments=segments_in(resolved), reduce=parallel.reduce,
         sharded=parallel.dp_shard, zero=parallel.zero or 0,
-        compute=compute_of(resolved, rates), sequence_parallel=parallel.sequence, fused=resolved.run.compile,
+        compute=compute_of(resolved, rates), sequence_parallel=parallel.sequence,
+        fused=fused_by(resolved, rates),
         wire_bytes=2 if resolved.precision.reduce == "bf16" else 4,
         tp_overlap=0.5 if parallel.async_tp else 0.0,
         dispatch="alltoall" if resolved.experts.dispatch == "flat" else "hierarchical",

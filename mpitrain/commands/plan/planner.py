@@ -14,7 +14,7 @@ import msgspec
 from mpitrain import config as settings
 from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.explained import NODE_HOURS, balance, binding, goodput, parts_of, rules, why_lost
-from mpitrain.commands.plan.of_config import compute_of, recompute_of, segments_in, shape_of
+from mpitrain.commands.plan.of_config import compute_of, fused_by, recompute_of, segments_in, shape_of
 from mpitrain.commands.plan.search import Candidate, SearchResult, search
 from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config
@@ -138,7 +138,7 @@ def _base(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[Step
             f'"{recompute_of(config.memory.recompute)}"'
         )
     layout = StepLayout(
-        asked.ranks, config.data.sequence, batch, compute=compute, fused=config.run.compile,
+        asked.ranks, config.data.sequence, batch, compute=compute, fused=fused_by(config, rates),
         sequence_parallel=config.parallel.sequence, tp_overlap=0.5 if config.parallel.async_tp else 0.0,
         wire_bytes=2 if config.precision.reduce == "bf16" else 4,
         dispatch="alltoall" if config.experts.dispatch == "flat" else config.experts.dispatch,

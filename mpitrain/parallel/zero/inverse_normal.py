@@ -30,7 +30,9 @@ STEPS = 2**DIGITS
 SHIFT = 52 - DIGITS
 # number of the first interval
 BEGIN = int(np.float64(2.0 ** (-1 - OCTAVES)).view(np.int64)) >> SHIFT
-CHUNK = 2**14  # numbers at once: what is computed with them stays in a core's cache
+# numbers at once: what is computed with them stays in a core's cache; of fewer, threads wait for each
+# other's turn with Python
+CHUNK = 2**16
 
 
 class Coefficients(NamedTuple):

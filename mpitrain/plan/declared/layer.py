@@ -168,7 +168,7 @@ class Sizes:
         """
         if self.selective:
             return 2 * self.itemsize
-        made_again = self.config.run.compile or not silu
+        made_again = self.config.run.compile is True or self.on_gpu or not silu
         return (2 if made_again else 3) * self.itemsize + itemsize
 
     def probabilities(self, heads: int, width: int) -> int:

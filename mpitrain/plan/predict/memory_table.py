@@ -18,6 +18,10 @@ from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage
 LIBRARY = 180_000_000
 # what those make with the first step, oneDNN's kernels most of it, and HDF5 with the first save
 FIRST_USES = 15_000_000
+# the same beside a GPU: torch's build for CUDA; then the driver's, cuBLAS's and the kernels that are loaded
+# with the first step. Measured: NVIDIA H200, driver 580.159.04, torch 2.11.0+cu130, 2026-11-26
+LIBRARY_ON_A_GPU = 430_000_000
+FIRST_USES_ON_A_GPU = 820_000_000
 # torch begins a tensor at a multiple of 64 bytes, and malloc finds that only in a piece some 100 bytes
 # longer than the tensor. So a hole that one leaves between two others can't take the next of its length.
 # Measured by walking the heap of the runs of benchmarks/memory.py: a fifth to a half of what
@@ -44,13 +48,20 @@ MEANING = {
 OF_A_PROCESS = "library", "first uses", "holes"
 
 
-def of_a_process(usage: MemoryUsage) -> tuple[int, int, int]:
-    """Return what a process on a CPU takes besides, as OF_A_PROCESS names it.
+def of_a_process(usage: MemoryUsage, on_gpu: bool = False) -> tuple[int, int, int]:
+    """Return what a process takes of a host's memory besides, as OF_A_PROCESS names it.
 
     Pieces that malloc takes from the system one by one leave no holes.
     """
+    if on_gpu:
+        return LIBRARY_ON_A_GPU, FIRST_USES_ON_A_GPU, HOLES
     computed = min(usage.activations + usage.recomputed + usage.working, COMPUTED_IN_HEAP)
     return LIBRARY, FIRST_USES, HOLES + computed // HOLES_OF_COMPUTED
+
+
+def on_host(usage: MemoryUsage, copy: int) -> int:
+    """Return what a process that computes on a GPU takes of its host's memory."""
+    return usage.host + copy + sum(of_a_process(usage, on_gpu=True))
 
 
 def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int]) -> str:
@@ -63,6 +74,8 @@ def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int]) -> str:
             rows.append((_meant(name), *map(_shown, numbers)))
     rows.append(("on the device", *(_shown(usage.on_device) for usage in usages)))
     rows.append(("the process, on a CPU", *(_shown(sum(column)) for column in columns)))
+    hosted = (on_host(usage, copy) for usage, copy in zip(usages, copies))
+    rows.append(("host memory of a process on a GPU", *map(_shown, hosted)))
     return aligned(rows)
 
 
@@ -120,7 +133,12 @@ def fit_line(
 
 
 def compare(
-    predicted: MemoryUsage, measured: MemoryUsage, copies: tuple[int, int], bare: int | None, most: int | None
+    predicted: MemoryUsage,
+    measured: MemoryUsage,
+    copies: tuple[int, int],
+    bare: int | None,
+    most: int | None,
+    on_gpu: bool = False,
 ) -> str:
     """Draw what a rank was to hold, and what it has. copies: to save from, predicted and measured.
 
@@ -128,13 +146,17 @@ def compare(
     nobody knows. What one block works with, first uses and holes are measured in the last alone.
     """
     names = *PARTS, COPY, *OF_A_PROCESS
-    columns = (*predicted, copies[0], *of_a_process(predicted)), (*measured, copies[1], bare or 0, 0, 0)
+    columns = (
+        (*predicted, copies[0], *of_a_process(predicted, on_gpu)),
+        (*measured, copies[1], bare or 0, 0, 0),
+    )
     rows = [("memory of rank 0, MB", "predicted", "measured")]
     for name, expected, found in zip(names, *columns):
         if expected or found:
             counted = "-" if name in ("working", "first uses", "holes") else _shown(found)
             rows.append((_meant(name), _shown(expected), counted))
-    rows.append(("resident at most", _shown(sum(columns[0])), "-" if most is None else _shown(most)))
+    resident = on_host(predicted, copies[0]) if on_gpu else sum(columns[0])
+    rows.append(("resident at most", _shown(resident), "-" if most is None else _shown(most)))
     return aligned(rows)
 
 

@@ -67,7 +67,8 @@ class Checks:
         return self._twice or call
 
     def _recording(self, rows: TokenRows, facts: dict[str, Any]) -> Recording:
-        facts |= {"threads": torch.get_num_threads(), "device": self._actor.site.device.type}
+        device = self._actor.site.device.type
+        facts |= {"threads": torch.get_num_threads(), "device": device, "compiled": self._actor.compiled}
         return Recording(self._record.path_in(self._rundir.path), self._actor, self._mesh, rows, facts)
 
     def _recorded(self, recording: Recording | None, compute: Callable[[], Work]) -> Work:

@@ -8,37 +8,58 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from mpitrain.errors import ConfigError
 
-# inductor's choice where the environment has no CXX
-CXX = "clang++" if sys.platform == "darwin" else "g++"
-C = ("gcc", "clang", "cc")  # Triton's, where it has no CC
+
+class Language(NamedTuple):
+    """What a compiler compiles, who calls it, and which one: named by a variable, else the first there is."""
+
+    title: str
+    option: str
+    variable: str
+    names: tuple[str, ...]
+    caller: str
+
+
+CXX_OF_INDUCTOR = Language(
+    "C++", "c++", "CXX", ("clang++" if sys.platform == "darwin" else "g++",), "torch.compile"
+)
+C_OF_TRITON = Language("C", "c", "CC", ("gcc", "clang", "cc"), "Triton")
+REQUIRED = "run.compile = true: "
 CHANGE = "or set run.compile=false"
 TRY_S = 60.0  # a compiler on a slow file system
 
 
 def require(vendor: str | None, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError unless torch can compile for CPUs, or for the GPUs of a vendor."""
+    """Raise ConfigError unless torch can compile here for CPUs, or for the GPUs of a vendor."""
     if vendor is None:
-        _require_cxx(environment.get("CXX", CXX), environment)
-        return
-    if find_spec("triton") is None:
+        _require(CXX_OF_INDUCTOR, environment)
+    elif find_spec("triton") is None:
         raise _refusal("found no Triton", "it, which torch's builds for GPUs bring along", "install it,")
-    names = (environment["CC"],) if environment.get("CC") else C
-    if not any(_path(name, environment) for name in names):
-        raise _refusal(
-            f"found no C compiler ({', '.join(names)})", "one, by Triton", "install it, name another by CC,"
-        )
+    else:
+        _require(C_OF_TRITON, environment)
 
 
-def _require_cxx(name: str, environment: Mapping[str, str]) -> None:
-    """Let the compiler read the header that all of inductor's code begins with."""
-    path = _path(name, environment)
-    change = "install it, name another by CXX,"
+def missing(vendor: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return what is said where `run.compile = "auto"` can't compile for GPUs of a vendor; else nothing."""
+    try:
+        require(vendor, environment)
+    except ConfigError as error:
+        return f"not compiled, and slower for it: {str(error).split(REQUIRED)[-1]}"
+    return ""
+
+
+def _require(language: Language, environment: Mapping[str, str]) -> None:
+    """Let the compiler read the header that all that is compiled begins with."""
+    names = (environment[language.variable],) if environment.get(language.variable) else language.names
+    path = next(filter(None, (_path(name, environment) for name in names)), None)
+    change = f"install it, name another by {language.variable},"
+    kind = f"{language.title} compiler"
     if path is None:
-        raise _refusal(f"found no C++ compiler ({name})", "one, by torch.compile", change)
-    command = [path, "-x", "c++", "-fsyntax-only", "-I", sysconfig.get_path("include"), "-"]
+        raise _refusal(f"found no {kind} ({', '.join(names)})", f"one, by {language.caller}", change)
+    command = [path, "-x", language.option, "-fsyntax-only", "-I", sysconfig.get_path("include"), "-"]
     try:
         done = subprocess.run(
             command,
@@ -50,13 +71,13 @@ def _require_cxx(name: str, environment: Mapping[str, str]) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _refusal(
-            f"found a C++ compiler that doesn't run ({name}: {error})", "one that does", change
+            f"found a {kind} that doesn't run ({path}: {error})", "one that does", change
         ) from None
     if done.returncode:
         said = (done.stderr.strip() or "nothing").splitlines()[0]
         needed = "one that compiles for this Python, with its headers (python3-dev)"
         raise _refusal(
-            f"found a C++ compiler that can't read Python.h ({name} says: {said})", needed, "install them,"
+            f"found a {kind} that can't read Python.h ({path} says: {said})", needed, "install them,"
         )
 
 
@@ -65,6 +86,4 @@ def _path(name: str, environment: Mapping[str, str]) -> str | None:
 
 
 def _refusal(found: str, needed: str, change: str) -> ConfigError:
-    return ConfigError(
-        f"run.compile = true: {found} on {socket.gethostname()}; needed {needed}; {change} {CHANGE}"
-    )
+    return ConfigError(f"{REQUIRED}{found} on {socket.gethostname()}; needed {needed}; {change} {CHANGE}")

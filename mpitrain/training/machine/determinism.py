@@ -54,3 +54,8 @@ def settle(numerics: Numerics, environment: MutableMapping[str, str] = os.enviro
     # to fill it costs a pass, and nothing reads what it has not written
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cuda.enable_cudnn_sdp(not deterministic)
+    # parts of a product that the GPU's multiprocessors share are summed in fp32, as the CPU's are
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    # a backward is some hundred calls of this thread: to hand each to a thread of the device takes time
+    torch.autograd.set_multithreading_enabled(False)

@@ -3,7 +3,7 @@ the cores.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -39,6 +39,9 @@ class DevicePlacement:
     sharers: tuple[int, ...] = ()
     first: bool = False  # of these
     use: Callable[[], None] | None = None
+    # whether what lies between products is compiled, on every rank; and why not, where it would be
+    compiled: bool = False
+    not_compiled: str = ""
 
 
 CPU = DevicePlacement(torch.device("cpu"))
@@ -56,11 +59,10 @@ def place(plan: Plan, world: World) -> DevicePlacement:
     world.require_same(
         {"what run.device finds": f"{VENDORS[found.vendor]}'s GPUs" if found.vendor else "no GPU"}
     )
-    if plan.config.run.compile:
-        world.on_every_rank("looking for a compiler", lambda: compiler.require(found.vendor))
+    compiled, not_compiled = _whether_to_compile(plan.config.run.compile, found.vendor, world)
     if found.vendor is None:
-        return CPU
-    mine = take_turns(found, world)
+        return replace(CPU, compiled=compiled)
+    mine = replace(take_turns(found, world), compiled=compiled, not_compiled=not_compiled)
     mine.use()
     world.on_every_rank("looking at the device", lambda: _require_fp8(plan.config, mine))
     pipeline_ranks = [plan.axes.grid.coordinates(rank)["pp"] for rank in mine.sharers]
@@ -69,6 +71,21 @@ def place(plan: Plan, world: World) -> DevicePlacement:
         lambda: require_gpu_memory(plan, pipeline_ranks, mine.gpu.name, mine.gpu.memory_bytes),
     )
     return mine
+
+
+def _whether_to_compile(wanted: bool | str, vendor: str | None, world: World) -> tuple[bool, str]:
+    """Return whether all ranks compile, and why not where run.compile = "auto" would. Collective.
+
+    Raises ConfigError, alike on all ranks, where it is wanted and a rank can't.
+    """
+    if wanted is True:
+        world.on_every_rank("looking for a compiler", lambda: compiler.require(vendor))
+        return True, ""
+    if wanted is False or vendor != "cuda":  # on AMD's GPUs it was never tried
+        return False, ""
+    texts = world.all_gather("who lacks a compiler", compiler.missing(vendor))
+    missing = next(filter(None, texts), "")
+    return not missing, missing
 
 
 def looked_for(config: Config) -> Gpus:

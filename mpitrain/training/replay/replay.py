@@ -92,6 +92,7 @@ class RecordingInfo(msgspec.Struct):
     given: list[tuple[str, int, str, str, int]]
     gradients: list[tuple[str, int, int, int]]
     separator: Count | None = None  # what ends a document, in older recordings
+    compiled: bool | None = None  # in older recordings as run.compile says
 
 
 class Recorded:
@@ -198,15 +199,17 @@ class Replay:
                 f"{shown(path)}: recorded on a GPU, and there is none here; replay it where there is one"
             )
         torch.set_num_threads(about.threads)
-        if self.plan.config.run.compile:
-            compiler.require(None if about.device == "cpu" else "cuda")
         axes = self.plan.axes
         rank = about.rank
         self.place = Stops(rank, at)
         self.mesh = ReplayMesh(rank, axes.of(rank), axes.carried)
         self._given: list[tuple[str, int, str, str, int]] = []
         self.mesh.listen(self, self._fill, self.place)
-        self.actor = Actor(self.plan, self.mesh, torch.device(about.device), place=self.place)
+        self.actor = Actor(
+            self.plan, self.mesh, torch.device(about.device), place=self.place, compiled=about.compiled
+        )
+        if self.actor.compiled:
+            compiler.require(None if about.device == "cpu" else "cuda")
         if at is not None and at not in map(str, self.actor.training):
             raise DataError(
                 f"--stop-at {shown(at)}: rank {rank} has no such instruction; mpitrain program prints those "
