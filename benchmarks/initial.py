@@ -46,9 +46,8 @@ def by_definition(length: int) -> torch.Tensor:
 def made(length: int, dtype: torch.dtype) -> torch.Tensor:
     """Return weights as a rank makes them."""
     out = torch.zeros(length, dtype=dtype)
-    initialise(
-        layout_of((Spec("w", (length,), std=STD, whole=(length,), offset=(0,)),), 1), 0, length, 1, out
-    )
+    spec = Spec("w", (length,), std=STD, whole=(length,), offset=(0,))
+    initialise(layout_of((spec,), 1), 0, length, 1, out, torch.get_num_threads())
     return out
 
 
@@ -56,7 +55,7 @@ def columns(length: int) -> torch.Tensor:
     """Return a slice of an eighth of the columns of a matrix, as a rank of 8 has it."""
     spec = Spec("w", (length // 1024, 1024), std=STD, whole=(length // 1024, 8192), offset=(0, 2048))
     out = torch.zeros(spec.numel)
-    initialise(layout_of((spec,), 1), 0, spec.numel, 1, out)
+    initialise(layout_of((spec,), 1), 0, spec.numel, 1, out, torch.get_num_threads())
     return out
 
 

@@ -16,6 +16,7 @@ Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 i
 other.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -154,6 +155,11 @@ class Mesh:
         mine = MPI.COMM_SELF if alone else cast("MPI.Intracomm | None", own)
         one_node = shares_memory and len(here) == len(ranks)
         self.axes[name] = Axis(name, mine, coordinate, ranks, carried, one_node, self, nodes, shares_memory)
+
+    @property
+    def cores_of_rank(self) -> int:
+        """Return this rank's share of the cores that it may run on: a launcher may have bound it to some."""
+        return max(1, len(os.sched_getaffinity(0)) // len(self._near))
 
     def free(self) -> None:
         """Wait for what is in flight and free every communicator. Collective over all ranks."""

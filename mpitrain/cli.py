@@ -659,6 +659,31 @@ def doctor() -> int:
 
 
 @cli.group()
+def bench() -> None:
+    """Measure a machine."""
+
+
+@bench.command("machine", short_help="Measure a machine, and write its file.")
+@click.option("--out", metavar="FILE", required=True, help="The TOML file that is written.")
+@click.option("--like", metavar="NAME|FILE", help="Whose figures stand where none can be measured.")
+@OVERRIDE
+def bench_machine(out: str, like: str | None, overrides: tuple[str, ...]) -> int:
+    """Measure the machine that these ranks are on, and write a file for mpitrain plan --machine.
+
+    Products, attention, memory and launches; under mpirun all ranks at the same time, and their links, too.
+    Of --set only run.device, run.threads and comm.device count.
+    """
+    from mpitrain.cluster.guard import Guard, guarded
+
+    def body(guard: Guard) -> int:
+        from mpitrain.commands.bench.bench_machine import bench as measure
+
+        return measure(out, like, overrides, guard, click.echo)
+
+    return guarded(body, entry.report_error)
+
+
+@cli.group()
 def ckpt() -> None:
     """Look at checkpoints, check, compare, rewrite and remove them.
 

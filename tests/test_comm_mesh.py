@@ -47,6 +47,17 @@ def test_every_axis_has_its_ranks_in_order(world):
     agree(world, not wrong, f"wrong: {wrong}")
 
 
+def test_ranks_of_a_node_share_the_cores_that_each_may_run_on(world, monkeypatch):
+    from mpitrain.comm.base.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+
+    mesh = Mesh(world, Grid({"dp": world.size}))
+    for cores, expected in ((16, 16 // world.size), (1, 1)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        agree(world, mesh.cores_of_rank == expected, f"{mesh.cores_of_rank} of {cores}")
+    mesh.free()
+
+
 def test_an_axis_that_only_some_ranks_share_leaves_the_others_alone(world):
     from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.mesh import Mesh

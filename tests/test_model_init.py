@@ -40,10 +40,10 @@ def definition(seed, name, begin, end, std):
     return torch.special.ndtri(torch.from_numpy(uniforms(seed, name, begin, end))) * std
 
 
-def made(spec, seed, first, last, dtype=torch.float32):
+def made(spec, seed, first, last, dtype=torch.float32, threads=1):
     """Make elements [first, last) of a bucket of one parameter."""
     out = torch.zeros(last - first, dtype=dtype)
-    initial.initialise(layout_of((spec,), 1), first, last, seed, out)
+    initial.initialise(layout_of((spec,), 1), first, last, seed, out, threads)
     return out
 
 
@@ -76,14 +76,9 @@ def test_first_numbers_are_fixed():
 def test_what_is_narrower_is_rounded_from_fp32(dtype, threads):
     """In one piece and in several, on one thread and on more."""
     length = initial.PIECE + CHUNK + 5
-    before = torch.get_num_threads()
     whole = definition(3, "w", 0, length, 0.02)
     expected = whole if dtype == torch.float64 else whole.float().to(dtype)
-    torch.set_num_threads(threads)
-    try:
-        assert made(vector("w", length, 0.02), 3, 0, length, dtype).equal(expected)
-    finally:
-        torch.set_num_threads(before)
+    assert made(vector("w", length, 0.02), 3, 0, length, dtype, threads).equal(expected)
 
 
 @given(st.integers(0, 500), st.integers(0, 500))

@@ -99,6 +99,7 @@ class SilentMesh:
     """The axes of `rank`, by their names: axes and carried as for mpitrain.comm.mesh.Mesh."""
 
     axis_type: type["RecordingAxis"] = RecordingAxis
+    cores_of_rank = 1
 
     def __init__(self, rank: int, axes: Mapping[str, Sequence[int]], carried: Mapping[str, AxisOperations]):
         self.rank = rank

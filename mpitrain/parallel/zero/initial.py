@@ -17,7 +17,9 @@ from mpitrain.parallel.zero.inverse_normal import CHUNK, Coefficients, Rounded, 
 from mpitrain.plan.declared.parameters import Spec
 from mpitrain.plan.division.buckets import Layout
 
-PIECE = 2**18  # elements that one thread makes at once
+# elements that one thread makes at once. Several make as many by each call of numpy, too: of shorter ones
+# they wait for each other's turn with Python, and 16 are slower than one
+PIECE = 2**18
 
 
 class Uniform:
@@ -71,24 +73,27 @@ def fresh(spec: Spec, begin: int, end: int, seed: int, out: torch.Tensor) -> Non
         _make([InitialRange(spec, at, until, out[at - begin : until - begin])], seed, shared)
 
 
-def initialise(layout: Layout, first: int, last: int, seed: int | None, out: torch.Tensor) -> None:
+def initialise(
+    layout: Layout, first: int, last: int, seed: int | None, out: torch.Tensor, threads: int = 1
+) -> None:
     """Fill `out`, of zeros, with the initial weights in elements [first, last) of a bucket; what
     pads it stays 0.
 
     seed: None where others come: constants alone are filled in.
-    Computed on the host with torch's number of threads, in fp64, rounded to fp32 unless `out` has
+    Computed on the host by so many threads, in fp64, rounded to fp32 unless `out` has
     more, and from there to its dtype.
     """
     pieces = list(_pieces(layout, first, last, out))
     if not out.is_meta and pieces and seed is not None:
         shared = table()
-        threads = min(torch.get_num_threads(), len(pieces))
+        threads = min(threads, len(pieces))
         if threads == 1:
             return _make(pieces, seed, shared)
         try:
             with ThreadPoolExecutor(threads) as pool:
                 for done in [
-                    pool.submit(_make, pieces[number::threads], seed, shared) for number in range(threads)
+                    pool.submit(_make, pieces[number::threads], seed, shared, PIECE)
+                    for number in range(threads)
                 ]:
                     done.result()
         except RuntimeError:  # so many threads can't be started
@@ -107,18 +112,18 @@ def _pieces(layout: Layout, first: int, last: int, out: torch.Tensor) -> Iterato
             yield InitialRange(spec, at, until, out[start + at : start + until])
 
 
-def _make(pieces: list[InitialRange], seed: int, shared: Coefficients) -> None:
+def _make(pieces: list[InitialRange], seed: int, shared: Coefficients, chunk: int = CHUNK) -> None:
     """Make the elements of pieces that go to one tensor, in its own memory if it has what a host computes."""
     out = pieces[0].out
     dtype = torch.promote_types(out.dtype, torch.float32)
     made = None if out.is_cpu and out.dtype == dtype else torch.empty(PIECE, dtype=dtype)
-    rounded = Rounded(shared)
-    u = np.empty(CHUNK)
+    rounded = Rounded(shared, chunk)
+    u = np.empty(chunk)
     for spec, begin, end, out in pieces:
         here = out if made is None else made[: end - begin]
         stream = Uniform(seed, spec.name)
-        for at in range(begin, end, CHUNK):
-            until = min(at + CHUNK, end)
+        for at in range(begin, end, chunk):
+            until = min(at + chunk, end)
             numbers = _uniform(stream, spec, at, until, u)
             part = here[at - begin : until - begin].numpy()
             if dtype == torch.float32:

@@ -30,9 +30,7 @@ STEPS = 2**DIGITS
 SHIFT = 52 - DIGITS
 # number of the first interval
 BEGIN = int(np.float64(2.0 ** (-1 - OCTAVES)).view(np.int64)) >> SHIFT
-# numbers at once: what is computed with them stays in a core's cache; of fewer, threads wait for each
-# other's turn with Python
-CHUNK = 2**16
+CHUNK = 2**16  # numbers at once: what is computed with them stays in a core's cache
 
 
 class Coefficients(NamedTuple):
@@ -65,21 +63,21 @@ class Rounded:
     """Normally distributed numbers in fp32, from uniform ones in fp64: those of `exact`, rounded.
 
     table: of `table()`, which several of these may share. What is computed with is kept: new memory
-    costs more than the numbers.
+    costs more than the numbers. chunk: numbers at once, at most.
     """
 
-    def __init__(self, table: Coefficients):
+    def __init__(self, table: Coefficients, chunk: int = CHUNK):
         self._unscaled = table
         self._table = Coefficients(*map(np.empty_like, table))
         self._std = 0.0
         self._to_other_end = (1 + ERROR) / (1 - ERROR)
-        self._numbers = np.empty((3, CHUNK))
-        self._index = np.empty(CHUNK, np.int64)
-        self._other = np.empty(CHUNK, np.float32)
-        self._open = np.empty(CHUNK, bool)
+        self._numbers = np.empty((3, chunk))
+        self._index = np.empty(chunk, np.int64)
+        self._other = np.empty(chunk, np.float32)
+        self._open = np.empty(chunk, bool)
 
     def __call__(self, u: np.ndarray, out: np.ndarray, std: float) -> None:
-        """Fill `out`, of at most CHUNK elements."""
+        """Fill `out`, of at most `chunk` elements."""
         if std != self._std:
             self._scale(std)
         other = self._other[: len(u)]

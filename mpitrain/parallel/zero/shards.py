@@ -55,12 +55,13 @@ class ZeroGroup:
     exact: weights are computed with as the optimiser has them, whatever the others are rounded to.
     drops: ZeRO-3 drops weights after each use; otherwise their memory stays, and the shard lies in
     it.
+    cores: that this rank may use while it makes its weights.
     weights, gradients: lend the buffers of what isn't kept whole.
     """
 
     def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *,
         each: bool = False, tree: bool = False, wire: torch.dtype | None = None, offload: bool = False,
-        exact: bool = False, drops: bool = True,
+        exact: bool = False, drops: bool = True, cores: int = 1,
     ):  # fmt: skip
         self.stage = stage
         self.shard = shard
@@ -70,6 +71,7 @@ class ZeroGroup:
         self.wire = wire
         self.exact = exact
         self.offload = offload
+        self.cores = cores
         self.lends_gradients = stage >= 2 or each
         self.rank, self.size = (shard.rank, shard.size) if shard is not None else (0, 1)
         self.drops_weights = stage == 3 and drops and self.size > 1
@@ -114,6 +116,7 @@ def shardings_of(config: Config, mesh: Mesh) -> dict[str, ZeroGroup]:
         "each": config.parallel.reduce == "microbatch",
         "tree": config.numerics.reproducible == "layout",
         "offload": config.memory.offload in ("optimizer", "all"),
+        "cores": mesh.cores_of_rank,
     }
     found = {}
     for name, domain in domains_of(config).items():
@@ -198,12 +201,14 @@ class Weights:
     def _initialise(self, seed: int | None) -> None:
         """Make what this rank holds, each element once."""
         begin, end = self.layout.bounds(self._sharding.rank)
-        initialise(self.layout, begin, end, seed, self.master)
+        # on a CPU memory that more threads touch would be theirs (cluster/threads.py)
+        threads = self._sharding.cores if self.shard.is_cuda else torch.get_num_threads()
+        initialise(self.layout, begin, end, seed, self.master, threads)
         if self.master is not self.shard:
             self.shard.copy_(self.master)
         if self.whole is not None:
             for first, last in ((0, begin), (end, self.layout.length)):
-                initialise(self.layout, first, last, seed, self.whole[first:last])
+                initialise(self.layout, first, last, seed, self.whole[first:last], threads)
 
     @property
     def divided(self) -> bool:

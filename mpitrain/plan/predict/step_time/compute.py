@@ -19,6 +19,12 @@ SCORE_PASSES_FORWARD = 5.0  # bytes are read or written of each score, 16 bits e
 SCORE_PASSES_BACKWARD = 6.0
 
 
+def shape_share(m: float, n: float, k: float) -> float:
+    """Return the share of the sustained rate that a product of these sides reaches."""
+    share = m / (m + ROWS) * n / (n + ROWS) * k / (k + DEPTH)
+    return share * UNALIGNED if n % 64 or k % 64 else share
+
+
 def product_seconds(product: Product, machine: MachineRates, dtype: str) -> float:
     """Return the seconds of a product: the longer of computing and reading it; none of an empty one."""
     if not product.flops:
@@ -26,9 +32,7 @@ def product_seconds(product: Product, machine: MachineRates, dtype: str) -> floa
     m, n, k = product.m, product.n, product.k
     narrow = dtype == "fp8" and product.narrow and "fp8" in machine.products
     rate = machine.products["fp8" if narrow else _wide(machine)]
-    rate *= m / (m + ROWS) * n / (n + ROWS) * k / (k + DEPTH)
-    if n % 64 or k % 64:
-        rate *= UNALIGNED
+    rate *= shape_share(m, n, k)
     moved = product.count * (m * k + k * n + m * n) * ITEM
     seconds = max(product.flops / rate, moved / machine.memory_bandwidth)
     casts = FP8_OVERHEAD * product.count * (m * k * 3 + k * n) / machine.memory_bandwidth if narrow else 0.0

@@ -1,0 +1,192 @@
+"""`mpitrain bench machine`: every rank measures at the same time, as ranks of a run compute; rank 0 writes.
+
+A figure is the median over ranks and repeats, and its spread the distance of the quartiles, as a share of it.
+What can't be measured, a link that no two ranks have or a data sheet's peak, is that of a machine like it.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import tomli_w
+
+from mpitrain.cluster.guard import Guard
+from mpitrain.comm.base import library
+from mpitrain.comm.base.world import connect
+from mpitrain.commands.bench import device, node_links
+from mpitrain.commands.bench.device import Samples
+from mpitrain.config import load
+from mpitrain.errors import DONE, ConfigError
+from mpitrain.inputs import replacing, shown
+from mpitrain.plan.declared.formatting import aligned
+from mpitrain.plan.predict.step_time.machine import Figure, LinkTable, MachineFile, find_machine, known
+from mpitrain.training.machine.device_placement import (
+    FP8_CAPABILITY,
+    DevicePlacement,
+    looked_for,
+    take_turns,
+    way_of_messages,
+)
+from mpitrain.training.machine.gpus import Gpu
+
+DTYPES = {"cuda": ("bf16", "fp8", "fp32"), "cpu": ("fp32", "bf16", "fp64")}
+
+
+class MeasuredFigure(NamedTuple):
+    """A figure. spread: a share of its median."""
+
+    median: float
+    spread: float
+
+
+def bench(
+    out: str, like: str | None, settings: tuple[str, ...], guard: Guard, say: Callable[[str], None]
+) -> int:
+    """Measure the machine that these ranks are on, print what was found and write its file.
+
+    Collective over all ranks. like: the machine whose figures stand where none can be measured. Raises
+    ConfigError.
+    """
+    world = connect(guard.place, may_be_alone=True)
+    guard.join(world)
+    config = world.on_every_rank("checking the configuration", lambda: load(None, settings))
+    found = world.on_every_rank("looking for a device", lambda: looked_for(config))
+    placement = take_turns(found, world)
+    if placement.use:
+        placement.use()
+    base = world.on_every_rank("looking for a machine like it", lambda: _like(like, placement))
+    with guard.place.waiting("measuring the device"):
+        samples = list(device.measured(placement.device, _dtypes(placement)))
+    way = way_of_messages(placement, world, config.comm.device, node_links.TIMEOUT_S)
+    with guard.place.waiting("measuring links"):
+        samples += node_links.measured(world, placement, way)
+    figures = together(world.all_gather("what they measured", samples))
+    node = world.of_node("who is on this node", world.rank)
+    near = max(world.all_gather("their nodes", len(node)))
+    where = f"mpitrain bench machine, {world.size} ranks, {library.host()}, {time.strftime('%Y-%m-%d')}"
+    made = machine_of(figures, base, placement.gpu, near, where)
+    if world.rank == 0:
+        _write(out, made)
+        say(_table(figures, made, base, out))
+    return DONE
+
+
+def _dtypes(placement: DevicePlacement) -> tuple[str, ...]:
+    dtypes = DTYPES[placement.device.type]
+    if placement.vendor != "cuda" or tuple(map(int, placement.gpu.architecture.split("."))) < FP8_CAPABILITY:
+        return tuple(each for each in dtypes if each != "fp8")
+    return dtypes
+
+
+def _like(name: str | None, placement: DevicePlacement) -> MachineFile:
+    """Return the machine of a name; else the one whose alias is part of the GPU's name."""
+    if name:
+        return find_machine(name)
+    if placement.gpu is None:
+        return known()["laptop"]
+    words = placement.gpu.name.replace("-", " ").split()
+    near = [each for each in known().values() if set(words) & set(each.aliases)]
+    if near:
+        return near[0]
+    raise ConfigError(
+        f"found a {placement.gpu.name}, and no machine of jobs/machines/ like it; needed one whose links and "
+        f"peaks stand where none can be measured; give --like, one of {', '.join(known())}"
+    )
+
+
+def together(every: list[list[Samples]]) -> dict[str, MeasuredFigure]:
+    """Return the figures of all ranks."""
+    values: dict[str, list[float]] = {}
+    for samples in every:
+        for name, some in samples:
+            values.setdefault(name, []).extend(some)
+    return {name: _figure(some) for name, some in values.items()}
+
+
+def _figure(values: list[float]) -> MeasuredFigure:
+    median = statistics.median(values)
+    low, _, high = statistics.quantiles(values, n=4)
+    return MeasuredFigure(median, (high - low) / median)
+
+
+class _Filed(NamedTuple):
+    """What was measured, as figures of a file. like: whose peaks stand beside it; None: it is its own."""
+
+    figures: Mapping[str, MeasuredFigure]
+    like: MachineFile | None
+    where: str
+
+    def figure(self, name: str, peak: Figure | None) -> Figure:
+        """Return a figure, whose peak is at least what was measured."""
+        found = self.figures[name]
+        source = f"{self.where}, spread {found.spread:.1%}"
+        if peak is None or peak.peak < found.median:
+            return Figure(found.median, found.median, "as measured", source)
+        return Figure(peak.peak, found.median, peak.peak_source, source)
+
+    def table(self, name: str) -> dict[str, Figure]:
+        """Return the figures of a table, such as products."""
+        keys = [key.removeprefix(f"{name}.") for key in self.figures if key.startswith(f"{name}.")]
+        peaks = getattr(self.like, name) if self.like else {}
+        return {key: self.figure(f"{name}.{key}", peaks.get(key)) for key in keys}
+
+    def links(self, base: LinkTable) -> LinkTable:
+        """Return links, those of `base` where none were measured."""
+        changes: dict[str, Figure | float] = {}
+        for name in ("inside", "between"):
+            if f"links.{name}" in self.figures:
+                changes[name] = self.figure(
+                    f"links.{name}", getattr(self.like.links, name) if self.like else None
+                )
+                changes[f"{name}_latency_s"] = self.figures[f"links.{name}_latency_s"].median
+        return msgspec.structs.replace(base, **changes)
+
+
+def machine_of(
+    figures: Mapping[str, MeasuredFigure], base: MachineFile, gpu: Gpu | None, near: int, where: str
+) -> MachineFile:
+    """Return the measured machine. near: ranks of a node. where: it was measured."""
+    filed = _Filed(figures, base if gpu else None, where)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // near
+    return MachineFile(
+        name=f"{gpu.name if gpu else f'CPU of {library.host()}'}, measured",
+        device="cuda" if gpu else "cpu",
+        memory_bytes=gpu.memory_bytes if gpu else memory,
+        ranks_per_node=near if near > 1 else base.ranks_per_node,
+        launch_s=figures["launch_s"].median,
+        products=filed.table("products"),
+        attention=filed.table("attention"),
+        memory=filed.table("memory"),
+        links=filed.links(base.links),
+    )
+
+
+def _write(out: str, made: MachineFile) -> None:
+    try:
+        with replacing(Path(out)) as file:
+            file.write(tomli_w.dumps(msgspec.to_builtins(made)).encode())
+    except OSError as error:
+        raise ConfigError(
+            f"--out {shown(out)}: {error.strerror}; give a file in a folder that is there"
+        ) from None
+
+
+def _table(figures: Mapping[str, MeasuredFigure], made: MachineFile, base: MachineFile, out: str) -> str:
+    rows = [("", "median", "spread")]
+    rows += [(name, _shown(name, found.median), f"{found.spread:.1%}") for name, found in figures.items()]
+    lacking = [name for name in ("inside", "between") if f"links.{name}" not in figures]
+    text = f"{made.name}\n{aligned(rows)}"
+    if lacking:
+        text += f"\nlinks {' and '.join(lacking)}: no two ranks have one; those of {base.name} stand there"
+    return f"{text}\n{shown(out)} is written: mpitrain plan --machine {shown(out)}"
+
+
+def _shown(name: str, value: float) -> str:
+    if name.endswith("_s"):
+        return f"{value * 1e6:,.2f} us"
+    unit = "GB/s" if name.startswith(("memory", "links")) else "GFLOP/s"
+    return f"{value / 1e9:,.1f} {unit}"

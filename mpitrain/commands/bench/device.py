@@ -1,0 +1,168 @@
+"""What a rank's device computes and copies a second, by the functions that a run calls."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from mpitrain.kernels import fp8
+from mpitrain.kernels.attention import PLAIN
+from mpitrain.kernels.engine import gradients
+from mpitrain.kernels.products import add_product, product
+from mpitrain.model.attention_functions import attention
+from mpitrain.plan.predict.step_time.compute import shape_share
+
+REPEATS = 7
+QUEUED = 5  # calls that a GPU is timed over: the time until the first begins is in none
+FLOPS_OF_BACKWARD = 2.5  # of a flash kernel's forward (arXiv:2205.14135, section 3)
+TINY_CALLS = 300
+
+
+class BenchSizes(NamedTuple):
+    """How much is computed: enough to fill a device, little enough to take no minute.
+
+    products: (rows, inputs, outputs). attention: batch, heads, key-value heads, length, width.
+    copied: numbers of fp32.
+    """
+
+    products: tuple[tuple[int, int, int], ...]
+    attention: tuple[int, int, int, int, int]
+    copied: int
+
+
+SIZES_OF_GPU = BenchSizes(
+    ((8192, 2048, 8192), (8192, 8192, 2048), (8192, 4096, 14336)), (4, 32, 8, 2048, 128), 2**28
+)
+SIZES_OF_CPU = BenchSizes(((512, 256, 1024), (512, 1024, 256), (512, 512, 2048)), (1, 8, 4, 512, 128), 2**24)
+
+
+class Samples(NamedTuple):
+    """Rates a second, or seconds, of one thing, repeated."""
+
+    name: str
+    values: list[float]
+
+
+def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]:
+    """Yield all that is measured of a device. dtypes: of products, of which attention takes the first."""
+    sizes = SIZES_OF_GPU if device.type == "cuda" else SIZES_OF_CPU
+    for dtype in dtypes:
+        yield Samples(f"products.{dtype}", _products(device, dtype, sizes))
+    kind = getattr(torch, _torch_name(dtypes[0]))
+    yield from _attention(device, kind, sizes)
+    yield Samples("memory.bandwidth", _copies(device, sizes))
+    yield Samples("launch_s", _launches(device))
+
+
+def _torch_name(dtype: str) -> str:
+    return {"bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}.get(dtype, "float32")
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Return how long one call takes on the device."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    work()
+    marks[0].record()
+    for _ in range(QUEUED):
+        work()
+    marks[1].record()
+    marks[1].synchronize()
+    return marks[0].elapsed_time(marks[1]) / 1e3 / QUEUED
+
+
+def _products(device: torch.device, dtype: str, sizes: BenchSizes) -> list[float]:
+    """Return FLOP/s of large products: y = x W^T and, added in fp32, the gradient of W."""
+    made = [_of_fp8 if dtype == "fp8" else _in_place] * len(sizes.products)
+    works = [make(device, dtype, shape) for make, shape in zip(made, sizes.products)]
+    exact = sum(4.0 * rows * k * n / shape_share(rows, n, k) for rows, k, n in sizes.products)
+    rates = []
+    for _ in range(REPEATS + 1):
+        rates.append(exact / sum(_seconds(work, device) for work in works))
+    return rates[1:]
+
+
+def _in_place(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Callable[[], None]:
+    rows, k, n = shape
+    kind = getattr(torch, _torch_name(dtype))
+    x, weight, grad = (torch.randn(size, device=device).to(kind) for size in ((rows, k), (n, k), (rows, n)))
+    total = torch.zeros(n, k, device=device, dtype=torch.promote_types(kind, torch.float32))
+
+    def work() -> None:
+        product(x, weight)
+        add_product(total, grad, x)
+
+    return work
+
+
+def _of_fp8(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Callable[[], None]:
+    rows, k, n = shape
+    sizes = (rows, k), (n, k), (rows, n)
+    x, weight, grad = (fp8.quantise(torch.randn(size, device=device).bfloat16(), fp8.E4M3) for size in sizes)
+
+    def work() -> None:
+        fp8.multiply(x, weight.t(), torch.bfloat16)
+        fp8.multiply(grad.t(), x, torch.float32)
+
+    return work
+
+
+def _attention(device: torch.device, kind: torch.dtype, sizes: BenchSizes) -> Iterator[Samples]:
+    """Yield FLOP/s of causal attention, forward and backward."""
+    batch, heads, kv_heads, length, width = sizes.attention
+    q, k, v = (
+        torch.randn(batch, count, length, width, device=device).to(kind).requires_grad_()
+        for count in (heads, kv_heads, kv_heads)
+    )
+    flops = 2.0 * batch * heads * length * length * width
+    grad = torch.ones_like(q)
+    forward, backward = [], []
+    for _ in range(REPEATS + 1):
+        with torch.no_grad():
+            forward.append(
+                flops / _seconds(lambda: attention(q, k, v, PLAIN, again=False, selective=False), device)
+            )
+        whole = _seconds(lambda: _there_and_back(q, k, v, grad), device)
+        backward.append(FLOPS_OF_BACKWARD * flops / max(whole - flops / forward[-1], 1e-9))
+    yield Samples("attention.forward", forward[1:])
+    yield Samples("attention.backward", backward[1:])
+
+
+def _there_and_back(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> None:
+    made, _ = attention(q, k, v, PLAIN, again=False, selective=False)
+    gradients([made], [q, k, v], [grad])
+
+
+def _copies(device: torch.device, sizes: BenchSizes) -> list[float]:
+    """Return bytes/s of a copy, read and written."""
+    x = torch.ones(sizes.copied, device=device)
+    y = torch.empty_like(x)
+    return [2 * x.nbytes / _seconds(lambda: y.copy_(x), device) for _ in range(REPEATS + 1)][1:]
+
+
+def _launches(device: torch.device) -> list[float]:
+    """Return the seconds from one small operation to the next, as the host calls them."""
+    x = torch.zeros(8, device=device)
+
+    def many() -> None:
+        for _ in range(TINY_CALLS):
+            x.add_(1)
+
+    found = []
+    for _ in range(REPEATS + 1):
+        begin = time.perf_counter()
+        many()
+        found.append((time.perf_counter() - begin) / TINY_CALLS)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return found[1:]
+
+
+def middle(values: list[float]) -> float:
+    """Return the median of some measurements."""
+    return statistics.median(values)

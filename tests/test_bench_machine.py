@@ -1,0 +1,96 @@
+"""`mpitrain bench machine`: all that a plan needs is measured, of ranks that compute and send."""
+
+import tomllib
+from dataclasses import replace
+
+import msgspec
+import pytest
+from launch import MPITRAIN, mpirun, tail
+
+from mpitrain.commands.bench import bench_machine
+from mpitrain.commands.bench.bench_machine import MeasuredFigure, machine_of, together
+from mpitrain.commands.bench.device import Samples
+from mpitrain.plan.predict.step_time.machine import known, read_machine
+from mpitrain.training.machine.gpus import Gpu
+
+DEVICE = {
+    "products.bf16": 7e14, "products.fp8": 1.3e15, "attention.forward": 2.8e14, "attention.backward": 1.9e14,
+    "memory.bandwidth": 4.2e12, "launch_s": 7e-6,
+}  # fmt: skip
+LINKS = {"links.inside": 3e9, "links.inside_latency_s": 4e-4}
+H200 = Gpu("NVIDIA H200", "GPU-a", 140 << 30, "9.0")
+
+
+def figures(**rates):
+    return {name: MeasuredFigure(value, 0.02) for name, value in {**DEVICE, **rates}.items()}
+
+
+def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
+    path = tmp_path / "m.toml"
+    done = mpirun(2, MPITRAIN, "bench", "machine", "--out", str(path))
+    assert done.returncode == 0, tail(done.output)
+    found = read_machine(str(path))
+    assert found.device == "cpu" and found.ranks_per_node == 2
+    assert set(found.products) == {"fp32", "bf16", "fp64"} and found.products["fp64"].sustained > 1e8
+    assert 1e7 < found.links.inside.sustained < 1e12 and found.links.inside.peak_source == "as measured"
+    assert found.links.between == known()["laptop"].links.between
+    assert "2 ranks" in found.attention["forward"].sustained_source
+    rows = [line for line in done.output.splitlines() if line.endswith("%")]
+    assert len(rows) == 9 and "links between: no two ranks have one" in done.output, done.output
+    planned = mpirun(0, MPITRAIN, "plan", "--ranks", "2", "--machine", str(path))
+    assert planned.returncode == 0 and found.name in planned.output, tail(planned.output)
+
+
+def test_a_figure_is_the_median_of_all_ranks_and_says_how_far_they_are_apart():
+    ranks = [[Samples("launch_s", [1.0, 2.0, 3.0])], [Samples("launch_s", [3.0, 4.0, 5.0])]]
+    assert together(ranks) == {"launch_s": MeasuredFigure(3.0, pytest.approx((4.25 - 1.75) / 3.0))}
+
+
+def test_a_gpu_has_the_peaks_of_one_like_it_and_no_peak_is_below_what_was_measured():
+    base = known()["h200"]
+    found = machine_of(figures(**LINKS | {"products.fp32": 5e13}), base, H200, 2, "here")
+    assert (
+        found.products["bf16"].peak == base.products["bf16"].peak > found.products["bf16"].sustained == 7e14
+    )
+    assert found.products["fp32"].peak == found.products["fp32"].sustained == 5e13  # of no data sheet here
+    assert found.memory_bytes == 140 << 30 and found.ranks_per_node == 2
+    assert found.links.inside.sustained == 3e9 and found.links.inside_latency_s == 4e-4
+    assert found.links.between == base.links.between
+    faster = machine_of(figures(**{"products.bf16": 2e15}), base, H200, 1, "here")
+    assert faster.products["bf16"].peak == 2e15 and faster.ranks_per_node == base.ranks_per_node
+    assert msgspec.convert(msgspec.to_builtins(found), type(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100-80gb"), ("Tesla V100", "v100")],
+)
+def test_a_machine_like_it_is_found_by_the_name_of_the_gpu(name, like):
+    placement = type("Placement", (), {"gpu": replace(H200, name=name)})
+    assert bench_machine._like(None, placement) == known()[like]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--out", "{}/missing/m.toml"), "--out {}/missing/m.toml: No such file or directory; give a file"),
+        (("--out", "{}/m.toml", "--like", "h20"), "machine h20: found no such machine; did you mean"),
+        (("--out", "{}/m.toml", "--set", "run.threads=0.5"), "run.threads"),
+    ],
+)
+def test_what_cannot_be_done_is_said_once_and_nothing_is_written(tmp_path, options, message):
+    done = mpirun(2, MPITRAIN, "bench", "machine", *(word.format(tmp_path) for word in options))
+    assert done.returncode == 2, tail(done.output)
+    assert done.output.count(message.format(tmp_path)) == 1, tail(done.output)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_file_is_toml_that_names_where_and_when(tmp_path):
+    made = machine_of(
+        figures(), known()["h200"], H200, 1, "mpitrain bench machine, 1 ranks, node7, 2026-11-26"
+    )
+    bench_machine._write(str(tmp_path / "m.toml"), made)
+    tree = tomllib.loads((tmp_path / "m.toml").read_text())
+    source = tree["products"]["bf16"]["sustained_source"]
+    assert source == "mpitrain bench machine, 1 ranks, node7, 2026-11-26, spread 2.0%"
+    assert read_machine(str(tmp_path / "m.toml")) == made
