@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_first.py                       everything; needs this package and an MPI,
                                                          no network
-    python benchmarks/gpu_first.py --only speed staging  some parts; --minutes 10: no part begins
+    python benchmarks/gpu_first.py --only steps staging  some parts; --minutes 10: no part begins
                                                          later
     python benchmarks/gpu_first.py --device cpu --small  walks through all of it without a GPU, on a
                                                          model of no use
@@ -13,16 +13,15 @@
     tests    those marked gpu: in one process, on one rank, on two ranks that share the GPU
     parity   losses of a small model in each layout and precision, beside the CPU's; the same run
              twice; memory predicted and held
-    speed    llama3.2-1b, 4 x 2048 tokens, bf16: mpitrain, without deterministic kernels, compiled,
-             and plain torch, in turns
-    profile  where the time of such a step goes, and where the host waits for the GPU
+    steps    benchmarks/gpu_steps.py: llama3.2-1b, 64 x 2048 tokens, bf16, as they are, compiled, not
+             deterministic, and plain torch; where the time of a step goes
     staging  the same on two ranks that share the GPU: what it costs to go through host memory
 
 Each part has a limit, below ten minutes. What it found is printed when it is there, and --out has
 everything so far, also of what went wrong; where a command may not last half an hour, take some
-parts at a time. Not run on a GPU yet, only on one that isn't there (`python
+parts at a time. docs/guides/gpus.md has what was found on an H200. Without a GPU: `python
 tests/without_gpu/run.py python benchmarks/gpu_first.py --small`, which has no cuDNN and computes
-nothing in Triton).
+nothing in Triton.
 """
 
 import argparse
@@ -220,30 +219,9 @@ def compared(run, expected):
     return {"largest difference of a loss": off, "losses": losses, "told": run["told"]}
 
 
-def speed(machine, found):
-    """Find tokens/s and MFU of mpitrain and of plain torch, in turns; then by size of microbatches."""
-    settings = {**machine.model, "run.steps": 3 if machine.small else 6}
-    turns = {
-        "mpitrain": lambda: pace(machine.run(1, settings)),
-        "plain torch": lambda: machine.child("torch", limit=180),
-        "mpitrain, not deterministic": lambda: pace(
-            machine.run(1, {**settings, "numerics.deterministic": "false"})
-        ),
-        "mpitrain, compiled": lambda: pace(machine.run(1, {**settings, "run.compile": "true"}, limit=240)),
-    }
-    for turn in range(1 if machine.small else 2):
-        for name, run in turns.items():
-            found.setdefault(name, []).append(run())
-            print(f"    turn {turn}, {name}: {found[name][-1]}", flush=True)
-        ours, theirs, fast, fused = (
-            max(run.get("tokens_per_s", 0.0) for run in found[name]) for name in turns
-        )
-        if ours and fast and theirs:
-            found |= {"of plain torch": ours / theirs, "price of deterministic kernels": 1 - ours / fast}
-        if ours and fused:
-            found["run.compile gains"] = fused / ours - 1
-    for micro in (1,) if machine.small else (8, 1):
-        found[f"mpitrain, micro {micro}"] = pace(machine.run(1, {**settings, "batch.micro": micro}))
+def steps(machine, found):
+    """Find tokens/s and MFU of mpitrain and of plain torch, and where the time goes."""
+    found |= machine.child("steps", limit=420)
 
 
 def pace(run):
@@ -254,10 +232,6 @@ def pace(run):
     return {
         key: statistics.median(step[key] for step in steps) for key in ("tokens_per_s", "mfu", "step_s")
     } | {"told": run["told"]}
-
-
-def profile(machine, found):
-    found |= machine.child("profile", limit=150)
 
 
 def staging(machine, found):
@@ -275,8 +249,7 @@ def staging(machine, found):
 
 PARTS = {  # what, and for how many seconds at most
     "facts": (facts, 120), "kernels": (kernels, 120), "tests": (tests, 330), "parity": (parity, 420),
-    "speed": (speed, 540),
-    "profile": (profile, 150), "staging": (staging, 300),
+    "steps": (steps, 420), "staging": (staging, 300),
 }  # fmt: skip
 
 
@@ -362,97 +335,14 @@ def attention_twice(device, sequence):
     return {"kernel": name, "same bits": same, "ms": timed(grads, device, 2) * 1e3}
 
 
-def child_torch(device, small):
-    """Train the same model in plain torch.
+def child_steps(device, small):
+    """Take steps in each form, with a profile."""
+    from gpu_steps import FORMS, measure
 
-    bf16 by autocast, compiled blocks, flash attention, fused AdamW, fp32 masters.
-    """
-    import torch
-    from plain_torch import Model
-
-    from mpitrain.config import load
-    from mpitrain.plan.settings.resolve import resolve
-
-    config = resolve(
-        load(None, [f"{key}={value}" for key, value in (SMALL if small else LARGE).items()]), 1, 256
-    )
-    model = Model(config.model, 10_000.0).to(device)
-    batch = config.batch
-    length = config.data.sequence
-    model.compile_blocks("inductor" if device == "cuda" else "eager")
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
-    tokens = torch.randint(0, 256, (batch.global_, length + 1), device=device)
-
-    def step():
-        for rows in tokens.split(batch.micro):
-            with torch.autocast(device, torch.bfloat16):
-                loss = model(rows[:, :-1], rows[:, 1:])
-            (loss * len(rows) / batch.global_).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for _ in range(2):
-        step()
-    seconds = timed(step, device, 2 if small else 4)
-    most = torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else None
-    return {"tokens_per_s": tokens[:, 1:].numel() / seconds, "step_s": seconds, "most MB": most}
+    return measure(device, small, [*FORMS, "plain torch"], [], True)
 
 
-def child_profile(device, small):
-    """Profile a step, and count where the host waits for the GPU in another."""
-    import warnings
-
-    import torch
-    from mpi4py import MPI
-
-    from mpitrain.actor.actor import Actor
-    from mpitrain.comm.base.world import NOWHERE, World
-    from mpitrain.config import load
-    from mpitrain.model.families.catalog import plan_of
-    from mpitrain.plan.settings.resolve import resolve
-    from mpitrain.training.machine.device_placement import place
-    from mpitrain.training.trainer import build_mesh
-
-    settings = {**(SMALL if small else LARGE), "batch.global": 4 if small else 8, "run.device": device}
-    config = resolve(load(None, [f"{key}={value}" for key, value in settings.items()]), 1, 256)
-    plan = plan_of(config)
-    if not MPI.Is_initialized():
-        MPI.Init()
-    where = place(plan, World(MPI.COMM_WORLD, NOWHERE)).device
-    mesh = build_mesh(plan, MPI.COMM_WORLD)
-    actor = Actor(plan, mesh, where)
-    rows = torch.randint(0, 256, (config.batch.global_, config.data.sequence + 1), device=where)
-    microbatches = actor.cut(rows)
-    for step in (1, 2):
-        actor.run_step(step, microbatches, 1e-4)
-    activities = [
-        torch.profiler.ProfilerActivity.CPU,
-        *([torch.profiler.ProfilerActivity.CUDA] if device == "cuda" else []),
-    ]
-    with torch.profiler.profile(activities=activities) as profiled:
-        actor.run_step(3, microbatches, 1e-4)
-    order = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    rows = sorted(profiled.key_averages(), key=lambda row: getattr(row, order), reverse=True)[:20]
-    found = {
-        "ms of a step, by operation": {row.key[:60]: [getattr(row, order) / 1e3, row.count] for row in rows}
-    }
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if device == "cuda":
-            torch.cuda.set_sync_debug_mode("warn")
-        actor.run_step(4, microbatches, 1e-4)
-    places = [
-        f"{Path(each.filename).name}:{each.lineno}" for each in caught if "synchroniz" in str(each.message)
-    ]
-    mesh.free()
-    MPI.Finalize()
-    return {**found, "the host waits": {place: places.count(place) for place in sorted(set(places))}}
-
-
-CHILDREN = {"kernels": child_kernels, "torch": child_torch, "profile": child_profile}
+CHILDREN = {"kernels": child_kernels, "steps": child_steps}
 
 
 # ---------------------------------------------------------------- the whole

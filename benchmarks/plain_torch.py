@@ -1,6 +1,6 @@
 """A llama in plain torch, as its trainers write it.
 
-What benchmarks/gpu_first.py compares mpitrain with on one GPU.
+What benchmarks/gpu_steps.py compares mpitrain with on one GPU.
 
 torch.compile of each block and of the loss, torch's attention (flash on a GPU), RMSNorm, rotary
 positions with halves rotated, tied embedding or not. Master weights in fp32; autocast is the

@@ -1,4 +1,4 @@
-"""benchmarks/gpu_first.py, which waits for a GPU, walks through all of it without one.
+"""benchmarks/gpu_first.py walks through all of it without a GPU.
 
 Nothing fails but what only a GPU can do.
 
@@ -22,14 +22,7 @@ PARTS = {
                                                     "deterministic=True", "attention, deterministic=False"},
     "tests": {"2 ranks"},
     "parity": {"one rank", "one rank again", "tp", "the same bits twice"},
-    "speed": {
-        "mpitrain", "plain torch", "mpitrain, "
-                                   "not "
-                                   "deterministic", "mpitrain, compiled", "of plain torch",
-                                   "price of deterministic kernels",
-        "run.compile gains",
-    },
-    "profile": {"ms of a step, by operation", "the host waits"},
+    "steps": {"as they are", "compiled", "compiled, not deterministic", "plain torch"},
     "staging": {"1 rank", "2 ranks", "2 ranks, messages"},
 }  # fmt: skip
 

@@ -27,8 +27,7 @@ class DeviceClock:
     It comes when that is over, and if there is nothing, now.
 
     So what a rank waits for while its GPU is busy costs no time, and what it waits for while the
-    GPU is idle does. Nothing waits for the GPU but who asks for a time. make: makes events. Not run
-    on a GPU yet.
+    GPU is idle does. Nothing waits for the GPU but who asks for a time. make: makes events.
     """
 
     late = True

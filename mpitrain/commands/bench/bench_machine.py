@@ -67,7 +67,8 @@ def bench(
     figures = together(world.all_gather("what they measured", samples))
     node = world.of_node("who is on this node", world.rank)
     near = max(world.all_gather("their nodes", len(node)))
-    where = f"mpitrain bench machine, {world.size} ranks, {library.host()}, {time.strftime('%Y-%m-%d')}"
+    ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
+    where = f"mpitrain bench machine, {ranks}, {library.host()}, {time.strftime('%Y-%m-%d')}"
     made = machine_of(figures, base, placement.gpu, near, where)
     if world.rank == 0:
         _write(out, made)
@@ -108,7 +109,7 @@ def together(every: list[list[Samples]]) -> dict[str, MeasuredFigure]:
 
 
 def _figure(values: list[float]) -> MeasuredFigure:
-    median = statistics.median(values)
+    median = float(f"{statistics.median(values):.4g}")
     low, _, high = statistics.quantiles(values, n=4)
     return MeasuredFigure(median, (high - low) / median)
 

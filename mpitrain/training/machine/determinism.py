@@ -16,8 +16,8 @@ torch refuses an operation that it has no deterministic kernel for, and tests/te
 finds those before a GPU does. On a CPU all are deterministic as they are, and nothing is set: the
 same setting would sort, and fill memory, there too.
 
-What is added over ranks has one order anyway. None of this has run on a GPU yet; what it costs
-measures benchmarks/gpu_first.py.
+What is added over ranks has one order anyway. On an H200 the same steps had the same bits, and cost 4.5 %
+more than with cuDNN's attention (docs/guides/gpus.md).
 """
 
 import os
