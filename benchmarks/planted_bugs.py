@@ -206,8 +206,8 @@ BUGS = [
     ("schedules/families/zbv_auto.py", "return [rank.order for rank in min(found, key=_longest_wait).ranks]", "return [rank.order for rank in max(found, key=_longest_wait).ranks]"),
     ("schedules/families/zero_bubble.py", "if len(late) > lag:", "if len(late) >= lag:"),
     # ------------------------------------------------------------ actor
-    ("mpitrain/actor/actor.py", "(max(1, work.result.num_tokens) * self.loss_scale.value)", "max(1, work.result.num_tokens)"),
-    ("mpitrain/actor/actor.py", "if grad is None and self.loss_scale.dynamic:", "if False:"),
+    ("mpitrain/actor/update.py", "(max(1, work.result.num_tokens) * self._loss_scale.value)", "max(1, work.result.num_tokens)"),
+    ("mpitrain/actor/stage_compute.py", "if grad is None and self._loss_scale.dynamic:", "if False:"),
     ("mpitrain/actor/contexts.py", "Context(microbatch, start, segment", "Context(microbatch, 0, segment"),
     ("mpitrain/actor/memory.py", "weights=kept + masters", "weights=kept"),
     ("mpitrain/actor/memory_meter.py", "held += stage.shelves.tensors() if stage.shelves is not None else ()", "held += ()"),

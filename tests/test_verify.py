@@ -153,14 +153,15 @@ def _labels_shifted_after_the_cut(patch):
 
 
 def _each_rank_divides_by_its_own_tokens(patch):
-    from mpitrain.actor.actor import Actor
+    from mpitrain.actor.step_totals import StepTotals
 
-    totals = Actor._totals
+    totals = StepTotals.of
 
     def wrong(self, work, squares):
-        return [part._replace(count=part.count / self.cp.size) for part in totals(self, work, squares)]
+        cp = self._mesh["cp"].size
+        return [part._replace(count=part.count / cp) for part in totals(self, work, squares)]
 
-    patch.setattr(Actor, "_totals", wrong)
+    patch.setattr(StepTotals, "of", wrong)
 
 
 def _input_gradients_not_summed(patch):

@@ -1,7 +1,10 @@
 """One rank at work: it walks the program of its pipeline schedule over its stages.
 
-actor                      an instruction, and what it does: F, B, W, SEND, RECV, GATHER, REDUCE,
-                           UPDATE
+actor                      builds all of it, and walks: each instruction is carried out by
+stage_compute              F, B, I, W and PAIR
+pipeline_messages          SEND and RECV
+update                     GATHER, RELEASE, SUM, REDUCE, NORM, UPDATE, SPREAD
+step_work                  what is under way in a step
 communicators, contexts    the communicators of this rank; what its blocks are given of a microbatch
 stage, stage_state         a pipeline stage: activations in flight; weights and gradients in buckets
 reductions                 gradients of data parallelism: all-reduce, reduce-scatter

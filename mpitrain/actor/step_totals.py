@@ -13,10 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from mpitrain.actor.step_work import Work, number_in_step
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather
+from mpitrain.comm.mesh import Mesh
 from mpitrain.data.documents import num_counted
 from mpitrain.optim import norm
+from mpitrain.plan.plan import Plan
 
 
 class Measure:
@@ -84,3 +87,32 @@ def together(several: list[Totals]) -> Totals:
     loss = norm.exact_sum([*chain(*loss)])
     squares = norm.exact_sum([*chain(*squares)])
     return Totals(loss, squares, metrics, sum(count), max(stop), max(peak), max(save_progress))
+
+
+class StepTotals:
+    """What the ranks of a step have measured, added up. measure: reads the numbers."""
+
+    def __init__(self, plan: Plan, mesh: Mesh, measure: Measure):
+        self._plan = plan
+        self._mesh = mesh
+        self.measure = measure
+
+    def of(self, work: Work, squares: list[float]) -> list[Totals]:
+        """Return the totals of each part of the model, in the order of its ranks.
+
+        Of all microbatches, on all ranks: collective over all. squares: of this rank's gradients.
+        """
+        # the ranks of tp have the same
+        losses, metrics = (work.losses, work.metrics) if self._mesh["tp"].rank == 0 else ({}, {})
+        numbers = self.measure.numbers
+        counted = (work.microbatches[number_in_step(self._plan.table, *key)].targets for key in losses)
+        mine = Totals(
+            norm.exact_sum(numbers(losses[key] for key in sorted(losses))),
+            norm.exact_sum(squares),
+            tuple(norm.exact_sum(numbers(metrics.get(name, ()))) for name in self._plan.metrics),
+            self.measure.count(counted),
+            work.asked.stop(),
+            work.peak_in_flight,
+            work.asked.save_progress,
+        )
+        return exchange(together(exchange(mine, self._mesh["data"])), self._mesh["model"])

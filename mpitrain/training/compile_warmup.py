@@ -6,7 +6,8 @@ What it compiles (`run.compile`) is in no step's time, and takes nobody's limit.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mpitrain.actor.actor import Actor, StepRequests
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.step_work import StepRequests
 from mpitrain.cluster.limit import FIRST_S
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.parallel.microbatch import Microbatch

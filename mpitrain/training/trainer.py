@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.actor.actor import Actor, StepRequests, StepResult
+from mpitrain.actor.actor import Actor
 from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
+from mpitrain.actor.step_work import StepRequests, StepResult
 from mpitrain.actor.trace import Recorder, gather_events, write_trace
 from mpitrain.checkpoint import load
 from mpitrain.cluster import preflight

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from mpitrain.actor.actor import Actor, Work, call
+from mpitrain.actor.actor import Actor, call
+from mpitrain.actor.step_work import Work
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.status_board import BUSY, RankStatus
 from mpitrain.comm.base.world import World

@@ -19,7 +19,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mpitrain.actor.actor import Actor, Work
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.step_work import Work
 from mpitrain.comm.base.buffers import Array
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh

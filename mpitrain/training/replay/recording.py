@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.actor.actor import Actor, Work
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.step_work import Work
 from mpitrain.comm.base.buffers import Array
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.tap import TappedOperation

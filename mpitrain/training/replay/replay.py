@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from msgspec import Meta
 
-from mpitrain.actor.actor import Actor, Work
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.step_work import Work
 from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.base.buffers import Array
 from mpitrain.comm.standins.replay import ReplayMesh, fill

@@ -1,0 +1,140 @@
+"""F, B, I, W and PAIR: what the stages of a rank compute, and where their results go."""
+
+from collections.abc import Mapping
+
+import torch
+
+from mpitrain.actor.reductions import Gradients
+from mpitrain.actor.stage import Stage
+from mpitrain.actor.step_work import Work, number_in_step
+from mpitrain.optim.loss_scale import LossScale
+from mpitrain.parallel.walk import Walk, run, run_together
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.routing import Routes
+from mpitrain.schedules.actions import Action
+
+
+class Compute:
+    """The stages of a rank at work.
+
+    dp_rank: whose share of a step the microbatches are.
+    recorded: takes the routing of a step; None: nobody wants it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Mapping[int, Stage],
+        gradients: Gradients,
+        loss_scale: LossScale,
+        device: torch.device,
+        dp_rank: int,
+    ):
+        self._plan = plan
+        self._table = plan.table
+        self._stages = stages
+        self._gradients = gradients
+        self._loss_scale = loss_scale
+        self._device = device
+        self._dp_rank = dp_rank
+        self.recorded: list | None = None
+
+    def forget_recorded(self) -> None:
+        """Forget the routing of a pass before."""
+        if self.recorded:
+            self.recorded.clear()
+
+    def forward(self, action: Action, work: Work) -> None:
+        """Run F, a whole forward or a part of it."""
+        self._end_forward(action, run(self._forward_walk(action, work), work.between), work)
+
+    def _end_forward(self, action: Action, made: torch.Tensor, work: Work) -> None:
+        _, m, stage, part = action
+        if part is not None and part + 1 < len(self._stages[stage].parts):
+            work.inputs[stage, m] = made  # for the next part
+        else:
+            self._pass_on(action, made, work)
+
+    def backward(self, action: Action, work: Work) -> None:
+        """Run B."""
+        self._end_backward(action, run(self._backward_walk(action, work), work.between), work)
+
+    def _end_backward(self, action: Action, grad: torch.Tensor | None, work: Work) -> None:
+        if action.index in self._stages[action.stage].stashes:
+            work.grads[action.stage, action.index] = grad  # for the next part
+        else:
+            self._pass_on(action, grad, work)
+        self._gradients.added(action)
+
+    def input_backward(self, action: Action, work: Work) -> None:
+        """Run I: the gradients of inputs."""
+        _, m, stage, part = action
+        self._gradients.hold(action)
+        walk = self._stages[stage].input_backward(m, self._grad_of_output(stage, m, work), part)
+        self._end_backward(action, run(walk, work.between), work)
+
+    def weight_backward(self, action: Action, work: Work) -> None:
+        """Run W: the gradients of weights that an I has left."""
+        self._gradients.hold(action)
+        run(self._stages[action.stage].weight_backward(action.index, action.part), work.between)
+        self._gradients.added(action)
+
+    def pair(self, forward: Action, backward: Action, work: Work) -> None:
+        """Run a forward and a backward, or a part of each, in turns."""
+        walks = [self._forward_walk(forward, work), self._backward_walk(backward, work)]
+        made, grad = run_together(walks, work.between)
+        self._end_forward(forward, made, work)
+        self._end_backward(backward, grad, work)
+
+    def _forward_walk(self, action: Action, work: Work) -> Walk:
+        _, m, stage, part = action
+        x = work.inputs.pop((stage, m), None)
+        # validation is never replayed
+        routes = self._routes(stage, m, work) if torch.is_grad_enabled() else None
+        microbatch = work.microbatches[number_in_step(self._table, stage, m)]
+        walk = self._stages[stage].forward(m, x, microbatch, part, work.hear, self._loss_scale.value, routes)
+        if torch.is_grad_enabled() and not part:
+            held = 1 + sum(stage.num_stashes for stage in self._stages.values())
+            work.peak_in_flight = max(work.peak_in_flight, held)
+        return walk
+
+    def _backward_walk(self, action: Action, work: Work) -> Walk:
+        _, m, stage, part = action
+        self._gradients.hold(action)
+        return self._stages[stage].backward(m, self._grad_of_output(stage, m, work), part)
+
+    def _grad_of_output(self, stage: int, index: int, work: Work) -> torch.Tensor | None:
+        """Return what came from the next stage or the part before.
+
+        Of a loss it is the scale, and None for a scale of 1.
+        """
+        grad = work.grads.pop((stage, index), None)
+        if grad is None and self._loss_scale.dynamic:
+            return torch.full((), self._loss_scale.value, device=self._device)
+        return grad
+
+    def _routes(self, stage: int, index: int, work: Work) -> Routes | None:
+        if self._plan.routing is None and self.recorded is None:
+            return None
+        batch = self._plan.config.batch
+        number = number_in_step(self._table, stage, index) // self._table.segments
+        first = self._dp_rank * (batch.global_ // self._plan.config.parallel.dp) + number * batch.micro
+        return Routes(work.step, range(first, first + batch.micro), self._plan.routing, self.recorded)
+
+    def _pass_on(self, action: Action, made: torch.Tensor | None, work: Work) -> None:
+        """Keep an activation or gradient for the stage that needs it, on this rank, or for the send
+        that follows.
+        """
+        if made is None:  # the last backward
+            return
+        kind, m, stage, _ = action
+        if kind == "F" and self._stages[stage].last:
+            work.losses[stage, m] = made.detach()
+            return
+        to, kept, send = (
+            (stage + 1, work.inputs, "SEND_F") if kind == "F" else (stage - 1, work.grads, "SEND_B")
+        )
+        if to in self._stages:
+            kept[to, m] = made
+        else:
+            work.outputs[Action(send, m, stage)] = made.contiguous()

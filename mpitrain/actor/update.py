@@ -1,0 +1,139 @@
+"""GATHER, RELEASE, SUM, REDUCE, NORM, UPDATE, SPREAD: weights and gradients of a rank, and its optimiser."""
+
+import math
+from collections.abc import Mapping
+
+from mpitrain.actor.reductions import Gradients
+from mpitrain.actor.stage import Stage
+from mpitrain.actor.step_totals import StepTotals
+from mpitrain.actor.step_work import Work
+from mpitrain.comm.mesh import Mesh
+from mpitrain.optim.expert_bias import inequality
+from mpitrain.optim.loss_scale import LossScale
+from mpitrain.optim.norm import norm
+from mpitrain.optim.protocol import Optimizer
+from mpitrain.parallel.zero.shards import Weights
+from mpitrain.plan.declared.layer import is_loss
+from mpitrain.plan.plan import Plan
+from mpitrain.schedules.actions import Action
+
+
+def owned_weights(stages: Mapping[int, Stage]) -> list[Weights]:
+    """Return the weights that stages own, in the order of the forward."""
+    return [
+        bucket.weights
+        for stage in stages.values()
+        for bucket in reversed(stage.state.buckets)
+        if bucket.owned
+    ]
+
+
+class Update:
+    """The end of a step: gradients are summed over ranks and clipped, the optimiser steps, weights go out."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        mesh: Mesh,
+        stages: Mapping[int, Stage],
+        gradients: Gradients,
+        optimizer: Optimizer,
+        loss_scale: LossScale,
+        totals: StepTotals,
+    ):
+        self._plan = plan
+        self._mesh = mesh
+        self._stages = stages
+        self._owned = owned_weights(stages)
+        self._gradients = gradients
+        self._optimizer = optimizer
+        self._loss_scale = loss_scale
+        self._totals = totals
+
+    def gather(self, action: Action, work: Work) -> None:
+        """Fetch the weights of a bucket (ZeRO-3), unless they are here."""
+        self._stages[action.stage].state.buckets[action.index].weights.gather()
+
+    def release(self, action: Action, work: Work) -> None:
+        """Drop them."""
+        self._stages[action.stage].state.buckets[action.index].weights.release()
+
+    def sum(self, action: Action, work: Work) -> None:
+        """Start summing a bucket over an axis that isn't the data axis."""
+        self._gradients.sum(action.stage, action.index, action.part)
+
+    def reduce(self, action: Action, work: Work) -> None:
+        """Start reducing a bucket over the data axis."""
+        self._gradients.reduce(action.stage, action.index, action.part)
+
+    def norm(self, action: Action, work: Work) -> None:
+        """Wait for all sums, and measure the step: loss, gradient norm, what to skip."""
+        self._gradients.wait()
+        self._compare_loads(work)
+        counted = (piece.grad for piece in self._gradients.counted if piece.spec.updated)
+        parts = self._totals.of(work, self._totals.measure.squares(counted))
+        total = self._totals.measure.total(parts)
+        result = work.result
+        # no target, no mean: nothing to learn, the step is skipped
+        result.num_tokens = int(total.count)
+        count = total.count or math.nan
+        result.loss = math.fsum(total.loss) / count
+        result.grad_norm = norm(total.squares) / (count * self._loss_scale.value)
+        result.stop = total.stop
+        result.save_progress = total.save_progress
+        result.peak_in_flight = [part.peak for part in parts[:: self._mesh["tp"].size]]
+        sums = {name: math.fsum(numbers) for name, numbers in zip(self._plan.metrics, total.metrics)}
+        # A layer's losses are divided as training divides them: by the targets that carry loss, not
+        # by all tokens.
+        result.metrics = {name: value / (count if is_loss(name) else 1) for name, value in sums.items()}
+        result.skipped = not math.isfinite(result.grad_norm)
+        result.spike = work.asked.skip_update(result.loss)
+
+    def _compare_loads(self, work: Work) -> None:
+        """Tell how unequal the loads of experts are, a mean over blocks."""
+        for piece in self._gradients.counted:
+            if piece.spec.group == "load":
+                for name, value in inequality(piece.grad).items():
+                    work.hear(name, value / len(self._plan.loads))
+
+    def update(self, action: Action, work: Work) -> None:
+        """Divide by the global number of tokens, clip, and step.
+
+        A step without finite gradients is skipped, and halves the scale.
+        """
+        scale = 1.0 / (max(1, work.result.num_tokens) * self._loss_scale.value)
+        if work.result.num_tokens:  # without a target no gradient tells of the range
+            self._loss_scale.update(work.result.skipped)
+        if work.result.skipped or work.result.spike:
+            return
+        clip = self._plan.config.optimizer.clip
+        if clip and work.result.grad_norm > clip:
+            scale *= clip / work.result.grad_norm
+        self._gradients.scale(scale)
+        self._optimizer.step(work.lr)
+        for weights in self._owned:
+            weights.update()
+
+    def settle(self) -> None:
+        """Wait for weights that are on their way: what is read next would be written over by them."""
+        for weights in self._owned:
+            weights.wait()
+
+    def restored(self, num_updates: int) -> None:
+        """Take over weights and optimiser state that were read into the pieces.
+
+        Collective over the data axis.
+        """
+        self._optimizer.set_step(num_updates)
+        for weights in self._owned:
+            weights.update()
+            if weights.whole is not None:
+                weights.spread()
+
+    def spread(self, action: Action | None = None, work: Work | None = None) -> None:
+        """Send updated weights to the ranks that share them.
+
+        The next forward waits for each bucket when it needs it.
+        """
+        for weights in self._owned:
+            weights.spread()
