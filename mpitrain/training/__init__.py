@@ -3,7 +3,9 @@
 agreement, prepare      one configuration on all ranks; run directory, newest checkpoint, tokens
 trainer                 builds everything, then loops over steps: train, validate, log, save
 compile_warmup          compiles before the first step
-microbatches            the tokens of this rank's gradient accumulation
+announcements           what a run says before its first step
+step_rows, microbatches the tokens of this rank's gradient accumulation
+side_files              trace.json and routing.npz of some steps
 tokenizing              a corpus is tokenized on all ranks
 run_report, going_on    what a run prints, and what it advises at its end
 expert_loads            load balancing of experts, as numbers and a picture

@@ -7,14 +7,12 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor
@@ -22,34 +20,26 @@ from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.step_work import StepRequests, StepResult
-from mpitrain.actor.trace import Recorder, gather_events, write_trace
+from mpitrain.actor.trace import Recorder
 from mpitrain.checkpoint import load
 from mpitrain.cluster import preflight
-from mpitrain.cluster.crowding import crowded
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.resident import peak_resident, resident
 from mpitrain.cluster.status_board import BUSY, WAITING
-from mpitrain.comm.base import library
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
-from mpitrain.config import as_override
-from mpitrain.data.order import Sampler
-from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError, StoppedEarly
-from mpitrain.inputs import as_argument, shown
+from mpitrain.inputs import shown
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
-from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.plan.declared.formatting import finite
-from mpitrain.plan.predict.alternatives import costs, idle_here
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import compare
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
-from mpitrain.plan.routing import joined
 from mpitrain.plan.settings.log_pace import log_pace
-from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.training import expert_loads
+from mpitrain.training.announcements import Announcements
 from mpitrain.training.checks.checks import Checks
 from mpitrain.training.checks.comm_report import Ledger
 from mpitrain.training.checks.spikes import NONE_YET, Spikes
@@ -58,17 +48,17 @@ from mpitrain.training.compile_warmup import practise
 from mpitrain.training.early_exit import HURRY, LEAVE, STAY, Leaving
 from mpitrain.training.going_on import commands
 from mpitrain.training.machine.between_nodes import settled
-from mpitrain.training.machine.determinism import DETERMINISM_MESSAGES
-from mpitrain.training.machine.device_placement import DevicePlacement, shared, way_of_messages
+from mpitrain.training.machine.device_placement import DevicePlacement, way_of_messages
 from mpitrain.training.machine.device_placement import place as choose_place
-from mpitrain.training.machine.peak_flops import DEFINITION, peak_of_all
-from mpitrain.training.microbatches import microbatches_of, needs_tokens
+from mpitrain.training.machine.peak_flops import peak_of_all
 from mpitrain.training.prepare import PreparedRun
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.newest import VERIFYING, newest_whole
 from mpitrain.training.saving.saver import saver_of
+from mpitrain.training.side_files import SideFiles
+from mpitrain.training.step_rows import StepRows
 from mpitrain.weights.beginning import checkpoint_source, own_first_step, source_of
 from mpitrain.weights.first_weights import fill
 
@@ -181,7 +171,6 @@ class Trainer:
         self.actor = Actor(
             self.plan, mesh, self.device, self.recorder, self.place, compiled=placement.compiled
         )
-        self.num_microbatches = self.plan.num_microbatches
         # read, whether their targets carry loss or not
         self.step_tokens = config.batch.global_ * config.data.sequence
         asked = config.run.eval_batches * config.batch.global_
@@ -200,10 +189,11 @@ class Trainer:
         self.ledger = Ledger(mesh)
         self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)
         self.checks = Checks(self.actor, mesh, world, self.place, self.rundir, self.report.say, record)
+        self.rows = StepRows(self.actor, self.corpora.separate, mesh["dp"].rank)
+        self.side_files = SideFiles(
+            self.actor, self.recorder, world, self.rundir, self.place, self.report.say
+        )
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
-        # steps of which the routing is recorded, and what was
-        self.to_record = range(0)
-        self.recorded = dict[int, list]()
         self.watched = 0  # the step in which activations are counted
         self.saver = saver_of(self.actor, world, self.place, self.rundir, opened.newest, self.report.say)
         self.leaving = Leaving(guard, self.saver.most_bytes)
@@ -223,15 +213,27 @@ class Trainer:
 
         Collective over all ranks; raises StoppedEarly.
         """
-        self._announce()
+        for line in self._announcements().lines():
+            self.report.say(line)
+        self.report.say(self.leaving.announced())
         if self.actor.compiled and self.step < self.config.run.steps:
-            practise(self.actor, self.step + 1, self._microbatches(self.corpora.train, self.step))
+            practise(self.actor, self.step + 1, self.rows.microbatches(self.corpora.train, self.step))
             self.guard.leave_if_asked(self.world)
         self.watched = self.step + 1
-        first = min(self.step + 2, self.config.run.steps)  # the first step is never typical
-        self.recorder.steps = range(first, min(first + self.config.run.trace, self.config.run.steps + 1))
-        last = min(self.step + self.config.run.routing, self.config.run.steps)
-        self.to_record = range(self.step + 1, last + 1)
+        run = self.config.run
+        self.side_files.choose(self.step, run.steps, run.trace, run.routing)
+
+    def _announcements(self) -> Announcements:
+        return Announcements(
+            self.plan,
+            self.world,
+            self.mesh,
+            self.actor,
+            self.corpora,
+            self.placement,
+            self.num_validated,
+            self.peak.source,
+        )
 
     def steps(self) -> Iterator[dict]:
         """Run the steps that are left, each when it is asked for, and yield its line of metrics.jsonl.
@@ -301,12 +303,7 @@ class Trainer:
         self.urgency = result.stop
         line |= self._validate_if_due()
         self._log(line, waited_s / step_s)
-        if step in self.to_record:
-            self._record_routing(step)
-        if step in self.recorder.steps[-1:]:
-            self._write_trace()
-            # complete: what a rollback computes again isn't traced again
-            self.recorder.steps = range(0)
+        self.side_files.end(step)
         self.leaving.end_step(self.saver.last.took_s)
         self.code = self._check_and_save(result, line.get("val_loss"))
         return line
@@ -315,9 +312,11 @@ class Trainer:
         """Read the tokens of a step and run it, recorded and checked as is due."""
         watch = self.watch if step == self.watched else None
         self.place.enter("step", "reading tokens")
-        microbatches = self._microbatches(self.corpora.train, self.step + self.spikes.batches_skipped)
-        self.actor.recorded = [] if step in self.to_record else None
-        sure = self.checks.sure_of(step, self._rows_of_step, {"lr": lr, "updates": self.updates})
+        number = self.step + self.spikes.batches_skipped
+        microbatches = self.rows.microbatches(self.corpora.train, number)
+        rows = partial(self.rows.rows, self.corpora.train, number)
+        self.side_files.begin(step)
+        sure = self.checks.sure_of(step, rows, {"lr": lr, "updates": self.updates})
         asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.skip_update)
         return self.actor.run_step(step, microbatches, lr, asked=asked, watch=watch, sure=sure)
 
@@ -452,41 +451,6 @@ class Trainer:
             return f"{self.skipped_in_a_row} steps were skipped in a row (run.max_skips = {most})"
         return ""
 
-    def _microbatches(self, sampler: Sampler, step: int, most: int | None = None) -> list[Microbatch]:
-        """Return this rank's microbatches of a step (counted from 0).
-
-        Stages in the middle look only for documents.
-
-        most: sequences that count, of those of all steps; what fills the last step after them
-        carries no loss.
-        """
-        rows = (
-            self._rows(sampler, step)
-            if needs_tokens(self.actor, self.corpora.separate)
-            else TokenRows(np.empty(0, np.int64))
-        )
-        tokens = torch.from_numpy(rows.tokens).to(self.device)
-        ends = None if rows.ends is None else torch.from_numpy(rows.ends).to(self.device)
-        counted = (
-            None
-            if most is None
-            else torch.tensor([slot < most for slot in self._slots(step)], device=self.device)
-        )
-        return microbatches_of(self.actor, tokens, ends, counted)
-
-    def _rows_of_step(self) -> TokenRows:
-        return self._rows(self.corpora.train, self.step + self.spikes.batches_skipped)
-
-    def _rows(self, sampler: Sampler, step: int) -> TokenRows:
-        return sampler.rows(self._slots(step))
-
-    def _slots(self, step: int) -> range:
-        """Return the places of this data-parallel rank's sequences in the order of the text."""
-        batch = self.config.batch
-        local = batch.global_ // self.config.parallel.dp
-        begin = step * batch.global_ + self.mesh["dp"].rank * local
-        return range(begin, begin + local)
-
     def validate(self) -> dict[str, float]:
         """Return the mean loss over the validation sequences, none of them twice.
 
@@ -500,7 +464,7 @@ class Trainer:
         begin_s = time.monotonic()
         with self.place.at("validation", "reading tokens"):
             for i in range(math.ceil(self.num_validated / self.config.batch.global_)):
-                microbatches = self._microbatches(self.corpora.validation, i, self.num_validated)
+                microbatches = self.rows.microbatches(self.corpora.validation, i, self.num_validated)
                 *total, stop = self.actor.evaluate(self.step, microbatches, StepRequests(urgency))
                 totals.append(total)
                 if stop and self.step == 0:
@@ -549,110 +513,6 @@ class Trainer:
             self.report.step(line, waited_share)
         elif "val_loss" in line:
             self.report.say(f"val loss before training {line['val_loss']:.4f}")
-
-    def _announce(self) -> None:
-        config = self.config
-        model = self.config.model
-        count = sum(spec.numel for spec in self.plan.parameters())
-        train = self.corpora.train
-        self.report.say(
-            f"ranks: {self.mesh.size}, nodes: {self.world.num_nodes}, {self.mesh.grid}; "
-            f"{config.pipeline.schedule}, microbatches a rank: {self.num_microbatches}; {self.device.type}, "
-            f"threads a rank: {torch.get_num_threads()}"
-        )
-        self.report.say(
-            f"{count / 1e6:.2f} M parameters ({model.layers} blocks of width {model.width}), "
-            f"{config.batch.global_} sequences of {config.data.sequence} tokens a step, training on "
-            f"{train.num_sequences:,} sequences of {config.data.source}, in the order {self.corpora.order}"
-        )
-        self.report.say(self._describe_validation())
-        self.report.say("\n".join(f"{self.plan.table.name}: {note}" for note in self.plan.table.notes))
-        self.report.say(crowded(library.vendor(), self.world.node.size))
-        if not self.mesh["tp"].one_node:
-            self.report.say(
-                f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a "
-                "smaller tp"
-            )
-        for line in (*costs(self.plan), *(idle_here(self.plan) if self.world.rank == 0 else ())):
-            self.report.say(line)
-        self.report.say(recompute_line(self.plan.stages))
-        texts = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
-        self.report.say(next(filter(None, texts), ""))
-        self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
-        kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
-        self.report.say(f"attention: {', '.join(kernels)}" if kernels else "")
-        self.report.say(self.placement.not_compiled)
-        if self.actor.compiled:
-            self.report.say(
-                "what lies between products is compiled (run.compile), in "
-                f"{'Triton' if self.placement.gpu else 'C++'}"
-            )
-        self.report.say(self.leaving.announced())
-        self._announce_devices()
-
-    def _describe_validation(self) -> str:
-        asked = self.config.run.eval_batches * self.config.batch.global_
-        known = self.corpora.validation.num_sequences
-        fewer = (
-            f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)"
-            if self.num_validated < asked
-            else ""
-        )
-        used = fewer or f" of {known:,}"
-        held_out = self.corpora.validation_description
-        return f"validation on {self.num_validated:,} sequences{used}; held out are {held_out}"
-
-    def _announce_devices(self) -> None:
-        """Say which GPU, who shares one, and how messages get there. Collective over all ranks."""
-        gpu = self.placement.gpu
-        wanted = self.config.comm.device
-        if gpu is None:
-            self.report.say(
-                ""
-                if wanted == "auto"
-                else f'comm.device = "{wanted}" has no effect: this run computes on CPUs'
-            )
-            return
-        self.report.say(f"GPU of rank 0: {gpu}; {self.mesh.way}")
-        self.report.say(DETERMINISM_MESSAGES[self.config.numerics.deterministic])
-        said = shared(self.placement, self.world)
-        self.report.say(f"{said}: they take turns, and have its memory and its peak together" if said else "")
-
-    def _record_routing(self, step: int) -> None:
-        """Gather where the tokens of a step went; write the trace when it is complete.
-
-        Collective over all ranks.
-        """
-        every = self.world.all_gather("the routing of a step", self.actor.recorded)
-        # over what a rollback has undone
-        self.recorded[step] = [each for part in every for each in part]
-        if step == self.to_record[-1] and self.mesh.rank == 0:
-            replayed = as_override("experts.replay", str(self.rundir.routing))
-            message = f"recorded the routing of steps {min(self.recorded)} to {step}: --set {replayed}"
-            self._write(self.rundir.routing, joined(self.config, self.recorded).write, message)
-
-    def _write_trace(self) -> None:
-        with self.place.waiting("for all ranks: their part of the trace"):
-            events = gather_events(self.recorder, self.mesh, self.world)
-        if events is not None:
-            message = (
-                f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace "
-                f"{as_argument(self.rundir.trace)}"
-            )
-            self._write(
-                self.rundir.trace,
-                lambda path: write_trace(path, events, self.actor.table, self.mesh["dp"].size),
-                message,
-            )
-
-    def _write(self, path: Path, write: Callable[[Path], None], message: str) -> None:
-        """Write a file that training can do without, and say so; or why it isn't there."""
-        try:
-            with self.place.at("step", f"writing {path}", BUSY):
-                write(path)
-        except OSError as error:
-            message = f"{path} can't be written: {error.strerror}"
-        self.report.say(message)
 
     def _say_how_to_go_on(self) -> None:
         path = self.rundir.path

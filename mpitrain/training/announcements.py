@@ -1,0 +1,104 @@
+"""What a run says before its first step: what is trained, on what, and how."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from mpitrain.actor.actor import Actor
+from mpitrain.cluster.crowding import crowded
+from mpitrain.comm.base import library
+from mpitrain.comm.base.world import World
+from mpitrain.comm.mesh import Mesh
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.alternatives import costs, idle_here
+from mpitrain.plan.settings.recompute import recompute_line
+from mpitrain.training.machine.determinism import DETERMINISM_MESSAGES
+from mpitrain.training.machine.device_placement import DevicePlacement, shared
+from mpitrain.training.machine.peak_flops import DEFINITION
+from mpitrain.training.prepare import Corpora
+
+
+@dataclass(frozen=True)
+class Announcements:
+    """The lines of a run. num_validated: sequences of a validation. peak: where that of the MFU is from."""
+
+    plan: Plan
+    world: World
+    mesh: Mesh
+    actor: Actor
+    corpora: Corpora
+    placement: DevicePlacement
+    num_validated: int
+    peak: str
+
+    def lines(self) -> Iterator[str]:
+        """Yield them; an empty one is none. Collective over all ranks."""
+        yield from self._of_the_model()
+        yield self._of_validation()
+        yield "\n".join(f"{self.plan.table.name}: {note}" for note in self.plan.table.notes)
+        yield crowded(library.vendor(), self.world.node.size)
+        yield from self._of_costs()
+        texts = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
+        yield next(filter(None, texts), "")
+        yield f"MFU: {DEFINITION}, {self.peak}"
+        kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
+        yield f"attention: {', '.join(kernels)}" if kernels else ""
+        yield self.placement.not_compiled
+        if self.actor.compiled:
+            compiler = "Triton" if self.placement.gpu else "C++"
+            yield f"what lies between products is compiled (run.compile), in {compiler}"
+        yield from self._of_devices()
+
+    def _of_the_model(self) -> Iterator[str]:
+        config = self.plan.config
+        model = config.model
+        count = sum(spec.numel for spec in self.plan.parameters())
+        yield (
+            f"ranks: {self.mesh.size}, nodes: {self.world.num_nodes}, {self.mesh.grid}; "
+            f"{config.pipeline.schedule}, microbatches a rank: {self.plan.num_microbatches}; "
+            f"{self.placement.device.type}, threads a rank: {torch.get_num_threads()}"
+        )
+        yield (
+            f"{count / 1e6:.2f} M parameters ({model.layers} blocks of width {model.width}), "
+            f"{config.batch.global_} sequences of {config.data.sequence} tokens a step, training on "
+            f"{self.corpora.train.num_sequences:,} sequences of {config.data.source}, in the order "
+            f"{self.corpora.order}"
+        )
+
+    def _of_validation(self) -> str:
+        config = self.plan.config
+        asked = config.run.eval_batches * config.batch.global_
+        known = self.corpora.validation.num_sequences
+        fewer = (
+            f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)"
+            if self.num_validated < asked
+            else ""
+        )
+        used = fewer or f" of {known:,}"
+        held_out = self.corpora.validation_description
+        return f"validation on {self.num_validated:,} sequences{used}; held out are {held_out}"
+
+    def _of_costs(self) -> Iterator[str]:
+        if not self.mesh["tp"].one_node:
+            yield (
+                f"parallel.tp = {self.plan.config.parallel.tp} spans nodes: every layer waits for the "
+                "network; use a smaller tp"
+            )
+        yield from costs(self.plan)
+        if self.world.rank == 0:
+            yield from idle_here(self.plan)
+        yield recompute_line(self.plan.stages)
+
+    def _of_devices(self) -> Iterator[str]:
+        """Say which GPU, who shares one, and how messages get there. Collective over all ranks."""
+        gpu = self.placement.gpu
+        wanted = self.plan.config.comm.device
+        if gpu is None:
+            if wanted != "auto":
+                yield f'comm.device = "{wanted}" has no effect: this run computes on CPUs'
+            return
+        yield f"GPU of rank 0: {gpu}; {self.mesh.way}"
+        yield DETERMINISM_MESSAGES[self.plan.config.numerics.deterministic]
+        said = shared(self.placement, self.world)
+        yield f"{said}: they take turns, and have its memory and its peak together" if said else ""

@@ -1,0 +1,89 @@
+"""Files that training can do without: trace.json of its instructions, routing.npz of its experts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.trace import Recorder, gather_events, write_trace
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.status_board import BUSY, RankStatus
+from mpitrain.comm.base.world import World
+from mpitrain.config import as_override
+from mpitrain.inputs import as_argument
+from mpitrain.plan.routing import joined
+
+
+class SideFiles:
+    """What is recorded of some steps, and written when it is complete.
+
+    say: takes what is said of them, on all ranks; rank 0 says it.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        recorder: Recorder,
+        world: World,
+        rundir: RunDir,
+        place: RankStatus,
+        say: Callable[[str], None],
+    ):
+        self._actor = actor
+        self._recorder = recorder
+        self._world = world
+        self._rundir = rundir
+        self._place = place
+        self._say = say
+        self._steps_of_routing = range(0)
+        self._routing = dict[int, list]()
+
+    def choose(self, done: int, last: int, traced: int, routed: int) -> None:
+        """Choose the steps that are recorded, of those after step `done`. last: of the run."""
+        first = min(done + 2, last)  # the first step is never typical
+        self._recorder.steps = range(first, min(first + traced, last + 1))
+        self._steps_of_routing = range(done + 1, min(done + routed, last) + 1)
+
+    def begin(self, step: int) -> None:
+        """Have the routing of a step recorded, if it is to be."""
+        self._actor.recorded = [] if step in self._steps_of_routing else None
+
+    def end(self, step: int) -> None:
+        """Take over what was recorded, and write what is complete. Collective over all ranks."""
+        if step in self._steps_of_routing:
+            self._take_routing(step)
+        if step in self._recorder.steps[-1:]:
+            self._write_trace()
+            # complete: what a rollback computes again isn't traced again
+            self._recorder.steps = range(0)
+
+    def _take_routing(self, step: int) -> None:
+        """Gather where the tokens of a step went, over what a rollback has undone."""
+        every = self._world.all_gather("the routing of a step", self._actor.recorded)
+        self._routing[step] = [each for part in every for each in part]
+        if step == self._steps_of_routing[-1] and self._world.rank == 0:
+            path = self._rundir.routing
+            replayed = as_override("experts.replay", str(path))
+            message = f"recorded the routing of steps {min(self._routing)} to {step}: --set {replayed}"
+            self._write(path, joined(self._actor.config, self._routing).write, message)
+
+    def _write_trace(self) -> None:
+        mesh = self._actor.mesh
+        with self._place.waiting("for all ranks: their part of the trace"):
+            events = gather_events(self._recorder, mesh, self._world)
+        if events is None:
+            return
+        path = self._rundir.trace
+        message = (
+            f"traced {len(self._recorder.steps)} steps: mpitrain schedule compare --trace {as_argument(path)}"
+        )
+        table, replicas = self._actor.table, mesh["dp"].size
+        self._write(path, lambda path: write_trace(path, events, table, replicas), message)
+
+    def _write(self, path: Path, write: Callable[[Path], None], message: str) -> None:
+        """Write a file and say so; or why it isn't there."""
+        try:
+            with self._place.at("step", f"writing {path}", BUSY):
+                write(path)
+        except OSError as error:
+            message = f"{path} can't be written: {error.strerror}"
+        self._say(message)

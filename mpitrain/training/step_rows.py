@@ -1,0 +1,48 @@
+"""The rows of tokens that this data-parallel rank reads for a step, and their microbatches."""
+
+import numpy as np
+import torch
+
+from mpitrain.actor.actor import Actor
+from mpitrain.data.order import Sampler
+from mpitrain.data.token_rows import TokenRows
+from mpitrain.parallel.microbatch import Microbatch
+from mpitrain.training.microbatches import microbatches_of, needs_tokens
+
+
+class StepRows:
+    """This rank's sequences of each step. separate: documents are."""
+
+    def __init__(self, actor: Actor, separate: bool, dp_rank: int):
+        self._actor = actor
+        self._separate = separate
+        self._dp_rank = dp_rank
+
+    def microbatches(self, sampler: Sampler, step: int, most: int | None = None) -> list[Microbatch]:
+        """Return this rank's microbatches of a step (counted from 0).
+
+        Stages in the middle look only for documents.
+
+        most: sequences that count, of those of all steps; what fills the last step after them
+        carries no loss.
+        """
+        device = self._actor.site.device
+        needed = needs_tokens(self._actor, self._separate)
+        rows = self.rows(sampler, step) if needed else TokenRows(np.empty(0, np.int64))
+        tokens = torch.from_numpy(rows.tokens).to(device)
+        ends = None if rows.ends is None else torch.from_numpy(rows.ends).to(device)
+        counted = None
+        if most is not None:
+            counted = torch.tensor([slot < most for slot in self._slots(step)], device=device)
+        return microbatches_of(self._actor, tokens, ends, counted)
+
+    def rows(self, sampler: Sampler, step: int) -> TokenRows:
+        """Return the rows themselves."""
+        return sampler.rows(self._slots(step))
+
+    def _slots(self, step: int) -> range:
+        """Return the places of this rank's sequences in the order of the text."""
+        config = self._actor.config
+        local = config.batch.global_ // config.parallel.dp
+        begin = step * config.batch.global_ + self._dp_rank * local
+        return range(begin, begin + local)
