@@ -37,11 +37,12 @@ Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
 
+# Tables name `frozen` again: they inherit it from this one, but type checkers don't see that.
 class ConfigTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """A table of the configuration file."""
 
 
-class Run(ConfigTable):
+class Run(ConfigTable, frozen=True):
     dir: str = ""  # directory of the run; "": runs/ and the name of the configuration file
     steps: Count = 120  # optimizer steps of the whole run, earlier starts included
     seed: CountOrNone = 1  # of initial weights, of the order of the data, and of held-out documents
@@ -88,7 +89,7 @@ class Run(ConfigTable):
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0
 
 
-class Model(ConfigTable):
+class Model(ConfigTable, frozen=True):
     preset: str = "quickstart"  # published sizes; other keys of the model override them
     # the kind of model: its layers; "" and absent keys of this table: as the preset says;
     # "module:name": a ModelFamily of your own
@@ -119,7 +120,7 @@ class Model(ConfigTable):
     logit_cap: Annotated[float, Meta(ge=0)] | None = None
 
 
-class AttentionTable(ConfigTable):
+class AttentionTable(ConfigTable, frozen=True):
     """What a family's attention has besides heads; absent: as the preset, or else the family, says."""
 
     # of queries and keys; 0: model.width / model.heads; latent: of their part without positions
@@ -171,7 +172,7 @@ class AttentionTable(ConfigTable):
     value_width: LengthOrNone | None = None  # latent attention: of a head
 
 
-class ExpertsTable(ConfigTable):
+class ExpertsTable(ConfigTable, frozen=True):
     """Of families with experts; "" and absent: as the preset, or else the family, says."""
 
     # experts of a block that has some. At most 1,024: the loads of a layer are one piece then
@@ -211,7 +212,7 @@ class ExpertsTable(ConfigTable):
     wire: Literal["", "bf16", "fp8"] = ""
 
 
-class Data(ConfigTable):
+class Data(ConfigTable, frozen=True):
     # the form of the corpus: python-stdlib, text, jsonl; or "module:name", a Source of your own
     source: str = "python-stdlib"
     # a file, a folder or a pattern such as "a/**/*.txt"; or several
@@ -236,13 +237,13 @@ class Data(ConfigTable):
     tokens: str = ""
 
 
-class Batch(ConfigTable, rename={"global_": "global"}):
+class Batch(ConfigTable, frozen=True, rename={"global_": "global"}):
     # sequences per step over all ranks; 0: the least multiple of dp * micro from 24 on
     global_: CountOrNone = 0
     micro: Count = 1  # sequences per microbatch
 
 
-class Parallel(ConfigTable):
+class Parallel(ConfigTable, frozen=True):
     dp: CountOrNone = 0  # data-parallel ranks; 0: what is left of the ranks
     pp: CountOrNone = 0  # pipeline ranks; 0: what dp leaves of the ranks, or as many as a table has
     tp: Count = 1  # ranks that divide each layer
@@ -270,7 +271,7 @@ class Parallel(ConfigTable):
     ahead: Count = 1  # zero 3: blocks that are fetched before they are needed
 
 
-class Pipeline(ConfigTable):
+class Pipeline(ConfigTable, frozen=True):
     # a name, or the path of a table, whose form is in mpitrain schedule --help; "module:name": a
     # ScheduleFamily of your own
     schedule: str = "1f1b"
@@ -295,7 +296,7 @@ class Pipeline(ConfigTable):
     pairs: Literal["whole", "parts"] = "whole"
 
 
-class Memory(ConfigTable):
+class Memory(ConfigTable, frozen=True):
     # what the backward computes again instead of keeping it
     recompute: Literal["none", "full", "every-k", "selective"] = "none"
     # every-k: blocks of which only the first one's input is kept; 0: as many as hold least
@@ -305,7 +306,7 @@ class Memory(ConfigTable):
     offload: Literal["none", "activations", "optimizer", "all"] = "none"
 
 
-class Precision(ConfigTable):
+class Precision(ConfigTable, frozen=True):
     # weights and activations; below fp32, masters and sums are fp32
     compute: Literal["fp32", "fp64", "bf16", "fp16", "fp8"] = "fp32"
     # gradients on the wire over data ranks: as they are summed, or rounded
@@ -315,7 +316,7 @@ class Precision(ConfigTable):
     products: Literal["auto", "fp32", "rounded"] = "auto"
 
 
-class Numerics(ConfigTable):
+class Numerics(ConfigTable, frozen=True):
     # layout: the same bits for every parallel.dp, at the cost of gradient buffers
     reproducible: Literal["run", "layout"] = "run"
     # on a GPU: the same bits every time, at the cost of some kernels' speed; a CPU's always are
@@ -326,7 +327,7 @@ class Numerics(ConfigTable):
     rerun_every: CountOrNone = 0
 
 
-class SpikesTable(ConfigTable):
+class SpikesTable(ConfigTable, frozen=True):
     """Steps whose loss is far above those before."""
 
     # count: say so; skip: make no update, and say so (run.max_skips in a row end a run); rollback:
@@ -338,7 +339,7 @@ class SpikesTable(ConfigTable):
     most: CountOrNone = 5  # rollbacks that end a run; 0: never
 
 
-class OptimizerTable(ConfigTable):
+class OptimizerTable(ConfigTable, frozen=True):
     # muon takes the matrices between layers; embedding, head and norms are adamw's then. "module:name":
     # an OptimizerKind of your own
     name: str = "adamw"
@@ -359,7 +360,7 @@ class OptimizerTable(ConfigTable):
     moments: Literal["fp32", "bf16"] = "fp32"
 
 
-class Schedule(ConfigTable):
+class Schedule(ConfigTable, frozen=True):
     # learning rate after the warm-up: falls along a cosine; stays and falls at the end (warm-up,
     # stable, decay); or stays
     name: Literal["cosine", "wsd", "constant"] = "cosine"
@@ -370,7 +371,7 @@ class Schedule(ConfigTable):
     final: Annotated[float, Meta(ge=0, le=1)] = 0.1
 
 
-class Comm(ConfigTable):
+class Comm(ConfigTable, frozen=True):
     # how collectives move bytes: messages of our own, MPI's collectives, or memory that the ranks of a
     # node share; auto: by axis and size. The bits are the same
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
@@ -396,7 +397,7 @@ class Comm(ConfigTable):
     levels: Literal["auto", "one"] = "auto"
 
 
-class Config(ConfigTable):
+class Config(ConfigTable, frozen=True):
     run: Run = Run()
     model: Model = Model()
     attention: AttentionTable = AttentionTable()
@@ -661,7 +662,7 @@ def toml_of(text: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"{where}: not TOML: {shown(error)}; {_to_give(path)}") from None
 
 
-def _merged(under: dict, over: dict) -> dict:
+def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     result = dict(under)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -669,7 +670,7 @@ def _merged(under: dict, over: dict) -> dict:
     return result
 
 
-def _override(tree: dict, override: str) -> None:
+def _override(tree: dict[str, Any], override: str) -> None:
     """Apply one `table.key=value`; the value is TOML, and what isn't TOML is a string."""
     name, equals, text = override.partition("=")
     keys = name.strip().split(".")

@@ -1,8 +1,10 @@
 import dataclasses
 import os
 import re
+import runpy
 import shlex
 import tomllib
+import typing
 from math import inf
 
 import msgspec
@@ -15,6 +17,7 @@ from mpitrain import config_hints
 from mpitrain.cluster.threads import num_threads
 from mpitrain.errors import ConfigError
 from mpitrain.optim.rates import learning_rate
+from mpitrain.plan.declared import resolved as resolved_types
 from mpitrain.plan.declared.family import presets, with_experts
 from mpitrain.plan.settings.identity import identity
 from mpitrain.plan.settings.log_pace import log_pace
@@ -688,6 +691,19 @@ def test_identity_ignores_layout_and_length_and_nothing_else():
 def test_every_key_is_typed():
     for table in msgspec.structs.fields(settings.Config):
         assert msgspec.structs.fields(table.type)
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_a_resolved_configuration_has_the_types_that_mypy_reads(preset, monkeypatch):
+    """Make the classes that are there for mypy only: a key that is still open is no value of theirs."""
+    monkeypatch.setattr(typing, "TYPE_CHECKING", True)
+    typed = runpy.run_path(resolved_types.__file__)["ResolvedConfig"]
+    monkeypatch.undo()
+    assert typed is not settings.Config
+    tree = msgspec.to_builtins(resolved(f"model.preset={preset}"))
+    assert msgspec.to_builtins(msgspec.convert(tree, typed)) == tree
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(msgspec.to_builtins(settings.load(None, (f"model.preset={preset}",))), typed)
 
 
 # ---------------------------------------------------------------- learning rates

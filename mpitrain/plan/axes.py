@@ -27,9 +27,9 @@ from dataclasses import dataclass
 
 from mpitrain.comm.base.axis_operations import NOTHING, AxisOperations, carried
 from mpitrain.comm.base.grid import Grid
-from mpitrain.config import Config
 from mpitrain.plan.declared.optimizers import optimizer_kind
 from mpitrain.plan.declared.parameters import EXPERT
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import DENSE, DOMAINS
 from mpitrain.plan.settings.dispatch import near_ranks
 from mpitrain.schedules.table import Table
@@ -205,7 +205,7 @@ class Axes:
         }
 
 
-def axes_of(config: Config, table: Table, tied: bool, num_metrics: int = 0) -> Axes:
+def axes_of(config: ResolvedConfig, table: Table, tied: bool, num_metrics: int = 0) -> Axes:
     """Return the axes of a layout. tied: the first and the last stage have the same embedding."""
     parallel = config.parallel
     ends = dict.fromkeys((table.rank_of[0], table.rank_of[table.depth - 1]))

@@ -18,11 +18,11 @@ from functools import cached_property
 
 import numpy as np
 
-from mpitrain.config import Config
 from mpitrain.plan import program, routing
 from mpitrain.plan.axes import Axes, axes_of
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Sizes
 from mpitrain.plan.declared.parameters import Spec, itemsizes_of
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.sequence import SequencePlacement, placement_of
 from mpitrain.plan.division.stages import StagePlan, stages_of
 from mpitrain.plan.program import Programs
@@ -39,7 +39,7 @@ class Plan:
     Raises ScheduleError or ConfigError, whatever part is asked for, if it can't work.
     """
 
-    config: Config
+    config: ResolvedConfig
     model: ModelLayers
 
     @cached_property

@@ -6,8 +6,8 @@ No torch is imported for this.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import gather_of
 from mpitrain.plan.division.stages import StagePlan
 from mpitrain.schedules.actions import PAIR, RECEIVES, SENDS, SPREAD, Action
@@ -33,7 +33,7 @@ class Programs(NamedTuple):
         return {action: at for program in self.ranks for at, action in enumerate(program) if action in wanted}
 
 
-def training(config: Config, table: Table, stages: Sequence[StagePlan]) -> Programs:
+def training(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> Programs:
     """Return the programs of a training step.
 
     Raises ScheduleError with the flaw, and ConfigError for a choice that does nothing.
@@ -51,7 +51,7 @@ def training(config: Config, table: Table, stages: Sequence[StagePlan]) -> Progr
     return Programs(table, programs, _proved(table, programs, reduces=reduces, **zero))
 
 
-def evaluation(config: Config, table: Table, stages: Sequence[StagePlan]) -> Programs:
+def evaluation(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> Programs:
     """Return the programs that only run a table's forwards, in its order."""
     forward = forwards(table)
     residency = _residency(config, table, stages)
@@ -59,7 +59,7 @@ def evaluation(config: Config, table: Table, stages: Sequence[StagePlan]) -> Pro
     return Programs(forward, programs, _proved(forward, programs, train=False, residency=residency))
 
 
-def _refuse_idle_pairs(config: Config, table: Table) -> None:
+def _refuse_idle_pairs(config: ResolvedConfig, table: Table) -> None:
     """Raise ConfigError if pairs are to be walked in parts, and there are none, or nothing is
     walked in parts.
     """
@@ -75,7 +75,7 @@ def _refuse_idle_pairs(config: Config, table: Table) -> None:
         )
 
 
-def _residency(config: Config, table: Table, stages: Sequence[StagePlan]) -> Residency | None:
+def _residency(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> Residency | None:
     """Tell when the parameters of ZeRO-3 are fetched and dropped."""
     if config.parallel.zero < 3:
         return None

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_file, replacing, shown
 from mpitrain.plan.declared.parameters import Spec
+from mpitrain.plan.declared.resolved import ResolvedConfig
 
 MOST_BYTES = 1 << 30
 FIRST = "first_step"
@@ -83,7 +83,7 @@ class RoutingTrace:
             np.savez(file, **{FIRST: np.array(self.first)}, **self.experts)
 
 
-def read(config: Config, loads: list[Spec]) -> RoutingTrace:
+def read(config: ResolvedConfig, loads: list[Spec]) -> RoutingTrace:
     """Read experts.replay.
 
     Raises ConfigError unless it has the experts of every token of a step, for each block that has
@@ -131,7 +131,7 @@ def _unpacked(
         return {block: file[block] for block in blocks}, first
 
 
-def _require_experts(config: Config, array: np.ndarray, found: str, block: str) -> None:
+def _require_experts(config: ResolvedConfig, array: np.ndarray, found: str, block: str) -> None:
     """Raise ConfigError unless an array has `active` experts, each once, for every token of each step."""
     count = config.experts.count
     needed = (config.batch.global_, config.data.sequence, config.experts.active)
@@ -172,7 +172,7 @@ class Routes:
 
 
 def joined(
-    config: Config, recorded: Mapping[int, list[tuple[str, range, np.ndarray, np.ndarray]]]
+    config: ResolvedConfig, recorded: Mapping[int, list[tuple[str, range, np.ndarray, np.ndarray]]]
 ) -> RoutingTrace:
     """Return the trace of steps that follow one another, each recorded in parts."""
     shape = len(recorded), config.batch.global_, config.data.sequence, config.experts.active

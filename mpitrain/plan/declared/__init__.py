@@ -1,6 +1,7 @@
 """What layers, families and optimisers say of themselves: shapes, bytes, FLOPs, keys. Integers and names.
 
 parameters      a parameter, and the box of it that a rank holds
+resolved        types of a resolved configuration: the keys that always have a value
 layer           what a layer declares: parameters, FLOPs, bytes kept
 probabilities   attention's probabilities in bf16 on a CPU
 family          a family of models: layers, keys with their defaults, presets

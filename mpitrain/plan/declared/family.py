@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpitrain.config import Config, Model
+from mpitrain.config import Model
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.hugging_face import ModelType, Stored
 from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedModel
 from mpitrain.plugins import Catalog
 
 # keys of rotary positions, and their values where none is given: of most families
@@ -33,7 +34,7 @@ OF_SOME = ("eps", "ffn_biased", "logit_cap", "positions")
 OF_SOFTMAX: dict[str, Any] = dict(score="softmax", normalised=True, scale=1.0)
 
 
-def width_of_head(model: Model) -> int:
+def width_of_head(model: ResolvedModel) -> int:
     """Return the width of a head that no key says. Raises ConfigError if heads don't divide the model's."""
     if model.width % model.heads:
         raise ConfigError(f"model.width = {model.width} is not a multiple of model.heads = {model.heads}")
@@ -46,7 +47,7 @@ def refuse_odd(key: str, width: int) -> None:
         raise ConfigError(f"{key} = {width}: rotary embeddings need an even width of a head")
 
 
-def plain_heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
+def plain_heads(model: ResolvedModel, found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of heads that are derived from others: none. Raises ConfigError for odd ones.
 
     found: the keys of the table `attention`, with their values so far.
@@ -84,10 +85,10 @@ class ModelFamily:
     """
 
     name: str
-    layers: Callable[[Config], ModelLayers]
+    layers: Callable[[ResolvedConfig], ModelLayers]
     attention: Mapping[str, Any]
     experts: Mapping[str, Any] | None = None
-    heads: Callable[[Model, Mapping[str, Any]], dict[str, Any]] = plain_heads
+    heads: Callable[[ResolvedModel, Mapping[str, Any]], dict[str, Any]] = plain_heads
     grouped: bool = True
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     weight_names: Mapping[str, Mapping[str, str | Stored]] = field(default_factory=dict)

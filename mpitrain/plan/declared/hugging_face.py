@@ -23,9 +23,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import listed, shown
+from mpitrain.plan.declared.resolved import ResolvedConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,12 +35,12 @@ Shape = tuple[int, ...]
 Views = Iterable[tuple["np.ndarray", "np.ndarray"]]
 
 
-def same_shape(ours: Shape, config: Config) -> Shape:
+def same_shape(ours: Shape, config: ResolvedConfig) -> Shape:
     """Return the shape of a weight that is stored as it is."""
     return ours
 
 
-def same_views(ours: "np.ndarray", theirs: "np.ndarray", config: Config) -> Views:
+def same_views(ours: "np.ndarray", theirs: "np.ndarray", config: ResolvedConfig) -> Views:
     """Return both arrays whole."""
     return [(ours, theirs)]
 
@@ -58,12 +58,12 @@ class Stored:
     exact: written as the checkpoint has it, whatever --dtype says.
     """
 
-    name: str | Callable[[Config], str]
-    shape: Callable[[Shape, Config], Shape] = same_shape
-    views: Callable[["np.ndarray", "np.ndarray", Config], Views] = same_views
+    name: str | Callable[[ResolvedConfig], str]
+    shape: Callable[[Shape, ResolvedConfig], Shape] = same_shape
+    views: Callable[["np.ndarray", "np.ndarray", ResolvedConfig], Views] = same_views
     exact: bool = False
 
-    def name_for(self, config: Config) -> str:
+    def name_for(self, config: ResolvedConfig) -> str:
         """Return the name of the tensor, with {block} and {expert}."""
         return self.name if isinstance(self.name, str) else self.name(config)
 
@@ -95,7 +95,7 @@ class ModelType:
     name: str
     architecture: str
     read: Callable[["Fields"], None]
-    write: Callable[[Config], dict[str, Any] | None]
+    write: Callable[[ResolvedConfig], dict[str, Any] | None]
     ignored: tuple[str, ...] = ()
     prefix: str = ""
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from mpitrain.config import Config
 from mpitrain.plan.declared import probabilities
 from mpitrain.plan.declared.parameters import NormKind, Spec, itemsizes_of
+from mpitrain.plan.declared.resolved import ResolvedConfig
 
 
 def is_loss(name: str) -> bool:
@@ -120,7 +120,7 @@ class Sizes:
     segments: into which its sequence is cut.
     """
 
-    config: Config
+    config: ResolvedConfig
     segments: int = 1
     on_gpu: bool = False
 

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from mpitrain.config import Config
 from mpitrain.plan.declared.parameters import Spec
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import COUNTED, DENSE, domain_of
 from mpitrain.schedules.lowering.sums import MIRROR, TIED
 
@@ -95,7 +95,7 @@ def layout_of(specs: tuple[Spec, ...], num_shards: int) -> Layout:
     return Layout(specs, tuple(starts), -(-length // unit) * unit, num_shards)
 
 
-def parts_of(config: Config, blocks: list[list[Spec]], joined: set[int]) -> list[range]:
+def parts_of(config: ResolvedConfig, blocks: list[list[Spec]], joined: set[int]) -> list[range]:
     """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full.
 
     With ZeRO-3 each block is a part: it is what is fetched and dropped. joined: blocks in the same
@@ -115,7 +115,7 @@ def parts_of(config: Config, blocks: list[list[Spec]], joined: set[int]) -> list
 
 
 def buckets_of(
-    config: Config,
+    config: ResolvedConfig,
     blocks: list[list[Spec]],
     parts: list[range],
     copies: int = 1,
@@ -145,7 +145,7 @@ def buckets_of(
     ]
 
 
-def _is_plain(config: Config, spec: Spec) -> bool:
+def _is_plain(config: ResolvedConfig, spec: Spec) -> bool:
     return not spec.partial and not spec.tied and domain_of(config, spec) != COUNTED
 
 
@@ -158,7 +158,7 @@ def _of_parts(plain: Placed, num_parts: int, mirror: tuple[str, ...]) -> Iterato
                 yield Bucket(specs, (number,), mirror, domain=domain)
 
 
-def _of_counted(config: Config, placed: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
+def _of_counted(config: ResolvedConfig, placed: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
     counted = [
         (spec, part) for spec, part in placed if not spec.partial and domain_of(config, spec) == COUNTED
     ]
@@ -166,7 +166,7 @@ def _of_counted(config: Config, placed: Placed, mirror: tuple[str, ...]) -> Iter
         yield Bucket(tuple(spec for spec, _ in counted), _uses(counted), mirror, domain=COUNTED)
 
 
-def _of_tied(config: Config, tied: Placed) -> Iterator[Bucket]:
+def _of_tied(config: ResolvedConfig, tied: Placed) -> Iterator[Bucket]:
     """Yield the bucket of the tied embedding, or one for each of its uses."""
     if not tied:
         return
@@ -179,7 +179,7 @@ def _of_tied(config: Config, tied: Placed) -> Iterator[Bucket]:
         yield Bucket((tied[0][0],), tuple(parts), over, then)
 
 
-def _of_partial(config: Config, partial: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
+def _of_partial(config: ResolvedConfig, partial: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
     """Yield a bucket of each kind of copies that have part of a gradient each."""
     kinds = {(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in partial}
     for copies, over, domain in sorted(kinds):

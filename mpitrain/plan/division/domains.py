@@ -8,8 +8,8 @@ optimiser's state, what a rank saves and counts) asks the bucket's domain.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpitrain.config import Config, Parallel
 from mpitrain.plan.declared.parameters import EXPERT, Spec, itemsizes_of
+from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedParallel
 
 
 class Domain(NamedTuple):
@@ -24,15 +24,15 @@ class Domain(NamedTuple):
     shard: str
     replicate: str
     matrix: str
-    num_shards: Callable[[Config], int]
+    num_shards: Callable[[ResolvedConfig], int]
 
 
-def _data_ranks_that_divide(config: Config) -> int:
+def _data_ranks_that_divide(config: ResolvedConfig) -> int:
     parallel = config.parallel
     return parallel.cp * (parallel.dp_shard or parallel.dp) if parallel.zero else 1
 
 
-def _ranks_that_divide_experts(config: Config) -> int:
+def _ranks_that_divide_experts(config: ResolvedConfig) -> int:
     """All that have the same experts.
 
     With dp_shard, those among the ranks that divide the dense state, if they are whole groups.
@@ -53,12 +53,12 @@ DOMAINS = {
 }
 
 
-def lends_gradients(parallel: Parallel) -> bool:
+def lends_gradients(parallel: ResolvedParallel) -> bool:
     """Return whether a rank keeps shards of gradients only, and whole ones are in memory that is lent."""
     return parallel.zero >= 2 or parallel.reduce == "microbatch"
 
 
-def drops_weights(config: Config, domain: str) -> bool:
+def drops_weights(config: ResolvedConfig, domain: str) -> bool:
     """Return whether a rank keeps only its shard of a domain's weights, and whole ones are in lent memory.
 
     Weights that are kept over a step aren't: their memory is taken all the time, so the shard lies
@@ -68,28 +68,28 @@ def drops_weights(config: Config, domain: str) -> bool:
     return parallel.zero == 3 and gather_of(parallel) == "use" and DOMAINS[domain].num_shards(config) > 1
 
 
-def gather_of(parallel: Parallel) -> str:
+def gather_of(parallel: ResolvedParallel) -> str:
     """Return when weights are dropped; what is open, predict/link_choices.py settles by measured links."""
     return "use" if parallel.gather == "auto" else parallel.gather
 
 
-def divided(config: Config) -> bool:
+def divided(config: ResolvedConfig) -> bool:
     """Return whether parallel.zero divides anything: there is more than one rank to divide it over."""
     return any(domain.num_shards(config) > 1 for domain in domains_of(config).values())
 
 
-def divided_experts(config: Config) -> bool:
+def divided_experts(config: ResolvedConfig) -> bool:
     """Return whether several ranks divide the state of the same experts."""
     return DOMAINS[EXPERT].num_shards(config) > 1
 
 
-def domains_of(config: Config) -> dict[str, Domain]:
+def domains_of(config: ResolvedConfig) -> dict[str, Domain]:
     """Return the domains that a model has parameters of."""
     absent = [COUNTED] * (not counts_apart(config)) + [EXPERT] * (not config.experts.count)
     return {name: domain for name, domain in DOMAINS.items() if name not in absent}
 
 
-def counts_apart(config: Config) -> bool:
+def counts_apart(config: ResolvedConfig) -> bool:
     """Return whether what is counted has buckets of its own.
 
     Where other weights, or other gradients on their way, are rounded.
@@ -98,18 +98,18 @@ def counts_apart(config: Config) -> bool:
     return bool(config.experts.count) and (narrow < wide or config.precision.reduce != "same")
 
 
-def domain_of(config: Config, spec: Spec) -> str:
+def domain_of(config: ResolvedConfig, spec: Spec) -> str:
     """Return the domain of the bucket that a parameter is in."""
     return spec.domain if spec.trained or not counts_apart(config) else COUNTED
 
 
-def itemsize_of_weights(config: Config, domain: str) -> int:
+def itemsize_of_weights(config: ResolvedConfig, domain: str) -> int:
     """Return the bytes of a number of the weights of a domain, as a layer computes with them."""
     narrow, wide = itemsizes_of(config)
     return wide if domain == COUNTED else narrow
 
 
-def itemsize_on_the_wire(config: Config, domain: str) -> int:
+def itemsize_on_the_wire(config: ResolvedConfig, domain: str) -> int:
     """Return the bytes of a number of the gradients of a domain, as data ranks exchange them."""
     rounded = config.precision.reduce == "bf16" and domain != COUNTED
     return 2 if rounded else itemsizes_of(config)[1]

@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate, groupby
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.layer import ModelLayers, Placed
 from mpitrain.plan.declared.parameters import WHOLE, Shard, Spec
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.buckets import Bucket, buckets_of, parts_of
 from mpitrain.plan.division.stage_balance import balanced_split
 from mpitrain.schedules.lowering.reductions import Reduction
@@ -31,7 +31,7 @@ class StagePlan:
     parts: of the backward, runs of blocks too.
     """
 
-    config: Config
+    config: ResolvedConfig
     index: int
     first: bool
     last: bool
@@ -111,7 +111,7 @@ class StagePlan:
 
 
 def stages_of(
-    config: Config, model: ModelLayers, rank_of: tuple[int, ...], copies: int
+    config: ResolvedConfig, model: ModelLayers, rank_of: tuple[int, ...], copies: int
 ) -> tuple[StagePlan, ...]:
     """Divide a model's layers over stages: as configured, or balanced.
 
@@ -136,14 +136,14 @@ def stages_of(
     return tuple(stages)
 
 
-def _balanced(config: Config, model: ModelLayers, rank_of: tuple[int, ...]) -> list[int]:
+def _balanced(config: ResolvedConfig, model: ModelLayers, rank_of: tuple[int, ...]) -> list[int]:
     """Balance by multiplications per token: of weights, and of scores and values in causal attention."""
     costs = {id(layer): layer.cost(config.data.sequence) for block in model.blocks for layer in block}
     row = tuple(costs[id(layer)] for block in model.blocks for layer in block)
     return balanced_split(row, rank_of, model.last.cost(config.data.sequence))
 
 
-def _configured(config: Config, model: ModelLayers) -> list[int]:
+def _configured(config: ResolvedConfig, model: ModelLayers) -> list[int]:
     """Turn blocks per stage, which can be halves, into layers."""
     begins = [0, *accumulate(len(block) for block in model.blocks)]
     ends = []

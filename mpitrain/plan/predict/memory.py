@@ -27,11 +27,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from mpitrain.config import Config
 from mpitrain.plan.activations.kept import Activations
 from mpitrain.plan.activations.peak import peak_of, put_away
 from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import domains_of, drops_weights, itemsize_of_weights, lends_gradients
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import HeldBucket, held_by
@@ -127,7 +127,7 @@ def _divided(buckets: Sequence[HeldBucket]) -> int:
     return sum(bucket.weights.kept(divided=True) for bucket in buckets)
 
 
-def _gradients_kept(config: Config, buckets: Sequence[HeldBucket]) -> int:
+def _gradients_kept(config: ResolvedConfig, buckets: Sequence[HeldBucket]) -> int:
     """Return the bytes of gradients that stay on a rank."""
     _, wide = itemsizes_of(config)
     divided = lends_gradients(config.parallel)
@@ -144,14 +144,14 @@ def _lent(plan: Plan, rank: int) -> tuple[int, int]:
     return gathered, sum(arena.length for arena in borrowed.gradients.values()) * wide
 
 
-def _weights_kept(config: Config, bucket: HeldBucket) -> int:
+def _weights_kept(config: ResolvedConfig, bucket: HeldBucket) -> int:
     """Return the bytes of a bucket's weights that stay on a rank."""
     domain = bucket.plan.domain
     return bucket.weights.kept(divided=drops_weights(config, domain)) * itemsize_of_weights(config, domain)
 
 
 def _updated_at_most(
-    config: Config, owned: Sequence[HeldBucket], shards: Mapping[str, int] | None, offloaded: bool
+    config: ResolvedConfig, owned: Sequence[HeldBucket], shards: Mapping[str, int] | None, offloaded: bool
 ) -> tuple[int, int]:
     """Return `_updated` of all domains together, each with the given shard or with the one that is most."""
     total = [0, 0]
@@ -163,7 +163,7 @@ def _updated_at_most(
     return total[0], total[1]
 
 
-def _updated(config: Config, buckets: Sequence[HeldBucket], shard: int) -> tuple[int, int]:
+def _updated(config: ResolvedConfig, buckets: Sequence[HeldBucket], shard: int) -> tuple[int, int]:
     """Return the bytes of what is updated in a shard of the buckets, without padding.
 
     moments, and gradients on the host.
@@ -179,6 +179,6 @@ def _updated(config: Config, buckets: Sequence[HeldBucket], shard: int) -> tuple
     return kept * moment_bytes(config), sum(count for _, count in runs) * wide
 
 
-def moment_bytes(config: Config) -> int:
+def moment_bytes(config: ResolvedConfig) -> int:
     """Return the bytes of one number of a moment."""
     return 2 if config.optimizer.moments == "bf16" else itemsizes_of(config)[1]

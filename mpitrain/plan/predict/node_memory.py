@@ -5,10 +5,10 @@ anything is allocated.
 import os
 from collections.abc import Sequence
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import EXPERT, itemsizes_of
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import domain_of, domains_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import MemoryUsage, predict_rank
@@ -95,7 +95,7 @@ def _finds_a_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _bytes_of_state(config: Config, domain: str) -> float:
+def _bytes_of_state(config: ResolvedConfig, domain: str) -> float:
     """Return the bytes that a rank keeps at least for each parameter of a domain, masters of 16-bit
     weights not counted.
     """
@@ -106,7 +106,7 @@ def _bytes_of_state(config: Config, domain: str) -> float:
     return sum(num_bytes / (ranks if parallel.zero >= least else 1) for least, num_bytes in parts)
 
 
-def _bytes_saved(config: Config) -> int:
+def _bytes_saved(config: ResolvedConfig) -> int:
     """Return the bytes of a parameter in a checkpoint: itself and its moments."""
     _, wide = itemsizes_of(config)
     return wide + num_moments(config.optimizer, "matrix") * (
@@ -114,7 +114,7 @@ def _bytes_saved(config: Config) -> int:
     )
 
 
-def _copy_phrases(config: Config) -> tuple[str, str]:
+def _copy_phrases(config: ResolvedConfig) -> tuple[str, str]:
     """Return what a message says of the copy to save from, and what to do without it."""
     if config.run.shards == "one":
         return ", and a copy of the whole model to save from", ', or run.shards = "rank"'

@@ -5,8 +5,8 @@ TOGETHER sums that have one are under way on a rank (actor/reductions.py), so th
 number of buckets. Without rounding a sum arrives in the buffer itself.
 """
 
-from mpitrain.config import Config
 from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import itemsize_on_the_wire, lends_gradients
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import Buffer, held_by
@@ -45,7 +45,7 @@ def _reduced_once(plan: Plan, rank: int) -> list[int]:
     return sizes
 
 
-def copy_bytes(config: Config, gradient: Buffer, domain: str) -> int:
+def copy_bytes(config: ResolvedConfig, gradient: Buffer, domain: str) -> int:
     """Return the bytes of the copy that one sum sends; 0 if it sends the buffer."""
     _, wide = itemsizes_of(config)
     width = itemsize_on_the_wire(config, domain)

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from mpitrain.config import NEUTRAL, AttentionTable, Config, Model
+from mpitrain.config import NEUTRAL, AttentionTable, Config
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.family import ModelFamily
+from mpitrain.plan.declared.resolved import ResolvedAttention, ResolvedConfig, ResolvedModel
 
 # of rotary positions, for sequences longer than were trained with; their keys without effect, None: the
 # family's own
@@ -22,7 +23,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def head_width(config: Config) -> int:
+def head_width(config: ResolvedConfig) -> int:
     """Return the width of a head's queries and keys in a resolved configuration.
 
     With latent attention, of their part without positions.
@@ -30,7 +31,7 @@ def head_width(config: Config) -> int:
     return config.attention.head_width or config.model.width // config.model.heads
 
 
-def with_heads(model: Model, family: ModelFamily, kv_heads: int | None) -> Model:
+def with_heads(model: ResolvedModel, family: ModelFamily, kv_heads: int | None) -> ResolvedModel:
     """Return a model whose heads have keys and values as its family does.
 
     kv_heads: as configured, None if that is open.
@@ -47,10 +48,10 @@ def with_heads(model: Model, family: ModelFamily, kv_heads: int | None) -> Model
 
 def resolve_attention(
     config: Config,
-    model: Model,
+    model: ResolvedModel,
     family: ModelFamily,
-    preset: dict,
-) -> AttentionTable:
+    preset: Mapping[str, Any],
+) -> ResolvedAttention:
     """Fill in what the table `attention` left open.
 
     Raises ConfigError for what would do nothing, and for what can't be.
@@ -70,7 +71,7 @@ def resolve_attention(
         raise ConfigError(
             f"model.heads = {model.heads} is not a multiple of model.kv_heads = {model.kv_heads}"
         )
-    return AttentionTable(**NEUTRAL["attention"] | found)
+    return ResolvedAttention(**NEUTRAL["attention"] | found)
 
 
 def _scaling(

@@ -16,14 +16,16 @@ added: those of a node first.
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
 
-from mpitrain.config import Comm, Config, ExpertsTable, Parallel
+from mpitrain.config import Comm
 from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedExperts, ResolvedParallel
 from mpitrain.plan.declared.traffic import Started, Traffic
 from mpitrain.plan.settings.experts import positions, rows_at_once
 
@@ -42,16 +44,16 @@ class Forms(NamedTuple):
     back: str
 
 
-def resolve_dispatch(
-    config: Config, experts: ExpertsTable, parallel: Parallel, num_nodes: int, node_ranks: int
-) -> tuple[ExpertsTable, Comm]:
-    """Fill in `experts.dispatch`, and with it the nodes.
+def resolve_dispatch(config: ResolvedConfig, num_nodes: int, node_ranks: int) -> tuple[ResolvedExperts, Comm]:
+    """Fill in `experts.dispatch`, and with it the nodes. config: resolved but for these.
 
     Raises ConfigError for what can't be, and for what would do nothing.
     """
+    experts = config.experts
+    parallel = config.parallel
     if not experts.count:
         return experts, config.comm
-    _refuse_idle_wire(config, experts, parallel)
+    _refuse_idle_wire(config)
     chosen = experts.dispatch
     obstacle = _obstacle(parallel, num_nodes, node_ranks)
     if chosen == "hierarchical" and obstacle:
@@ -64,11 +66,11 @@ def resolve_dispatch(
     )
     experts = msgspec.structs.replace(experts, dispatch=chosen)
     if chosen == "hierarchical":
-        _refuse_small_buffer(msgspec.structs.replace(config, experts=experts, parallel=parallel, comm=comm))
+        _refuse_small_buffer(msgspec.structs.replace(config, experts=experts, comm=comm))
     return experts, comm
 
 
-def _obstacle(parallel: Parallel, num_nodes: int, node_ranks: int) -> str:
+def _obstacle(parallel: ResolvedParallel, num_nodes: int, node_ranks: int) -> str:
     """Say why rows can't go to nodes first, or nothing."""
     ranks = parallel.ep * parallel.etp
     spread = f"parallel.ep x parallel.etp = {parallel.ep} x {parallel.etp}"
@@ -87,7 +89,9 @@ def _obstacle(parallel: Parallel, num_nodes: int, node_ranks: int) -> str:
     return ""
 
 
-def _refuse_idle_wire(config: Config, experts: ExpertsTable, parallel: Parallel) -> None:
+def _refuse_idle_wire(config: ResolvedConfig) -> None:
+    experts = config.experts
+    parallel = config.parallel
     wire = f"experts.wire = {json.dumps(experts.wire)}"
     compute = config.precision.compute
     if experts.wire and parallel.ep * parallel.etp == 1:
@@ -101,7 +105,7 @@ def _refuse_idle_wire(config: Config, experts: ExpertsTable, parallel: Parallel)
         )
 
 
-def _refuse_small_buffer(config: Config) -> None:
+def _refuse_small_buffer(config: ResolvedConfig) -> None:
     if dispatch_of(config).tokens_at_once < 1:
         need = (
             f"a rank that passes on one token needs {dispatch_of(config).copies} rows at once, it has "
@@ -112,13 +116,13 @@ def _refuse_small_buffer(config: Config) -> None:
         )
 
 
-def near_ranks(config: Config) -> int:
+def near_ranks(config: ResolvedConfig) -> int:
     """Return how many ranks of the experts axis a node has, if rows go to nodes first; else 0."""
     ranks = config.parallel.ep * config.parallel.etp
     return config.comm.node_ranks if config.experts.dispatch == "hierarchical" and ranks > 1 else 0
 
 
-def dispatch_of(config: Config, segments: int = 1) -> "Dispatch":
+def dispatch_of(config: ResolvedConfig, segments: int = 1) -> "Dispatch":
     """Return how the rows of a resolved configuration travel. segments: of each sequence."""
     return Dispatch(config, segments)
 
@@ -127,7 +131,7 @@ def dispatch_of(config: Config, segments: int = 1) -> "Dispatch":
 class Dispatch:
     """See above."""
 
-    config: Config
+    config: ResolvedConfig
     segments: int
 
     @property
@@ -188,9 +192,9 @@ class Dispatch:
         """
         if self.ranks == 1:
             return Traffic()
-        wide, experts, (there, back) = max(4, itemsize), self.config.experts, self.forms(itemsize)
-        there = num_bytes(there, width, itemsize)
-        back = num_bytes(back, width, itemsize)
+        wide, experts, forms = max(4, itemsize), self.config.experts, self.forms(itemsize)
+        there = num_bytes(forms.there, width, itemsize)
+        back = num_bytes(forms.back, width, itemsize)
         counted = experts.count if not self.near else self.blocks * (experts.count + self.nodes)
         counts = Started("all_gather", "experts", self.ranks * counted * 8)
         if not self.near:
@@ -204,8 +208,8 @@ class Dispatch:
             Started("all_to_all_v", "experts_far", crossing * (a + b))
             for a, b in zip((there, back, there, back), extra_bytes)
         ]
-        near += [None] * (4 - len(near))
-        first, second, third, fourth = zip(far, near)
+        inside: Sequence[Started | None] = near or [None] * 4
+        first, second, third, fourth = zip(far, inside)
         ways = (*first, *reversed(second)), (*third, *reversed(fourth))
         forward, backward = (tuple(each for each in way if each) for way in ways)
         return Traffic((counts, *forward), backward)

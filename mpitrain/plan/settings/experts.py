@@ -12,13 +12,14 @@ x ep x edp, etp fastest (parallel folding, arXiv:2504.14960, section 3.2). With 
 
 import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
-import msgspec
-
-from mpitrain.config import NEUTRAL, Config, ExpertsTable, Model, Parallel
+from mpitrain.config import NEUTRAL, Config, ExpertsTable, Parallel
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.family import ModelFamily, with_experts
 from mpitrain.plan.declared.optimizers import optimizer_kind
+from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedExperts, ResolvedModel, filled
 
 # which every family has
 OF_A_LAYOUT = {key: getattr(ExpertsTable(), key) for key in ("capacity", "buffer", "dispatch")}
@@ -34,10 +35,10 @@ def ranks_of_pipeline_rank(parallel: Parallel) -> int:
 
 def resolve_experts(
     config: Config,
-    model: Model,
+    model: ResolvedModel,
     family: ModelFamily,
-    preset: dict,
-) -> ExpertsTable:
+    preset: Mapping[str, Any],
+) -> ResolvedExperts:
     """Fill in what the table `experts` left open.
 
     Raises ConfigError for what would do nothing, and for what can't be.
@@ -51,7 +52,7 @@ def resolve_experts(
                 "experts; leave it out"
             )
         family.refuse_unused(model.family, "experts", given, NEUTRAL["experts"] | OF_A_LAYOUT)
-        return msgspec.structs.replace(config.experts, **NEUTRAL["experts"])
+        return filled(ResolvedExperts, config.experts, **NEUTRAL["experts"])
     defaults = {"width": model.ffn, **family.experts, **preset}
     balance = given.get("balance", defaults["balance"])
     if balance != defaults["balance"]:  # of another one weight and rate say nothing
@@ -63,12 +64,12 @@ def resolve_experts(
         found = {"bias_rate": OF_A_BIAS, "balance_weight": 0.0, **found}
     else:
         found = {"balance_weight": 0.0 if balance == "none" else OF_A_LOSS, **found}
-    experts = ExpertsTable(**found)
+    experts = ResolvedExperts(**found)
     _refuse_impossible(experts)
     return experts
 
 
-def _refuse_impossible(experts: ExpertsTable) -> None:
+def _refuse_impossible(experts: ResolvedExperts) -> None:
     for key in NEUTRAL["experts"]:
         if not getattr(experts, key):
             raise ConfigError(
@@ -108,8 +109,8 @@ def _refuse_impossible(experts: ExpertsTable) -> None:
 
 
 def refuse_unfolded(
-    model: Model,
-    experts: ExpertsTable,
+    model: ResolvedModel,
+    experts: ResolvedExperts,
     parallel: Parallel,
     config: Config,
 ) -> None:
@@ -131,7 +132,7 @@ def refuse_unfolded(
                 raise ConfigError(f"parallel.{key} = {degree}: {without}; use {', '.join(with_experts())}")
 
 
-def _refuse_uneven(experts: ExpertsTable, parallel: Parallel) -> None:
+def _refuse_uneven(experts: ResolvedExperts, parallel: Parallel) -> None:
     """Raise ConfigError unless ranks, experts and their widths divide as asked."""
     ep = parallel.ep
     etp = parallel.etp
@@ -157,7 +158,7 @@ def _refuse_uneven(experts: ExpertsTable, parallel: Parallel) -> None:
         )
 
 
-def _refuse_company(experts: ExpertsTable, parallel: Parallel, config: Config) -> None:
+def _refuse_company(experts: ResolvedExperts, parallel: Parallel, config: Config) -> None:
     """Raise ConfigError for settings of others with which experts can't be trained."""
     if parallel.tp > 1 and not parallel.sequence:
         raise ConfigError(
@@ -205,7 +206,7 @@ def positions(config: Config, parallel: Parallel) -> int:
 
 def rows_at_once(
     config: Config,
-    experts: ExpertsTable,
+    experts: ResolvedExperts,
     parallel: Parallel,
     segments: int = 1,
 ) -> int:
@@ -217,7 +218,7 @@ def rows_at_once(
     return math.floor(experts.buffer * balanced + 1e-9)
 
 
-def most_rows(config: Config, segments: int = 1) -> int:
+def most_rows(config: ResolvedConfig, segments: int = 1) -> int:
     """Return how many rows of a microbatch can come to a rank at once.
 
     As many as it holds, if there can be so many.

@@ -16,8 +16,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mpitrain.config import Model, Parallel
 from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.resolved import ResolvedModel, ResolvedParallel
 
 MULTIPLE = 16  # of fp8 numbers: pytorch, ATen/native/cuda/ScaledBlas.cpp
 
@@ -31,7 +31,12 @@ class Side(NamedTuple):
 
 
 def refuse_odd_sides(
-    model: Model, head_width: int, sequence: int, micro: int, parallel: Parallel, segments: int = 1
+    model: ResolvedModel,
+    head_width: int,
+    sequence: int,
+    micro: int,
+    parallel: ResolvedParallel,
+    segments: int = 1,
 ) -> None:
     """Raise ConfigError for the first side that isn't a multiple of 16.
 
@@ -51,7 +56,7 @@ def refuse_odd_sides(
             )
 
 
-def _of_weights(model: Model, head_width: int, tp: int) -> Iterator[Side]:
+def _of_weights(model: ResolvedModel, head_width: int, tp: int) -> Iterator[Side]:
     yield _side([("model.width", model.width)])
     apart = head_width * model.heads != model.width
     head = ("attention.head_width" if apart else "model.width / model.heads", head_width)
@@ -66,7 +71,7 @@ def _of_weights(model: Model, head_width: int, tp: int) -> Iterator[Side]:
     yield _side([("model.ffn", model.ffn)], [("parallel.tp", tp)])
 
 
-def _positions(sequence: int, micro: int, parallel: Parallel, segments: int) -> Iterator[Side]:
+def _positions(sequence: int, micro: int, parallel: ResolvedParallel, segments: int) -> Iterator[Side]:
     """Yield the positions that a product sums over.
 
     With async_tp these are chunks and the two parts of the own chunk.

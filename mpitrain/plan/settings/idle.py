@@ -11,6 +11,7 @@ from typing import NamedTuple
 from mpitrain.config import Config, flatten
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+from mpitrain.plan.declared.resolved import ResolvedConfig
 
 
 class Idle(NamedTuple):
@@ -21,21 +22,21 @@ class Idle(NamedTuple):
     """
 
     key: str
-    is_idle: Callable[[Config], bool]
-    because: Callable[[Config], str]
+    is_idle: Callable[[ResolvedConfig], bool]
+    because: Callable[[ResolvedConfig], str]
     instead: str
 
 
-def _says(*keys: str) -> Callable[[Config], str]:
+def _says(*keys: str) -> Callable[[ResolvedConfig], str]:
     """Return what says how some keys are set."""
     return lambda config: " and ".join(f"{key} = {json.dumps(flatten(config)[key])}" for key in keys)
 
 
-def _one_stage_only(config: Config) -> bool:
+def _one_stage_only(config: ResolvedConfig) -> bool:
     return config.parallel.pp * (config.pipeline.chunks or 1) > 1
 
 
-def _holds_all_rows(config: Config) -> bool:
+def _holds_all_rows(config: ResolvedConfig) -> bool:
     """Return whether one rank has all experts, and room for all rows of a microbatch at once.
 
     It never needs a second round.
@@ -109,7 +110,7 @@ RULES = (
 )
 
 
-def refuse_idle_keys(config: Config) -> None:
+def refuse_idle_keys(config: ResolvedConfig) -> None:
     """Raise ConfigError for the first key of a resolved configuration that is set and would do nothing."""
     values = flatten(config)
     defaults = flatten(Config())
@@ -120,7 +121,7 @@ def refuse_idle_keys(config: Config) -> None:
             raise ConfigError(f"{found}; leave it out, or {rule.instead}")
 
 
-def idle_settings(config: Config) -> list[str]:
+def idle_settings(config: ResolvedConfig) -> list[str]:
     """Say which keys of a resolved configuration are set and do nothing, of those that aren't refused.
 
     A run before wrote parallel.gather = "use" down whatever its ZeRO was, and a bucket's size is
@@ -138,7 +139,7 @@ def idle_settings(config: Config) -> list[str]:
     return lines
 
 
-def refuse_long_decay(config: Config) -> None:
+def refuse_long_decay(config: ResolvedConfig) -> None:
     """Raise ConfigError for a final decay longer than what follows the warm-up.
 
     The rate would fall at once by what doesn't fit.

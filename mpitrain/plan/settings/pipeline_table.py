@@ -2,9 +2,10 @@
 a file or from a module.
 """
 
-from mpitrain.config import Batch, Config, Parallel, Pipeline
+from mpitrain.config import Batch, Parallel, Pipeline
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.settings.attention import head_width
 from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
 from mpitrain.plugins import is_plugin, load
@@ -18,7 +19,7 @@ from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.table import Table
 
 
-def num_microbatches(config: Config) -> int:
+def num_microbatches(config: ResolvedConfig) -> int:
     """Return how many microbatches each data-parallel rank runs in a step."""
     return config.batch.global_ // (config.parallel.dp * config.batch.micro)
 
@@ -103,7 +104,7 @@ def microbatches_in(table: Table) -> int:
     return table.num_microbatches // table.segments * table.copies
 
 
-def table_of(config: Config) -> Table:
+def table_of(config: ResolvedConfig) -> Table:
     """Return the schedule's table.
 
     Raises ScheduleError if it isn't defined for this layout, ConfigError if its file is unreadable.
@@ -122,7 +123,7 @@ def table_of(config: Config) -> Table:
     return _cut(config, table)
 
 
-def _require_as_declared(table: Table, config: Config) -> None:
+def _require_as_declared(table: Table, config: ResolvedConfig) -> None:
     """Raise ScheduleError unless a schedule of the user's own has the stages a rank that it declares.
 
     And ConfigError for a capacity of experts, which is of a whole microbatch, if it cuts sequences.
@@ -155,7 +156,7 @@ def require_size_of(table: Table, parallel: Parallel, batch: Batch) -> None:
         )
 
 
-def placement_in(config: Config) -> tuple[tuple[int, ...], int] | None:
+def placement_in(config: ResolvedConfig) -> tuple[tuple[int, ...], int] | None:
     """Return the pipeline rank of every stage of the model (of its first copy), and the number of copies.
 
     None if a table of the user's own says it.
@@ -166,7 +167,7 @@ def placement_in(config: Config) -> tuple[tuple[int, ...], int] | None:
     return placement(name, config.parallel.pp, config.pipeline.chunks), catalog.FAMILIES[name].copies
 
 
-def _cut(config: Config, table: Table) -> Table:
+def _cut(config: ResolvedConfig, table: Table) -> Table:
     if table.segments > 1 and config.parallel.cp > 1:
         raise ConfigError(
             f"{table.name} cuts sequences into segments, parallel.cp = {config.parallel.cp} spreads them; "

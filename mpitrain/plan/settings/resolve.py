@@ -4,7 +4,7 @@ together, before anything is built.
 
 import difflib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -28,6 +28,13 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.family import OF_SOME, family_of, presets
 from mpitrain.plan.declared.optimizers import optimizer_kind
+from mpitrain.plan.declared.resolved import (
+    ResolvedConfig,
+    ResolvedModel,
+    ResolvedParallel,
+    ResolvedPipeline,
+    filled,
+)
 from mpitrain.plan.division.domains import divided
 from mpitrain.plan.division.sequence import placement_of
 from mpitrain.plan.settings.attention import resolve_attention, with_heads
@@ -57,7 +64,7 @@ def resolve(
     node_ranks: int = 0,
     counted: str = "mpirun started",
     needed: int | None = None,
-) -> Config:
+) -> ResolvedConfig:
     """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and
     check that it fits together.
 
@@ -85,9 +92,11 @@ def resolve(
     _refuse_unseen(model, config.data.sequence)
     _refuse_undivided(model, config.data.sequence, parallel)
     refuse_unfolded(model, experts, parallel, config)
-    experts, comm = resolve_dispatch(config, experts, parallel, num_nodes, node_ranks)
+    tables = dict(model=model, attention=attention, experts=experts, parallel=parallel, batch=batch)
+    resolved = filled(ResolvedConfig, config, pipeline=pipeline, **tables)
+    experts, comm = resolve_dispatch(resolved, num_nodes, node_ranks)
     _refuse_unsharded(parallel)
-    parallel = with_reduce(parallel, msgspec.structs.replace(config, parallel=parallel, experts=experts))
+    parallel = with_reduce(parallel, msgspec.structs.replace(resolved, experts=experts))
     if config.precision.compute == "fp8":
         width = attention.head_width or model.width // model.heads
         refuse_odd_sides(model, width, config.data.sequence, batch.micro, parallel)
@@ -96,22 +105,14 @@ def resolve(
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
     optimizer = optimizer_kind(config.optimizer).resolve(config.optimizer)
     resolved = msgspec.structs.replace(
-        config,
-        model=model,
-        attention=attention,
-        experts=experts,
-        parallel=parallel,
-        batch=batch,
-        pipeline=pipeline,
-        optimizer=optimizer,
-        comm=comm,
+        resolved, experts=experts, parallel=parallel, optimizer=optimizer, comm=comm
     )
     refuse_idle_keys(resolved)
     refuse_long_decay(resolved)
     return resolved
 
 
-def _refuse_of_tables(config: Config, parallel: Parallel) -> None:
+def _refuse_of_tables(config: Config, parallel: ResolvedParallel) -> None:
     """Raise ConfigError for what tables of their own can't be."""
     _refuse_idle(config.memory, parallel.zero)
     _refuse_unkept(config.run)
@@ -121,12 +122,12 @@ def _refuse_of_tables(config: Config, parallel: Parallel) -> None:
     _refuse_incomparable(config.numerics)
 
 
-def on_one_rank(config: Config) -> Config:
+def on_one_rank(config: ResolvedConfig) -> ResolvedConfig:
     """Return a resolved configuration for the same model on one rank, in one stage."""
     experts = msgspec.structs.replace(config.experts, dispatch="auto", wire="")
-    alone = Parallel(dp=1, pp=1, zero=0, reduce="step")
+    alone = ResolvedParallel(dp=1, pp=1, zero=0, reduce="step")
     return msgspec.structs.replace(
-        config, experts=experts, parallel=alone, pipeline=Pipeline(chunks=1, tail=1)
+        config, experts=experts, parallel=alone, pipeline=ResolvedPipeline(chunks=1, tail=1)
     )
 
 
@@ -171,7 +172,7 @@ def _refuse_incomparable(numerics: Numerics) -> None:
         )
 
 
-def _refuse_irreproducible(config: Config, parallel: Parallel) -> None:
+def _refuse_irreproducible(config: Config, parallel: ResolvedParallel) -> None:
     """Raise ConfigError unless sums over ranks are part of the tree that sums over microbatches are."""
     if config.numerics.reproducible == "run":
         return
@@ -193,7 +194,7 @@ def _refuse_irreproducible(config: Config, parallel: Parallel) -> None:
         )
 
 
-def _refuse_unsharded(parallel: Parallel) -> None:
+def _refuse_unsharded(parallel: ResolvedParallel) -> None:
     """Raise ConfigError unless the data-parallel ranks can divide the state among them as asked."""
     if parallel.dp_shard and not parallel.zero:
         raise ConfigError(
@@ -202,7 +203,7 @@ def _refuse_unsharded(parallel: Parallel) -> None:
         )
     for key, least in (("gather", 3), ("ahead", 3)):
         value = getattr(parallel, key)
-        idle = (Parallel.__struct_defaults__[Parallel.__struct_fields__.index(key)], "use")
+        idle = (getattr(Parallel(), key), "use")
         if parallel.zero < least and value not in idle:
             raise ConfigError(
                 f"parallel.{key} = {value!r} does nothing with parallel.zero = {parallel.zero}; set "
@@ -216,7 +217,7 @@ def _refuse_unsharded(parallel: Parallel) -> None:
         )
 
 
-def with_reduce(parallel: Parallel, config: Config) -> Parallel:
+def with_reduce(parallel: ResolvedParallel, config: ResolvedConfig) -> ResolvedParallel:
     """Settle when gradients are reduced.
 
     And take ZeRO for none where there is one data rank, over which nothing is divided.
@@ -245,7 +246,7 @@ def _refuse_idle(memory: Memory, zero: int) -> None:
         )
 
 
-def _refuse_unseen(model: Model, sequence: int) -> None:
+def _refuse_unseen(model: ResolvedModel, sequence: int) -> None:
     """Raise ConfigError for tokens that are never predicted, and for a weight of none."""
     if model.mtp >= sequence:
         raise ConfigError(
@@ -259,7 +260,7 @@ def _refuse_unseen(model: Model, sequence: int) -> None:
         )
 
 
-def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
+def _refuse_undivided(model: ResolvedModel, sequence: int, parallel: ResolvedParallel) -> None:
     """Raise ConfigError unless each layer can be divided over the tensor-parallel axis."""
     tp = parallel.tp
     if parallel.async_tp and not parallel.sequence:
@@ -292,7 +293,7 @@ def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
 
 
 def _refuse_endless(
-    num_microbatches: int, segments: int, parallel: Parallel, pipeline: Pipeline, layers: int
+    num_microbatches: int, segments: int, parallel: ResolvedParallel, pipeline: ResolvedPipeline, layers: int
 ) -> None:
     """Raise ConfigError if the programs of a step don't fit in memory.
 
@@ -311,7 +312,9 @@ def _refuse_endless(
         )
 
 
-def _pipeline(pipeline: Pipeline, own: Table | None, parallel: Parallel, layers: int) -> Pipeline:
+def _pipeline(
+    pipeline: Pipeline, own: Table | None, parallel: ResolvedParallel, layers: int
+) -> ResolvedPipeline:
     """Fill in the stages a rank: a schedule's name has its number, and the user's own table says it."""
     if own is None:
         chunks = chunks_of(pipeline.schedule, pipeline.chunks, schedule_of(pipeline.schedule))
@@ -329,7 +332,7 @@ def _pipeline(pipeline: Pipeline, own: Table | None, parallel: Parallel, layers:
             f"pipeline.stages = {stages}: {sum(stages):g} blocks on {len(stages)} stages; needed "
             f"model.layers = {layers} blocks on parallel.pp = {pp} x pipeline.chunks = {chunks} stages"
         )
-    return msgspec.structs.replace(pipeline, chunks=chunks)
+    return filled(ResolvedPipeline, pipeline, chunks=chunks)
 
 
 def _preset(model: Model) -> dict[str, Any]:
@@ -353,7 +356,7 @@ def _of_no_preset(name: str, known: Collection[str]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
 
 
-def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Model:
+def _model(model: Model, preset: Mapping[str, Any], vocab: int, needed: int) -> ResolvedModel:
     values = {f: getattr(model, f) for f in model.__struct_fields__}
     given = {key: value for key, value in values.items() if value is not None and value != ""}
     own = {key: value for key, value in preset.items() if key in Model.__struct_fields__}
@@ -361,7 +364,7 @@ def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Mod
     family = family_of(model)
     family.refuse_unused(model.family, "model", given, NEUTRAL["model"])
     own = {key: value for key, value in own.items() if family.uses("model", key)}
-    model = Model(
+    model = ResolvedModel(
         **{**msgspec.structs.asdict(model), **dict.fromkeys(OF_SOME), **family.model, **own, **given}
     )
     if "padding" not in given:
@@ -383,7 +386,7 @@ def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Mod
 
 def _layout(
     config: Config, own: Table | None, layers: int, num_ranks: int, counted: str
-) -> tuple[Parallel, Batch]:
+) -> tuple[ResolvedParallel, Batch]:
     """Choose the degrees left open.
 
     As much data parallelism as the batch divides into, pipeline stages for the rest.
@@ -429,7 +432,7 @@ def _layout(
         )
     if zero is None:
         zero = 1  # with_reduce() makes it 0 where there is nothing to divide, of experts neither
-    parallel = msgspec.structs.replace(config.parallel, dp=dp, pp=pp, zero=zero)
+    parallel = filled(ResolvedParallel, config.parallel, dp=dp, pp=pp, zero=zero)
     return parallel, _batch(batch, own, dp)
 
 
