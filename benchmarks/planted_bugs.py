@@ -321,7 +321,7 @@ BUGS = [
     ("mpitrain/plan/declared/parameters.py", "yield self.place(first), min(", "yield self.place(at), min("),
     ("mpitrain/plan/declared/parameters.py", "copies = shard.size // pieces", "copies = 1"),
     ("mpitrain/plan/plan.py", "else self.placement.positions(cp_rank)", "else self.placement.positions(0)"),
-    ("mpitrain/plan/program.py", "\"reduce_each\": parallel.reduce == \"microbatch\"}", "\"reduce_each\": False}"),
+    ("mpitrain/plan/program.py", 'reduce_each = parallel.reduce == "microbatch"', "reduce_each = False"),
     ("mpitrain/plan/predict/link_choices.py", "math.ceil(ROOM * found.gradients / backward)", "math.ceil(found.gradients / backward)"),
     ("mpitrain/plan/settings/resolve.py", "if model.kv_heads % tp and tp % model.kv_heads:", "if False:"),
     ("mpitrain/plan/division/sequence.py", 'else [rank, 2 * self.size - 1 - rank]', "else [2 * rank, 2 * rank + 1]"),

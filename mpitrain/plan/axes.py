@@ -197,7 +197,7 @@ class Axes:
         }
         found = CARRIED | totals | {"cp": ATTENTION[self.context]}
         for domain in DOMAINS.values():
-            for name, more in zip(domain, OF_DOMAIN):
+            for name, more in zip(domain[:3], OF_DOMAIN):
                 found[name] = found.get(name, NOTHING).combined(more)
         return {
             name: found.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING

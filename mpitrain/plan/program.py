@@ -13,6 +13,7 @@ from mpitrain.plan.division.stages import StagePlan
 from mpitrain.schedules.actions import PAIR, RECEIVES, SENDS, SPREAD, Action
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.needs import partner
+from mpitrain.schedules.lowering.reductions import Reduction
 from mpitrain.schedules.lowering.residency import Residency
 from mpitrain.schedules.proof.check import Proof, check
 from mpitrain.schedules.table import Table, forwards
@@ -41,14 +42,24 @@ def training(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) 
     parallel = config.parallel
     _refuse_idle_pairs(config, table)
     reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
-    zero = {"residency": _residency(config, table, stages), "reduce_each": parallel.reduce == "microbatch"}
+    residency = _residency(config, table, stages)
+    reduce_each = parallel.reduce == "microbatch"
     # what is left open is settled where links have been measured
     tail = min(config.pipeline.tail or 1, table.num_microbatches)
     head = tail if parallel.zero else 1  # else weights are whole when a step begins
-    programs = lower(table, reduces, tail=tail, head=head, pairs=config.pipeline.pairs, **zero)
+    programs = lower(
+        table,
+        reduces,
+        tail=tail,
+        head=head,
+        residency=residency,
+        reduce_each=reduce_each,
+        pairs=config.pipeline.pairs,
+    )
     if parallel.zero in (1, 2):
         programs = [[*program, SPREAD] for program in programs]
-    return Programs(table, programs, _proved(table, programs, reduces=reduces, **zero))
+    proof = _proved(table, programs, reduces=reduces, residency=residency, reduce_each=reduce_each)
+    return Programs(table, programs, proof)
 
 
 def evaluation(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> Programs:
@@ -83,12 +94,23 @@ def _residency(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]
     return Residency(uses, config.parallel.ahead, gather_of(config.parallel))
 
 
-def _proved(table: Table, programs: list[list[Action]], **facts) -> Proof:
+def _proved(
+    table: Table,
+    programs: list[list[Action]],
+    *,
+    reduces: Sequence[Reduction] | None = None,
+    train: bool = True,
+    residency: Residency | None,
+    reduce_each: bool = False,
+) -> Proof:
     return check(
         programs,
         table.num_stages,
         table.num_microbatches,
         copies=table.copies,
         segments=table.segments,
-        **facts,
+        reduces=reduces,
+        train=train,
+        residency=residency,
+        reduce_each=reduce_each,
     )

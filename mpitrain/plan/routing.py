@@ -80,7 +80,8 @@ class RoutingTrace:
     def write(self, path: Path) -> None:
         """Write a file that `read` reads. Raises OSError."""
         with replacing(path) as file:
-            np.savez(file, **{FIRST: np.array(self.first)}, **self.experts)
+            arrays = {FIRST: np.array(self.first), **self.experts}
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # mypy: one could be allow_pickle; none is
 
 
 def read(config: ResolvedConfig, loads: list[Spec]) -> RoutingTrace:
@@ -161,9 +162,9 @@ class Routes:
         """Return the experts of the positions of a block, [rows, T, K], if they are replayed."""
         if self.replayed is None:
             return None
-        return self.replayed.experts[name][self.replayed.place(self.step)][
-            self.rows.start : self.rows.stop, positions
-        ]
+        of_step = self.replayed.experts[name][self.replayed.place(self.step)]
+        found: np.ndarray = of_step[self.rows.start : self.rows.stop, positions]
+        return found
 
     def record(self, name: str, positions: np.ndarray, experts: np.ndarray) -> None:
         """Note the experts of some positions, [rows, T, K]."""

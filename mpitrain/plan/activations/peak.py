@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpitrain.plan.activations.kept import Activations
-from mpitrain.plan.activations.transients import Transients
+from mpitrain.plan.activations.transients import Inside, Transients
 from mpitrain.schedules.actions import COMPUTE, Action
 from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.table import Table
@@ -75,7 +75,7 @@ class _MemoryPlayer:
         """Return what is kept of microbatches that nothing is computed of."""
         return self.held - sum(self._held[action.index, action.stage] for action in computed)
 
-    def inside(self, action: Action):
+    def inside(self, action: Action) -> Inside:
         """Return what a computation holds of its own microbatch while it runs."""
         return self._transients[action.stage].of(
             action.kind, action.index % self._table.segments, action.part
@@ -87,17 +87,18 @@ class _MemoryPlayer:
         done = self._last[action[:3]] == action
         formulas = self._stages[stage]
         segments = self._table.segments
+        after = 0 if part is None else part + 1  # the first part that isn't done yet
         if kind == "F":
             first = 0 if part is None else len(formulas.stage.parts) - 1 - part
             self._held[index, stage] = formulas.kept(index % segments, first)
         elif kind == "B" and not done:
-            self._held[index, stage] = formulas.kept(index % segments, part + 1)
+            self._held[index, stage] = formulas.kept(index % segments, after)
         elif kind == "I" and done:
             self._held[index, stage] = formulas.left()
         elif kind == "I":
-            self._held[index, stage] = formulas.kept(index % segments, part + 1) + formulas.left(end=part + 1)
+            self._held[index, stage] = formulas.kept(index % segments, after) + formulas.left(end=after)
         elif kind == "W" and not done:
-            self._held[index, stage] = formulas.left(first=part + 1)
+            self._held[index, stage] = formulas.left(first=after)
         elif kind in ("B", "W") and done:
             del self._held[index, stage]
             if segments > 1:

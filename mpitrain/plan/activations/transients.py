@@ -37,7 +37,7 @@ class Transients:
         self.formulas = formulas
         self.stage = formulas.stage
         self.sizes = formulas.sizes
-        self._found: dict[tuple, Inside] = {}
+        self._found: dict[tuple[str, int, int | None], Inside] = {}
 
     def of(self, kind: str, segment: int, part: int | None) -> Inside:
         """Return what a computation (F, B, I or W) of a segment of a microbatch holds, all of the

@@ -1,6 +1,7 @@
 """Numbers and tables as text."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -18,7 +19,7 @@ def megabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:.3g}" if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"
 
 
-def aligned(rows: list[tuple[str, ...]]) -> str:
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
     """Return rows as lines, names to the left and numbers to the right."""
     columns = list(zip(*rows))
     named = [column[-1][:1].isalpha() for column in columns]

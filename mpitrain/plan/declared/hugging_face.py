@@ -21,7 +21,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import listed, shown
@@ -146,6 +146,7 @@ class _Required:
 
 
 REQUIRED: Any = _Required()
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -227,12 +228,12 @@ class Fields:
         self.keys[key] = value
         self.lines.append(f"{key} = {_json(value)}" + (f"  ({of})" if of else ""))
 
-    def refuse(self, name: str, why: str, value: Any = REQUIRED) -> None:
+    def refuse(self, name: str, why: str, value: Any = REQUIRED) -> NoReturn:
         """Raise ConfigError for a field."""
         found = self.tree.get(name, value)
         raise ConfigError(f"{self.where}: {name} = {shown(_json(found))}: {why}")
 
-    def _given(self, name: str, value: Any, to: str) -> Any:
+    def _given(self, name: str, value: Value, to: str) -> Value:
         if to:
             found = self.tree.get(name)
             self.give(to, value, f"{name}" if found is not None else f"{name} is absent: the class's default")

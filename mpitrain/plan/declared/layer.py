@@ -73,7 +73,7 @@ class Layer(Protocol):
     def history(self, sizes: "Sizes") -> int:
         """Return the bytes that a segment of a sequence leaves for later segments."""
 
-    def items(self, own: Mapping[str, Any], site: Any) -> list:
+    def items(self, own: Mapping[str, Any], site: Any) -> list[Any]:
         """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name,
         where `site` says (model/build_context.py).
         """

@@ -57,7 +57,7 @@ class OptimizerKind:
                 "optimizer.nesterov = true with optimizer.momentum = 0 looks ahead along nothing; leave one "
                 "of them out"
             )
-        resolved = msgspec.structs.replace(settings, **self.keys | given | ahead)
+        resolved = msgspec.structs.replace(settings, **{**self.keys, **given, **ahead})
         if resolved.moments == "bf16":
             self._refuse_narrow(resolved)
         return resolved

@@ -101,6 +101,7 @@ class Spec:
         """Return the box that one rank of the tensor-parallel axis holds."""
         spec = replace(self, whole=self.shape, offset=(0,) * len(self.shape))
         if self.domain == EXPERT:
+            assert self.divided is not None  # an expert is divided along a dim of its own
             return spec._part(0, *shard.experts)._part(self.divided, *shard.hidden)
         if self.divided is None:
             # each rank has seen some positions only
@@ -225,7 +226,8 @@ def residual_std(depth: int) -> float:
     """Return the standard deviation of a projection back into a residual stream to which `depth` of
     them add (GPT-2, section 2.3).
     """
-    return STD / depth**0.5
+    root: float = depth**0.5
+    return STD / root
 
 
 def itemsizes_of(config: Config) -> tuple[int, int]:

@@ -7,7 +7,7 @@ planned and back-tested; no family here trains them.
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
@@ -28,7 +28,7 @@ class RoutedExperts(NamedTuple):
     first: blocks at the beginning that have a dense feed-forward instead.
     """
 
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls; the key's name
     active: int
     width: int
     shared: int = 0
@@ -68,14 +68,14 @@ class ModelShape(NamedTuple):
     def attention_parameters(self) -> int:
         """Return the weights of one block's attention, norm and biases included."""
         if self.latent is not None:
-            return self._latent_parameters()
+            return self._latent_parameters(self.latent)
         features = self.heads * self.head_width
         kv_features = self.kv_heads * self.head_width
         weights = self.width * (2 * features + 2 * kv_features) + self.width
         return weights + (features + 2 * kv_features + 2 * self.width) * self.biased
 
-    def _latent_parameters(self) -> int:
-        q_rank, kv_rank, rotary, value = self.latent
+    def _latent_parameters(self, latent: Latent) -> int:
+        q_rank, kv_rank, rotary, value = latent
         queries = self.heads * (self.head_width + rotary)
         of_queries = self.width * q_rank + q_rank * queries + q_rank if q_rank else self.width * queries
         of_keys = self.width * (kv_rank + rotary) + kv_rank * self.heads * (self.head_width + value) + kv_rank
@@ -132,7 +132,7 @@ class ModelShape(NamedTuple):
         halved: what is masked of causal attention isn't counted (PaLM, arXiv:2204.02311, appendix B,
         counts all of it).
         """
-        seen = min(self.window or sequence, sequence)
+        seen: float = min(self.window or sequence, sequence)
         seen = seen * (1 - seen / (2 * sequence)) if halved else seen
         return 6.0 * self.active_parameters() + 6.0 * self.layers * self.score_width() * seen
 
@@ -151,7 +151,7 @@ def _gpt(
     heads: int,
     vocab: int,
     source: str,
-    **more,
+    **more: Any,
 ) -> ModelShape:
     """Return a GPT-2-like shape (plain feed-forward of four widths, biases, learned positions)."""
     return ModelShape(
@@ -161,7 +161,15 @@ def _gpt(
 
 
 def _llama(
-    name: str, layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int, source: str, **more
+    name: str,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    source: str,
+    **more: Any,
 ) -> ModelShape:
     return ModelShape(
         name, layers, width, heads, kv_heads, more.pop("head_width", width // heads), ffn, vocab,

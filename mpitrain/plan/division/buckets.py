@@ -181,7 +181,7 @@ def _of_tied(config: ResolvedConfig, tied: Placed) -> Iterator[Bucket]:
 
 def _of_partial(config: ResolvedConfig, partial: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
     """Yield a bucket of each kind of copies that have part of a gradient each."""
-    kinds = {(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in partial}
+    kinds = {(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in partial if spec.over}
     for copies, over, domain in sorted(kinds):
         found = [
             (spec, part)

@@ -6,7 +6,7 @@ optimiser's state, what a rank saves and counts) asks the bucket's domain.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from mpitrain.plan.declared.parameters import EXPERT, Spec, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedParallel
@@ -68,7 +68,7 @@ def drops_weights(config: ResolvedConfig, domain: str) -> bool:
     return parallel.zero == 3 and gather_of(parallel) == "use" and DOMAINS[domain].num_shards(config) > 1
 
 
-def gather_of(parallel: ResolvedParallel) -> str:
+def gather_of(parallel: ResolvedParallel) -> Literal["use", "step"]:
     """Return when weights are dropped; what is open, predict/link_choices.py settles by measured links."""
     return "use" if parallel.gather == "auto" else parallel.gather
 

@@ -18,15 +18,21 @@ class BucketLike(Protocol):
     A gradient for each use, and weights that two stages can share.
     """
 
-    plan: BucketPlan
-    weights: Any
-    gradients: Sequence[Any]
+    @property
+    def plan(self) -> BucketPlan: ...
+
+    @property
+    def weights(self) -> Any: ...
+
+    @property
+    def gradients(self) -> Sequence[Any]: ...
 
 
 class StageLike(Protocol):
     """What has buckets."""
 
-    buckets: Sequence[BucketLike]
+    @property
+    def buckets(self) -> Sequence[BucketLike]: ...
 
 
 def group_of(table: Table, index: int) -> int:
@@ -53,7 +59,7 @@ def completed_by(
     return completed
 
 
-def added_to(action: Action, stages: Mapping[int, StageLike]) -> list:
+def added_to(action: Action, stages: Mapping[int, StageLike]) -> list[Any]:
     """Return the gradients that an instruction adds to.
 
     A backward for inputs only to those of experts, whose rows can come in rounds.
@@ -67,7 +73,7 @@ def added_to(action: Action, stages: Mapping[int, StageLike]) -> list:
     return [gradient for bucket in buckets for gradient in bucket.gradients]
 
 
-def summed_in(bucket: BucketLike, stages: Mapping[int, StageLike]) -> list:
+def summed_in(bucket: BucketLike, stages: Mapping[int, StageLike]) -> list[Any]:
     """Return the gradients of this rank that a bucket's is the sum of, itself first.
 
     Of a tied embedding all its uses.

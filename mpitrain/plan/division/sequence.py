@@ -36,8 +36,8 @@ class Tile:
     @property
     def num_pairs(self) -> int:
         """How many (query, key) pairs see each other: what the tile costs."""
-        num_queries = self.queries.stop - self.queries.start
-        num_keys = self.keys.stop - self.keys.start
+        num_queries: int = self.queries.stop - self.queries.start
+        num_keys: int = self.keys.stop - self.keys.start
         return num_queries * (num_queries + 1) // 2 if self.causal else num_queries * num_keys
 
 

@@ -4,6 +4,7 @@ fetched together.
 Integers only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -119,9 +120,8 @@ def stages_of(
     """
     row = model.row()
     last = len(rank_of) - 1
-    counts = (
-        _balanced(config, model, rank_of) if config.pipeline.stages is None else _configured(config, model)
-    )
+    given = config.pipeline.stages
+    counts = _balanced(config, model, rank_of) if given is None else _configured(given, model)
     stages = []
     for index, (end, count) in enumerate(zip(accumulate(counts), counts)):
         blocks = [
@@ -143,17 +143,17 @@ def _balanced(config: ResolvedConfig, model: ModelLayers, rank_of: tuple[int, ..
     return balanced_split(row, rank_of, model.last.cost(config.data.sequence))
 
 
-def _configured(config: ResolvedConfig, model: ModelLayers) -> list[int]:
+def _configured(stages: Sequence[float], model: ModelLayers) -> list[int]:
     """Turn blocks per stage, which can be halves, into layers."""
     begins = [0, *accumulate(len(block) for block in model.blocks)]
     ends = []
-    for end in accumulate(config.pipeline.stages):
+    for end in accumulate(stages):
         whole = int(end)
         within = end - int(end)
         at = begins[whole] + (within * len(model.blocks[whole]) if within else 0)
         if at != int(at):
             raise ConfigError(
-                f"pipeline.stages = {config.pipeline.stages}: found half of block {whole}, which has "
+                f"pipeline.stages = {stages}: found half of block {whole}, which has "
                 f"{len(model.blocks[whole])} layers; end a stage behind a whole block"
             )
         ends.append(int(at))

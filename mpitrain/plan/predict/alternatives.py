@@ -1,12 +1,14 @@
 """What settings that are there for memory save in a layout, and what those cost that are there for speed."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import divided_experts, domains_of, drops_weights, gather_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import held_by
@@ -31,7 +33,7 @@ def with_zero(plan: Plan, stage: int) -> Plan:
     return _with_parallel(plan, **open_keys, **({} if stage else {"dp_shard": 0}))
 
 
-def _with_parallel(plan: Plan, **keys) -> Plan:
+def _with_parallel(plan: Plan, **keys: Any) -> Plan:
     """Return the plan of the same run with other keys of `parallel`."""
     parallel = msgspec.structs.replace(plan.config.parallel, **keys)
     config = msgspec.structs.replace(plan.config, parallel=parallel)
@@ -64,14 +66,14 @@ def by_recompute(plan: Plan, modes: Iterable[str] = MODES) -> dict[str, int]:
     return {mode: most_bytes(other) for mode, other in plans.items() if _allowed(other.config)}
 
 
-def _allowed(config: Config) -> bool:
+def _allowed(config: ResolvedConfig) -> bool:
     return config.parallel.zero < 3 or config.memory.recompute != "every-k" or config.memory.every == 1
 
 
 # ---------------------------------------------------------------- what is said
 
 
-def zero_line(given: Config, resolved: Config) -> str:
+def zero_line(given: Config, resolved: ResolvedConfig) -> str:
     """Say so if ZeRO was asked for, and there is one data rank, over which nothing is divided."""
     if not given.parallel.zero or resolved.parallel.zero:
         return ""

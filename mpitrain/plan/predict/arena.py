@@ -12,7 +12,7 @@ its neighbour, not a pair of each length.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class Arena(NamedTuple):
     offsets: dict[str, list[int]]
 
 
-def arena_of(programs: dict[str, Sequence[Stay]]) -> Arena:
+def arena_of(programs: Mapping[str, Sequence[Stay]]) -> Arena:
     """Return the arena in which the buffers of each program lie; only one program runs at a time."""
     places = {name: placed(stays) for name, stays in programs.items()}
     return Arena(max((_length(stays, places[name]) for name, stays in programs.items()), default=0), places)

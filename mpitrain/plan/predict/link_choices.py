@@ -18,7 +18,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -182,7 +182,7 @@ def _least_tail(plan: Plan, found: Took) -> int:
     return min(most, max(1, math.ceil(ROOM * found.gradients / backward)))
 
 
-def _changed(plan: Plan, **tables: dict) -> Plan:
+def _changed(plan: Plan, **tables: dict[str, Any]) -> Plan:
     """Return the plan of the same run with other values of some keys."""
     changes = {
         name: msgspec.structs.replace(getattr(plan.config, name), **keys) for name, keys in tables.items()

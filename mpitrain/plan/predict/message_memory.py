@@ -107,7 +107,7 @@ class _Scratch:
         if self._nodes is None or not self._nodes.sums:
             return self.of_sums(lengths)
         rounds = [min(length, self._size * round_of(self._size, self._width)) for length in lengths]
-        return self._of_levels(rounds[:SORTED])
+        return self._of_levels(rounds[:SORTED], self._nodes)
 
     def of_sums(self, lengths: Sequence[int]) -> int:
         """Return the bytes in which sums of so many numbers arrive, and are added in fp32 over nodes."""
@@ -117,11 +117,11 @@ class _Scratch:
             return self._arriving(lengths, self._size, self._width)
         near, far = self._nodes
         wide = sum(length // near + length // near // far for length in lengths) * 4
-        return self._of_levels(lengths) + (wide if self._width == 2 else 0)
+        return self._of_levels(lengths, self._nodes) + (wide if self._width == 2 else 0)
 
-    def _of_levels(self, lengths: Sequence[int]) -> int:
-        narrow, near, far = self._width == 2, *self._nodes
-        here = 0 if self._reads and not narrow else self._arriving(lengths, near, self._width)
+    def _of_levels(self, lengths: Sequence[int], nodes: Nodes) -> int:
+        near, far = nodes
+        here = 0 if self._reads and self._width != 2 else self._arriving(lengths, near, self._width)
         return here + self._arriving([length // near for length in lengths], far, max(self._width, 4))
 
     def _arriving(self, lengths: Sequence[int], size: int, width: int) -> int:

@@ -57,12 +57,14 @@ def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
     programs = {TRAINING: training, EVALUATION: evaluation}
     weights = {name: weights_of(program, stages, dropped) for name, program in programs.items()}
     alone = alone_in(plan)
-    borrowed = {}
-    waits = []
+    borrowed: Borrowed = {}
+    waits: list[int] = []
     if lends or tree:
         borrowed, waits = gradients_of(training, stages, plan.table, lends=lends, tree=tree, alone=alone)
-    every = weights, {TRAINING: borrowed}
-    return Needed(*({name: _arena(name, each) for name in domains_of(plan.config)} for each in every), waits)
+    domains = domains_of(plan.config)
+    of_weights = {name: _arena(name, weights) for name in domains}
+    of_gradients = {name: _arena(name, {TRAINING: borrowed}) for name in domains}
+    return Needed(of_weights, of_gradients, waits)
 
 
 def alone_in(plan: Plan) -> set[str]:
@@ -79,7 +81,7 @@ def _arena(domain: str, borrowed: Mapping[str, Borrowed]) -> Arena:
 class _Lender:
     """Notes what is taken and given back. takings: how many there were so far."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.takings = 0
         self._stays: dict[str, list[list[int]]] = defaultdict(list)
         self._open: dict[object, list[int]] = {}
@@ -248,7 +250,7 @@ class _Sums:
     Their levels, and in whose buffer they are (parallel/zero/tree_accumulation.py).
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def complete(self, gradient: int, group: int, lender: _Lender) -> None:
@@ -266,7 +268,7 @@ class _Sums:
         return self._waiting.pop(gradient)[0][1]
 
 
-def given_back(action: Action, stages: Mapping[int, StageLike], lends: bool) -> list:
+def given_back(action: Action, stages: Mapping[int, StageLike], lends: bool) -> Sequence[Any]:
     """Return the gradients whose buffers an instruction gives back.
 
     Where gradients are whole all the time, what a tree has lent is copied to them, as soon as all

@@ -33,10 +33,10 @@ def product_seconds(product: Product, machine: MachineRates, dtype: str) -> floa
     narrow = dtype == "fp8" and product.narrow and "fp8" in machine.products
     rate = machine.products["fp8" if narrow else _wide(machine)]
     rate *= shape_share(m, n, k)
-    moved = product.count * (m * k + k * n + m * n) * ITEM
+    moved = product.number * (m * k + k * n + m * n) * ITEM
     seconds = max(product.flops / rate, moved / machine.memory_bandwidth)
-    casts = FP8_OVERHEAD * product.count * (m * k * 3 + k * n) / machine.memory_bandwidth if narrow else 0.0
-    return seconds + casts + machine.launch_s * 0.2 * product.count
+    casts = FP8_OVERHEAD * product.number * (m * k * 3 + k * n) / machine.memory_bandwidth if narrow else 0.0
+    return seconds + casts + machine.launch_s * 0.2 * product.number
 
 
 def _wide(machine: MachineRates) -> str:

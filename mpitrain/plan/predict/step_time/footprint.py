@@ -136,6 +136,7 @@ def dense_bytes(shape: ModelShape, layout: StepLayout) -> int:
 def expert_bytes(shape: ModelShape, layout: StepLayout) -> int:
     """Return what experts keep: rows as they came, hidden units, and what is sent back to be weighted."""
     experts = shape.experts
+    assert experts is not None
     tokens = layout.positions // (layout.tp if layout.sequence_parallel else 1)
     rows = tokens * experts.active * layout.etp
     hidden = rows * experts.width // layout.etp * ITEM

@@ -5,6 +5,7 @@ cards carry g shares for the group, while the other ranks_per_node / g groups of
 the rest. Latencies are NCCL's, a hop inside a node or between two (NVIDIA/nccl src/graph/tuning.cc).
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from mpitrain.plan.predict.step_time.machine import MachineRates
@@ -87,6 +88,6 @@ def _by_node_seconds(num_bytes: float, group: RankGroup, machine: MachineRates, 
     return max(far, near) + 2 * (machine.between_latency_s if nodes > 1 else machine.inside_latency_s)
 
 
-def sent_seconds(sent: MessageVolume, groups: dict[str, RankGroup], machine: MachineRates) -> float:
+def sent_seconds(sent: MessageVolume, groups: Mapping[str, RankGroup], machine: MachineRates) -> float:
     """Return the seconds of what a part sends."""
     return seconds(sent.operation, sent.num_bytes, groups[sent.axis], machine, sent.copies)

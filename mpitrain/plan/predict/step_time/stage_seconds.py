@@ -4,7 +4,7 @@ What travels over tp, cp and ep is in them, as far as no computation hides it: a
 attention; tp by the layout's share; ZeRO-3's gathers and reductions under the blocks before.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, group_of, seconds, sent_seconds
 from mpitrain.plan.predict.step_time.work import (
     ITEM,
+    MessageVolume,
     PartWork,
     attention_work,
     dense_work,
@@ -44,7 +45,7 @@ class StageSeconds(NamedTuple):
     forward: float
     inputs: float
     weights: float
-    exposed: Counter[str]
+    exposed: Mapping[str, float]
     blocks: int
 
     @property
@@ -53,7 +54,7 @@ class StageSeconds(NamedTuple):
 
     def divided(self, share: int) -> "StageSeconds":
         """Return the mean of a microbatch where the stage runs one of `share`."""
-        exposed = Counter({axis: took / share for axis, took in self.exposed.items()})
+        exposed = {axis: took / share for axis, took in self.exposed.items()}
         return StageSeconds(
             self.forward / share, self.inputs / share, self.weights / share, exposed, self.blocks
         )
@@ -126,17 +127,19 @@ def part_of(
     """
     groups = groups_of(layout, machine)
     computed = Seconds()
-    forward: Counter[str] = Counter()
-    backward: Counter[str] = Counter()
+    forward: Mapping[str, float] = {}
+    backward: Mapping[str, float] = {}
     for work in works:
         seconds_here = seconds_of(work, machine, layout.compute, layout.flash)
         computed = computed.plus(seconds_here)
-        forward += _exposed(work.forward, groups, layout, machine, seconds_here.core)
-        backward += _exposed(work.backward, groups, layout, machine, 2 * seconds_here.core)
+        exposed = _exposed(work.forward, groups, layout, machine, seconds_here.core)
+        exposed_backward = _exposed(work.backward, groups, layout, machine, 2 * seconds_here.core)
+        forward = _added(forward, exposed)
+        backward = _added(backward, exposed_backward)
     inputs = computed.inputs
     if repeated:
         inputs += computed.forward
-        backward += forward
+        backward = _added(backward, forward)
     elif layout.recompute == "selective":
         inputs += layout.again * (computed.forward - computed.core) + (not layout.flash) * computed.core
     part = Part(
@@ -149,11 +152,23 @@ def part_of(
     return _with_fetches(part, layout, machine, groups, weights)
 
 
+def _added(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of both, by axis; axes with none are left out."""
+    total = defaultdict[str, float](float, first)
+    for axis, took in second.items():
+        total[axis] += took
+    return {axis: took for axis, took in total.items() if took > 0}
+
+
 def _exposed(
-    sent, groups: Mapping[str, RankGroup], layout: StepLayout, machine: MachineRates, core: float
-) -> Counter[str]:
+    sent: Sequence[MessageVolume],
+    groups: Mapping[str, RankGroup],
+    layout: StepLayout,
+    machine: MachineRates,
+    core: float,
+) -> dict[str, float]:
     """Return the seconds of messages that nothing hides, by axis."""
-    found: Counter[str] = Counter()
+    found = defaultdict[str, float](float)
     for each in sent:
         took = sent_seconds(each, groups, machine)
         if each.axis == "cp":
@@ -191,8 +206,8 @@ def _with_fetches(
         forward,
         backward - part.weights,
         part.weights,
-        Counter(part.exposed_forward) + Counter(dp=exposed),
-        Counter(part.exposed_backward) + Counter(dp=exposed_backward),
+        _added(part.exposed_forward, {"dp": exposed}),
+        _added(part.exposed_backward, {"dp": exposed_backward}),
     )
 
 
@@ -277,7 +292,7 @@ def stages_of(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> l
 
 
 def _together(parts: Sequence[tuple[Part, int]], blocks: int) -> StageSeconds:
-    exposed: Counter[str] = Counter()
+    exposed = defaultdict[str, float](float)
     for part, count in parts:
         for axis, took in (*part.exposed_forward.items(), *part.exposed_backward.items()):
             exposed[axis] += count * took

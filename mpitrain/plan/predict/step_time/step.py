@@ -8,7 +8,7 @@ played. Of many microbatches the first few are; each further one takes what the 
     HFU  the same with what is recomputed (arXiv:2205.05198, section 6.3)
 """
 
-from collections import Counter
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ class Prediction(NamedTuple):
     seconds: float
     computing: float
     bubble: float
-    exposed: Counter[str]
+    exposed: Mapping[str, float]
     update: float
     footprint: Footprint
 
@@ -72,7 +72,7 @@ def predict_step(
     pipeline, in_flight = _pipeline_seconds(stages, layout, message, play)
     slowest = max(_ranks(stages, layout), key=lambda held: sum(each.total for each in held))
     count = layout.num_microbatches
-    exposed = Counter({axis: 0.0 for axis in ("tp", "cp", "ep", "etp", "dp")})
+    exposed = {axis: 0.0 for axis in ("tp", "cp", "ep", "etp", "dp")}
     for stage in slowest:
         for axis, took in stage.exposed.items():
             exposed[axis] += count * took

@@ -14,24 +14,24 @@ before a product and scatters it after: as many bytes as the two all-reduces of 
 
 from typing import NamedTuple
 
-from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.declared.published import Latent, ModelShape
 from mpitrain.plan.predict.step_time.layout import StepLayout
 
 ITEM = 2  # bytes of an activation
 
 
 class Product(NamedTuple):
-    """C[m, n] = A[m, k] B[k, n], `count` times. narrow: in fp8, where the layout computes in it."""
+    """C[m, n] = A[m, k] B[k, n], `number` times. narrow: in fp8, where the layout computes in it."""
 
     m: int
     n: int
     k: int
-    count: int = 1
+    number: int = 1
     narrow: bool = True
 
     @property
     def flops(self) -> int:
-        return 2 * self.m * self.n * self.k * self.count
+        return 2 * self.m * self.n * self.k * self.number
 
 
 class MessageVolume(NamedTuple):
@@ -70,7 +70,7 @@ def attention_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     heads = shape.heads // tp
     kv_heads = max(1, shape.kv_heads // tp)
     if shape.latent is not None:
-        products = _latent_products(shape, n, heads)
+        products = _latent_products(shape, shape.latent, n, heads)
     else:
         features = (heads + 2 * kv_heads) * shape.head_width
         products = (Product(n, features, width), Product(n, width, heads * shape.head_width))
@@ -87,8 +87,8 @@ def attention_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     return PartWork(products, core, passes, kernels, sent + forward, backward + returned)
 
 
-def _latent_products(shape: ModelShape, n: int, heads: int) -> tuple[Product, ...]:
-    q_rank, kv_rank, rotary, value = shape.latent
+def _latent_products(shape: ModelShape, latent: Latent, n: int, heads: int) -> tuple[Product, ...]:
+    q_rank, kv_rank, rotary, value = latent
     queries = heads * (shape.head_width + rotary)
     of_queries = (Product(n, q_rank, shape.width), Product(n, queries, q_rank)) if q_rank else ()
     return (
@@ -148,6 +148,7 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     each row is on etp ranks.
     """
     experts = shape.experts
+    assert experts is not None
     n = layout.positions
     tokens = n // layout.tp if layout.sequence_parallel else n
     rows = tokens * experts.active * layout.etp
