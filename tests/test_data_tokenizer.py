@@ -10,7 +10,8 @@ from launch import words_file
 
 from mpitrain.config import Data
 from mpitrain.data.panics import panics_unprinted
-from mpitrain.data.tokenizer import dtype_for, load_tokenizer, separator
+from mpitrain.data.token_dtype import dtype_for
+from mpitrain.data.tokenizer import load_tokenizer, separator
 from mpitrain.errors import ConfigError, DataError
 
 TEXT = "def naïve(模型): return 🚀\0\n"

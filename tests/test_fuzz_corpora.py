@@ -14,7 +14,8 @@ from launch import cases
 from mpitrain.data.corpus import Corpus, documents
 from mpitrain.data.corpus_files import check_source
 from mpitrain.data.preparation import prepare
-from mpitrain.data.tokenizer import dtype_for, load_tokenizer
+from mpitrain.data.token_dtype import dtype_for
+from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.data.tokens import open_tokens
 from mpitrain.errors import BAD_INPUT, DataError
 

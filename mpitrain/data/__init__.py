@@ -10,6 +10,7 @@ tokenizer, tokenizer_file, special_tokens, rows
                          bytes, or a tokenizer.json; its special tokens; rows of an embedding
 cutting, encoding        tokenization: a long document in pieces, a share of the pieces for each rank
 preparation, draft       tokens.bin, written once; what is kept when a run leaves before it is complete
+token_dtype              the type of stored ids
 tokens, origin           tokens.bin, ends.bin, tokens.json; what they were made from
 shared_tokens            data.tokens: tokenized corpora that runs share
 split, copies            training and validation text; copies of held-out documents

@@ -12,7 +12,8 @@ import numpy as np
 from mpitrain.data.cutting import MEMORY_PER_BYTE, PIECE_BYTES
 from mpitrain.data.memory_left import available_bytes
 from mpitrain.data.source import Document
-from mpitrain.data.tokenizer import Tokenizer, dtype_for
+from mpitrain.data.token_dtype import dtype_for
+from mpitrain.data.tokenizer import Tokenizer
 from mpitrain.errors import DataError
 from mpitrain.inputs import shown
 

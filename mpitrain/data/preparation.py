@@ -33,7 +33,8 @@ from mpitrain.data.origin import FORM, OWN, Origin, ReadCounts
 from mpitrain.data.pace import Pace
 from mpitrain.data.shared_tokens import SharedFolder, link_or_copy, of_content
 from mpitrain.data.source import SOURCES, Document, Position, Source
-from mpitrain.data.tokenizer import Tokenizer, dtype_for
+from mpitrain.data.token_dtype import dtype_for
+from mpitrain.data.tokenizer import Tokenizer
 from mpitrain.data.tokens import (
     DESCRIPTION,
     ENDS,

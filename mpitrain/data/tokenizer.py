@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
     def encode(self, text: bytes) -> np.ndarray:
         """Return the ids of UTF-8 `text`.
 
-        [tokens], of the type `dtype_for(vocab)`; never those of control tokens.
+        [tokens], of the type `dtype_for(vocab)` (token_dtype.py); never those of control tokens.
         """
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str: ...
@@ -112,14 +112,6 @@ def separator(data: Data, tokenizer: Tokenizer | Vocabulary) -> int | None:
             'data.end_of_text, use another tokenizer, or data.documents = "joined"'
         )
     return tokenizer.end_of_text
-
-
-def dtype_for(vocab: int) -> np.dtype:
-    """The smallest unsigned type that holds every id, little-endian.
-
-    The file means the same on every machine.
-    """
-    return np.min_scalar_type(vocab - 1).newbyteorder("<")
 
 
 class ByteTokenizer:

@@ -26,7 +26,7 @@ from mpitrain.data.special_tokens import (
     declared_in,
     end_of_text,
 )
-from mpitrain.data.tokenizer import dtype_for
+from mpitrain.data.token_dtype import dtype_for
 from mpitrain.errors import DataError
 from mpitrain.inputs import read_file, shown
 

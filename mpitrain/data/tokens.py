@@ -16,7 +16,8 @@ import xxhash
 
 from mpitrain.data.draft import BLOCK_BYTES, read_kept
 from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, Origin, ReadCounts
-from mpitrain.data.tokenizer import Tokenizer, Vocabulary, dtype_for
+from mpitrain.data.token_dtype import dtype_for
+from mpitrain.data.tokenizer import Tokenizer, Vocabulary
 from mpitrain.errors import DataError
 from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, shown
 

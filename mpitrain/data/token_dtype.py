@@ -1,0 +1,11 @@
+"""The type of numbers in which token ids are stored, on every machine."""
+
+import numpy as np
+
+
+def dtype_for(vocab: int) -> np.dtype:
+    """The smallest unsigned type that holds every id, little-endian.
+
+    The file means the same on every machine.
+    """
+    return np.min_scalar_type(vocab - 1).newbyteorder("<")
