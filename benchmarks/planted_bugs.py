@@ -335,7 +335,7 @@ BUGS = [
     ("mpitrain/plan/declared/layer.py", "and not self.on_gpu and", "and"),
     ("mpitrain/plan/declared/layer.py", 'config.precision.compute in ("bf16", "fp8") and', "self.itemsize == 2 and"),
     # ------------------------------------------------------------ model
-    ("mpitrain/model/attention.py", "max(1, layer.kv_heads // tp)", "(layer.kv_heads // tp)"),
+    ("mpitrain/model/layers/attention.py", "return max(1, self.kv_heads // sizes.tp)", "return self.kv_heads // sizes.tp"),
     ("mpitrain/model/blocks.py", "blocks[group[0] + 1 : group[-1] + 1] = [[] for _ in group[1:]]", "pass"),
     ("mpitrain/model/embedding_and_head.py", ".squeeze(1) * here_N", ".squeeze(1)"),
     ("mpitrain/kernels/functions.py", "targets_N[rows]] -= here_N[rows].to(grad_RV.dtype)", "targets_N[rows]] -= 0.99"),
@@ -357,7 +357,7 @@ BUGS = [
     ("mpitrain/kernels/gates.py", "torch.ops.aten.silu_backward(grad, gate)", "grad * torch.sigmoid(gate)"),
     ("mpitrain/kernels/gates.py", "gelu_backward(grad, gate, approximate=self.APPROXIMATION)", "gelu_backward(grad, gate)"),
     ("mpitrain/kernels/gates.py", "self.gate.grad_of_up(grad * activated, up)", "grad * activated"),
-    ("mpitrain/model/latent_attention.py", "q * layer.rope.magnitude**2", "q * layer.rope.magnitude"),
+    ("mpitrain/model/latent_attention.py", "q * self.magnitude**2", "q * self.magnitude"),
     ("mpitrain/model/latent_attention.py", "self.rotary(k_turned.unsqueeze(1), context.start)", "self.rotary(k_turned.unsqueeze(1), 0)"),
     ("mpitrain/model/layers/latent_attention.py", "latent -= self.rope.width", "latent -= 0"),
     ("mpitrain/model/layers/multi_token.py", "first = replace(model.first, tied=True)", "first = model.first"),

@@ -12,7 +12,7 @@ import torch
 from mpitrain.kernels.attention import PLAIN, AttentionRequest
 from mpitrain.model.build_context import BuildContext, Heads
 from mpitrain.model.kv_history import attend
-from mpitrain.model.layers.attention import Attention as Layer
+from mpitrain.model.layers.rope import Rope
 from mpitrain.model.offload import restored
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Again, Bias, NormSegment, Segment, Tape, Tensors, norm_segment
@@ -36,33 +36,42 @@ from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.plan.declared.traffic import Traffic
 
 
-def attention(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
-    """Return the items of the layer: on one rank, one segment from the norm to the output."""
+def attention(
+    own: Mapping[str, Parameter],
+    site: BuildContext,
+    heads: Heads,
+    rope: Rope | None,
+    request: AttentionRequest,
+    whole: bool,
+) -> list[Item]:
+    """Return the items of the layer: on one rank, one segment from the norm to the output.
+
+    own: which norms, biases and sinks there are, their names say.
+    heads: of this rank.
+    rope: None: queries and keys aren't turned.
+    request: without tensors.
+    whole: norms of queries and keys are of all heads together.
+    """
     weights = (own[f"attention.{name}.weight"] for name in "qkv")
-    biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if layer.biased else ()
-    norms = tuple(own[f"attention.{name}_norm.weight"] for name in "qk") if layer.with_norms else ()
+    biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if "attention.q.bias" in own else ()
+    names = [f"attention.{name}_norm.weight" for name in "qk"]
+    norms = tuple(own[name] for name in names) if names[0] in own else ()
     (norm,) = norm_segment(own, "attention.norm") or [None]
     projection = Projection(
         None if site.tp else norm,
         *weights,
-        None if layer.rope is None else site.rotary(layer.rope),
+        None if rope is None else site.rotary(rope),
         site.fp8,
         biases,
         norms,
-        layer.of_head,
-        layer.normed_whole,
+        heads.width,
+        whole,
     )
-    over_tp = None
-    if layer.normed_whole and site.tp:
-        over_tp = WidthNorms(norms, site.tp, projection.rotary, layer.of_head)
-    tp = site.plan.config.parallel.tp
-    kv_heads = max(1, layer.kv_heads // tp)
-    heads = Heads(layer.heads // tp, kv_heads, layer.of_head)
-    request = AttentionRequest(scale=layer.scale, window=layer.window, soft_cap=layer.soft_cap)
+    over_tp = WidthNorms(norms, site.tp, projection.rotary, heads.width) if whole and site.tp else None
     core = Core(request, own.get("attention.sinks"))
     output = Output(own["attention.output.weight"], site.fp8)
     inner = attended(projection, core, heads, output, site, over_tp)
-    added = [Bias(own["attention.output.bias"])] if layer.biased_output else []
+    added = [Bias(own["attention.output.bias"])] if "attention.output.bias" in own else []
     return [Residual([*([norm] if site.tp and norm else []), *inner, *added])]
 
 

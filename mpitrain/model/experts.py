@@ -21,12 +21,13 @@ import torch
 from torch.nn import functional
 
 from mpitrain.comm.collectives import all_reduce
+from mpitrain.config import ExpertsTable as Settings
+from mpitrain.kernels.gates import Gate
 from mpitrain.kernels.grouped import add_sums, grouped_product, of_rows
 from mpitrain.kernels.precision import wide
 from mpitrain.model import router
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
-from mpitrain.model.layers.experts import Experts as Layer
 from mpitrain.model.linear import GroupedProduct
 from mpitrain.model.segment import NormSegment
 from mpitrain.parallel.expert.exchange import Choices, Exchange, Flat, Home, Trip, Visit
@@ -38,9 +39,22 @@ from mpitrain.plan.declared.traffic import Started, Traffic
 from mpitrain.plan.settings.dispatch import dispatch_of
 
 
-def experts(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
+class MixtureNumbers(NamedTuple):
+    """What a mixture is made of besides its parameters.
+
+    gate, shared_gate: have the activations of experts, and of shared ones.
+    by_sequence: loads are balanced within each sequence.
+    """
+
+    settings: Settings
+    gate: Gate
+    shared_gate: Gate
+    by_sequence: bool
+
+
+def experts(own: Mapping[str, Parameter], site: BuildContext, numbers: MixtureNumbers) -> list[Item]:
     """Return the items of the layer."""
-    return [Residual([NormSegment(own["ffn.norm.weight"]), ExpertMixture(layer, own, site)])]
+    return [Residual([NormSegment(own["ffn.norm.weight"]), ExpertMixture(own, site, numbers)])]
 
 
 class ExpertRows(NamedTuple):
@@ -78,9 +92,9 @@ class ExpertMixture:
     Collective over the axis of the experts, and over the ranks with the same sequences.
     """
 
-    def __init__(self, layer: Layer, own: Mapping[str, Parameter], site: BuildContext):
-        self.layer = layer
-        self.settings = layer.settings
+    def __init__(self, own: Mapping[str, Parameter], site: BuildContext, numbers: MixtureNumbers):
+        self.settings = numbers.settings
+        self.by_sequence = numbers.by_sequence
         self.site = site
         self.gate, self.up, self.down = (own[f"ffn.experts.{name}.weight"] for name in ("gate", "up", "down"))
         self.router = own["ffn.router.weight"]
@@ -88,7 +102,7 @@ class ExpertMixture:
         self.bias = own.get("ffn.router.bias")
         self.biases = [own.get(f"ffn.experts.{name}.bias") for name in ("gate", "up", "down")]
         self.logit_bias = own.get("ffn.router.logit_bias")
-        self.activation = layer.gate
+        self.activation = numbers.gate
         self.tokens = site.tokens
         self.wide = wide(site.dtype)
         shared = (
@@ -96,14 +110,14 @@ class ExpertMixture:
             if self.settings.shared
             else None
         )
-        self.shared = FeedForwardSegment(None, *shared, activation=layer.shared_gate) if shared else None
+        self.shared = FeedForwardSegment(None, *shared, activation=numbers.shared_gate) if shared else None
         self.dispatch = dispatch_of(site.plan.config, site.plan.table.segments)
         self.exchange = self._exchange()
         segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)
         self._positions = [
             np.split(each, site.tp.size)[site.tp.rank] if site.tp else each for each in segments
         ]
-        self._balanced_rows = site.plan.config.batch.micro if layer.by_sequence else 1
+        self._balanced_rows = site.plan.config.batch.micro if numbers.by_sequence else 1
 
     def _exchange(self) -> Exchange:
         site = self.site
@@ -243,7 +257,7 @@ class ExpertMixture:
 
     def _sets(self, x_BTD: torch.Tensor) -> int:
         """Return how many sets of tokens are balanced, each by itself; generating, there is one sequence."""
-        return len(x_BTD) if self.layer.by_sequence else 1
+        return len(x_BTD) if self.by_sequence else 1
 
     def _shares(self, whole: router.Statistics) -> torch.Tensor:
         """Return the shares of the experts on which the balance loss of a microbatch rests."""

@@ -9,20 +9,24 @@ import torch
 
 from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.model.build_context import BuildContext
-from mpitrain.model.layers.feed_forward import FeedForward as Layer
 from mpitrain.model.segment import Bias, NormSegment, Segment, Tape, norm_segment
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def feed_forward(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
-    """Return the items of the layer."""
+def feed_forward(own: Mapping[str, Parameter], site: BuildContext, gate: Gate) -> list[Item]:
+    """Return the items of the layer.
+
+    own: which norm and biases there are, their names say.
+    gate: has the activation.
+    """
     weights = (own[f"ffn.{name}.weight"] for name in ("gate", "up", "down"))
     (norm,) = norm_segment(own, "ffn.norm") or [None]
-    biases = tuple(own[f"ffn.{name}.bias"] for name in ("gate", "up")) if layer.biased else ()
-    inner = FeedForwardSegment(None if site.tp else norm, *weights, site.fp8, layer.gate, biases)
-    added = [Bias(own["ffn.down.bias"])] if layer.biased else []
+    biased = "ffn.down.bias" in own
+    biases = tuple(own[f"ffn.{name}.bias"] for name in ("gate", "up")) if biased else ()
+    inner = FeedForwardSegment(None if site.tp else norm, *weights, site.fp8, gate, biases)
+    added = [Bias(own["ffn.down.bias"])] if biased else []
     return site.sublayer(norm, inner, added)
 
 

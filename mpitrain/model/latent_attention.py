@@ -7,13 +7,14 @@ width of a head's queries and keys.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 from mpitrain.model.attention import Core, Output, attended
 from mpitrain.model.build_context import BuildContext, Heads
-from mpitrain.model.layers.latent_attention import LatentAttention as Layer
+from mpitrain.model.layers.rope import Rope
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
@@ -22,19 +23,53 @@ from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.plan.declared.traffic import Traffic
 
 
-def latent_attention(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
+class LatentWidths(NamedTuple):
+    """Numbers of a position.
+
+    queries, kv, rotary: of what is gathered: what queries are made of, what keys and values are, and the
+    rotary part of keys.
+    head, value: of a head's queries and keys, without positions; of its values.
+    """
+
+    queries: int
+    kv: int
+    rotary: int
+    head: int
+    value: int
+
+    @property
+    def latent(self) -> tuple[int, int, int]:
+        """What is gathered."""
+        return self.queries, self.kv, self.rotary
+
+    @property
+    def key(self) -> int:
+        """Of a head's queries and keys."""
+        return self.head + self.rotary
+
+
+def latent_attention(
+    own: Mapping[str, Parameter],
+    site: BuildContext,
+    num_heads: int,
+    widths: LatentWidths,
+    rope: Rope,
+) -> list[Item]:
     """Return the items of the layer.
 
     With tp, Down of the positions that are here, and the rest of all positions and some heads.
+
+    own: without q_down, queries have no latent vector.
+    num_heads: of this rank.
     """
     own = {
         name.removeprefix("attention.").removesuffix(".weight"): parameter for name, parameter in own.items()
     }
-    down = Down(layer, own["norm"], own.get("q_down"), own.get("q_norm"), own["kv_down"], own["kv_norm"])
-    up = Up(layer, own["q_up"], own["kv_up"], site.rotary(layer.rope))
-    heads = layer.heads // site.plan.config.parallel.tp
-    output = Output(own["output"], value_width=layer.value_width)
-    return [Residual([down, *attended(up, Core(), Heads(heads, heads, layer.key_width), output, site)])]
+    down = Down(widths, own["norm"], own.get("q_down"), own.get("q_norm"), own["kv_down"], own["kv_norm"])
+    up = Up(widths, own["q_up"], own["kv_up"], site.rotary(rope), rope.magnitude)
+    output = Output(own["output"], value_width=widths.value)
+    heads = Heads(num_heads, num_heads, widths.key)
+    return [Residual([down, *attended(up, Core(), heads, output, site)])]
 
 
 class Down(Segment):
@@ -42,14 +77,14 @@ class Down(Segment):
 
     def __init__(
         self,
-        layer: Layer,
+        widths: LatentWidths,
         norm: Parameter,
         q_down: Parameter | None,
         q_norm: Parameter | None,
         kv_down: Parameter,
         kv_norm: Parameter,
     ):
-        self.layer = layer
+        self.widths = widths
         self.norm = norm
         self.q_down = q_down
         self.q_norm = q_norm
@@ -63,39 +98,49 @@ class Down(Segment):
         else:
             queries, of_kv = tape.linears(h_BTD, (self.q_down, self.kv_down), recompute)
             queries = tape.norm(queries, self.q_norm)
-        of_kv, rotary = of_kv.split(self.layer.latent_widths[1:], -1)
+        of_kv, rotary = of_kv.split(self.widths.latent[1:], -1)
         return torch.cat((queries, tape.norm(of_kv, self.kv_norm), rotary), -1)
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        return Traffic(), (*shape[:2], sum(self.layer.latent_widths))
+        return Traffic(), (*shape[:2], sum(self.widths.latent))
 
 
 class Up(Segment):
     """Queries, keys and values of the heads that are here, [B, H, T, C]: values padded to the width
     of keys.
+
+    magnitude: of the rotary features, by which the others are multiplied, too.
     """
 
-    def __init__(self, layer: Layer, q_up: Parameter, kv_up: Parameter, rotary: Rotary):
-        self.layer = layer
+    def __init__(
+        self,
+        widths: LatentWidths,
+        q_up: Parameter,
+        kv_up: Parameter,
+        rotary: Rotary,
+        magnitude: float,
+    ):
+        self.widths = widths
         self.q_up = q_up
         self.kv_up = kv_up
         self.rotary = rotary
+        self.magnitude = magnitude
 
     def compute(
         self, latent_BTL: torch.Tensor, context: Context, tape: Tape
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        layer = self.layer
-        of_q, of_kv, k_turned = latent_BTL.split(layer.latent_widths, -1)
-        q = self._heads(of_q, self.q_up, layer.key_width, tape)
-        kv = self._heads(of_kv, self.kv_up, layer.head_width + layer.value_width, tape)
-        q, q_turned = q.split((layer.head_width, layer.rope.width), -1)
-        k, v = kv.split((layer.head_width, layer.value_width), -1)
-        if layer.rope.magnitude != 1:
-            q = q * layer.rope.magnitude**2  # as the rotary features of both are
+        widths = self.widths
+        of_q, of_kv, k_turned = latent_BTL.split(widths.latent, -1)
+        q = self._heads(of_q, self.q_up, widths.key, tape)
+        kv = self._heads(of_kv, self.kv_up, widths.head + widths.value, tape)
+        q, q_turned = q.split((widths.head, widths.rotary), -1)
+        k, v = kv.split((widths.head, widths.value), -1)
+        if self.magnitude != 1:
+            q = q * self.magnitude**2  # as the rotary features of both are
         k_turned = self.rotary(k_turned.unsqueeze(1), context.start).expand(-1, k.shape[1], -1, -1)
         q = torch.cat((q, self.rotary(q_turned, context.start)), -1)
         k = torch.cat((k, k_turned), -1)
-        return q, k, functional.pad(v, (0, layer.key_width - layer.value_width))
+        return q, k, functional.pad(v, (0, widths.key - widths.value))
 
     def _heads(self, x: torch.Tensor, weight: Parameter, width: int, tape: Tape) -> torch.Tensor:
         """Return x @ weight.T, head by head. width: of one."""

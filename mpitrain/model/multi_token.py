@@ -15,10 +15,8 @@ from typing import NamedTuple
 import torch
 
 from mpitrain.kernels.precision import wide
-from mpitrain.model import embedding_and_head
 from mpitrain.model.build_context import BuildContext
-from mpitrain.model.layers.embedding_and_head import EMBEDDING
-from mpitrain.model.layers.multi_token import MultiToken as Layer
+from mpitrain.model.embedding_and_head import head
 from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Shape, Walk, backward, forward, sends
@@ -26,28 +24,37 @@ from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.plan.declared.traffic import Traffic
 
 
-def multi_token(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
-    """Return the item of the last layer."""
-    logits = own[layer.head.weight], site, layer.head.soft_cap
-    main = embedding_and_head.head(own, "head.norm", *logits)
-    lookup = embedding_and_head.embedding(own[EMBEDDING], site, layer.embedding.scale)
+def multi_token(
+    own: Mapping[str, Parameter],
+    site: BuildContext,
+    lookup: Sequence[Item],
+    blocks: Sequence[Sequence[Item]],
+    table: Parameter,
+    soft_cap: float,
+    weight: float,
+) -> list[Item]:
+    """Return the item of the last layer.
+
+    lookup: the items of the embedding.
+    blocks: those of each depth's block.
+    table, soft_cap: of the head, as LogitLimits has them.
+    weight: of each depth's loss.
+    """
+    main = head(own, "head.norm", table, site, soft_cap)
     depths = []
-    for depth, placed in enumerate(layer.placed):
-        prefix = f"mtp.{depth}."
-        here = {
-            name.removeprefix(prefix): parameter for name, parameter in own.items() if name.startswith(prefix)
-        }
-        block = [item for each in placed for item in each.layer.items(here, site)]
+    for depth, block in enumerate(blocks):
+        here = of_depth(own, depth)
         join = Join(here["hidden_norm.weight"], here["token_norm.weight"], here["projection.weight"])
-        depths.append(
-            Depth(
-                lookup,
-                join,
-                block,
-                embedding_and_head.head(here, "head_norm", *logits),
-            )
-        )
-    return [MultiTokenHead(main, depths, layer.weight / layer.depths, site)]
+        depths.append(Depth(lookup, join, block, head(here, "head_norm", table, site, soft_cap)))
+    return [MultiTokenHead(main, depths, weight, site)]
+
+
+def of_depth(own: Mapping[str, Parameter], depth: int) -> dict[str, Parameter]:
+    """Return the parameters of a depth, by their names within it."""
+    prefix = f"mtp.{depth}."
+    return {
+        name.removeprefix(prefix): parameter for name, parameter in own.items() if name.startswith(prefix)
+    }
 
 
 class Join(Segment):

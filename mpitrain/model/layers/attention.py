@@ -168,9 +168,14 @@ class Attention:
         return max(1, self.kv_heads // sizes.tp)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.attention import attention  # torch
+        from mpitrain.kernels.attention import AttentionRequest  # torch
+        from mpitrain.model.attention import attention
+        from mpitrain.model.build_context import Heads
 
-        return attention(self, own, site)
+        sizes = site.plan.sizes
+        heads = Heads(self.heads // sizes.tp, self._kv_heads(sizes), self.of_head)
+        request = AttentionRequest(scale=self.scale, window=self.window, soft_cap=self.soft_cap)
+        return attention(own, site, heads, self.rope, request, self.normed_whole)
 
 
 def _scores_at_once(sizes: Sizes, heads: int) -> int:

@@ -187,6 +187,7 @@ class Experts:
         return (2 * rows * self.settings.count + 2) * max(4, sizes.itemsize)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.experts import experts  # torch
+        from mpitrain.model.experts import MixtureNumbers, experts  # torch
 
-        return experts(self, own, site)
+        numbers = MixtureNumbers(self.settings, self.gate, self.shared_gate, self.by_sequence)
+        return experts(own, site, numbers)

@@ -97,4 +97,4 @@ class FeedForward:
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.feed_forward import feed_forward  # torch
 
-        return feed_forward(self, own, site)
+        return feed_forward(own, site, self.gate)

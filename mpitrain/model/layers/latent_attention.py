@@ -151,9 +151,10 @@ class LatentAttention:
         return 2 * sizes.positions * self.heads // sizes.tp * self.key_width * sizes.itemsize
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.latent_attention import latent_attention  # torch
+        from mpitrain.model.latent_attention import LatentWidths, latent_attention  # torch
 
-        return latent_attention(self, own, site)
+        widths = LatentWidths(*self.latent_widths, self.head_width, self.value_width)
+        return latent_attention(own, site, self.heads // site.plan.sizes.tp, widths, self.rope)
 
 
 def latent_heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mpitrain.config import Memory
-from mpitrain.model.layers.embedding_and_head import Embedding, Head
+from mpitrain.model.layers.embedding_and_head import EMBEDDING, Embedding, Head
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Placed, Sizes, Working
 from mpitrain.plan.declared.parameters import STD, Spec
 
@@ -129,9 +129,16 @@ class MultiToken:
         return self.depths * sum(layer.history(sizes) for layer in self.block)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.multi_token import multi_token  # torch
+        from mpitrain.model.embedding_and_head import embedding  # torch
+        from mpitrain.model.multi_token import multi_token, of_depth
 
-        return multi_token(self, own, site)
+        lookup = embedding(own[EMBEDDING], site, self.embedding.scale)
+        blocks = [
+            [item for each in placed for item in each.layer.items(of_depth(own, depth), site)]
+            for depth, placed in enumerate(self.placed)
+        ]
+        table = own[self.head.weight]
+        return multi_token(own, site, lookup, blocks, table, self.head.soft_cap, self.weight / self.depths)
 
 
 def _all_kept(sizes: Sizes) -> Sizes:
