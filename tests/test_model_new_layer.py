@@ -92,6 +92,11 @@ class BiasedUnit:
     def history(self, sizes):
         return 0
 
+    def traffic(self, sizes):
+        from mpitrain.plan.declared.layer_traffic import residual
+
+        return residual(sizes, self.width)
+
     def items(self, own, site):
         import torch
 

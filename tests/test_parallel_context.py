@@ -200,13 +200,15 @@ def test_traffic_is_what_is_sent_to_the_byte(axis, kind, dtype):
 
     from mpitrain.comm.base.wire import sent_bytes
     from mpitrain.parallel.context.attention import context_attention
+    from mpitrain.plan.declared import traffic
 
     wrong = []
     for heads, kv_heads in GROUPS:
         attention = context_attention(axis, kind, 48, heads, kv_heads, WIDTH)
         here = torch.from_numpy(attention.placement.positions(axis.rank))
         q, k, v, grad = (x[:, :, here].to(getattr(torch, dtype)) for x in whole_tensors(heads, kv_heads, 48))
-        declared, _ = attention.sends((2, 48 // axis.size, heads * WIDTH), q.element_size())
+        numbers = dict(batch=2, heads=heads, kv_heads=kv_heads, head_width=WIDTH, sequence=48)
+        declared = traffic.attention(kind, axis.name, axis.size, **numbers, itemsize=q.element_size())
         forward, posted, (_, saved) = counted(axis, attention.forward(q, k, v))
         backward, posted_back, _ = counted(axis, attention.backward(saved, grad))
         for found, num_bytes, expected in (

@@ -25,15 +25,12 @@ from mpitrain.parallel.walk import (
     Item,
     Later,
     Residual,
-    Shape,
     Walk,
     WeightGradients,
     backward,
     forward,
-    sends,
 )
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.plan.declared.traffic import Traffic
 
 
 def attention(
@@ -182,10 +179,6 @@ class Output(Segment):
         again = None if recompute is None else lambda: self._side_by_side(recompute())
         return tape.linears(self._side_by_side(a_BHTC), (self.output,), again, self.fp8)[0]
 
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """Nothing; behind it positions have the width of the model."""
-        return Traffic(), (*shape[:2], self.output.spec.shape[0])
-
     def _side_by_side(self, a_BHTC: torch.Tensor) -> torch.Tensor:
         return a_BHTC[..., : self.value_width].transpose(1, 2).flatten(-2)
 
@@ -250,9 +243,6 @@ class AttentionSegment(Segment):
         a_BHTC, recompute = self.core.attend(qkv, context, tape, again=True)
         return self.output.of(a_BHTC, recompute, tape)
 
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        return self.output.sends(shape, itemsize)
-
 
 class SpreadAttention:
     """The same with the sequence spread over the context-parallel axis.
@@ -288,7 +278,3 @@ class SpreadAttention:
             *grads, of_sinks = grads
             later(WeightGradients([Addend(self.core.sinks, of_sinks)]))
         return (yield from backward(self.projection, projected, tuple(grads), later))
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """What the exchange between the segments starts."""
-        return sends((*self.projection, self.over_cp, self.output), shape, itemsize)

@@ -18,19 +18,11 @@ def blocks_of(
     site: BuildContext,
 ) -> Blocks:
     """Return what computes each block. parameters: of each block."""
-    return joined(stage, built(stage, parameters, site))
-
-
-def built(
-    stage: StagePlan,
-    parameters: Sequence[Sequence[Parameter]],
-    site: BuildContext,
-) -> Blocks:
-    """Return the items of each block."""
-    return [
+    built = [
         [item for layer in block for item in _built(layer, own, site)]
         for block, own in zip(stage.blocks, parameters)
     ]
+    return joined(stage, built)
 
 
 def joined(stage: StagePlan, blocks: Blocks) -> Blocks:

@@ -21,9 +21,8 @@ from mpitrain.model.build_context import BuildContext
 from mpitrain.model.linear import WeightGradient
 from mpitrain.model.segment import Segment, Tape, norm_segment
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradients
+from mpitrain.parallel.walk import Item, Later, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.plan.declared.traffic import Started, Traffic
 
 NEVER = -1e4  # a logit below all that are capped: exp gives 0, and its square is finite in all number types
 
@@ -107,7 +106,7 @@ class PositionGradients(NamedTuple):
         yield self.grads
 
 
-class LearnedPositions(Local):
+class LearnedPositions:
     """x + the vectors of its positions: those of this rank of cp, and of tp if that divides them."""
 
     def __init__(self, weight: Parameter, site: BuildContext):
@@ -132,7 +131,7 @@ class LearnedPositions(Local):
         return self.positions[begin : begin + x.shape[1]]
 
 
-class EmbeddingLookup(Local):
+class EmbeddingLookup:
     """Token numbers to vectors, times `scale`. Written by hand: integers have no gradient."""
 
     def __init__(self, weight: Parameter, scale: float = 1.0):
@@ -261,13 +260,6 @@ class VocabularyHead:
         loss = (log_sum_N - targets_RN.sum(0)).masked_fill_(ignored_N, 0).sum()
         saved = (h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N)
         return loss, saved if torch.is_grad_enabled() else None
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """Two numbers per token, of every rank."""
-        num_tokens = shape[0] * shape[1]
-        return Traffic(
-            (Started("all_gather", self.axis.name, 2 * num_tokens * self.axis.size * max(4, itemsize)),)
-        ), shape
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
         yield None

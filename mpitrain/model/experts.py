@@ -33,9 +33,8 @@ from mpitrain.model.segment import NormSegment
 from mpitrain.parallel.expert.exchange import Choices, Exchange, Flat, Home, Trip, Visit
 from mpitrain.parallel.expert.hierarchical import Hierarchical
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Addend, Begun, Item, Later, Residual, Shape, Walk, WeightGradients, run
+from mpitrain.parallel.walk import Addend, Begun, Item, Later, Residual, Walk, WeightGradients, run
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.plan.declared.traffic import Started, Traffic
 from mpitrain.plan.settings.dispatch import dispatch_of
 
 
@@ -117,7 +116,6 @@ class ExpertMixture:
         self._positions = [
             np.split(each, site.tp.size)[site.tp.rank] if site.tp else each for each in segments
         ]
-        self._balanced_rows = site.plan.config.batch.micro if numbers.by_sequence else 1
 
     def _exchange(self) -> Exchange:
         site = self.site
@@ -355,24 +353,6 @@ class ExpertMixture:
             small.append(Addend(self.logit_bias, of_logits.sum(0)))
         later(WeightGradients(small))
         return (of_logits @ self.router.data.to(of_logits.dtype)).to(x_ND.dtype)
-
-    # ------------------------------------------------------------ messages
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """Counts, statistics, rows there and back.
-
-        As many rows as are sent when all experts have equal loads.
-        """
-        statistics = []
-        kind = max(4, itemsize)
-        if self.tokens is not None:
-            statistics.append(
-                Started(
-                    "all_reduce", self.tokens.name, (2 * self._balanced_rows * self.settings.count + 2) * kind
-                )
-            )
-        rows = self.dispatch.traffic(shape[2], itemsize)
-        return Traffic((*rows.forward[:1], *statistics, *rows.forward[1:]), rows.backward), shape
 
 
 def _features(bias: Parameter) -> slice:

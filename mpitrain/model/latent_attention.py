@@ -18,9 +18,8 @@ from mpitrain.model.layers.rope import Rope
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Item, Residual, Shape
+from mpitrain.parallel.walk import Item, Residual
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.plan.declared.traffic import Traffic
 
 
 class LatentWidths(NamedTuple):
@@ -100,9 +99,6 @@ class Down(Segment):
             queries = tape.norm(queries, self.q_norm)
         of_kv, rotary = of_kv.split(self.widths.latent[1:], -1)
         return torch.cat((queries, tape.norm(of_kv, self.kv_norm), rotary), -1)
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        return Traffic(), (*shape[:2], sum(self.widths.latent))
 
 
 class Up(Segment):

@@ -9,7 +9,6 @@ loss sees.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -19,9 +18,8 @@ from mpitrain.model.build_context import BuildContext
 from mpitrain.model.embedding_and_head import head
 from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Item, Later, Shape, Walk, backward, forward, sends
+from mpitrain.parallel.walk import Item, Later, Walk, backward, forward
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.plan.declared.traffic import Traffic
 
 
 def multi_token(
@@ -134,14 +132,3 @@ class MultiTokenHead:
             grad, of_token = yield from depth.join.backward(of_join, grad, later)
             yield from backward(depth.lookup, of_lookup, of_token, later)
         return (yield from backward(self.main, of_main, grad_of_output, later)) + grad
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """What the head starts, and all of each depth."""
-        gathered = self.site.tp.size if self.site.tp and self.site.plan.config.parallel.sequence else 1
-        batch, length, width = shape
-        main, behind = sends(self.main, shape, itemsize)
-        traffic = [main]
-        for depth in self.depths:
-            traffic.append(sends(depth.lookup, (batch, length * gathered, width), itemsize)[0])
-            traffic += [sends(items, shape, itemsize)[0] for items in (depth.block, depth.head)]
-        return reduce(Traffic.then, traffic), behind

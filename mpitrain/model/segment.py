@@ -22,7 +22,7 @@ from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.model import attention_functions, linear, selective
 from mpitrain.model.kv_history import Attended
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Addend, DeferredGradient, Later, Local, Walk, WeightGradients
+from mpitrain.parallel.walk import Addend, DeferredGradient, Later, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
@@ -170,7 +170,7 @@ class Tape:
         return WeightGradients(found)
 
 
-class Segment(Local):
+class Segment:
     """A local piece of a block, differentiated by autograd.
 
     Subclasses compute a tensor, or a tuple of some, from one or a tuple.

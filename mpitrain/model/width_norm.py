@@ -18,9 +18,8 @@ from mpitrain.comm.collectives import all_reduce
 from mpitrain.kernels.precision import wide
 from mpitrain.model.rotary import Rotary
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Addend, Later, Shape, Walk, WeightGradients
+from mpitrain.parallel.walk import Addend, Later, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.plan.declared.traffic import Started, Traffic
 
 
 class SavedNorms(NamedTuple):
@@ -90,11 +89,6 @@ class WidthNorms:
         small = [(norm, product.flatten(0, -2).sum(0)) for norm, product in zip(self.norms, products)]
         later(WeightGradients([Addend(*each) for each in small]))
         return (*found, of_v.transpose(1, 2).flatten(-2))
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """Two numbers a position, each way."""
-        sums = Started("all_reduce", self.axis.name, 2 * shape[0] * shape[1] * max(4, itemsize))
-        return Traffic((sums,), (sums,)), shape
 
     def _heads(self, x_BTF: torch.Tensor) -> torch.Tensor:
         return x_BTF.unflatten(-1, (-1, self.head_width)).transpose(1, 2)

@@ -26,8 +26,7 @@ from mpitrain.comm.base.buffers import flat, sum_in_order
 from mpitrain.comm.collectives import shift
 from mpitrain.comm.progress import Pending
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Item, Later, Shape, Walk
-from mpitrain.plan.declared.traffic import Started, Traffic
+from mpitrain.parallel.walk import Item, Later, Walk
 
 TOKENS = -2  # dim of [B, T, D] and of [B, H, T, C]
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
@@ -80,23 +79,6 @@ class Chunked:
             return self.inner.backward(saved.pop(piece), part, later)
 
         return (yield from self._walk(grad_of_output, work, self.scatter, self.gather))
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """Each chunk to every other rank for the gather, each result back for the scatter."""
-        batch, length, width = shape
-        own = length if self.gather else length // self.axis.size
-        _, (*_, width_behind) = self.inner.sends((batch, own, width), itemsize)
-        going, coming = (
-            there
-            * (self.axis.size - 1)
-            * (Started("shift", self.axis.name, batch * own * features * itemsize),)
-            for there, features in ((self.gather, width), (self.scatter, width_behind))
-        )
-        return Traffic(going + coming, coming + going), (
-            batch,
-            own if self.scatter else own * self.axis.size,
-            width_behind,
-        )
 
     def _walk(self, x: Tensors, work: Work, gather: bool, scatter: bool) -> Walk:
         """Let `work` have piece after piece of the whole input.

@@ -3,16 +3,14 @@
 A collective over one axis, along one dim, whose backward is the adjoint operation.
 """
 
-import math
-
 import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from mpitrain.comm.progress import Pending
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Later, Shape, Walk
-from mpitrain.plan.declared.traffic import Started, Traffic
+from mpitrain.parallel.walk import Later, Walk
+from mpitrain.plan.declared.traffic import ADJOINT
 
 
 def _copy(x: torch.Tensor, axis: Axis) -> None:
@@ -36,13 +34,6 @@ def _exchange(x: torch.Tensor, axis: Axis) -> Pending:
 
 
 START = {"copy": _copy, "sum": _sum, "gather": _gather, "scatter": _scatter, "exchange": _exchange}
-OPERATION = {
-    "sum": "all_reduce",
-    "gather": "all_gather",
-    "scatter": "reduce_scatter",
-    "exchange": "all_to_all",
-}
-ADJOINT = {"copy": "sum", "sum": "copy", "gather": "scatter", "scatter": "gather", "exchange": "exchange"}
 
 
 class Communication:
@@ -66,19 +57,6 @@ class Communication:
 
     def backward(self, saved: None, grad_of_output: torch.Tensor, later: Later) -> Walk:
         return (yield from self._run(ADJOINT[self.name], grad_of_output))
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """One operation each way; the buffer that counts is the longer one."""
-        behind = list(shape)
-        if self.name == "gather":
-            behind[self.dim] *= self.axis.size
-        elif self.name == "scatter":
-            behind[self.dim] //= self.axis.size
-        num_bytes = max(math.prod(shape), math.prod(behind)) * itemsize
-        names = (OPERATION.get(name) for name in (self.name, ADJOINT[self.name]))
-        return Traffic(
-            *((Started(name, self.axis.name, num_bytes),) if name else () for name in names)
-        ), tuple(behind)
 
     def _run(self, name: str, x: torch.Tensor) -> Walk:
         first = x.transpose(0, self.dim)

@@ -2,7 +2,7 @@
 
 Autograd only ever sees local segments. The backward walks the list in reverse and replaces each
 communication by its adjoint, so no MPI call hides in an autograd function: the list is what
-happens, and whoever wants to know what a layout sends reads it.
+happens. Layer.traffic (plan/declared/layer.py) says what it sends, before it does.
 
     forward    segment   sum over tp    segment   sum over tp    -->
     backward   segment   copy           segment   copy          <--
@@ -37,11 +37,8 @@ import torch
 from mpitrain.comm.progress import Pending
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.plan.declared.traffic import Traffic
 
 Walk = Generator["Pending | Turn | None", Any, Any]
-# of the residual stream at some item: sequences, positions on this rank, width
-Shape = tuple[int, int, int]
 
 
 class DeferredGradient(Protocol):
@@ -114,28 +111,6 @@ class Item(Protocol):
 
     def backward(self, saved: Any, grad_of_output: torch.Tensor, later: Later) -> Walk:
         """Yield once; return the gradient of the input, and hand the weight gradients to `later`."""
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """Return what forward and backward start at `shape`, with numbers of `itemsize` bytes, and
-        the shape behind the item.
-        """
-
-
-class Local:
-    """An item that sends nothing and keeps positions where they are."""
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """Nothing, and the same shape."""
-        return Traffic(), shape
-
-
-def sends(block: Sequence[Item], shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-    """Return what a block starts, and the shape behind it: from shapes alone, nothing is run."""
-    total = Traffic()
-    for item in block:
-        traffic, shape = item.sends(shape, itemsize)
-        total = total.then(traffic)
-    return total, shape
 
 
 def forward(block: Sequence[Item], x: torch.Tensor, context: Context) -> Walk:
@@ -258,7 +233,3 @@ class Residual:
     def backward(self, saved: list, grad_of_output: torch.Tensor, later: Later) -> Walk:
         grad = yield from backward(self.items, saved, grad_of_output, later)
         return grad_of_output + grad
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """What the items start."""
-        return sends(self.items, shape, itemsize)

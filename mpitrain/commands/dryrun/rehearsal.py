@@ -3,15 +3,15 @@
 Known from the configuration alone, before anything runs.
 
 The actor itself walks the rank's program, on axes on which nothing travels, with items that compute
-nothing. Whatever stands between the items of blocks is the code that trains; of itself, each item
-says what it starts for the shape it is given (parallel/walk.py).
+nothing. Whatever stands between the items of blocks is the code that trains; what an item starts, its
+layer declares (Layer.traffic, plan/declared/layer.py).
 """
 
 import json
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,14 +27,13 @@ from mpitrain.comm.base.wire import sent_bytes, sent_over_nodes, transport_on_a_
 from mpitrain.comm.standins.recipe import At, Event, Start, encoded
 from mpitrain.comm.standins.rehearsal import Script, SilentMesh
 from mpitrain.config import Config
-from mpitrain.model.blocks import Blocks, built, joined
+from mpitrain.model.blocks import Blocks, joined
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.microbatch import Context, Microbatch
-from mpitrain.parallel.walk import Item, Later, Residual, Shape, Walk, WeightGradients
+from mpitrain.parallel.walk import Later, Walk, WeightGradients
 from mpitrain.plan.declared.formatting import aligned, megabytes
-from mpitrain.plan.declared.traffic import Started
+from mpitrain.plan.declared.traffic import Started, Traffic
 from mpitrain.plan.division.stages import StagePlan
 from mpitrain.plan.plan import Plan
 
@@ -181,64 +180,46 @@ class _Nothing(Measure):
 
 
 def empty_blocks(stage: StagePlan, parameters: Sequence, site: BuildContext) -> Blocks:
-    """Return blocks whose items only start what they declare."""
+    """Return blocks whose items only start what their layers declare."""
     every = site.tp, site.cp, site.experts, site.tokens, site.experts_near, site.experts_far
     axes = {axis.name: axis for axis in every if axis}
-    batch, tokens, width = site.plan.activation_shape()
-    # by the embedding, behind itself
-    divided = stage.first and site.tp is not None and site.plan.config.parallel.sequence
-    shape = (batch, tokens * (site.tp.size if divided else 1), width)
-    blocks = []
-    for number, block in enumerate(built(stage, parameters, site)):
-        blocks.append([])
-        for item in _leaves(block):
-            empty = _EmptyItem(
-                item, shape, site.dtype, axes, reads_tokens=stage.first and number == 0 and not blocks[0]
-            )
-            blocks[-1].append(empty)
-            shape = empty.behind
+    like = torch.empty(site.plan.activation_shape(), dtype=site.dtype, device=META)
+    blocks: Blocks = []
+    for block in stage.blocks:
+        items = [each for placed in block for each in placed.layer.traffic(site.plan.sizes)]
+        blocks.append([_EmptyItem(each, like, axes) for each in items])
+    if stage.first:
+        blocks[0][0].reads_tokens = True
     return joined(stage, blocks)
-
-
-def _leaves(block: Sequence[Item]) -> Iterator[Item]:
-    """Yield the items that do something themselves."""
-    for item in block:
-        if isinstance(item, Residual):
-            yield from _leaves(item.items)
-        else:
-            yield item
 
 
 class _EmptyItem:
     """It starts what the real item would, takes turns where that does (parallel/walk.py), and makes
-    tensors of the right shape.
+    tensors of the residual stream's shape, of which those at the ends of a stage travel on.
 
     In a PAIR, which of two walks starts its operation first on one axis is not known of items that
     compute piece by piece: with asynchronous tensor parallelism, experts, or model.mtp, each walk's
     order is exact, and theirs together is not.
     """
 
-    def __init__(
-        self, item: Item, shape: Shape, dtype: torch.dtype, axes: Mapping[str, Any], *, reads_tokens: bool
-    ):
-        self._traffic, self.behind = item.sends(shape, dtype.itemsize)
-        self._has_products = not isinstance(item, Communication)
-        self._shape = shape
-        self._dtype = dtype
+    def __init__(self, traffic: Traffic, like: torch.Tensor, axes: Mapping[str, Any]):
+        self._traffic = traffic
+        self._like = like
         self._axes = axes
-        self._reads_tokens = reads_tokens
+        self.reads_tokens = False
 
     def forward(self, x: torch.Tensor | None, context: Context) -> Walk:
         yield from self._start(self._traffic.forward)
-        return torch.empty(self.behind, dtype=self._dtype, device=META), None
+        return torch.empty_like(self._like), None
 
     def backward(self, saved: None, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
-        if self._has_products and self._traffic.backward:
+        has_weights = self._traffic.has_weights
+        if has_weights and self._traffic.backward:
             later(WeightGradients([]))
         yield from self._start(self._traffic.backward)
-        if self._has_products:
+        if has_weights:
             later(WeightGradients([]))
-        return None if self._reads_tokens else torch.empty(self._shape, dtype=self._dtype, device=META)
+        return None if self.reads_tokens else torch.empty_like(self._like)
 
     def _start(self, operations: Sequence[Started]) -> Walk:
         for operation, axis, num_bytes in operations:

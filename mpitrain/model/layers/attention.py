@@ -28,6 +28,7 @@ from mpitrain.config import Parallel
 from mpitrain.model.layers.rope import Rope
 from mpitrain.plan.declared import probabilities
 from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer_traffic import attended
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
     EPS,
@@ -40,6 +41,7 @@ from mpitrain.plan.declared.parameters import (
     product_flops,
     residual_std,
 )
+from mpitrain.plan.declared.traffic import LOCAL, Traffic
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -166,6 +168,12 @@ class Attention:
     def _kv_heads(self, sizes: Sizes) -> int:
         """Of this rank; fewer than ranks are repeated."""
         return max(1, self.kv_heads // sizes.tp)
+
+    def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
+        heads = self.heads // sizes.tp, self._kv_heads(sizes), self.of_head
+        norm = (LOCAL,) if sizes.tp > 1 and self.kind is not NormKind.NONE else ()
+        items = attended(sizes, heads, self.width, self.width, with_width_norms=self.normed_whole)
+        return *norm, *items, *self.biased_output * (LOCAL,)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.kernels.attention import AttentionRequest  # torch

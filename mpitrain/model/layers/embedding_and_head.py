@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer_traffic import into, out
 from mpitrain.plan.declared.parameters import EPS, ROWS, NormKind, Spec, matrix, norm
 from mpitrain.plan.declared.probabilities import LOGITS, LOGITS_ON_A_DEVICE
+from mpitrain.plan.declared.traffic import LOCAL, Started, Traffic
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -61,6 +63,10 @@ class Embedding:
 
     def history(self, sizes: Sizes) -> int:
         return 0
+
+    def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
+        items = (LOCAL, out(sizes, self.width)) if sizes.tp > 1 else (LOCAL,)
+        return (*items, LOCAL) if self.positions else items
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import embedding  # torch
@@ -127,6 +133,14 @@ class Head:
 
     def history(self, sizes: Sizes) -> int:
         return 0
+
+    def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
+        """With tp, the loss gathers two numbers of each token, of every rank."""
+        if sizes.tp == 1:
+            return (LOCAL,)
+        norm = () if self.kind is NormKind.NONE else (LOCAL,)
+        softmax = Started("all_gather", "tp", 2 * sizes.positions * sizes.tp * sizes.wide)
+        return *norm, into(sizes, self.width), Traffic((softmax,))
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import head  # torch

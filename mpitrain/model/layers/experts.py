@@ -38,6 +38,8 @@ from mpitrain.plan.declared.parameters import (
     residual_std,
     stack,
 )
+from mpitrain.plan.declared.traffic import LOCAL, Started, Traffic
+from mpitrain.plan.settings.dispatch import dispatch_of
 from mpitrain.plan.settings.experts import most_rows
 
 if TYPE_CHECKING:
@@ -185,6 +187,14 @@ class Experts:
     def _sums(self, sizes: Sizes) -> int:
         rows = sizes.config.batch.micro if self.by_sequence else 1
         return (2 * rows * self.settings.count + 2) * max(4, sizes.itemsize)
+
+    def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
+        """Counts, statistics for the losses, rows there and back."""
+        parallel = sizes.config.parallel
+        rows = dispatch_of(sizes.config, sizes.segments).traffic(self.width, sizes.itemsize)
+        shared = parallel.tp * parallel.cp > 1
+        statistics = (Started("all_reduce", "tokens", self._sums(sizes)),) if shared else ()
+        return LOCAL, Traffic((*rows.forward[:1], *statistics, *rows.forward[1:]), rows.backward)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.experts import MixtureNumbers, experts  # torch

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer_traffic import sublayer
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
     EPS,
@@ -30,6 +31,7 @@ from mpitrain.plan.declared.parameters import (
     product_flops,
     residual_std,
 )
+from mpitrain.plan.declared.traffic import Traffic
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -93,6 +95,10 @@ class FeedForward:
 
     def history(self, sizes: Sizes) -> int:
         return 0
+
+    def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
+        normed = self.kind is not NormKind.NONE
+        return sublayer(sizes, self.width, normed=normed, num_behind=int(self.biased))
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.feed_forward import feed_forward  # torch

@@ -36,6 +36,7 @@ from mpitrain.model.layers.attention import kept_by_core, seen, working_of_core
 from mpitrain.model.layers.rope import Rope
 from mpitrain.plan.declared.family import refuse_odd, width_of_head
 from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer_traffic import attended
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
     EPS,
@@ -46,6 +47,7 @@ from mpitrain.plan.declared.parameters import (
     product_flops,
     residual_std,
 )
+from mpitrain.plan.declared.traffic import LOCAL, Traffic
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -149,6 +151,11 @@ class LatentAttention:
     def history(self, sizes: Sizes) -> int:
         """Keys and padded values."""
         return 2 * sizes.positions * self.heads // sizes.tp * self.key_width * sizes.itemsize
+
+    def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
+        heads = self.heads // sizes.tp
+        latent = sum(self.latent_widths)
+        return LOCAL, *attended(sizes, (heads, heads, self.key_width), self.width, latent)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.latent_attention import LatentWidths, latent_attention  # torch

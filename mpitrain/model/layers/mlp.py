@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer_traffic import sublayer
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
     EPS,
@@ -28,6 +29,7 @@ from mpitrain.plan.declared.parameters import (
     product_flops,
     residual_std,
 )
+from mpitrain.plan.declared.traffic import Traffic
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -81,6 +83,9 @@ class Mlp:
 
     def history(self, sizes: Sizes) -> int:
         return 0
+
+    def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
+        return sublayer(sizes, self.width, normed=self.kind is not NormKind.NONE, num_behind=1)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.mlp import mlp  # torch

@@ -26,6 +26,7 @@ from mpitrain.config import Memory
 from mpitrain.model.layers.embedding_and_head import EMBEDDING, Embedding, Head
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Placed, Sizes, Working
 from mpitrain.plan.declared.parameters import STD, Spec
+from mpitrain.plan.declared.traffic import Traffic, in_one
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -127,6 +128,13 @@ class MultiToken:
 
     def history(self, sizes: Sizes) -> int:
         return self.depths * sum(layer.history(sizes) for layer in self.block)
+
+    def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
+        """The head, then of each depth lookup, block and head, in one item."""
+        head = self.head.traffic(sizes)
+        block = (each for layer in self.block for each in layer.traffic(sizes))
+        depth = *self.embedding.traffic(sizes), *block, *head
+        return (in_one((*head, *self.depths * depth)),)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import embedding  # torch

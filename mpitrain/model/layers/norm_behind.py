@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mpitrain.plan.declared.layer import Layer, Sizes, Working
 from mpitrain.plan.declared.parameters import EPS, NormKind, Spec, norm
+from mpitrain.plan.declared.traffic import LOCAL, Traffic
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -64,6 +65,10 @@ class NormBehind:
 
     def history(self, sizes: Sizes) -> int:
         return self.layer.history(sizes)
+
+    def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
+        behind = () if self.kind is NormKind.NONE else (LOCAL,)
+        return *self.layer.traffic(sizes), *behind
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.segment import norm_segment  # torch

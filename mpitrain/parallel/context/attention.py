@@ -33,8 +33,7 @@ from mpitrain.kernels.attention import PLAIN, AttentionRequest, Kernel, choose
 from mpitrain.parallel.context.all_gather import Gather
 from mpitrain.parallel.context.ring import Ring
 from mpitrain.parallel.context.ulysses import Ulysses
-from mpitrain.parallel.walk import Shape, Walk
-from mpitrain.plan.declared import traffic
+from mpitrain.parallel.walk import Walk
 from mpitrain.plan.division.sequence import SequencePlacement, placement_of
 
 
@@ -132,15 +131,6 @@ class ContextAttention:
         """
         self._require(grad_of_out, self.heads)
         return (yield from self._kind.backward(saved, grad_of_out.detach(), request))
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[traffic.Traffic, Shape]:
-        """Return what one forward and one backward start, alike on all ranks."""
-        found = traffic.attention(
-            self.kind, self.axis.name, self.axis.size, batch=shape[0], heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_width=self.head_width, sequence=self.placement.sequence, itemsize=itemsize,
-        )  # fmt: skip
-        return found, shape
 
     def kernel(self, q_BHtC: torch.Tensor, request: AttentionRequest, masked: bool) -> Kernel:
         """Return which kernel computes the largest tile of such queries, of this rank.

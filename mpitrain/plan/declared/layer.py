@@ -3,8 +3,7 @@
 Integers only; model/layers/ has the layers.
 
 From this follow the shapes, shards and initial values of parameters, buckets, stages and their
-balance, memory, FLOPs and checkpoints; from the items that a layer builds, what is computed, and
-what is sent.
+balance, memory, FLOPs, what is sent, and checkpoints; from the items that a layer builds, what is computed.
 """
 
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from mpitrain.plan.declared import probabilities
 from mpitrain.plan.declared.parameters import NormKind, Spec, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.declared.traffic import Traffic
 
 
 def is_loss(name: str) -> bool:
@@ -72,6 +72,13 @@ class Layer(Protocol):
 
     def history(self, sizes: "Sizes") -> int:
         """Return the bytes that a segment of a sequence leaves for later segments."""
+
+    def traffic(self, sizes: "Sizes") -> tuple[Traffic, ...]:
+        """Return what each of its items starts for a microbatch, in the order of the forward.
+
+        Operation, axis and bytes, of forward and backward: what it sends is this, and nothing else says it.
+        Rows to experts are counted as if tokens chose evenly.
+        """
 
     def items(self, own: Mapping[str, Any], site: Any) -> list[Any]:
         """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name,
@@ -147,6 +154,11 @@ class Sizes:
     def itemsize(self) -> int:
         """Bytes of an activation."""
         return itemsizes_of(self.config)[0]
+
+    @property
+    def wide(self) -> int:
+        """Bytes of a number in fp32 at least."""
+        return max(4, self.itemsize)
 
     @property
     def factor(self) -> int:

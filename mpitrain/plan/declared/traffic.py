@@ -1,6 +1,6 @@
 """What is started, before it is: operations in their order, with the axis and the bytes of the buffer.
 
-Integers and names only.
+Integers and names only. Layer.traffic (layer.py) says it for a layer, by layer_traffic.py.
 
 What each rank sends of such a buffer says comm/base/wire.py. Context parallelism, with c ranks, t = T/c
 positions on each, B sequences, H query heads, K key-value heads of width C, w bytes per number:
@@ -16,6 +16,7 @@ positions on each, B sequences, H query heads, K key-value heads of width C, w b
 K' = max(K, c).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,18 +29,59 @@ class Started(NamedTuple):
     num_bytes: int
 
 
+# communications of a recipe (parallel/communication.py): what each starts, and what its backward is
+OPERATION = {
+    "sum": "all_reduce",
+    "gather": "all_gather",
+    "scatter": "reduce_scatter",
+    "exchange": "all_to_all",
+}
+ADJOINT = {"copy": "sum", "sum": "copy", "gather": "scatter", "scatter": "gather", "exchange": "exchange"}
+
+
 @dataclass(frozen=True)
 class Traffic:
-    """What an item of a block starts in its forward, and in its backward for inputs; each in order."""
+    """What an item of a block starts in its forward, and in its backward for inputs; each in order.
+
+    has_weights: whether its backward hands over weight gradients, if only of some: a communication has none.
+    """
 
     forward: tuple[Started, ...] = ()
     backward: tuple[Started, ...] = ()
+    has_weights: bool = True
 
-    def then(self, following: "Traffic") -> "Traffic":
-        """Return what both start, the other one coming after this one in the forward, and before it
-        in the backward.
-        """
-        return Traffic(self.forward + following.forward, following.backward + self.backward)
+
+LOCAL = Traffic()  # of a local segment
+
+
+def in_one(items: Iterable[Traffic]) -> Traffic:
+    """Return what one item starts that runs these, one after the other in the forward."""
+    items = tuple(items)
+    forward = tuple(started for item in items for started in item.forward)
+    backward = tuple(started for item in reversed(items) for started in item.backward)
+    return Traffic(forward, backward)
+
+
+def communication(name: str, axis: str, num_bytes: int) -> Traffic:
+    """Return what a communication of a recipe starts. num_bytes: of the longer one of its two buffers."""
+    forward, backward = (
+        (Started(OPERATION[way], axis, num_bytes),) if way in OPERATION else ()
+        for way in (name, ADJOINT[name])
+    )
+    return Traffic(forward, backward, has_weights=False)
+
+
+def chunked(axis: str, size: int, *, gathered: int = 0, scattered: int = 0) -> Traffic:
+    """Return what an item starts that computes chunk by chunk (parallel/async_tp.py).
+
+    Both directions send the same, since gather and scatter change places.
+    gathered, scattered: bytes of a chunk before the item, and behind it; 0: none travels.
+    """
+    going, coming = (
+        (size - 1) * (Started("shift", axis, num_bytes),) if num_bytes else ()
+        for num_bytes in (gathered, scattered)
+    )
+    return Traffic(going + coming, coming + going)
 
 
 def attention(
