@@ -1,9 +1,11 @@
-"""What a step is predicted to send over tp and ep is what the layers' own items send, to the byte."""
+"""What a step is predicted to send over tp and ep is what the layers declare, to the byte.
+
+That items send what is declared: test_model_traffic.py.
+"""
 
 import pytest
 
 from mpitrain.comm.base.wire import sent_bytes
-from mpitrain.commands.dryrun.rehearsal import Rehearsal
 from mpitrain.commands.inspect import planned
 from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time import work
@@ -20,15 +22,18 @@ SIZES = (
 ITEM = 4  # bytes of an activation in fp32, twice those that are predicted with
 
 
-REHEARSED = {"ep": "experts"}  # what a run calls an axis
+CALLED = {"ep": "experts"}  # what a run calls an axis
 
 
 def buffers(overrides, ranks, axis):
-    """Return the bytes of buffers by operation, as rehearsed and as predicted, of a step."""
+    """Return the bytes of buffers by operation, as declared and as predicted, of a step."""
     plan = planned(None, (*SIZES, "batch.global=4", *overrides), ranks)
-    rehearsed: dict[str, int] = {}
-    for operation, num_bytes in Rehearsal(plan, 0).training().get(REHEARSED.get(axis, axis), []):
-        rehearsed[operation] = rehearsed.get(operation, 0) + num_bytes
+    declared: dict[str, int] = {}
+    placed = [each for stage in plan.stages for block in stage.blocks for each in block]
+    for item in (item for each in placed for item in each.layer.traffic(plan.sizes)):
+        for operation, found, num_bytes in (*item.forward, *item.backward):
+            if found == CALLED.get(axis, axis):
+                declared[operation] = declared.get(operation, 0) + plan.num_microbatches * num_bytes
     shape = shape_of_resolved(plan.config)
     layout = layout_of(plan.config, machine_of(find_machine("laptop")))
     half = work.expert_work if shape.experts else work.dense_work
@@ -40,17 +45,17 @@ def buffers(overrides, ranks, axis):
             if each.axis == axis:
                 num_bytes = layout.num_microbatches * each.num_bytes * ITEM // work.ITEM
                 predicted[each.operation] = predicted.get(each.operation, 0) + num_bytes
-    return rehearsed, predicted
+    return declared, predicted
 
 
 @pytest.mark.parametrize("more", [(), ("batch.micro=2",), ("model.tied=false",)], ids=str)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tensor_parallel_messages_are_the_items(ranks, more):
-    rehearsed, predicted = buffers((f"parallel.tp={ranks}", *more), ranks, "tp")
-    assert rehearsed["reduce_scatter"] == predicted["reduce_scatter"] > 0
+    declared, predicted = buffers((f"parallel.tp={ranks}", *more), ranks, "tp")
+    assert declared["reduce_scatter"] == predicted["reduce_scatter"] > 0
     # besides, the loss gathers each position's maximum and sum, in fp32
     least = predicted["all_gather"]
-    assert least < rehearsed["all_gather"] <= least + 4 * 128 * ranks * 4 * 4
+    assert least < declared["all_gather"] <= least + 4 * 128 * ranks * 4 * 4
 
 
 EXPERTS = ("model.family=mixtral", "experts.count=4", "experts.active=2", "experts.dispatch=flat")
@@ -58,12 +63,12 @@ EXPERTS = ("model.family=mixtral", "experts.count=4", "experts.active=2", "exper
 
 @pytest.mark.parametrize(("ranks", "tp"), [(2, 1), (4, 1), (4, 2)])
 def test_experts_messages_are_the_items(ranks, tp):
-    """Rehearsed is what leaves a rank, (n-1)/n of a buffer; half of the exchanges have 4 bytes a row more."""
+    """Declared is what leaves a rank, (n-1)/n of a buffer; half of the exchanges have 4 bytes a row more."""
     ep = ranks // tp
-    rehearsed, predicted = buffers((f"parallel.ep={ep}", f"parallel.tp={tp}", *EXPERTS), ranks, "ep")
+    declared, predicted = buffers((f"parallel.ep={ep}", f"parallel.tp={tp}", *EXPERTS), ranks, "ep")
     leaving = predicted["all_to_all"] * (ep - 1) // ep
     rows = leaving // (64 * ITEM)
-    assert rehearsed["all_to_all_v"] == leaving + rows // 2 * 4 > 0
+    assert declared["all_to_all_v"] == leaving + rows // 2 * 4 > 0
 
 
 def test_a_rank_sends_what_the_wires_formula_says():

@@ -15,6 +15,7 @@ before a product and scatters it after: as many bytes as the two all-reduces of 
 from typing import NamedTuple
 
 from mpitrain.plan.declared.published import Latent, ModelShape
+from mpitrain.plan.declared.traffic import Traffic, communication, in_one
 from mpitrain.plan.predict.step_time.layout import StepLayout
 
 ITEM = 2  # bytes of an activation
@@ -109,12 +110,16 @@ def _around(
     """
     if layout.tp == 1:
         return (), ()
-    if not layout.sequence_parallel:
-        return (MessageVolume("all_reduce", "tp", num_bytes),), (
-            MessageVolume("all_reduce", "tp", num_bytes),
-        )
-    both = (MessageVolume("all_gather", "tp", num_bytes), MessageVolume("reduce_scatter", "tp", num_bytes))
-    return both, both
+    names = ("gather", "scatter") if layout.sequence_parallel else ("copy", "sum")
+    return _volumes(in_one(communication(name, "tp", num_bytes) for name in names))
+
+
+def _volumes(traffic: Traffic) -> tuple[tuple[MessageVolume, ...], tuple[MessageVolume, ...]]:
+    """Return what is declared (plan/declared/traffic.py) as volumes, forward and backward."""
+    forward, backward = (
+        tuple(MessageVolume(*started) for started in way) for way in (traffic.forward, traffic.backward)
+    )
+    return forward, backward
 
 
 def _context(
@@ -195,19 +200,25 @@ def _dispatched(layout: StepLayout, active: int, once: int) -> tuple[MessageVolu
     return (sent, sent)
 
 
+def _at_an_end(
+    name: str, shape: ModelShape, layout: StepLayout
+) -> tuple[tuple[MessageVolume, ...], tuple[MessageVolume, ...]]:
+    """Return what tp sends at an end of the model, forward and backward. name: of the communication."""
+    if layout.tp == 1:
+        return (), ()
+    return _volumes(communication(name, "tp", layout.positions * shape.width * ITEM))
+
+
 def head_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     """Return the work of the head and the loss: logits in two passes of 16 bits and some of fp32."""
     n = layout.positions
     vocab = -(-shape.vocab // layout.tp)
     passes = n * vocab * (8 if layout.fused else 20)
-    sent = (MessageVolume("all_gather", "tp", n * shape.width * ITEM),) if layout.tp > 1 else ()
-    back = (MessageVolume("reduce_scatter", "tp", n * shape.width * ITEM),) if layout.tp > 1 else ()
+    sent, back = _at_an_end("gather", shape, layout)
     return PartWork((Product(n, vocab, shape.width, narrow=False),), AttentionCore(), passes, 12, sent, back)
 
 
 def embedding_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     """Return the work of the embedding: a lookup, and its sum over tp."""
-    n = layout.positions
-    sent = (MessageVolume("reduce_scatter", "tp", n * shape.width * ITEM),) if layout.tp > 1 else ()
-    back = (MessageVolume("all_gather", "tp", n * shape.width * ITEM),) if layout.tp > 1 else ()
+    sent, back = _at_an_end("scatter", shape, layout)
     return PartWork((), AttentionCore(), 4 * layout.stream_positions * shape.width * ITEM, 4, sent, back)
