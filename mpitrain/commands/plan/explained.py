@@ -53,7 +53,7 @@ def balance(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> lis
     works.append(expert_work(shape, layout) if shape.experts else dense_work(one, layout))
     products = [product for work in works for product in work.products]
     flops = sum(each.flops for each in products)
-    moved = sum(2 * each.count * (each.m * each.k + each.k * each.n + each.m * each.n) for each in products)
+    moved = sum(2 * each.number * (each.m * each.k + each.k * each.n + each.m * each.n) for each in products)
     dtype = layout.compute if layout.compute in machine.products else next(iter(machine.products))
     needed = machine.products[dtype] / machine.memory_bandwidth
     lines = [
