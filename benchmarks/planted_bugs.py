@@ -503,7 +503,7 @@ BUGS = [
     ("mpitrain/cluster/heap.py", "MMAP_THRESHOLD: PIECE,", "MMAP_THRESHOLD: 1 << 17,"),
     ("mpitrain/cluster/heap.py", "FAST: 0,", "FAST: 64,"),
     ("mpitrain/training/trainer.py", "if not reason and saving:", "if saving:"),
-    ("mpitrain/training/trainer.py", "self.recorded[step] = [each", "self.recorded[len(self.recorded) + 1] = [each"),
+    ("mpitrain/training/side_files.py", "self._routing[step] = [each", "self._routing[len(self._routing) + 1] = [each"),
     ("mpitrain/training/trainer.py", "and step % run.save_every == 0 and step <= newest", "and step <= newest"),
     ("mpitrain/training/trainer.py", "if corruption := self.checks.corruption(step, saving):", "if not result.spike and (corruption := self.checks.corruption(step, saving)):"),
     ("mpitrain/training/saving/saver.py", "self.finish()\n        self._record(", "self._record("),

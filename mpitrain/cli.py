@@ -660,7 +660,10 @@ def doctor() -> int:
 
 @cli.group()
 def bench() -> None:
-    """Measure a machine."""
+    """Measure a machine for `mpitrain plan`.
+
+    Under mpirun all ranks measure at the same time, as ranks of a run compute and send.
+    """
 
 
 @bench.command("machine", short_help="Measure a machine, and write its file.")

@@ -22,7 +22,7 @@ def commands(group: click.Group, *words: str) -> list[tuple[str, ...]]:
 
 
 EVERY = commands(cli)
-GROUPS = [(), ("ckpt",), ("job",)]
+GROUPS = [(), ("bench",), ("ckpt",), ("job",)]
 
 
 def test_these_are_the_groups():
