@@ -233,3 +233,19 @@ def test_what_a_layer_sends_is_read_without_torch():
     )
     run = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stdout == "False\n", run.stdout + run.stderr
+
+
+def test_a_layer_of_somebody_else_that_declares_nothing_is_named():
+    """A run doesn't need it; what tells of messages before a run does."""
+    from types import SimpleNamespace
+
+    from mpitrain.commands.dryrun.rehearsal import _declared_by
+    from mpitrain.errors import ConfigError
+
+    class Older:
+        pass
+
+    plan = SimpleNamespace(sizes=7)
+    with pytest.raises(ConfigError, match=r"Older declares no traffic\(sizes\), .*define it"):
+        _declared_by(Older(), plan)
+    assert _declared_by(SimpleNamespace(traffic=lambda sizes: (sizes,)), plan) == (7,)

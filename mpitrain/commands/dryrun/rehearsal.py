@@ -27,12 +27,14 @@ from mpitrain.comm.base.wire import sent_bytes, sent_over_nodes, transport_on_a_
 from mpitrain.comm.standins.recipe import At, Event, Start, encoded
 from mpitrain.comm.standins.rehearsal import Script, SilentMesh
 from mpitrain.config import Config
+from mpitrain.errors import ConfigError
 from mpitrain.model.blocks import Blocks, joined
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.microbatch import Context, Microbatch
 from mpitrain.parallel.walk import Later, Walk, WeightGradients
 from mpitrain.plan.declared.formatting import aligned, megabytes
+from mpitrain.plan.declared.layer import Layer
 from mpitrain.plan.declared.traffic import Started, Traffic
 from mpitrain.plan.division.stages import StagePlan
 from mpitrain.plan.plan import Plan
@@ -186,11 +188,24 @@ def empty_blocks(stage: StagePlan, parameters: Sequence, site: BuildContext) -> 
     like = torch.empty(site.plan.activation_shape(), dtype=site.dtype, device=META)
     blocks: Blocks = []
     for block in stage.blocks:
-        items = [each for placed in block for each in placed.layer.traffic(site.plan.sizes)]
+        items = [each for placed in block for each in _declared_by(placed.layer, site.plan)]
         blocks.append([_EmptyItem(each, like, axes) for each in items])
     if stage.first:
         blocks[0][0].reads_tokens = True
     return joined(stage, blocks)
+
+
+def _declared_by(layer: Layer, plan: Plan) -> tuple[Traffic, ...]:
+    """Return what a layer sends. Raises ConfigError for one of a plug-in that doesn't say."""
+    try:
+        declared = layer.traffic
+    except AttributeError:
+        name = f"{type(layer).__module__}.{type(layer).__qualname__}"
+        raise ConfigError(
+            f"{name} declares no traffic(sizes), what its items send; needed to tell it before a run; "
+            "define it (docs/extending/layer.md)"
+        ) from None
+    return declared(plan.sizes)
 
 
 class _EmptyItem:
