@@ -629,20 +629,34 @@ def explain_config(key: str | None) -> None:
     callback=_require_number,
     help="With --tokens: between failures of one node; 6334 if absent.",
 )
+@click.option(
+    "--measure",
+    type=click.IntRange(1, 6),
+    metavar="K",
+    help="Under mpirun: the first K take a few steps, measured beside predicted.",
+)
 @click.option("--out", metavar="FILE", help="Write the best configuration; backtest: draw all rows, .svg.")
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 @OVERRIDE
-def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], **asked) -> None:
+def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], **asked) -> int:
     """Find the best layout for a model, a number of ranks and a machine, by predicted time and memory.
 
     What CONFIG or --set fixes stays; degrees, schedule, ZeRO, microbatch and recomputation are searched.
-    Nothing is run.
+    Nothing is run, unless --measure asks for it.
 
     mpitrain plan backtest ROWS.csv predicts published steps, and prints how far off that is.
     """
     from mpitrain.commands.plan import plan_command as plans
 
-    _answer(plans.answer(config, rows, overrides, asked))
+    if not asked["measure"]:
+        _answer(plans.answer(config, rows, overrides, asked))
+        return 0
+    from mpitrain.cluster.guard import Guard, guarded
+
+    def body(guard: Guard) -> int:
+        return plans.measure(config, overrides, asked, guard, click.echo)
+
+    return guarded(body, entry.report_error)
 
 
 @cli.command(short_help="Report on MPI, launcher, ranks, nodes, GPUs and bandwidth.")

@@ -1,12 +1,16 @@
 """`mpitrain plan` and its back-test: read what was typed, refuse what does nothing."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.commands.plan.backtest import backtest
 from mpitrain.commands.plan.explained import NODE_HOURS
 from mpitrain.commands.plan.planner import PlanRequest, make_plan
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+
+if TYPE_CHECKING:
+    from mpitrain.cluster.guard import Guard
 
 BACKTEST = "backtest"
 OF_BACKTEST = ("out", "json")
@@ -28,21 +32,41 @@ def answer(
         raise ConfigError("--ranks is missing; give the number of ranks, such as --ranks 64")
     if "node_hours" in given and "tokens" not in given:
         raise ConfigError("--node-hours does nothing without --tokens; add it, or leave it out")
-    return make_plan(
-        PlanRequest(
-            config,
-            overrides,
-            given["ranks"],
-            given.get("machine", "laptop"),
-            memory_gb=given.get("memory", 0.0),
-            top=given.get("top", 5),
-            explain=given.get("explain", False),
-            tokens=given.get("tokens", ""),
-            node_hours=given.get("node_hours", NODE_HOURS),
-            out=given.get("out"),
-            json=given.get("json", False),
-        )
+    return make_plan(_request(config, overrides, given))
+
+
+def _request(config: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> PlanRequest:
+    return PlanRequest(
+        config,
+        overrides,
+        given.get("ranks", 0),
+        given.get("machine", "laptop"),
+        memory_gb=given.get("memory", 0.0),
+        top=given.get("top", 5),
+        explain=given.get("explain", False),
+        tokens=given.get("tokens", ""),
+        node_hours=given.get("node_hours", NODE_HOURS),
+        out=given.get("out"),
+        json=given.get("json", False),
     )
+
+
+def measure(
+    config: str | None,
+    overrides: tuple[str, ...],
+    asked: dict[str, Any],
+    guard: "Guard",
+    say: Callable[[str], None],
+) -> int:
+    """Plan, and measure the first layouts. Collective over all ranks; returns the exit code."""
+    given = {name: value for name, value in asked.items() if value not in (None, False)}
+    if config == BACKTEST or "json" in given:
+        raise ConfigError(
+            f"--measure does nothing with {'--json' if 'json' in given else BACKTEST}; leave it out"
+        )
+    from mpitrain.commands.plan.measured_steps import measure as measured  # torch
+
+    return measured(_request(config, overrides, given), given["measure"], guard, say)
 
 
 def _backtest(rows: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> str:

@@ -75,7 +75,15 @@ class RunnableLayout(NamedTuple):
 
 
 def make_plan(asked: PlanRequest) -> str:
-    """Return the answer as text or JSON; write the best configuration.
+    """Return the answer as text or JSON; write the best configuration. Raises as find_layouts() does."""
+    answer = find_layouts(asked)
+    if asked.json:
+        return json.dumps(finite(answer.as_tree()), indent=1, allow_nan=False)
+    return answer.as_text()
+
+
+def find_layouts(asked: PlanRequest) -> "PlanAnswer":
+    """Return the layouts that fit, and write the best configuration if that is asked for.
 
     Raises ConfigError if none fits.
     """
@@ -96,10 +104,7 @@ def make_plan(asked: PlanRequest) -> str:
         )
     if asked.out is not None:
         _write(asked.out, chosen[0].config)
-    answer = _Answer(asked, shape, rates, found, chosen, limit, notes, tokens)
-    if asked.json:
-        return json.dumps(finite(answer.as_tree()), indent=1, allow_nan=False)
-    return answer.as_text()
+    return PlanAnswer(asked, shape, rates, found, chosen, limit, notes, tokens)
 
 
 def _nothing_fits(
@@ -186,6 +191,11 @@ def with_layout(config: Config, layout: StepLayout) -> Config:
     )  # fmt: skip
 
 
+def planned(config: Config, ranks: int, machine: str) -> Plan:
+    """Return the plan of a layout that was found, as a run on a machine makes it."""
+    return _planned(config, ranks, machine_of(find_machine(machine)))
+
+
 def _planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
     tokenizer = tokenizer_of(config.data)
     nodes = -(-ranks // rates.ranks_per_node)
@@ -253,7 +263,7 @@ def _write(path: str, config: Config) -> None:
         ) from None
 
 
-class _Answer(NamedTuple):
+class PlanAnswer(NamedTuple):
     """All that was found, to be shown."""
 
     asked: PlanRequest

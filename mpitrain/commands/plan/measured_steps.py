@@ -1,0 +1,108 @@
+"""`mpitrain plan --measure K`: the first K layouts take a few steps on these ranks.
+
+An Actor takes them, of random tokens: nothing is read, saved or validated.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.communicators import build_mesh
+from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.status_board import BUSY
+from mpitrain.comm.base.world import World, connect
+from mpitrain.commands.plan.planner import PlanRequest, find_layouts, planned
+from mpitrain.config import Config
+from mpitrain.errors import DONE, ConfigError
+from mpitrain.parallel.device_clock import clock_of
+from mpitrain.plan.declared.formatting import aligned
+from mpitrain.plan.plan import Plan
+from mpitrain.training.machine.device_placement import place, way_of_messages
+from mpitrain.training.microbatches import microbatches_of
+
+STEPS = 5  # that are timed, behind one that isn't
+TIMEOUT_S = 600.0
+LR = 1e-5
+
+
+class ToMeasure(NamedTuple):
+    """A layout, its configuration as the planner completed it, and seconds of a step as predicted."""
+
+    layout: str
+    config: Config
+    predicted_s: float
+
+
+def measure(asked: PlanRequest, count: int, guard: Guard, say: Callable[[str], None]) -> int:
+    """Plan on rank 0, have all ranks take steps, and print both. Collective over all ranks."""
+    world = connect(guard.place, may_be_alone=True)
+    guard.join(world)
+    if asked.ranks not in (0, world.size):
+        raise ConfigError(
+            f"--ranks {asked.ranks} with --measure: found {world.size} started ranks; leave --ranks out"
+        )
+    asked = asked._replace(ranks=world.size, top=max(asked.top, count))
+    text, chosen = world.on_first_rank("planning", lambda: _planned_here(asked, count))
+    if world.rank == 0:
+        say(text)
+    rows = [("", "predicted s", "measured s", "measured / predicted", "layout")]
+    for number, each in enumerate(chosen, start=1):
+        guard.leave_if_asked(world)
+        plan = world.on_every_rank(
+            f"planning {each.layout}", lambda each=each: planned(each.config, world.size, asked.machine)
+        )
+        took = seconds_of(plan, world, guard)
+        rows.append(
+            (
+                f"{number}.", f"{each.predicted_s:.3g}", f"{took:.3g}", f"{took / each.predicted_s:.2f}",
+                each.layout,
+            )
+        )  # fmt: skip
+    if world.rank == 0:
+        say(
+            "\n".join(
+                ["", f"measured on these {world.size} ranks, the median of {STEPS} steps:", aligned(rows)]
+            )
+        )
+    return DONE
+
+
+def _planned_here(asked: PlanRequest, count: int) -> tuple[str, list[ToMeasure]]:
+    answer = find_layouts(asked)
+    chosen = [
+        ToMeasure(each.candidate.layout.describe(), each.config, each.candidate.found.seconds)
+        for each in answer.chosen[:count]
+    ]
+    return answer.as_text(), chosen
+
+
+def seconds_of(plan: Plan, world: World, guard: Guard) -> float:
+    """Return the median time of a step, of the slowest rank of each. Collective over all ranks."""
+    placement = place(plan, world)
+    way = way_of_messages(placement, world, plan.config.comm.device, TIMEOUT_S)
+    mesh = build_mesh(plan, world.comm, guard.place, way, placement.use)
+    clock = clock_of(placement.device)
+    mesh.keep_time(clock)
+    with guard.place.at("build", "building the model", BUSY):
+        actor = Actor(plan, mesh, placement.device, place=guard.place, compiled=placement.compiled)
+    batch = plan.config.batch
+    shape = batch.global_ // plan.config.parallel.dp, plan.config.data.sequence + 1
+    numbers = torch.Generator().manual_seed(mesh["dp"].rank)
+    tokens = torch.randint(0, plan.config.model.vocab, shape, generator=numbers).to(placement.device)
+    microbatches = microbatches_of(actor, tokens, None)
+    found = []
+    for step in range(1, STEPS + 2):
+        guard.place.enter("step", "between two steps")
+        world.barrier("the beginning of a step")
+        begin = clock.mark()
+        begin_s = time.perf_counter()
+        actor.run_step(step, microbatches, LR)
+        actor.settle()
+        took = max(clock.seconds(begin, clock.mark()), time.perf_counter() - begin_s)
+        found.append(max(world.all_gather("how long a step took", took)))
+    mesh.free()
+    return statistics.median(found[1:])

@@ -1,0 +1,56 @@
+"""`mpitrain plan --measure`: the layouts that were found take steps on the ranks that ask."""
+
+import re
+
+import pytest
+from launch import MPITRAIN, mpirun, tail
+
+MODEL = ("--set", "model.layers=2", "--set", "batch.global=8", "--set", "data.sequence=64")
+ROW = re.compile(r"^ +(\d)\. +(\S+) +(\S+) +(\S+)  (dp .*|tp .*|pp .*)$", re.M)
+
+
+def test_two_layouts_are_measured_and_compared_with_what_was_predicted(tmp_path):
+    out = tmp_path / "best.toml"
+    done = mpirun(2, MPITRAIN, "plan", "--measure", "2", *MODEL, "--out", str(out))
+    assert done.returncode == 0, tail(done.output)
+    planned, _, measured = done.output.partition("\nmeasured on these 2 ranks, the median of 5 steps:\n")
+    rows = ROW.findall(measured)
+    assert [number for number, *_ in rows] == ["1", "2"], done.output
+    for _, predicted, took, ratio, layout in rows:
+        assert float(ratio) == pytest.approx(float(took) / float(predicted), rel=0.05)
+        assert 1e-4 < float(took) < 60 and layout in planned
+    assert out.exists() and "written to" in planned
+
+
+def test_a_pipeline_with_experts_over_ranks_takes_steps():
+    """Ranks of the last stage read targets only."""
+    keys = (
+        "parallel.pp=2",
+        "model.family=mixtral",
+        "experts.count=4",
+        "experts.active=2",
+        "experts.width=32",
+    )
+    words = [word for key in keys for word in ("--set", key)]
+    done = mpirun(2, MPITRAIN, "plan", "--measure", "1", *MODEL, *words)
+    assert done.returncode == 0 and len(ROW.findall(done.output)) == 1, tail(done.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--json",), "--measure does nothing with --json; leave it out"),
+        (("--ranks", "3"), "--ranks 3 with --measure: found 2 started ranks; leave --ranks out"),
+        (("--machine", "no-such"), "machine no-such: found no such machine"),
+        (("--set", "parallel.tp=3"), "parallel.tp = 3"),
+    ],
+)
+def test_what_cannot_be_done_is_said_once(words, message):
+    done = mpirun(2, MPITRAIN, "plan", "--measure", "1", *MODEL, *words)
+    assert done.returncode == 2 and done.output.count(message) == 1, tail(done.output)
+
+
+def test_the_back_test_measures_nothing():
+    done = mpirun(2, MPITRAIN, "plan", "backtest", "x.csv", "--measure", "1")
+    assert done.returncode == 2, tail(done.output)
+    assert done.output.count("--measure does nothing with backtest; leave it out") == 1
