@@ -180,6 +180,17 @@ def test_a_row_travels_for_each_of_its_tokens_experts(name, active):
         assert sent.num_bytes == active * 4096 * find_published(name).width * work.ITEM
 
 
+def test_a_product_has_the_rate_of_its_type():
+    """And where a machine has none of it, that of 16 bits; of fp8 only what is multiplied in it is faster."""
+    laptop = machine_of(find_machine("laptop"))._replace(products={"fp32": 2e9, "bf16": 8e9}, launch_s=0.0)
+    large = work.Product(4096, 4096, 4096)
+    fp32, bf16, fp16 = (product_seconds(large, laptop, dtype) for dtype in ("fp32", "bf16", "fp16"))
+    assert fp32 == pytest.approx(4 * bf16) and fp16 == bf16
+    wide = large._replace(narrow=False)
+    assert product_seconds(wide, H100, "fp8") == product_seconds(wide, H100, "bf16")
+    assert product_seconds(large, H100, "fp8") < product_seconds(large, H100, "bf16")
+
+
 def test_an_empty_product_takes_no_time():
     assert product_seconds(work.Product(128, 0, 64), H100, "bf16") == 0
 

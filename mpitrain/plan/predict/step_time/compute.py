@@ -31,12 +31,17 @@ def product_seconds(product: Product, machine: MachineRates, dtype: str) -> floa
         return 0.0
     m, n, k = product.m, product.n, product.k
     narrow = dtype == "fp8" and product.narrow and "fp8" in machine.products
-    rate = machine.products["fp8" if narrow else _wide(machine)]
+    rate = machine.products["fp8" if narrow else _rate_of_products(machine, dtype)]
     rate *= shape_share(m, n, k)
     moved = product.number * (m * k + k * n + m * n) * ITEM
     seconds = max(product.flops / rate, moved / machine.memory_bandwidth)
     casts = FP8_OVERHEAD * product.number * (m * k * 3 + k * n) / machine.memory_bandwidth if narrow else 0.0
     return seconds + casts + machine.launch_s * 0.2 * product.number
+
+
+def _rate_of_products(machine: MachineRates, dtype: str) -> str:
+    """Return the type whose rate is that of products in a type, but for those that fp8 takes."""
+    return dtype if dtype != "fp8" and dtype in machine.products else _wide(machine)
 
 
 def _wide(machine: MachineRates) -> str:
