@@ -19,28 +19,27 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-MEASURED = """2026-11-25, AMD EPYC with AVX-512, two cores that others used, torch 2.13.0, MPICH 5.0.2,
-3 steps, MB of rank 0:
+MEASURED = """2026-11-26, AMD EPYC with AVX-512, two cores, torch 2.13.0, MPICH 5.0.2, 3 steps, MB of rank 0:
 
                              ranks  predicted   measured  ratio     bare
-    quickstart                       1       51.4       57.4   1.12    178.7
-    large, 1 microbatch              1     1590.7     1734.2   1.09    177.9
-    large, 16 microbatches           1     1217.2     1265.8   1.04    177.9
-    large, full recomputation        1     1177.1     1244.6   1.06    177.9
-    large, bf16                      1     1456.7     1578.1   1.08    177.9
-    dp=2 zero=1                      2      298.0      329.5   1.11    180.6
-    dp=2 zero=3                      2      272.6      301.1   1.10    180.6
-    dp=4 zero=2                      4      209.4      230.5   1.10    180.9
-    dp=8 zero=3 bf16                 8      111.8      138.7   1.24    181.0
-    pp=2 gpipe                       2      413.2      457.5   1.11    180.6
-    pp=4 v-half                      4      147.0      181.9   1.24    180.9
-    tp=2                             2      321.6      400.6   1.25    180.6
-    cp=2                             2      356.1      393.4   1.10    180.7
-    mixtral                          1      482.7      507.3   1.05    177.9
-    mixtral ep=4                     4      272.8      275.6   1.01    180.9
-    mixtral etp=4                    4      151.6      175.1   1.15    181.0
+    quickstart                       1       67.4       57.7   0.86    179.3
+    large, 1 microbatch              1     1729.2     1742.0   1.01    179.3
+    large, 16 microbatches           1     1262.3     1264.9   1.00    179.4
+    large, full recomputation        1     1212.2     1256.1   1.04    179.3
+    large, bf16                      1     1542.3     1585.6   1.03    179.4
+    dp=2 zero=1                      2      326.6      328.7   1.01    182.0
+    dp=2 zero=3                      2      301.1      301.0   1.00    182.1
+    dp=4 zero=2                      4      237.9      239.1   1.01    182.3
+    dp=8 zero=3 bf16                 8      134.2      138.3   1.03    182.5
+    pp=2 gpipe                       2      482.7      453.0   0.94    182.2
+    pp=4 v-half                      4      172.4      181.5   1.05    182.3
+    tp=2                             2      368.8      404.6   1.10    182.1
+    cp=2                             2      399.2      395.7   0.99    182.0
+    mixtral                          1      521.0      505.4   0.97    179.3
+    mixtral ep=4                     4      326.7      264.9   0.81    182.3
+    mixtral etp=4                    4      175.1      175.0   1.00    182.5
 
-Since then holes of the heap have a row, and first uses are more (2026-11-26, beside 20 other processes):
+Beside 20 other processes:
 
     tp=2                             2      368.8      399.3   1.08    181.1
     pp=4 v-half                      4      172.4      186.2   1.08    181.4
