@@ -38,20 +38,9 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from gpu_models import LARGE, SMALL  # noqa: E402
 from launch import MPITRAIN, NO_GPU, WITH_GPU, mpirun, options, tail  # noqa: E402
 
-LARGE = {
-    "model.preset": "llama3.2-1b",
-    "data.sequence": 2048,
-    "batch.micro": 4,
-    "batch.global": 64,
-    "precision.compute": "bf16",
-}
-SMALL = {
-    "model.preset": "quickstart", "model.layers": 2, "model.width": 32, "model.ffn": 64, "model.heads": 2,
-    "model.kv_heads": 1,
-    "data.sequence": 32, "batch.micro": 2, "batch.global": 8, "precision.compute": "bf16",
-}  # fmt: skip
 QUIET = {"run.eval_batches": 1, "run.eval_every": 0, "run.save_every": 0}
 # ranks, settings beside those of the quickstart in bf16; compared with the CPU's run on one rank in
 # the same precision

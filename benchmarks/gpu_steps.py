@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from gpu_models import LARGE, SMALL
 from mpi4py import MPI
 
 from mpitrain.actor.actor import Actor
@@ -33,18 +34,6 @@ from mpitrain.training.machine.device_placement import place
 from mpitrain.training.machine.peak_flops import data_sheet
 from mpitrain.training.trainer import build_mesh
 
-LARGE = {
-    "model.preset": "llama3.2-1b",
-    "data.sequence": 2048,
-    "batch.micro": 4,
-    "batch.global": 64,
-    "precision.compute": "bf16",
-}
-SMALL = {
-    "model.preset": "quickstart", "model.layers": 2, "model.width": 32, "model.ffn": 64, "model.heads": 2,
-    "model.kv_heads": 1,
-    "data.sequence": 32, "batch.micro": 2, "batch.global": 8, "precision.compute": "bf16",
-}  # fmt: skip
 FORMS = {  # settings, and whether what lies between products is compiled
     "as they are": ({}, False),
     "compiled": ({}, True),

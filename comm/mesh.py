@@ -17,6 +17,7 @@ other.
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -159,6 +160,8 @@ class Mesh:
     @property
     def cores_of_rank(self) -> int:
         """Return this rank's share of the cores that it may run on: a launcher may have bound it to some."""
+        if sys.platform == "darwin":  # knows no affinity
+            return 1
         return max(1, len(os.sched_getaffinity(0)) // len(self._near))
 
     def free(self) -> None:

@@ -654,7 +654,7 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
     from mpitrain.cluster.guard import Guard, guarded
 
     def body(guard: Guard) -> int:
-        return plans.measure(config, overrides, asked, guard, click.echo)
+        return plans.measure(config, rows, overrides, asked, guard, click.echo)
 
     return guarded(body, entry.report_error)
 

@@ -76,6 +76,10 @@ def test_a_machine_like_it_is_found_by_the_name_of_the_gpu(name, like):
         (("--out", "{}/missing/m.toml"), "--out {}/missing/m.toml: No such file or directory; give a file"),
         (("--out", "{}/m.toml", "--like", "h20"), "machine h20: found no such machine; did you mean"),
         (("--out", "{}/m.toml", "--set", "run.threads=0.5"), "run.threads"),
+        (
+            ("--out", "{}/m.toml", "--set", "parallel.tp=2"),
+            "--set parallel.tp does nothing",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_once_and_nothing_is_written(tmp_path, options, message):

@@ -39,6 +39,7 @@ def test_a_pipeline_with_experts_over_ranks_takes_steps():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--node-hours", "9"), "--node-hours does nothing without --tokens"),
         (("--json",), "--measure does nothing with --json; leave it out"),
         (("--ranks", "3"), "--ranks 3 with --measure: found 2 started ranks; leave --ranks out"),
         (("--machine", "no-such"), "machine no-such: found no such machine"),

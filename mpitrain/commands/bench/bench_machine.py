@@ -19,7 +19,7 @@ from mpitrain.comm.base import library
 from mpitrain.comm.base.world import connect
 from mpitrain.commands.bench import device, node_links
 from mpitrain.commands.bench.device import Samples
-from mpitrain.config import load
+from mpitrain.config import Config, load
 from mpitrain.errors import DONE, ConfigError
 from mpitrain.inputs import replacing, shown
 from mpitrain.plan.declared.formatting import aligned
@@ -33,6 +33,7 @@ from mpitrain.training.machine.device_placement import (
 )
 from mpitrain.training.machine.gpus import Gpu
 
+KEYS = ("run.device", "run.threads", "comm.device")  # that a measurement depends on
 DTYPES = {"cuda": ("bf16", "fp8", "fp32"), "cpu": ("fp32", "bf16", "fp64")}
 
 
@@ -53,7 +54,7 @@ def bench(
     """
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
-    config = world.on_every_rank("checking the configuration", lambda: load(None, settings))
+    config = world.on_every_rank("checking the configuration", lambda: _settings_of(settings))
     found = world.on_every_rank("looking for a device", lambda: looked_for(config))
     placement = take_turns(found, world)
     if placement.use:
@@ -74,6 +75,18 @@ def bench(
         _write(out, made)
         say(_table(figures, made, base, out))
     return DONE
+
+
+def _settings_of(words: tuple[str, ...]) -> Config:
+    """Return the configuration of some settings. Raises ConfigError for one that changes nothing here."""
+    for word in words:
+        key = word.partition("=")[0].strip()
+        if key not in KEYS:
+            some = ", ".join(KEYS)
+            raise ConfigError(
+                f"--set {shown(key)} does nothing for bench machine; needed one of {some}; leave it out"
+            )
+    return load(None, words)
 
 
 def _dtypes(placement: DevicePlacement) -> tuple[str, ...]:

@@ -26,13 +26,17 @@ def answer(
     given = {name: value for name, value in asked.items() if value not in (None, False)}
     if config == BACKTEST:
         return _backtest(rows, overrides, given)
-    if rows is not None:
-        raise ConfigError(f"found {shown(rows)} after CONFIG; needed one file, or backtest before it")
+    _refuse_idle(rows, given)
     if "ranks" not in given:
         raise ConfigError("--ranks is missing; give the number of ranks, such as --ranks 64")
+    return make_plan(_request(config, overrides, given))
+
+
+def _refuse_idle(rows: str | None, given: dict[str, Any]) -> None:
+    if rows is not None:
+        raise ConfigError(f"found {shown(rows)} after CONFIG; needed one file, or backtest before it")
     if "node_hours" in given and "tokens" not in given:
         raise ConfigError("--node-hours does nothing without --tokens; add it, or leave it out")
-    return make_plan(_request(config, overrides, given))
 
 
 def _request(config: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> PlanRequest:
@@ -53,6 +57,7 @@ def _request(config: str | None, overrides: tuple[str, ...], given: dict[str, An
 
 def measure(
     config: str | None,
+    rows: str | None,
     overrides: tuple[str, ...],
     asked: dict[str, Any],
     guard: "Guard",
@@ -64,6 +69,7 @@ def measure(
         raise ConfigError(
             f"--measure does nothing with {'--json' if 'json' in given else BACKTEST}; leave it out"
         )
+    _refuse_idle(rows, given)
     from mpitrain.commands.plan.measured_steps import measure as measured  # torch
 
     return measured(_request(config, overrides, given), given["measure"], guard, say)
