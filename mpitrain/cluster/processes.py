@@ -51,6 +51,11 @@ def condition(pid: int) -> str:
         return ""
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended, be it that its parent doesn't know yet."""
+    return condition(pid) in ("Z", "X", "")
+
+
 def condition_of(pid: int, otherwise: str) -> str:
     """Return why a process does nothing, in words, as far as the system knows."""
     return CONDITIONS.get(condition(pid), otherwise)

@@ -49,6 +49,7 @@ from mpitrain.cluster.processes import (
     CONDITIONS,
     DEAF,
     condition,
+    has_ended,
     held_in,
     peer_of,
     send_signal,
@@ -203,7 +204,7 @@ class Watchdog:
         self._began = time.monotonic()
         while self.seen or self._expects(time.monotonic()):
             self.dropped.clear()
-            for descriptor, _ in self._poll.poll(LOOK_S):
+            for descriptor in self._found():
                 if descriptor in self.dropped:
                     continue  # and its number may be another's by now
                 if self.listener is not None and descriptor == self.listener.fileno():
@@ -220,6 +221,14 @@ class Watchdog:
                     self._hear_no_more(self.seen[descriptor])
             self._act(time.monotonic())
         self.launcher.go_on()
+
+    def _found(self) -> list[int]:
+        """Wait for LOOK_S at most; return the descriptors on which something has happened.
+
+        The launcher's comes last: a rank that is gone as well may be the reason, and is named.
+        """
+        found = [descriptor for descriptor, _ in self._poll.poll(LOOK_S)]
+        return sorted(found, key=lambda descriptor: descriptor == self.launcher.descriptor)
 
     def _expects(self, now: float) -> bool:
         """Return whether somebody may still come."""
@@ -407,7 +416,7 @@ class Watchdog:
         where = self._where(rank)
         if self._has_said_why(rank, where):
             return
-        if self.launcher.is_gone(LAUNCHER_S if self.met else 0.0):
+        if self.met and self.launcher.is_gone(LAUNCHER_S):
             self._lose_launcher()
             return
         text = (
@@ -433,6 +442,10 @@ class Watchdog:
         if self.launcher_lost:
             return
         self._forget_launcher()
+        if not self.met:
+            self._lose_ended()
+            if self.unsure:
+                self._end(HangReport(self.unsure[1].text + self._of_launcher()))
         if not self.in_order and any(self._where(rank).state not in (ABSENT, LEFT) for rank in self._ranks):
             how = (
                 "ended before its ranks had left"
@@ -441,19 +454,33 @@ class Watchdog:
             )
             self._end(HangReport(f"mpitrain: {self._asked}the launcher ({self.launcher}) {how}"))
 
+    def _lose_ended(self) -> None:
+        """Lose the ranks whose processes have ended: the system may close their lifelines later."""
+        for rank in self._ranks:
+            if rank.number in self.seen and has_ended(self._where(rank).pid):
+                self._lose(rank)
+
     def _of_starts(self) -> str:
         """Return what a report says besides of a rank that is gone before MPI has started."""
         launcher = ""
-        if self.launcher.is_gone(LAUNCHER_S):
-            # MPICH's crashes when it can't answer a rank that was killed in MPI_Init
+        if self.launcher_lost or self.launcher.is_gone(LAUNCHER_S):
             self._forget_launcher()
-            launcher = f"; and so is the launcher ({self.launcher}): either may have been the first"
+            launcher = self._of_launcher()
         little = too_little(self.shared_bytes, self.num_ranks)
         return launcher + (f"; {little}" if little else "")
 
+    def _of_launcher(self) -> str:
+        """Return what a report of a rank says besides when the launcher is gone as well.
+
+        MPICH's crashes when it can't answer a rank that was killed in MPI_Init; and when it is
+        killed, ranks are.
+        """
+        return f"; and so is the launcher ({self.launcher}): either may have been the first"
+
     def _forget_launcher(self) -> None:
-        self.launcher_lost = True
-        self._poll.unregister(self.launcher.descriptor)
+        if not self.launcher_lost:
+            self.launcher_lost = True
+            self._poll.unregister(self.launcher.descriptor)
 
     def _be_asked(self, number: int, text: str) -> None:
         """Take note that a signal asks ranks to leave, and say so."""
