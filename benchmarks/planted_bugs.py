@@ -639,7 +639,7 @@ def place_of(old: str, text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Plant one bug after the other."""
+    """Plant one bug after the other; what runs by choice only may find it, too."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="of the paths of modules; all if none is given")
     asked = parser.add_mutually_exclusive_group()
@@ -651,6 +651,7 @@ def main() -> None:
     given = parser.parse_args()
     before = {} if given.all or given.tests else finders(given.after)
     os.environ[WHAT] = LIBRARIES
+    os.environ["MPITRAIN_LONG"] = "1"
     with tempfile.TemporaryDirectory(prefix="mpitrain-planted-") as folder:
         copy = Copy(Path(folder))
         for file, old, new in BUGS:

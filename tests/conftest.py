@@ -19,6 +19,10 @@ import pytest
 
 EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"  # take every layout, not the few that tell most
 EVERY_SIZE = os.environ.get("MPITRAIN_SIZES") == "all"  # of a schedule
+LONG = pytest.mark.skipif(
+    os.environ.get("MPITRAIN_LONG") != "1",
+    reason="MPITRAIN_LONG=1 runs what takes seconds and has a shorter test of its kind",
+)
 MANY = 1000  # tests that take longer than a lane does
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 ALONGSIDE = ("test_lane[1]", "test_lane[2]")

@@ -6,6 +6,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from conftest import LONG
 from launch import loss_lines, mpirun, run_tiny, tail, tiny, write_text
 
 SCRIPT = """
@@ -42,7 +43,15 @@ def overrides(run_dir, text, **changes):
     return [word for word in tiny(run_dir, text, **changes) if word != "--set"]
 
 
-@pytest.mark.parametrize("layout", [{"parallel_pp": 2}, {"parallel_zero": 3}, {"parallel_tp": 2}], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({"parallel_pp": 2}, marks=LONG),
+        pytest.param({"parallel_zero": 3}, marks=LONG),
+        {"parallel_tp": 2},
+    ],
+    ids=str,
+)
 def test_a_script_makes_the_bits_and_the_checkpoint_of_the_command(tmp_path, script, layout):
     text = write_text(tmp_path / "text")
     command = run_tiny(2, tmp_path / "command", text, run_steps=4, **layout)

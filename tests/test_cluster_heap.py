@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import LONG
 from launch import cases
 
 from mpitrain.cluster.heap import VARIABLES
@@ -44,6 +45,7 @@ def faults(mode, **variables):
 
 
 @glibc
+@LONG
 def test_freed_memory_is_kept():
     said, kept = faults("settled")
     # glibc's first choice, which it changes as it goes

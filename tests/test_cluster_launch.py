@@ -8,6 +8,7 @@ import socket
 import sys
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, mpirun, options, run_tiny, tail, tiny, write_text
 
 from mpitrain.comm.base.launchers import Process, command_of_ranks, inherited, launch, torchrun, without_rank
@@ -279,6 +280,7 @@ def test_a_run_in_a_batch_script_of_slurm_has_one_rank(trained):
     assert done.returncode == 0 and "ranks: 1," in done.output, tail(done.output)
 
 
+@LONG
 def test_a_shell_that_mpirun_started_runs_commands_one_after_the_other(trained):
     """The first may be the rank; of the second the launcher knows nothing."""
     commands = "; ".join(
@@ -301,7 +303,7 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
-@pytest.mark.parametrize("command", ["inspect", "doctor"])
+@pytest.mark.parametrize("command", ["inspect", pytest.param("doctor", marks=LONG)])
 def test_a_command_that_a_rank_starts_is_of_one_process(trained, command):
     done = mpirun(2, sys.executable, "-c", CHILD, MPITRAIN, *ALONE[command], cwd=trained, forked=False)
     assert done.returncode == 0 and done.output.count("code 0") == 4, tail(done.output)

@@ -6,12 +6,14 @@ Slurm's trackers, batch systems and `ps | awk` split a line at white space.
 import re
 from pathlib import Path
 
+from conftest import LONG
 from launch import MPITRAIN, lines_in, started, tail, tiny, write_text
 
 # the other rank waits in MPI_Init
 LATE = 'case "$PMI_RANK$OMPI_COMM_WORLD_RANK" in 1) sleep 1.5;; esac; exec "$0" "$@"'
 
 
+@LONG
 def test_every_process_of_a_job_has_a_name_of_one_word_in_every_phase(tmp_path):
     """Slurm's proctrack/linuxproc and proctrack/pgid read "%ld %s %c %ld".
 

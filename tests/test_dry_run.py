@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, LONG, agree
 from launch import MPIRUN, MPITRAIN, finished, started
 from training import resolved
 
@@ -131,6 +131,7 @@ print("a recipe")
 """
 
 
+@LONG
 def test_a_rank_is_at_work_as_long_as_its_rehearsal_and_stuck_when_that_is(monkeypatch):
     """As its watchdog sees it: for how long it has done nothing."""
     from mpitrain.cluster.processes import condition

@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 from launch import cases, environment, finished, hear_all, patience, short
 from reaper import processes, shared_memory
 
@@ -135,6 +136,7 @@ def test_a_test_that_starts_mpi_where_ranks_are_started_from_is_named(project, t
     ), output
 
 
+@LONG
 def test_a_test_that_takes_longer_than_the_limit_shows_its_stacks_and_goes_on(project, tmp_path):
     """In a wait that has a limit of its own it shows nothing."""
     limit_s = short(2)  # in which a busy machine starts a job

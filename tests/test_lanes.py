@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import EVERY as EVERY_LAYOUT
+from conftest import LONG
 from launch import WITH_GPU, mpirun, patience, preloaded, started, tail
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -201,6 +202,7 @@ def test_every_multi_rank_test_ran_in_some_lane(request, outcomes):
 # ----------------------------------------------- what becomes of a test that goes wrong on one rank
 
 
+@LONG
 def test_hang_ends_with_stacks_and_an_exit_code(project):
     done = lane(2, "-o", "faulthandler_timeout=5", "tests", cwd=project(HANG), timeout=60)
     assert done.returncode not in (0, None), tail(done.output)

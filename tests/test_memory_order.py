@@ -6,6 +6,7 @@ Or `mpitrain memory` says that it doesn't.
 import itertools
 
 import pytest
+from conftest import EVERY
 
 from mpitrain import config as settings
 from mpitrain.commands.inspect import show_proof
@@ -212,7 +213,7 @@ CHOICES = [  # (what holds more, what holds less, with what)
 ]
 
 
-@pytest.mark.parametrize(("model", "layout", "ranks"), GRID[::3], ids=str)
+@pytest.mark.parametrize(("model", "layout", "ranks"), GRID[:: 3 if EVERY else 9], ids=str)
 @pytest.mark.parametrize(("more", "less", "common"), CHOICES, ids=str)
 def test_each_saving_saves(model, layout, ranks, more, less, common):
     if model == "mixtral" and "offload=activations" in str(less):

@@ -35,9 +35,9 @@ class Falling(NamedTuple):
 ROWS = [
     Falling(2, "parallel.zero", (0, 1, 3), DP),
     Falling(1, "memory.recompute", ("none", "full"), COMPUTED),
-    Falling(2, "pipeline.schedule", ("gpipe", "v-half"), {"parallel.pp": 2, "batch.global": 16}),
 ]
 MORE = [
+    Falling(2, "pipeline.schedule", ("gpipe", "v-half"), {"parallel.pp": 2, "batch.global": 16}),
     Falling(2, "parallel.zero", (0, 1, 2, 3), DP | {"precision.compute": "bf16"}),
     Falling(2, "parallel.reduce", ("step", "microbatch"), DP | {"parallel.zero": 2}),
     Falling(2, "parallel.gather", ("step", "use"), DP | {"parallel.zero": 3}),

@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from conftest import LONG
 from launch import MPITRAIN, environment, finished, lines_in, loss_lines, patience, tiny, write_text
 
 from mpitrain import inputs
@@ -213,6 +214,7 @@ def test_configurations_without_end_are_refused(command, settings):
     )
 
 
+@LONG
 def test_many_ranks_are_answered():
     done = CliRunner().invoke(
         cli, ["check", "--ranks", "1000000", "--set", "batch.global=1000000"], standalone_mode=False
@@ -369,7 +371,7 @@ def shell(line: str, timeout: float = 60, **env) -> subprocess.CompletedProcess:
     return finished(command, capture_output=True, text=True, timeout=timeout, env=environment(**env))
 
 
-LONG = "mpitrain schedule gpipe --stages 10 --microbatches 700 --json"  # more than a pipe holds
+LONG_OUTPUT = "mpitrain schedule gpipe --stages 10 --microbatches 700 --json"  # more than a pipe holds
 
 
 ENDS = ["| true", "| head -c 1 > /dev/null", ">&-", ">&- 2>&-", "2>&-", "<&- >&- 2>&-"]
@@ -379,7 +381,7 @@ SHORT = ["mpitrain --help", "mpitrain check", "mpitrain program", "mpitrain sche
 @pytest.mark.parametrize(
     ("command", "end"),
     [
-        *((LONG, end) for end in ENDS),
+        *((LONG_OUTPUT, end) for end in ENDS),
         *((short, end) for i, short in enumerate(SHORT) for end in ENDS[i % 2 :: 3]),
     ],
 )
@@ -397,7 +399,7 @@ def test_the_exit_code_of_a_refusal_is_2_whoever_reads_it(end):
 
 
 def test_a_full_disk_is_said():
-    done = shell(f"{LONG} > /dev/full")
+    done = shell(f"{LONG_OUTPUT} > /dev/full")
     assert done.returncode == 1
     assert (
         done.stderr
@@ -448,7 +450,7 @@ def read(tmp_path_factory) -> list[str]:
     return train(tmp_path_factory.mktemp("read"), "run", "", COLUMNS="²")
 
 
-@pytest.mark.parametrize("end", ["<&- >&- 2>&-", "> /dev/full 2>&1"])
+@pytest.mark.parametrize("end", [pytest.param("<&- >&- 2>&-", marks=LONG), "> /dev/full 2>&1"])
 def test_training_needs_no_reader(tmp_path, read, end):
     assert train(tmp_path, "run", end) == read
 

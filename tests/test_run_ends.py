@@ -29,7 +29,6 @@ FEW = (
     "INT group",
     "KILL mpirun",
     "STOP mpirun, a rank dies",
-    "STOP rank",
     "STOP watchdog",
     "STOP watchdog, a rank dies",
 )

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+from conftest import LONG
 from launch import loss_lines, run_tiny, tail, write_text
 
 STEPS = 12
@@ -55,7 +56,9 @@ def test_same_bits_with_the_experts_on_as_many_ranks(tmp_path, text, whole):
     [
         (2, dict(WITH_TWO, parallel_zero=3, parallel_reduce="step", comm_transport="messages")),
         (1, dict(parallel_ep=1, parallel_dp=1)),
-        (4, dict(parallel_tp=2, parallel_etp=2, parallel_ep=2, parallel_dp=2, parallel_zero=3)),
+        pytest.param(
+            4, dict(parallel_tp=2, parallel_etp=2, parallel_ep=2, parallel_dp=2, parallel_zero=3), marks=LONG
+        ),
     ],
 )
 def test_goes_on_from_the_middle_on_other_ranks(tmp_path, text, whole, num_ranks, changes):

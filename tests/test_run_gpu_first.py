@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from conftest import EVERY
+from conftest import EVERY, LONG
 from launch import mpirun, tail
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +37,7 @@ def flaws(found, path=()):
         yield from flaws(value, (*path, key))
 
 
+@LONG
 def test_the_script_for_a_first_gpu_walks_through(tmp_path):
     out = tmp_path / "found.json"
     words = (str(ROOT / "benchmarks/gpu_first.py"), "--device", "cpu", "--small", "--out", str(out))

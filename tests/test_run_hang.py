@@ -16,6 +16,7 @@ from pathlib import Path
 import hosts
 import noted
 import pytest
+from conftest import LONG
 from launch import (
     MPIRUN,
     MPITRAIN,
@@ -93,6 +94,7 @@ def test_a_rank_stopped_at_any_moment_is_named_with_its_instruction(tmp_path, te
     assert "stopped by a signal (SIGSTOP)" in named[0], named[0]
 
 
+@LONG
 def test_the_stack_that_is_shown_is_that_of_the_rank_behind_and_no_other(tmp_path, text):
     """It sleeps in a call of its own: faulthandler names the function that was called to plant it."""
     env = planted({"rank": 1, "phase": "step", "call": 3000, "fault": "slow"})

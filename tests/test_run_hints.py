@@ -8,6 +8,7 @@ import os
 import re
 
 import pytest
+from conftest import LONG
 from launch import (
     HERE,
     MPITRAIN,
@@ -39,7 +40,7 @@ CASES = {
     "bf16, ZeRO-3": (2, 1, {"precision_compute": "bf16", "parallel_zero": 3}),
     "a name for quotes": (1, 1, {"run_dir": "-a 'b' \"c\" 家\u200d\u3000族"}),
 }
-TELLING = ["two ranks", "a tokenizer outside", "experts", "a name for quotes"]
+TELLING = ["a tokenizer outside", "experts"]
 OTHERS = [case for case in CASES if case not in TELLING]
 
 
@@ -137,6 +138,7 @@ def test_a_tokenizer_of_words_samples_from_one_that_it_has(tmp_path):
     assert "--prompt two " in sample and set(typed(sample, tmp_path).split()) <= words.keys(), sample
 
 
+@LONG
 def test_a_run_that_goes_on_repeats_them_and_says_that_its_rate_is_another(tmp_path):
     """A cosine that is stretched raises the rate.
 

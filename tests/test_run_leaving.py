@@ -11,7 +11,19 @@ from contextlib import contextmanager
 
 import noted
 import pytest
-from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, slowness, started, tail, tiny, write_text
+from conftest import LONG
+from launch import (
+    MPITRAIN,
+    lines_in,
+    loss_lines,
+    mpirun,
+    run_tiny,
+    slowness,
+    started,
+    tail,
+    tiny,
+    write_text,
+)
 
 from mpitrain.cluster.allocation import Allotted, end_after
 from mpitrain.cluster.guard import ECHO_S, Guard
@@ -92,6 +104,7 @@ def validating(run_dir, text):
         yield job
 
 
+@LONG
 def test_a_second_signal_hurries(tmp_path, text):
     run_dir = tmp_path / "run"
     with validating(run_dir, text) as job:
@@ -107,6 +120,7 @@ def test_a_second_signal_hurries(tmp_path, text):
     assert [line["step"] for line in lines] == [0, 1, 2] and "val_loss" not in lines[2]
 
 
+@LONG
 def test_a_third_signal_ends_a_run_that_gets_no_further(tmp_path, text):
     run_dir = tmp_path / "run"
     with validating(run_dir, text) as job:

@@ -12,6 +12,7 @@ import signal
 import time
 
 import pytest
+from conftest import LONG
 from launch import (
     MPITRAIN,
     cases,
@@ -67,7 +68,7 @@ def held(run_dir, text, phase, rank, **changes):
     return started(2, *command, env=planted(plan), forked=phase != "start")
 
 
-@pytest.mark.parametrize(("phase", "cause", "rank"), CASES[: cases(3, len(CASES))])
+@pytest.mark.parametrize(("phase", "cause", "rank"), CASES[: cases(0, len(CASES))] or CASES[1:3])
 def test_whatever_a_rank_is_held_in_the_run_leaves_in_time(tmp_path, text, whole, phase, cause, rank):
     run_dir = tmp_path / "run"
     if phase == "resume":
@@ -134,7 +135,9 @@ def kept(output):
     ]
 
 
-@pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
+@pytest.mark.parametrize(
+    ("number", "rank"), [pytest.param(signal.SIGTERM, 0, marks=LONG), (signal.SIGUSR1, 1)]
+)
 def test_tokens_go_on_where_a_signal_left_them(tmp_path, corpus, at_once, number, rank):
     """Rank 0 prepares them; it hears of a request to another rank."""
     (settings, texts), run_dir, counts = corpus, tmp_path / "run", [0]
@@ -190,6 +193,7 @@ def test_a_corpus_that_takes_longer_than_an_allocation_is_trained_on(tmp_path, c
 # ---------------------------------------------------------------- where there is nothing to gain
 
 
+@LONG
 def test_a_time_in_which_no_start_fits_ends_after_three(tmp_path, text):
     """Each start leaves with 75 and says so; the third one that got nowhere isn't begun again."""
     given = tiny(tmp_path / "run", text, run_time_limit="0:00:01", **SETTINGS)

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 from launch import (
     MPIRUN,
     MPITRAIN,
@@ -146,6 +147,7 @@ def test_a_library_that_one_node_lacks(folder):
 # ---------------------------------------------------------------- ranks that say nothing any more
 
 
+@LONG
 def test_a_stopped_rank_is_named_with_its_instruction(tmp_path):
     """The first of two; the test below stops the other one."""
     rank = 0
@@ -207,7 +209,9 @@ def test_a_killed_rank_is_named_with_its_phase(tmp_path):
 @pytest.mark.parametrize(
     ("phase", "call", "fault", "message"),
     [
-        ("tokens", 5, "slow", r"rank 0 of 2 in phase tokens, .*: is stuck, for \d+ s"),
+        pytest.param(
+            "tokens", 5, "slow", r"rank 0 of 2 in phase tokens, .*: is stuck, for \d+ s", marks=LONG
+        ),
         (
             "step",
             3000,

@@ -7,7 +7,19 @@ import shutil
 import signal
 
 import pytest
-from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, several, started, tail, tiny, write_text
+from conftest import LONG
+from launch import (
+    MPITRAIN,
+    lines_in,
+    loss_lines,
+    mpirun,
+    run_tiny,
+    several,
+    started,
+    tail,
+    tiny,
+    write_text,
+)
 
 STEPS = 32
 SETTINGS = dict(run_steps=STEPS, run_save_every=4, run_eval_every=16, schedule_name="constant")
@@ -49,6 +61,7 @@ def checkpoints(run_dir):
     )
 
 
+@LONG
 def test_killed_again_and_again(tmp_path, text, never_stopped):
     """kill -9 of all ranks: before the first checkpoint, between two, while one is written, and of
     one rank only.
@@ -74,7 +87,10 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
     assert loss_lines(run_dir) == never_stopped
 
 
-@pytest.mark.parametrize(("number", "rank", "goes_on_with"), [(signal.SIGUSR1, 1, 4), (signal.SIGTERM, 0, 1)])
+@pytest.mark.parametrize(
+    ("number", "rank", "goes_on_with"),
+    [(signal.SIGUSR1, 1, 4), pytest.param(signal.SIGTERM, 0, 1, marks=LONG)],
+)
 def test_asked_to_stop_saves_and_goes_on_in_another_layout(
     tmp_path, text, never_stopped, number, rank, goes_on_with
 ):

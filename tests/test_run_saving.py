@@ -7,7 +7,19 @@ import shutil
 
 import pytest
 from checkpoints import digest_of
-from launch import MPITRAIN, loss_lines, mpirun, planted, run_several, run_tiny, short, tail, tiny, write_text
+from conftest import LONG
+from launch import (
+    MPITRAIN,
+    loss_lines,
+    mpirun,
+    planted,
+    run_several,
+    run_tiny,
+    short,
+    tail,
+    tiny,
+    write_text,
+)
 
 from mpitrain.checkpoint.load import open_step, steps
 from mpitrain.cluster.status_board import RankStatus
@@ -209,6 +221,7 @@ def test_a_save_that_fails_is_reported_and_training_goes_on(tmp_path, text):
     assert list(digests(run_dir)) == [2, 4, 6, 8, 10, 12]
 
 
+@LONG
 def test_a_disk_that_hangs_is_named_by_whoever_waits_for_it(tmp_path, text):
     run_dir = tmp_path / "run"
     env = planted({"rank": 1, "phase": "saving", "call": 2000, "fault": "slow"})

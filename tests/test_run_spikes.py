@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import spiked
+from conftest import LONG
 from launch import lines_in, loss_lines, several, tail, tiny, write_text
 
 from mpitrain.config import SpikesTable as Settings
@@ -96,6 +97,7 @@ def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_
     assert loss_lines(tmp_path / "overflow") == lines["rollback"], tail(done.output)
 
 
+@LONG
 def test_routing_is_recorded_of_the_steps_that_were_not_undone(tmp_path, text):
     """Replayed, it makes the same steps after the rollback."""
     keys = dict(
@@ -126,6 +128,7 @@ def test_routing_is_recorded_of_the_steps_that_were_not_undone(tmp_path, text):
     assert loss_lines(replayed) == loss_lines(recorded)
 
 
+@LONG
 def test_a_rollback_goes_to_a_step_that_a_run_which_never_left_has_too_and_that_is_whole(tmp_path, text):
     """Of runs that left after step 19, with a checkpoint.
 

@@ -11,6 +11,7 @@ import time
 import h5py
 import numpy as np
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, environment, finished, mpirun, tail, write_text
 from test_weights_hostile import folder
 
@@ -83,7 +84,7 @@ def test_a_pattern_that_no_weight_has_is_refused(model, tmp_path):
     assert done.returncode == 2 and "embedding.weight" in done.stderr
 
 
-@pytest.mark.parametrize("layout", [(1,), (2, "parallel.tp=2")])
+@pytest.mark.parametrize("layout", [pytest.param((1,), marks=LONG), (2, "parallel.tp=2")])
 def test_rows_that_pad_the_vocabulary_are_never_predicted(tmp_path, model, layout):
     """300 rows of 2,048: with tp=2 one of the ranks has nothing else."""
     run(tmp_path / "plain", f"model.init={model}")
@@ -101,6 +102,7 @@ def test_rows_that_pad_the_vocabulary_are_never_predicted(tmp_path, model, layou
     assert safetensors.numpy.load_file(out / "model.safetensors")["lm_head.weight"].shape == (300, 16)
 
 
+@LONG
 def test_a_run_goes_on_where_the_folder_is_gone(tmp_path, model):
     settings = (f"model.init={model}", "model.vocab_multiple=64")
     run(tmp_path / "run", *settings)
