@@ -322,3 +322,22 @@ def test_a_mistake_in_the_advice_is_not_hidden(monkeypatch):
     monkeypatch.setattr(of_config, "predict_step", fail)
     with pytest.raises(ScheduleError, match="a stage is missing"):
         show_proof(None, (), 1)
+
+
+def test_what_is_open_is_said():
+    lines = planned("--ranks", "8", "--machine", "h100-80gb", *sets("model.preset=llama3.2-1b")).splitlines()
+    assert "data.sequence is open: 128 tokens are assumed" in lines
+    fixed = sets("model.preset=llama3.2-1b", "data.sequence=128", "batch.global=32")
+    assert "is open" not in planned("--ranks", "8", "--machine", "h100-80gb", *fixed)
+
+
+@pytest.mark.parametrize(("memory", "shown"), [("70", False), ("6.7", True)])
+def test_recomputation_that_saves_little_of_the_memory_has_no_line(memory, shown):
+    """The same layouts with and without it differ by 0.4 GB."""
+    given = sets("model.preset=llama3.1-8b", "data.sequence=128", "batch.global=64")
+    words = ("--ranks", "64", "--machine", "h100-80gb", "--memory", memory, *given)
+    layouts = re.findall(r"^ \d\. .*(dp .*?)(?:  nearly full)?$", planned(*words), re.M)
+    assert (
+        any("selective" in each and each.replace(" recompute selective", "") in layouts for each in layouts)
+        is shown
+    )

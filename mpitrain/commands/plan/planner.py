@@ -34,6 +34,7 @@ from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 
 USABLE = 0.9  # of a rank's memory
+SAVED = 0.05  # of a rank's memory: what recomputation must save to be worth a line
 CHECKED = 6  # of the best that are planned as a run would be
 TOKENS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 FIELDS = {  # keys of the configuration, and the fields of a layout that they fix
@@ -94,6 +95,9 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         shape = shape_of(given)
         _refuse_idle_degrees(given, shape)
         base, notes = _base(given, asked, rates)
+        is_default = given.data.sequence == settings.Data().sequence
+        if is_default and not _is_typed("data.sequence", asked.overrides):
+            notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
         fixed = _fixed(given, asked.overrides)
         limit = asked.memory_gb * 1e9 if asked.memory_gb else USABLE * rates.memory_bytes
         found = search(shape, base, rates, fixed, limit)
@@ -156,13 +160,16 @@ def _base(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[Step
 def _fixed(config: Config, overrides: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields that the configuration fixes: what isn't its default, and what was typed."""
     flat, default = settings.flatten(config), settings.flatten(Config())
-    typed = {each.partition("=")[0].strip() for each in overrides}
     found = {}
     for key, field in FIELDS.items():
-        set_by_hand = flat[key] != default[key] or key in typed
+        set_by_hand = flat[key] != default[key] or _is_typed(key, overrides)
         if set_by_hand and (flat[key] or key in MEANING_0):
             found[field] = recompute_of(flat[key]) if field == "recompute" else flat[key]
     return found
+
+
+def _is_typed(key: str, overrides: tuple[str, ...]) -> bool:
+    return any(each.partition("=")[0].strip() == key for each in overrides)
 
 
 def _refuse_idle_degrees(config: Config, shape: ModelShape) -> None:
@@ -226,8 +233,17 @@ def _chosen(
         if held > limit:
             found.refused["memory"] += 1
             continue
+        if any(_saves_little(each, other, other.held - held, limit) for other in chosen):
+            found.refused["recomputation that saves little"] += 1
+            continue
         chosen.append(RunnableLayout(each, config, held))
     return chosen, refusal
+
+
+def _saves_little(each: Candidate, other: RunnableLayout, saved: int, limit: float) -> bool:
+    """Return whether a layout is a faster one with recomputation that no memory asks for."""
+    alike = each.layout._replace(recompute=other.candidate.layout.recompute) == other.candidate.layout
+    return alike and saved < SAVED * limit
 
 
 def _held(config: Config, layout: StepLayout, ranks: int, rates: MachineRates) -> int:
