@@ -3,7 +3,7 @@ checkpoint's, bit for bit, after the one cast that is stated. The checkpoint is 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +12,16 @@ import xxhash
 
 from mpitrain.checkpoint.arrays import digest
 from mpitrain.checkpoint.boxes import Box, Chunks
-from mpitrain.checkpoint.dtypes import NAMES
+from mpitrain.checkpoint.dtypes import BF16, NAMES
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.errors import InputError, MpitrainError
 from mpitrain.inputs import listed, shown
 from mpitrain.plan.plan import Plan
-from mpitrain.weights.bits import DTYPES, cast, widened
+from mpitrain.weights.bits import DTYPES, cast, difference_from_bf16, widened
 from mpitrain.weights.folder import ModelFolder
 from mpitrain.weights.keys import require_same_model
 from mpitrain.weights.matching import Matched, Weight, match
+from mpitrain.weights.prefetch import prefetched
 from mpitrain.weights.weight_source import FolderSource, bands
 
 PARAMETERS = "parameters/"
@@ -71,24 +72,28 @@ def read_back(
     source = FolderSource(folder, matched, plan.config)
     digests: dict[str, dict[int, bytes]] = {}
     largest = 0.0
-    for number in share:
-        weight = matched.weights[number]
-        array = saved.array(PARAMETERS + weight.name)
-        code = folder.entry(weight.tensors[0]).code
-        chunks = Chunks(weight.box.shape, array.dtype.itemsize)
-        own = Chunks(array.shape, array.dtype.itemsize)
+    for weight, band, kept in prefetched(_whole_bands([matched.weights[number] for number in share], saved)):
+        chunks = Chunks(weight.box.shape, kept.dtype.itemsize)
         mine = digests.setdefault(weight.name, {})
+        found = np.empty(band.shape, np.float64 if kept.dtype.itemsize == 8 else np.float32)
+        source.read(weight.name, band, found)
+        largest = max(largest, _compare(weight, band, kept, found, folder.entry(weight.tensors[0]).code))
+        for chunk in chunks.inside(band):
+            mine[chunk] = digest(found[chunks.box(chunk).seen_from(band)])
+        each(kept.nbytes)
+    return ReadBack(digests, largest)
+
+
+def _whole_bands(weights: Sequence[Weight], saved: Checkpoint) -> Iterator[tuple[Weight, Box, np.ndarray]]:
+    """Yield runs of rows of weights as the checkpoint has them, held against its digests."""
+    for weight in weights:
+        array = saved.array(PARAMETERS + weight.name)
+        own = Chunks(array.shape, array.dtype.itemsize)
         row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
-        for band in bands(weight.box, row_bytes, chunks.rows):
+        for band in bands(weight.box, row_bytes, Chunks(weight.box.shape, array.dtype.itemsize).rows):
             kept = saved.read(PARAMETERS + weight.name, _slices(band))
             _require_whole(saved, array.digests, own, band, kept, weight)
-            found = np.empty(band.shape, np.float64 if array.dtype.itemsize == 8 else np.float32)
-            source.read(weight.name, band, found)
-            largest = max(largest, _compare(weight, band, kept, found, code))
-            for chunk in chunks.inside(band):
-                mine[chunk] = digest(found[chunks.box(chunk).seen_from(band)])
-            each(kept.nbytes)
-    return ReadBack(digests, largest)
+            yield weight, band, kept
 
 
 def _slices(box: Box) -> tuple[slice, ...]:
@@ -108,6 +113,10 @@ def _require_whole(
 
 def _compare(weight: Weight, band: Box, kept: np.ndarray, found: np.ndarray, code: str) -> float:
     """Return the largest difference that the cast has made. Raises ExportError for any other."""
+    if kept.dtype == np.float32 and DTYPES[code] == BF16 and found.dtype == np.float32:
+        difference = difference_from_bf16(kept, found)
+        if difference is not None:
+            return difference
     expected = widened(cast(kept, DTYPES[code])).astype(found.dtype, copy=False)
     if not np.array_equal(expected, found):
         wrong = expected != found
