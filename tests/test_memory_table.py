@@ -4,8 +4,10 @@ Every part of a process, bytes a parameter, whether it fits, and the cheapest ch
 """
 
 import ast
+import math
 import mmap
 import sys
+from collections import Counter
 
 import pytest
 from launch import mpirun
@@ -14,8 +16,10 @@ from mpitrain import config as settings
 from mpitrain.cluster.resident import peak_resident, resident
 from mpitrain.commands.inspect import show_memory
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.bucket_buffers import held_by
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import compare, fit_line, of_a_process, parameter_line
+from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.resolve import resolve
 
 BF16 = "precision.compute=bf16"
@@ -104,6 +108,35 @@ def test_on_a_gpu_a_process_takes_of_its_host_what_is_there_alone():
     lines = compare(usage, usage, (2_000_000, 2_000_000), 430_000_000, 1_258_850_000, True).splitlines()
     # of the H200 that the constants are of: quickstart, with its copy of 14.57 MB
     assert lines[-1].split()[-2:] == ["1,265.00", "1,258.85"]
+
+
+H200_GIVEN = (
+    "model.preset=llama3.2-1b", "batch.global=64", "batch.micro=4", "data.sequence=2048", BF16,
+)  # fmt: skip
+
+
+def test_messages_that_are_staged_take_what_an_h200_s_host_had():
+    """18,702.81 MB of each of two ranks, 2026-11-26; the copy to save is rounded up there, too."""
+    text = show_memory(None, (*H200_GIVEN, "parallel.zero=1"), 2)
+    staged = next(line for line in text.splitlines() if "messages staged there" in line).split()[-1]
+    assert float(staged.replace(",", "")) == pytest.approx(18_702.81, rel=0.12)
+    assert "staged" not in show_memory(None, (*H200_GIVEN, "comm.device=direct"), 2)
+    assert "staged" not in show_memory(None, H200_GIVEN, 1)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_staged_copies_are_the_blocks_of_all_gradients_then_of_all_weights(zero):
+    plan = planned(*H200_GIVEN, f"parallel.zero={zero}", "parallel.dp=2", ranks=2)
+    buckets = [bucket for stage in held_by(plan, 0).values() for bucket in stage.buckets]
+    lengths = [bucket.weights.length for bucket in buckets if bucket.weights.length]
+
+    def block(num_bytes):
+        return 2 ** math.ceil(math.log2(num_bytes))
+
+    whole, halves = ([block(4 * n // parts) for n in lengths] for parts in (1, 2))
+    sums = Counter(whole + halves if zero else whole)
+    weights = Counter(block(2 * n) for n in lengths) if zero in (1, 2) else Counter()
+    assert staged_bytes(plan, 0) == sum(size * count for size, count in (sums | weights).items())
 
 
 def test_what_is_resident_grows_with_what_is_touched():

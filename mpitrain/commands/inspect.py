@@ -31,6 +31,7 @@ from mpitrain.plan.predict.link_choices import left_open
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import fit_line, parameter_line, table_of_usage
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.plan.settings.resolve import resolve
@@ -109,12 +110,15 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     plan = _plan_of(given, num_ranks)
     with Waiting("mpitrain memory"):
         usages = predict(plan)
-        copies = [copy_bytes(plan, rank) for rank in range(plan.config.parallel.pp)]
+        ranks = range(plan.config.parallel.pp)
+        copies = [copy_bytes(plan, rank) for rank in ranks]
+        is_direct = plan.config.comm.device == "direct"
+        staged = [0 if is_direct else staged_bytes(plan, rank) for rank in ranks]
         stages = by_stage(plan)
         modes = by_recompute(plan)
     lines = [
         "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
-        table_of_usage(usages, copies),
+        table_of_usage(usages, copies, staged),
         parameter_line(plan),
         fit_line(plan, usages, copies, _cheapest_first(plan, stages, modes)),
         zero_line(given, plan.config),

@@ -37,6 +37,7 @@ from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import compare
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.training import expert_loads
 from mpitrain.training.announcements import Announcements
@@ -267,9 +268,10 @@ class Trainer:
             shards = self.actor.shards_here
             copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
             on_gpu = self.device.type == "cuda"
+            staged = 0 if self.mesh.device_aware or not on_gpu else staged_bytes(self.plan, rank)
             predicted = predict(self.plan, shards, on_gpu)[rank]
             measured = measure(self.actor, self.watch)
-            self.report.say(compare(predicted, measured, copies, self.bare, most, on_gpu))
+            self.report.say(compare(predicted, measured, copies, self.bare, most, on_gpu, staged))
         self.report.say(self.saver.gathered)
         if self.device.type == "cuda":
             most, reserved = (

@@ -41,11 +41,14 @@ MEANING = {
     "messages": "windows, scratch, receives",
     "host": "offloaded",
     COPY: "in host memory",
+    "staged": "pinned copies of messages, in host memory",
     "library": "Python, torch, MPI, data",
     "first uses": "what torch, MPI and HDF5 make then, and keep",
     "holes": "of the heap, between tensors",
 }
 OF_A_PROCESS = "library", "first uses", "holes"
+STAGED = "staged"
+UNCOUNTED = "working", STAGED, "first uses", "holes"  # by a run; they are in what is resident
 
 
 def of_a_process(usage: MemoryUsage, on_gpu: bool = False) -> tuple[int, int, int]:
@@ -59,13 +62,16 @@ def of_a_process(usage: MemoryUsage, on_gpu: bool = False) -> tuple[int, int, in
     return LIBRARY, FIRST_USES, HOLES + computed // HOLES_OF_COMPUTED
 
 
-def on_host(usage: MemoryUsage, copy: int) -> int:
+def on_host(usage: MemoryUsage, copy: int, staged: int = 0) -> int:
     """Return what a process that computes on a GPU takes of its host's memory."""
-    return usage.host + copy + sum(of_a_process(usage, on_gpu=True))
+    return usage.host + copy + staged + sum(of_a_process(usage, on_gpu=True))
 
 
-def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int]) -> str:
-    """Draw what a rank of each pipeline rank holds, a column each, and together with what any process has."""
+def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int], staged: Sequence[int]) -> str:
+    """Draw what a rank of each pipeline rank holds, a column each, and together with what any process has.
+
+    staged: pinned memory of messages, where MPI can't read a GPU's.
+    """
     names = *PARTS, COPY, *OF_A_PROCESS
     columns = [(*usage, copy, *of_a_process(usage)) for usage, copy in zip(usages, copies, strict=True)]
     rows = [("MB of a rank of pp", *map(str, range(len(columns))))]
@@ -76,6 +82,9 @@ def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int]) -> str:
     rows.append(("the process, on a CPU", *(_shown(sum(column)) for column in columns)))
     hosted = (on_host(usage, copy) for usage, copy in zip(usages, copies))
     rows.append(("host memory of a process on a GPU", *map(_shown, hosted)))
+    if any(staged):
+        hosted = (on_host(*each) for each in zip(usages, copies, staged))
+        rows.append(("host memory, messages staged there", *map(_shown, hosted)))
     return aligned(rows)
 
 
@@ -139,23 +148,26 @@ def compare(
     bare: int | None,
     most: int | None,
     on_gpu: bool = False,
+    staged: int = 0,
 ) -> str:
     """Draw what a rank was to hold, and what it has. copies: to save from, predicted and measured.
+
+    staged: pinned memory of messages.
 
     bare, most: bytes of the process that no file backs, before it has a model and at most; None:
     nobody knows. What one block works with, first uses and holes are measured in the last alone.
     """
-    names = *PARTS, COPY, *OF_A_PROCESS
+    names = *PARTS, COPY, STAGED, *OF_A_PROCESS
     columns = (
-        (*predicted, copies[0], *of_a_process(predicted, on_gpu)),
-        (*measured, copies[1], bare or 0, 0, 0),
+        (*predicted, copies[0], staged, *of_a_process(predicted, on_gpu)),
+        (*measured, copies[1], 0, bare or 0, 0, 0),
     )
     rows = [("memory of rank 0, MB", "predicted", "measured")]
     for name, expected, found in zip(names, *columns):
         if expected or found:
-            counted = "-" if name in ("working", "first uses", "holes") else _shown(found)
+            counted = "-" if name in UNCOUNTED else _shown(found)
             rows.append((_meant(name), _shown(expected), counted))
-    resident = on_host(predicted, copies[0]) if on_gpu else sum(columns[0])
+    resident = on_host(predicted, copies[0], staged) if on_gpu else sum(columns[0])
     rows.append(("resident at most", _shown(resident), "-" if most is None else _shown(most)))
     return aligned(rows)
 
