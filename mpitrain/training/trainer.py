@@ -186,6 +186,7 @@ class Trainer:
         self.report = RunReport(mesh.rank, config.run.steps, log_pace(config.run))
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
         self._flops = self.plan.flops_per_token() / self.peak.flops
+        self._recomputed_flops = self.plan.recomputed_flops_per_token() / self.peak.flops
         self.ledger = Ledger(mesh)
         self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)
         self.checks = Checks(self.actor, mesh, world, self.place, self.rundir, self.report.say, record)
@@ -489,6 +490,8 @@ class Trainer:
             "tokens_per_s": tokens_per_s,  # of all ranks, in this step
             "step_s": step_s,  # seconds of the step on rank 0
             "mfu": tokens_per_s * self._flops,  # model FLOPs utilisation, a share of the peak of all ranks
+            # hardware FLOPs utilisation: the same with what memory.recompute computes again
+            "hfu": tokens_per_s * (self._flops + self._recomputed_flops),
             "skipped": self.skipped,  # updates left out so far, for gradients or spikes
             # factor of the loss with dynamic loss scaling (fp16)
             **({"loss_scale": self.actor.loss_scale.value} if self.actor.loss_scale.dynamic else {}),
