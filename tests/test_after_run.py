@@ -9,6 +9,7 @@ from launch import MPITRAIN, mpirun
 from pages import ROOT
 
 from mpitrain.comm.meters.account import AxisUsage
+from mpitrain.commands.dryrun.rehearsal import Rehearsal
 from mpitrain.commands.inspect import planned
 from mpitrain.commands.plan.after_run import compare
 from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
@@ -77,6 +78,22 @@ def test_what_cannot_be_predicted_says_why_and_the_rest_stays(keys, gpu, why):
     found = cells(table)
     assert found["all"] == ("-", "500.0") and found["computing"] == ("-", "500.0")
     assert float(found["MB sent"][0]) > 0 and found["MB held"] == ("1", "-")
+
+
+def test_a_rehearsal_that_fails_does_not_end_a_run(monkeypatch):
+    def fail(_):
+        raise RuntimeError("a layer of my own")
+
+    monkeypatch.setattr(Rehearsal, "sent", fail)
+    table = compare(measured("parallel.pp=2"))
+    assert "no bytes are predicted: RuntimeError('a layer of my own')" in table and "measured / " in table
+    assert cells(table)["MB sent"] == ("-", "0")
+
+
+def test_a_long_program_is_not_rehearsed():
+    table = compare(measured("parallel.pp=2", "batch.global=4096"))
+    assert "instructions isn't rehearsed" in table and cells(table)["MB sent"][0] == "-"
+    assert len(table.splitlines()) <= 8
 
 
 def test_a_gpu_has_the_figures_of_one_like_it():

@@ -23,6 +23,16 @@ from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.training.measured_run import MeasuredRun
 
 MOST_REHEARSED = 2_000  # instructions of a rank: a second or two
+# of a run that is done: a family, a layer or a schedule of the user's own may be beyond the formulas
+NO_PREDICTION = (
+    MpitrainError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+)
 PARTS = ("computing", "pp", "tp", "cp", "ep", "dp")
 PART_OF = {  # of each axis that a run counts, see plan/axes.py
     **dict.fromkeys(("links", "model"), "pp"),
@@ -38,11 +48,12 @@ def compare(run: MeasuredRun) -> str:
         return ""
     measured = _measured_parts(run)
     predicted, source = _predicted_parts(run)
+    predicted_sent, unknown = _sent(run)
     parts = [name for name in PARTS if name in measured or name in predicted]
     sent = run.usages[0]
     rows = [
         ("a step, ms", "all", *parts, "MB sent", "MB held"),
-        ("predicted", *_times(predicted, parts), _sent(run), megabytes(run.predicted_bytes)),
+        ("predicted", *_times(predicted, parts), predicted_sent, megabytes(run.predicted_bytes)),
         (
             "measured",
             *_times(measured, parts),
@@ -50,7 +61,7 @@ def compare(run: MeasuredRun) -> str:
             "-" if run.held_bytes is None else megabytes(run.held_bytes),
         ),
     ]
-    return "\n".join([*aligned(rows).splitlines(), f"  {source}{_difference(predicted, measured)}"])
+    return "\n".join([*aligned(rows).splitlines(), f"  {source}{_difference(predicted, measured)}", *unknown])
 
 
 def _times(parts: Mapping[str, float], names: list[str]) -> list[str]:
@@ -81,8 +92,8 @@ def _predicted_parts(run: MeasuredRun) -> tuple[dict[str, float], str]:
         machine = _machine_of(run)
         rates = machine_of(machine)._replace(ranks_per_node=config.comm.node_ranks or run.node_ranks)
         found = predict_step(shape_of_resolved(config), layout_of(config, rates), rates)
-    except (MpitrainError, ArithmeticError, LookupError) as error:
-        return {}, f"no step is predicted: {error.args[0]}"
+    except NO_PREDICTION as error:
+        return {}, f"no step is predicted: {_reason(error)}"
     exposed = dict(found.exposed)
     exposed["ep"] += exposed.pop("etp")
     waiting = {"pp": found.bubble, **exposed}
@@ -105,14 +116,21 @@ def _machine_of(run: MeasuredRun) -> MachineFile:
     return near
 
 
-def _sent(run: MeasuredRun) -> str:
-    """Return the megabytes that rank 0 sends in a step, as the layers and the program declare them."""
-    plan = run.plan
-    if len(plan.training.ranks[0]) > MOST_REHEARSED:
-        return "-"
+def _reason(error: Exception) -> str:
+    return str(error.args[0]) if isinstance(error, MpitrainError) else repr(error)
+
+
+def _sent(run: MeasuredRun) -> tuple[str, list[str]]:
+    """Return the megabytes that rank 0 sends in a step, as layers and program declare them, or why not."""
+    count = len(run.plan.training.ranks[0])
+    if count > MOST_REHEARSED:
+        return "-", [f"  a program of {count:,} instructions isn't rehearsed for its bytes"]
     from mpitrain.commands.dryrun.rehearsal import Rehearsal
 
-    return megabytes(sum(Rehearsal(_on_its_nodes(run), 0).sent().values()))
+    try:
+        return megabytes(sum(Rehearsal(_on_its_nodes(run), 0).sent().values())), []
+    except NO_PREDICTION as error:
+        return "-", [f"  no bytes are predicted: {_reason(error)}"]
 
 
 def _on_its_nodes(run: MeasuredRun) -> Plan:
