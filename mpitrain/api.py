@@ -164,7 +164,9 @@ class OpenRun:
         self._live.close()
         over = trainer.code is not None or trainer.step == self.config.run.steps
         if self._stepping is not None and over:
-            return trainer.finish()
+            from mpitrain.commands.plan.after_run import compare
+
+            return trainer.finish(compare)
         trainer.saver.finish()  # a step may still be written
         return DONE
 

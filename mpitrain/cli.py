@@ -212,9 +212,10 @@ def run(
         opened, world = open_run(config, overrides, guard, record_request)
         with opened.rundir:
             guard.place.enter("build", "loading torch", BUSY)
+            from mpitrain.commands.plan.after_run import compare
             from mpitrain.training.trainer import run as train
 
-            return train(opened, world, guard, record_request)
+            return train(opened, world, guard, record_request, compare)
 
     return guarded(body, entry.report_error)
 

@@ -78,6 +78,9 @@ class Run(ConfigTable, frozen=True):
     time_limit: str = ""
     # besides a step and twice a save, what a run leaves of its time unused
     time_margin_s: Annotated[float, Meta(ge=0)] = 60.0
+    # whose figures predict a step, for the table at the end: a machine of jobs/machines/, or a file
+    # of `mpitrain bench machine`; "": of the nearest GPU, or of a laptop
+    machine: str = ""
     # steps whose instructions are timed and written to trace.json, from the second step on
     trace: CountOrNone = 0
     # cuda: what torch calls NVIDIA's GPUs, and AMD's

@@ -296,6 +296,27 @@ def test_check_gives_advice(overrides, ranks, rule):
     assert rule in show_proof(None, overrides, ranks)
 
 
+EXPERTS_OVER_NODES = (
+    "parallel.ep=64", "parallel.pp=4", "comm.node_ranks=8", "run.device=cuda", "data.sequence=4096",
+    "batch.global=2048", "precision.compute=bf16",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("preset", "dispatch", "changes"),
+    [
+        ("deepseek-v3", "auto", "use ep x etp <= 8"),
+        ("deepseek-v3", "flat", 'use ep x etp <= 8, or experts.dispatch = "hierarchical"'),
+        ("qwen3-235b-a22b", "auto", "use ep x etp <= 8, or experts.groups, so that"),
+    ],
+)
+def test_experts_over_nodes_are_advised_what_they_do_not_have(preset, dispatch, changes):
+    keys = (*EXPERTS_OVER_NODES, f"model.preset={preset}", f"experts.dispatch={dispatch}")
+    found = [line for line in show_proof(None, keys, 256).splitlines() if "beyond a node" in line]
+    assert len(found) == 1 and f"experts' rows; {changes}" in found[0]
+    assert found[0].count("experts.") == changes.count("experts.")
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_check_of_the_quickstart_gives_none(ranks):
     assert "advice" not in show_proof(None, (), ranks)

@@ -1,6 +1,8 @@
 """Time of a step before it runs: counts in integers, collectives by their formulas, published steps."""
 
+import random
 from importlib import resources
+from statistics import mean
 
 import pytest
 
@@ -170,6 +172,20 @@ def test_rows_that_go_to_nodes_first_cross_once_to_each():
         crossing = row * 2 * (1 - 0.5**active) / 2 / H100.between
         near = active * row * 7 / 8 / H100.inside
         assert took == pytest.approx(max(crossing, near) + 2 * H100.between_latency_s)
+
+
+@pytest.mark.parametrize(
+    ("active", "groups", "reached"), [(8, 8, 8), (4, 8, 4), (2, 4, 4), (4, 16, 4), (12, 16, 8)]
+)
+def test_rows_go_to_the_nodes_of_the_groups_that_are_open(active, groups, reached):
+    """8 nodes, 8 experts a token. As many as they meet of `reached` nodes, counted by drawing them."""
+    drawn = random.Random(1)
+    met = mean(len({drawn.randrange(reached) for _ in range(8)}) for _ in range(20_000))
+    row = 1 << 28
+    slow = H100._replace(between=1e9)  # such that crossing takes longest
+    group = network.group_of(64, 1, slow)
+    took = network.seconds("all_to_all_by_node", 8 * row, group, slow, 8, (active, groups))
+    assert took == pytest.approx(met * row * 7 / 8 / slow.between, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "active"), [("mixtral-8x22b", 2), ("qwen3-30b-a3b", 8)])

@@ -8,6 +8,7 @@ step_rows, microbatches the tokens of this rank's gradient accumulation
 side_files              trace.json and routing.npz of some steps
 tokenizing              a corpus is tokenized on all ranks
 run_report, going_on    what a run prints, and what it advises at its end
+measured_run            what a run has measured, to be held against a prediction
 expert_loads            load balancing of experts, as numbers and a picture
 early_exit              an early exit with a checkpoint: signals, time limits
 saving/                 checks/  replay/  machine/

@@ -41,7 +41,7 @@ class Announcements:
         yield from self._of_costs()
         texts = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
         yield next(filter(None, texts), "")
-        yield f"MFU: {DEFINITION}, {self.peak}"
+        yield f"MFU: {DEFINITION}, {self.peak}; HFU: with what memory.recompute computes again"
         kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
         yield f"attention: {', '.join(kernels)}" if kernels else ""
         yield self.placement.not_compiled

@@ -48,6 +48,7 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import zero_line
 from mpitrain.plan.predict.node_memory import require_memory
+from mpitrain.plan.predict.step_time.machine import find_machine
 from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.resolve import resolve
@@ -138,6 +139,8 @@ def open_run(
     world.require_same(same)
     checkpoints = RunDir(plan.config.run.dir).checkpoints
     world.on_first_rank("looking at model.init", lambda: _require_init(plan, checkpoints))
+    if config.run.machine:
+        world.on_first_rank("reading run.machine", lambda: _require_machine(plan.config.run.machine))
     guard.leave_if_asked(world)
     _require_device(plan, world)
     guard.leave_if_asked(world)
@@ -242,6 +245,11 @@ def _require_staging(path: str) -> None:
             f"run.staging = {path}: not writable on {socket.gethostname()}; choose another directory, or "
             "leave it out"
         )
+
+
+def _require_machine(name: str) -> None:
+    """Raise ConfigError if run.machine is no machine, which the end of a run would find out late."""
+    find_machine(name)
 
 
 def _require_device(plan: Plan, world: World) -> None:

@@ -67,7 +67,8 @@ class RunReport:
         self._first = self._first or (step, now)
         text = (
             f"step {step:5d}  loss {line['loss']:.4f}  norm {line['grad_norm']:.3f}  lr {line['lr']:.2e}  "
-            f"{line['tokens_per_s']:,.0f} tokens/s  MFU {line['mfu']:.1%}  waiting {waited_share:.0%}"
+            f"{line['tokens_per_s']:,.0f} tokens/s  MFU {line['mfu']:.1%}  HFU {line['hfu']:.1%}  "
+            f"waiting {waited_share:.0%}"
         )
         if "load_cv" in line:
             text += f"  loads +-{line['load_cv']:.0%}"

@@ -35,14 +35,15 @@ from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.memory_table import compare
+from mpitrain.plan.predict.memory_table import compare as compare_memory
+from mpitrain.plan.predict.memory_table import of_a_process
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.training import expert_loads
 from mpitrain.training.announcements import Announcements
 from mpitrain.training.checks.checks import Checks
-from mpitrain.training.checks.comm_report import Ledger
+from mpitrain.training.checks.comm_report import Ledger, RankUsage
 from mpitrain.training.checks.spikes import NONE_YET, Spikes
 from mpitrain.training.checks.stragglers import Stragglers
 from mpitrain.training.compile_warmup import practise
@@ -52,6 +53,7 @@ from mpitrain.training.machine.between_nodes import settled
 from mpitrain.training.machine.device_placement import DevicePlacement, way_of_messages
 from mpitrain.training.machine.device_placement import place as choose_place
 from mpitrain.training.machine.peak_flops import peak_of_all
+from mpitrain.training.measured_run import Compare, MeasuredRun, StepTimes
 from mpitrain.training.prepare import PreparedRun
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
@@ -64,10 +66,19 @@ from mpitrain.weights.beginning import checkpoint_source, own_first_step, source
 from mpitrain.weights.first_weights import fill
 
 
-def run(opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None) -> int:
-    """Train what was opened, and return the exit code. Collective over `world`; raises as built() does."""
+def run(
+    opened: PreparedRun,
+    world: World,
+    guard: Guard,
+    record: RecordRequest | None = None,
+    compare: Compare | None = None,
+) -> int:
+    """Train what was opened, and return the exit code. Collective over `world`; raises as built() does.
+
+    compare: returns the table of what was predicted and measured, on rank 0.
+    """
     with built(opened, world, guard, record) as trainer:
-        return trainer.train()
+        return trainer.train(compare)
 
 
 @contextmanager
@@ -187,7 +198,9 @@ class Trainer:
         self.report = RunReport(mesh.rank, config.run.steps, log_pace(config.run))
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
         self._flops = self.plan.flops_per_token() / self.peak.flops
+        self._recomputed_flops = self.plan.recomputed_flops_per_token() / self.peak.flops
         self.ledger = Ledger(mesh)
+        self.step_times = StepTimes()
         self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)
         self.checks = Checks(self.actor, mesh, world, self.place, self.rundir, self.report.say, record)
         self.rows = StepRows(self.actor, self.corpora.separate, mesh["dp"].rank)
@@ -201,13 +214,13 @@ class Trainer:
 
     # ------------------------------------------------------------ the loop
 
-    def train(self) -> int:
+    def train(self, compare: Compare | None = None) -> int:
         """Run the steps that are left; return the exit code, the same on all ranks."""
         self.begin()
         with self.report:
             for _ in self.steps():
                 pass
-        return self.finish()
+        return self.finish(compare)
 
     def begin(self) -> None:
         """Say what is trained, and settle which steps are traced, recorded and measured.
@@ -247,7 +260,7 @@ class Trainer:
         while self.step < self.config.run.steps and self.code is None:
             yield self._one_step()
 
-    def finish(self) -> int:
+    def finish(self, compare: Compare | None = None) -> int:
         """Say how it went, after the last step; return the exit code. Collective over all ranks."""
         code = DONE if self.code is None else self.code
         self.place.enter("end", "telling how it went")
@@ -255,7 +268,8 @@ class Trainer:
         if self.urgency == HURRY:
             self.report.say(self.last_words)
             return code
-        self.report.say(self.ledger.table(self.world))
+        usages = self.ledger.gather(self.world)
+        self.report.say(self.ledger.table(usages))
         self.report.say(self.stragglers.summary())
         most = peak_resident()  # before matplotlib, which takes some 30 MB
         if self.config.experts.count and self.mesh.rank == 0:
@@ -264,27 +278,48 @@ class Trainer:
             self.report.say(self.last_words)
             return code
         if self.step >= self.watched:  # else nothing was left to do, and nothing measured
-            rank = self.actor.pp.rank
-            shards = self.actor.shards_here
-            copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
-            on_gpu = self.device.type == "cuda"
-            staged = 0 if self.mesh.device_aware or not on_gpu else staged_bytes(self.plan, rank)
-            predicted = predict(self.plan, shards, on_gpu)[rank]
-            measured = measure(self.actor, self.watch)
-            self.report.say(compare(predicted, measured, copies, self.bare, most, on_gpu, staged))
+            run = self._report_memory(usages, most)
+            if compare is not None and self.mesh.rank == 0:
+                self.place.enter("end", "predicting a step", BUSY)
+                self.report.say(compare(run))
         self.report.say(self.saver.gathered)
-        if self.device.type == "cuda":
-            most, reserved = (
-                count(self.device) / 1e6
-                for count in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)
-            )
-            self.report.say(
-                f"GPU of rank 0, MB at most: {most:,.2f} allocated, with what it works with; {reserved:,.2f} "
-                "reserved by torch"
-            )
         self._say_how_to_go_on()
         self.report.say(self.checks.describe())
         return DONE
+
+    def _report_memory(self, usages: list[RankUsage], resident_most: int | None) -> MeasuredRun:
+        """Say what this rank was to hold and what it has; return what the run has measured."""
+        rank = self.actor.pp.rank
+        shards = self.actor.shards_here
+        copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
+        on_gpu = self.device.type == "cuda"
+        staged = 0 if self.mesh.device_aware or not on_gpu else staged_bytes(self.plan, rank)
+        predicted = predict(self.plan, shards, on_gpu)[rank]
+        measured = measure(self.actor, self.watch)
+        self.report.say(
+            compare_memory(predicted, measured, copies, self.bare, resident_most, on_gpu, staged)
+        )
+        expected = sum(predicted) + copies[0] + sum(of_a_process(predicted))
+        held = resident_most
+        if on_gpu:
+            expected = predicted.on_device
+            held = torch.cuda.max_memory_allocated(self.device)
+            reserved = torch.cuda.max_memory_reserved(self.device)
+            self.report.say(
+                f"GPU of rank 0, MB at most: {held / 1e6:,.2f} allocated, with what it works with; "
+                f"{reserved / 1e6:,.2f} reserved by torch"
+            )
+        return MeasuredRun(
+            self.plan,
+            self.step_times.median_s if len(self.step_times) else 0.0,
+            len(self.step_times),
+            [each.totals for each in usages],
+            self.ledger.num_steps,
+            self.world.node.size,
+            self.placement.gpu.name if self.placement.gpu else "",
+            expected,
+            held,
+        )
 
     def _one_step(self) -> dict:
         """Run a step, validate, save and log as is due; return its line."""
@@ -299,6 +334,7 @@ class Trainer:
         step_s = self.clock.seconds(begin, self.clock.mark())
         waited_s = self.mesh.progress.waited_s - waited_before_s
         self._limit_waits(step_s)
+        self.step_times.add(step_s)
         self.stragglers.step(step, step_s, waited_s)
         self._count(result)
         line = self._line_of_step(result, lr, step_s)
@@ -491,6 +527,8 @@ class Trainer:
             "tokens_per_s": tokens_per_s,  # of all ranks, in this step
             "step_s": step_s,  # seconds of the step on rank 0
             "mfu": tokens_per_s * self._flops,  # model FLOPs utilisation, a share of the peak of all ranks
+            # hardware FLOPs utilisation: the same with what memory.recompute computes again
+            "hfu": tokens_per_s * (self._flops + self._recomputed_flops),
             "skipped": self.skipped,  # updates left out so far, for gradients or spikes
             # factor of the loss with dynamic loss scaling (fp16)
             **({"loss_scale": self.actor.loss_scale.value} if self.actor.loss_scale.dynamic else {}),

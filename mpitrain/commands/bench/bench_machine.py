@@ -23,7 +23,14 @@ from mpitrain.config import Config, load
 from mpitrain.errors import DONE, ConfigError
 from mpitrain.inputs import replacing, shown
 from mpitrain.plan.declared.formatting import aligned
-from mpitrain.plan.predict.step_time.machine import Figure, LinkTable, MachineFile, find_machine, known
+from mpitrain.plan.predict.step_time.machine import (
+    Figure,
+    LinkTable,
+    MachineFile,
+    find_machine,
+    known,
+    like_gpu,
+)
 from mpitrain.training.machine.device_placement import (
     FP8_CAPABILITY,
     DevicePlacement,
@@ -102,10 +109,9 @@ def _like(name: str | None, placement: DevicePlacement) -> MachineFile:
         return find_machine(name)
     if placement.gpu is None:
         return known()["laptop"]
-    words = placement.gpu.name.replace("-", " ").split()
-    near = [each for each in known().values() if set(words) & set(each.aliases)]
-    if near:
-        return near[0]
+    near = like_gpu(placement.gpu.name)
+    if near is not None:
+        return near
     raise ConfigError(
         f"found a {placement.gpu.name}, and no machine of jobs/machines/ like it; needed one whose links and "
         f"peaks stand where none can be measured; give --like, one of {', '.join(known())}"

@@ -75,6 +75,13 @@ class Rehearsal:
         self._actor.run_step(1, self._microbatches, 0.0)
         return _by_axis(self._mesh.script.take())
 
+    def sent(self) -> dict[str, int]:
+        """Return the bytes that a training step sends over each axis, the way that `way` says."""
+        return {
+            name: sum(self._sent(operation, num_bytes, name) for operation, num_bytes in operations)
+            for name, operations in self.training().items()
+        }
+
     def evaluation(self) -> dict[str, list[tuple[str, int]]]:
         """Return the same for the evaluation of a batch."""
         self._mesh.script.take()

@@ -1,1 +1,1 @@
-"""`mpitrain plan`: choose a configuration; hold predictions against published steps."""
+"""`mpitrain plan`: choose a configuration; hold predictions against published steps, and runs."""

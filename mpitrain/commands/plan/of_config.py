@@ -46,7 +46,10 @@ def shape_of_resolved(resolved: Config) -> ModelShape:
     routed = None
     if experts.count:
         width = experts.width or model.ffn
-        routed = RoutedExperts(experts.count, experts.active, width, experts.shared or 0, experts.first or 0)
+        grouped = (experts.groups or 1, experts.groups_active or 1)
+        routed = RoutedExperts(
+            experts.count, experts.active, width, experts.shared or 0, experts.first or 0, *grouped
+        )
     name = model.preset
     return ModelShape(
         name, model.layers, model.width, model.heads, model.kv_heads or model.heads, head_width(resolved),
@@ -77,6 +80,7 @@ def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
         tp_overlap=0.5 if parallel.async_tp else 0.0,
         dispatch="alltoall" if resolved.experts.dispatch == "flat" else "hierarchical",
         offload=memory.offload in ("optimizer", "all"), regathers=False,
+        core_again=True,
     )  # fmt: skip
 
 

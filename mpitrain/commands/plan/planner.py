@@ -152,7 +152,7 @@ def _base(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[Step
         wire_bytes=2 if config.precision.reduce == "bf16" else 4,
         dispatch="alltoall" if config.experts.dispatch == "flat" else config.experts.dispatch,
         offload=config.memory.offload in ("optimizer", "all"), regathers=False,
-        segments=segments_in(config), reduce=config.parallel.reduce,
+        segments=segments_in(config), reduce=config.parallel.reduce, core_again=True,
     )  # fmt: skip
     return layout, notes
 

@@ -234,7 +234,7 @@ def kept_by_core(
     (kernels/processor.py) keeps what it would in bf16.
     """
     kept = _kept_of_qkv(sizes, heads, kv_heads, width)
-    if sizes.selective and not _in_segments(sizes):
+    if sizes.selective and not sizes.core_alone:
         return kept
     copied = (
         heads * value_width * sizes.factor
@@ -251,12 +251,6 @@ def _kept_of_qkv(sizes: Sizes, heads: int, kv_heads: int, width: int) -> int:
     parallel = sizes.config.parallel
     kv_heads = _kv_heads_at_once(parallel, kv_heads)
     return width * (heads + 2 * kv_heads) * sizes.itemsize
-
-
-def _in_segments(sizes: Sizes) -> bool:
-    """Return whether projection, attention proper and output aren't one segment."""
-    parallel = sizes.config.parallel
-    return parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)
 
 
 def _keeps_log_sum_exp(sizes: Sizes) -> bool:

@@ -53,7 +53,8 @@ class Layer(Protocol):
         For each weight of a product 6, forward and backward (a lookup is none).
 
         For causal attention 6 T D besides: half of the 12 T D of PaLM (arXiv:2204.02311, appendix
-        B), because half of the scores are masked. Recomputation isn't counted.
+        B), because half of the scores are masked. Recomputation isn't counted; of what isn't a product
+        with a weight, selective recomputation is taken to run the forward, a third, again.
         """
 
     def kept(self, sizes: "Sizes", segment: int) -> int:
@@ -169,6 +170,12 @@ class Sizes:
     def selective(self) -> bool:
         """Whether what is cheap to make again isn't kept."""
         return self.config.memory.recompute == "selective"
+
+    @property
+    def core_alone(self) -> bool:
+        """Whether attention proper is a segment of its own: selective recomputation keeps its result."""
+        parallel = self.config.parallel
+        return parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)
 
     def gated(self, itemsize: int, silu: bool = True) -> int:
         """Return what a gated product and the product behind it keep of a hidden unit.

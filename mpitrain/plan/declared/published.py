@@ -26,6 +26,7 @@ class RoutedExperts(NamedTuple):
     """Experts of a block. width: hidden units of one. shared: experts that every token meets.
 
     first: blocks at the beginning that have a dense feed-forward instead.
+    groups: of experts, of which a token's experts are in groups_active.
     """
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls; the key's name
@@ -33,6 +34,8 @@ class RoutedExperts(NamedTuple):
     width: int
     shared: int = 0
     first: int = 0
+    groups: int = 1
+    groups_active: int = 1
 
 
 class ModelShape(NamedTuple):
@@ -299,8 +302,8 @@ def _of_mixtures() -> Iterator[ModelShape]:
     )  # fmt: skip
     yield ModelShape(
         "deepseek-v3", 61, 7168, 128, 128, 128, 18432, 129280, latent=Latent(1536, 512, 64, 128),
-        experts=RoutedExperts(256, 8, 2048, shared=1, first=3), family="deepseek-v3",
-        source="arXiv:2412.19437, section 4.2",
+        experts=RoutedExperts(256, 8, 2048, shared=1, first=3, groups=8, groups_active=4),
+        family="deepseek-v3", source="arXiv:2412.19437, section 4.2",
     )  # fmt: skip
     yield ModelShape(
         "deepseek-v2", 60, 5120, 128, 128, 128, 12288, 102400, latent=Latent(1536, 512, 64, 128),

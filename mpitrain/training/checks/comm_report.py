@@ -10,6 +10,7 @@ of several at once each has its share (comm/progress.py).
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
@@ -19,6 +20,14 @@ from mpitrain.plan.declared.formatting import aligned, megabytes
 
 MOST_PEERS = 3
 HEADER = ("axis", "calls", "MB sent", "blocked ms", "worst rank", "overlapped ms", "hidden")
+
+
+class RankUsage(NamedTuple):
+    """Of a rank: its node, what each axis cost, and the ranks that it waited for longest, in seconds."""
+
+    node: str
+    totals: dict[str, AxisUsage]
+    waits: list[tuple[int, float]]
 
 
 class Ledger:
@@ -79,14 +88,19 @@ class Ledger:
             for name, u in step.items()
         }
 
-    def table(self, world: World) -> str:
-        """Return the table of all ranks on rank 0, and nothing on the others or if there is nothing to tell.
+    @property
+    def num_steps(self) -> int:
+        """Steps that are in the table."""
+        return max(0, self._num_steps)
 
-        Collective.
-        """
-        mine = os.uname().nodename, self._totals, _longest(self._waits)
-        gathered = world.gather("what communication cost", mine)
-        if gathered is None or self._num_steps < 1 or not any(totals for _, totals, _ in gathered):
+    def gather(self, world: World) -> list[RankUsage]:
+        """Return the totals of all ranks on rank 0, and nothing on the others. Collective."""
+        mine = RankUsage(os.uname().nodename, self._totals, _longest(self._waits))
+        return world.gather("what communication cost", mine) or []
+
+    def table(self, gathered: Sequence[RankUsage]) -> str:
+        """Return the table of all ranks, or nothing if there is nothing to report."""
+        if self._num_steps < 1 or not any(each.totals for each in gathered):
             return ""
         nodes, every, waits = zip(*gathered)
         names = [name for name in self._mesh.axes if any(name in totals for totals in every)]

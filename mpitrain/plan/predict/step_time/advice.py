@@ -73,11 +73,14 @@ def _experts_beyond_node(
     share = found.exposed["ep"] / found.seconds
     if shape.experts is None or not beyond or share < 0.15:
         return ""
+    change = f"use ep x etp <= {machine.ranks_per_node}"
+    if layout.dispatch != "hierarchical":
+        change += ', or experts.dispatch = "hierarchical"'
+    if shape.experts.groups_active == shape.experts.groups:
+        change += ", or experts.groups, so that a token's experts are on few nodes"
     return (
         f"parallel.ep = {layout.ep} x etp {layout.etp} is beyond a node of "
-        f"{machine.ranks_per_node}: {100 * share:.0f} % of a step waits for experts' rows; use ep "
-        f"x etp <= {machine.ranks_per_node}, or "
-        'experts.dispatch = "hierarchical" with experts.groups'
+        f"{machine.ranks_per_node}: {100 * share:.0f} % of a step waits for experts' rows; {change}"
     )
 
 

@@ -24,7 +24,8 @@ class StepLayout(NamedTuple):
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
     "allgather", every token to all ranks.
     regathers: a backward gathers the input of tp's products again instead of keeping it whole.
-    again: share of products that selective recomputation runs again.
+    again: share of products that selective recomputation runs again. core_again: it runs attention
+    proper again though no scores are kept.
     ends_count: embedding and head are counted as a layer each when stages are divided.
     """
 
@@ -53,6 +54,7 @@ class StepLayout(NamedTuple):
     ends_count: bool = False
     offload: bool = False
     again: float = 0.0
+    core_again: bool = False
     regathers: bool = True
     segments: int = 1
     reduce: str = "auto"
@@ -64,6 +66,12 @@ class StepLayout(NamedTuple):
         As plan/settings/resolve.py settles parallel.reduce: open, they are with ZeRO-2 and ZeRO-3.
         """
         return self.zero >= 2 if self.reduce == "auto" else self.reduce == "microbatch"
+
+    @property
+    def repeats_core(self) -> bool:
+        """Whether selective recomputation runs attention again: not where it is a segment of its own."""
+        alone = self.cp > 1 or (self.tp > 1 and self.tp_overlap > 0)
+        return self.recompute == "selective" and (not self.flash or (self.core_again and not alone))
 
     @property
     def dp(self) -> int:

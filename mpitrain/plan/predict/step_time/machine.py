@@ -145,8 +145,14 @@ def known_machine(name: str) -> MachineFile:
     hint = f"did you mean {_by_letters()[near[0]].name}? " if near else ""
     raise ConfigError(
         f"machine {shown(name)}: found no such machine; {hint}needed one of {', '.join(known())}, "
-        "or for --machine the path of a file like those of jobs/machines/"
+        "or the path of a file like those of jobs/machines/"
     )
+
+
+def like_gpu(name: str) -> MachineFile | None:
+    """Return the machine of jobs/machines/ whose alias is a word of a GPU's name; None: there is none."""
+    words = set(name.replace("-", " ").split())
+    return next((each for each in known().values() if words & set(each.aliases)), None)
 
 
 @cache

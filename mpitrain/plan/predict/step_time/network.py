@@ -50,11 +50,17 @@ def hops_seconds(group: RankGroup, machine: MachineRates) -> float:
 
 
 def seconds(
-    operation: str, num_bytes: float, group: RankGroup, machine: MachineRates, copies: int = 1
+    operation: str,
+    num_bytes: float,
+    group: RankGroup,
+    machine: MachineRates,
+    copies: int = 1,
+    open_share: tuple[int, int] = (1, 1),
 ) -> float:
     """Return the seconds of one operation. num_bytes: as comm/base/wire.py counts a buffer.
 
-    copies: of a row in it, for its experts.
+    copies: of a row in it, for its experts. open_share: groups of experts that a token may be sent to,
+    and all of them.
     """
     n = group.size
     if n == 1 or not num_bytes:
@@ -69,20 +75,25 @@ def seconds(
         latency = machine.between_latency_s if group.nodes > 1 else machine.inside_latency_s
         return max(far, near) + 2 * latency
     if operation == "all_to_all_by_node":
-        return _by_node_seconds(num_bytes, group, machine, copies)
+        return _by_node_seconds(num_bytes, group, machine, copies, open_share)
     crosses = group.nodes > 1  # a shift: the slowest neighbours
     rate = min(machine.inside, _between(machine, group) * group.near) if crosses else machine.inside
     return num_bytes / rate + (machine.between_latency_s if crosses else machine.inside_latency_s)
 
 
-def _by_node_seconds(num_bytes: float, group: RankGroup, machine: MachineRates, copies: int) -> float:
+def _by_node_seconds(
+    num_bytes: float, group: RankGroup, machine: MachineRates, copies: int, open_share: tuple[int, int]
+) -> float:
     """Return the seconds in which each row crosses once to each node (arXiv:2412.19437, 3.2.2).
 
     num_bytes: of a row's copies for all its experts; spread at random, they meet
-    n (1 - (1 - 1 / n)^copies) of n nodes.
+    n (1 - (1 - 1 / n)^copies) of the n nodes that have the groups open to a token: of several groups
+    on a node, each is taken to be on another.
     """
     nodes = group.nodes
-    met = nodes * (1 - (1 - 1 / nodes) ** copies)
+    active, groups = open_share
+    reached = nodes if active == groups else min(nodes, max(active, nodes * active / groups))
+    met = reached * (1 - (1 - 1 / reached) ** copies)
     far = num_bytes / copies * met * (nodes - 1) / nodes / _between(machine, group)
     near = num_bytes * (group.near - 1) / group.near / machine.inside
     return max(far, near) + 2 * (machine.between_latency_s if nodes > 1 else machine.inside_latency_s)
@@ -90,4 +101,5 @@ def _by_node_seconds(num_bytes: float, group: RankGroup, machine: MachineRates, 
 
 def sent_seconds(sent: MessageVolume, groups: Mapping[str, RankGroup], machine: MachineRates) -> float:
     """Return the seconds of what a part sends."""
-    return seconds(sent.operation, sent.num_bytes, groups[sent.axis], machine, sent.copies)
+    open_share = sent.groups_active, sent.groups
+    return seconds(sent.operation, sent.num_bytes, groups[sent.axis], machine, sent.copies, open_share)

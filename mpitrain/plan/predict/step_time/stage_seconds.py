@@ -141,7 +141,7 @@ def part_of(
         inputs += computed.forward
         backward = _added(backward, forward)
     elif layout.recompute == "selective":
-        inputs += layout.again * (computed.forward - computed.core) + (not layout.flash) * computed.core
+        inputs += layout.again * (computed.forward - computed.core) + layout.repeats_core * computed.core
     part = Part(
         computed.forward + sum(forward.values()),
         inputs + sum(backward.values()),

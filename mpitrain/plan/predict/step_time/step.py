@@ -252,12 +252,11 @@ def model_flops(shape: ModelShape, layout: StepLayout, halved: bool = True) -> f
 
 def recomputed_flops(shape: ModelShape, layout: StepLayout) -> float:
     """Return the FLOPs of a step that recomputation adds: a third of the blocks' forward and backward."""
-    if layout.recompute == "none" or (layout.recompute == "selective" and layout.flash):
-        return 0.0
     whole = model_flops(shape, layout)
-    core = whole - 6.0 * shape.active_parameters() * layout.tokens
-    if layout.recompute == "selective":
-        return core / 3
+    if layout.repeats_core:
+        return (whole - 6.0 * shape.active_parameters() * layout.tokens) / 3
+    if layout.recompute != "full":
+        return 0.0
     return (whole - 6.0 * shape.vocab * shape.width * layout.tokens) / 3
 
 

@@ -14,7 +14,7 @@ before a product and scatters it after: as many bytes as the two all-reduces of 
 
 from typing import NamedTuple
 
-from mpitrain.plan.declared.published import Latent, ModelShape
+from mpitrain.plan.declared.published import Latent, ModelShape, RoutedExperts
 from mpitrain.plan.declared.traffic import Traffic, communication, in_one
 from mpitrain.plan.predict.step_time.layout import StepLayout
 
@@ -36,12 +36,14 @@ class Product(NamedTuple):
 
 
 class MessageVolume(NamedTuple):
-    """copies: of each row in it, one for each expert of a token."""
+    """copies: of each row in it, one for each expert of a token. These are in groups_active of all groups."""
 
     operation: str
     axis: str
     num_bytes: int
     copies: int = 1
+    groups: int = 1
+    groups_active: int = 1
 
 
 class AttentionCore(NamedTuple):
@@ -172,7 +174,7 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
         + 9 * tokens * shape.width * ITEM
         + 6 * tokens * experts.count * 4
     )
-    sent = _dispatched(layout, experts.active, tokens * shape.width * ITEM)
+    sent = _dispatched(layout, experts, tokens * shape.width * ITEM)
     if layout.etp > 1:
         gathered = rows * shape.width * ITEM
         inside = (
@@ -185,7 +187,7 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     return PartWork(tuple(products), AttentionCore(), passes, grouped, sent + around[0], sent + around[1])
 
 
-def _dispatched(layout: StepLayout, active: int, once: int) -> tuple[MessageVolume, ...]:
+def _dispatched(layout: StepLayout, experts: RoutedExperts, once: int) -> tuple[MessageVolume, ...]:
     """Return what experts' rows travel by: a copy for each expert, or every token to all ranks.
 
     once: bytes of each token's row.
@@ -196,7 +198,8 @@ def _dispatched(layout: StepLayout, active: int, once: int) -> tuple[MessageVolu
         whole = once * layout.ep
         return (MessageVolume("all_gather", "ep", whole), MessageVolume("reduce_scatter", "ep", whole))
     operation = "all_to_all_by_node" if layout.dispatch == "hierarchical" else "all_to_all"
-    sent = MessageVolume(operation, "ep", active * once, active)
+    active = experts.active
+    sent = MessageVolume(operation, "ep", active * once, active, experts.groups, experts.groups_active)
     return (sent, sent)
 
 

@@ -1,0 +1,153 @@
+"""What was predicted of a run and what it measured, side by side: a few lines at its end.
+
+Predicted are the time of a step and its parts, as by `mpitrain plan`, from the figures of a machine
+(run.machine); what rank 0 sends, as by `mpitrain program --traffic`; its memory, as by `mpitrain memory`.
+
+    waiting    of the rank that waited least, which the slowest pipeline rank is. Of pp it is predicted
+               as the bubble of the schedule
+    computing  what is left of the step: the update, too
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mpitrain.comm.meters.account import AxisUsage
+from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
+from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.inputs import shown
+from mpitrain.plan.declared.formatting import aligned, megabytes
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.step_time.machine import MachineFile, find_machine, known, like_gpu, machine_of
+from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.training.measured_run import MeasuredRun
+
+MOST_REHEARSED = 2_000  # instructions of a rank: a second or two
+# of a run that is done: a family, a layer or a schedule of the user's own may be beyond the formulas
+NO_PREDICTION = (
+    MpitrainError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+)
+PARTS = ("computing", "pp", "tp", "cp", "ep", "dp")
+PART_OF = {  # of each axis that a run counts, see plan/axes.py
+    **dict.fromkeys(("links", "model"), "pp"),
+    **dict.fromkeys(("tp", "kv"), "tp"),
+    "cp": "cp",
+    **dict.fromkeys(("experts", "experts_near", "experts_far", "tokens"), "ep"),
+}  # of others: dp, gradients and weights
+
+
+def compare(run: MeasuredRun) -> str:
+    """Return the table, or nothing of a run of one step."""
+    if not run.num_steps or not run.counted:
+        return ""
+    measured = _measured_parts(run)
+    predicted, source = _predicted_parts(run)
+    predicted_sent, unknown = _sent(run)
+    parts = [name for name in PARTS if name in measured or name in predicted]
+    sent = run.usages[0]
+    rows = [
+        ("a step, ms", "all", *parts, "MB sent", "MB held"),
+        ("predicted", *_times(predicted, parts), predicted_sent, megabytes(run.predicted_bytes)),
+        (
+            "measured",
+            *_times(measured, parts),
+            megabytes(sum(usage.num_bytes for usage in sent.values()) / run.counted),
+            "-" if run.held_bytes is None else megabytes(run.held_bytes),
+        ),
+    ]
+    return "\n".join([*aligned(rows).splitlines(), f"  {source}{_difference(predicted, measured)}", *unknown])
+
+
+def _times(parts: Mapping[str, float], names: list[str]) -> list[str]:
+    """Return the milliseconds of a step and of its parts; "-" of a step that isn't predicted."""
+    if not parts:
+        return ["-"] * (len(names) + 1)
+    return [f"{1e3 * took:,.1f}" for took in (sum(parts.values()), *(parts.get(name, 0.0) for name in names))]
+
+
+def _measured_parts(run: MeasuredRun) -> dict[str, float]:
+    """Return the seconds of a step by what the rank that waited least spent them on."""
+    least = min(run.usages, key=_blocked_s)
+    parts: dict[str, float] = {}
+    for axis, usage in least.items():
+        part = PART_OF.get(axis, "dp")
+        parts[part] = parts.get(part, 0.0) + usage.blocked_s / run.counted
+    return {"computing": max(0.0, run.step_s - sum(parts.values())), **parts}
+
+
+def _blocked_s(usages: Mapping[str, AxisUsage]) -> float:
+    return sum(usage.blocked_s for usage in usages.values())
+
+
+def _predicted_parts(run: MeasuredRun) -> tuple[dict[str, float], str]:
+    """Return the same as predicted, and by what; nothing, and why not, where that can't be."""
+    config = run.plan.config
+    try:
+        machine = _machine_of(run)
+        rates = machine_of(machine)._replace(ranks_per_node=config.comm.node_ranks or run.node_ranks)
+        found = predict_step(shape_of_resolved(config), layout_of(config, rates), rates)
+    except NO_PREDICTION as error:
+        return {}, f"no step is predicted: {_reason(error)}"
+    exposed = dict(found.exposed)
+    exposed["ep"] += exposed.pop("etp")
+    waiting = {"pp": found.bubble, **exposed}
+    computing = found.seconds - sum(waiting.values())
+    parts = {"computing": computing, **{name: took for name, took in waiting.items() if took > 0}}
+    return parts, f"predicted by the figures of {machine.name}"
+
+
+def _machine_of(run: MeasuredRun) -> MachineFile:
+    """Return the machine of run.machine, else the one whose data are nearest.
+
+    Raises ConfigError if there is none, or if its file is gone meanwhile.
+    """
+    asked = run.plan.config.run.machine
+    if asked:
+        return find_machine(asked)
+    near = like_gpu(run.gpu) if run.gpu else known()["laptop"]
+    if near is None:
+        raise ConfigError(f"found no machine of jobs/machines/ like {shown(run.gpu)}; set run.machine")
+    return near
+
+
+def _reason(error: Exception) -> str:
+    return str(error.args[0]) if isinstance(error, MpitrainError) else repr(error)
+
+
+def _sent(run: MeasuredRun) -> tuple[str, list[str]]:
+    """Return the megabytes that rank 0 sends in a step, as layers and program declare them, or why not."""
+    count = len(run.plan.training.ranks[0])
+    if count > MOST_REHEARSED:
+        return "-", [f"  a program of {count:,} instructions isn't rehearsed for its bytes"]
+    from mpitrain.commands.dryrun.rehearsal import Rehearsal
+
+    try:
+        return megabytes(sum(Rehearsal(_on_its_nodes(run), 0).sent().values())), []
+    except NO_PREDICTION as error:
+        return "-", [f"  no bytes are predicted: {_reason(error)}"]
+
+
+def _on_its_nodes(run: MeasuredRun) -> Plan:
+    """Return the plan with the nodes that the run has, which a plan of one node doesn't name."""
+    config = run.plan.config
+    if config.comm.node_ranks or run.node_ranks >= run.plan.axes.grid.size:
+        return run.plan
+    comm = msgspec.structs.replace(config.comm, node_ranks=run.node_ranks)
+    return Plan(msgspec.structs.replace(config, comm=comm), run.plan.model)
+
+
+def _difference(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
+    """Say how far off the prediction is, and in what part most."""
+    if not predicted:
+        return ""
+    more = {name: measured.get(name, 0.0) - predicted.get(name, 0.0) for name in {*predicted, *measured}}
+    part = max(more, key=lambda name: abs(more[name]))
+    took = sum(measured.values()) / sum(predicted.values())
+    what = "computing" if part == "computing" else f"waiting for {part}"
+    return f"; measured / predicted {took:.2f}, most of it {what}: {1e3 * more[part]:+,.1f} ms"
