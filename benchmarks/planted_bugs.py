@@ -48,6 +48,9 @@ ASKED = {
     "mpitrain/actor/": "rehearsal train_* model_keeping run_communication",
     "mpitrain/commands/dryrun/recipes": "dry_run",
     "mpitrain/actor/trace": "device_clock",
+    "mpitrain/actor/profile": "profile",
+    "mpitrain/training/profiling": "profile",
+    "mpitrain/plan/settings/profile_request": "profile",
     "mpitrain/checkpoint/": "checkpoint_* hostile_run_directory generate optim_training run_resume run_domains",
     "mpitrain/cluster/": "cluster_board run_lock odd_input hostile_run_directory fuzz_command_lines run_one_rank run_bad_input run_faults cluster_behind run_hang",
     "mpitrain/cluster/allocation": "cluster_allocation",
@@ -220,6 +223,8 @@ BUGS = [
     ("mpitrain/actor/stage_state.py", "owned=shared is None)", "owned=True)"),
     ("mpitrain/actor/step_totals.py", "return int(sum(map(num_counted, targets)))", "return sum(each.numel() for each in targets)"),
     ("mpitrain/parallel/device_clock.py", "        event.record()\n        return event", "        event.record()\n        event.synchronize()\n        return event"),
+    ("mpitrain/actor/profile_events.py", 'launches.get(event["args"].get("correlation"), event["ts"])', 'event["ts"]'),
+    ("mpitrain/actor/profile_events.py", "key = part.replica, receive, seen[receive]", "key = 0, receive, seen[receive]"),
     ("mpitrain/actor/trace.py", '"ts": (begin - zero) * 1e6,', '"ts": begin * 1e6,'),
     # ------------------------------------------------------------ checkpoint
     ("mpitrain/checkpoint/arrays.py", "return Chunks(self.shape, self.dtype.itemsize)", "return Chunks(self.shape, 1)"),
