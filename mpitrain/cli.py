@@ -637,6 +637,9 @@ def explain_config(key: str | None) -> None:
     help="Under mpirun: the first K take a few steps, measured beside predicted.",
 )
 @click.option("--out", metavar="FILE", help="Write the best configuration; backtest: draw all rows, .svg.")
+@click.option(
+    "--timeline", metavar="FILE", help="Write the best one's step: .json for Perfetto, or .svg, drawn."
+)
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 @OVERRIDE
 def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], **asked) -> int:

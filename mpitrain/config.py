@@ -83,6 +83,9 @@ class Run(ConfigTable, frozen=True):
     machine: str = ""
     # steps whose instructions are timed and written to trace.json, from the second step on
     trace: CountOrNone = 0
+    # steps and ranks that torch's profiler records, such as "steps=20-22, ranks=0,5": a table, and
+    # profile.json with operators and kernels under their instructions; without ranks rank 0; "": none
+    profile: str = ""
     # cuda: what torch calls NVIDIA's GPUs, and AMD's
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # what lies between products is fused by torch.compile: needs a C++ compiler on CPUs, Triton and

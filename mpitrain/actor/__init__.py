@@ -11,4 +11,5 @@ reductions                 gradients of data parallelism: all-reduce, reduce-sca
 step_totals                loss, gradient norm and flags, in two small exchanges
 memory, memory_meter       what this rank holds
 trace                      the measured timeline
+profiler, profile_events   torch's profiler, whose operators and kernels stand under instructions
 """

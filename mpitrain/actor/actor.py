@@ -22,6 +22,7 @@ import torch
 
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.pipeline_messages import PipelineMessages
+from mpitrain.actor.profiler import Profiler
 from mpitrain.actor.reductions import Gradients
 from mpitrain.actor.stage import Stage, assemble
 from mpitrain.actor.stage_compute import Compute
@@ -80,6 +81,7 @@ class Actor:
         self.mesh = mesh
         self.progress = mesh.progress
         self.recorder = recorder or UNRECORDED
+        self.profiler = Profiler(device)
         self.place = place or RankStatus()
         self.measure = measure or Measure()
         self.pp, self.tp, self.cp, self.data, self.model = (
@@ -102,13 +104,9 @@ class Actor:
         needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank))
         reserve(self.shardings, needed, self.site.dtype, device)
         self.gradients = Gradients(states, self.table, self.training, mesh, needed.waits)
+        plans = [stage.plan for stage in self.stages.values()]
         self.optimizer = optimizer_of(
-            config,
-            [stage.plan for stage in self.stages.values()],
-            self.gradients.pieces,
-            mesh,
-            owned_weights(self.stages)[0].master,
-            device,
+            config, plans, self.gradients.pieces, mesh, owned_weights(self.stages)[0].master, device
         )
         links = Links(
             mesh["links"],
@@ -307,10 +305,12 @@ class Actor:
             if action.kind == "PAIR":
                 forward = next(steps)[1]
                 backward = next(steps)[1]
-                self._compute.pair(forward, backward, work)
+                with self.profiler.instruction(forward, backward):
+                    self._compute.pair(forward, backward, work)
                 recorder.add_pair(action, forward, backward, begin, recorder.mark())
             else:
-                self._handlers[action.kind](action, work)
+                with self.profiler.instruction(action):
+                    self._handlers[action.kind](action, work)
                 recorder.add(action, begin, recorder.mark())
             if watch is not None:
                 watch.look()

@@ -10,6 +10,7 @@ logs/          one file per rank (run.logs)
 huggingface/   what came along with weights of others: their config.json, tokenizer, generation_config.json
 ends.jsonl     how the run ended each time, as its jobs have noted (mpitrain job again)
 trace.json     when each instruction of each rank ran (run.trace)
+profile.json   operators and kernels of some ranks, by instruction (run.profile)
 routing.npz    which experts tokens were sent to (run.routing)
 loads.svg      how evenly experts are used, if there are some
 """
@@ -33,7 +34,7 @@ from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, replacing, shown
 from mpitrain.plan.settings.identity import identity
 
-DRAWN = ("trace.json", "loads.svg", "routing.npz")
+DRAWN = ("trace.json", "profile.json", "loads.svg", "routing.npz")
 FILES = ("config.toml", "metrics.jsonl", "ends.jsonl", "metrics.jsonl.damaged", *DRAWN, LOCK)
 FOLDERS = ("data", "checkpoints", "logs", "huggingface")
 IMPORTED = "step-00000000"  # the step that `mpitrain import` makes
@@ -94,6 +95,10 @@ class RunDir:
     @property
     def trace(self) -> Path:
         return self.path / "trace.json"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile.json"
 
     @property
     def routing(self) -> Path:

@@ -6,6 +6,7 @@ compile_warmup          compiles before the first step
 announcements           what a run says before its first step
 step_rows, microbatches the tokens of this rank's gradient accumulation
 side_files              trace.json and routing.npz of some steps
+profiling               torch's profiler on some steps and ranks: a table and profile.json
 tokenizing              a corpus is tokenized on all ranks
 run_report, going_on    what a run prints, and what it advises at its end
 measured_run            what a run has measured, to be held against a prediction

@@ -51,6 +51,7 @@ from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.predict.step_time.machine import find_machine
 from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.log_pace import log_pace
+from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.going_on import change_of_rate, order_of, prompt_for
@@ -209,6 +210,8 @@ def _plan(
     require_memory(plan)
     if record:
         record.require(world.size, plan.config.run.steps)
+    if profile := ProfileRequest.read(plan.config.run.profile):
+        profile.require(world.size, plan.config.run.steps)
     same = {
         "the table of pipeline.schedule": code_identity.digest(repr(plan.training.table)),
         **({"--record": f"{record.rank}:{record.step}"} if record else {}),

@@ -55,6 +55,7 @@ from mpitrain.training.machine.device_placement import place as choose_place
 from mpitrain.training.machine.peak_flops import peak_of_all
 from mpitrain.training.measured_run import Compare, MeasuredRun, StepTimes
 from mpitrain.training.prepare import PreparedRun
+from mpitrain.training.profiling import Profiling
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving import state_io
@@ -207,6 +208,7 @@ class Trainer:
         self.side_files = SideFiles(
             self.actor, self.recorder, world, self.rundir, self.place, self.report.say
         )
+        self.profiling = Profiling(self.actor, world, self.rundir, self.place, self.report.say)
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.watched = 0  # the step in which activations are counted
         self.saver = saver_of(self.actor, world, self.place, self.rundir, opened.newest, self.report.say)
@@ -236,6 +238,7 @@ class Trainer:
         self.watched = self.step + 1
         run = self.config.run
         self.side_files.choose(self.step, run.steps, run.trace, run.routing)
+        self.profiling.choose(self.step)
 
     def _announcements(self) -> Announcements:
         return Announcements(
@@ -265,6 +268,7 @@ class Trainer:
         code = DONE if self.code is None else self.code
         self.place.enter("end", "telling how it went")
         self.report.say(self.rundir.lost())
+        self.profiling.close()
         if self.urgency == HURRY:
             self.report.say(self.last_words)
             return code
@@ -296,9 +300,7 @@ class Trainer:
         staged = 0 if self.mesh.device_aware or not on_gpu else staged_bytes(self.plan, rank)
         predicted = predict(self.plan, shards, on_gpu)[rank]
         measured = measure(self.actor, self.watch)
-        self.report.say(
-            compare_memory(predicted, measured, copies, self.bare, resident_most, on_gpu, staged)
-        )
+        self.report.say(compare_memory(predicted, measured, copies, self.bare, resident_most, on_gpu, staged))
         expected = sum(predicted) + copies[0] + sum(of_a_process(predicted))
         held = resident_most
         if on_gpu:
@@ -342,6 +344,7 @@ class Trainer:
         line |= self._validate_if_due()
         self._log(line, waited_s / step_s)
         self.side_files.end(step)
+        self.profiling.end(step)
         self.leaving.end_step(self.saver.last.took_s)
         self.code = self._check_and_save(result, line.get("val_loss"))
         return line
@@ -356,7 +359,8 @@ class Trainer:
         self.side_files.begin(step)
         sure = self.checks.sure_of(step, rows, {"lr": lr, "updates": self.updates})
         asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.skip_update)
-        return self.actor.run_step(step, microbatches, lr, asked=asked, watch=watch, sure=sure)
+        with self.profiling.step(step):
+            return self.actor.run_step(step, microbatches, lr, asked=asked, watch=watch, sure=sure)
 
     def _count(self, result: StepResult) -> None:
         """Count a step that is done."""

@@ -39,6 +39,7 @@ from mpitrain.errors import DONE, InputError, MessageError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.prepare import beginning
@@ -221,6 +222,8 @@ def _checked(read: Config | InputError) -> Config:
 def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
     machine = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
     plan = plan_of(resolve(config, *machine, needed=vocabulary.needed))
+    if profile := ProfileRequest.read(plan.config.run.profile):
+        profile.require(world.size, plan.config.run.steps)
     plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
     return plan
 

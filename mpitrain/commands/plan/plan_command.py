@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from mpitrain.commands.plan.backtest import backtest
 from mpitrain.commands.plan.explained import NODE_HOURS
 from mpitrain.commands.plan.planner import PlanRequest, make_plan
+from mpitrain.commands.plan.timeline_file import require_timeline
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
@@ -35,6 +36,8 @@ def answer(
 def _refuse_idle(rows: str | None, given: dict[str, Any]) -> None:
     if rows is not None:
         raise ConfigError(f"found {shown(rows)} after CONFIG; needed one file, or backtest before it")
+    if "timeline" in given:
+        require_timeline(given["timeline"])
     if "node_hours" in given and "tokens" not in given:
         raise ConfigError("--node-hours does nothing without --tokens; add it, or leave it out")
 
@@ -52,6 +55,7 @@ def _request(config: str | None, overrides: tuple[str, ...], given: dict[str, An
         node_hours=given.get("node_hours", NODE_HOURS),
         out=given.get("out"),
         json=given.get("json", False),
+        timeline=given.get("timeline"),
     )
 
 

@@ -16,6 +16,7 @@ from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.explained import NODE_HOURS, balance, binding, goodput, parts_of, rules, why_lost
 from mpitrain.commands.plan.of_config import compute_of, fused_by, recompute_of, segments_in, shape_of
 from mpitrain.commands.plan.search import Candidate, SearchResult, search
+from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import tokenizer_of
@@ -29,6 +30,7 @@ from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
+from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
 from mpitrain.plan.predict.step_time.step import hfu, mfu
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
@@ -62,6 +64,7 @@ class PlanRequest(NamedTuple):
     node_hours: float = NODE_HOURS
     out: str | None = None
     json: bool = False
+    timeline: str | None = None
 
 
 class RunnableLayout(NamedTuple):
@@ -108,6 +111,9 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         )
     if asked.out is not None:
         _write(asked.out, chosen[0].config)
+    if asked.timeline is not None:
+        layout = chosen[0].candidate.layout
+        write_timeline(asked.timeline, predict_timeline(shape, layout, rates), layout.describe())
     return PlanAnswer(asked, shape, rates, found, chosen, limit, notes, tokens)
 
 
@@ -357,6 +363,8 @@ class PlanAnswer(NamedTuple):
         if self.asked.out is not None:
             out = shown(self.asked.out)
             lines += ["", f"written to {out}: mpirun -n {self.asked.ranks} mpitrain run {out}"]
+        if self.asked.timeline is not None:
+            lines += ["", f"the first one's step is written to {shown(self.asked.timeline)}"]
         return "\n".join(lines)
 
     def _line(self, number: int, each: RunnableLayout) -> str:

@@ -33,6 +33,7 @@ FILES = {
         Writer("mpitrain.actor.trace", "write_trace"),
         Writer("mpitrain.actor.trace", "_event", "traceEvents[]."),
     ),
+    "profile.json": (Writer("mpitrain.actor.profile_events", "merged"),),
     "ends.jsonl": (Writer("mpitrain.commands.job.again", "main"),),
 }
 # layers that declare numbers of their own: Layer.metrics

@@ -22,7 +22,7 @@ def megabytes(num_bytes: float) -> str:
 def aligned(rows: Sequence[tuple[str, ...]]) -> str:
     """Return rows as lines, names to the left and numbers to the right."""
     columns = list(zip(*rows))
-    named = [column[-1][:1].isalpha() for column in columns]
+    named = [column[-1].lstrip("_(")[:1].isalpha() for column in columns]
     widths = [max(map(len, column)) for column in columns]
     lines = [
         "  ".join(c.ljust(w) if name else c.rjust(w) for c, w, name in zip(row, widths, named))

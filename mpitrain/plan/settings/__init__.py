@@ -6,5 +6,6 @@ fp8_sizes                      the sides of matrices that are multiplied in fp8
 pipeline_table                 the table of the configured schedule, or the user's own
 recompute                      activation recomputation: how many blocks are recomputed together
 idle, log_pace                 keys that would do nothing; how often a step is shown
+profile_request                which steps and ranks are profiled
 identity                       which keys make two runs the same computation
 """

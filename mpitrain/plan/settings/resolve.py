@@ -51,6 +51,7 @@ from mpitrain.plan.settings.pipeline_table import (
     schedule_of,
     segments_of,
 )
+from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.schedules.catalog import chunks_of
 from mpitrain.schedules.limits import MOST_FORWARDS
 from mpitrain.schedules.table import Table
@@ -117,6 +118,7 @@ def _refuse_of_tables(config: Config, parallel: ResolvedParallel) -> None:
     _refuse_idle(config.memory, parallel.zero)
     _refuse_unkept(config.run)
     log_pace(config.run)
+    ProfileRequest.read(config.run.profile)
     _refuse_unrounded(config.precision)
     _refuse_irreproducible(config, parallel)
     _refuse_incomparable(config.numerics)

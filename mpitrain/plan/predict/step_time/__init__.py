@@ -7,5 +7,6 @@ compute.py        seconds of products, attention and passes
 network.py        seconds of collectives over the links of a machine
 stage_seconds.py  seconds of a stage's forward and backward
 step.py           a step: the pipeline played by the schedules' simulator, data ranks, the update
+predicted_timeline.py  the played pipeline, with what is exposed in it
 footprint.py      bytes of a rank by formulas
 """

@@ -40,12 +40,16 @@ class Part(NamedTuple):
 
 
 class StageSeconds(NamedTuple):
-    """Of one stage and microbatch. exposed: seconds of it that wait for messages, by axis."""
+    """Of one stage and microbatch.
+
+    exposed: seconds of it that wait for messages, by axis; exposed_forward: those of the forward.
+    """
 
     forward: float
     inputs: float
     weights: float
     exposed: Mapping[str, float]
+    exposed_forward: Mapping[str, float]
     blocks: int
 
     @property
@@ -54,10 +58,12 @@ class StageSeconds(NamedTuple):
 
     def divided(self, share: int) -> "StageSeconds":
         """Return the mean of a microbatch where the stage runs one of `share`."""
-        exposed = {axis: took / share for axis, took in self.exposed.items()}
-        return StageSeconds(
-            self.forward / share, self.inputs / share, self.weights / share, exposed, self.blocks
+        exposed, exposed_forward = (
+            {axis: took / share for axis, took in whole.items()}
+            for whole in (self.exposed, self.exposed_forward)
         )
+        forward, inputs, weights = self.forward / share, self.inputs / share, self.weights / share
+        return StageSeconds(forward, inputs, weights, exposed, exposed_forward, self.blocks)
 
 
 def groups_of(layout: StepLayout, machine: MachineRates) -> dict[str, RankGroup]:
@@ -293,10 +299,13 @@ def stages_of(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> l
 
 def _together(parts: Sequence[tuple[Part, int]], blocks: int) -> StageSeconds:
     exposed = defaultdict[str, float](float)
+    exposed_forward = defaultdict[str, float](float)
     for part, count in parts:
         for axis, took in (*part.exposed_forward.items(), *part.exposed_backward.items()):
             exposed[axis] += count * took
+        for axis, took in part.exposed_forward.items():
+            exposed_forward[axis] += count * took
     forward, inputs, weights = (
         sum(count * getattr(part, name) for part, count in parts) for name in ("forward", "inputs", "weights")
     )
-    return StageSeconds(forward, inputs, weights, exposed, blocks)
+    return StageSeconds(forward, inputs, weights, exposed, exposed_forward, blocks)

@@ -33,6 +33,7 @@ from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import COMPUTE, Action
 from mpitrain.schedules.options import Options
 from mpitrain.schedules.play.simulate import Link, simulate
+from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.table import Table
 
 UPDATE_BYTES = 34  # of each owned number: read weight, moments and gradient, write them and a copy
@@ -68,9 +69,9 @@ def predict_step(
     """
     require_possible(layout, shape)
     stages = stages_of(shape, layout, machine)
-    message = _message_seconds(shape, layout, machine)
+    message = message_seconds(shape, layout, machine)
     pipeline, in_flight = _pipeline_seconds(stages, layout, message, play)
-    slowest = max(_ranks(stages, layout), key=lambda held: sum(each.total for each in held))
+    slowest = max(ranks_of(stages, layout), key=lambda held: sum(each.total for each in held))
     count = layout.num_microbatches
     exposed = {axis: 0.0 for axis in ("tp", "cp", "ep", "etp", "dp")}
     for stage in slowest:
@@ -78,15 +79,15 @@ def predict_step(
             exposed[axis] += count * took
     busy = count * sum(stage.total for stage in slowest)
     inside = sum(exposed.values())
-    state = _state_exposed(shape, layout, machine, slowest)
+    state = state_exposed(shape, layout, machine, slowest)
     exposed["dp"] += state
-    update = _update_seconds(shape, layout, machine)
+    update = update_seconds(shape, layout, machine)
     total = (pipeline + state + update) * (1 + STRAGGLERS)
     footprint = footprint_of(shape, layout, in_flight)
     return Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
 
 
-def _ranks(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
+def ranks_of(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
     """Return the stages that each pipeline rank has, with the seconds of a microbatch.
 
     Of two copies each runs half of the microbatches, so a stage takes half of its time in the mean.
@@ -96,7 +97,7 @@ def _ranks(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSec
     return [[shared[stage] for stage in held] for held in stages_of_ranks(layout)]
 
 
-def _message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> float:
+def message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> float:
     """Return the seconds of an activation from one stage to the next."""
     if layout.pp == 1:
         return 0.0
@@ -108,19 +109,27 @@ def _message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRate
 def _pipeline_seconds(
     stages: list[StageSeconds], layout: StepLayout, message: float, play: bool
 ) -> tuple[float, list[int]]:
-    """Return the seconds of all microbatches, and stashes in flight by rank.
+    """Return the seconds of all microbatches, and stashes in flight by rank."""
+    count = layout.num_microbatches
+    slowest = max(sum(stage.total for stage in held) for held in ranks_of(stages, layout))
+    if layout.pp == 1:
+        return count * slowest, [1]
+    table = table_of(layout) if play else None
+    if table is None:
+        waiting = (layout.pp - 1) * bubble_share(layout.schedule, layout.chunks)
+        return (count + waiting) * slowest, stashes_in_flight(layout)
+    timeline = play_pipeline(stages, table, message)
+    in_flight = [-(-timeline.peak_in_flight(rank) // table.segments) for rank in range(layout.pp)]
+    played = table.num_microbatches * table.copies // table.segments
+    return timeline.makespan + (count - played) * slowest, in_flight
+
+
+def play_pipeline(stages: list[StageSeconds], table: Table, message: float) -> Timeline:
+    """Play a schedule with the seconds of stages and of a message between them.
 
     Segments of a sequence take equal shares. Of a PAIR each half takes its own time: a rank has one
     compute resource.
     """
-    count = layout.num_microbatches
-    slowest = max(sum(stage.total for stage in held) for held in _ranks(stages, layout))
-    if layout.pp == 1:
-        return count * slowest, [1]
-    table = _table_of(layout) if play else None
-    if table is None:
-        waiting = (layout.pp - 1) * bubble_share(layout.schedule, layout.chunks)
-        return (count + waiting) * slowest, stashes_in_flight(layout)
     depth = table.depth
 
     def cost(action: Action) -> float:
@@ -132,10 +141,7 @@ def _pipeline_seconds(
 
     segments = table.segments
     message /= segments
-    timeline = simulate(table, cost, Link(0.1 * message, 0.9 * message))
-    in_flight = [-(-timeline.peak_in_flight(rank) // segments) for rank in range(layout.pp)]
-    played = table.num_microbatches * table.copies // segments
-    return timeline.makespan + (count - played) * slowest, in_flight
+    return simulate(table, cost, Link(0.1 * message, 0.9 * message))
 
 
 def bubble_share(schedule: str, chunks: int) -> float:
@@ -172,7 +178,7 @@ def _few(count: int, layout: StepLayout) -> int:
     return most + count % layout.pp if layout.schedule in catalog.LOOPED else most
 
 
-def _table_of(layout: StepLayout) -> Table | None:
+def table_of(layout: StepLayout) -> Table | None:
     """Return the table that is played of a layout."""
     played = _few(layout.num_microbatches, layout)
     return _table(layout.schedule, layout.pp, played, layout.chunks, layout.segments)
@@ -183,7 +189,7 @@ def is_defined(layout: StepLayout) -> bool:
 
     What is too large to be played counts as defined, and so does a schedule of the user's own.
     """
-    if layout.schedule not in catalog.FAMILIES or _table_of(layout) is not None:
+    if layout.schedule not in catalog.FAMILIES or table_of(layout) is not None:
         return True
     size = layout.pp * _few(layout.num_microbatches, layout) * layout.chunks * layout.segments
     return size > MOST_PLAYED
@@ -205,7 +211,7 @@ def _table(schedule: str, pp: int, count: int, chunks: int, segments: int) -> Ta
         return None
 
 
-def _state_exposed(
+def state_exposed(
     shape: ModelShape, layout: StepLayout, machine: MachineRates, slowest: list[StageSeconds]
 ) -> float:
     """Return the seconds of weights and gradients between data ranks that no computation hides.
@@ -239,7 +245,7 @@ def _most_weights(shape: ModelShape, layout: StepLayout) -> tuple[int, int]:
     return max(weights, key=sum)
 
 
-def _update_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> float:
+def update_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> float:
     dense, experts = _most_weights(shape, layout)
     owned = dense / layout.shards + experts / layout.expert_shards
     return UPDATE_BYTES * owned / machine.memory_bandwidth + 50 * machine.launch_s

@@ -1,0 +1,276 @@
+"""Events of torch's profiler, by instruction: times of operations, and one file of several ranks.
+
+An operation belongs to the instruction within which the host has started it; a kernel, to the one
+that has launched it. Events are those of the Trace Event Format, which Perfetto and chrome://tracing
+open; times are in microseconds.
+"""
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import count
+from typing import Any, NamedTuple
+
+from mpitrain.schedules.actions import RECEIVES, SENDS, Action
+from mpitrain.schedules.lowering.needs import partner
+
+Event = dict[str, Any]
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what a GPU does
+LAUNCHES = ("cuda_runtime", "cuda_driver")  # of the calls that have it do so
+ON_HOST = ("cpu_op", "user_annotation")
+OUTSIDE = "outside operators"  # of an instruction: Python, copies, MPI, waiting
+BETWEEN = "between"  # instructions of a step
+INSIDE_US = 0.001  # an arrow ends within a span, not at its end
+
+
+class ProfilerOutput(NamedTuple):
+    """What torch's profiler has recorded.
+
+    instructions: of the names that were opened for instructions, their actions. steps: the names of
+    steps. shift_us: leads from the times of events to those of rank 0's clock.
+    """
+
+    events: Sequence[Event]
+    instructions: Mapping[str, tuple[Action, ...]]
+    steps: Set[str]
+    shift_us: float
+
+
+class Operation(NamedTuple):
+    """An operator or kernel, and the kind of the instruction that it is part of: F, B, F + B, UPDATE."""
+
+    name: str
+    kind: str
+
+
+class Cost(NamedTuple):
+    """Of an operation over all steps: its own time, without that of operations within it."""
+
+    calls: int
+    self_us: float
+
+    def plus(self, other: "Cost") -> "Cost":
+        return Cost(self.calls + other.calls, self.self_us + other.self_us)
+
+
+class RankProfile(NamedTuple):
+    """What one rank has of a profile.
+
+    title: of the rank.  costs: by operation; of kernels where there are some.
+    sends: of each message the instruction that receives it, and when it was sent; receives: of each
+    the instruction, and when it was over.  replica: messages stay within.
+    """
+
+    title: str
+    replica: int
+    num_steps: int
+    events: list[Event]
+    costs: dict[Operation, Cost]
+    sends: list[tuple[str, float]]
+    receives: list[tuple[str, float]]
+
+
+class SpanLookup:
+    """SpanLookup of one thread that don't overlap, to look up a moment in."""
+
+    def __init__(self, events: Iterable[Event]):
+        self.events = sorted(events, key=lambda event: event["ts"])
+        self._begins = [event["ts"] for event in self.events]
+
+    def at(self, time_us: float) -> int | None:
+        """Return the number of the span around a moment."""
+        number = bisect_right(self._begins, time_us) - 1
+        inside = number >= 0 and time_us <= self.events[number]["ts"] + self.events[number]["dur"]
+        return number if inside else None
+
+
+def rank_profile(recorded: ProfilerOutput, title: str, replica: int) -> RankProfile:
+    """Return what a rank has of a profile, of what was recorded there."""
+    events = [_shifted(event, recorded.shift_us) for event in recorded.events if _is_of_rank(event)]
+    named = [event for event in events if event.get("cat") == "user_annotation"]
+    instructions = SpanLookup(event for event in named if event["name"] in recorded.instructions)
+    steps = SpanLookup(event for event in named if event["name"] in recorded.steps)
+    kinds = {
+        name: " + ".join(action.kind for action in actions) for name, actions in recorded.instructions.items()
+    }
+    launched = _launched(events, instructions)
+    costs = defaultdict[Operation, Cost](lambda: Cost(0, 0.0))
+    own = _own_names(recorded)
+    for event, self_us, time_us in _device_times(events) or _host_times(events):
+        if steps.at(time_us) is not None:
+            number = instructions.at(time_us)
+            kind = BETWEEN if number is None else kinds[instructions.events[number]["name"]]
+            operation = Operation(OUTSIDE if event["name"] in own else event["name"], kind)
+            costs[operation] = costs[operation].plus(Cost(1, self_us))
+    sends, receives = _messages(instructions, recorded.instructions)
+    return RankProfile(title, replica, len(steps.events), events + launched, dict(costs), sends, receives)
+
+
+def _is_of_rank(event: Event) -> bool:
+    """Return whether an event is kept: names of processes are given anew, and so are a GPU's instructions."""
+    if event["ph"] == "M":
+        return event["name"].startswith("thread_")
+    return isinstance(event.get("pid"), int) and event.get("cat") not in ("Trace", "gpu_user_annotation")
+
+
+def _shifted(event: Event, shift_us: float) -> Event:
+    return {**event, "ts": event["ts"] + shift_us} if "ts" in event else dict(event)
+
+
+def _own_names(recorded: ProfilerOutput) -> Set[str]:
+    return recorded.instructions.keys() | recorded.steps
+
+
+def _host_times(events: Iterable[Event]) -> Iterator[tuple[Event, float, float]]:
+    """Yield operators of the host with their own time and when they began.
+
+    Those of a thread lie within one another, or apart.
+    """
+    threads = defaultdict[Any, list[Event]](list)
+    for event in events:
+        if event["ph"] == "X" and event.get("cat") in ON_HOST:
+            threads[event["tid"]].append(event)
+    for thread in threads.values():
+        thread.sort(key=lambda event: (event["ts"], -event["dur"]))
+        within = [0.0] * len(thread)  # of each, what lies directly within it
+        around = list[int]()
+        for number, event in enumerate(thread):
+            while around and thread[around[-1]]["ts"] + thread[around[-1]]["dur"] <= event["ts"]:
+                around.pop()
+            if around:
+                within[around[-1]] += event["dur"]
+            around.append(number)
+        for event, inside in zip(thread, within):
+            yield event, max(0.0, event["dur"] - inside), event["ts"]
+
+
+def _device_times(events: Sequence[Event]) -> list[tuple[Event, float, float]]:
+    """Return what a GPU did, with its time and when it was launched."""
+    launches = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events
+        if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
+    }
+    return [
+        (event, event["dur"], launches.get(event["args"].get("correlation"), event["ts"]))
+        for event in events
+        if event.get("cat") in ON_DEVICE
+    ]
+
+
+def _launched(events: Sequence[Event], instructions: SpanLookup) -> list[Event]:
+    """Return a span on each stream of a GPU around what an instruction has launched there."""
+    around = dict[tuple, Event]()
+    for event, duration_us, launch_us in _device_times(events):
+        number = instructions.at(launch_us)
+        if number is None:
+            continue
+        place = event["pid"], event["tid"], number
+        begin, end = event["ts"], event["ts"] + duration_us
+        if known := around.get(place):
+            begin, end = min(begin, known["ts"]), max(end, known["ts"] + known["dur"])
+        around[place] = dict(
+            ph="X",
+            cat="instruction",
+            name=instructions.events[number]["name"],
+            pid=event["pid"],
+            tid=event["tid"],
+            ts=begin,
+            dur=end - begin,
+        )
+    return list(around.values())
+
+
+def _messages(
+    instructions: SpanLookup, actions: Mapping[str, tuple[Action, ...]]
+) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
+    """Return the sends of a rank by their receives, and its receives."""
+    sends = []
+    receives = []
+    for event in instructions.events:
+        (action, *_) = actions[event["name"]]
+        if action.kind in SENDS:
+            sends.append((str(partner(action)), event["ts"]))
+        elif action.kind in RECEIVES:
+            receives.append((event["name"], max(event["ts"], event["ts"] + event["dur"] - INSIDE_US)))
+    return sends, receives
+
+
+def merged(ranks: Mapping[int, RankProfile]) -> dict[str, Any]:
+    """Return the file of some ranks, by their number: one process each, and an arrow for each message."""
+    ids = defaultdict[tuple, int](count(1).__next__)
+    traced: list[Event] = []
+    for rank, part in ranks.items():
+        traced += _process(rank, part.title)
+        traced += [_of_rank(event, rank, ids) for event in part.events]
+    traced += _arrows(ranks, ids)
+    zero = _first(ranks)
+    traced = [_from(zero, event) for event in traced]
+    return {
+        "traceEvents": traced,  # the events: torch's own; step 20 and F3@1 are spans around them
+        "displayTimeUnit": "ms",  # for the viewer
+    }
+
+
+def _first(ranks: Mapping[int, RankProfile]) -> float:
+    """Return when the first event of any rank began."""
+    begins = (event["ts"] for part in ranks.values() for event in part.events if event["ph"] == "X")
+    return min(begins, default=0.0)
+
+
+def _from(zero: float, event: Event) -> Event:
+    return {**event, "ts": round(event["ts"] - zero, 3)} if "ts" in event else event
+
+
+def _process(rank: int, title: str) -> list[Event]:
+    names: tuple[tuple[str, Event], ...] = (
+        ("process_name", {"name": title}),
+        ("process_sort_index", {"sort_index": rank}),
+    )
+    return [{"ph": "M", "name": what, "pid": rank, "tid": 0, "args": args} for what, args in names]
+
+
+def _of_rank(event: Event, rank: int, ids: Mapping[tuple, int]) -> Event:
+    """Return an event in the process of its rank; numbers of arrows are one rank's own."""
+    if "id" in event:
+        event = {**event, "id": ids[rank, event.get("cat"), event["id"]]}
+    return {**event, "pid": rank}
+
+
+def _arrows(ranks: Mapping[int, RankProfile], ids: Mapping[tuple, int]) -> Iterator[Event]:
+    """Yield the two ends of each message between ranks of the file.
+
+    A step has each message once; the n-th send and receive of a name belong together.
+    """
+    begun = dict[tuple, tuple[int, float]]()
+    for rank, part in ranks.items():
+        seen = Counter[str]()
+        for receive, time_us in part.sends:
+            begun[part.replica, receive, seen[receive]] = rank, time_us
+            seen[receive] += 1
+    for rank, part in ranks.items():
+        seen = Counter[str]()
+        for receive, time_us in part.receives:
+            key = part.replica, receive, seen[receive]
+            seen[receive] += 1
+            if key in begun:
+                source, sent_us = begun[key]
+                both = {"cat": "message", "name": receive, "id": ids[key]}
+                yield {"ph": "s", **both, "pid": source, "tid": _thread(ranks[source]), "ts": sent_us}
+                end = {"ph": "f", "bp": "e", **both, "pid": rank, "tid": _thread(part)}
+                # clocks of two nodes differ by microseconds, and arrows don't go back in time
+                yield {**end, "ts": max(time_us, sent_us)}
+
+
+def _thread(part: RankProfile) -> Any:
+    """Return the thread that runs instructions."""
+    return next(event["tid"] for event in part.events if event.get("cat") == "user_annotation")
+
+
+def total_costs(parts: Iterable[RankProfile]) -> dict[Operation, Cost]:
+    """Return what operations cost on several ranks, added up."""
+    costs = dict[Operation, Cost]()
+    for part in parts:
+        for operation, cost in part.costs.items():
+            costs[operation] = costs.get(operation, Cost(0, 0.0)).plus(cost)
+    return costs

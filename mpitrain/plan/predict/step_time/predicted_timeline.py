@@ -1,0 +1,79 @@
+"""A predicted step as a timeline: one rank of each pipeline rank, as the prediction plays it."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
+from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
+from mpitrain.plan.predict.step_time.step import (
+    message_seconds,
+    play_pipeline,
+    ranks_of,
+    state_exposed,
+    table_of,
+    update_seconds,
+)
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.play.timeline import Timeline
+from mpitrain.schedules.table import Table
+
+
+class PredictedTimeline(NamedTuple):
+    """What a prediction plays. Times are in seconds.
+
+    stages: of the model. num_played: microbatches of the timeline; num_microbatches: of a step.
+    state_s: behind it, of weights and gradients between data ranks, what nothing hides. update_s: the
+    optimiser, behind that.
+    """
+
+    table: Table
+    timeline: Timeline
+    stages: list[StageSeconds]
+    num_played: int
+    num_microbatches: int
+    state_s: float
+    update_s: float
+
+    @property
+    def played(self) -> str:
+        """Which microbatches are played, in words."""
+        if self.num_played == self.num_microbatches:
+            return f"{self.num_played} microbatches"
+        return f"the first {self.num_played} of {self.num_microbatches} microbatches"
+
+    def exposed(self, action: Action) -> Mapping[str, float]:
+        """Return the seconds of a computation that wait for messages, by axis."""
+        stage = self.stages[action.stage % self.table.depth]
+        if action.kind == "W":
+            return {}
+        forward = stage.exposed_forward
+        if action.kind == "F":
+            whole = forward
+        else:
+            whole = {axis: took - forward.get(axis, 0.0) for axis, took in stage.exposed.items()}
+        return {axis: took / self.table.segments for axis, took in whole.items() if took > 0}
+
+
+def predict_timeline(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> PredictedTimeline:
+    """Return the timeline of a step. Raises ConfigError for a layout or a schedule that can't be played."""
+    require_possible(layout, shape)
+    stages = stages_of(shape, layout, machine)
+    table = table_of(layout)
+    if table is None:
+        raise ConfigError(
+            f"{layout.describe()}: its schedule isn't played: too large, or none of the catalogue; fix "
+            "another pipeline.schedule, or leave --timeline out"
+        )
+    slowest = max(ranks_of(stages, layout), key=lambda held: sum(each.total for each in held))
+    return PredictedTimeline(
+        table,
+        play_pipeline(stages, table, message_seconds(shape, layout, machine)),
+        stages,
+        table.num_microbatches * table.copies // table.segments,
+        layout.num_microbatches,
+        state_exposed(shape, layout, machine, slowest),
+        update_seconds(shape, layout, machine),
+    )
