@@ -24,9 +24,10 @@ SMALL = (
 COUNTED = 9
 
 
-def measured(*keys, ranks=4, gpu="", usages=None, held=2_000_000):
+def measured(*keys, ranks=4, gpu="", peak=100e9, usages=None, held=2_000_000):
+    """Return a run whose peak is that of a laptop, unless it is given."""
     plan = planned(None, (*SMALL, *keys), ranks)
-    return MeasuredRun(plan, 0.5, 10, usages or [{}] * ranks, COUNTED, ranks, gpu, 1_000_000, held)
+    return MeasuredRun(plan, 0.5, 10, usages or [{}] * ranks, COUNTED, ranks, gpu, peak, 1_000_000, held)
 
 
 def cells(table):
@@ -38,6 +39,12 @@ def cells(table):
 
 def usage(blocked_s, num_bytes=0):
     return AxisUsage(1, num_bytes * COUNTED, blocked_s * COUNTED)
+
+
+def test_a_cpu_that_is_twice_as_fast_computes_in_half_the_time():
+    times = [float(cells(compare(measured(ranks=1, peak=peak)))["computing"][0]) for peak in (50e9, 100e9)]
+    assert times[0] == pytest.approx(2 * times[1], rel=0.05)
+    assert "a laptop that is as fast as a rank here (50 GFLOP/s at most)" in compare(measured(peak=50e9))
 
 
 def test_parts_are_those_of_the_rank_that_waited_least():

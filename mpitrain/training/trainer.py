@@ -319,6 +319,7 @@ class Trainer:
             self.ledger.num_steps,
             self.world.node.size,
             self.placement.gpu.name if self.placement.gpu else "",
+            self.peak.flops / self.world.size,
             expected,
             held,
         )

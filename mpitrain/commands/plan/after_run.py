@@ -18,7 +18,14 @@ from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.step_time.machine import MachineFile, find_machine, known, like_gpu, machine_of
+from mpitrain.plan.predict.step_time.machine import (
+    MachineRates,
+    as_fast_as,
+    find_machine,
+    known,
+    like_gpu,
+    machine_of,
+)
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.training.measured_run import MeasuredRun
 
@@ -89,8 +96,8 @@ def _predicted_parts(run: MeasuredRun) -> tuple[dict[str, float], str]:
     """Return the same as predicted, and by what; nothing, and why not, where that can't be."""
     config = run.plan.config
     try:
-        machine = _machine_of(run)
-        rates = machine_of(machine)._replace(ranks_per_node=config.comm.node_ranks or run.node_ranks)
+        rates, source = _rates_of(run)
+        rates = rates._replace(ranks_per_node=config.comm.node_ranks or run.node_ranks)
         found = predict_step(shape_of_resolved(config), layout_of(config, rates), rates)
     except NO_PREDICTION as error:
         return {}, f"no step is predicted: {_reason(error)}"
@@ -99,21 +106,26 @@ def _predicted_parts(run: MeasuredRun) -> tuple[dict[str, float], str]:
     waiting = {"pp": found.bubble, **exposed}
     computing = found.seconds - sum(waiting.values())
     parts = {"computing": computing, **{name: took for name, took in waiting.items() if took > 0}}
-    return parts, f"predicted by the figures of {machine.name}"
+    return parts, f"predicted by the figures of {source}"
 
 
-def _machine_of(run: MeasuredRun) -> MachineFile:
-    """Return the machine of run.machine, else the one whose data are nearest.
+def _rates_of(run: MeasuredRun) -> tuple[MachineRates, str]:
+    """Return the rates of run.machine, else of the one whose data are nearest; and its name.
 
+    Of a CPU that nobody has measured only the peak is known, which the run's MFU is a share of.
     Raises ConfigError if there is none, or if its file is gone meanwhile.
     """
     asked = run.plan.config.run.machine
     if asked:
-        return find_machine(asked)
-    near = like_gpu(run.gpu) if run.gpu else known()["laptop"]
+        found = find_machine(asked)
+        return machine_of(found), found.name
+    if not run.gpu:
+        rates = as_fast_as(machine_of(known()["laptop"]), run.peak)
+        return rates, f"a laptop that is as fast as a rank here ({run.peak / 1e9:,.0f} GFLOP/s at most)"
+    near = like_gpu(run.gpu)
     if near is None:
         raise ConfigError(f"found no machine of jobs/machines/ like {shown(run.gpu)}; set run.machine")
-    return near
+    return machine_of(near), near.name
 
 
 def _reason(error: Exception) -> str:

@@ -91,6 +91,19 @@ class MachineRates(NamedTuple):
     peaks: Mapping[str, float]
 
 
+def as_fast_as(rates: MachineRates, peak: float) -> MachineRates:
+    """Return a machine whose products have another peak, in FLOP/s; alike all that a rank does by itself."""
+    faster = peak / max(rates.peaks.values())
+    return rates._replace(
+        products={dtype: faster * rate for dtype, rate in rates.products.items()},
+        peaks={dtype: faster * rate for dtype, rate in rates.peaks.items()},
+        attention_forward=faster * rates.attention_forward,
+        attention_backward=faster * rates.attention_backward,
+        memory_bandwidth=faster * rates.memory_bandwidth,
+        launch_s=rates.launch_s / faster,
+    )
+
+
 def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
     """Return the rates of a machine. sheet: those of the data sheet, not the sustained ones."""
     kind = "peak" if sheet else "sustained"
