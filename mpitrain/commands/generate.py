@@ -16,17 +16,15 @@ from mpitrain.actor.stage import Stage, assemble
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.rundir import RunDir, read_config
+from mpitrain.commands.decoding import NextToken, require_cache_memory, why_not_cached
 from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
 from mpitrain.config_hints import recognised
-from mpitrain.data.documents import documents_of
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import DESCRIPTION, describe
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.inputs import kind_of, obeyed, shown
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.parallel.microbatch import Microbatch
-from mpitrain.parallel.walk import run
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
@@ -55,19 +53,27 @@ def sample(
     ends, begin = _special_tokens(rundir, config, tokenizer)
     ids = [*begin, *_encode(tokenizer, prompt)]
     config = _for_sampling(rundir, config, tokenizer, len(ids) + num_tokens)
-    stage = _load(rundir, plan_of(config))
+    plan = plan_of(config)
+    why = why_not_cached(plan)
+    _say_what_is_not_cached(why, config.data.sequence, len(ids) + num_tokens - 1)
+    if why is None:
+        require_cache_memory(plan)
+    stage = _load(rundir, plan)
     generator = torch.Generator().manual_seed(seed)
     shown = ""
+    next_token = NextToken(stage, config.data.sequence, ends, cached=why is None)
     with torch.no_grad():
-        for _ in range(num_tokens + 1):
+        for number in range(num_tokens + 1):
             text = tokenizer.decode(ids[len(begin) :])
             # a character of several tokens is shown when it is complete
             whole = text.rstrip("\ufffd")
             if whole.startswith(shown):
                 yield whole[len(shown) :]
                 shown = whole
+            if number == num_tokens:
+                return
             # a model may have more rows, never learnt
-            logits_V = _logits(stage, ids[-config.data.sequence :], ends)[: tokenizer.vocab]
+            logits_V = next_token.logits(ids)[: tokenizer.vocab]
             ids.append(choose(logits_V, temperature, generator))
             if ids[-1] == ends:  # how another document begins was never learnt
                 return
@@ -96,13 +102,6 @@ def visible(text: str) -> str:
     Ordinary spaces and joiners stay.
     """
     return "".join("\ufffd" if obeyed(c) else c for c in text)
-
-
-def _logits(stage: Stage, ids: list[int], ends: int | None) -> torch.Tensor:
-    tokens_BT = torch.tensor([ids])
-    documents_BT = None if ends is None else documents_of(tokens_BT, ends)
-    logits_BTV = run(stage.forward(0, None, Microbatch(tokens_BT, documents=documents_BT)))
-    return logits_BTV[0, -1]
 
 
 def _read_config(rundir: RunDir) -> Config:
@@ -185,6 +184,18 @@ def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
                 "its file",
                 file=sys.stderr,
             )
+
+
+def _say_what_is_not_cached(why: str | None, sequence: int, length: int) -> None:
+    """Say in one line which tokens take a pass over the text. length: of the text, at most."""
+    if why is not None:
+        print(f"no key-value cache, every token takes a pass over the text: {why}", file=sys.stderr)
+    elif length > sequence:
+        print(
+            f"no key-value cache beyond {sequence} tokens (data.sequence): from there on every token takes a "
+            "pass over the last so many",
+            file=sys.stderr,
+        )
 
 
 def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:

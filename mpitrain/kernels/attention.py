@@ -12,6 +12,8 @@
                             GPU, 16 bits, without a mask               CUDA_FLASH    torch's
                             else                                       PRODUCTS      attention_products.py
 
+A token that is generated has one query: attention_one_query.py.
+
 Tiles are made where the sequence is spread over ranks (context parallelism), in a sliding window, with
 sinks and with soft caps. Which kernel it is depends on processor, type and shape alone: same bits.
 """
