@@ -117,7 +117,7 @@ class Stage:
         return x
 
     def decode(self, microbatch: Microbatch, cache: DecodingCache) -> Walk:
-        """Run the next tokens of a text through the whole model, and return their logits [B, T, V].
+        """Run the next tokens of a text through the whole model, and return the last logits [B, 1, V].
 
         Without gradients. On one rank of cp, and with all stages here.
         documents: of the microbatch, are of all positions so far.
@@ -125,10 +125,12 @@ class Stage:
         """
         context = self.contexts.decoding(microbatch, cache)
         x = None
-        for block in self.blocks:
+        *blocks, head = self.blocks
+        for block in blocks:
             x, _ = yield from walk.forward(block, x, context)
         cache.length += microbatch.tokens.shape[1]
-        return x
+        logits_B1V, _ = yield from walk.forward(head, x[:, -1:], context)
+        return logits_B1V
 
     def backward(self, index: int, grad: torch.Tensor | None, part: int | None) -> Walk:
         """Run the backward of a microbatch, or one part of it, from the gradient of the output.

@@ -48,8 +48,8 @@ class NextToken:
         begin = self.cache.length
         for some in [ids] if begin == 0 else [[token] for token in ids[begin:]]:
             microbatch = Microbatch(torch.tensor([some]), documents=self._documents(ids))
-            logits_BTV = run(self.stage.decode(microbatch, self.cache))
-        return logits_BTV[0, -1]
+            logits_B1V = run(self.stage.decode(microbatch, self.cache))
+        return logits_B1V[0, -1]
 
     def _documents(self, ids: list[int]) -> torch.Tensor | None:
         """Return the document of each position of the text, [1, T]; None: attention is to all of it."""

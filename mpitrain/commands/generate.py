@@ -84,7 +84,7 @@ def choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generato
 
     Raises CheckpointError if there are no likelihoods.
     """
-    if not torch.isfinite(logits_V).all():
+    if not all(map(math.isfinite, logits_V.aminmax())):  # NaN is both
         raise CheckpointError(
             "the weights give NaN or infinite logits; train the model again, or go back to an earlier "
             "checkpoint"

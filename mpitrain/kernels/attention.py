@@ -63,6 +63,8 @@ class AttentionRequest:
         documents: torch.Tensor | None = None,
     ) -> "AttentionRequest":
         """Return the same with these tensors and no others. Without any, it may be kept for the backward."""
+        if sinks is mask is documents is self.sinks is self.mask is self.documents is None:
+            return self
         return replace(self, sinks=sinks, mask=mask, documents=documents)
 
 

@@ -4,6 +4,7 @@ B texts, H query heads, K key-value heads, G = H / K that share keys, S keys, C 
 """
 
 import torch
+from torch.nn import functional
 
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.precision import wide
@@ -15,20 +16,40 @@ def attend_one_query(
 ) -> torch.Tensor:
     """Return attention [B, H, 1, V] to all keys given, in any order: a window's are those in it.
 
-    request: its mask, [1, S] or [B, 1, 1, S], is added to the scores. Softmax is fp32 at least.
+    request: its mask, [1, S] or [B, 1, 1, S], is added to the scores.
     """
-    dtype = q_BH1C.dtype
-    kind = multiplied_as(dtype) if q_BH1C.is_cpu else dtype
     batch, heads, _, width = q_BH1C.shape
-    group = heads // k_BKSC.shape[1]
-    q_BKGC = q_BH1C.reshape(batch, -1, group, width).to(kind)
-    scores_BKGS = (q_BKGC @ k_BKSC.to(kind).transpose(-1, -2)).to(wide(dtype)) * request.scale_of(width)
+    kv_heads = k_BKSC.shape[1]
+    # the heads that share keys are as many queries of one head: a product of matrices
+    q_BKGC = q_BH1C.reshape(batch, kv_heads, heads // kv_heads, width)
+    attend = _attend_by_torch if _is_plain(q_BH1C, request) else _attend_by_products
+    return attend(q_BKGC, k_BKSC, v_BKSV, request).reshape(batch, heads, 1, -1)
+
+
+def _is_plain(q: torch.Tensor, request: AttentionRequest) -> bool:
+    """Return whether torch's own attention computes it, and isn't slow at this type."""
+    widened = q.is_cpu and multiplied_as(q.dtype) != q.dtype
+    return not widened and not request.soft_cap and request.sinks is None
+
+
+def _attend_by_torch(q_BKGC, k_BKSC, v_BKSV, request: AttentionRequest) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(
+        q_BKGC, k_BKSC, v_BKSV, attn_mask=request.mask, scale=request.scale
+    )
+
+
+def _attend_by_products(q_BKGC, k_BKSC, v_BKSV, request: AttentionRequest) -> torch.Tensor:
+    """Softmax is fp32 at least."""
+    dtype = q_BKGC.dtype
+    kind = multiplied_as(dtype) if q_BKGC.is_cpu else dtype
+    scores_BKGS = (q_BKGC.to(kind) @ k_BKSC.to(kind).transpose(-1, -2)).to(wide(dtype))
+    scores_BKGS = scores_BKGS * request.scale_of(q_BKGC.shape[-1])
     if request.soft_cap:
         scores_BKGS = torch.tanh(scores_BKGS / request.soft_cap) * request.soft_cap
     if request.mask is not None:
         scores_BKGS = scores_BKGS + request.mask
     shares_BKGS = _shares(scores_BKGS, request.sinks)
-    return (shares_BKGS.to(kind) @ v_BKSV.to(kind)).to(dtype).reshape(batch, heads, 1, -1)
+    return (shares_BKGS.to(kind) @ v_BKSV.to(kind)).to(dtype)
 
 
 def _shares(scores_BKGS: torch.Tensor, sinks_H: torch.Tensor | None) -> torch.Tensor:

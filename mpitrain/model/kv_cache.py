@@ -29,9 +29,12 @@ class SlotTensors:
         length = tensors[0].shape[2]
         self._end = start + length
         first = max(start, self._end - self.num_slots)
-        # one token is written in place; of a prompt longer than a window, its end
-        slots = [first % self.num_slots] if length == 1 else torch.arange(first, self._end) % self.num_slots
-        for kept, x in zip(self._kept, tensors):
+        if length == 1:
+            for kept, x in zip(self._kept, tensors):
+                kept[:, :, start % self.num_slots] = x[:, :, 0]
+            return
+        slots = torch.arange(first, self._end, device=tensors[0].device) % self.num_slots
+        for kept, x in zip(self._kept, tensors):  # of a prompt longer than a window, its end
             kept[:, :, slots] = x[:, :, first - start :]
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
