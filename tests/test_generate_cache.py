@@ -1,8 +1,11 @@
 """Generation with a key-value cache gives what a forward of the whole text gives, for every family."""
 
 import pytest
+from test_families_logits import our_model
 from test_generate import make_run, text
 from test_train_decoders import FAMILIES
+from transformers_models import MODELS as THEIRS
+from transformers_models import TOKENS, their_model
 
 torch = pytest.importorskip("torch")
 
@@ -121,6 +124,17 @@ def test_attention_stays_within_the_last_document_of_a_prompt(name):
     assert ids == expected and (logits - anew).abs().max() < 1e-9 * anew.abs().max()
     _, joined = written(stage, prompt, 12, True)
     assert (logits[0] - joined[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_greedy_text_is_that_of_transformers(name):
+    """Longer than the window of gpt-oss."""
+    pytest.importorskip("transformers")
+    prompt = TOKENS[0][:4]
+    num_tokens = len(TOKENS[0]) - len(prompt)
+    how = dict(max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+    made = their_model(name).generate(torch.tensor([prompt]), **how)
+    assert written(our_model(name), prompt, num_tokens, cached=True)[0] == made[0].tolist()
 
 
 def test_what_is_kept_is_what_layers_declare():
