@@ -38,12 +38,17 @@ def sample(
     temperature: float,
     seed: int,
     tokenizer_file: str | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
 ) -> Iterator[str]:
     """Yield the prompt and then text as it is sampled; the context is the last data.sequence tokens.
 
     A model of separate documents stops at the end of one.
     tokenizer_file: instead of what the run directory names.
+    top_k, top_p: as `choose` has them.
     """
+    if not 0 < top_p <= 1:
+        raise DataError(f"--top-p {top_p}: needed a number above 0, and 1 at most; 1 leaves all tokens")
     if not math.isfinite(temperature):
         raise DataError(f"--temperature {temperature}: needed a finite number; 0 takes the likeliest token")
     rundir = RunDir(run_dir)
@@ -74,13 +79,22 @@ def sample(
                 return
             # a model may have more rows, never learnt
             logits_V = next_token.logits(ids)[: tokenizer.vocab]
-            ids.append(choose(logits_V, temperature, generator))
+            ids.append(choose(logits_V, temperature, generator, top_k, top_p))
             if ids[-1] == ends:  # how another document begins was never learnt
                 return
 
 
-def choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+def choose(
+    logits_V: torch.Tensor,
+    temperature: float,
+    generator: torch.Generator,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> int:
     """Return a token drawn from softmax(logits / temperature), at 0 the likeliest.
+
+    top_k: of so many tokens, the likeliest, and of more that are as likely as the last; 0: of all.
+    top_p: of the fewest tokens that have this probability together (arXiv:1904.09751, section 3.1).
 
     Raises CheckpointError if there are no likelihoods.
     """
@@ -93,7 +107,22 @@ def choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generato
         return int(logits_V.argmax())
     # at most 0: divided by however little, it is no NaN
     above_V = logits_V.double() - logits_V.max().double()
-    return int(torch.multinomial(torch.softmax(above_V / temperature, 0), 1, generator=generator))
+    probabilities_V = torch.softmax(above_V / temperature, 0)
+    if 0 < top_k < len(logits_V):
+        least = logits_V.topk(top_k).values[-1]
+        probabilities_V = probabilities_V.masked_fill(logits_V < least, 0)
+        probabilities_V /= probabilities_V.sum()
+    if top_p < 1:
+        probabilities_V = _nucleus(probabilities_V, top_p)
+    return int(torch.multinomial(probabilities_V, 1, generator=generator))
+
+
+def _nucleus(probabilities_V: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Return the same with 0 for all but the fewest tokens that have `top_p` together, the likeliest."""
+    sorted_V, tokens_V = probabilities_V.sort(descending=True, stable=True)
+    before_V = sorted_V.cumsum(0) - sorted_V
+    kept_V = sorted_V.masked_fill(before_V >= top_p, 0)
+    return torch.zeros_like(probabilities_V).scatter_(0, tokens_V, kept_V)
 
 
 def visible(text: str) -> str:
