@@ -516,11 +516,32 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
     help="0 takes the likeliest token.",
 )
 @click.option(
+    "--top-k",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, INTEGERS),
+    help="Sample among so many likeliest tokens. 0: all.",
+)
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Sample among the fewest tokens that have this probability together.",
+)
+@click.option(
     "--seed", default=1, show_default=True, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling."
 )
 @click.option("--tokenizer", metavar="FILE", help="The run's tokenizer, if it is a file outside of RUN_DIR.")
 def generate(
-    run_dir: str, prompt: str, tokens: int, temperature: float, seed: int, tokenizer: str | None
+    run_dir: str,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    tokenizer: str | None,
 ) -> None:
     """Sample text from the newest checkpoint of RUN_DIR, on one rank.
 
@@ -530,7 +551,7 @@ def generate(
 
     # what a model says, the terminal's encoding may not have
     sys.stdout.reconfigure(errors="replace")
-    for piece in sample(run_dir, prompt, tokens, temperature, seed, tokenizer):
+    for piece in sample(run_dir, prompt, tokens, temperature, seed, tokenizer, top_k, top_p):
         click.echo(visible(piece) if sys.stdout.isatty() else piece, nl=False)
     click.echo()
 

@@ -5,19 +5,27 @@ import pytest
 from transformers_models import FILE, MODELS, TOKENS, plan, their_logits, weights
 
 
-def our_logits(name, tokens=TOKENS):
+def our_model(name):
     import torch
 
     from mpitrain.actor.stage import assemble
     from mpitrain.model.build_context import BuildContext
-    from mpitrain.parallel.microbatch import Microbatch
-    from mpitrain.parallel.walk import run
 
     whole = plan(name)
     given = weights(name)
     stage = assemble(whole.stages[0], BuildContext(whole, torch.device("cpu")))
     for spec, data in stage.state.weights():
         data.copy_(given[spec.name])
+    return stage
+
+
+def our_logits(name, tokens=TOKENS):
+    import torch
+
+    from mpitrain.parallel.microbatch import Microbatch
+    from mpitrain.parallel.walk import run
+
+    stage = our_model(name)
     with torch.no_grad():
         return run(stage.forward(0, None, Microbatch(torch.tensor(tokens)))).numpy()
 

@@ -69,6 +69,17 @@ def test_onednn_multiplies_where_it_is_faster(rows, height, width, by_onednn, sp
 
 
 @pytest.mark.parametrize("speed", ["fast", "slow"])
+def test_one_row_of_a_token_that_is_generated_is_onednns_where_mkl_is_slow(speed, mkl_is):
+    import torch
+
+    mkl_is(speed)
+    x = torch.randn(1, 1, 1024)
+    large, small = torch.randn(1024, 1024), torch.randn(256, 1024)
+    assert (OP in called(x, large)[1]) == (speed == "slow")
+    assert OP not in called(x, small)[1] and OP not in called(x, large.t())[1]
+
+
+@pytest.mark.parametrize("speed", ["fast", "slow"])
 def test_onednn_is_given_no_weight_with_gaps(speed, mkl_is):
     """It takes a second for what is otherwise done in half a millisecond (torch 2.13)."""
     import torch

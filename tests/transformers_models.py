@@ -193,9 +193,8 @@ def side_by_side(rows, group, rotary):
     return x.flatten(0, 1)
 
 
-def their_logits(name):
-    """Return the logits by transformers, [1, LENGTH, VOCAB]."""
-    import torch
+def their_model(name):
+    """Return the model of transformers, with the same weights."""
     import transformers
 
     kind, keys, *_ = MODELS[name]
@@ -203,6 +202,14 @@ def their_logits(name):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     missing, unexpected = model.load_state_dict(their_weights(name), strict=False)
     assert not missing and not unexpected, (missing, unexpected)
+    return model
+
+
+def their_logits(name):
+    """Return the logits by transformers, [1, LENGTH, VOCAB]."""
+    import torch
+
+    model = their_model(name)
     with torch.no_grad():
         return model(torch.tensor(TOKENS)).logits.numpy()
 

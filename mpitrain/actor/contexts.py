@@ -7,7 +7,7 @@ import torch
 
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.kv_history import History, mask
-from mpitrain.parallel.microbatch import Context, Microbatch
+from mpitrain.parallel.microbatch import Context, DecodingCache, Microbatch
 
 
 class Contexts:
@@ -36,6 +36,18 @@ class Contexts:
         history = self.histories.setdefault(index // self._segments, {}) if self._segments > 1 else None
         visible = mask(start, start + length, documents, site.dtype, site.device)
         return Context(microbatch, start, segment, history, visible, functions=site.functions)
+
+    def decoding(self, microbatch: Microbatch, cache: DecodingCache) -> Context:
+        """Make the context of the next tokens of a text that is generated.
+
+        documents: of the microbatch, are of all positions so far.
+        """
+        site = self._site
+        start = cache.length
+        end = start + microbatch.tokens.shape[1]
+        documents = microbatch.documents
+        visible = None if documents is None else mask(start, end, documents, site.dtype, site.device)
+        return Context(microbatch, start, cache=cache, visible=visible, functions=site.functions)
 
     def evaluated(self, index: int) -> None:
         """A forward without a backward is done."""

@@ -12,7 +12,7 @@ from mpitrain.model.blocks import Blocks, blocks_of
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.offload import OffloadStore
 from mpitrain.parallel import walk
-from mpitrain.parallel.microbatch import Context, KeepAll, Keeping, Microbatch, ignored
+from mpitrain.parallel.microbatch import Context, DecodingCache, KeepAll, Keeping, Microbatch, ignored
 from mpitrain.parallel.walk import Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Weights, ZeroGroup
@@ -115,6 +115,22 @@ class Stage:
         elif done:
             self.contexts.evaluated(index)
         return x
+
+    def decode(self, microbatch: Microbatch, cache: DecodingCache) -> Walk:
+        """Run the next tokens of a text through the whole model, and return the last logits [B, 1, V].
+
+        Without gradients. On one rank of cp, and with all stages here.
+        documents: of the microbatch, are of all positions so far.
+        cache: of the tokens before them; these are added to it.
+        """
+        context = self.contexts.decoding(microbatch, cache)
+        x = None
+        *blocks, head = self.blocks
+        for block in blocks:
+            x, _ = yield from walk.forward(block, x, context)
+        cache.length += microbatch.tokens.shape[1]
+        logits_B1V, _ = yield from walk.forward(head, x[:, -1:], context)
+        return logits_B1V
 
     def backward(self, index: int, grad: torch.Tensor | None, part: int | None) -> Walk:
         """Run the backward of a microbatch, or one part of it, from the gradient of the output.

@@ -16,17 +16,15 @@ from mpitrain.actor.stage import Stage, assemble
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.rundir import RunDir, read_config
+from mpitrain.commands.decoding import NextToken, require_cache_memory, why_not_cached
 from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
 from mpitrain.config_hints import recognised
-from mpitrain.data.documents import documents_of
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import DESCRIPTION, describe
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.inputs import kind_of, obeyed, shown
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.parallel.microbatch import Microbatch
-from mpitrain.parallel.walk import run
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
@@ -40,12 +38,17 @@ def sample(
     temperature: float,
     seed: int,
     tokenizer_file: str | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
 ) -> Iterator[str]:
     """Yield the prompt and then text as it is sampled; the context is the last data.sequence tokens.
 
     A model of separate documents stops at the end of one.
     tokenizer_file: instead of what the run directory names.
+    top_k, top_p: as `choose` has them.
     """
+    if not 0 < top_p <= 1:
+        raise DataError(f"--top-p {top_p}: needed a number above 0, and 1 at most; 1 leaves all tokens")
     if not math.isfinite(temperature):
         raise DataError(f"--temperature {temperature}: needed a finite number; 0 takes the likeliest token")
     rundir = RunDir(run_dir)
@@ -55,30 +58,47 @@ def sample(
     ends, begin = _special_tokens(rundir, config, tokenizer)
     ids = [*begin, *_encode(tokenizer, prompt)]
     config = _for_sampling(rundir, config, tokenizer, len(ids) + num_tokens)
-    stage = _load(rundir, plan_of(config))
+    plan = plan_of(config)
+    why = why_not_cached(plan)
+    _say_what_is_not_cached(why, config.data.sequence, len(ids) + num_tokens - 1)
+    if why is None:
+        require_cache_memory(plan)
+    stage = _load(rundir, plan)
     generator = torch.Generator().manual_seed(seed)
     shown = ""
+    next_token = NextToken(stage, config.data.sequence, ends, cached=why is None)
     with torch.no_grad():
-        for _ in range(num_tokens + 1):
+        for number in range(num_tokens + 1):
             text = tokenizer.decode(ids[len(begin) :])
             # a character of several tokens is shown when it is complete
             whole = text.rstrip("\ufffd")
             if whole.startswith(shown):
                 yield whole[len(shown) :]
                 shown = whole
+            if number == num_tokens:
+                return
             # a model may have more rows, never learnt
-            logits_V = _logits(stage, ids[-config.data.sequence :], ends)[: tokenizer.vocab]
-            ids.append(choose(logits_V, temperature, generator))
+            logits_V = next_token.logits(ids)[: tokenizer.vocab]
+            ids.append(choose(logits_V, temperature, generator, top_k, top_p))
             if ids[-1] == ends:  # how another document begins was never learnt
                 return
 
 
-def choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+def choose(
+    logits_V: torch.Tensor,
+    temperature: float,
+    generator: torch.Generator,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> int:
     """Return a token drawn from softmax(logits / temperature), at 0 the likeliest.
+
+    top_k: of so many tokens, the likeliest, and of more that are as likely as the last; 0: of all.
+    top_p: of the fewest tokens that have this probability together (arXiv:1904.09751, section 3.1).
 
     Raises CheckpointError if there are no likelihoods.
     """
-    if not torch.isfinite(logits_V).all():
+    if not all(map(math.isfinite, logits_V.aminmax())):  # NaN is both
         raise CheckpointError(
             "the weights give NaN or infinite logits; train the model again, or go back to an earlier "
             "checkpoint"
@@ -87,7 +107,22 @@ def choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generato
         return int(logits_V.argmax())
     # at most 0: divided by however little, it is no NaN
     above_V = logits_V.double() - logits_V.max().double()
-    return int(torch.multinomial(torch.softmax(above_V / temperature, 0), 1, generator=generator))
+    probabilities_V = torch.softmax(above_V / temperature, 0)
+    if 0 < top_k < len(logits_V):
+        least = logits_V.topk(top_k).values[-1]
+        probabilities_V = probabilities_V.masked_fill(logits_V < least, 0)
+        probabilities_V /= probabilities_V.sum()
+    if top_p < 1:
+        probabilities_V = _nucleus(probabilities_V, top_p)
+    return int(torch.multinomial(probabilities_V, 1, generator=generator))
+
+
+def _nucleus(probabilities_V: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Return the same with 0 for all but the fewest tokens that have `top_p` together, the likeliest."""
+    sorted_V, tokens_V = probabilities_V.sort(descending=True, stable=True)
+    before_V = sorted_V.cumsum(0) - sorted_V
+    kept_V = sorted_V.masked_fill(before_V >= top_p, 0)
+    return torch.zeros_like(probabilities_V).scatter_(0, tokens_V, kept_V)
 
 
 def visible(text: str) -> str:
@@ -96,13 +131,6 @@ def visible(text: str) -> str:
     Ordinary spaces and joiners stay.
     """
     return "".join("\ufffd" if obeyed(c) else c for c in text)
-
-
-def _logits(stage: Stage, ids: list[int], ends: int | None) -> torch.Tensor:
-    tokens_BT = torch.tensor([ids])
-    documents_BT = None if ends is None else documents_of(tokens_BT, ends)
-    logits_BTV = run(stage.forward(0, None, Microbatch(tokens_BT, documents=documents_BT)))
-    return logits_BTV[0, -1]
 
 
 def _read_config(rundir: RunDir) -> Config:
@@ -185,6 +213,18 @@ def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
                 "its file",
                 file=sys.stderr,
             )
+
+
+def _say_what_is_not_cached(why: str | None, sequence: int, length: int) -> None:
+    """Say in one line which tokens take a pass over the text. length: of the text, at most."""
+    if why is not None:
+        print(f"no key-value cache, every token takes a pass over the text: {why}", file=sys.stderr)
+    elif length > sequence:
+        print(
+            f"no key-value cache beyond {sequence} tokens (data.sequence): from there on every token takes a "
+            "pass over the last so many",
+            file=sys.stderr,
+        )
 
 
 def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:

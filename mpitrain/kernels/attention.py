@@ -12,6 +12,8 @@
                             GPU, 16 bits, without a mask               CUDA_FLASH    torch's
                             else                                       PRODUCTS      attention_products.py
 
+A token that is generated has one query: attention_one_query.py.
+
 Tiles are made where the sequence is spread over ranks (context parallelism), in a sliding window, with
 sinks and with soft caps. Which kernel it is depends on processor, type and shape alone: same bits.
 """
@@ -61,6 +63,8 @@ class AttentionRequest:
         documents: torch.Tensor | None = None,
     ) -> "AttentionRequest":
         """Return the same with these tensors and no others. Without any, it may be kept for the backward."""
+        if sinks is mask is documents is self.sinks is self.mask is self.documents is None:
+            return self
         return replace(self, sinks=sinks, mask=mask, documents=documents)
 
 

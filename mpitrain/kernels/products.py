@@ -19,6 +19,7 @@ ADDED_AT_ONCE = 2**22  # numbers of a weight's gradient that are made beside the
 # rows of x, multiplications: up to these a call of oneDNN costs more than it gains
 FEW = (32, 2**23)
 FEW_BY_SLOW_MKL = (4, 2**20)
+ONE_ROW = 2**18  # numbers of a weight up to which MKL is faster at one row of x, where it is slow else
 FEW_ADDED = 2**21  # multiplications: up to these the pass that adds does
 
 
@@ -45,6 +46,8 @@ def _by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
     ):
         return False
     height, width = weight.shape
+    if x.numel() == width:  # a matrix and a vector: by how fast the weight is read
+        return mkl_is_slow() and weight.numel() > ONE_ROW and weight.is_contiguous()
     rows, multiplications = FEW_BY_SLOW_MKL if mkl_is_slow() else FEW
     return x.numel() * height > multiplications and x.numel() > rows * width
 

@@ -12,4 +12,5 @@ segment                                        forward and backward of one local
 recompute, selective                           activation recomputation (activation checkpointing)
 offload                                        activations on the host
 kv_history                                     keys and values of earlier segments (Seq1F1B)
+kv_cache                                       keys and values of a text that is generated
 """

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from mpitrain.kernels.attention import PLAIN, AttentionRequest
+from mpitrain.kernels.attention_one_query import attend_one_query
 from mpitrain.model.build_context import BuildContext, Heads
 from mpitrain.model.kv_history import attend
 from mpitrain.model.layers.rope import Rope
@@ -211,8 +212,19 @@ class Core(Segment):
         """Return attention [B, H, T, C] and, if the product behind it may ask for that, how to make
         it again.
         """
+        if context.cache is not None:
+            return self.attend_with_cache(qkv, context, tape), None
         qkv = self.with_history(qkv, context, tape)
         return tape.attention(qkv, self.asked(context.visible), self.sinks, again)
+
+    def attend_with_cache(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
+        """Return attention [B, H, T, C] of a text that is generated: of its beginning, or its next token."""
+        q_BHTC, *kv = qkv
+        cached = context.cache.of(self, self.request.window)
+        cached.put(context.start, *kv)
+        if context.start == 0:
+            return tape.attention(qkv, self.asked(context.visible), self.sinks, False)[0]
+        return attend_one_query(q_BHTC, *cached.tensors(), self.asked(cached.seen(context.visible)))
 
     def with_history(
         self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from mpitrain.kernels.attention import AttentionRequest
+from mpitrain.kernels.attention_one_query import attend_one_query
 from mpitrain.model.attention import Core, Output, attended
 from mpitrain.model.build_context import BuildContext, Heads
 from mpitrain.model.layers.rope import Rope
@@ -68,7 +70,8 @@ def latent_attention(
     up = Up(widths, own["q_up"], own["kv_up"], site.rotary(rope), rope.magnitude)
     output = Output(own["output"], value_width=widths.value)
     heads = Heads(num_heads, num_heads, widths.key)
-    return [Residual([down, *attended(up, Core(), heads, output, site)])]
+    core = LatentCore(up)
+    return [Residual([down, *attended(up, core, heads, output, site)])]
 
 
 class Down(Segment):
@@ -127,6 +130,12 @@ class Up(Segment):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         widths = self.widths
         of_q, of_kv, k_turned = latent_BTL.split(widths.latent, -1)
+        if context.cache is not None:
+            turned = self.rotary(k_turned.unsqueeze(1), context.start)
+            latents = context.cache.of(self)
+            latents.put(context.start, torch.cat((of_kv.unsqueeze(1), turned), -1))
+            if context.start:
+                return self._absorbed(of_q, *latents.tensors(), context, tape)
         q = self._heads(of_q, self.q_up, widths.key, tape)
         kv = self._heads(of_kv, self.kv_up, widths.head + widths.value, tape)
         q, q_turned = q.split((widths.head, widths.rotary), -1)
@@ -138,6 +147,40 @@ class Up(Segment):
         k = torch.cat((k, k_turned), -1)
         return q, k, functional.pad(v, (0, widths.key - widths.value))
 
+    def of_each_head(self) -> torch.Tensor:
+        """Return the weight that makes keys and values of latent vectors, head by head."""
+        return self.kv_up.data.unflatten(0, (-1, self.widths.head + self.widths.value))
+
+    def _absorbed(
+        self, of_q: torch.Tensor, latent_B1SL: torch.Tensor, context: Context, tape: Tape
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the query of one token, for latent vectors as keys, and these as keys and as values.
+
+        q (W c) = (W^T q) c: keys of earlier tokens needn't be made (DeepSeek-V2, section 2.1.2).
+        """
+        widths = self.widths
+        q, q_turned = self._heads(of_q, self.q_up, widths.key, tape).split((widths.head, widths.rotary), -1)
+        absorbed = (q * self.magnitude**2) @ self.of_each_head()[:, : widths.head]
+        q = torch.cat((absorbed, self.rotary(q_turned, context.start)), -1)
+        return q, latent_B1SL, latent_B1SL[..., : widths.kv]
+
     def _heads(self, x: torch.Tensor, weight: Parameter, width: int, tape: Tape) -> torch.Tensor:
         """Return x @ weight.T, head by head. width: of one."""
         return tape.linears(x, (weight,))[0].unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+class LatentCore(Core):
+    """Attention proper; of a token that is generated, to the latent vectors of all before it."""
+
+    def __init__(self, up: Up):
+        super().__init__()
+        self.up = up
+
+    def attend_with_cache(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
+        """Return attention [B, H, T, C], at a token [B, H, 1, width of values]."""
+        widths = self.up.widths
+        if context.start == 0:
+            return tape.attention(qkv, self.asked(context.visible), None, False)[0]
+        request = AttentionRequest(scale=widths.key**-0.5, mask=context.visible)
+        latent_BH1L = attend_one_query(*qkv, request)
+        return latent_BH1L @ self.up.of_each_head()[:, widths.head :].transpose(-1, -2)

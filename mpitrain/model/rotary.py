@@ -32,6 +32,8 @@ class Rotary:
         )
 
     def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return self.turned(x_BHTC, start, 1)
         return _Turned.apply(x_BHTC, *self._at(x_BHTC, start), self.functions)
 
     def turned(self, x_BHTC: torch.Tensor, start: int, sense: int) -> torch.Tensor:

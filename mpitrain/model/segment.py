@@ -17,8 +17,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.engine import gradients
-from mpitrain.kernels.functions import EAGER, Functions
+from mpitrain.kernels.functions import EAGER, Functions, layer_norm
 from mpitrain.kernels.gates import SILU, Gate
+from mpitrain.kernels.products import product
 from mpitrain.model import attention_functions, linear, selective
 from mpitrain.model.kv_history import Attended
 from mpitrain.parallel.microbatch import Context
@@ -170,6 +171,39 @@ class Tape:
         return WeightGradients(found)
 
 
+class TapeWithoutBackward(Tape):
+    """What a forward without gradients calls: the same functions, without what autograd costs each call."""
+
+    def linears(
+        self,
+        x: torch.Tensor,
+        parameters: tuple[Parameter, ...],
+        recompute: Again | None = None,
+        fp8_products: bool = False,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return x @ parameter.T for each parameter."""
+        if fp8_products:
+            return super().linears(x, parameters, recompute, fp8_products)
+        return tuple(product(x, parameter.data) for parameter in parameters)
+
+    def plus(self, x: torch.Tensor, bias: Parameter) -> torch.Tensor:
+        """Return x + bias."""
+        return x + bias.data
+
+    def gated(
+        self, gate: torch.Tensor, up: torch.Tensor, activation: Gate = SILU
+    ) -> tuple[torch.Tensor, Again | None]:
+        """Return activation(gate) times what is scaled by it."""
+        return self.functions.gated_by(activation).gated(gate, up)[0], None
+
+    def _norm(
+        self, x: torch.Tensor, parameter: Parameter, bias: Parameter | None, again: bool
+    ) -> torch.Tensor:
+        if bias is not None:
+            return layer_norm(x, parameter.data, bias.data, parameter.spec.eps)[0]
+        return self.functions.norm(x, selective.factor(parameter), parameter.spec.eps)[0]
+
+
 class Segment:
     """A local piece of a block, differentiated by autograd.
 
@@ -183,7 +217,7 @@ class Segment:
         """Compute; without gradients enabled nothing is kept."""
         yield None
         if not torch.is_grad_enabled():
-            return self.compute(x, context, Tape(functions=context.functions)), None
+            return self.compute(x, context, TapeWithoutBackward(functions=context.functions)), None
         tape = Tape(context.keeping.selective, context.functions)
         leaf = torch.empty(0, requires_grad=True)
         with context.keeping.saving():

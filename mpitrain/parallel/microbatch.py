@@ -52,6 +52,31 @@ class KeepAll:
         return kept
 
 
+class CachedTensors(Protocol):
+    """What one layer keeps of earlier tokens, [B, K, positions, features] each."""
+
+    def put(self, start: int, *tensors: torch.Tensor) -> None:
+        """Keep those of the tokens from position `start` on."""
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return those of all positions that are kept."""
+
+    def seen(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the columns of these positions of a mask [..., all positions so far]."""
+
+
+class DecodingCache(Protocol):
+    """What the layers keep of a text that is generated (model/kv_cache.py).
+
+    length: tokens so far, without those of the forward under way.
+    """
+
+    length: int
+
+    def of(self, layer: object, window: int = 0) -> CachedTensors:
+        """Return what a layer keeps. window: positions, at most; 0: all."""
+
+
 def ignored(name: str, value: torch.Tensor) -> None:
     """Hear nothing."""
 
@@ -68,6 +93,7 @@ class Context:
     scale: what the loss is multiplied by, for layers that have one of their own.
     routes: to experts, recorded or replayed.
     functions: what segments call between products.
+    cache: of the tokens before `start`, if a text is generated token by token.
     """
 
     microbatch: Microbatch = Microbatch()
@@ -80,3 +106,4 @@ class Context:
     scale: float = 1.0
     routes: Routes | None = None
     functions: Functions = EAGER
+    cache: DecodingCache | None = None

@@ -165,6 +165,10 @@ class Attention:
         """Keys and values."""
         return 2 * sizes.positions * self._kv_heads(sizes) * self.of_head * sizes.itemsize
 
+    def cache_bytes(self, positions: int, itemsize: int) -> int:
+        """Keys and values, of a window if there is one."""
+        return 2 * min(self.window or positions, positions) * self.kv_heads * self.of_head * itemsize
+
     def _kv_heads(self, sizes: Sizes) -> int:
         """Of this rank; fewer than ranks are repeated."""
         return max(1, self.kv_heads // sizes.tp)

@@ -64,6 +64,9 @@ class Embedding:
     def history(self, sizes: Sizes) -> int:
         return 0
 
+    def cache_bytes(self, positions: int, itemsize: int) -> int:
+        return 0
+
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         items = (LOCAL, out(sizes, self.width)) if sizes.tp > 1 else (LOCAL,)
         return (*items, LOCAL) if self.positions else items
@@ -132,6 +135,9 @@ class Head:
         return Working(at_once + stream, 3 * stream)
 
     def history(self, sizes: Sizes) -> int:
+        return 0
+
+    def cache_bytes(self, positions: int, itemsize: int) -> int:
         return 0
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:

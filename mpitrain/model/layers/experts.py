@@ -188,6 +188,9 @@ class Experts:
         rows = sizes.config.batch.micro if self.by_sequence else 1
         return (2 * rows * self.settings.count + 2) * max(4, sizes.itemsize)
 
+    def cache_bytes(self, positions: int, itemsize: int) -> int:
+        return 0
+
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         """Counts, statistics for the losses, rows there and back."""
         parallel = sizes.config.parallel

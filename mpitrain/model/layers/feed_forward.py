@@ -96,6 +96,9 @@ class FeedForward:
     def history(self, sizes: Sizes) -> int:
         return 0
 
+    def cache_bytes(self, positions: int, itemsize: int) -> int:
+        return 0
+
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         normed = self.kind is not NormKind.NONE
         return sublayer(sizes, self.width, normed=normed, num_behind=int(self.biased))

@@ -152,6 +152,10 @@ class LatentAttention:
         """Keys and padded values."""
         return 2 * sizes.positions * self.heads // sizes.tp * self.key_width * sizes.itemsize
 
+    def cache_bytes(self, positions: int, itemsize: int) -> int:
+        """Latent vectors of keys and values, and rotary keys."""
+        return positions * (self.kv_rank + self.rope.width) * itemsize
+
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         heads = self.heads // sizes.tp
         latent = sum(self.latent_widths)

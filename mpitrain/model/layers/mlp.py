@@ -84,6 +84,9 @@ class Mlp:
     def history(self, sizes: Sizes) -> int:
         return 0
 
+    def cache_bytes(self, positions: int, itemsize: int) -> int:
+        return 0
+
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         return sublayer(sizes, self.width, normed=self.kind is not NormKind.NONE, num_behind=1)
 

@@ -129,6 +129,9 @@ class MultiToken:
     def history(self, sizes: Sizes) -> int:
         return self.depths * sum(layer.history(sizes) for layer in self.block)
 
+    def cache_bytes(self, positions: int, itemsize: int) -> int:
+        return 0
+
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         """The head, then of each depth lookup, block and head, in one item."""
         head = self.head.traffic(sizes)

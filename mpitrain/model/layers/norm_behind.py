@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpitrain.plan.declared.layer import Layer, Sizes, Working
+from mpitrain.plan.declared.layer import Layer, Sizes, Working, cache_bytes_of
 from mpitrain.plan.declared.parameters import EPS, NormKind, Spec, norm
 from mpitrain.plan.declared.traffic import LOCAL, Traffic
 
@@ -65,6 +65,9 @@ class NormBehind:
 
     def history(self, sizes: Sizes) -> int:
         return self.layer.history(sizes)
+
+    def cache_bytes(self, positions: int, itemsize: int) -> int | None:
+        return cache_bytes_of(self.layer, positions, itemsize)
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         behind = () if self.kind is NormKind.NONE else (LOCAL,)

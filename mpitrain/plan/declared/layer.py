@@ -87,6 +87,17 @@ class Layer(Protocol):
         """
 
 
+def cache_bytes_of(layer: Layer, positions: int, itemsize: int) -> int | None:
+    """Return the bytes of the keys and values of a text that `layer` caches for generation.
+
+    A layer says so by a method `cache_bytes(positions, itemsize)`, 0 if it treats each position alone.
+    None: it has no such method, and the whole text must be computed anew for each token.
+    itemsize: of an activation.
+    """
+    declared = getattr(layer, "cache_bytes", None)
+    return None if declared is None else declared(positions, itemsize)
+
+
 class Placed(NamedTuple):
     """A layer of a model, and what the names of its parameters begin with."""
 

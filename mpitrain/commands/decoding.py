@@ -1,0 +1,87 @@
+"""Logits of the next token of a text: with a key-value cache while the text fits in the context.
+
+    tokens     a b c d e f | g | h | ...       one forward of the prompt, one of each token behind it
+    beyond     b c d e f g h                   the last data.sequence tokens, one forward for each token:
+    the context                                all their positions are others than a token before
+
+B texts, T tokens, V vocabulary.
+"""
+
+import os
+
+import torch
+
+from mpitrain.actor.stage import Stage
+from mpitrain.data.documents import documents_of
+from mpitrain.errors import ConfigError
+from mpitrain.model.kv_cache import KeyValueCache
+from mpitrain.parallel.microbatch import Microbatch
+from mpitrain.parallel.walk import run
+from mpitrain.plan.declared.layer import cache_bytes_of
+from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.plan import Plan
+
+
+class NextToken:
+    """Logits of what comes after a text that grows.
+
+    stage: the whole model, without gradients.
+    sequence: tokens of the context.
+    ends: the token that ends a document, if attention stays within one.
+    cached: keep keys and values of the text.
+    """
+
+    def __init__(self, stage: Stage, sequence: int, ends: int | None, cached: bool):
+        self.stage = stage
+        self.sequence = sequence
+        self.ends = ends
+        self.cached = cached
+        self.cache = KeyValueCache(sequence)
+
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        """Return the logits [V] after `ids`: those of the call before, and one token or more."""
+        if not self.cached or len(ids) > self.sequence:
+            self.cache = KeyValueCache(self.sequence)  # of no use any more
+            tokens_BT = torch.tensor([ids[-self.sequence :]])
+            documents_BT = None if self.ends is None else documents_of(tokens_BT, self.ends)
+            return run(self.stage.forward(0, None, Microbatch(tokens_BT, documents=documents_BT)))[0, -1]
+        begin = self.cache.length
+        for some in [ids] if begin == 0 else [[token] for token in ids[begin:]]:
+            microbatch = Microbatch(torch.tensor([some]), documents=self._documents(ids))
+            logits_B1V = run(self.stage.decode(microbatch, self.cache))
+        return logits_B1V[0, -1]
+
+    def _documents(self, ids: list[int]) -> torch.Tensor | None:
+        """Return the document of each position of the text, [1, T]; None: attention is to all of it."""
+        if self.ends is None:
+            return None
+        return documents_of(torch.tensor([ids]), self.ends)
+
+
+def why_not_cached(plan: Plan) -> str | None:
+    """Return why the tokens of a model can't be computed one by one; None: they can."""
+    if plan.config.precision.compute == "fp8":
+        return "in fp8 the scale of a product is that of all tokens"
+    for layer in _layers(plan):
+        if cache_bytes_of(layer, plan.config.data.sequence, 1) is None:
+            return f"the layer {type(layer).__name__} has no method cache_bytes"
+    return None
+
+
+def require_cache_memory(plan: Plan) -> None:
+    """Raise ConfigError if weights, and keys and values of a text, are more than this machine's memory."""
+    itemsize = itemsizes_of(plan.config)[0]
+    length = plan.config.data.sequence
+    of_cache = sum(cache_bytes_of(layer, length, itemsize) or 0 for layer in _layers(plan))
+    of_weights = sum(spec.numel for spec in plan.parameters()) * itemsize
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if of_cache + of_weights > found:
+        raise ConfigError(
+            f"keys and values of {length} tokens need {of_cache / 2**30:,.1f} GiB beside "
+            f"{of_weights / 2**30:,.1f} GiB of weights, this machine has {found / 2**30:,.1f} GiB; lower "
+            "--tokens, or shorten the prompt"
+        )
+
+
+def _layers(plan: Plan) -> list:
+    return [placed.layer for stage in plan.stages for block in stage.blocks for placed in block]
