@@ -207,9 +207,10 @@ def run(
 
     def body(guard: Guard) -> int:
         # here: what can't be imported on one node is reported as any other trouble
+        from mpitrain.commands.plan.run_layout import choose_layout
         from mpitrain.training.prepare import open_run
 
-        opened, world = open_run(config, overrides, guard, record_request)
+        opened, world = open_run(config, overrides, guard, choose_layout, record_request)
         with opened.rundir:
             guard.place.enter("build", "loading torch", BUSY)
             from mpitrain.training.trainer import run as train

@@ -69,6 +69,12 @@ RULES = (
         _says("schedule.name"),
         'use schedule.name = "cosine" or "wsd"',
     ),
+    Idle(
+        "run.machine",
+        lambda c: c.run.layout == "default",
+        _says("run.layout"),
+        'use run.layout = "auto" or "planned"',
+    ),
     Idle("pipeline.tail", _one_stage_only, _says("parallel.pp", "pipeline.chunks"), "use one stage"),
     Idle(
         "pipeline.weight_memory",
