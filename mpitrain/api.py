@@ -63,9 +63,10 @@ def open_run(path: str | None = None, *overrides: str) -> Iterator["OpenRun"]:
 
 
 def _opened(path: str | None, overrides: tuple[str, ...], guard: Guard, stack: ExitStack) -> "OpenRun":
+    from mpitrain.commands.plan.run_layout import choose_layout
     from mpitrain.training.prepare import open_run as prepare
 
-    prepared, world = prepare(path, overrides, guard)
+    prepared, world = prepare(path, overrides, guard, choose_layout)
     stack.enter_context(prepared.rundir)
     guard.place.enter("build", "loading torch", BUSY)
     from mpitrain.training.trainer import built

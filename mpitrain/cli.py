@@ -207,9 +207,10 @@ def run(
 
     def body(guard: Guard) -> int:
         # here: what can't be imported on one node is reported as any other trouble
+        from mpitrain.commands.plan.run_layout import choose_layout
         from mpitrain.training.prepare import open_run
 
-        opened, world = open_run(config, overrides, guard, record_request)
+        opened, world = open_run(config, overrides, guard, choose_layout, record_request)
         with opened.rundir:
             guard.place.enter("build", "loading torch", BUSY)
             from mpitrain.commands.plan.after_run import compare
@@ -680,6 +681,48 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
 
     def body(guard: Guard) -> int:
         return plans.measure(config, rows, overrides, asked, guard, click.echo)
+
+    return guarded(body, entry.report_error)
+
+
+@cli.command(short_help="Measure layouts of your own in the same ranks.")
+@CONFIG
+@click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    metavar="'KEY=VALUE ...'",
+    help="Keys of one layout, as behind --set; once for each layout.",
+)
+@click.option("--layouts", "file", metavar="FILE", help="A file with such a layout in each line.")
+@click.option(
+    "--steps", type=click.IntRange(1, INTEGERS), default=5, show_default=True, help="That are timed, of each."
+)
+@click.option(
+    "--machine",
+    default="laptop",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="By whose figures steps are predicted: of jobs/machines/, or a file.",
+)
+@click.option("--out", metavar="FILE", help="Write all rows as CSV.")
+@click.option("--json", is_flag=True, help="Print one JSON object.")
+@OVERRIDE
+def sweep(**asked) -> int:
+    """Have layouts take a few steps each, and print step time, tokens/s and memory beside predictions.
+
+    Under mpirun on all its ranks: mpirun -n 4 mpitrain sweep --layout parallel.pp=2 --layout parallel.pp=4
+
+    Steps are of random tokens, behind one that isn't timed. Nothing is read or saved.
+    A layout that can't run is named with the reason.
+    """
+    from mpitrain.cluster.guard import Guard, guarded
+
+    def body(guard: Guard) -> int:
+        from mpitrain.commands.plan.layout_sweep import SweepRequest  # torch
+        from mpitrain.commands.plan.layout_sweep import sweep as measure_all
+
+        return measure_all(SweepRequest(**asked), guard, click.echo)
 
     return guarded(body, entry.report_error)
 

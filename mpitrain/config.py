@@ -78,8 +78,9 @@ class Run(ConfigTable, frozen=True):
     time_limit: str = ""
     # besides a step and twice a save, what a run leaves of its time unused
     time_margin_s: Annotated[float, Meta(ge=0)] = 60.0
-    # whose figures predict a step, for the table at the end: a machine of jobs/machines/, or a file
-    # of `mpitrain bench machine`; "": of the nearest GPU, or of a laptop
+    # whose figures predict a step, for run.layout and the table at the end: a machine of
+    # jobs/machines/, or a file of `mpitrain bench machine`; "": the memory that is found, and times of
+    # the nearest GPU, or of a laptop
     machine: str = ""
     # steps whose instructions are timed and written to trace.json, from the second step on
     trace: CountOrNone = 0
@@ -91,6 +92,10 @@ class Run(ConfigTable, frozen=True):
     # what lies between products is fused by torch.compile: needs a C++ compiler on CPUs, Triton and
     # a C one on GPUs; auto: on NVIDIA's GPUs, where all ranks have them
     compile: bool | Literal["auto"] = "auto"
+    # auto: without keys of parallel and pipeline the planner's first choice, where the default
+    # doesn't fit, or run.machine was measured and is predicted to be faster by a tenth; planned: that
+    # choice always, with the keys that are set; default: data ranks, pipeline ranks for the rest
+    layout: Literal["auto", "planned", "default"] = "auto"
     # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0
 
@@ -310,6 +315,9 @@ class Memory(ConfigTable, frozen=True):
     # for GPUs, kept in host memory: what waits for the backward; master weights and moments, which
     # are updated there; both
     offload: Literal["none", "activations", "optimizer", "all"] = "none"
+    # 10**9 bytes that a rank may hold, on its GPU, or as a process on a CPU: a run that would hold more
+    # is planned if its layout is open, else refused; 0: what is found
+    limit_gb: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Precision(ConfigTable, frozen=True):
@@ -440,6 +448,7 @@ PATHS = (
     *(
         "run.dir",
         "run.staging",
+        "run.machine",
         "data.path",
         "data.val_path",
         "data.tokenizer",

@@ -10,9 +10,10 @@ from typing import Any
 
 from mpitrain import config as settings
 from mpitrain.commands.plan.of_config import advice_for
+from mpitrain.commands.plan.run_layout import choose_layout
 from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config, Parallel
-from mpitrain.data.tokenizer import separator, tokenizer_of
+from mpitrain.data.tokenizer import separator, tokenizer_of, vocabulary_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.model.families.catalog import plan_of
@@ -29,6 +30,7 @@ from mpitrain.plan.predict.alternatives import (
 )
 from mpitrain.plan.predict.link_choices import left_open
 from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.memory_limit import require_limit
 from mpitrain.plan.predict.memory_table import fit_line, parameter_line, table_of_usage
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
@@ -39,6 +41,7 @@ from mpitrain.schedules.actions import Action, format_program
 from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
 from mpitrain.schedules.proof.check import Proof
 from mpitrain.schedules.table import heads_of
+from mpitrain.training.layout_request import LayoutRequest
 from mpitrain.training.prepare import beginning
 
 # more than any machine has; what is asked of each of them is then answered in seconds
@@ -55,6 +58,16 @@ def planned(
     num_nodes, node_ranks: as resolve() of plan/settings/resolve.py takes them.
     """
     return _plan_of(settings.load(path, overrides), num_ranks, num_nodes, node_ranks)
+
+
+def _as_run(given: Config, overrides: tuple[str, ...], num_ranks: int) -> tuple[Plan, list[str]]:
+    """Return the plan of a run on one node, and what is said of its layout if that wasn't given."""
+    config, _ = beginning(given)
+    vocabulary = vocabulary_of(tokenizer_of(config.data))
+    separator(config.data, vocabulary)
+    request = LayoutRequest(config, overrides, num_ranks, 1, 0, vocabulary, counted="there are")
+    config, lines = choose_layout(request)
+    return _plan_of(config, num_ranks), lines
 
 
 def _plan_of(config: Config, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
@@ -74,23 +87,24 @@ def show_program(
 
     traffic: for one rank, say what it sends too, as a comment.
     """
-    plan = planned(path, overrides, num_ranks)
+    plan, said = _as_run(settings.load(path, overrides), overrides, num_ranks)
+    notes = [f"# {line}" for line in said]
     with Waiting("mpitrain program"):
         programs = plan.training.ranks
     if rank is None:
         if traffic:
             raise ConfigError("--traffic: pipeline ranks send different things; give --rank too")
         heads = [f"{what} {number}" for what, number in heads_of(plan.table)]
-        return "\n\n".join(
-            [*heads, *(format_program(actions, first=f"rank {pp}: ") for pp, actions in enumerate(programs))]
-        )
+        texts = (format_program(actions, first=f"rank {pp}: ") for pp, actions in enumerate(programs))
+        return "\n\n".join([*notes, *heads, *texts])
     if rank >= num_ranks:
         raise ConfigError(
             f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks "
             "you start"
         )
     at = plan.axes.grid.coordinates(rank)
-    title = f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}"
+    title = "\n".join([*notes, ""]) if notes else ""
+    title += f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}"
     return f"{title}\n{format_program(programs[at['pp']])}" + (_traffic(plan, rank) if traffic else "")
 
 
@@ -107,7 +121,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     would make of it.
     """
     given = settings.load(path, overrides)
-    plan = _plan_of(given, num_ranks)
+    plan, said = _as_run(given, overrides, num_ranks)
     with Waiting("mpitrain memory"):
         usages = predict(plan)
         ranks = range(plan.config.parallel.pp)
@@ -117,6 +131,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         stages = by_stage(plan)
         modes = by_recompute(plan)
     lines = [
+        *said,
         "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
         table_of_usage(usages, copies, staged),
         parameter_line(plan),
@@ -181,10 +196,17 @@ def _left_open(plan: Plan) -> str:
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
     given = settings.load(path, overrides)
-    plan = _plan_of(given, num_ranks)
+    plan, chosen = _as_run(given, overrides, num_ranks)
+    require_limit(plan)
     with Waiting("mpitrain check"):
         _, programs, report = plan.training
-        said = [zero_line(given, plan.config), *idle_settings(plan.config), *costs(plan), *idle_here(plan)]
+        said = [
+            *chosen,
+            zero_line(given, plan.config),
+            *idle_settings(plan.config),
+            *costs(plan),
+            *idle_here(plan),
+        ]
         said += advice_for(plan.config)
     peaks = ", ".join(map(str, report.peak_in_flight))
     parallel = plan.config.parallel

@@ -55,6 +55,7 @@ from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.going_on import change_of_rate, order_of, prompt_for
+from mpitrain.training.layout_request import LayoutChooser, agreed_layout
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
@@ -98,10 +99,16 @@ class PreparedRun:
 
 
 def open_run(
-    path: str | None, overrides: tuple[str, ...], guard: Guard, record: RecordRequest | None = None
+    path: str | None,
+    overrides: tuple[str, ...],
+    guard: Guard,
+    choose: LayoutChooser,
+    record: RecordRequest | None = None,
 ) -> tuple[PreparedRun, World]:
     """Start MPI, check everything that needs no device, take the run directory, and prepare the
     tokens on rank 0.
+
+    choose: says the layout of a configuration that leaves it open.
 
     Collective over all ranks. Raises InputError, alike on all ranks and before anything of a run is
     changed, for whatever the user has to change, and StoppedEarly on all ranks when one has to
@@ -133,6 +140,9 @@ def open_run(
     tokenizer = OneTokenizer(world, config.data)
     with guard.place.at("start", "reading the tokenizer", BUSY):
         vocabulary = tokenizer.read(lambda: _tokenizer(config))
+    with guard.place.at("start", "choosing a layout", BUSY):
+        config, said = agreed_layout(choose, config, overrides, world, vocabulary)
+    notes += said * first
     plan, same = world.on_every_rank(
         "checking the configuration", lambda: _plan(config, world, record, vocabulary)
     )

@@ -33,15 +33,18 @@ from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.comm.standins.recipe import Event, decoded
 from mpitrain.commands.dryrun.recipes import Rehearsals
 from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun, seconds_of
+from mpitrain.commands.plan.run_layout import choose_layout
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
 from mpitrain.errors import DONE, InputError, MessageError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory_limit import require_limit
 from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
+from mpitrain.training.layout_request import agreed_layout
 from mpitrain.training.prepare import beginning
 from mpitrain.training.tokenizing import OneTokenizer
 
@@ -97,7 +100,7 @@ def run(
     world = _connected(read, guard, say)
     start_s = age_s()
     guard.join(world)
-    plan = _agreed_plan(read, world, rehearsals, guard)
+    plan = _agreed_plan(read, overrides, world, rehearsals, guard, say)
     phases = Phases(plan, world, options, guard, say)
     phases.report_start(start_s)
     recipe = phases.rehearse(rehearsals)
@@ -119,9 +122,11 @@ def _connected(read: Config | InputError, guard: Guard, say: Callable[[str], Non
 
 def _agreed_plan(
     read: Config | InputError,
+    overrides: tuple[str, ...],
     world: World,
     rehearsals: Rehearsals,
     guard: Guard,
+    say: Callable[[str], None],
 ) -> Plan:
     """Return the plan of all ranks, and let the rehearsals of it begin. Collective over all ranks.
 
@@ -131,6 +136,10 @@ def _agreed_plan(
     guard.place.enter("start", "checking the configuration", BUSY)
     config = world.on_every_rank("checking the configuration", lambda: _checked(read))
     vocabulary = OneTokenizer(world, config.data).read(lambda: tokenizer_of(config.data))
+    config, said = agreed_layout(choose_layout, config, overrides, world, vocabulary, look_at_gpus=False)
+    if world.rank == 0:
+        for line in said:
+            say(line)
     plan = world.on_every_rank("checking the configuration", lambda: _plan(config, world, vocabulary))
     if world.rank == 0:
         rehearsals.begin(plan.config)
@@ -224,6 +233,7 @@ def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
     plan = plan_of(resolve(config, *machine, needed=vocabulary.needed))
     if profile := ProfileRequest.read(plan.config.run.profile):
         profile.require(world.size, plan.config.run.steps)
+    require_limit(plan)
     plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
     return plan
 

@@ -80,8 +80,8 @@ def _planned_here(asked: PlanRequest, count: int) -> tuple[str, list[ToMeasure]]
     return answer.as_text(), chosen
 
 
-def seconds_of(plan: Plan, world: World, guard: Guard) -> float:
-    """Return the median time of a step, of the slowest rank of each. Collective over all ranks."""
+def seconds_of(plan: Plan, world: World, guard: Guard, steps: int = STEPS) -> float:
+    """Return the median time of so many steps, of the slowest rank of each. Collective over all ranks."""
     placement = place(plan, world)
     way = way_of_messages(placement, world, plan.config.comm.device, TIMEOUT_S)
     mesh = build_mesh(plan, world.comm, guard.place, way, placement.use)
@@ -95,7 +95,7 @@ def seconds_of(plan: Plan, world: World, guard: Guard) -> float:
     tokens = torch.randint(0, plan.config.model.vocab, shape, generator=numbers).to(placement.device)
     microbatches = microbatches_of(actor, tokens, None)
     found = []
-    for step in range(1, STEPS + 2):
+    for step in range(1, steps + 2):
         guard.place.enter("step", "between two steps")
         world.barrier("the beginning of a step")
         begin = clock.mark()

@@ -4,7 +4,7 @@ import msgspec
 
 from mpitrain import config as settings
 from mpitrain.config import Config
-from mpitrain.data.tokenizer import separator, tokenizer_of
+from mpitrain.data.tokenizer import Vocabulary, separator, tokenizer_of
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.published import Latent, ModelShape, RoutedExperts
 from mpitrain.plan.predict.step_time.advice import advice
@@ -19,8 +19,11 @@ from mpitrain.schedules.families.seq1f1b import SEGMENTS
 ON_GPU, ON_CPU = "h100-80gb", "laptop"  # whose figures stand for a machine that nobody has named
 
 
-def shape_of(config: Config) -> ModelShape:
-    """Return the shape of a configuration's model, as on one rank, where nothing travels."""
+def shape_of(config: Config, vocabulary: Vocabulary | None = None) -> ModelShape:
+    """Return the shape of a configuration's model, as on one rank, where nothing travels.
+
+    vocabulary: its tokenizer's; None: the tokenizer is read.
+    """
     replace = msgspec.structs.replace
     alone = replace(
         config, parallel=settings.Parallel(), pipeline=settings.Pipeline(), batch=settings.Batch(),
@@ -28,9 +31,10 @@ def shape_of(config: Config) -> ModelShape:
         experts=replace(config.experts, dispatch="auto", wire=""),
         precision=replace(config.precision, reduce="same"),
     )  # fmt: skip
-    tokenizer = tokenizer_of(config.data)
-    separator(config.data, tokenizer)
-    return shape_of_resolved(resolve(alone, 1, tokenizer.vocab, 1, 0, "there are", tokenizer.needed))
+    if vocabulary is None:
+        vocabulary = tokenizer_of(config.data)
+        separator(config.data, vocabulary)
+    return shape_of_resolved(resolve(alone, 1, vocabulary.vocab, 1, 0, "there are", vocabulary.needed))
 
 
 def shape_of_resolved(resolved: Config) -> ModelShape:

@@ -27,6 +27,7 @@ from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.memory_limit import USABLE
 from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
@@ -35,7 +36,6 @@ from mpitrain.plan.predict.step_time.step import hfu, mfu
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 
-USABLE = 0.9  # of a rank's memory
 SAVED = 0.05  # of a rank's memory: what recomputation must save to be worth a line
 CHECKED = 6  # of the best that are planned as a run would be
 TOKENS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -97,11 +97,11 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     with Waiting("mpitrain plan"):
         shape = shape_of(given)
         _refuse_idle_degrees(given, shape)
-        base, notes = _base(given, asked, rates)
+        base, notes = base_layout(given, asked, rates)
         is_default = given.data.sequence == settings.Data().sequence
         if is_default and not _is_typed("data.sequence", asked.overrides):
             notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
-        fixed = _fixed(given, asked.overrides)
+        fixed = fixed_fields(given, asked.overrides)
         limit = asked.memory_gb * 1e9 if asked.memory_gb else USABLE * rates.memory_bytes
         found = search(shape, base, rates, fixed, limit)
         chosen, refusal = _chosen(given, found, asked, rates, limit)
@@ -134,7 +134,7 @@ def _nothing_fits(
     )
 
 
-def _base(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[StepLayout, list[str]]:
+def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[StepLayout, list[str]]:
     """Return what all layouts have alike, and what was assumed for it."""
     notes = []
     batch = config.batch.global_
@@ -163,7 +163,7 @@ def _base(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[Step
     return layout, notes
 
 
-def _fixed(config: Config, overrides: tuple[str, ...]) -> dict[str, Any]:
+def fixed_fields(config: Config, overrides: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields that the configuration fixes: what isn't its default, and what was typed."""
     flat, default = settings.flatten(config), settings.flatten(Config())
     found = {}

@@ -1,0 +1,285 @@
+"""The layout of a run whose configuration leaves it open: the default, or the planner's first choice.
+
+The default stays where it fits. It gives way if it doesn't, if a measured machine (run.machine) is
+predicted to be faster by GAIN with another one, or if run.layout = "planned" asks for that. What the run
+directory has recorded is taken again by as many ranks.
+"""
+
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mpitrain import config as settings
+from mpitrain.cluster.rundir import RunDir, read_config
+from mpitrain.commands.plan.of_config import ON_CPU, ON_GPU, layout_of, shape_of
+from mpitrain.commands.plan.planner import FIELDS, PlanRequest, base_layout, fixed_fields, with_layout
+from mpitrain.commands.plan.search import Candidate, search
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.inputs import kind_of
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory_limit import (
+    MemoryLimit,
+    chosen_limit,
+    computes_on_gpu,
+    counted,
+    held_by_ranks,
+    limit_of_node,
+    may_have_gpus,
+)
+from mpitrain.plan.predict.step_time.layout import require_possible
+from mpitrain.plan.predict.step_time.machine import (
+    MachineFile,
+    MachineRates,
+    find_machine,
+    known_machine,
+    machine_of,
+)
+from mpitrain.plan.predict.step_time.step import is_defined, predict_step
+from mpitrain.plan.settings.resolve import resolve
+from mpitrain.schedules import catalog
+from mpitrain.training.layout_request import AnsweredLayout, LayoutRequest
+
+GAIN = 0.1  # of a step's time, that another layout must save on a measured machine
+OF_A_LAYOUT = ("parallel", "pipeline")  # tables: a key of theirs fixes the layout
+MEASURED = "mpitrain bench machine"  # with which the sources of a measured machine's figures begin
+KEEPS = 'run.layout = "default" keeps the default'
+
+
+class PlannedLayout(NamedTuple):
+    """A layout that a run can have, its plan's bytes that count, and seconds of a step by prediction."""
+
+    config: Config
+    held: int
+    seconds: float
+    words: str
+
+
+def choose_layout(request: LayoutRequest) -> AnsweredLayout:
+    """Return the configuration with the layout that a run takes, and why if that isn't the default.
+
+    Raises ConfigError for a configuration that can't work, and with run.layout = "planned" if nothing fits.
+    """
+    given = request.config
+    mode = given.run.layout
+    if mode == "default":
+        return AnsweredLayout(given, [])
+    if mode == "auto" and is_given(given, request.overrides):
+        return AnsweredLayout(given, [])
+    return _Choice(request).answer()
+
+
+def is_given(config: Config, overrides: tuple[str, ...]) -> bool:
+    """Return whether a key fixes the layout: one that isn't its default, or that was typed behind --set."""
+    flat, default = settings.flatten(config), settings.flatten(Config())
+    typed = {each.partition("=")[0].strip() for each in overrides}
+    keys = [key for key in flat if key.partition(".")[0] in OF_A_LAYOUT]
+    return any(flat[key] != default[key] or key in typed for key in keys)
+
+
+class _Choice:
+    """What is known before the layout is chosen."""
+
+    def __init__(self, request: LayoutRequest):
+        self._request = request
+        given = request.config
+        self._default = self._plan(given)  # or raise ConfigError, as a run does
+        # part of what a run computes: it stays as the default layout has it
+        self._given = msgspec.structs.replace(given, batch=self._default.config.batch)
+        self._machine = find_machine(given.run.machine) if given.run.machine else None
+        self._limit = self._found_limit()
+
+    def answer(self) -> AnsweredLayout:
+        given = self._request.config
+        recorded = self._recorded()
+        if recorded is not None:
+            return self._taken(recorded, ["the layout is that of the run directory, which was planned"])
+        held = self._held(self._default)
+        fits = self._limit is None or held <= self._limit.num_bytes
+        if given.run.layout == "auto" and fits and not self._is_measured():
+            return AnsweredLayout(given, [])
+        found = self._planned()
+        if given.run.layout == "planned":
+            if found is None:
+                raise ConfigError(
+                    f'run.layout = "planned" on {self._request.num_ranks} ranks: found no layout that fits'
+                    f"{self._of_limit()}; start more ranks, or use a smaller model"
+                )
+            return self._chosen(found, 'run.layout = "planned"')
+        if not fits:
+            why = f"the default needs {_gb(held)} a rank{self._of_limit()}"
+            if found is None:
+                return AnsweredLayout(given, [f"the layout is the default: {why}, and no other fits either"])
+            return self._chosen(found, why)
+        return self._faster(found)
+
+    def _faster(self, found: PlannedLayout | None) -> AnsweredLayout:
+        """Return the planner's choice if a measured machine is faster with it by GAIN, else the default."""
+        given = self._request.config
+        seconds = self._default_seconds()
+        if found is None or seconds is None:
+            return AnsweredLayout(given, ["the layout is the default: nothing to compare it with fits"])
+        gain = 1 - found.seconds / seconds
+        by = f"by figures of {self._machine.name}"
+        if gain < GAIN:
+            return AnsweredLayout(
+                given,
+                [f"the layout is the default: the planner's first, {found.words}, saves {gain:.0%} {by}"],
+            )
+        return self._chosen(found, f"it saves {gain:.0%} of the default's {seconds:.3g} s a step {by}")
+
+    def _chosen(self, found: PlannedLayout, why: str) -> AnsweredLayout:
+        lines = [
+            f"the layout is planned, {found.words}: {why}",
+            f"predicted {_gb(found.held)} a rank, {found.seconds:.3g} s a step by figures of "
+            f"{self._rates().name}; {KEEPS}",
+        ]
+        return self._taken(found.config, lines)
+
+    def _taken(self, config: Config, lines: list[str]) -> AnsweredLayout:
+        """Return a configuration that says, also in a run directory, that its layout was planned."""
+        run = msgspec.structs.replace(config.run, layout="planned")
+        return AnsweredLayout(msgspec.structs.replace(config, run=run), lines)
+
+    # ------------------------------------------------------------ what was recorded
+
+    def _recorded(self) -> Config | None:
+        """Return the layout that the run directory has recorded as planned, for as many ranks, if it fits."""
+        rundir = RunDir(self._request.config.run.dir)
+        with suppress(MpitrainError, OSError):  # what is wrong there is said when the directory is taken
+            if kind_of(rundir.config) != "a file":
+                return None
+            before = read_config(rundir.config, settings.plugins_of(self._request.config))
+            parallel = before.parallel
+            ranks = parallel.dp * parallel.pp * parallel.tp * parallel.cp
+            if before.run.layout != "planned" or ranks != self._request.num_ranks:
+                return None
+            config = _with_recorded(self._given, before)
+            if self._changes_fixed(config):  # that was set since
+                return None
+            return config if self._fits(self._plan(config)) else None
+        return None
+
+    def _changes_fixed(self, config: Config) -> bool:
+        """Return whether a configuration has another value of a key that the given one fixes."""
+        fixed = fixed_fields(self._given, self._request.overrides)
+        mine, other = settings.flatten(self._given), settings.flatten(config)
+        return any(mine[key] != other[key] for key, field in FIELDS.items() if field in fixed)
+
+    # ------------------------------------------------------------ what is planned
+
+    def _planned(self) -> PlannedLayout | None:
+        """Return the best layout by prediction that a run accepts and that fits, None if there is none."""
+        request, rates = self._request, self._rates()
+        asked = PlanRequest(None, request.overrides, request.num_ranks, "")
+        base, _ = base_layout(self._given, asked, rates)
+        fixed = self._fixed()
+        most = self._limit.of_tensors if self._limit else rates.memory_bytes
+        found = search(shape_of(request.config, request.vocabulary), base, rates, fixed, most)
+        for each in found.ranked:
+            config = with_layout(self._given, each.layout)
+            with suppress(MpitrainError):  # what a run refuses
+                plan = self._plan(config)
+                if self._fits(plan):
+                    return self._runnable(each, config, plan)
+        return None
+
+    def _runnable(self, each: Candidate, config: Config, plan: Plan) -> PlannedLayout:
+        return PlannedLayout(config, self._held(plan), each.found.seconds, each.layout.describe())
+
+    def _fixed(self) -> dict[str, Any]:
+        found = fixed_fields(self._request.config, self._request.overrides)
+        return {**found, "micro": self._given.batch.micro}
+
+    def _default_seconds(self) -> float | None:
+        """Return the seconds of a step of the default layout, None if formulas don't know it."""
+        rates, shape = self._rates(), shape_of(self._request.config, self._request.vocabulary)
+        layout = layout_of(self._default.config, rates)
+        with suppress(ConfigError):
+            require_possible(layout, shape)
+            if is_defined(layout):
+                return predict_step(shape, layout, rates).seconds
+        return None
+
+    def _plan(self, config: Config) -> Plan:
+        request = self._request
+        words = request.vocabulary
+        machine = request.num_ranks, words.vocab, request.num_nodes, request.node_ranks
+        return plan_of(resolve(config, *machine, request.counted, words.needed))
+
+    # ------------------------------------------------------------ the machine
+
+    def _node_ranks(self) -> int:
+        """Return the ranks of a node; where nodes differ, of the fullest at least."""
+        request = self._request
+        return (
+            request.config.comm.node_ranks or request.node_ranks or -(-request.num_ranks // request.num_nodes)
+        )
+
+    def _is_on_gpu(self) -> bool:
+        config = self._request.config
+        limited = config.memory.limit_gb or config.run.machine or config.run.device == "cuda"
+        return self._request.gpu is not None or bool(limited and computes_on_gpu(config))
+
+    def _found_limit(self) -> MemoryLimit | None:
+        """Return what a rank may hold; None if nobody knows, for GPUs that weren't looked at."""
+        config, gpu = self._request.config, self._request.gpu
+        if config.memory.limit_gb:
+            return chosen_limit(config.memory.limit_gb, self._is_on_gpu())
+        if self._machine is not None:
+            source = f"the {self._machine.memory_bytes / 1e9:.3g} GB of {self._machine.name}"
+            return MemoryLimit(self._machine.memory_bytes, self._is_on_gpu(), False, False, source)
+        if gpu is not None:
+            return MemoryLimit(gpu.num_bytes, True, False, False, f"its {_gb(gpu.num_bytes)} of {gpu.name}")
+        if config.run.device != "cpu" and (config.run.device == "cuda" or may_have_gpus()):
+            return None
+        return limit_of_node(min(self._node_ranks(), self._request.num_ranks))
+
+    def _rates(self) -> MachineRates:
+        """Return the figures of the machine, or those of one of its kind, with its nodes and memory."""
+        rates = machine_of(self._machine or self._of_its_kind())
+        memory = self._limit.num_bytes if self._limit else rates.memory_bytes
+        return rates._replace(ranks_per_node=self._node_ranks(), memory_bytes=memory)
+
+    def _of_its_kind(self) -> MachineFile:
+        if self._request.gpu is not None:
+            with suppress(ConfigError):
+                return known_machine(self._request.gpu.name)
+        return find_machine(ON_GPU if self._is_on_gpu() else ON_CPU)
+
+    def _is_measured(self) -> bool:
+        """Return whether the figures of run.machine were measured on it."""
+        figures = self._machine.products.values() if self._machine else ()
+        return any(each.sustained_source.startswith(MEASURED) for each in figures)
+
+    def _held(self, plan: Plan) -> int:
+        held = held_by_ranks(plan, self._is_on_gpu())
+        return counted(held, self._limit) if self._limit else max(held)
+
+    def _fits(self, plan: Plan) -> bool:
+        return self._limit is None or self._held(plan) <= self._limit.usable
+
+    def _of_limit(self) -> str:
+        return f", of {self._limit.source}" if self._limit else ""
+
+
+def _with_recorded(given: Config, before: Config) -> Config:
+    """Return a configuration with the layout of a resolved one; the rest stays as it is."""
+    replace = msgspec.structs.replace
+    names = ("tp", "cp", "pp", "dp", "ep", "etp", "zero", "dp_shard")
+    parallel = replace(given.parallel, **{name: getattr(before.parallel, name) for name in names})
+    chunks = before.pipeline.chunks
+    looped = before.pipeline.schedule in catalog.LOOPED
+    pipeline = replace(
+        given.pipeline,
+        schedule=before.pipeline.schedule,
+        chunks=chunks if looped else given.pipeline.chunks,
+    )
+    memory = replace(given.memory, recompute=before.memory.recompute)
+    return replace(given, parallel=parallel, pipeline=pipeline, memory=memory)
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"

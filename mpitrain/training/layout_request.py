@@ -1,0 +1,82 @@
+"""Ask once, on rank 0, for the layout of a run that leaves it open; all ranks take the answer.
+
+Who answers is the planner (commands/plan/run_layout.py), which this room doesn't know.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mpitrain.comm.base.world import World
+from mpitrain.config import Config
+from mpitrain.data.tokenizer import Vocabulary
+from mpitrain.plan.predict.memory_limit import may_have_gpus
+from mpitrain.training.agreement import require_same_configuration
+
+
+class GpuShare(NamedTuple):
+    """The smallest share of a GPU that a rank has. num_bytes: of its memory."""
+
+    name: str
+    num_bytes: int
+
+
+class LayoutRequest(NamedTuple):
+    """A configuration and the ranks it is for.
+
+    num_nodes, node_ranks, counted: as resolve() of plan/settings/resolve.py takes them.
+    gpu: None if ranks compute on CPUs, or nobody has looked.
+    """
+
+    config: Config
+    overrides: tuple[str, ...]
+    num_ranks: int
+    num_nodes: int
+    node_ranks: int
+    vocabulary: Vocabulary
+    gpu: GpuShare | None = None
+    counted: str = "mpirun started"
+
+
+class AnsweredLayout(NamedTuple):
+    """The configuration, with a layout if one was chosen; why, in two lines at most."""
+
+    config: Config
+    lines: list[str]
+
+
+LayoutChooser = Callable[[LayoutRequest], AnsweredLayout]
+
+
+def agreed_layout(
+    choose: LayoutChooser,
+    config: Config,
+    overrides: tuple[str, ...],
+    world: World,
+    vocabulary: Vocabulary,
+    look_at_gpus: bool = True,
+) -> AnsweredLayout:
+    """Return the answer of rank 0 on all ranks, whose configurations have to be the same.
+
+    look_at_gpus: torch may be loaded for that. Collective; raises InputError or MeshError alike on all.
+    """
+    require_same_configuration(world, config)
+    asks = config.run.layout != "default" and not config.memory.limit_gb and not config.run.machine
+    gpu = gpu_share(config, world) if look_at_gpus and asks else None
+    request = LayoutRequest(config, overrides, world.size, world.num_nodes, world.node_ranks, vocabulary, gpu)
+    return world.on_first_rank("choosing a layout", lambda: choose(request))
+
+
+def gpu_share(config: Config, world: World) -> GpuShare | None:
+    """Return the smallest share of a GPU that a rank would have, None without GPUs. Collective."""
+    looks = config.run.device != "cpu" and may_have_gpus()
+    if not any(world.all_gather("who has a driver for GPUs", looks)):
+        return None
+    from mpitrain.training.machine.device_placement import looked_for, take_turns  # torch
+
+    found = world.on_every_rank("looking for a device", lambda: looked_for(config))
+    placement = take_turns(found, world)
+    mine = None
+    if placement.gpu is not None:
+        mine = GpuShare(placement.gpu.name, placement.gpu.memory_bytes // len(placement.sharers))
+    shares = [share for share in world.all_gather("what they have of GPUs", mine) if share]
+    return min(shares, key=lambda share: share.num_bytes, default=None)

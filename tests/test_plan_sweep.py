@@ -1,0 +1,67 @@
+"""`mpitrain sweep`: layouts of one's own are measured in one job, and what can't run is named."""
+
+import csv
+import json
+
+import pytest
+from launch import MPITRAIN, mpirun, tail
+
+MODEL = ("--set", "model.layers=2", "--set", "batch.global=8", "--set", "data.sequence=64", "--steps", "2")
+KEYS = {"layout", "measured_s", "predicted_s", "tokens_per_s", "held_gb", "refused"}
+
+
+def test_layouts_are_measured_and_what_cannot_run_is_named(tmp_path):
+    file = tmp_path / "layouts.txt"
+    file.write_text(
+        "# two\nparallel.tp=3  # of two ranks\n\nparallel.dp=2 parallel.zero=3\n", encoding="utf-8"
+    )
+    out = tmp_path / "rows.csv"
+    words = ("--layout", "parallel.pp=2", "--layouts", str(file), "--out", str(out))
+    done = mpirun(2, MPITRAIN, "sweep", *MODEL, *words)
+    assert done.returncode == 0, tail(done.output)
+    title, head, *lines, refused = done.output.strip().splitlines()
+    assert title.startswith("2 of 3 layouts on these 2 ranks, the fastest first; a step is the median of 2")
+    assert head.split()[:4] == ["measured", "s", "predicted", "s"]
+    assert refused.startswith(
+        "refused: parallel.tp=3: parallel.tp = 3 x parallel.cp = 1, but mpirun started 2"
+    )
+    with open(out, encoding="utf-8") as text:
+        rows = {row["layout"]: row for row in csv.DictReader(text)}
+    assert list(rows) == ["parallel.pp=2", "parallel.tp=3", "parallel.dp=2 parallel.zero=3"]
+    fastest_first = []
+    for line in lines:
+        took, predicted, ratio, tokens, held, layout = line.split(maxsplit=5)
+        row = rows[layout]
+        assert float(took) == pytest.approx(float(row["measured_s"]), rel=0.01)
+        assert float(predicted) == pytest.approx(float(row["predicted_s"]), rel=0.01)
+        assert float(ratio) == pytest.approx(float(row["measured_s"]) / float(row["predicted_s"]), rel=0.01)
+        assert float(tokens.replace(",", "")) == pytest.approx(8 * 64 / float(row["measured_s"]), rel=0.01)
+        assert float(held) == pytest.approx(float(row["held_gb"]), rel=0.01)
+        fastest_first.append(float(row["measured_s"]))
+    assert len(lines) == 2 and fastest_first == sorted(fastest_first)
+    assert rows["parallel.tp=3"]["measured_s"] == ""
+
+
+def test_json_is_one_object():
+    done = mpirun(1, MPITRAIN, "sweep", *MODEL, "--layout", "memory.recompute=full", "--json")
+    assert done.returncode == 0, tail(done.output)
+    tree = json.loads(done.output)
+    (row,) = tree["layouts"]
+    assert (tree["ranks"], tree["machine"], tree["steps"]) == (1, "laptop", 2)
+    assert set(row) == KEYS and row["layout"] == "memory.recompute=full" and not row["refused"]
+    assert row["tokens_per_s"] == pytest.approx(8 * 64 / row["measured_s"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "needed layouts: --layout"),
+        (("--layout", "paralel.pp=2"), "unknown key paralel"),
+        (("--layout", "parallel.pp='2"), "No closing quotation"),
+        (("--layouts", "no-such.txt"), "--layouts no-such.txt: No such file or directory; give a text file"),
+        (("--layout", "parallel.pp=2", "--machine", "no-such"), "machine no-such: found no such machine"),
+    ],
+)
+def test_what_was_typed_wrong_is_said_once(words, message):
+    done = mpirun(2, MPITRAIN, "sweep", *MODEL, *words)
+    assert done.returncode == 2 and done.output.count(message) == 1, tail(done.output)
