@@ -142,6 +142,7 @@ INSTEAD = {  # keys of the same tables that claim to save none of these
         *("pipeline.weight_memory", "experts.count", "experts.active", "experts.shared", "experts.width"),
         *("experts.first", "experts.every"),
         "experts.capacity",  # a bound: equal loads are predicted
+        "memory.limit_gb",  # by it a layout is chosen or refused: tests/test_run_layout.py
     },
     "files": {"run.shards"},
     "sums": {
