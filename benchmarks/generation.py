@@ -27,7 +27,7 @@ import torch
 from mpitrain import config as settings
 from mpitrain.actor.stage import Stage, assemble
 from mpitrain.commands.decoding import NextToken
-from mpitrain.commands.generate import choose
+from mpitrain.commands.sampling import SamplingRules
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.model.families.llama import LLAMA
@@ -87,7 +87,7 @@ def text_by_ours(stage: Stage, sequence: int, cached: bool = True) -> Text:
         generator = torch.Generator().manual_seed(1)
         ids = list(prompt)
         for _ in range(num_tokens):
-            ids.append(choose(following.logits(ids), 0.0, generator))
+            ids.append(SamplingRules(0.0).choose(following.logits(ids), generator))
         return ids[len(prompt) :]
 
     return write

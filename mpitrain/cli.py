@@ -505,7 +505,12 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
 
 @cli.command()
 @click.argument("run_dir", type=click.Path(), callback=_require_name)
-@click.option("--prompt", required=True, help="Text to go on from.")
+@click.option("--prompt", help="Text to go on from.")
+@click.option(
+    "--prompts",
+    metavar="FILE",
+    help='One in each line, or objects with a "prompt" in a .jsonl file: prints an object for each.',
+)
 @click.option(
     "--tokens", default=200, show_default=True, type=click.IntRange(1, 1_000_000), help="Tokens to sample."
 )
@@ -531,29 +536,52 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
     help="Sample among the fewest tokens that have this probability together.",
 )
 @click.option(
+    "--min-p",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Sample among tokens that have this share of the likeliest one's probability.",
+)
+@click.option(
+    "--repetition-penalty",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Above 1: what the text has already is less likely.",
+)
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. Several times: any.")
+@click.option(
     "--seed", default=1, show_default=True, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling."
 )
 @click.option("--tokenizer", metavar="FILE", help="The run's tokenizer, if it is a file outside of RUN_DIR.")
 def generate(
     run_dir: str,
-    prompt: str,
+    prompt: str | None,
+    prompts: str | None,
     tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
     seed: int,
     tokenizer: str | None,
+    stop: tuple[str, ...],
+    **rules,
 ) -> None:
     """Sample text from the newest checkpoint of RUN_DIR, on one rank.
 
     RUN_DIR may be somebody else's: no file outside of it is read.
     """
-    from mpitrain.commands.generate import sample, visible
+    from mpitrain.commands import generate
+    from mpitrain.commands.sampling import SamplingRules
 
+    if (prompt is None) == (prompts is None):
+        raise ConfigError("found neither or both of --prompt and --prompts; needed one of them")
+    request = generate.SamplingRequest(tokens, seed, SamplingRules(**rules), tokenizer, stop)
     # what a model says, the terminal's encoding may not have
     sys.stdout.reconfigure(errors="replace")
-    for piece in sample(run_dir, prompt, tokens, temperature, seed, tokenizer, top_k, top_p):
-        click.echo(visible(piece) if sys.stdout.isatty() else piece, nl=False)
+    if prompts is not None:
+        for line in generate.json_lines(run_dir, generate.read_prompts(prompts), request):
+            click.echo(line)
+        return
+    for piece in generate.sample(run_dir, prompt, request):
+        click.echo(generate.visible(piece) if sys.stdout.isatty() else piece, nl=False)
     click.echo()
 
 

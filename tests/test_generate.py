@@ -57,9 +57,11 @@ def make_run(path, *overrides, change=lambda arrays: None, steps=(10,)):
 
 
 def text(run_dir, temperature=0.8, seed=1, tokens=20, prompt="def ", tokenizer=None):
-    from mpitrain.commands.generate import sample
+    from mpitrain.commands.generate import SamplingRequest, sample
+    from mpitrain.commands.sampling import SamplingRules
 
-    return "".join(sample(str(run_dir), prompt, tokens, temperature, seed, tokenizer))
+    rules = SamplingRules(temperature)
+    return "".join(sample(str(run_dir), prompt, SamplingRequest(tokens, seed, rules, tokenizer)))
 
 
 @pytest.fixture(scope="module")

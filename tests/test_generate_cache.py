@@ -2,7 +2,7 @@
 
 import pytest
 from test_families_logits import our_model
-from test_generate import command, make_run, text
+from test_generate import make_run, text
 from test_train_decoders import FAMILIES
 from transformers_models import MODELS as THEIRS
 from transformers_models import TOKENS, their_model
@@ -68,8 +68,9 @@ def model(name, *keys):
 def written(stage, prompt, num_tokens, cached, temperature=0.0, ends=None):
     """Return the tokens of a text, and the logits of each that was chosen."""
     from mpitrain.commands.decoding import NextToken
-    from mpitrain.commands.generate import choose
+    from mpitrain.commands.sampling import SamplingRules
 
+    rules = SamplingRules(temperature)
     following = NextToken(stage, LENGTH, ends, cached)
     generator = torch.Generator().manual_seed(7)
     ids = list(prompt)
@@ -77,7 +78,7 @@ def written(stage, prompt, num_tokens, cached, temperature=0.0, ends=None):
     with torch.no_grad():
         for _ in range(num_tokens):
             logits.append(following.logits(ids))
-            ids.append(choose(logits[-1], temperature, generator))
+            ids.append(rules.choose(logits[-1], generator))
     return ids, torch.stack(logits)
 
 
@@ -196,51 +197,3 @@ def test_a_cache_that_memory_can_not_hold_is_refused():
     plan = plan_of(resolve(settings.load(None, (*keys, "batch.global=1")), 1, VOCAB))
     with pytest.raises(ConfigError, match=r"keys and values of 1000000000 tokens need .* GiB beside"):
         require_cache_memory(plan)
-
-
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "chosen"),
-    [
-        (0, 1.0, {0, 1, 2, 3, 4}),
-        (1, 1.0, {1}),
-        (2, 1.0, {1, 3}),
-        (3, 1.0, {0, 1, 3, 4}),  # two are as likely as the third
-        (99, 1.0, {0, 1, 2, 3, 4}),
-        (0, 0.35, {1}),
-        (0, 0.45, {1, 3}),
-        (0, 1e-9, {1}),
-        (2, 0.5, {1}),  # of the two that are left, this one has more than a half
-        (2, 0.6, {1, 3}),
-    ],
-)
-def test_only_tokens_within_top_k_and_top_p_are_sampled(top_k, top_p, chosen):
-    """Each of them is, in proportion."""
-    from mpitrain.commands.generate import choose
-
-    probabilities = torch.tensor([0.125, 0.4, 0.05, 0.3, 0.125])
-    generator = torch.Generator().manual_seed(5)
-    drawn = [choose(probabilities.log(), 1.0, generator, top_k, top_p) for _ in range(2000)]
-    assert set(drawn) == chosen
-    expected = probabilities / probabilities[sorted(chosen)].sum()
-    assert all(abs(drawn.count(token) / 2000 - expected[token]) < 0.05 for token in chosen)
-
-
-@pytest.mark.parametrize("top_p", [0.0, -1.0, 1.5, float("nan")])
-def test_a_probability_that_is_none_is_refused(tmp_path, top_p):
-    from mpitrain.commands.generate import sample
-    from mpitrain.errors import DataError
-
-    with pytest.raises(DataError, match="--top-p"):
-        next(sample(str(tmp_path), "a", 1, 1.0, 1, None, 0, top_p))
-
-
-def test_the_command_takes_top_k_and_top_p(tmp_path):
-    """Of one token, sampling takes the likeliest."""
-    run = make_run(tmp_path / "run")
-    given = ("--prompt", "def ", "--tokens", 8)
-    found = [
-        command(run, *given, *keys).stdout
-        for keys in (("--top-k", 1), ("--top-p", 1e-9), ("--temperature", 0))
-    ]
-    assert found[0] == found[1] == found[2] and found[0].startswith("def ")
-    assert command(run, *given, "--top-p", 0).returncode == 2

@@ -476,9 +476,9 @@ CHANGES += (
 
 
 def generated(case):
-    from mpitrain.commands.generate import sample
+    from mpitrain.commands.generate import SamplingRequest, sample
 
-    return "".join(sample(str(case.run), "def ", 3, 0.8, 1))
+    return "".join(sample(str(case.run), "def ", SamplingRequest(3, 1)))
 
 
 def resumed(case):

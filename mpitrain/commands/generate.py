@@ -2,11 +2,12 @@
 (docs/guides/security.md).
 """
 
-import math
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -17,12 +18,13 @@ from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.rundir import RunDir, read_config
 from mpitrain.commands.decoding import NextToken, require_cache_memory, why_not_cached
+from mpitrain.commands.sampling import SamplingRules, ShownText
 from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
 from mpitrain.config_hints import recognised
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import DESCRIPTION, describe
 from mpitrain.errors import CheckpointError, ConfigError, DataError
-from mpitrain.inputs import kind_of, obeyed, shown
+from mpitrain.inputs import kind_of, obeyed, read_regular, shown
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
@@ -30,99 +32,109 @@ from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
 from mpitrain.training.machine.device_placement import set_threads
 
+MOST_PROMPT_BYTES = 1 << 26  # of a file of prompts
 
-def sample(
-    run_dir: str,
-    prompt: str,
-    num_tokens: int,
-    temperature: float,
-    seed: int,
-    tokenizer_file: str | None = None,
-    top_k: int = 0,
-    top_p: float = 1.0,
-) -> Iterator[str]:
-    """Yield the prompt and then text as it is sampled; the context is the last data.sequence tokens.
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """What is sampled behind each prompt.
+
+    tokenizer_file: instead of what the run directory names.
+    stops: the text ends before the first of these.
+    """
+
+    num_tokens: int
+    seed: int
+    rules: SamplingRules = field(default_factory=SamplingRules)
+    tokenizer_file: str | None = None
+    stops: tuple[str, ...] = ()
+
+
+class TextSampler:
+    """The model of a run directory, for some prompts; the context is the last data.sequence tokens.
 
     A model of separate documents stops at the end of one.
-    tokenizer_file: instead of what the run directory names.
-    top_k, top_p: as `choose` has them.
     """
-    if not 0 < top_p <= 1:
-        raise DataError(f"--top-p {top_p}: needed a number above 0, and 1 at most; 1 leaves all tokens")
-    if not math.isfinite(temperature):
-        raise DataError(f"--temperature {temperature}: needed a finite number; 0 takes the likeliest token")
-    rundir = RunDir(run_dir)
-    config = _read_config(rundir)
-    tokenizer = _tokenizer(rundir, config.data, tokenizer_file)
-    _warn_of_another(rundir, tokenizer)
-    ends, begin = _special_tokens(rundir, config, tokenizer)
-    ids = [*begin, *_encode(tokenizer, prompt)]
-    config = _for_sampling(rundir, config, tokenizer, len(ids) + num_tokens)
-    plan = plan_of(config)
-    why = why_not_cached(plan)
-    _say_what_is_not_cached(why, config.data.sequence, len(ids) + num_tokens - 1)
-    if why is None:
-        require_cache_memory(plan)
-    stage = _load(rundir, plan)
-    generator = torch.Generator().manual_seed(seed)
-    shown = ""
-    next_token = NextToken(stage, config.data.sequence, ends, cached=why is None)
-    with torch.no_grad():
-        for number in range(num_tokens + 1):
-            text = tokenizer.decode(ids[len(begin) :])
-            # a character of several tokens is shown when it is complete
-            whole = text.rstrip("\ufffd")
-            if whole.startswith(shown):
-                yield whole[len(shown) :]
-                shown = whole
-            if number == num_tokens:
-                return
-            # a model may have more rows, never learnt
-            logits_V = next_token.logits(ids)[: tokenizer.vocab]
-            ids.append(choose(logits_V, temperature, generator, top_k, top_p))
-            if ids[-1] == ends:  # how another document begins was never learnt
-                return
+
+    def __init__(self, run_dir: str, prompts: Sequence[str], request: SamplingRequest):
+        request.rules.require()
+        rundir = RunDir(run_dir)
+        config = _read_config(rundir)
+        self.request = request
+        self.prompts = prompts
+        self.tokenizer = _tokenizer(rundir, config.data, request.tokenizer_file)
+        _warn_of_another(rundir, self.tokenizer)
+        self._ends, self._begin = _special_tokens(rundir, config, self.tokenizer)
+        self._ids = [[*self._begin, *_encode(self.tokenizer, prompt)] for prompt in prompts]
+        length = max(map(len, self._ids)) + request.num_tokens
+        config = _for_sampling(rundir, config, self.tokenizer, length)
+        plan = plan_of(config)
+        why = why_not_cached(plan)
+        _say_what_is_not_cached(why, config.data.sequence, length - 1)
+        if why is None:
+            require_cache_memory(plan)
+        self._cached = why is None
+        self._sequence = config.data.sequence
+        self._stage = _load(rundir, plan)
+
+    def text(self, number: int) -> Iterator[str]:
+        """Yield a prompt, by its number, and then text as it is sampled: what it would be alone."""
+        request = self.request
+        generator = torch.Generator().manual_seed(request.seed)
+        ids = list(self._ids[number])
+        next_token = NextToken(self._stage, self._sequence, self._ends, self._cached)
+        shown = ShownText(self._decoded(ids), request.stops)
+        yield shown.shown
+        with torch.no_grad():
+            for left in range(request.num_tokens, 0, -1):
+                # a model may have more rows, never learnt
+                logits_V = next_token.logits(ids)[: self.tokenizer.vocab]
+                ids.append(request.rules.choose(logits_V, generator, ids))
+                ended = ids[-1] == self._ends  # how another document begins was never learnt
+                if ended:
+                    del ids[-1]
+                yield shown.grow(self._decoded(ids), last=ended or left == 1)
+                if ended or shown.stopped:
+                    return
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids[len(self._begin) :])
 
 
-def choose(
-    logits_V: torch.Tensor,
-    temperature: float,
-    generator: torch.Generator,
-    top_k: int = 0,
-    top_p: float = 1.0,
-) -> int:
-    """Return a token drawn from softmax(logits / temperature), at 0 the likeliest.
+def sample(run_dir: str, prompt: str, request: SamplingRequest) -> Iterator[str]:
+    """Yield a prompt and then text as it is sampled."""
+    yield from TextSampler(run_dir, [prompt], request).text(0)
 
-    top_k: of so many tokens, the likeliest, and of more that are as likely as the last; 0: of all.
-    top_p: of the fewest tokens that have this probability together (arXiv:1904.09751, section 3.1).
 
-    Raises CheckpointError if there are no likelihoods.
+def json_lines(run_dir: str, prompts: Sequence[str], request: SamplingRequest) -> Iterator[str]:
+    """Yield an object with the text of each prompt, whose weights are read once."""
+    sampler = TextSampler(run_dir, prompts, request)
+    for number, prompt in enumerate(prompts):
+        whole = "".join(sampler.text(number))
+        yield json.dumps({"prompt": prompt, "text": whole})
+
+
+def read_prompts(path: str) -> list[str]:
+    """Return the prompts of a file: its lines, or of a .jsonl file the "prompt" of each object.
+
+    Raises DataError.
     """
-    if not all(map(math.isfinite, logits_V.aminmax())):  # NaN is both
-        raise CheckpointError(
-            "the weights give NaN or infinite logits; train the model again, or go back to an earlier "
-            "checkpoint"
-        )
-    if temperature == 0:
-        return int(logits_V.argmax())
-    # at most 0: divided by however little, it is no NaN
-    above_V = logits_V.double() - logits_V.max().double()
-    probabilities_V = torch.softmax(above_V / temperature, 0)
-    if 0 < top_k < len(logits_V):
-        least = logits_V.topk(top_k).values[-1]
-        probabilities_V = probabilities_V.masked_fill(logits_V < least, 0)
-        probabilities_V /= probabilities_V.sum()
-    if top_p < 1:
-        probabilities_V = _nucleus(probabilities_V, top_p)
-    return int(torch.multinomial(probabilities_V, 1, generator=generator))
-
-
-def _nucleus(probabilities_V: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Return the same with 0 for all but the fewest tokens that have `top_p` together, the likeliest."""
-    sorted_V, tokens_V = probabilities_V.sort(descending=True, stable=True)
-    before_V = sorted_V.cumsum(0) - sorted_V
-    kept_V = sorted_V.masked_fill(before_V >= top_p, 0)
-    return torch.zeros_like(probabilities_V).scatter_(0, tokens_V, kept_V)
+    try:
+        lines = read_regular(Path(path), MOST_PROMPT_BYTES).decode().splitlines()
+        if path.endswith(".jsonl"):
+            found = [json.loads(line)["prompt"] for line in lines if line.strip()]
+        else:
+            found = [line for line in lines if line]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"--prompts {shown(path)}: {shown(repr(error))}; needed UTF-8 lines, or in a .jsonl file objects "
+            'with a "prompt"'
+        ) from None
+    except OSError as error:
+        raise DataError(f"--prompts {shown(path)}: {error.strerror}; give a file of prompts") from None
+    if not found or not all(isinstance(each, str) and each for each in found):
+        raise DataError(f"--prompts {shown(path)}: needed prompts, texts that aren't empty")
+    return found
 
 
 def visible(text: str) -> str:
