@@ -549,7 +549,9 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
     type=click.FloatRange(0, min_open=True),
     help="Above 1: what the text has already is less likely.",
 )
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. Several times: any.")
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."
+)
 @click.option(
     "--seed", default=1, show_default=True, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling."
 )
@@ -572,7 +574,8 @@ def generate(
     from mpitrain.commands.sampling import SamplingRules
 
     if (prompt is None) == (prompts is None):
-        raise ConfigError("found neither or both of --prompt and --prompts; needed one of them")
+        found = "neither" if prompt is None else "both"
+        raise ConfigError(f"found {found} of --prompt and --prompts; give one of them")
     request = generate.SamplingRequest(tokens, seed, SamplingRules(**rules), tokenizer, stop)
     # what a model says, the terminal's encoding may not have
     sys.stdout.reconfigure(errors="replace")
@@ -724,7 +727,11 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
 )
 @click.option("--layouts", "file", metavar="FILE", help="A file with such a layout in each line.")
 @click.option(
-    "--steps", type=click.IntRange(1, INTEGERS), default=5, show_default=True, help="That are timed, of each."
+    "--steps",
+    type=click.IntRange(1, INTEGERS),
+    default=5,
+    show_default=True,
+    help="Steps of each layout that are timed.",
 )
 @click.option(
     "--machine",

@@ -71,7 +71,7 @@ class RankProfile(NamedTuple):
 
 
 class SpanLookup:
-    """SpanLookup of one thread that don't overlap, to look up a moment in."""
+    """Spans of one thread, which don't overlap, to look up a moment in."""
 
     def __init__(self, events: Iterable[Event]):
         self.events = sorted(events, key=lambda event: event["ts"])

@@ -34,7 +34,7 @@ from mpitrain.plan.predict.step_time.machine import (
     MachineFile,
     MachineRates,
     find_machine,
-    known_machine,
+    like_gpu,
     machine_of,
 )
 from mpitrain.plan.predict.step_time.step import is_defined, predict_step
@@ -244,10 +244,8 @@ class _Choice:
         return rates._replace(ranks_per_node=self._node_ranks(), memory_bytes=memory)
 
     def _of_its_kind(self) -> MachineFile:
-        if self._request.gpu is not None:
-            with suppress(ConfigError):
-                return known_machine(self._request.gpu.name)
-        return find_machine(ON_GPU if self._is_on_gpu() else ON_CPU)
+        found = like_gpu(self._request.gpu.name) if self._request.gpu else None
+        return found or find_machine(ON_GPU if self._is_on_gpu() else ON_CPU)
 
     def _is_measured(self) -> bool:
         """Return whether the figures of run.machine were measured on it."""
