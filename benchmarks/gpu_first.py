@@ -20,7 +20,7 @@
 Each part has a limit, below ten minutes. What it found is printed when it is there, and --out has
 everything so far, also of what went wrong; where a command may not last half an hour, take some
 parts at a time. docs/guides/gpus.md has what was found on an H200. Without a GPU: `python
-tests/without_gpu/run.py python benchmarks/gpu_first.py --small`, which has no cuDNN and computes
+tests/hardware/without_gpu/run.py python benchmarks/gpu_first.py --small`, which has no cuDNN and computes
 nothing in Triton.
 """
 
@@ -36,7 +36,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from gpu_models import LARGE, SMALL  # noqa: E402
 from launch import MPITRAIN, NO_GPU, WITH_GPU, mpirun, options, tail  # noqa: E402
@@ -166,7 +166,7 @@ def tests(machine, found):
     """Find how the tests marked gpu end. Without a GPU two of the same for a CPU."""
     gpu = machine.device == "cuda"
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    chosen = ["-m", "gpu", "tests"] if gpu else ["-k", "cpu and memory", "tests/test_gpu_steps.py"]
+    chosen = ["-m", "gpu", "tests"] if gpu else ["-k", "cpu and memory", "tests/hardware/test_gpu_steps.py"]
     if gpu:
         found["one process"] = machine.said(*pytest, *chosen, limit=120)
     for num_ranks in (1, 2) if gpu else (2,):

@@ -6,7 +6,7 @@ timing.
     python benchmarks/gpu_queued.py                           a step of llama3.2-1b, 2 x 4 x 2048
                                                               tokens, bf16, on this GPU
     python benchmarks/gpu_queued.py run.compile=true          any settings; the last of a key counts
-    python tests/without_gpu/run.py --empty --gigabytes 150 python benchmarks/gpu_queued.py
+    python tests/hardware/without_gpu/run.py --empty --gigabytes 150 python benchmarks/gpu_queued.py
         without a GPU
 
 The least time is that of its bytes through memory or of its multiplications, whichever is longer,

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import pytest  # noqa: E402
 from launch import started  # noqa: E402
@@ -40,7 +40,7 @@ LIMIT_S = {
 }  # who takes longer has found it: it hangs
 
 # ruff: noqa: E501  a bug is a line
-# Which tests are asked about a room: names of files in tests/, without test_ and .py.
+# Which tests are asked about a room: names of files in the rooms of tests/, without test_ and .py.
 ASKED = {
     "comm/": "comm_* device_clock slicing train_zero train_schedules run_one_rank",
     "comm/base/library": "comm_awareness cluster_launch",
@@ -544,7 +544,7 @@ class Copy:
         found = [
             path
             for name in ASKED[room].split()
-            for path in sorted((self.folder / "tests").glob(f"test_{name}.py"))
+            for path in sorted((self.folder / "tests").rglob(f"test_{name}.py"))
         ]
         return list(dict.fromkeys(found))
 
@@ -571,10 +571,8 @@ class Copy:
         """Ask the test that found a bug before, with how it was started, as judge() returns it."""
         name, _, how = finder.rpartition(" (")
         path, _, test = name.partition("::")
-        path = self.folder / "tests" / path
-        if not path.exists() or (
-            test and f"def {test.split('[')[0]}(" not in path.read_text(encoding="utf-8")
-        ):
+        path = next((self.folder / "tests").rglob(path), None)
+        if path is None or (test and f"def {test.split('[')[0]}(" not in path.read_text(encoding="utf-8")):
             return []
         chosen = ["-k", test.split("[")[0]] if test else []
         return [f"{test} ({how}" for test in self._failing(how.rstrip(")"), [path], *chosen)]
@@ -615,7 +613,7 @@ class Copy:
         num_ranks = int(how.split()[0]) if " rank" in how else 0
         options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", *chosen, *map(str, files)]
         if num_ranks:
-            lane = (sys.executable, str(self.folder / "tests" / "lane.py"), "--only-mpi", *options)
+            lane = (sys.executable, str(self.folder / "tests" / "support" / "lane.py"), "--only-mpi", *options)
             with started(num_ranks, *lane, env={"PYTHONPATH": str(self.folder)}, cwd=self.folder) as job:
                 done = job.wait(LIMIT_S[how])
             code = done.returncode
@@ -624,7 +622,7 @@ class Copy:
             code, text = self._forked(options)
         if code in (0, 5):  # 5: nothing to run
             return []
-        named = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", text, re.M) or re.findall(
+        named = re.findall(r"^(?:FAILED|ERROR) (?:tests/\S*/)?(test_\S+)", text, re.M) or re.findall(
             r"(test_\w+\.py::\S+) failed on rank", text
         )
         return named[:1] or [f"{files[0].name}: {'hangs' if code is None else 'ends'}"]
@@ -681,7 +679,7 @@ def main() -> None:
                 files = [
                     path
                     for name in given.tests.split()
-                    for path in sorted((copy.folder / "tests").glob(f"test_{name}.py"))
+                    for path in sorted((copy.folder / "tests").rglob(f"test_{name}.py"))
                 ]
             copy.plant(file, text[:begins] + new + text[ends:])
             finder = before.get((file, " ".join(new.split())))

@@ -23,6 +23,7 @@ LONG = pytest.mark.skipif(
     os.environ.get("MPITRAIN_LONG") != "1",
     reason="MPITRAIN_LONG=1 runs what takes seconds and has a shorter test of its kind",
 )
+ROOT = Path(__file__).parent
 MANY = 1000  # tests that take longer than a lane does
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 ALONGSIDE = ("test_lane[1]", "test_lane[2]")
@@ -68,6 +69,7 @@ def _begin_harness(config):
     ends it whatever becomes of this one.
     """
     import launch
+    import reaper
 
     folder = tempfile.mkdtemp(prefix="mpitrain-test-")
     # tmp_path stays for a look at what failed
@@ -76,9 +78,9 @@ def _begin_harness(config):
     # compiled once for all tests, and gone the next time
     os.environ.setdefault(INDUCTOR, f"{folder}/inductor")
     os.environ[launch.MARK] = uuid.uuid4().hex[: launch.SESSION_LENGTH]
-    command = [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py")), folder]
-    reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    config.add_cleanup(reaper.communicate)  # closes its stdin, and waits
+    command = [sys.executable, "-S", "-E", reaper.__file__, folder]
+    ended = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    config.add_cleanup(ended.communicate)  # closes its stdin, and waits
     if config.pluginmanager.hasplugin("faulthandler"):
         stderr = os.dup(sys.__stderr__.fileno())  # tests have another one
         launch.HANG_LIMIT.use(float(config.getini("faulthandler_timeout") or 0), stderr)
@@ -119,7 +121,7 @@ def pytest_collection_modifyitems(items):
     size = _num_ranks()
     items.sort(key=_turn)
     for item in items:
-        if UNDER_MPIRUN and item.path.name.startswith(("test_run_", "test_lanes")):
+        if UNDER_MPIRUN and _room(item) == "runs":
             item.add_marker(pytest.mark.skip(reason="starts mpirun itself"))
         sizes = item.get_closest_marker("sizes")
         if size and sizes and size not in sizes.args and not EVERY:
@@ -133,7 +135,13 @@ def _turn(item):
     """
     if item.path.name == "test_lanes.py":
         return 1 if item.name in ALONGSIDE else 3
-    return 2 * item.path.name.startswith("test_run_")
+    return 2 * (_room(item) == "runs")
+
+
+def _room(item):
+    """Return the folder of tests/ in which a test is: "unit", "ranks", "runs" ..."""
+    below = item.path.relative_to(ROOT).parts if item.path.is_relative_to(ROOT) else ()
+    return below[0] if below else ""
 
 
 def pytest_collection_finish(session):

@@ -2,7 +2,7 @@
 
     python tests/oldest_versions.py                        a new environment in a temporary folder,
                                                            the tests of TESTS
-    python tests/oldest_versions.py --mpi openmpi tests/test_config.py ...
+    python tests/oldest_versions.py --mpi openmpi tests/unit/plan/test_config.py ...
     python tests/oldest_versions.py --folder DIR           keeps the environment, and uses it again
 
 torch is the newest that setup.cfg allows: older wheels of it for x86 bring gigabytes of CUDA along;
@@ -94,6 +94,11 @@ def environment(folder: Path, mpi: str, torch: str) -> Path:
     return python
 
 
+def files() -> list[str]:
+    """Return the files of TESTS, in whatever room they are."""
+    return [str(path) for name in TESTS for path in (ROOT / "tests").rglob(f"{name}.py")]
+
+
 def newest_torch() -> str:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
@@ -105,7 +110,11 @@ def main() -> int:
     parser.add_argument("--mpi", choices=("mpich", "openmpi"), default="mpich")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--torch", default=newest_torch())
-    parser.add_argument("tests", nargs="*", default=[f"tests/{name}.py" for name in TESTS])
+    parser.add_argument(
+        "tests",
+        nargs="*",
+        default=files(),
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mpitrain-oldest-") as temporary:
         folder = (given.folder or Path(temporary)).absolute()

@@ -3,7 +3,7 @@
 On a GPU a queue is a CUDA stream: what is queued in one happens in its order, what is queued in
 another whenever it likes, unless it waits. On a CPU all is over when a call returns, so that every
 machine can run who uses them; and tests hand over a device that is late on purpose
-(tests/late_device.py).
+(tests/support/late_device.py).
 
 Memory of the device belongs to the queue that computes: who is given it may compute with it at
 once, and what is dropped is given to the next one who asks, before what was computed with it is

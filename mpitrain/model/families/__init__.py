@@ -7,5 +7,5 @@ fields, names: of config.json and of weights in Hugging Face folders, which fami
 catalog: the plan of a configuration
 
 A new family is one file, here or, as model.family = "module:name", anywhere on Python's path:
-tests/new_family.py is one with an activation of its own, norms behind sublayers and soft-capped scores.
+tests/support/new_family.py has an activation of its own, norms behind sublayers and soft-capped scores.
 """

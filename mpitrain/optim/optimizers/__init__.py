@@ -2,5 +2,6 @@
 
 adamw   sgd   muon
 
-A new one is one file, here or, as optimizer.name = "module:name", anywhere on Python's path: tests/lion.py.
+A new one is one file, here or, as optimizer.name = "module:name", anywhere on Python's path:
+tests/support/lion.py.
 """

@@ -12,7 +12,7 @@ What a step does of which CUDA has kernels that add in any order, by atomics, an
     scatter_add_, gather's  atomics, but of whole numbers, or of one number each    sorted
     index_put_              any of several values for one place; here there is one  sorted
 
-torch refuses an operation that it has no deterministic kernel for, and tests/test_determinism.py
+torch refuses an operation that it has no deterministic kernel for, and tests/ranks/test_determinism.py
 finds those before a GPU does. On a CPU all are deterministic as they are, and nothing is set: the
 same setting would sort, and fill memory, there too.
 

@@ -1,0 +1,201 @@
+"""The documents: links, commands, sentences, terms, and lists that must be whole."""
+
+import re
+import sys
+from statistics import mean
+
+import pytest
+from pages import DOCS, ROOT, SWITCH, anchors, blocks, links, of_the_course, pages, run, whole
+
+from mpitrain.schedules.catalog import NAMES
+
+sys.path.append(str(DOCS))
+import made_pages
+import sentences
+
+MOST_BYTES = 10_240  # of the README
+LEAST_QUESTIONS = 40
+LEAST_OF_A_MESSAGE = 7  # characters
+TERMS = [
+    "gradient accumulation",
+    "prefetch",
+    "reshard",
+    "activation recomputation",
+    "activation checkpointing",
+    "load balancing",
+    "mixed precision",
+    "loss scaling",
+    "master weights",
+    "gradient clipping",
+    "weight decay",
+    "optimizer state",
+    "sequence parallel",
+    "context parallel",
+    "pipeline parallel",
+    "expert parallel",
+    "data parallel",
+    "ring attention",
+    "sliding window",
+    "key-value cache",
+    "topology",
+    "oversubscription",
+    "straggler",
+    "deadlock",
+    "silent data corruption",
+    "dropless",
+    "capacity factor",
+    "CUDA-aware",
+    "NUMA",
+    "HSDP",
+    "FSDP",
+]
+OLD_HEADINGS = (
+    "Start", "Your own text", "A step is a program", "Schedules", "What communication costs",
+    "Hundreds of ranks on one machine", "Where things are", "Memory and precision", "Mixtures of experts",
+    "Checkpoints", "Running on your cluster", "On GPUs", "What can go wrong, and what you will see",
+    "When numbers go wrong", "Tests on N ranks", "What is trusted", "Sharp edges",
+)  # fmt: skip
+PAGES = pages()
+SITE = [path for path in PAGES if path.is_relative_to(DOCS)]
+FAST = [block for block in blocks() if block.marker.startswith("run") and not block.is_slow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _made_pages():
+    """Pages that are made from the source have anchors, too."""
+    made_pages.write(DOCS / "generated")
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def rows(page):
+    """Return the cells of the rows of a page's tables, without their heads."""
+    found = [
+        line.strip("| \n").split(" | ") for line in page.read_text().splitlines() if line.startswith("|")
+    ]
+    return [cells for cells in found if not set("".join(cells)) <= set("-|")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_pages_and_anchors(page):
+    for link in links(page):
+        target, _, anchor = link.partition("#")
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{name_of(page)} links to {link}"
+        if anchor and path.name != "configuration.md":  # whose targets are made, as test_reference.py asks
+            assert anchor in anchors(path), (
+                f"{name_of(page)} links to {link}; there are {sorted(anchors(path))}"
+            )
+
+
+@pytest.mark.parametrize("page", SITE, ids=name_of)
+def test_every_page_has_an_owner_and_is_in_the_table_of_contents(page):
+    if of_the_course(page):
+        return
+    found = re.match(r"---\nowner: (.+)\nnumbers: .+\n---\n", page.read_text())
+    assert found, name_of(page)
+    assert all((ROOT / owner).exists() for owner in found[1].split(", ")), f"{name_of(page)}: {found[1]}"
+    contents = (DOCS / "index.md").read_text()
+    name = str(page.relative_to(DOCS).with_suffix(""))
+    assert name == "index" or f"\n{name}\n" in contents, name
+
+
+def test_every_block_of_commands_is_run_or_says_why_not():
+    markers = re.compile(rf"run(: ({SWITCH}|fails|{SWITCH} fails))?|not run: \S.*")
+    unmarked = [block for block in blocks() if not markers.fullmatch(block.marker)]
+    assert not unmarked, "\n".join(f"{block.page}, block {block.number}: {block.text}" for block in unmarked)
+    assert len(blocks()) > 60
+
+
+@pytest.mark.parametrize("block", FAST, ids=lambda block: f"{block.page}-{block.number}")
+def test_commands_of_a_page_run(block, tmp_path):
+    run(block, tmp_path)
+
+
+def test_the_readme_is_two_screens():
+    assert len((ROOT / "README.md").read_bytes()) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("page", sentences.pages(), ids=name_of)
+def test_sentences_are_short(page):
+    counted = sentences.words(page.read_text())
+    assert counted and mean(counted) <= sentences.MOST, mean(counted)
+
+
+def test_sentences_are_counted():
+    text = (
+        "---\nowner: x\nnumbers: none\n---\n# A head\nOne two. Three `four` five!\n\n- six\n- seven eight\n"
+    )
+    assert sentences.words(text) == [2, 3, 1, 2]
+    assert sentences.words("```sh\na b c. D\n```\n| a | b. C |\nNine, ten (see `x.y`) and [on](a.md).\n") == [
+        6
+    ]
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_a_term_of_the_field_stands_in_the_documents(term):
+    assert any(term.lower() in " ".join(whole(page).lower().split()) for page in SITE)
+
+
+def test_questions_are_many_and_each_has_a_page():
+    questions = rows(DOCS / "questions.md")[1:]
+    assert len(questions) >= LEAST_QUESTIONS
+    assert not [cells for cells in questions if not re.fullmatch(r"\[.+\]\(\S+\)", cells[1])]
+
+
+def test_nothing_of_the_old_readme_is_lost():
+    found = [cells[0] for cells in rows(DOCS / "from-the-old-readme.md")]
+    assert not set(OLD_HEADINGS) - set(found)
+
+
+def test_every_schedule_has_a_paper_and_a_picture():
+    assert set(made_pages.PAPERS) == set(NAMES)
+    gallery = (DOCS / "gallery.md").read_text()
+    for name in NAMES:
+        assert f"pictures/{name}.svg" in gallery and (DOCS / "pictures" / f"{name}.svg").exists(), name
+
+
+def test_pictures_are_those_of_the_pages():
+    ours = [page.read_text() for page in PAGES if not of_the_course(page)]
+    shown = {found for text in ours for found in re.findall(r"pictures/([\w.-]+\.svg)", text)}
+    assert shown == {path.name for path in (DOCS / "pictures").glob("*.svg")}
+
+
+def test_links_to_keys_and_tables_lead_somewhere():
+    """Links to keys and tables on the page that is made."""
+    made = made_pages.pages.configuration()
+    for page in SITE:
+        for link in links(page):
+            target, _, anchor = link.partition("#")
+            if target.endswith("configuration.md") and anchor:
+                assert f"({anchor})=" in made or f"## {anchor}\n" in made, link
+
+
+def test_messages_of_the_page_of_troubleshooting_are_in_the_source():
+    """Of each heading some words in a row: what a run fills in stands between them."""
+    source = "\n".join(
+        path.read_text()
+        for folder in ("mpitrain", "comm", "schedules")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    joined = re.sub(r'"\s*\n\s*f?r?"', "", source)
+    of_others = (
+        "The PMIx server",
+        "Nothing is printed",
+        "It goes on",
+        "A rank failed",
+        "Bad input",
+        "It left early",
+    )
+    text = (DOCS / "guides" / "troubleshooting.md").read_text()
+    for heading in re.findall(r"^### (.+)$", text, re.M):
+        if heading.startswith(of_others):
+            continue
+        words = re.sub(r"^(\w+Error|mpitrain): ", "", heading).replace("...", " ").split()
+        runs = (" ".join(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1))
+        found = max((run for run in runs if run in joined), key=len, default="")
+        assert not words or len(found) >= LEAST_OF_A_MESSAGE, (
+            f"{heading}: no more than {found!r} is in the source"
+        )

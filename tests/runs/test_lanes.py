@@ -1,0 +1,217 @@
+"""Plain `pytest` ends here: it starts the tests marked `mpi` under mpirun on 1, 2, 4 and 8 ranks,
+and shows what failed there.
+
+Eight ranks on two cores are slow: there runs what only they show, and with MPITRAIN_LAYOUTS=all
+everything.
+
+MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
+"""
+
+from folders import ROOT, SUPPORT, TESTS, files_of_tests
+import os
+import shutil
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from conftest import EVERY as EVERY_LAYOUT
+from conftest import LONG
+from launch import WITH_GPU, mpirun, patience, preloaded, started, tail
+
+EVERY = (1, 2, 4, 8)
+SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(","))) if "MPITRAIN_LANES" in os.environ else EVERY
+OF_RANKS = ("ranks", "hardware")
+BY_CHOICE = "MPITRAIN_"  # a skip that an environment variable undoes
+TESTS = os.environ.get("MPITRAIN_TESTS", "*")
+SLOWEST_S = 900
+LIMIT_S = 100  # as in setup.cfg
+LANE = (sys.executable, str(SUPPORT / "lane.py"), "--only-mpi", "-p", "no:cacheprovider", "-q")
+
+HANG = """
+def test_one_rank_stays_away(world):
+    if world.rank != 1:
+        world.Barrier()
+    else:
+        import time
+        time.sleep(10**6)
+"""
+VOTE = """
+from conftest import agree
+
+def test_one_rank_is_wrong(world):
+    agree(world, world.rank != 1, "seven is not eight")
+"""
+RAISE = """
+def test_one_rank_raises(world):
+    if world.rank == 1:
+        raise ValueError("only here")
+    world.Barrier()
+"""
+
+
+def lane(num_ranks, *options, cwd=ROOT, timeout=SLOWEST_S):
+    """Run the multi-rank tests on `num_ranks` ranks."""
+    return mpirun(num_ranks, *preloaded([*LANE, *options]), env=WITH_GPU, cwd=cwd, timeout=timeout)
+
+
+def hang_limit(seconds=None):
+    """Return the options for the limit of a test on ranks: the project's is of an idle machine."""
+    return "-o", f"faulthandler_timeout={seconds or patience(LIMIT_S):.0f}"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project of one test file with this one's settings and fixtures."""
+
+    def write(text):
+        shutil.copytree(SUPPORT, tmp_path / "tests" / "support")
+        shutil.copy(ROOT / "setup.cfg", tmp_path)
+        shutil.copy(TESTS / "conftest.py", tmp_path / "tests")
+        (tmp_path / "tests" / "test_it.py").write_text(
+            "import pytest\n\npytestmark = pytest.mark.mpi\n" + text
+        )
+        return tmp_path
+
+    return write
+
+
+# ---------------------------------------------------------------- the lanes themselves
+
+
+# of this file, other tests come between the early lanes and the others
+@pytest.fixture(scope="session")
+def outcomes():
+    """{test: the lanes in which it ran}: filled by the lanes, looked at when they are through."""
+    return {}
+
+
+def asked(num_ranks, report):
+    """Return the options of a lane: what is to be told, and its files."""
+    found = [path for name in TESTS.split() for path in files_of_tests(name) if path.parent.name in OF_RANKS]
+    # the others take seconds to skip
+    files = [str(path) for path in found if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]
+    assert files, f"MPITRAIN_TESTS={TESTS!r}: no such files"
+    chosen = ("-m", "not few_ranks") if num_ranks == 8 and TESTS == "*" and not EVERY_LAYOUT else ()
+    return "-rfE", f"--junitxml={report}", *chosen, *files
+
+
+class Early:
+    """Lanes beside other tests, one after the other.
+
+    Of one and two ranks beside the serial tests, which take one core; those of more beside whole
+    runs, in the time that these only wait. `jobs` is empty if none is early.
+    """
+
+    def __init__(self):
+        self.jobs = {}
+        self._waiting = list(SIZES)
+        self._stack = ExitStack()
+
+    def go_on(self):
+        """Start the next lane, unless one is running."""
+        if self._waiting and all(job.process.poll() is not None for _, job in self.jobs.values()):
+            num_ranks = self._waiting.pop(0)
+            report = (
+                Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-")))
+                / "lane.xml"
+            )
+            behind = ("--beside", *hang_limit(patience(SLOWEST_S))) if num_ranks > 2 else hang_limit()
+            command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
+            self.jobs[num_ranks] = (
+                report,
+                self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=ROOT)),
+            )
+
+    def wait(self, num_ranks):
+        """Return the report of a lane and how it ended."""
+        while num_ranks not in self.jobs:
+            list(self.jobs.values())[-1][1].wait(SLOWEST_S)
+            self.go_on()
+        report, job = self.jobs[num_ranks]
+        return report, job.wait(SLOWEST_S)
+
+    def end(self):
+        self._stack.close()
+
+
+EARLY = Early()  # conftest.py starts and ends it
+
+
+@pytest.mark.parametrize("num_ranks", SIZES)
+def test_lane(num_ranks, outcomes, tmp_path):
+    if EARLY.jobs:
+        report, done = EARLY.wait(num_ranks)
+    else:
+        report = tmp_path / "lane.xml"
+        done = lane(num_ranks, *hang_limit(), *asked(num_ranks, report))
+    assert done.returncode == 0, f"exit code {done.returncode}\n{tail(done.output)}"
+    for case in ET.parse(report).iter("testcase"):
+        skips = case.findall("skipped")
+        if any(
+            "does not use mpi" in skip.get("message", "") or skip.get("message", "").startswith(BY_CHOICE)
+            for skip in skips
+        ):
+            continue
+        ran = outcomes.setdefault(f"{case.get('classname')}::{case.get('name')}", [])
+        ran += [] if skips else [num_ranks]
+
+
+def test_every_multi_rank_test_ran_in_some_lane(request, outcomes):
+    """A size or a condition that no lane fulfils would hide a test for ever; a missing device may."""
+    through = [
+        item.callspec.params["num_ranks"]
+        for item in request.session.items
+        if getattr(item, "originalname", "") == "test_lane"
+    ]
+    if through != list(EVERY) or TESTS != "*":
+        pytest.skip("not all lanes were asked for")
+    devices = ("gpu", "cuda")
+    never = [test for test, ran in outcomes.items() if not ran and not any(word in test for word in devices)]
+    assert outcomes and not never, f"skipped on {EVERY} ranks: {never}"
+
+
+# ----------------------------------------------- what becomes of a test that goes wrong on one rank
+
+
+@LONG
+def test_hang_ends_with_stacks_and_an_exit_code(project):
+    done = lane(2, "-o", "faulthandler_timeout=5", "tests", cwd=project(HANG), timeout=60)
+    assert done.returncode not in (0, None), tail(done.output)
+    assert "test_one_rank_stays_away" in done.output and "Timeout (0:00:05)!" in done.output, tail(
+        done.output
+    )
+
+
+def test_hang_limit_of_the_project_is_below_two_minutes(pytestconfig):
+    assert 0 < float(pytestconfig.getini("faulthandler_timeout")) <= 110
+    assert pytestconfig.getini("faulthandler_exit_on_timeout") is True
+
+
+def test_vote_of_one_rank_fails_the_lane_with_its_text(project):
+    done = lane(2, "tests", cwd=project(VOTE), timeout=60)
+    assert done.returncode not in (0, None), tail(done.output)
+    assert "rank 1: seven is not eight" in done.output, tail(done.output)
+    assert "rank 0:" not in done.output
+
+
+def test_lone_error_on_one_rank_ends_the_lane_with_its_text(project):
+    """What nobody voted on: the others wait for ever in the barrier, until the rank that failed
+    takes them down.
+    """
+    done = lane(2, "tests", cwd=project(RAISE), timeout=60)
+    assert done.returncode not in (0, None), tail(done.output)
+    assert "ValueError: only here" in done.output and "rank 1" in done.output, tail(done.output)
+
+
+def test_a_launcher_that_was_killed_is_in_nobodys_way(tmp_path):
+    """Open MPI's leaves a folder with its number, and another with that number would not start."""
+    with started(
+        1, sys.executable, "-c", "import time; print('there', flush=True); time.sleep(10**6)"
+    ) as job:
+        job.wait_for(lambda: "there" in job.text(), 20)
+        number = job.process.pid
+        job.kill()
+    assert not list(Path(tempfile.gettempdir()).glob(f"*.{number}"))

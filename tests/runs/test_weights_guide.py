@@ -1,0 +1,36 @@
+"""Every command of docs/guides/hugging-face.md, in its order, with a small model in the folder it names."""
+
+from folders import DOCS
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from model_folders import folder
+from launch import HERE, environment, finished
+
+PAGE = DOCS / "guides/hugging-face.md"
+BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
+ELSEWHERE = ("hf download",)  # needs the network
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    path = tmp_path_factory.mktemp("guide")
+    folder(path / "smollm2", vocabulary=300)
+    return path
+
+
+def test_the_page_has_commands():
+    assert len(COMMANDS) > 6
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_page_does_what_it_says(line, place):
+    if line.startswith(ELSEWHERE):
+        pytest.skip("it fetches from the hub")
+    words = shlex.split(line)
+    command = [str(HERE / words[0]), *words[1:]]
+    done = finished(command, timeout=240, cwd=place, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,168 @@
+"""Which token is drawn, and where a text stops: as each option says, and as transformers has it."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sampled import command, make_run, text
+
+from mpitrain.commands.generate import SamplingRequest, TextSampler, read_prompts, sample
+from mpitrain.commands.sampling import SamplingRules, ShownText
+from mpitrain.errors import DataError
+
+PROBABILITIES = torch.tensor([0.125, 0.4, 0.05, 0.3, 0.125])
+
+
+def drawn(rules, before=(), count=2000):
+    generator = torch.Generator().manual_seed(5)
+    return [rules.choose(PROBABILITIES.log(), generator, before) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "chosen"),
+    [
+        ({}, {0, 1, 2, 3, 4}),
+        ({"top_k": 1}, {1}),
+        ({"top_k": 2}, {1, 3}),
+        ({"top_k": 3}, {0, 1, 3, 4}),  # two are as likely as the third
+        ({"top_k": 99}, {0, 1, 2, 3, 4}),
+        ({"top_p": 0.35}, {1}),
+        ({"top_p": 0.45}, {1, 3}),
+        ({"top_p": 1e-9}, {1}),
+        ({"top_k": 2, "top_p": 0.5}, {1}),  # of the two that are left, this one has more than a half
+        ({"top_k": 2, "top_p": 0.6}, {1, 3}),
+        ({"min_p": 0.3}, {0, 1, 3, 4}),
+        ({"min_p": 0.5}, {1, 3}),
+        ({"min_p": 1.0}, {1}),
+    ],
+)
+def test_only_tokens_within_the_rules_are_sampled(rules, chosen):
+    """Each of them is, in proportion."""
+    found = drawn(SamplingRules(1.0, **rules))
+    assert set(found) == chosen
+    expected = PROBABILITIES / PROBABILITIES[sorted(chosen)].sum()
+    assert all(abs(found.count(token) / 2000 - expected[token]) < 0.05 for token in chosen)
+
+
+def test_what_was_said_is_less_likely():
+    """Logits are logarithms here, so negative: multiplied by 2, probabilities are squared."""
+    squared = torch.tensor([0.125, 0.16, 0.05, 0.3, 0.125])
+    found = drawn(SamplingRules(1.0, repetition_penalty=2.0), before=[1, 1, 99])
+    assert all(abs(found.count(n) / 2000 - squared[n] / squared.sum()) < 0.05 for n in range(5))
+    assert set(drawn(SamplingRules(0.0, repetition_penalty=2.0), before=[1], count=3)) == {3}
+    positive = torch.tensor([1.0, 3.0, 2.0])
+    assert SamplingRules(0.0, repetition_penalty=2.0).choose(positive, torch.Generator(), [1]) == 2
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"top_k": 4}, {"top_p": 0.7}, {"min_p": 0.2}, {"repetition_penalty": 1.7}]
+)
+def test_the_tokens_that_are_left_are_those_of_transformers(rules):
+    process = pytest.importorskip("transformers").generation.logits_process
+    made = {
+        "top_k": lambda k: process.TopKLogitsWarper(k),
+        "top_p": lambda p: process.TopPLogitsWarper(p),
+        "min_p": lambda p: process.MinPLogitsWarper(p),
+        "repetition_penalty": lambda p: process.RepetitionPenaltyLogitsProcessor(p),
+    }
+    random = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        logits = 2 * torch.randn(12, generator=random)
+        before = [1, 5, 5, 7]
+        theirs = logits[None]
+        for name, value in rules.items():
+            theirs = made[name](value)(torch.tensor([before]), theirs)
+        expected = set(torch.nonzero(theirs[0] > -math.inf).flatten().tolist())
+        generator = torch.Generator().manual_seed(1)
+        found = {SamplingRules(1.0, **rules).choose(logits, generator, before) for _ in range(3000)}
+        likely = {n for n in expected if torch.softmax(theirs[0], 0)[n] > 0.01}
+        assert likely <= found <= expected
+        assert SamplingRules(0.0, **rules).choose(logits, generator, before) == int(theirs[0].argmax())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("top_p", value) for value in (0.0, -1.0, 1.5, float("nan"))),
+        *(("min_p", value) for value in (-0.1, 1.1, float("nan"))),
+        *(("repetition_penalty", value) for value in (0.0, -1.0, float("inf"), float("nan"))),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused(tmp_path, name, value):
+    request = SamplingRequest(1, 1, SamplingRules(**{name: value}))
+    with pytest.raises(DataError, match="--" + name.replace("_", "-")):
+        next(sample(str(tmp_path), "a", request))
+
+
+@given(
+    st.text("ab\n", max_size=12),
+    st.lists(st.text("ab\n", min_size=1, max_size=3), max_size=3),
+    st.integers(1, 3),
+)
+def test_a_text_ends_before_the_stop_string_that_is_complete_first(behind, stops, step):
+    """Shown in pieces, it is what it would be if it were cut at the end."""
+    prompt = "aba"
+    shown = ShownText(prompt, stops)
+    pieces = []
+    for end in [*range(step, len(behind), step), len(behind)]:
+        pieces.append(shown.grow(prompt + behind[:end], last=end == len(behind)))
+        if shown.stopped:
+            break
+    cuts = [(at + len(stop), at) for stop in stops if (at := behind.find(stop)) >= 0]
+    assert "".join(pieces) == (behind[: min(cuts)[1]] if cuts else behind)
+    assert shown.stopped is bool(cuts)
+
+
+def test_prompts_of_a_file_have_the_texts_that_each_has_alone(tmp_path):
+    run = make_run(tmp_path / "run")
+    (tmp_path / "lines.txt").write_text("def \n\nclass A\n")
+    (tmp_path / "objects.jsonl").write_text('{"prompt": "def "}\n{"prompt": "class A", "id": 3}\n')
+    for name in ("lines.txt", "objects.jsonl"):
+        done = command(run, "--prompts", tmp_path / name, "--tokens", 8)
+        assert done.returncode == 0, done.stderr
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+        assert found == [
+            {"prompt": each, "text": text(run, tokens=8, prompt=each)} for each in ("def ", "class A")
+        ]
+
+
+def test_the_command_takes_all_rules(tmp_path):
+    """Of one token, sampling takes the likeliest; a stop string ends the text and isn't in it."""
+    run = make_run(tmp_path / "run")
+    given = ("--prompt", "def ", "--tokens", 8)
+    rules = (("--top-k", 1), ("--top-p", 1e-9), ("--min-p", 1), ("--temperature", 0))
+    found = {command(run, *given, *keys).stdout for keys in rules}
+    assert len(found) == 1
+    (whole,) = found
+    assert whole.startswith("def ") and len(whole) > 8
+    stopped = command(run, *given, "--temperature", 0, "--stop", whole[6:8]).stdout
+    assert stopped == whole[: whole.index(whole[6:8], 4)] + "\n"
+    assert command(run, *given, "--top-p", 0).returncode == 2
+    for both in ((), ("--prompt", "a", "--prompts", "b")):
+        done = command(run, *both)
+        assert done.returncode == 2 and "--prompt and --prompts" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n\n", b"\xff\n", b'{"prompt": 3}\n', b"[1]\n", b'{"text": "a"}\n', b"{\n"]
+)
+def test_a_file_without_prompts_is_one_message(tmp_path, content):
+    (tmp_path / "p.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match="--prompts"):
+        read_prompts(str(tmp_path / "p.jsonl"))
+    with pytest.raises(DataError, match="No such file"):
+        read_prompts(str(tmp_path / "none"))
+
+
+def test_weights_are_read_once_for_all_prompts(tmp_path, monkeypatch):
+    from mpitrain.commands import generate
+
+    run = make_run(tmp_path / "run")
+    loads = []
+    load = generate._load
+    monkeypatch.setattr(generate, "_load", lambda *given: loads.append(1) or load(*given))
+    sampler = TextSampler(str(run), ["a", "b", "c"], SamplingRequest(2, 1))
+    assert all("".join(sampler.text(number)) for number in range(3)) and loads == [1]

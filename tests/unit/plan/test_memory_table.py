@@ -1,0 +1,166 @@
+"""What `mpitrain memory` says.
+
+Every part of a process, bytes a parameter, whether it fits, and the cheapest change that does.
+"""
+
+import math
+import mmap
+from collections import Counter
+
+import pytest
+
+from mpitrain import config as settings
+from mpitrain.cluster.resident import peak_resident, resident
+from mpitrain.commands.inspect import show_memory
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.bucket_buffers import held_by
+from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.memory_table import compare, fit_line, of_a_process, parameter_line
+from mpitrain.plan.predict.staged_bytes import staged_bytes
+from mpitrain.plan.settings.resolve import resolve
+
+BF16 = "precision.compute=bf16"
+
+
+def planned(*given, ranks=1):
+    return plan_of(resolve(settings.load(None, given), ranks, 256))
+
+
+def test_every_part_of_a_process_has_a_row():
+    given = "parallel.dp=2", "parallel.pp=2", "parallel.zero=3", BF16, "memory.recompute=full"
+    text = show_memory(None, given, 4)
+    for row in (
+        "weights",
+        "gradients",
+        "moments",
+        "gathered",
+        "unreduced",
+        "activations",
+        "recomputed",
+        "working",
+        "messages",
+        "library",
+        "first uses",
+        "holes",
+    ):
+        assert f"\n  {row}" in text, row
+    assert (
+        "together by parallel.zero" in text
+        and "together by memory.recompute" in text
+        and "and fit, with" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "begins"),
+    [
+        ((), "16 bytes each: weight 4, gradient 4, moments 8"),
+        (
+            (BF16,),
+            "18 bytes each: weight 2, its master 4, gradient 4, moments 8; where gradients are 16-bit it is "
+            "2 less",
+        ),
+        ((BF16, "optimizer.moments=bf16"), "14 bytes each"),
+        (("optimizer.name=sgd", "optimizer.momentum=0"), "8 bytes each"),
+    ],
+)
+def test_bytes_of_a_parameter_are_what_its_state_takes(given, begins):
+    plan = planned("parallel.zero=0", "model.preset=smollm2-135m", *given)
+    assert begins in parameter_line(plan)
+    usage = predict(plan)[0]
+    count = sum(spec.numel for spec in plan.parameters())
+    stated = int(parameter_line(plan).split(" parameters, ")[1].split()[0])
+    # buffers are padded, tied gradients two
+    assert 1 <= (usage.weights + usage.gradients + usage.moments) / (stated * count) < 1.15
+
+
+def test_what_does_not_fit_says_by_how_much_and_the_cheapest_change_that_does():
+    plan = planned("model.preset=smollm2-135m", "parallel.dp=2", "parallel.zero=0", ranks=2)
+    usages = predict(plan)
+    others = {"parallel.zero = 1": predict(plan)[0].on_device - 400_000_000, "parallel.zero = 2": 10}
+    needed = 2 * (sum(usages[0]) + sum(of_a_process(usages[0])))
+    assert f"fit, with {1.0:,.2f} MB to spare" in fit_line(plan, usages, [0], others, needed + 1_000_000)
+    assert "the cheapest change that fits: parallel.zero = 1" in fit_line(
+        plan, usages, [0], others, needed - 700_000_000
+    )
+    assert "the cheapest change that fits: parallel.zero = 2" in fit_line(
+        plan, usages, [0], others, needed - 900_000_000
+    )
+    assert "900.00 MB too much" in fit_line(plan, usages, [0], others, needed - 900_000_000)
+    assert "take more ranks" in fit_line(plan, usages, [0], {}, needed - 1)
+
+
+def test_the_table_at_the_end_has_the_peak_of_the_process_next_to_its_prediction():
+    usage = predict(planned())[0]
+    text = compare(usage, usage._replace(activations=1_000_000), (0, 0), 170_000_000, 180_000_000)
+    activations = next(line for line in text.splitlines() if "activations" in line)
+    last = text.splitlines()[-1]
+    assert activations.split()[-2:] == [f"{usage.activations / 1e6:,.2f}", "1.00"]
+    assert last.split()[-1] == "180.00" and "resident at most" in last
+    assert compare(usage, usage, (0, 0), None, None).splitlines()[-1].split()[-1] == "-"
+
+
+def test_on_a_gpu_a_process_takes_of_its_host_what_is_there_alone():
+    usage = predict(planned(BF16), on_gpu=True)[0]._replace(host=5_000_000)
+    lines = compare(usage, usage, (2_000_000, 2_000_000), 430_000_000, 1_258_850_000, True).splitlines()
+    # of the H200 that the constants are of: quickstart, with its copy of 14.57 MB
+    assert lines[-1].split()[-2:] == ["1,265.00", "1,258.85"]
+
+
+H200_GIVEN = (
+    "model.preset=llama3.2-1b", "batch.global=64", "batch.micro=4", "data.sequence=2048", BF16,
+)  # fmt: skip
+
+
+def test_messages_that_are_staged_take_what_an_h200_s_host_had():
+    """18,702.81 MB of each of two ranks, 2026-11-26; the copy to save is rounded up there, too."""
+    text = show_memory(None, (*H200_GIVEN, "parallel.zero=1"), 2)
+    staged = next(line for line in text.splitlines() if "messages staged there" in line).split()[-1]
+    assert float(staged.replace(",", "")) == pytest.approx(18_702.81, rel=0.12)
+    assert "staged" not in show_memory(None, (*H200_GIVEN, "comm.device=direct"), 2)
+    assert "staged" not in show_memory(None, H200_GIVEN, 1)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_staged_copies_are_the_blocks_of_all_gradients_then_of_all_weights(zero):
+    plan = planned(*H200_GIVEN, f"parallel.zero={zero}", "parallel.dp=2", ranks=2)
+    buckets = [bucket for stage in held_by(plan, 0).values() for bucket in stage.buckets]
+    lengths = [bucket.weights.length for bucket in buckets if bucket.weights.length]
+
+    def block(num_bytes):
+        return 2 ** math.ceil(math.log2(num_bytes))
+
+    whole, halves = ([block(4 * n // parts) for n in lengths] for parts in (1, 2))
+    sums = Counter(whole + halves if zero else whole)
+    weights = Counter(block(2 * n) for n in lengths) if zero in (1, 2) else Counter()
+    assert staged_bytes(plan, 0) == sum(size * count for size, count in (sums | weights).items())
+
+
+def test_what_is_resident_grows_with_what_is_touched():
+    before = resident()
+    if before is None:
+        pytest.skip("this system doesn't say")
+    # new ones; a bytearray may take what this process has freed and still holds
+    with mmap.mmap(-1, 64 << 20) as pages:
+        pages.write(b"x" * len(pages))
+        assert resident() >= before + 60_000_000 and peak_resident() >= before + 60_000_000
+
+
+def test_scratch_of_sums_over_nodes_is_counted():
+    given = "model.preset=smollm2-135m", "parallel.dp=4", "parallel.zero=1"
+    nodes = "comm.node_ranks=2"
+    choices = (), (nodes, "comm.levels=one"), (nodes,)
+    within, one, two = (predict(planned(*given, *more, ranks=4))[0] for more in choices)
+    assert two.messages > 2 * 4 * 576 * 1536 < one.messages and within.messages < 2**23
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_scratch_of_sums_over_nodes_does_not_grow_with_the_model(zero):
+    """A round after the other is sorted by nodes, whatever a bucket's length is."""
+    given = "parallel.dp=8", "comm.node_ranks=4", f"parallel.zero={zero}", BF16
+    small, large = (
+        predict(planned(*given, f"model.preset={name}", "batch.global=8", ranks=8))[0]
+        for name in ("smollm2-135m", "llama3-8b")
+    )
+    assert large.weights > 20 * small.weights and large.messages < 2**28
+    assert large.messages <= 2 * small.messages
