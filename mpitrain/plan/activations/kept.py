@@ -7,7 +7,7 @@ is held is counted in actor/memory_meter.py.
 
 from collections.abc import Collection
 
-from mpitrain.plan.declared.layer import Layer, Sizes
+from mpitrain.plan.declared.layer import Layer, Sizes, Working
 from mpitrain.plan.division.stages import StagePlan
 
 
@@ -21,6 +21,29 @@ class Activations:
         self.segments = sizes.segments
         self.blocks = range(len(stage.blocks))
         self.offloaded = self.config.memory.offload in ("activations", "all")
+        # computed once: a program asks again for each microbatch and part. By id: the stage holds its layers
+        self._kept: dict[tuple[int, int], int] = {}
+        self._left: dict[int, int] = {}
+        self._working: dict[int, Working] = {}
+
+    def kept_by(self, layer: Layer, segment: int) -> int:
+        """Return what one layer's forward of a segment leaves."""
+        key = id(layer), segment
+        if key not in self._kept:
+            self._kept[key] = layer.kept(self.sizes, segment)
+        return self._kept[key]
+
+    def left_by(self, layer: Layer) -> int:
+        """Return what one layer's I leaves for its W."""
+        if id(layer) not in self._left:
+            self._left[id(layer)] = layer.left(self.sizes)
+        return self._left[id(layer)]
+
+    def working_of(self, layer: Layer) -> Working:
+        """Return what one layer works with."""
+        if id(layer) not in self._working:
+            self._working[id(layer)] = layer.working(self.sizes)
+        return self._working[id(layer)]
 
     def kept(self, segment: int = 0, first: int = 0) -> int:
         """Return what the forward of a segment leaves on the device.
@@ -32,7 +55,7 @@ class Activations:
         blocks = [block for part in self.stage.parts[first:] for block in part]
         inner = 0 if self.offloaded else self._inner(segment, blocks)
         history = self._history() if self.segments > 1 else 0  # for later segments
-        ends = sum(layer.kept(self.sizes, segment) for layer in self._layers(blocks, inner=False))
+        ends = sum(self.kept_by(layer, segment) for layer in self._layers(blocks, inner=False))
         return inner + history + self._mask(segment) * self.sizes.itemsize + self._documents(segment) + ends
 
     def on_host(self, segment: int = 0) -> int:
@@ -54,7 +77,7 @@ class Activations:
             * self.sizes.itemsize
         )
         return of_vectors + sum(
-            layer.left(self.sizes) for inner in (True, False) for layer in self._layers(blocks, inner=inner)
+            self.left_by(layer) for inner in (True, False) for layer in self._layers(blocks, inner=inner)
         )
 
     def returned(self, segment: int) -> int:
@@ -69,7 +92,7 @@ class Activations:
         if self.config.memory.recompute in ("full", "every-k"):
             number = sum(group[0] in blocks for group in self.stage.groups)
             return number * self.sizes.shared * self.config.model.width * self.sizes.itemsize
-        return sum(layer.kept(self.sizes, segment) for layer in self._layers(blocks, inner=True))
+        return sum(self.kept_by(layer, segment) for layer in self._layers(blocks, inner=True))
 
     def _history(self) -> int:
         return sum(

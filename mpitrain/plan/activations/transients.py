@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mpitrain.plan.activations.kept import Activations
-from mpitrain.plan.declared.layer import Placed
+from mpitrain.plan.declared.layer import Layer, Placed
 
 # numbers of a weight's gradient at once that are made beside their sum (kernels/products.py)
 PRODUCT = 2**22
@@ -38,6 +38,7 @@ class Transients:
         self.stage = formulas.stage
         self.sizes = formulas.sizes
         self._found: dict[tuple[str, int, int | None], Inside] = {}
+        self._counts: dict[int, int] = {}  # by the id of a layer, which the stage holds
 
     def of(self, kind: str, segment: int, part: int | None) -> Inside:
         """Return what a computation (F, B, I or W) of a segment of a microbatch holds, all of the
@@ -74,7 +75,7 @@ class Transients:
     def _forward(self, block: int, segment: int) -> Inside:
         before = self._kept_before(block + 1, segment)
         recorded = self._recorded(block, segment) if self._recomputed(block) else 0
-        most = max(placed.layer.working(self.sizes).forward for placed in self.stage.blocks[block])
+        most = max(self.formulas.working_of(placed.layer).forward for placed in self.stage.blocks[block])
         return Inside(before + recorded, before + recorded + most)
 
     def _backward(self, group: Sequence[int], segment: int, *, split: bool) -> Inside:
@@ -84,7 +85,7 @@ class Transients:
             begin += sum(self._left(block) for block in range(group[-1] + 1, len(self.stage.blocks)))
         layers = [placed for block in group for placed in self.stage.blocks[block]]
         recomputed = self._recomputed(group[0])
-        kept = [placed.layer.kept(self.sizes, segment) for placed in layers]
+        kept = [self.formulas.kept_by(placed.layer, segment) for placed in layers]
         at = begin + (self._inputs(group[0]) if recomputed else 0)
         # from host memory, for this computation
         fetched = self.formulas.offloaded and not recomputed and group[0] in self.stage.inner
@@ -94,12 +95,13 @@ class Transients:
         for number in reversed(range(len(layers))):
             layer = layers[number].layer
             before = at + sum(kept[:number])
-            working = layer.working(self.sizes)
+            working = self.formulas.working_of(layer)
             most = max(most, before + kept[number] + left + working.backward)
             if recomputed:
                 most = max(most, before + kept[number] + working.forward)
-            most = max(most, before + left + layer.left(self.sizes) + self._product([[layers[number]]]))
-            left += layer.left(self.sizes) if split else 0
+            of_product = self._product([[layers[number]]])
+            most = max(most, before + left + self.formulas.left_by(layer) + of_product)
+            left += self.formulas.left_by(layer) if split else 0
         return Inside(recorded, most + self._stream)
 
     # ------------------------------------------------------------ of blocks
@@ -116,7 +118,7 @@ class Transients:
         return total
 
     def _recorded(self, block: int, segment: int) -> int:
-        return sum(placed.layer.kept(self.sizes, segment) for placed in self.stage.blocks[block])
+        return sum(self.formulas.kept_by(placed.layer, segment) for placed in self.stage.blocks[block])
 
     def _inputs(self, block: int) -> int:
         """Return what is kept of a block that is recomputed: its input, if a group begins with it."""
@@ -127,7 +129,7 @@ class Transients:
         return bool(self.stage.groups) and block in self.stage.inner
 
     def _left(self, block: int) -> int:
-        return sum(placed.layer.left(self.sizes) for placed in self.stage.blocks[block])
+        return sum(self.formulas.left_by(placed.layer) for placed in self.stage.blocks[block])
 
     def _product(self, blocks: Sequence[Sequence[Placed]]) -> int:
         """Return the bytes of the weight gradient of which most is made beside its sum.
@@ -136,11 +138,15 @@ class Transients:
         """
         if self.sizes.on_gpu:
             return 0
-        shard = self.stage.shard(0)
-        counts = [
-            spec.on(shard).numel for block in blocks for placed in block for spec in placed.parameters()
-        ]
+        counts = [self._largest(placed.layer) for block in blocks for placed in block]
         return min(PRODUCT, max(counts, default=0)) * self.sizes.itemsize
+
+    def _largest(self, layer: Layer) -> int:
+        """Return how many numbers the largest parameter of a layer has on this rank."""
+        if id(layer) not in self._counts:
+            shard = self.stage.shard(0)
+            self._counts[id(layer)] = max((spec.on(shard).numel for spec in layer.parameters()), default=0)
+        return self._counts[id(layer)]
 
     @cached_property
     def _stream(self) -> int:
