@@ -1,4 +1,4 @@
-"""parallel.regather: no gathered input is kept, a backward gathers it again, and the bits are the same."""
+"""parallel.regather: a backward gathers inputs again instead of keeping them; the bits are the same."""
 
 import pytest
 from conftest import agree

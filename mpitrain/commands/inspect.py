@@ -161,7 +161,8 @@ def _cheapest_first(
 ) -> dict[str, int]:
     """Return what other settings hold.
 
-    ZeRO 1 and 2 send no more, then what travels under products, what is cheap to make again, the rest.
+    ZeRO 1 and 2 send no more, then what travels under products, what is cheap to make again, and
+    the rest.
     """
     if not plan.config.parallel.regather and regathers:
         others = {"parallel.regather = true": regathers["true"]}

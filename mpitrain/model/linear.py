@@ -121,8 +121,8 @@ class Fp8Products(torch.autograd.Function):
     """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves
     those of the weights for later.
 
-    x is kept in fp8, once for all weights; or `recompute` makes it, or will have it, and it isn't kept.
-    Weights are rounded again in the backward.
+    x is kept in fp8, once for all weights; or `recompute` makes it, or will have it, and it isn't
+    kept. Weights are rounded again in the backward.
     """
 
     @staticmethod

@@ -121,7 +121,7 @@ class Tape:
     def normed(
         self, x: torch.Tensor, parameter: Parameter | None, bias: Parameter | None = None
     ) -> tuple[torch.Tensor, Again | RegatheredInput | None]:
-        """Return norm(x, ...), and how to make it again; without a parameter, x, the segment's input."""
+        """Return norm(x, ...), and how to make it again; without a parameter, x."""
         if parameter is None:
             return x, self.regathered
         y = self._norm(x, parameter, bias, self.selective)
@@ -280,7 +280,7 @@ class NormSegment(Segment):
         return tape.norm(x, self.norm, self.bias, again=context.regathered is not None)
 
     def repeat(self, saved: tuple) -> torch.Tensor:
-        """Return the output again, of a forward whose context had `regathered`. saved: what it left."""
+        """Return the output again. saved: what a forward left whose context had `regathered`."""
         _, edge, _ = saved
         function = selective.Norm if self.bias is None else selective.LayerNorm
         return function.again(edge.node)

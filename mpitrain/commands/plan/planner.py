@@ -249,9 +249,7 @@ def _chosen(
 
 
 def _saves_little(each: Candidate, other: RunnableLayout, saved: int, limit: float) -> bool:
-    """Return whether a layout is a faster one with more recomputed or gathered again, for which no memory
-    asks.
-    """
+    """Return whether a layout is a faster one that keeps less, for which no memory asks."""
     faster = other.candidate.layout
     alike = each.layout._replace(recompute=faster.recompute, regathers=faster.regathers) == faster
     return alike and saved < SAVED * limit

@@ -83,7 +83,7 @@ def search(
 
 
 def _fits_easily(shape: ModelShape, layout: StepLayout, limit: float) -> bool:
-    """Return whether a layout fits, by formulas that may be too low, if it keeps what it gathers."""
+    """Return whether a layout that keeps what it gathers fits, by formulas that may be too low."""
     kept = layout._replace(regathers=False)
     return footprint_of(shape, kept, stashes_in_flight(kept)).total < limit / SLACK
 

@@ -235,7 +235,8 @@ class Sizes:
         itemsize: of a number that the products keep.
         """
         if self.regathers:
-            return self.shared * (width * self.itemsize if kind is NormKind.NONE else self.norm(width))
+            each = width * self.itemsize if kind is NormKind.NONE else self.norm(width)
+            return self.shared * each
         return self.normed_once(width, itemsize, kind)
 
     def normed_once(self, width: int, itemsize: int, kind: NormKind = NormKind.RMS) -> int:

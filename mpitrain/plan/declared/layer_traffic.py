@@ -44,7 +44,7 @@ def between(
 
 
 def _regather(gathered: Traffic, inner: Iterable[Traffic]) -> Traffic:
-    """Return what one item starts whose backward gathers its input again first (model/regather.py)."""
+    """Return what one item starts whose backward gathers its input again (model/regather.py)."""
     whole = in_one((gathered, *inner))
     return Traffic(whole.forward, gathered.forward + whole.backward)
 

@@ -72,7 +72,7 @@ def by_recompute(plan: Plan, modes: Iterable[str] = MODES) -> dict[str, int]:
 
 
 def by_regather(plan: Plan) -> dict[str, int]:
-    """Return what a rank holds without and with parallel.regather; nothing where it does nothing."""
+    """Return what a rank holds without and with parallel.regather, if that does something."""
     if not can_regather(plan.config):
         return {}
     plans = {word: _with_parallel(plan, regather=word == "true") for word in ("false", "true")}

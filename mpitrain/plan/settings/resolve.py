@@ -296,11 +296,11 @@ def _refuse_undivided(model: ResolvedModel, sequence: int, parallel: ResolvedPar
 
 
 def _refuse_regathered_latents(config: ResolvedConfig) -> None:
-    """Raise ConfigError for latent vectors that a backward would gather again: they are few, and are kept."""
+    """Raise ConfigError for latent vectors that would be gathered again: they are narrow, and kept."""
     if config.parallel.regather and config.attention.kv_rank:
         raise ConfigError(
-            f"parallel.regather = true with attention.kv_rank = {config.attention.kv_rank}: latent attention "
-            "gathers narrow vectors, which are kept; leave parallel.regather out"
+            f"parallel.regather = true with attention.kv_rank = {config.attention.kv_rank}: latent "
+            "attention gathers narrow vectors, which are kept; leave parallel.regather out"
         )
 
 

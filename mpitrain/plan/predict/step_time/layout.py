@@ -23,7 +23,8 @@ class StepLayout(NamedTuple):
     segments: of each sequence, for a schedule that cuts it. reduce: of gradients, as parallel.reduce.
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
     "allgather", every token to all ranks.
-    regathers: a backward gathers the input of tp's products again instead of keeping it whole, where it can.
+    regathers: a backward gathers the input of tp's products again instead of keeping it whole,
+    where it can.
     again: share of products that selective recomputation runs again. core_again: it runs attention
     proper again though no scores are kept.
     ends_count: embedding and head are counted as a layer each when stages are divided.

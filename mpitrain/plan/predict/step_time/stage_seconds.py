@@ -193,9 +193,9 @@ def _exposed_regather(
 ) -> float:
     """Return the seconds of a gather for weight gradients that no computation hides.
 
-    computed: seconds of the gradients of inputs, under which a GPU sends; on a CPU, MPI moves nothing
-    meanwhile. What a GPU's gather takes from them is in its sustained rates: they were fitted to published
-    steps, most of which gather so.
+    computed: seconds of the gradients of inputs, under which a GPU sends. On a CPU, MPI moves nothing
+    meanwhile. What a GPU's gather takes from them is in its sustained rates, which were fitted to
+    published steps: most of these gather so.
     """
     took = sum(sent_seconds(each, groups, machine) for each in work.regathered)
     return max(took - computed, 0.0) if machine.on_gpu else took

@@ -57,8 +57,8 @@ class AttentionCore(NamedTuple):
 class PartWork(NamedTuple):
     """Forward of a part of the model.
 
-    backward: what its backward for inputs sends. regathered: what that gathers again meanwhile, for the
-    weight gradients, of which the gradient of the input needs nothing.
+    backward: what its backward for inputs sends.
+    regathered: what that gathers again meanwhile; weight gradients alone need it.
     """
 
     products: tuple[Product, ...] = ()
@@ -119,7 +119,7 @@ def _around(
 
 
 def _regathered(layout: StepLayout, num_bytes: int) -> tuple[MessageVolume, ...]:
-    """Return what a backward gathers again of a half of a block (arXiv:2205.05198, section 4.2.2)."""
+    """Return what a backward gathers again of half a block (arXiv:2205.05198, section 4.2.2)."""
     if not (layout.regathers and layout.can_regather):
         return ()
     return (MessageVolume("all_gather", "tp", num_bytes),)
@@ -155,7 +155,8 @@ def dense_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     passes = activated + (5 if layout.fused else 9) * stream
     forward, backward = _around(layout, n * shape.width * ITEM)
     again = _regathered(layout, n * shape.width * ITEM)
-    return PartWork(products, AttentionCore(), passes, 6 if layout.fused else 10, forward, backward, again)
+    kernels = 6 if layout.fused else 10
+    return PartWork(products, AttentionCore(), passes, kernels, forward, backward, again)
 
 
 def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
