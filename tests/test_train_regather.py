@@ -23,6 +23,7 @@ CASES = {
         (TP, "parallel.pp=2", "pipeline.schedule=zb-h1"),
         (TP, "parallel.pp=2", "pipeline.schedule=zbv", "memory.recompute=selective"),
         (TP, "parallel.pp=2", "pipeline.schedule=seq1f1b"),
+        (TP, "parallel.pp=2", "pipeline.schedule=dualpipe"),
         (TP, "parallel.cp=2", "parallel.context=zigzag"),
         (TP, "parallel.dp=2", "parallel.zero=3"),
     ],
