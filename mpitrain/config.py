@@ -259,6 +259,8 @@ class Parallel(ConfigTable, frozen=True):
     pp: CountOrNone = 0  # pipeline ranks; 0: what dp leaves of the ranks, or as many as a table has
     tp: Count = 1  # ranks that divide each layer
     sequence: bool = True  # with tp: activations between blocks are divided along the sequence
+    # with sequence: gathered inputs of products aren't kept, a backward gathers them again
+    regather: bool = False
     async_tp: bool = False  # with tp: blocks compute chunk by chunk while the other chunks travel
     cp: Count = 1  # ranks that a sequence is spread over
     # ranks that the experts of a block are spread over: of the ranks of tp, cp and dp, taken

@@ -20,6 +20,7 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import (
     by_recompute,
+    by_regather,
     by_stage,
     costs,
     idle_here,
@@ -130,12 +131,13 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         staged = [0 if is_direct else staged_bytes(plan, rank) for rank in ranks]
         stages = by_stage(plan)
         modes = by_recompute(plan)
+        regathers = by_regather(plan)
     lines = [
         *said,
         "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
         table_of_usage(usages, copies, staged),
         parameter_line(plan),
-        fit_line(plan, usages, copies, _cheapest_first(plan, stages, modes)),
+        fit_line(plan, usages, copies, _cheapest_first(plan, stages, modes, regathers)),
         zero_line(given, plan.config),
         recompute_line(plan.stages),
         *idle_settings(plan.config),
@@ -144,6 +146,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         *out_of_order(plan, stages),
         *_compared("memory.recompute", modes),
         *idle_recompute(plan, modes),
+        *(_compared("parallel.regather", regathers) if regathers else ()),
         *idle_schedule(plan),
         ORDER if plan.config.data.order == "sorted" else "",
     ]
@@ -154,17 +157,23 @@ def _cheapest_first(
     plan: Plan,
     stages: Mapping[int, int],
     modes: Mapping[str, int],
+    regathers: Mapping[str, int],
 ) -> dict[str, int]:
     """Return what other settings hold.
 
-    ZeRO 1 and 2 send no more, then what is cheap to make again, then the rest.
+    ZeRO 1 and 2 send no more, then what travels under products, what is cheap to make again, and
+    the rest.
     """
+    if not plan.config.parallel.regather and regathers:
+        others = {"parallel.regather = true": regathers["true"]}
+    else:
+        others = {}
     zeros = {
         f"parallel.zero = {stage}": held
         for stage, held in stages.items()
         if stage > plan.config.parallel.zero
     }
-    others = {
+    others |= {
         f'memory.recompute = "{mode}"': held
         for mode, held in modes.items()
         if mode != plan.config.memory.recompute

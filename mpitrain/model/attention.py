@@ -68,9 +68,9 @@ def attention(
     over_tp = WidthNorms(norms, site.tp, projection.rotary, heads.width) if whole and site.tp else None
     core = Core(request, own.get("attention.sinks"))
     output = Output(own["attention.output.weight"], site.fp8)
-    inner = attended(projection, core, heads, output, site, over_tp)
+    inner = attended(projection, core, heads, output, site, over_tp, norm)
     added = [Bias(own["attention.output.bias"])] if "attention.output.bias" in own else []
-    return [Residual([*([norm] if site.tp and norm else []), *inner, *added])]
+    return [Residual([*inner, *added])]
 
 
 def attended(
@@ -80,6 +80,7 @@ def attended(
     output: "Output",
     site: BuildContext,
     over_tp: WidthNorms | None = None,
+    norm: NormSegment | None = None,
 ) -> list[Item]:
     """Return projection, attention proper and output, with what tp sends before and behind them.
 
@@ -89,6 +90,7 @@ def attended(
 
     heads: of this rank.
     over_tp: norms of all heads together, behind a projection that leaves them out.
+    norm: before what tp sends; without tp, the projection has it.
     """
     over_cp = site.attention_over_cp(heads)
     site.note_kernel(core.asked(), heads, over_cp)
@@ -96,14 +98,15 @@ def attended(
     if site.by_chunks:
         before = Chunked(projection, site.tp, gather=True)
         behind = Chunked(output, site.tp, scatter=True)
+        first: list[Item] = [norm] if norm else []
         if over_cp:
-            return [SpreadAttention([before, *normed], core, over_cp, behind)]
-        return [before, *normed, core, behind]
+            return [*first, SpreadAttention([before, *normed], core, over_cp, behind)]
+        return [*first, before, *normed, core, behind]
     if over_cp:
-        return site.between([SpreadAttention([projection, *normed], core, over_cp, output)])
+        return site.between([SpreadAttention([projection, *normed], core, over_cp, output)], norm)
     if over_tp:
-        return site.between([projection, over_tp, AttentionSegment(None, core, output)])
-    return site.between([AttentionSegment(projection, core, output)])
+        return site.between([projection, over_tp, AttentionSegment(None, core, output)], norm)
+    return site.between([AttentionSegment(projection, core, output)], norm)
 
 
 class Projection(Segment):

@@ -12,6 +12,7 @@ from mpitrain.kernels.attention_window import BLOCK
 from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.kernels.precision import TYPES
 from mpitrain.model.layers.rope import Rope
+from mpitrain.model.regather import Regather
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import NormSegment
 from mpitrain.parallel.async_tp import Chunked
@@ -123,7 +124,7 @@ class BuildContext:
 
         Megatron-LM (arXiv:1909.08053) and its sequence parallelism (arXiv:2205.05198, section 4.2).
         """
-        return [Residual([*([NormSegment(norm)] if self.tp else []), *self.between([inner])])]
+        return [Residual(self.between([inner], NormSegment(norm)))]
 
     def sublayer(
         self,
@@ -136,18 +137,24 @@ class BuildContext:
         norm: None: there is none.
         behind: items behind the sum.
         """
-        first = [norm] if self.tp and norm else []
         if self.by_chunks:
-            items: list[Item] = [Chunked(inner, self.tp, gather=True, scatter=True)]
+            chunked = Chunked(inner, self.tp, gather=True, scatter=True)
+            items: list[Item] = [*([norm] if norm else []), chunked]
         else:
-            items = self.between([inner])
-        return [Residual([*first, *items, *behind])]
+            items = self.between([inner], norm)
+        return [Residual([*items, *behind])]
 
-    def between(self, inner: list[Item]) -> list[Item]:
+    def between(self, inner: list[Item], norm: NormSegment | None = None) -> list[Item]:
         """Return items that tp divides, between what brings activations to them and their partial
         results back.
+
+        norm: before that; without tp, `inner` has it.
         """
-        return [self.into(), *inner, self.out()] if self.tp else inner
+        if not self.tp:
+            return inner
+        if self.plan.config.parallel.regather:
+            return [Regather(norm, inner, self.tp, SEQUENCE), self.out()]
+        return [*([norm] if norm else []), self.into(), *inner, self.out()]
 
     def into(self) -> Communication:
         """Return what brings activations between blocks to a layer that tp divides."""

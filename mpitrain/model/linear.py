@@ -8,12 +8,14 @@ What they multiply by is in mpitrain/kernels/: products.py, fp8.py, grouped.py.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from mpitrain.kernels import fp8
 from mpitrain.kernels.grouped import add_grouped
 from mpitrain.kernels.products import add_product, product
+from mpitrain.parallel.microbatch import RegatheredInput
 from mpitrain.parallel.zero.parameters import Parameter
 
 
@@ -25,19 +27,24 @@ class WeightGradient:
     """
 
     parameters: tuple[Parameter, ...]
-    x: torch.Tensor
+    x: torch.Tensor | RegatheredInput
     grads: Sequence[torch.Tensor]
 
     def add(self) -> None:
         """Add them to their buffers."""
         for parameter, grad in zip(self.parameters, self.grads):
             total, first = parameter.sum_and_first()
-            add_product(total, grad, self.x, parameter.rounded, first)
+            add_product(total, grad, arrived(self.x), parameter.rounded, first)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for it."""
-        yield self.x
+        yield arrived(self.x)
         yield from self.grads
+
+
+def arrived(x: Any) -> Any:
+    """Return a factor of a weight gradient that is gathered again, or is here."""
+    return x.factor if isinstance(x, RegatheredInput) else x
 
 
 class Products(torch.autograd.Function):
@@ -45,7 +52,7 @@ class Products(torch.autograd.Function):
     those of the weights for later.
 
     The weights themselves aren't saved: with ZeRO-3 they are dropped and fetched again. `recompute`
-    makes x, if it isn't kept.
+    makes x, if it isn't kept, or will have it.
     """
 
     @staticmethod
@@ -54,7 +61,7 @@ class Products(torch.autograd.Function):
         x,
         parameters: tuple[Parameter, ...],
         deferred: list,
-        recompute: Callable[[], torch.Tensor] | None,
+        recompute: Callable[[], torch.Tensor] | RegatheredInput | None,
     ):
         if recompute is None:
             ctx.save_for_backward(x)
@@ -65,10 +72,13 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads_of_outputs):
-        x = ctx.recompute() if ctx.recompute else ctx.saved_tensors[0]
+        x = ctx.recompute
+        if not isinstance(x, RegatheredInput):
+            x = (x() if x else ctx.saved_tensors[0]).flatten(0, -2)
         grads = [grad.flatten(0, -2) for grad in grads_of_outputs]
-        ctx.deferred.append(WeightGradient(ctx.parameters, x.flatten(0, -2), grads))
-        return _sum_of_products(grads, ctx.parameters).view(x.shape), None, None, None
+        ctx.deferred.append(WeightGradient(ctx.parameters, x, grads))
+        grad_of_x = _sum_of_products(grads, ctx.parameters)
+        return grad_of_x.unflatten(0, grads_of_outputs[0].shape[:-1]), None, None, None
 
 
 def _sum_of_products(
@@ -93,24 +103,26 @@ class Fp8WeightGradient:
     """A weight gradient that is still to be added: the product of its two factors."""
 
     parameter: Parameter
-    x: fp8.Quantised
+    x: fp8.Quantised | RegatheredInput
     grad_of_output: fp8.Quantised
 
     def add(self) -> None:
         """Add it to its buffer."""
-        self.parameter.grad += fp8.multiply(self.grad_of_output.t(), self.x, self.parameter.grad.dtype)
+        self.parameter.grad += fp8.multiply(
+            self.grad_of_output.t(), arrived(self.x), self.parameter.grad.dtype
+        )
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for it."""
-        yield from (*self.x, *self.grad_of_output)
+        yield from (*arrived(self.x), *self.grad_of_output)
 
 
 class Fp8Products(torch.autograd.Function):
     """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves
     those of the weights for later.
 
-    x is kept in fp8, once for all weights; or `recompute` makes it, and it isn't kept. Weights are
-    rounded again in the backward.
+    x is kept in fp8, once for all weights; or `recompute` makes it, or will have it, and it isn't
+    kept. Weights are rounded again in the backward.
     """
 
     @staticmethod
@@ -119,7 +131,7 @@ class Fp8Products(torch.autograd.Function):
         x,
         parameters: tuple[Parameter, ...],
         deferred: list,
-        recompute: Callable[[], torch.Tensor] | None,
+        recompute: Callable[[], torch.Tensor] | RegatheredInput | None,
     ):
         quantised = fp8.quantise(x.flatten(0, -2), fp8.E4M3)
         if recompute is None:
@@ -136,11 +148,7 @@ class Fp8Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads_of_outputs):
-        x = (
-            fp8.quantise(ctx.recompute().flatten(0, -2), fp8.E4M3)
-            if ctx.recompute
-            else fp8.Quantised(*ctx.saved_tensors, ctx.scale)
-        )
+        x = Fp8Products._input(ctx)
         grad_of_x = None
         for parameter, grad_of_output in reversed(list(zip(ctx.parameters, grads_of_outputs))):
             grad = fp8.quantise(grad_of_output.flatten(0, -2), fp8.E5M2)
@@ -148,6 +156,17 @@ class Fp8Products(torch.autograd.Function):
             product = fp8.multiply(grad, fp8.quantise(parameter.data, fp8.E4M3), grad_of_output.dtype)
             grad_of_x = product if grad_of_x is None else grad_of_x + product
         return grad_of_x.unflatten(0, grad_of_output.shape[:-1]), None, None, None
+
+    @staticmethod
+    def _input(ctx) -> fp8.Quantised | RegatheredInput:
+        """Return the input, from wherever it is."""
+        x = ctx.recompute
+        if x is None:
+            return fp8.Quantised(*ctx.saved_tensors, ctx.scale)
+        if isinstance(x, RegatheredInput):
+            x.in_fp8 = True
+            return x
+        return fp8.quantise(x().flatten(0, -2), fp8.E4M3)
 
 
 @dataclass

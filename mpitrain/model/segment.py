@@ -22,7 +22,7 @@ from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.kernels.products import product
 from mpitrain.model import attention_functions, linear, selective
 from mpitrain.model.kv_history import Attended
-from mpitrain.parallel.microbatch import Context
+from mpitrain.parallel.microbatch import Context, RegatheredInput
 from mpitrain.parallel.walk import Addend, DeferredGradient, Later, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 
@@ -69,11 +69,18 @@ class Tape:
     selective: what norms, attention and the gated product make isn't kept, but made again. Then the
     functions of these return how.
     functions: what is between products.
+    regathered: the input of the segment, where the backward gathers it again.
     """
 
-    def __init__(self, selective: bool = False, functions: Functions = EAGER):
+    def __init__(
+        self,
+        selective: bool = False,
+        functions: Functions = EAGER,
+        regathered: RegatheredInput | None = None,
+    ):
         self.selective = selective
         self.functions = functions
+        self.regathered = regathered
         self.small: list[tuple[Parameter, torch.Tensor]] = []
         self.deferred: list[DeferredGradient] = []
         self.attended: Attended | None = None  # of a sequence that is cut into segments
@@ -82,12 +89,12 @@ class Tape:
         self,
         x: torch.Tensor,
         parameters: tuple[Parameter, ...],
-        recompute: Again | None = None,
+        recompute: Again | RegatheredInput | None = None,
         fp8_products: bool = False,
     ) -> tuple[torch.Tensor, ...]:
         """Return x @ parameter.T for each parameter; their gradients are deferred.
 
-        recompute: makes x again, so that it needn't be kept.
+        recompute: makes x again, or will have it, so that it needn't be kept.
 
         fp8_products: multiply in fp8.
         """
@@ -103,16 +110,20 @@ class Tape:
         x: torch.Tensor,
         parameter: Parameter,
         bias: Parameter | None = None,
+        again: bool = False,
     ) -> torch.Tensor:
-        """Return RMSNorm(x) with the weight `parameter`; with a bias, LayerNorm(x)."""
-        return self._norm(x, parameter, bias, False)
+        """Return RMSNorm(x) with the weight `parameter`; with a bias, LayerNorm(x).
+
+        again: keep x, so that the result can be made again.
+        """
+        return self._norm(x, parameter, bias, again)
 
     def normed(
         self, x: torch.Tensor, parameter: Parameter | None, bias: Parameter | None = None
-    ) -> tuple[torch.Tensor, Again | None]:
+    ) -> tuple[torch.Tensor, Again | RegatheredInput | None]:
         """Return norm(x, ...), and how to make it again; without a parameter, x."""
         if parameter is None:
-            return x, None
+            return x, self.regathered
         y = self._norm(x, parameter, bias, self.selective)
         function = selective.Norm if bias is None else selective.LayerNorm
         return y, partial(function.again, y.grad_fn) if self.selective else None
@@ -121,9 +132,9 @@ class Tape:
         self,
         x: torch.Tensor,
         norm: "NormSegment | None",
-    ) -> tuple[torch.Tensor, Again | None]:
+    ) -> tuple[torch.Tensor, Again | RegatheredInput | None]:
         """Do the same with what a norm has; without one, x."""
-        return (x, None) if norm is None else self.normed(x, norm.norm, norm.bias)
+        return self.normed(x, None) if norm is None else self.normed(x, norm.norm, norm.bias)
 
     def _norm(
         self, x: torch.Tensor, parameter: Parameter, bias: Parameter | None, again: bool
@@ -178,7 +189,7 @@ class TapeWithoutBackward(Tape):
         self,
         x: torch.Tensor,
         parameters: tuple[Parameter, ...],
-        recompute: Again | None = None,
+        recompute: Again | RegatheredInput | None = None,
         fp8_products: bool = False,
     ) -> tuple[torch.Tensor, ...]:
         """Return x @ parameter.T for each parameter."""
@@ -218,7 +229,7 @@ class Segment:
         yield None
         if not torch.is_grad_enabled():
             return self.compute(x, context, TapeWithoutBackward(functions=context.functions)), None
-        tape = Tape(context.keeping.selective, context.functions)
+        tape = Tape(context.keeping.selective, context.functions, context.regathered)
         leaf = torch.empty(0, requires_grad=True)
         with context.keeping.saving():
             x = _each(x, lambda part: _Enter.apply(part, leaf))
@@ -266,7 +277,13 @@ class NormSegment(Segment):
         self.bias = bias
 
     def compute(self, x: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
-        return tape.norm(x, self.norm, self.bias)
+        return tape.norm(x, self.norm, self.bias, again=context.regathered is not None)
+
+    def repeat(self, saved: tuple) -> torch.Tensor:
+        """Return the output again. saved: what a forward left whose context had `regathered`."""
+        _, edge, _ = saved
+        function = selective.Norm if self.bias is None else selective.LayerNorm
+        return function.again(edge.node)
 
 
 def norm_segment(own: Mapping[str, Parameter], name: str) -> list[NormSegment]:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from mpitrain.kernels import fp8
 from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.plan.routing import Routes
 
@@ -77,6 +78,24 @@ class DecodingCache(Protocol):
         """Return what a layer keeps. window: positions, at most; 0: all."""
 
 
+class RegatheredInput:
+    """The input of a layer's first products, which isn't kept: the backward gathers it again.
+
+    The gradient of the input doesn't need it, those of the weights do (model/regather.py).
+    in_fp8: the weight gradients are multiplied in fp8.
+    factor: what they are made of, [N, K]; None until it has arrived.
+    """
+
+    def __init__(self) -> None:
+        self.in_fp8 = False
+        self.factor: torch.Tensor | fp8.Quantised | None = None
+
+    def arrive(self, whole: torch.Tensor) -> None:
+        """Take the gathered input [B, T, K]."""
+        rows = whole.flatten(0, -2)
+        self.factor = fp8.quantise(rows, fp8.E4M3) if self.in_fp8 else rows
+
+
 def ignored(name: str, value: torch.Tensor) -> None:
     """Hear nothing."""
 
@@ -94,6 +113,7 @@ class Context:
     routes: to experts, recorded or replayed.
     functions: what segments call between products.
     cache: of the tokens before `start`, if a text is generated token by token.
+    regathered: the input, where the backward gathers it again.
     """
 
     microbatch: Microbatch = Microbatch()
@@ -107,3 +127,4 @@ class Context:
     routes: Routes | None = None
     functions: Functions = EAGER
     cache: DecodingCache | None = None
+    regathered: RegatheredInput | None = None

@@ -40,7 +40,7 @@ SETTINGS = (
 )  # fmt: skip
 LAYOUTS = {
     1: ("",),
-    2: ("tp=2", "tp=2 sequence=false", "pp=2", "dp=2 zero=3", "cp=2"),
+    2: ("tp=2", "tp=2 sequence=false", "tp=2 regather=true", "pp=2", "dp=2 zero=3", "cp=2"),
     4: ("tp=4", "tp=2 pp=2", "tp=2 dp=2 zero=2"),
 }
 

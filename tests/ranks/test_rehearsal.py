@@ -54,6 +54,9 @@ FEW = [
     "tp=2 cp=2 context=ring memory.recompute=every-k transport=shared",
     "tp=2 dp=2 pp=2 zero=3 transport=collectives",
     "tp=4 async_tp=true pp=2 tied=false transport=shared",
+    "tp=2 regather=true memory.recompute=selective",
+    "tp=2 cp=2 regather=true context=ring",
+    "pp=2 tp=2 schedule=zb-h1 regather=true",
 ]
 MORE = ["pp=2 tp=2 cp=2 schedule=dualpipe context=gather"]
 PARALLEL = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}

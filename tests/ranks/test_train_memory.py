@@ -107,6 +107,15 @@ HELD = {
         "parallel.pp=2 precision.compute=fp8 pipeline.schedule=zb-h1",
         "parallel.tp=2",
         "parallel.tp=2 parallel.sequence=false",
+        *(
+            f"parallel.tp=2 parallel.regather=true {more}"
+            for more in (
+                "memory.recompute=selective",
+                "memory.offload=activations precision.compute=bf16",
+                "batch.micro=2 model.family=olmo2",
+                "precision.compute=fp8 model.kv_heads=2 model.ffn=128",
+            )
+        ),
         "parallel.cp=2",
         "parallel.cp=2 parallel.context=gather",
         "parallel.cp=2 parallel.context=ulysses",
@@ -118,6 +127,9 @@ HELD = {
     ],
     4: [
         "parallel.pp=2 parallel.tp=2 pipeline.schedule=zb-h1 data.documents=separate",
+        "parallel.pp=2 parallel.tp=2 pipeline.schedule=zb-h1 parallel.regather=true",
+        "parallel.pp=2 parallel.tp=2 pipeline.schedule=zbv parallel.regather=true",
+        "parallel.cp=2 parallel.tp=2 parallel.regather=true memory.recompute=selective",
         "parallel.pp=4 pipeline.schedule=v-half",
     ],
 }

@@ -305,12 +305,18 @@ def test_tensor_parallelism_reduces_four_times_a_layer(world, t):
     check(world, (f"parallel.tp={t}", "parallel.sequence=false"), expected)
 
 
-@pytest.mark.parametrize(("t", "more"), [(2, ()), (4, ()), (2, ("parallel.async_tp=true",))])
+REGATHER = "parallel.regather=true"
+
+
+@pytest.mark.parametrize(
+    ("t", "more"), [(2, ()), (4, ()), (2, ("parallel.async_tp=true",)), (2, (REGATHER,)), (4, (REGATHER,))]
+)
 def test_sequence_parallelism_sends_no_more_than_tensor_parallelism(world, t, more):
     """arXiv:2205.05198, section 4.2.2: gathers and reduce-scatters in their place.
 
-    What was gathered is kept for the weight gradient, so it isn't gathered twice; and the gradients
-    of norms, and of key-value heads on several ranks, are summed once a step.
+    What was gathered is kept for the weight gradient, so it isn't gathered twice, unless parallel.regather
+    has it: twice a layer. The gradients of norms, and of key-value heads on several ranks, are summed once
+    a step.
     """
 
     def expected(config, _):
@@ -318,7 +324,9 @@ def test_sequence_parallelism_sends_no_more_than_tensor_parallelism(world, t, mo
         norms = 2 * padded(*[WIDTH] * (2 * LAYERS + 1)) * 4 * (t - 1) // t
         copies = max(1, t // KV_HEADS)
         repeated = 2 * padded(*[KV_WIDTH // KV_HEADS * WIDTH] * 2 * LAYERS) * 4 * (copies - 1) // copies
-        return {"tp": BATCH * ((8 * LAYERS + 4) * activation() * (t - 1) // t + loss) + norms, "kv": repeated}
+        each = 10 if REGATHER in more else 8
+        whole = (each * LAYERS + 4) * activation()
+        return {"tp": BATCH * (whole * (t - 1) // t + loss) + norms, "kv": repeated}
 
     check(world, (f"parallel.tp={t}", *more), expected)
 

@@ -220,8 +220,8 @@ class _EmptyItem:
     tensors of the residual stream's shape, of which those at the ends of a stage travel on.
 
     In a PAIR, which of two walks starts its operation first on one axis is not known of items that
-    compute piece by piece: with asynchronous tensor parallelism, experts, or model.mtp, each walk's
-    order is exact, and theirs together is not.
+    compute piece by piece: with asynchronous tensor parallelism, experts, model.mtp, or
+    parallel.regather, each walk's order is exact, and theirs together is not.
     """
 
     def __init__(self, traffic: Traffic, like: torch.Tensor, axes: Mapping[str, Any]):

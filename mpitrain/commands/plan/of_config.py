@@ -83,7 +83,7 @@ def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
         wire_bytes=2 if resolved.precision.reduce == "bf16" else 4,
         tp_overlap=0.5 if parallel.async_tp else 0.0,
         dispatch="alltoall" if resolved.experts.dispatch == "flat" else "hierarchical",
-        offload=memory.offload in ("optimizer", "all"), regathers=False,
+        offload=memory.offload in ("optimizer", "all"), regathers=parallel.regather,
         core_again=True,
     )  # fmt: skip
 

@@ -43,8 +43,10 @@ FIELDS = {  # keys of the configuration, and the fields of a layout that they fi
     "parallel.tp": "tp", "parallel.cp": "cp", "parallel.pp": "pp", "parallel.dp": "dp", "parallel.ep": "ep",
     "parallel.etp": "etp", "parallel.zero": "zero", "parallel.dp_shard": "sharded", "batch.micro": "micro",
     "memory.recompute": "recompute", "pipeline.schedule": "schedule", "pipeline.chunks": "chunks",
+    "parallel.regather": "regathers",
 }  # fmt: skip
-MEANING_0 = ("parallel.zero", "parallel.dp_shard")  # of the others 0 means that they are open
+# of the others 0 means that they are open
+MEANING_0 = ("parallel.zero", "parallel.dp_shard", "parallel.regather")
 
 
 class PlanRequest(NamedTuple):
@@ -157,7 +159,7 @@ def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tupl
         sequence_parallel=config.parallel.sequence, tp_overlap=0.5 if config.parallel.async_tp else 0.0,
         wire_bytes=2 if config.precision.reduce == "bf16" else 4,
         dispatch="alltoall" if config.experts.dispatch == "flat" else config.experts.dispatch,
-        offload=config.memory.offload in ("optimizer", "all"), regathers=False,
+        offload=config.memory.offload in ("optimizer", "all"), regathers=config.parallel.regather,
         segments=segments_in(config), reduce=config.parallel.reduce, core_again=True,
     )  # fmt: skip
     return layout, notes
@@ -193,7 +195,7 @@ def with_layout(config: Config, layout: StepLayout) -> Config:
     looped = layout.schedule in catalog.LOOPED
     parallel = replace(
         config.parallel, tp=layout.tp, cp=layout.cp, pp=layout.pp, dp=layout.dp, ep=layout.ep, etp=layout.etp,
-        zero=layout.zero, dp_shard=layout.sharded,
+        zero=layout.zero, dp_shard=layout.sharded, regather=layout.regathers and layout.can_regather,
     )  # fmt: skip
     chunks = layout.chunks if looped else config.pipeline.chunks
     pipeline = replace(config.pipeline, schedule=layout.schedule, chunks=chunks)
@@ -247,8 +249,9 @@ def _chosen(
 
 
 def _saves_little(each: Candidate, other: RunnableLayout, saved: int, limit: float) -> bool:
-    """Return whether a layout is a faster one with recomputation that no memory asks for."""
-    alike = each.layout._replace(recompute=other.candidate.layout.recompute) == other.candidate.layout
+    """Return whether a layout is a faster one that keeps less, for which no memory asks."""
+    faster = other.candidate.layout
+    alike = each.layout._replace(recompute=faster.recompute, regathers=faster.regathers) == faster
     return alike and saved < SAVED * limit
 
 

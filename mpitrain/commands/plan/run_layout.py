@@ -266,7 +266,7 @@ class _Choice:
 def _with_recorded(given: Config, before: Config) -> Config:
     """Return a configuration with the layout of a resolved one; the rest stays as it is."""
     replace = msgspec.structs.replace
-    names = ("tp", "cp", "pp", "dp", "ep", "etp", "zero", "dp_shard")
+    names = ("tp", "cp", "pp", "dp", "ep", "etp", "zero", "dp_shard", "regather")
     parallel = replace(given.parallel, **{name: getattr(before.parallel, name) for name in names})
     chunks = before.pipeline.chunks
     looped = before.pipeline.schedule in catalog.LOOPED

@@ -37,7 +37,8 @@ class Candidate(NamedTuple):
         """Axes and options that a layout uses: what is simpler wins a tie."""
         layout = self.layout
         used = (layout.tp > 1, layout.pp > 1, layout.cp > 1, layout.zero == 3, layout.chunks > 1)
-        return sum(used) + (layout.recompute != "none") + (layout.schedule not in ("1f1b", "interleaved"))
+        again = (layout.recompute != "none") + layout.regathers
+        return sum(used) + again + (layout.schedule not in ("1f1b", "interleaved"))
 
 
 class SearchResult(NamedTuple):
@@ -60,6 +61,8 @@ def search(
     fitting: list[Candidate] = []
     tried = 0
     for layout in _every(shape, base, machine, fixed):
+        if layout.regathers and "regathers" not in fixed and _fits_easily(shape, layout, limit):
+            continue
         tried += 1
         reason = _refusal(shape, layout, machine, limit)
         if reason:
@@ -77,6 +80,12 @@ def search(
             refused["a schedule that isn't defined for so many stages and microbatches"] += 1
     played.sort(key=lambda each: each.found.seconds * (1 + ENOUGH * each.complexity))
     return SearchResult(played, refused, tried)
+
+
+def _fits_easily(shape: ModelShape, layout: StepLayout, limit: float) -> bool:
+    """Return whether a layout that keeps what it gathers fits, by formulas that may be too low."""
+    kept = layout._replace(regathers=False)
+    return footprint_of(shape, kept, stashes_in_flight(kept)).total < limit / SLACK
 
 
 def _refusal(shape: ModelShape, layout: StepLayout, machine: MachineRates, limit: float) -> str:
@@ -127,10 +136,13 @@ def _generated(
                         if base.batch % (rest * micro):
                             continue
                         for recompute in _picked(fixed, "recompute", ("none", "selective", "full")):
-                            yield base._replace(
+                            layout = base._replace(
                                 tp=tp, cp=cp, pp=pp, zero=zero, sharded=sharded, ep=ep, schedule=schedule,
                                 chunks=chunks, micro=micro, recompute=recompute, etp=fixed.get("etp", 1),
                             )  # fmt: skip
+                            can_regather = layout.can_regather and shape.latent is None
+                            for regathers in (False, True)[: 1 + can_regather]:
+                                yield layout._replace(regathers=regathers)
 
 
 def _picked(fixed: Mapping[str, Any], key: str, choices: tuple) -> tuple:

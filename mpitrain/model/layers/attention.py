@@ -175,9 +175,11 @@ class Attention:
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         heads = self.heads // sizes.tp, self._kv_heads(sizes), self.of_head
-        norm = (LOCAL,) if sizes.tp > 1 and self.kind is not NormKind.NONE else ()
-        items = attended(sizes, heads, self.width, self.width, with_width_norms=self.normed_whole)
-        return *norm, *items, *self.biased_output * (LOCAL,)
+        normed = self.kind is not NormKind.NONE
+        items = attended(
+            sizes, heads, self.width, self.width, normed=normed, with_width_norms=self.normed_whole
+        )
+        return *items, *self.biased_output * (LOCAL,)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.kernels.attention import AttentionRequest  # torch
@@ -288,7 +290,7 @@ def working_of_core(
     number = sizes.positions * head_width
     rotated = number * (heads + 2 * kv_heads) * sizes.itemsize
     forward = 3 * stream + sizes.gathered(width)
-    backward = max(3 * stream, rotated) + sizes.gathered(width)
+    backward = max(3 * stream, rotated) + sizes.gathered(width) + sizes.regathered(width)
     if sizes.selective:
         backward += 5 * number * heads * sizes.itemsize // 2
     if sizes.in_pieces:

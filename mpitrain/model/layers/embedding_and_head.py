@@ -119,7 +119,7 @@ class Head:
         )
         if sizes.tp == 1:
             return sizes.positions * (8 + self.width * sizes.itemsize + sizes.norm(self.width)) + logits
-        return sizes.positions * 10 + sizes.normed(self.width, sizes.itemsize) + logits
+        return sizes.positions * 10 + sizes.normed_once(self.width, sizes.itemsize) + logits
 
     def left(self, sizes: Sizes) -> int:
         return (self.width + self.vocab // sizes.tp) * sizes.itemsize * sizes.positions

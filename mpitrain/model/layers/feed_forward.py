@@ -89,9 +89,10 @@ class FeedForward:
         stream = sizes.stream(self.width)
         hidden = sizes.positions * self.ffn // sizes.tp * sizes.itemsize
         gathered = sizes.gathered(self.width)
+        returned = gathered + sizes.regathered(self.width)
         if sizes.selective or self.gate != SILU:
-            return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 5 * hidden) + gathered)
-        return Working(3 * stream + gathered, 3 * max(stream, hidden) + gathered)
+            return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 5 * hidden) + returned)
+        return Working(3 * stream + gathered, 3 * max(stream, hidden) + returned)
 
     def history(self, sizes: Sizes) -> int:
         return 0

@@ -79,7 +79,8 @@ class Mlp:
         stream = sizes.stream(self.width)
         hidden = sizes.positions * self.ffn // sizes.tp * sizes.itemsize
         gathered = sizes.gathered(self.width)
-        return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 4 * hidden) + gathered)
+        returned = gathered + sizes.regathered(self.width)
+        return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 4 * hidden) + returned)
 
     def history(self, sizes: Sizes) -> int:
         return 0

@@ -183,6 +183,11 @@ class Sizes:
         return self.config.memory.recompute == "selective"
 
     @property
+    def regathers(self) -> bool:
+        """Whether what is gathered for products isn't kept, but gathered again in the backward."""
+        return self.config.parallel.regather
+
+    @property
     def core_alone(self) -> bool:
         """Whether attention proper is a segment of its own: selective recomputation keeps its result."""
         parallel = self.config.parallel
@@ -229,6 +234,13 @@ class Sizes:
 
         itemsize: of a number that the products keep.
         """
+        if self.regathers:
+            each = width * self.itemsize if kind is NormKind.NONE else self.norm(width)
+            return self.shared * each
+        return self.normed_once(width, itemsize, kind)
+
+    def normed_once(self, width: int, itemsize: int, kind: NormKind = NormKind.RMS) -> int:
+        """Return the same of products whose input is never gathered again."""
         if kind is NormKind.NONE:
             return self.positions * width * itemsize
         in_pieces = self.tp > 1  # a message is between norm and product
@@ -244,6 +256,13 @@ class Sizes:
         computes and scatters after.
         """
         return self.positions * width * self.itemsize if self.tp > 1 else 0
+
+    def regathered(self, width: int) -> int:
+        """Return the bytes that a backward makes again of a layer's input.
+
+        The whole, and of this rank's slice what has the norm 1 and what was gathered.
+        """
+        return self.gathered(width) + 2 * self.stream(width) if self.regathers else 0
 
     @property
     def in_pieces(self) -> bool:

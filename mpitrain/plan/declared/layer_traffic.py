@@ -22,19 +22,36 @@ def out(sizes: Sizes, width: int) -> Traffic:
     return communication("scatter" if _by_sequence(sizes) else "sum", "tp", sizes.gathered(width))
 
 
-def between(sizes: Sizes, inner: Iterable[Traffic], width: int, width_before: int = 0) -> Items:
+def between(
+    sizes: Sizes,
+    inner: Iterable[Traffic],
+    width: int,
+    width_before: int = 0,
+    *,
+    normed: bool = False,
+) -> Items:
     """Return items between what brings activations to them and their partial results back.
 
     width_before: of what is brought; 0: `width`, too.
+    normed: there is a norm before that; without tp, `inner` has it.
     """
     if sizes.tp == 1:
         return tuple(inner)
-    return into(sizes, width_before or width), *inner, out(sizes, width)
+    gathered = into(sizes, width_before or width)
+    if sizes.regathers:
+        return _regather(gathered, inner), out(sizes, width)
+    return *_norm_alone(sizes, normed), gathered, *inner, out(sizes, width)
+
+
+def _regather(gathered: Traffic, inner: Iterable[Traffic]) -> Traffic:
+    """Return what one item starts whose backward gathers its input again (model/regather.py)."""
+    whole = in_one((gathered, *inner))
+    return Traffic(whole.forward, gathered.forward + whole.backward)
 
 
 def residual(sizes: Sizes, width: int) -> Items:
     """Return the items of x + inner(norm(x)); without tp, `inner` has the norm."""
-    return *_norm_alone(sizes, True), *between(sizes, (LOCAL,), width)
+    return between(sizes, (LOCAL,), width, normed=True)
 
 
 def sublayer(sizes: Sizes, width: int, *, normed: bool = True, num_behind: int = 0) -> Items:
@@ -43,11 +60,12 @@ def sublayer(sizes: Sizes, width: int, *, normed: bool = True, num_behind: int =
     normed: there is a norm before it.
     num_behind: items behind the sum, such as a bias.
     """
-    items = between(sizes, (LOCAL,), width)
+    items = between(sizes, (LOCAL,), width, normed=normed)
     if by_chunks(sizes):
         chunk = sizes.stream(width)
-        items = (chunked("tp", sizes.tp, gathered=chunk, scattered=chunk),)
-    return *_norm_alone(sizes, normed), *items, *num_behind * (LOCAL,)
+        both = chunked("tp", sizes.tp, gathered=chunk, scattered=chunk)
+        items = *_norm_alone(sizes, normed), both
+    return *items, *num_behind * (LOCAL,)
 
 
 def attended(
@@ -56,12 +74,14 @@ def attended(
     width: int,
     width_before: int,
     *,
+    normed: bool = False,
     with_width_norms: bool = False,
 ) -> Items:
     """Return the items of projection, attention proper and output.
 
     heads: of this rank: queries, keys and values, and the width of one.
     width, width_before: of the output, and of what the projection is given.
+    normed: there is a norm before what tp sends.
     with_width_norms: tp divides norms of all heads together.
     """
     over_cp = attention_over_cp(sizes, heads)
@@ -69,11 +89,12 @@ def attended(
     if by_chunks(sizes):
         before = chunked("tp", sizes.tp, gathered=sizes.stream(width_before))
         behind = chunked("tp", sizes.tp, scattered=sizes.stream(width))
+        first = _norm_alone(sizes, normed)
         if over_cp:
-            return (in_one((before, *norms, over_cp, behind)),)
-        return before, *norms, LOCAL, behind
+            return *first, in_one((before, *norms, over_cp, behind))
+        return *first, before, *norms, LOCAL, behind
     inner = (in_one((*norms, over_cp)),) if over_cp else (LOCAL, *norms, LOCAL) if norms else (LOCAL,)
-    return between(sizes, inner, width, width_before)
+    return between(sizes, inner, width, width_before, normed=normed)
 
 
 def attention_over_cp(sizes: Sizes, heads: tuple[int, int, int]) -> Traffic | None:

@@ -14,6 +14,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import held_by
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.pool_sizes import needed_by
+from mpitrain.plan.settings.idle import can_regather
 from mpitrain.plan.settings.resolve import with_reduce
 
 STAGES = (0, 1, 2, 3)
@@ -41,9 +42,13 @@ def _with_parallel(plan: Plan, **keys: Any) -> Plan:
 
 
 def with_recompute(plan: Plan, mode: str) -> Plan:
-    """Return the plan of the same run with another memory.recompute."""
+    """Return the plan of the same run with another memory.recompute.
+
+    Without parallel.regather where that doesn't go with it.
+    """
     memory = msgspec.structs.replace(plan.config.memory, recompute=mode, every=0)
-    return Plan(msgspec.structs.replace(plan.config, memory=memory), plan.model)
+    found = Plan(msgspec.structs.replace(plan.config, memory=memory), plan.model)
+    return found if can_regather(found.config) else _with_parallel(found, regather=False)
 
 
 def by_stage(plan: Plan, stages: Iterable[int] = STAGES) -> dict[int, int]:
@@ -64,6 +69,14 @@ def by_recompute(plan: Plan, modes: Iterable[str] = MODES) -> dict[str, int]:
     """Return what a rank holds with each mode of recomputation, of those that this layout can have."""
     plans = {mode: with_recompute(plan, mode) for mode in modes}
     return {mode: most_bytes(other) for mode, other in plans.items() if _allowed(other.config)}
+
+
+def by_regather(plan: Plan) -> dict[str, int]:
+    """Return what a rank holds without and with parallel.regather, if that does something."""
+    if not can_regather(plan.config):
+        return {}
+    plans = {word: _with_parallel(plan, regather=word == "true") for word in ("false", "true")}
+    return {word: most_bytes(other) for word, other in plans.items()}
 
 
 def _allowed(config: ResolvedConfig) -> bool:

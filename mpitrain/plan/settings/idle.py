@@ -79,6 +79,25 @@ RULES = (
     Idle("parallel.context", lambda c: c.parallel.cp == 1, _says("parallel.cp"), "use parallel.cp = 2"),
     Idle("parallel.async_tp", lambda c: c.parallel.tp == 1, _says("parallel.tp"), "use parallel.tp = 2"),
     Idle("parallel.sequence", lambda c: c.parallel.tp == 1, _says("parallel.tp"), "use parallel.tp = 2"),
+    Idle("parallel.regather", lambda c: c.parallel.tp == 1, _says("parallel.tp"), "use parallel.tp = 2"),
+    Idle(
+        "parallel.regather",
+        lambda c: not c.parallel.sequence,
+        _says("parallel.sequence"),
+        "use parallel.sequence = true",
+    ),
+    Idle(
+        "parallel.regather",
+        lambda c: c.parallel.async_tp,
+        _says("parallel.async_tp"),
+        "use parallel.async_tp = false",
+    ),
+    Idle(
+        "parallel.regather",
+        lambda c: c.memory.recompute in ("full", "every-k"),
+        lambda c: f"{_says('memory.recompute')(c)}, which gathers it again already",
+        'use memory.recompute = "selective"',
+    ),
     Idle(
         "precision.reduce",
         lambda c: c.parallel.dp * c.parallel.cp == 1,
@@ -119,6 +138,12 @@ def refuse_idle_keys(config: ResolvedConfig) -> None:
         if value != defaults[rule.key] and rule.is_idle(config):
             found = f"{rule.key} = {shown(json.dumps(value))} does nothing with {rule.because(config)}"
             raise ConfigError(f"{found}; leave it out, or {rule.instead}")
+
+
+def can_regather(config: ResolvedConfig) -> bool:
+    """Return whether parallel.regather = true would do something in a layout, and isn't refused."""
+    idle = any(rule.is_idle(config) for rule in RULES if rule.key == "parallel.regather")
+    return not (idle or config.attention.kv_rank)
 
 
 def idle_settings(config: ResolvedConfig) -> list[str]:

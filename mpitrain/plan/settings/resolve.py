@@ -109,6 +109,7 @@ def resolve(
         resolved, experts=experts, parallel=parallel, optimizer=optimizer, comm=comm
     )
     refuse_idle_keys(resolved)
+    _refuse_regathered_latents(resolved)
     refuse_long_decay(resolved)
     return resolved
 
@@ -291,6 +292,15 @@ def _refuse_undivided(model: ResolvedModel, sequence: int, parallel: ResolvedPar
         raise ConfigError(
             f"data.sequence = {sequence} / parallel.cp = {parallel.cp} doesn't divide over parallel.tp = "
             f"{tp}; change one of them, or use parallel.sequence = false"
+        )
+
+
+def _refuse_regathered_latents(config: ResolvedConfig) -> None:
+    """Raise ConfigError for latent vectors that would be gathered again: they are narrow, and kept."""
+    if config.parallel.regather and config.attention.kv_rank:
+        raise ConfigError(
+            f"parallel.regather = true with attention.kv_rank = {config.attention.kv_rank}: latent "
+            "attention gathers narrow vectors, which are kept; leave parallel.regather out"
         )
 
 

@@ -80,6 +80,8 @@ MEMORY = [
     Saving("parallel.etp", (1, 2, 4), 4, "parallel.dp=4", ("experts",)),
     Saving("parallel.sequence", ("false", "true"), 4, "parallel.tp=4", DENSE),
     Saving("parallel.sequence", ("false", "true"), 4, "parallel.tp=4 memory.recompute=full", DENSE),
+    Saving("parallel.regather", ("false", "true"), 4, "parallel.tp=4", DENSE),
+    Saving("parallel.regather", ("false", "true"), 2, "parallel.tp=2 memory.recompute=selective"),
     schedules("gpipe", "1f1b", "v-half", "v-min"),
     schedules("gpipe", "1f1b", "seq1f1b"),
     schedules("zb-h2", "zb-h1"),

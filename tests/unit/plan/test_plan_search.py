@@ -100,6 +100,37 @@ def test_less_memory_is_kept():
         assert found.ranked and all(each.found.footprint.total < 1.15 * limit for each in found.ranked)
 
 
+LLAMA_405B = (
+    *("model.preset=llama3.1-405b", "parallel.tp=8", "parallel.pp=16", "parallel.dp=128"),
+    *("data.sequence=8192", "batch.global=2048", "precision.compute=bf16", "run.device=cuda"),
+)
+
+
+def test_inputs_are_gathered_again_where_memory_asks_for_it(tmp_path):
+    """Kept whole, they need full recomputation. Where all fits, or the key is set, nothing is tried."""
+    words = "--ranks", "16384", "--machine", "h100-80gb", "--top", "1", *sets(*LLAMA_405B)
+    found = json.loads(planned(*words, "--json", "--out", str(tmp_path / "best.toml")))["best"][0]
+    written = flatten(load(str(tmp_path / "best.toml"), ()))
+    assert (written["parallel.regather"], written["memory.recompute"]) == (True, "selective")
+    assert found["held_bytes"] < found["memory_limit_bytes"]
+    kept = planned(*words, *sets("parallel.regather=false"))
+    assert "recompute full" in kept and "regather" not in kept
+    assert "regather" not in planned("--ranks", "8", *sets(*SMALL, "parallel.tp=2"))
+    assert "regather" in planned("--ranks", "8", *sets(*SMALL, "parallel.tp=2", "parallel.regather=true"))
+
+
+@pytest.mark.parametrize("machine", ["h100-80gb", "laptop"])
+def test_a_gather_travels_under_products_of_a_gpu_alone(machine):
+    """Within a node it costs a GPU nothing. On a CPU a step waits for all of it: a quarter more of tp."""
+    rates = machine_of(find_machine(machine))._replace(ranks_per_node=8)
+    layout = StepLayout(8, 8192, 8, tp=4)
+    waits = [
+        predict_step(find_published("llama3-8b"), layout._replace(regathers=value), rates).exposed["tp"]
+        for value in (False, True)
+    ]
+    assert waits[1] == waits[0] if rates.on_gpu else waits[0] < waits[1] < 1.3 * waits[0]
+
+
 def test_what_is_written_is_proved_and_asked_no_more(tmp_path):
     out = tmp_path / "best.toml"
     text = planned("--ranks", "8", "--out", str(out), *sets(*SMALL))

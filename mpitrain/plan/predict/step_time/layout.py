@@ -23,7 +23,8 @@ class StepLayout(NamedTuple):
     segments: of each sequence, for a schedule that cuts it. reduce: of gradients, as parallel.reduce.
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
     "allgather", every token to all ranks.
-    regathers: a backward gathers the input of tp's products again instead of keeping it whole.
+    regathers: a backward gathers the input of tp's products again instead of keeping it whole,
+    where it can.
     again: share of products that selective recomputation runs again. core_again: it runs attention
     proper again though no scores are kept.
     ends_count: embedding and head are counted as a layer each when stages are divided.
@@ -66,6 +67,12 @@ class StepLayout(NamedTuple):
         As plan/settings/resolve.py settles parallel.reduce: open, they are with ZeRO-2 and ZeRO-3.
         """
         return self.zero >= 2 if self.reduce == "auto" else self.reduce == "microbatch"
+
+    @property
+    def can_regather(self) -> bool:
+        """Whether something is gathered over tp, as a whole, that nothing else gathers again."""
+        gathers = self.tp > 1 and self.sequence_parallel and not self.tp_overlap
+        return gathers and self.recompute != "full"
 
     @property
     def repeats_core(self) -> bool:
@@ -120,6 +127,7 @@ class StepLayout(NamedTuple):
         words += [f"dp_shard {self.sharded}"] * (self.sharded > 0)
         words += [f"micro {self.micro}"]
         words += [f"recompute {self.recompute}"] * (self.recompute != "none")
+        words += ["regather"] * (self.regathers and self.can_regather)
         return " ".join(words)
 
 

@@ -139,7 +139,10 @@ def part_of(
         seconds_here = seconds_of(work, machine, layout.compute, layout.flash)
         computed = computed.plus(seconds_here)
         exposed = _exposed(work.forward, groups, layout, machine, seconds_here.core)
-        exposed_backward = _exposed(work.backward, groups, layout, machine, 2 * seconds_here.core)
+        exposed_backward = _added(
+            _exposed(work.backward, groups, layout, machine, 2 * seconds_here.core),
+            {"tp": _exposed_regather(work, groups, machine, seconds_here.inputs)},
+        )
         forward = _added(forward, exposed)
         backward = _added(backward, exposed_backward)
     inputs = computed.inputs
@@ -183,6 +186,19 @@ def _exposed(
             took *= 1 - layout.tp_overlap
         found[each.axis] += took
     return found
+
+
+def _exposed_regather(
+    work: PartWork, groups: Mapping[str, RankGroup], machine: MachineRates, computed: float
+) -> float:
+    """Return the seconds of a gather for weight gradients that no computation hides.
+
+    computed: seconds of the gradients of inputs, under which a GPU sends. On a CPU, MPI moves nothing
+    meanwhile. What a GPU's gather takes from them is in its sustained rates, which were fitted to
+    published steps: most of these gather so.
+    """
+    took = sum(sent_seconds(each, groups, machine) for each in work.regathered)
+    return max(took - computed, 0.0) if machine.on_gpu else took
 
 
 def fetches_each(layout: StepLayout) -> bool:

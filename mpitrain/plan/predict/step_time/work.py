@@ -55,7 +55,11 @@ class AttentionCore(NamedTuple):
 
 
 class PartWork(NamedTuple):
-    """Forward of a part of the model. backward: what its backward for inputs sends."""
+    """Forward of a part of the model.
+
+    backward: what its backward for inputs sends.
+    regathered: what that gathers again meanwhile; weight gradients alone need it.
+    """
 
     products: tuple[Product, ...] = ()
     core: AttentionCore = AttentionCore()
@@ -63,6 +67,7 @@ class PartWork(NamedTuple):
     kernels: int = 0
     forward: tuple[MessageVolume, ...] = ()
     backward: tuple[MessageVolume, ...] = ()
+    regathered: tuple[MessageVolume, ...] = ()
 
 
 def attention_work(shape: ModelShape, layout: StepLayout) -> PartWork:
@@ -87,7 +92,8 @@ def attention_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     forward, backward = _around(layout, n * width * ITEM)
     kernels = 10 if layout.fused else 16
     sent, returned = _context(shape, layout, n, kv_heads)
-    return PartWork(products, core, passes, kernels, sent + forward, backward + returned)
+    again = () if shape.latent else _regathered(layout, n * width * ITEM)
+    return PartWork(products, core, passes, kernels, sent + forward, backward + returned, again)
 
 
 def _latent_products(shape: ModelShape, latent: Latent, n: int, heads: int) -> tuple[Product, ...]:
@@ -105,15 +111,18 @@ def _latent_products(shape: ModelShape, latent: Latent, n: int, heads: int) -> t
 def _around(
     layout: StepLayout, num_bytes: int
 ) -> tuple[tuple[MessageVolume, ...], tuple[MessageVolume, ...]]:
-    """Return what tp sends around the products of a half of a block, forward and backward.
-
-    The backward gathers the input again for the weight gradient (arXiv:2205.05198, section 4.2.2);
-    that gather travels under the product for the input's gradient and is not listed.
-    """
+    """Return what tp sends around the products of a half of a block, forward and backward."""
     if layout.tp == 1:
         return (), ()
     names = ("gather", "scatter") if layout.sequence_parallel else ("copy", "sum")
     return _volumes(in_one(communication(name, "tp", num_bytes) for name in names))
+
+
+def _regathered(layout: StepLayout, num_bytes: int) -> tuple[MessageVolume, ...]:
+    """Return what a backward gathers again of half a block (arXiv:2205.05198, section 4.2.2)."""
+    if not (layout.regathers and layout.can_regather):
+        return ()
+    return (MessageVolume("all_gather", "tp", num_bytes),)
 
 
 def _volumes(traffic: Traffic) -> tuple[tuple[MessageVolume, ...], tuple[MessageVolume, ...]]:
@@ -145,7 +154,9 @@ def dense_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     activated = n * hidden * ITEM * (opened + 1) * (1 if layout.fused else 2)
     passes = activated + (5 if layout.fused else 9) * stream
     forward, backward = _around(layout, n * shape.width * ITEM)
-    return PartWork(products, AttentionCore(), passes, 6 if layout.fused else 10, forward, backward)
+    again = _regathered(layout, n * shape.width * ITEM)
+    kernels = 6 if layout.fused else 10
+    return PartWork(products, AttentionCore(), passes, kernels, forward, backward, again)
 
 
 def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
