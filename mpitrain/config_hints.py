@@ -126,7 +126,8 @@ INSTEAD = {  # what is reached in another way
     "wandb": "metrics.jsonl in the run directory has one JSON object a step, for any logger",
     "tensorboard": "metrics.jsonl in the run directory has one JSON object a step, for any logger",
     "weights": "one source of text is read; data.path may be a list of files and folders",
-    "dropout": "no layer here drops out",
+    "dropout": 'model.family = "gpt2" has model.embedding_dropout, model.attention_dropout and '
+    "model.residual_dropout; no layer of others drops out",
 }
 SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), "true")
 SWITCHES |= dict.fromkeys(("false", "no", "off", "0"), "false")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mpitrain.plan.declared import probabilities
+from mpitrain.plan.declared.dropout import mask_bytes
 from mpitrain.plan.declared.parameters import NormKind, Spec, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.declared.traffic import Traffic
@@ -244,6 +245,10 @@ class Sizes:
         computes and scatters after.
         """
         return self.positions * width * self.itemsize if self.tp > 1 else 0
+
+    def dropped(self, width: int) -> int:
+        """Return what dropout of the residual stream works with: its result, and masks."""
+        return self.stream(width) + mask_bytes(self.shared * width, self.on_gpu)
 
     @property
     def in_pieces(self) -> bool:
