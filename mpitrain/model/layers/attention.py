@@ -163,13 +163,26 @@ class Attention:
     def working(self, sizes: Sizes) -> Working:
         heads = self.heads // sizes.tp
         forward, backward = working_of_core(sizes, self.width, heads, self._kv_heads(sizes), self.of_head)
-        if self.soft_cap or self.dropout:
-            scores = _scores_at_once(sizes, heads)
-            at_once = scores * max(4, sizes.itemsize)
-            masks = scores * MASK_BYTES if self.dropout else 0
-            forward, backward = forward + 3 * at_once + masks, backward + 5 * at_once + masks
-        more = sizes.dropped(self.width) if self.residual_dropout else 0
-        return Working(forward + more, backward + more)
+        if self.soft_cap:
+            capped = _scores_at_once(sizes, heads) * sizes.wide
+            forward, backward = forward + 3 * capped, backward + 5 * capped
+        dropping = sizes.dropped(self.width) if self.residual_dropout else 0  # when the scores are gone
+        attending = self._dropping(sizes, heads) if self.dropout else Working(0, 0)
+        return Working(
+            forward + max(dropping, attending.forward), backward + max(dropping, attending.backward)
+        )
+
+    def _dropping(self, sizes: Sizes, heads: int) -> Working:
+        """Return what is made of scores with dropout, and of gradients of some queries, beside those of all.
+
+        heads: of this rank.
+        """
+        scores = _scores_at_once(sizes, heads)
+        at_once = scores * sizes.wide
+        masks = scores * MASK_BYTES
+        grads = sizes.positions * self.of_head * (heads + 2 * self._kv_heads(sizes)) * sizes.wide
+        mask = scores  # a byte of each
+        return Working(max(3 * at_once + mask, masks), max(5 * at_once + mask + 2 * grads, masks))
 
     def history(self, sizes: Sizes) -> int:
         """Keys and values."""

@@ -82,8 +82,10 @@ class Mlp:
     def working(self, sizes: Sizes) -> Working:
         stream = sizes.stream(self.width)
         hidden = sizes.positions * self.ffn // sizes.tp * sizes.itemsize
-        more = sizes.gathered(self.width) + (sizes.dropped(self.width) if self.dropout else 0)
-        return Working(max(3 * stream, 2 * hidden) + more, max(3 * stream, 4 * hidden) + more)
+        gathered = sizes.gathered(self.width)
+        # hidden units aren't there when what is added is dropped from
+        dropping = 3 * stream + (sizes.dropped(self.width) if self.dropout else 0)
+        return Working(max(dropping, 2 * hidden) + gathered, max(dropping, 4 * hidden) + gathered)
 
     def history(self, sizes: Sizes) -> int:
         return 0

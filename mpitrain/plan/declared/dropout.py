@@ -12,7 +12,7 @@ AFTER_FFN = 3
 # elements whose mask is made at once, and the bytes of an element: words of random numbers, of 8 bytes
 DROPPED = 2**18
 DROPPED_ON_A_DEVICE = 2**24
-MASK_BYTES = 20
+MASK_BYTES = 16
 
 
 def mask_bytes(elements: int, on_gpu: bool) -> int:
