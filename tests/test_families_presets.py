@@ -18,6 +18,7 @@ from mpitrain.plan.declared.parameters import STD
 from mpitrain.plan.settings.attention import head_width
 from mpitrain.plan.settings.identity import identity
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.weights.keys import with_keys
 
 
 def planned(*overrides, ranks=1):
@@ -450,6 +451,9 @@ def test_dropout_of_a_gpt2_folder_is_taken_over_line_by_line_and_written_back():
     written = FAMILIES.find("gpt2").model_types[0].write(config)
     found = {name: value for name, value in written.items() if "pdrop" in name}
     assert found == dict(embd_pdrop=0.1, attn_pdrop=0.25, resid_pdrop=0.0)
+    own = settings.load(None, ("model.attention_dropout=0",))  # other shares go before the folder's
+    model = with_keys(own, {"model.family": "gpt2", **keys}, "config.json").model
+    assert (model.embedding_dropout, model.attention_dropout) == (0.1, 0.0)
 
 
 def test_a_gpt2_run_older_than_dropout_goes_on_without():
