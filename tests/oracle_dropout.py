@@ -1,8 +1,8 @@
 """GPT-2 with dropout in plain torch, and its masks in numpy: no code of the package is used.
 
-Philox-4x32-10 (Salmon et al., SC 2011) of unsigned integers. Its key is of run, step, block and site; its
-counter is (sequence, head, position, number // 4), and the word is number % 4, the number being that of a
-channel, or of a key.
+Philox-4x32-10 (Salmon et al., SC 2011) of unsigned integers. Its key is of run, step, block and
+site; its counter is (sequence, head, position, number // 4), and the word is number % 4, the number
+being that of a channel, or of a key.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The masks of dropout: Philox's published vectors, the share that is dropped, the same mask of any part."""
+"""The masks of dropout: Philox's published vectors, the share dropped, the same mask of any part."""
 
 import numpy as np
 import pytest

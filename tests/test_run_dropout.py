@@ -1,5 +1,5 @@
-"""GPT-2 with dropout has the same bits whatever the pipeline ranks, the schedule, ZeRO and recomputation, and
-after a restart. Validation drops nothing.
+"""GPT-2 with dropout has the same bits whatever the pipeline ranks, the schedule, ZeRO and
+recomputation, and after a restart. Validation drops nothing.
 """
 
 import json
@@ -35,7 +35,8 @@ def runs(tmp_path_factory):
     text = write_text(folder / "text.txt")
     every = {1: ONE_RANK, 2: PIPELINES | DATA_PARALLEL, 4: BOTH}
     for size, named in every.items():
-        run_several(size, text, {folder / name: GPT2 | DROPOUT | changes for name, changes in named.items()})
+        changed = {folder / name: GPT2 | DROPOUT | changes for name, changes in named.items()}
+        run_several(size, text, changed)
     # on other ranks than it began on
     run_several(2, text, {folder / "first half": GPT2 | DROPOUT | PIPELINES["zbv"]})
     return {name: loss_lines(folder / name) for named in every.values() for name in named}

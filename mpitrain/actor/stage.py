@@ -102,7 +102,7 @@ class Stage:
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index] if index in self.stashes and parts[0] else []
-        lent = {"record_metric": record_metric, "scale": scale, "routes": routes, "dropout": dropout}
+        lent = dict(record_metric=record_metric, scale=scale, routes=routes, dropout=dropout)
         context = self._under_way.pop(index, None) or replace(self.contexts.of(index, microbatch), **lent)
         for number in parts:
             number = len(self.parts) - 1 - number

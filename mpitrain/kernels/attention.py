@@ -80,7 +80,9 @@ class AttentionRequest:
 
     def between(self, queries: np.ndarray, keys: np.ndarray) -> "AttentionRequest":
         """Return what is asked between some positions."""
-        return self if self.dropout is None else replace(self, dropout=self.dropout.between(queries, keys))
+        if self.dropout is None:
+            return self
+        return replace(self, dropout=self.dropout.between(queries, keys))
 
 
 PLAIN = AttentionRequest()
@@ -95,7 +97,7 @@ class Kernel(Enum):
     CPU_FLASH = "torch's flash attention for CPUs"
     CUDA_FLASH = "torch's flash attention for CUDA"
     PRODUCTS = "matrix products"
-    PRODUCTS_OF_SOME_ROWS = "matrix products of some queries at a time, with soft-capped scores or dropout"
+    PRODUCTS_OF_SOME_ROWS = "matrix products of some queries at a time, for soft caps and dropout"
 
 
 def choose(

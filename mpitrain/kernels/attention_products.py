@@ -7,8 +7,8 @@ Queries of one key-value head are side by side, as rows of one matrix.
 A soft cap c bounds the scores: c tanh(score / c) (Gemma 2, arXiv:2408.00118, section 2). No kernel of
 torch knows one. As all scores at once would be most memory, ROWS queries are taken at a time.
 
-Dropout (dropout.py) is of the probabilities that values are multiplied by, and not of their sum: the
-log-sum-exp is that without it, and tiles add up as ever. Its mask is made again in the backward.
+Dropout (dropout.py) is of the probabilities that values are multiplied by, and not of their sum:
+the log-sum-exp is that without it, and tiles add up as ever. The backward makes its mask again.
 """
 
 import math
@@ -119,7 +119,7 @@ def _some_rows(q, k, causal: bool, visible) -> Iterator[tuple[slice, int, torch.
 def _grads(
     grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible, request: AttentionRequest, mask=None
 ):
-    """Return the gradients of q, k and v, in fp32 or fp64. mask: of probabilities that are dropped."""
+    """Return the gradients of q, k and v, in fp32 or fp64. mask: of what is dropped."""
     grad, q, k, v = (x.to(wide(q_BHTC.dtype)) for x in (grad_of_out, q_BHTC, k_BKSC, v_BKSC))
     scores = _scores(q, k, request)
     # of the cap; scores that aren't seen become infinite

@@ -83,7 +83,7 @@ def grad_of_sinks(grad_of_out, out, lse, sinks_H) -> torch.Tensor:
 
 
 def _between(request: AttentionRequest, rows: slice, keys: slice, q, k) -> AttentionRequest:
-    """Return what is asked of a block. Keys are the first of the sequence, queries the last of these."""
+    """Return what is asked of a block, whose queries are the last of the keys."""
     if request.dropout is None or not request.window:
         return request
     before = k.shape[-2] - q.shape[-2]

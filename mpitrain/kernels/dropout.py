@@ -1,14 +1,15 @@
 """Dropout whose masks are a function of where an element is, and of nothing else.
 
-No generator has a state: a rank computes the mask of what it holds, as often as it is asked, and any
-other rank computes the same. So masks don't depend on the layout, on recomputation or on a restart, and
-none is kept for the backward.
+No generator has a state: a rank computes the mask of what it holds, as often as it is asked, and
+any other rank computes the same. So masks don't depend on the layout, on recomputation or on a
+restart, and none is kept for the backward.
 
     which dropout             key                           counter
     embedding, residual       (seed, step, block, site)     sequence, 0,    position, channel // 4
     attention probabilities   the same                      sequence, head, query,    key // 4
 
-The 4 words of a counter are those of the channels, or keys, 4 n to 4 n + 3. A word below rate * 2**32 drops.
+The 4 words of a counter are those of the channels, or keys, 4 n to 4 n + 3. A word below
+rate * 2**32 drops.
 Philox-4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3.
 
 B sequences of a microbatch, T positions, D channels, H heads, S keys.
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mpitrain.plan.declared.dropout import ATTENTION, DROPPED, DROPPED_ON_A_DEVICE
+from mpitrain.plan.declared.dropout_sites import ATTENTION, DROPPED, DROPPED_ON_A_DEVICE
 
 WORD = 2**32 - 1
 ROUNDS = 10
@@ -36,10 +37,10 @@ class DropoutDraw(NamedTuple):
 
 
 def philox(counter: Sequence[Any], key: tuple[int, int]) -> list[Any]:
-    """Return 4 words of 32 bits for a counter of 4 and a key of 2: integers, or int64 tensors that broadcast.
+    """Return 4 words of 32 bits for a counter of 4 and a key of 2.
 
-    A product of two words has 64 bits: of int64, which wraps round, the shift brings the sign back and
-    the mask takes it off.
+    counter: integers, or int64 tensors that broadcast. A product of two words has 64 bits: of int64,
+    which wraps round, the shift brings the sign back and the mask takes it off.
     """
     a, b, c, d = counter
     for number in range(ROUNDS):
@@ -53,7 +54,10 @@ def philox(counter: Sequence[Any], key: tuple[int, int]) -> list[Any]:
 
 
 def key_of(draw: DropoutDraw, block: int, site: int) -> tuple[int, int]:
-    """Return the key of one dropout of a step. site: which of its block (plan/declared/dropout.py)."""
+    """Return the key of one dropout of a step.
+
+    site: which of its block (plan/declared/dropout_sites.py).
+    """
     counter = draw.step & WORD, draw.step >> 32, block, site
     first, second, *_ = philox(counter, (draw.seed & WORD, draw.seed >> 32 & WORD))
     return first, second
@@ -76,15 +80,24 @@ def dropped(
     limit = round(rate * 2**32)
     lanes = [word < limit for word in philox((*around, last), key)]
     found = torch.stack(lanes, -1).flatten(-2)
-    return found[..., :places] if isinstance(places, int) else found.index_select(-1, _on(places, device))
+    if isinstance(places, int):
+        return found[..., :places]
+    return found.index_select(-1, _on(places, device))
 
 
 def _blocks(numbers: int | np.ndarray) -> tuple[int | np.ndarray, int | np.ndarray]:
-    """Return the blocks of 4 that numbers are of, and their places among these. An integer: all up to it."""
+    """Return the blocks of 4 that numbers are of, and their places among these.
+
+    An integer: all up to it.
+    """
     if isinstance(numbers, int):
         return -(-numbers // 4), numbers
     blocks, place = np.unique(numbers // 4, return_inverse=True)
     return blocks, place * 4 + numbers % 4
+
+
+def _range(numbers: range, device: torch.device) -> torch.Tensor:
+    return torch.arange(numbers.start, numbers.stop, device=device)
 
 
 def _on(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -94,12 +107,13 @@ def _on(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
 def drop(
     x_BTD: torch.Tensor, rate: float, draw: DropoutDraw, block: int, site: int, positions_T: torch.Tensor
 ) -> torch.Tensor:
-    """Return x without the elements that are dropped, the others divided by 1 - rate. It is its own adjoint.
+    """Return x without the elements that are dropped, the others divided by 1 - rate.
 
-    positions_T: of this rank, int64, on the device of x. Masks are made of some positions at a time.
+    It is its own adjoint. Masks are made of some positions at a time.
+    positions_T: of this rank, int64, on the device of x.
     """
     key = key_of(draw, block, site)
-    sequences = torch.arange(draw.sequences.start, draw.sequences.stop, device=x_BTD.device)[:, None, None]
+    sequences = _range(draw.sequences, x_BTD.device)[:, None, None]
     at_once = DROPPED_ON_A_DEVICE if x_BTD.is_cuda else DROPPED
     rows = max(1, at_once // (len(x_BTD) * x_BTD.shape[-1]))
     y_BTD = torch.empty_like(x_BTD)
@@ -117,7 +131,8 @@ class ProbabilityDropout:
 
     heads: their numbers among those of all ranks.
     draw: None: none is drawn yet.
-    queries, keys: their positions; None: keys are the first of the sequence, queries the last of these.
+    queries, keys: their positions; None: keys are the first of the sequence, queries the last of
+    these.
     """
 
     rate: float
@@ -138,10 +153,7 @@ class ProbabilityDropout:
 
         rows, seen: of the queries, and how many of the keys, from the first on.
         """
-        sequences, heads = (
-            torch.arange(numbers.start, numbers.stop, device=device)
-            for numbers in (self.draw.sequences, self.heads)
-        )
+        sequences, heads = (_range(numbers, device) for numbers in (self.draw.sequences, self.heads))
         if self.queries is None:
             before = num_keys - num_queries
             queries = torch.arange(before + rows.start, before + rows.stop, device=device)

@@ -12,7 +12,6 @@ import torch
 from mpitrain.kernels.attention import PLAIN, AttentionRequest
 from mpitrain.kernels.attention_one_query import attend_one_query
 from mpitrain.model.build_context import BuildContext, Heads
-from mpitrain.model.dropout import ResidualDropout
 from mpitrain.model.kv_history import attend
 from mpitrain.model.layers.rope import Rope
 from mpitrain.model.offload import restored
@@ -42,7 +41,7 @@ def attention(
     rope: Rope | None,
     request: AttentionRequest,
     whole: bool,
-    dropout: ResidualDropout | None = None,
+    behind: Sequence[Item] = (),
 ) -> list[Item]:
     """Return the items of the layer: on one rank, one segment from the norm to the output.
 
@@ -51,7 +50,7 @@ def attention(
     rope: None: queries and keys aren't turned.
     request: without tensors.
     whole: norms of queries and keys are of all heads together.
-    dropout: of what is added to the residual stream.
+    behind: items behind the output: its dropout.
     """
     weights = (own[f"attention.{name}.weight"] for name in "qkv")
     biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if "attention.q.bias" in own else ()
@@ -73,8 +72,7 @@ def attention(
     output = Output(own["attention.output.weight"], site.fp8)
     inner = attended(projection, core, heads, output, site, over_tp)
     added = [Bias(own["attention.output.bias"])] if "attention.output.bias" in own else []
-    first = [norm] if site.tp and norm else []
-    return [Residual([*first, *inner, *added, *([dropout] if dropout else [])])]
+    return [Residual([*([norm] if site.tp and norm else []), *inner, *added, *behind])]
 
 
 def attended(

@@ -3,13 +3,12 @@
 B sequences of a microbatch, T tokens each, D width, F hidden units.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from mpitrain.kernels.gates import Gate
 from mpitrain.model.build_context import BuildContext
-from mpitrain.model.dropout import ResidualDropout
 from mpitrain.model.segment import Bias, NormSegment, Segment, Tape, norm_segment
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item
@@ -17,14 +16,13 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 def mlp(
-    own: Mapping[str, Parameter], site: BuildContext, gate: Gate, dropout: ResidualDropout | None = None
+    own: Mapping[str, Parameter], site: BuildContext, gate: Gate, behind: Sequence[Item] = ()
 ) -> list[Item]:
-    """Return the items of the layer. gate: has the activation. dropout: of what it adds."""
+    """Return the items of the layer. gate: has the activation. behind: its dropout."""
     (norm,) = norm_segment(own, "ffn.norm") or [None]
     of_up = own["ffn.up.weight"], own["ffn.up.bias"]
     inner = MlpSegment(None if site.tp else norm, *of_up, own["ffn.down.weight"], gate, site.fp8)
-    behind = [Bias(own["ffn.down.bias"]), *([dropout] if dropout else [])]
-    return site.sublayer(norm, inner, behind)
+    return site.sublayer(norm, inner, [Bias(own["ffn.down.bias"]), *behind])
 
 
 class MlpSegment(Segment):

@@ -49,8 +49,9 @@ def _gpt2(config: Config) -> ModelLayers:
             'data.documents = "separate" with learned positions, which don\'t start anew at each document; '
             'use "joined"'
         )
-    ffn = Mlp(model.width, model.ffn, 2 * model.layers, model.eps, Gelu(), dropout=model.residual_dropout)
-    dropout = dict(dropout=model.attention_dropout, residual_dropout=model.residual_dropout)
+    rate = model.residual_dropout
+    ffn = Mlp(model.width, model.ffn, 2 * model.layers, model.eps, Gelu(), dropout=rate)
+    dropout = dict(dropout=model.attention_dropout, residual_dropout=rate)
     blocks = tuple(
         (replace(attention, block=number), replace(ffn, block=number))
         for number, attention in enumerate(attentions(config, kind=KIND, **_BIASED, **dropout))

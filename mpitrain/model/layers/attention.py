@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mpitrain.config import Parallel
 from mpitrain.model.layers.rope import Rope
 from mpitrain.plan.declared import probabilities
-from mpitrain.plan.declared.dropout import AFTER_ATTENTION, MASK_BYTES
+from mpitrain.plan.declared.dropout_sites import AFTER_ATTENTION, MASK_BYTES
 from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.layer_traffic import attended
 from mpitrain.plan.declared.parameters import (
@@ -61,8 +61,8 @@ class Attention:
     eps: of norms. kind: of all of them.
     normed: queries and keys of each head have a norm (arXiv:2302.05442, section 2).
     normed_whole: those of all heads together have one, which tp divides (model/width_norm.py).
-    dropout, residual_dropout: the shares that are dropped of the probabilities, and of what block `block`
-    adds to the residual stream.
+    dropout, residual_dropout: the shares that are dropped of the probabilities, and of what block
+    `block` adds to the residual stream.
     biased, biased_output: the products of queries, keys and values have a bias, and that of the output.
     head_width: of a head; 0: that of `rope`.
     scale: what scores are multiplied by; None: 1 / sqrt(width of a head).
@@ -166,14 +166,15 @@ class Attention:
         if self.soft_cap:
             capped = _scores_at_once(sizes, heads) * sizes.wide
             forward, backward = forward + 3 * capped, backward + 5 * capped
-        dropping = sizes.dropped(self.width) if self.residual_dropout else 0  # when the scores are gone
+        # when the scores are gone
+        dropping = sizes.dropped(self.width) if self.residual_dropout else 0
         attending = self._dropping(sizes, heads) if self.dropout else Working(0, 0)
         return Working(
             forward + max(dropping, attending.forward), backward + max(dropping, attending.backward)
         )
 
     def _dropping(self, sizes: Sizes, heads: int) -> Working:
-        """Return what is made of scores with dropout, and of gradients of some queries, beside those of all.
+        """Return what is made of scores with dropout, and the gradients of some queries.
 
         heads: of this rank.
         """
@@ -200,13 +201,14 @@ class Attention:
         heads = self.heads // sizes.tp, self._kv_heads(sizes), self.of_head
         norm = (LOCAL,) if sizes.tp > 1 and self.kind is not NormKind.NONE else ()
         items = attended(sizes, heads, self.width, self.width, with_width_norms=self.normed_whole)
-        return *norm, *items, *self.biased_output * (LOCAL,), *bool(self.residual_dropout) * (LOCAL,)
+        behind = self.biased_output + bool(self.residual_dropout)
+        return *norm, *items, *behind * (LOCAL,)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.kernels.attention import AttentionRequest  # torch
         from mpitrain.model.attention import attention
         from mpitrain.model.build_context import Heads
-        from mpitrain.model.dropout import ResidualDropout
+        from mpitrain.model.residual_dropout import ResidualDropout
 
         sizes = site.plan.sizes
         heads = Heads(self.heads // sizes.tp, self._kv_heads(sizes), self.of_head)
@@ -217,7 +219,7 @@ class Attention:
             dropout=self._dropout(heads.queries * (site.tp.rank if site.tp else 0), heads.queries),
         )
         rate = self.residual_dropout
-        behind = ResidualDropout(rate, self.block, AFTER_ATTENTION, site) if rate else None
+        behind = [ResidualDropout(rate, self.block, AFTER_ATTENTION, site)] if rate else []
         return attention(own, site, heads, self.rope, request, self.normed_whole, behind)
 
     def _dropout(self, first: int, count: int) -> "ProbabilityDropout | None":
@@ -229,7 +231,7 @@ class Attention:
 
 
 def _scores_at_once(sizes: Sizes, heads: int) -> int:
-    """Return how many scores are made at once where they are capped or dropped: of some queries to all keys.
+    """Return how many scores of some queries to all keys are made at once, capped or dropped.
 
     heads: of this rank.
     """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.plan.declared.dropout import EMBEDDING as SITE
+from mpitrain.plan.declared.dropout_sites import EMBEDDING as SITE
 from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.layer_traffic import into, out
 from mpitrain.plan.declared.parameters import EPS, ROWS, NormKind, Spec, matrix, norm
@@ -76,8 +76,8 @@ class Embedding:
         return *items, *bool(self.positions) * (LOCAL,), *bool(self.dropout) * (LOCAL,)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.dropout import ResidualDropout  # torch
         from mpitrain.model.embedding_and_head import embedding
+        from mpitrain.model.residual_dropout import ResidualDropout  # torch
 
         behind = [ResidualDropout(self.dropout, 0, SITE, site)] if self.dropout else []
         return [*embedding(own[EMBEDDING], site, self.scale, own.get(POSITIONS)), *behind]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.kernels.gates import SILU, Gate
-from mpitrain.plan.declared.dropout import AFTER_FFN
+from mpitrain.plan.declared.dropout_sites import AFTER_FFN
 from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.layer_traffic import sublayer
 from mpitrain.plan.declared.parameters import (
@@ -98,8 +98,9 @@ class Mlp:
         return sublayer(sizes, self.width, normed=self.kind is not NormKind.NONE, num_behind=behind)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.dropout import ResidualDropout  # torch
         from mpitrain.model.mlp import mlp
+        from mpitrain.model.residual_dropout import ResidualDropout  # torch
 
-        dropout = ResidualDropout(self.dropout, self.block, AFTER_FFN, site) if self.dropout else None
-        return mlp(own, site, self.gate, dropout)
+        rate = self.dropout
+        behind = [ResidualDropout(rate, self.block, AFTER_FFN, site)] if rate else []
+        return mlp(own, site, self.gate, behind)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mpitrain.plan.declared import probabilities
-from mpitrain.plan.declared.dropout import mask_bytes
+from mpitrain.plan.declared.dropout_sites import mask_bytes
 from mpitrain.plan.declared.parameters import NormKind, Spec, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.declared.traffic import Traffic

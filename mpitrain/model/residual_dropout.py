@@ -13,7 +13,7 @@ class ResidualDropout:
 
     Written by hand: the backward makes the mask again, and nothing is kept.
 
-    block, number: the block, and which of its dropouts it is (plan/declared/dropout.py).
+    block, number: the block, and which of its dropouts it is (plan/declared/dropout_sites.py).
     """
 
     def __init__(self, rate: float, block: int, number: int, site: BuildContext):

@@ -9,7 +9,7 @@ ATTENTION = 1
 AFTER_ATTENTION = 2
 AFTER_FFN = 3
 
-# elements whose mask is made at once, and the bytes of an element: words of random numbers, of 8 bytes
+# elements whose mask is made at once, and the bytes of an element: 2 for each tensor of words
 DROPPED = 2**18
 DROPPED_ON_A_DEVICE = 2**24
 MASK_BYTES = 16
