@@ -129,6 +129,11 @@ class Model(ConfigTable, frozen=True):
     positions: Length | None = None  # how many positions have a learned vector
     # soft cap c of logits: they become c tanh(logit / c); 0: none
     logit_cap: Annotated[float, Meta(ge=0)] | None = None
+    # share dropped in training, the rest scaled up: of embeddings with their positions; 0: none
+    embedding_dropout: Share | None = None
+    attention_dropout: Share | None = None  # of attention's probabilities, likewise
+    # of what attention and feed-forward add to the residual stream, likewise
+    residual_dropout: Share | None = None
 
 
 class AttentionTable(ConfigTable, frozen=True):

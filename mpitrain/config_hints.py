@@ -75,11 +75,14 @@ OTHER_NAMES = {
     "memory.offload": "cpu_offload offload_optimizer",
     "memory.recompute": "recompute activation_checkpointing gradient_checkpointing activation_checkpoint "
     "recompute_granularity",
+    "model.attention_dropout": "attn_pdrop attn_dropout attention_dropout_prob",
+    "model.embedding_dropout": "embd_pdrop embd_dropout embed_dropout",
     "model.ffn": "intermediate_size ffn_hidden_size d_ff hidden_dim ffn_dim",
     "model.heads": "num_attention_heads num_heads n_head n_heads",
     "model.kv_heads": "num_key_value_heads n_kv_heads num_query_groups",
     "model.layers": "num_layers num_hidden_layers n_layer n_layers depth",
     "model.preset": "model_name flavor size",
+    "model.residual_dropout": "resid_pdrop resid_dropout hidden_dropout hidden_dropout_prob",
     "model.tied": "tie_word_embeddings share_embeddings",
     "model.vocab": "vocab_size",
     "model.width": "hidden_size d_model n_embd embed_dim dim",
@@ -126,7 +129,8 @@ INSTEAD = {  # what is reached in another way
     "wandb": "metrics.jsonl in the run directory has one JSON object a step, for any logger",
     "tensorboard": "metrics.jsonl in the run directory has one JSON object a step, for any logger",
     "weights": "one source of text is read; data.path may be a list of files and folders",
-    "dropout": "no layer here drops out",
+    "dropout": 'model.family = "gpt2" has model.embedding_dropout, model.attention_dropout and '
+    "model.residual_dropout; no layer of others drops out",
 }
 SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), "true")
 SWITCHES |= dict.fromkeys(("false", "no", "off", "0"), "false")

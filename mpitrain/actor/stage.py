@@ -7,6 +7,7 @@ import torch
 
 from mpitrain.actor.contexts import Contexts
 from mpitrain.actor.stage_state import StageState
+from mpitrain.kernels.dropout import DropoutDraw
 from mpitrain.kernels.streams import streams_of
 from mpitrain.model.blocks import Blocks, blocks_of
 from mpitrain.model.build_context import BuildContext
@@ -86,6 +87,7 @@ class Stage:
         record_metric: Callable[[str, torch.Tensor], None] = ignored,
         scale: float = 1.0,
         routes: Routes | None = None,
+        dropout: DropoutDraw | None = None,
     ) -> Walk:
         """Run microbatch `index` through the stage, or one part of it (counted from the first block).
 
@@ -96,10 +98,11 @@ class Stage:
         record_metric: takes what layers make besides their outputs.
         scale: of the loss.
         routes: of its tokens, to experts.
+        dropout: whose masks it has; None: nothing is dropped.
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index] if index in self.stashes and parts[0] else []
-        lent = {"record_metric": record_metric, "scale": scale, "routes": routes}
+        lent = dict(record_metric=record_metric, scale=scale, routes=routes, dropout=dropout)
         context = self._under_way.pop(index, None) or replace(self.contexts.of(index, microbatch), **lent)
         for number in parts:
             number = len(self.parts) - 1 - number

@@ -7,6 +7,7 @@ import torch
 from mpitrain.actor.reductions import Gradients
 from mpitrain.actor.stage import Stage
 from mpitrain.actor.step_work import Work, number_in_step
+from mpitrain.kernels.dropout import DropoutDraw
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.parallel.walk import Walk, run, run_together
 from mpitrain.plan.plan import Plan
@@ -89,10 +90,11 @@ class Compute:
     def _forward_walk(self, action: Action, work: Work) -> Walk:
         _, m, stage, part = action
         x = work.inputs.pop((stage, m), None)
-        # validation is never replayed
-        routes = self._routes(stage, m, work) if torch.is_grad_enabled() else None
         microbatch = work.microbatches[number_in_step(self._table, stage, m)]
-        walk = self._stages[stage].forward(m, x, microbatch, part, work.hear, self._loss_scale.value, routes)
+        # validation is never replayed, and nothing of it is dropped
+        of_training = self._of_training(stage, m, work) if torch.is_grad_enabled() else (None, None)
+        lent = work.hear, self._loss_scale.value, *of_training
+        walk = self._stages[stage].forward(m, x, microbatch, part, *lent)
         if torch.is_grad_enabled() and not part:
             held = 1 + sum(stage.num_stashes for stage in self._stages.values())
             work.peak_in_flight = max(work.peak_in_flight, held)
@@ -113,13 +115,17 @@ class Compute:
             return torch.full((), self._loss_scale.value, device=self._device)
         return grad
 
-    def _routes(self, stage: int, index: int, work: Work) -> Routes | None:
-        if self._plan.routing is None and self.recorded is None:
-            return None
-        batch = self._plan.config.batch
+    def _of_training(self, stage: int, index: int, work: Work) -> tuple[Routes | None, DropoutDraw]:
+        """Return the routes of a microbatch, if they are replayed or recorded, and its dropout."""
+        config = self._plan.config
+        batch = config.batch
         number = number_in_step(self._table, stage, index) // self._table.segments
-        first = self._dp_rank * (batch.global_ // self._plan.config.parallel.dp) + number * batch.micro
-        return Routes(work.step, range(first, first + batch.micro), self._plan.routing, self.recorded)
+        first = self._dp_rank * (batch.global_ // config.parallel.dp) + number * batch.micro
+        sequences = range(first, first + batch.micro)
+        dropout = DropoutDraw(config.run.seed, work.step, sequences)
+        if self._plan.routing is None and self.recorded is None:
+            return None, dropout
+        return Routes(work.step, sequences, self._plan.routing, self.recorded), dropout
 
     def _pass_on(self, action: Action, made: torch.Tensor | None, work: Work) -> None:
         """Keep an activation or gradient for the stage that needs it, on this rank, or for the send

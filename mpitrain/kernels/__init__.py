@@ -5,7 +5,8 @@ attention_tiles                            attention to a tile of keys, with the
 attention_window                           in a sliding window, with sinks
 attention_cpu_16bit, attention_cpu_fp32    attention kernels for a CPU
 attention_torch                            by torch's scaled_dot_product_attention
-attention_products                         attention by matrix products, on any device; soft-capped scores
+attention_products                         by matrix products: on any device; soft caps, dropout
+dropout                                    dropout whose masks are a function of where an element is
 functions, compiled                        norms, gated product, rotary positions, cross-entropy; the same
                                            fused by torch.compile
 products, grouped, fp8                     products of matrices, of groups of rows (experts), in fp8

@@ -7,6 +7,7 @@
                             else                                       TORCH         attention_torch.py
     the result and the      scores are soft-capped                     PRODUCTS_OF_SOME_ROWS
     log-sum-exp, of a tile                                                           attention_products.py
+                              or dropped out
     (attention_tiles.py)    CPU, as above, without a mask              CPU_ONEDNN    attention_cpu_fp32.py
                             CPU                                        CPU_FLASH     torch's
                             GPU, 16 bits, without a mask               CUDA_FLASH    torch's
@@ -21,9 +22,11 @@ sinks and with soft caps. Which kernel it is depends on processor, type and shap
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
 import torch
 
 from mpitrain.kernels import attention_cpu_16bit, attention_cpu_fp32
+from mpitrain.kernels.dropout import DropoutDraw, ProbabilityDropout
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class AttentionRequest:
     mask: 0 or -inf, added to the scores instead of causality, [B, 1, T, S] or [T, S].
     documents: the number of each position's document in the whole sequence, [B, T] or [T], integers: a
     query sees its own document only. Read where the sequence is spread over ranks; else a mask says it.
+    dropout: of probabilities (dropout.py); None: none.
     """
 
     scale: float | None = None
@@ -45,11 +49,12 @@ class AttentionRequest:
     sinks: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     documents: torch.Tensor | None = None
+    dropout: ProbabilityDropout | None = None
 
     @property
     def by_tiles(self) -> bool:
         """Whether only what makes a log-sum-exp can compute it."""
-        return bool(self.window or self.soft_cap) or self.sinks is not None
+        return bool(self.window or self.soft_cap) or not (self.sinks is self.dropout is None)
 
     def scale_of(self, width: int) -> float:
         """Return what scores are multiplied by for heads of a width."""
@@ -67,6 +72,18 @@ class AttentionRequest:
             return self
         return replace(self, sinks=sinks, mask=mask, documents=documents)
 
+    def drawn(self, draw: DropoutDraw | None) -> "AttentionRequest":
+        """Return what is asked of a microbatch: with its dropout; with None, without any."""
+        if self.dropout is None:
+            return self
+        return replace(self, dropout=None if draw is None else replace(self.dropout, draw=draw))
+
+    def between(self, queries: np.ndarray, keys: np.ndarray) -> "AttentionRequest":
+        """Return what is asked between some positions."""
+        if self.dropout is None:
+            return self
+        return replace(self, dropout=self.dropout.between(queries, keys))
+
 
 PLAIN = AttentionRequest()
 
@@ -80,7 +97,7 @@ class Kernel(Enum):
     CPU_FLASH = "torch's flash attention for CPUs"
     CUDA_FLASH = "torch's flash attention for CUDA"
     PRODUCTS = "matrix products"
-    PRODUCTS_OF_SOME_ROWS = "matrix products of some queries at a time, with soft-capped scores"
+    PRODUCTS_OF_SOME_ROWS = "matrix products of some queries at a time, for soft caps and dropout"
 
 
 def choose(
@@ -96,7 +113,7 @@ def choose(
         if attention_cpu_16bit.fits(q_BHTC):
             return Kernel.CPU_16BIT
         return Kernel.CPU_ONEDNN if onednn else Kernel.TORCH
-    if request.soft_cap:
+    if request.soft_cap or request.dropout is not None:
         return Kernel.PRODUCTS_OF_SOME_ROWS
     if onednn:
         return Kernel.CPU_ONEDNN

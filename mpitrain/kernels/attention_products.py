@@ -1,10 +1,14 @@
-"""Attention by matrix products: on any device, in fp32 or fp64, also with soft-capped scores.
+"""Attention by matrix products: on any device, in fp32 or fp64, also with soft-capped scores
+and with dropout of probabilities.
 
 B sequences, H query heads, K key-value heads (K divides H), T queries, S keys, C width of a head.
 Queries of one key-value head are side by side, as rows of one matrix.
 
 A soft cap c bounds the scores: c tanh(score / c) (Gemma 2, arXiv:2408.00118, section 2). No kernel of
 torch knows one. As all scores at once would be most memory, ROWS queries are taken at a time.
+
+Dropout (dropout.py) is of the probabilities that values are multiplied by, and not of their sum:
+the log-sum-exp is that without it, and tiles add up as ever. The backward makes its mask again.
 """
 
 import math
@@ -20,13 +24,18 @@ INFINITY = math.inf
 
 
 def attend_by_products(
-    q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None, request: AttentionRequest = PLAIN
+    q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None, request: AttentionRequest = PLAIN, mask=None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what attend() of attention_tiles.py does; all scores are there at once."""
+    """Do what attend() of attention_tiles.py does; all scores are there at once.
+
+    mask: of probabilities that are dropped, [B, H, T, S].
+    """
     q, k, v = (x.to(wide(q_BHTC.dtype)) for x in (q_BHTC, k_BKSC, v_BKSC))
     scores = _masked(_scores(q, k, request), causal, visible)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -INFINITY, 0).unsqueeze(-1)).exp_()
+    if mask is not None:
+        request.dropout.without(weights, mask)
     return (_by_group(weights, k) @ v).view(q.shape).to(q_BHTC.dtype), lse
 
 
@@ -49,16 +58,17 @@ def attend_backward_by_products(
 def attend_capped(
     q_BHTC, k_BKSC, v_BKSC, causal: bool, visible, request: AttentionRequest
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what attend() does with soft-capped scores.
+    """Do what attend() does with soft-capped scores, or with dropout.
 
     The output is in memory as the queries, mostly with the heads of a position side by side: then the
     product behind attention keeps no copy.
     """
     out_BHTC = torch.empty_like(q_BHTC)
     lse_BHT = q_BHTC.new_empty(q_BHTC.shape[:-1], dtype=wide(q_BHTC.dtype))
-    for rows, seen, mask in _some_rows(q_BHTC, k_BKSC, causal, visible):
+    for rows, seen, visible_here in _some_rows(q_BHTC, k_BKSC, causal, visible):
         k, v = _seen(seen, k_BKSC, v_BKSC)
-        found = attend_by_products(q_BHTC[..., rows, :], k, v, False, mask, request)
+        mask = _dropped(request, rows, seen, q_BHTC, k_BKSC)
+        found = attend_by_products(q_BHTC[..., rows, :], k, v, False, visible_here, request, mask)
         out_BHTC[..., rows, :], lse_BHT[..., rows] = found
     return out_BHTC, lse_BHT
 
@@ -66,18 +76,26 @@ def attend_capped(
 def attend_backward_capped(
     grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool, visible, request: AttentionRequest
 ) -> tuple[torch.Tensor, ...]:
-    """Do what attend_backward() does with soft-capped scores."""
+    """Do what attend_backward() does with soft-capped scores, or with dropout."""
     grad_of_q = torch.empty_like(q_BHTC)
     grads_of_kv = [torch.zeros_like(x, dtype=wide(x.dtype)) for x in (k_BKSC, v_BKSC)]
-    for rows, seen, mask in _some_rows(q_BHTC, k_BKSC, causal, visible):
+    for rows, seen, visible_here in _some_rows(q_BHTC, k_BKSC, causal, visible):
+        mask = _dropped(request, rows, seen, q_BHTC, k_BKSC)
         here = (x[..., rows, :] for x in (grad_of_out, q_BHTC))
-        found = _grads(
-            *here, *_seen(seen, k_BKSC, v_BKSC), out[..., rows, :], lse[..., rows], False, mask, request
-        )
+        kv = _seen(seen, k_BKSC, v_BKSC)
+        of_rows = out[..., rows, :], lse[..., rows]
+        found = _grads(*here, *kv, *of_rows, False, visible_here, request, mask)
         grad_of_q[..., rows, :] = found[0]
         for whole, part in zip(grads_of_kv, found[1:]):
             whole[..., :seen, :] += part
     return grad_of_q, *(x.to(q_BHTC.dtype) for x in grads_of_kv)
+
+
+def _dropped(request: AttentionRequest, rows: slice, seen: int, q, k) -> torch.Tensor | None:
+    """Return which probabilities of some queries are dropped; None without dropout."""
+    if request.dropout is None:
+        return None
+    return request.dropout.dropped(rows, q.shape[-2], k.shape[-2], seen, q.device)
 
 
 def _seen(seen: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -98,17 +116,23 @@ def _some_rows(q, k, causal: bool, visible) -> Iterator[tuple[slice, int, torch.
             yield rows, num_keys, None
 
 
-def _grads(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible, request: AttentionRequest):
-    """Return the gradients of q, k and v, in fp32 or fp64."""
+def _grads(
+    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible, request: AttentionRequest, mask=None
+):
+    """Return the gradients of q, k and v, in fp32 or fp64. mask: of what is dropped."""
     grad, q, k, v = (x.to(wide(q_BHTC.dtype)) for x in (grad_of_out, q_BHTC, k_BKSC, v_BKSC))
     scores = _scores(q, k, request)
     # of the cap; scores that aren't seen become infinite
     slope = 1 - (scores / request.soft_cap).square_() if request.soft_cap else None
     weights = (_masked(scores, causal, visible) - lse.unsqueeze(-1)).exp_()
     grad_of_weights = (_by_group(grad, k) @ v.mT).view(weights.shape)
+    if mask is not None:
+        request.dropout.without(grad_of_weights, mask)
     along = (grad * out).sum(-1, keepdim=True)
     grad_of_scores = (grad_of_weights - along).mul_(weights).mul_(request.scale_of(q.shape[-1]))
     grad_of_scores = _by_group(grad_of_scores if slope is None else grad_of_scores.mul_(slope), k)
+    if mask is not None:
+        request.dropout.without(weights, mask)
     grad_of_v = _by_group(weights, k).mT @ _by_group(grad, k)
     return (grad_of_scores @ k).view(q.shape), grad_of_scores.mT @ _by_group(q, k), grad_of_v
 

@@ -12,7 +12,8 @@ Which kernel computes a tile says choose() of attention.py. torch's own hand out
     cuda  16-bit floats without a mask, heads of a multiple of 8 up to 256, compute capability 8.0
           on: flash attention. Not run on a
           device yet
-No kernel but plain matrix products knows soft caps, or documents on a GPU: attention_products.py.
+No kernel but plain matrix products knows soft caps, our dropout, or documents on a GPU:
+attention_products.py.
 """
 
 import math

@@ -17,6 +17,7 @@ the queries, C width of a head.
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from mpitrain.kernels.attention import AttentionRequest
@@ -35,7 +36,14 @@ def attend_in_window(
     the request's mask or its documents say.
     """
     found = [
-        attend(q_BHTC[..., rows, :], k_BKSC[..., keys, :], v_BKSC[..., keys, :], True, seen, request)
+        attend(
+            q_BHTC[..., rows, :],
+            k_BKSC[..., keys, :],
+            v_BKSC[..., keys, :],
+            True,
+            seen,
+            _between(request, rows, keys, q_BHTC, k_BKSC),
+        )
         for rows, keys, seen in _blocks(q_BHTC, k_BKSC, request.window, visible)
     ]
     out, lse = (torch.cat(parts, 2) if len(parts) > 1 else parts[0] for parts in zip(*found))
@@ -56,9 +64,9 @@ def attend_in_window_backward(
     grads_of_k, grads_of_v = (torch.zeros_like(x, dtype=wide(x.dtype)) for x in (k_BKSC, v_BKSC))
     for rows, keys, seen in _blocks(q_BHTC, k_BKSC, request.window, visible):
         grad, q, o = (x[..., rows, :] for x in (grad_of_out, q_BHTC, out))
-        for_q, for_k, for_v = attend_backward(
-            grad, q, k_BKSC[..., keys, :], v_BKSC[..., keys, :], o, lse[..., rows], True, seen, request
-        )
+        k, v = k_BKSC[..., keys, :], v_BKSC[..., keys, :]
+        of_block = _between(request, rows, keys, q_BHTC, k_BKSC)
+        for_q, for_k, for_v = attend_backward(grad, q, k, v, o, lse[..., rows], True, seen, of_block)
         grad_of_q[..., rows, :] = for_q
         grads_of_k[..., keys, :] += for_k
         grads_of_v[..., keys, :] += for_v
@@ -72,6 +80,15 @@ def grad_of_sinks(grad_of_out, out, lse, sinks_H) -> torch.Tensor:
     """
     lost_BHT = (grad_of_out.to(lse.dtype) * out).sum(-1)
     return -((sinks_H.to(lse.dtype)[:, None] - lse).exp_() * lost_BHT).sum((0, 2))
+
+
+def _between(request: AttentionRequest, rows: slice, keys: slice, q, k) -> AttentionRequest:
+    """Return what is asked of a block, whose queries are the last of the keys."""
+    if request.dropout is None or not request.window:
+        return request
+    before = k.shape[-2] - q.shape[-2]
+    queries = np.arange(before + rows.start, before + rows.stop)
+    return request.between(queries, np.arange(keys.start, keys.stop))
 
 
 def _blocks(q, k, window: int, visible) -> Iterator[tuple[slice, slice, torch.Tensor | None]]:

@@ -8,6 +8,7 @@ attention_functions                            attention as autograd functions, 
 feed_forward, linear                           the feed-forward, products with weights and their gradients
 experts, router                                a mixture of experts
 embedding_and_head, multi_token                the ends of a model; multi-token prediction
+residual_dropout                               dropout of the residual stream
 segment                                        forward and backward of one local segment
 recompute, selective                           activation recomputation (activation checkpointing)
 offload                                        activations on the host

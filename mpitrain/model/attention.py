@@ -41,6 +41,7 @@ def attention(
     rope: Rope | None,
     request: AttentionRequest,
     whole: bool,
+    behind: Sequence[Item] = (),
 ) -> list[Item]:
     """Return the items of the layer: on one rank, one segment from the norm to the output.
 
@@ -49,6 +50,7 @@ def attention(
     rope: None: queries and keys aren't turned.
     request: without tensors.
     whole: norms of queries and keys are of all heads together.
+    behind: items behind the output: its dropout.
     """
     weights = (own[f"attention.{name}.weight"] for name in "qkv")
     biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if "attention.q.bias" in own else ()
@@ -70,7 +72,7 @@ def attention(
     output = Output(own["attention.output.weight"], site.fp8)
     inner = attended(projection, core, heads, output, site, over_tp, norm)
     added = [Bias(own["attention.output.bias"])] if "attention.output.bias" in own else []
-    return [Residual([*inner, *added])]
+    return [Residual([*inner, *added, *behind])]
 
 
 def attended(
@@ -218,7 +220,8 @@ class Core(Segment):
         if context.cache is not None:
             return self.attend_with_cache(qkv, context, tape), None
         qkv = self.with_history(qkv, context, tape)
-        return tape.attention(qkv, self.asked(context.visible), self.sinks, again)
+        request = self.asked(context.visible).drawn(context.dropout)
+        return tape.attention(qkv, request, self.sinks, again)
 
     def attend_with_cache(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
         """Return attention [B, H, T, C] of a text that is generated: of its beginning, or its next token."""
@@ -226,7 +229,7 @@ class Core(Segment):
         cached = context.cache.of(self, self.request.window)
         cached.put(context.start, *kv)
         if context.start == 0:
-            return tape.attention(qkv, self.asked(context.visible), self.sinks, False)[0]
+            return tape.attention(qkv, self.asked(context.visible).drawn(None), self.sinks, False)[0]
         return attend_one_query(q_BHTC, *cached.tensors(), self.asked(cached.seen(context.visible)))
 
     def with_history(
@@ -279,16 +282,17 @@ class SpreadAttention:
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         qkv, projected = yield from forward(self.projection, x, context)
-        request = self.core.asked(documents=context.microbatch.documents)
+        request = self.core.asked(documents=context.microbatch.documents).drawn(context.dropout)
         a, attended = yield from self.over_cp.forward(*qkv, request)
         attended = context.keeping.put(attended)
         y, saved = yield from self.output.forward(a, context)
-        return y, (projected, attended, saved) if torch.is_grad_enabled() else None
+        return y, (projected, attended, saved, context.dropout) if torch.is_grad_enabled() else None
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
-        projected, attended, output = saved
+        projected, attended, output, draw = saved
         grad = yield from self.output.backward(output, grad_of_output, later)
-        grads = yield from self.over_cp.backward(restored(attended), grad, self.core.asked())
+        asked = self.core.asked().drawn(draw)
+        grads = yield from self.over_cp.backward(restored(attended), grad, asked)
         if self.core.sinks is not None:
             *grads, of_sinks = grads
             later(WeightGradients([Addend(self.core.sinks, of_sinks)]))

@@ -3,7 +3,7 @@
 B sequences of a microbatch, T tokens each, D width, F hidden units.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,12 +15,14 @@ from mpitrain.parallel.walk import Item
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def mlp(own: Mapping[str, Parameter], site: BuildContext, gate: Gate) -> list[Item]:
-    """Return the items of the layer. gate: has the activation."""
+def mlp(
+    own: Mapping[str, Parameter], site: BuildContext, gate: Gate, behind: Sequence[Item] = ()
+) -> list[Item]:
+    """Return the items of the layer. gate: has the activation. behind: its dropout."""
     (norm,) = norm_segment(own, "ffn.norm") or [None]
     of_up = own["ffn.up.weight"], own["ffn.up.bias"]
     inner = MlpSegment(None if site.tp else norm, *of_up, own["ffn.down.weight"], gate, site.fp8)
-    return site.sublayer(norm, inner, [Bias(own["ffn.down.bias"])])
+    return site.sublayer(norm, inner, [Bias(own["ffn.down.bias"]), *behind])
 
 
 class MlpSegment(Segment):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from mpitrain.kernels import fp8
+from mpitrain.kernels.dropout import DropoutDraw
 from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.plan.routing import Routes
 
@@ -111,6 +112,7 @@ class Context:
     record_metric: takes numbers that a layer makes besides its output, by their names.
     scale: what the loss is multiplied by, for layers that have one of their own.
     routes: to experts, recorded or replayed.
+    dropout: whose masks it has; None: nothing is dropped, as in validation.
     functions: what segments call between products.
     cache: of the tokens before `start`, if a text is generated token by token.
     regathered: the input, where the backward gathers it again.
@@ -125,6 +127,7 @@ class Context:
     record_metric: Callable[[str, torch.Tensor], None] = ignored
     scale: float = 1.0
     routes: Routes | None = None
+    dropout: DropoutDraw | None = None
     functions: Functions = EAGER
     cache: DecodingCache | None = None
     regathered: RegatheredInput | None = None

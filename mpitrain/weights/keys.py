@@ -25,7 +25,10 @@ OF_TRAINING = frozenset(
     ["balance", "balance_weight", "bias_rate", "z_weight", "replay", "capacity", "buffer", "dispatch", "wire"]
 )
 # keys that a config.json's model may be trained with another value of
-OPEN = ("attention.theta", "attention.window", "model.vocab", "model.vocab_multiple")
+OPEN = (
+    *("attention.theta", "attention.window", "model.vocab", "model.vocab_multiple"),
+    *("model.embedding_dropout", "model.attention_dropout", "model.residual_dropout"),
+)
 OPEN_PREFIXES = ("attention.yarn_", "attention.llama3_")
 TABLES = ("model", "attention", "experts")
 FURTHER = "num_nextn_predict_layers"  # blocks behind the last one that predict further tokens

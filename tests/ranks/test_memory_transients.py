@@ -31,7 +31,11 @@ MODELS = {
     "mixtral": ("model.family=mixtral", "model.layers=3", "model.ffn=256"),
     "deepseek": ("model.family=deepseek-v3", "model.layers=3", "model.ffn=256", "model.kv_heads=4"),
     "mtp": ("model.layers=3", "model.mtp=1"),
-}
+    "dropout": (
+        "model.family=gpt2", "model.layers=3", "model.kv_heads=4", "model.embedding_dropout=0.1",
+        "model.attention_dropout=0.1", "model.residual_dropout=0.1",
+    ),
+}  # fmt: skip
 MODES = {
     "none": (),
     "selective": ("memory.recompute=selective",),

@@ -54,7 +54,8 @@ def with_ends(
     """Return a model of these blocks. kind: of the norm before the logits.  scale: of embeddings."""
     model = config.model
     last = Head(model.vocab, model.width, model.tied, model.eps, kind, model.logit_cap or 0.0)
-    first = Embedding(model.vocab, model.width, model.tied, scale, model.positions or 0)
+    of_first = scale, model.positions or 0, model.embedding_dropout or 0.0
+    first = Embedding(model.vocab, model.width, model.tied, *of_first)
     return ModelLayers(first, blocks, last)
 
 

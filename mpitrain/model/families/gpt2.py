@@ -1,10 +1,11 @@
 """GPT-2 (Radford et al. 2019, section 2.3), and GPT-3 (arXiv:2005.14165, section 2.1) without its sparse
 attention.
 
-Learned positions; LayerNorm; biases everywhere; a feed-forward with GELU and no gate.
+Learned positions; LayerNorm; biases everywhere; a feed-forward with GELU and no gate; dropout.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,11 @@ from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
 
 KIND = NormKind.LAYER
+DROPOUTS = {  # fields of config.json, and our keys
+    "embd_pdrop": "embedding_dropout",
+    "attn_pdrop": "attention_dropout",
+    "resid_pdrop": "residual_dropout",
+}
 
 
 def _gpt2(config: Config) -> ModelLayers:
@@ -43,8 +49,13 @@ def _gpt2(config: Config) -> ModelLayers:
             'data.documents = "separate" with learned positions, which don\'t start anew at each document; '
             'use "joined"'
         )
-    ffn = Mlp(model.width, model.ffn, 2 * model.layers, model.eps, Gelu())
-    blocks = tuple((attention, ffn) for attention in attentions(config, kind=KIND, **_BIASED))
+    rate = model.residual_dropout
+    ffn = Mlp(model.width, model.ffn, 2 * model.layers, model.eps, Gelu(), dropout=rate)
+    dropout = dict(dropout=model.attention_dropout, residual_dropout=rate)
+    blocks = tuple(
+        (replace(attention, block=number), replace(ffn, block=number))
+        for number, attention in enumerate(attentions(config, kind=KIND, **_BIASED, **dropout))
+    )
     return with_ends(config, blocks, kind=KIND)
 
 
@@ -70,7 +81,8 @@ def _read(fields: Fields) -> None:
     fields.only("scale_attn_weights", True)
     fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.only("reorder_and_upcast_attn", False)
-    fields.leave_out("there is no dropout here", "embd_pdrop", "attn_pdrop", "resid_pdrop")
+    for name, key in DROPOUTS.items():
+        fields.share(name, 0.1, to=f"model.{key}")
     fields.take_no_notice("n_ctx")
 
 
@@ -86,9 +98,7 @@ def _write(config: Config) -> dict[str, Any]:
         tie_word_embeddings=model.tied,
         layer_norm_epsilon=model.eps,
         activation_function="gelu_new",
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
+        **{name: getattr(model, key) for name, key in DROPOUTS.items()},
     )
 
 
@@ -145,7 +155,7 @@ GPT2 = ModelFamily(
     name="gpt2",
     layers=_gpt2,
     attention={},
-    model=dict(eps=1e-5, positions=1024),
+    model=dict(eps=1e-5, positions=1024, **dict.fromkeys(DROPOUTS.values(), 0.0)),
     heads=_heads,
     grouped=False,
     weight_names={HUGGING_FACE: _names()},

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mpitrain.config import Parallel
 from mpitrain.model.layers.rope import Rope
 from mpitrain.plan.declared import probabilities
+from mpitrain.plan.declared.dropout_sites import AFTER_ATTENTION, MASK_BYTES
 from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.layer_traffic import attended
 from mpitrain.plan.declared.parameters import (
@@ -44,6 +45,7 @@ from mpitrain.plan.declared.parameters import (
 from mpitrain.plan.declared.traffic import LOCAL, Traffic
 
 if TYPE_CHECKING:
+    from mpitrain.kernels.dropout import ProbabilityDropout
     from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
@@ -59,6 +61,8 @@ class Attention:
     eps: of norms. kind: of all of them.
     normed: queries and keys of each head have a norm (arXiv:2302.05442, section 2).
     normed_whole: those of all heads together have one, which tp divides (model/width_norm.py).
+    dropout, residual_dropout: the shares that are dropped of the probabilities, and of what block
+    `block` adds to the residual stream.
     biased, biased_output: the products of queries, keys and values have a bias, and that of the output.
     head_width: of a head; 0: that of `rope`.
     scale: what scores are multiplied by; None: 1 / sqrt(width of a head).
@@ -84,6 +88,9 @@ class Attention:
     scale: float | None = None
     kind: NormKind = NormKind.RMS
     normed_whole: bool = False
+    dropout: float = 0.0
+    residual_dropout: float = 0.0
+    block: int = 0
 
     @property
     def with_norms(self) -> bool:
@@ -138,7 +145,7 @@ class Attention:
         heads = self.heads // sizes.tp
         kv_heads = self._kv_heads(sizes)
         width = self.of_head
-        by_tiles = bool(self.window or self.sinks or self.soft_cap)
+        by_tiles = bool(self.window or self.sinks or self.soft_cap or self.dropout)
         kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles, self.normed_whole)
         if self.normed:
             kept += (heads + kv_heads) * sizes.norm(width)
@@ -157,9 +164,26 @@ class Attention:
         heads = self.heads // sizes.tp
         forward, backward = working_of_core(sizes, self.width, heads, self._kv_heads(sizes), self.of_head)
         if self.soft_cap:
-            capped = _scores_at_once(sizes, heads)
+            capped = _scores_at_once(sizes, heads) * sizes.wide
             forward, backward = forward + 3 * capped, backward + 5 * capped
-        return Working(forward, backward)
+        # when the scores are gone
+        dropping = sizes.dropped(self.width) if self.residual_dropout else 0
+        attending = self._dropping(sizes, heads) if self.dropout else Working(0, 0)
+        return Working(
+            forward + max(dropping, attending.forward), backward + max(dropping, attending.backward)
+        )
+
+    def _dropping(self, sizes: Sizes, heads: int) -> Working:
+        """Return what is made of scores with dropout, and the gradients of some queries.
+
+        heads: of this rank.
+        """
+        scores = _scores_at_once(sizes, heads)
+        at_once = scores * sizes.wide
+        masks = scores * MASK_BYTES
+        grads = sizes.positions * self.of_head * (heads + 2 * self._kv_heads(sizes)) * sizes.wide
+        mask = scores  # a byte of each
+        return Working(max(3 * at_once + mask, masks), max(5 * at_once + mask + 2 * grads, masks))
 
     def history(self, sizes: Sizes) -> int:
         """Keys and values."""
@@ -179,26 +203,42 @@ class Attention:
         items = attended(
             sizes, heads, self.width, self.width, normed=normed, with_width_norms=self.normed_whole
         )
-        return *items, *self.biased_output * (LOCAL,)
+        behind = self.biased_output + bool(self.residual_dropout)
+        return *items, *behind * (LOCAL,)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.kernels.attention import AttentionRequest  # torch
         from mpitrain.model.attention import attention
         from mpitrain.model.build_context import Heads
+        from mpitrain.model.residual_dropout import ResidualDropout
 
         sizes = site.plan.sizes
         heads = Heads(self.heads // sizes.tp, self._kv_heads(sizes), self.of_head)
-        request = AttentionRequest(scale=self.scale, window=self.window, soft_cap=self.soft_cap)
-        return attention(own, site, heads, self.rope, request, self.normed_whole)
+        request = AttentionRequest(
+            scale=self.scale,
+            window=self.window,
+            soft_cap=self.soft_cap,
+            dropout=self._dropout(heads.queries * (site.tp.rank if site.tp else 0), heads.queries),
+        )
+        rate = self.residual_dropout
+        behind = [ResidualDropout(rate, self.block, AFTER_ATTENTION, site)] if rate else []
+        return attention(own, site, heads, self.rope, request, self.normed_whole, behind)
+
+    def _dropout(self, first: int, count: int) -> "ProbabilityDropout | None":
+        """Return that of the probabilities of `count` heads from `first` on."""
+        from mpitrain.kernels.dropout import ProbabilityDropout  # torch
+
+        heads = range(first, first + count)
+        return ProbabilityDropout(self.dropout, self.block, heads) if self.dropout else None
 
 
 def _scores_at_once(sizes: Sizes, heads: int) -> int:
-    """Return the bytes of soft-capped scores, of some queries to all keys, in fp32 at least.
+    """Return how many scores of some queries to all keys are made at once, capped or dropped.
 
     heads: of this rank.
     """
     rows = min(probabilities.ROWS, sizes.length)
-    return sizes.config.batch.micro * heads * rows * sizes.config.data.sequence * max(4, sizes.itemsize)
+    return sizes.config.batch.micro * heads * rows * sizes.config.data.sequence
 
 
 def seen(sequence: int, window: int = 0) -> float:

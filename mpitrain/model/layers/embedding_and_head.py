@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from mpitrain.plan.declared.dropout_sites import EMBEDDING as SITE
 from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.layer_traffic import into, out
 from mpitrain.plan.declared.parameters import EPS, ROWS, NormKind, Spec, matrix, norm
@@ -27,6 +28,7 @@ class Embedding:
 
     scale: by which the vectors are multiplied, rounded to the type of the weights (Gemma).
     positions: that have a learned vector each, which is added (GPT-2); 0: none.
+    dropout: the share that is dropped of their sum.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -35,6 +37,7 @@ class Embedding:
     tied: bool
     scale: float = 1.0
     positions: int = 0
+    dropout: float = 0.0
 
     def parameters(self) -> tuple[Spec, ...]:
         table = matrix(EMBEDDING, self.vocab, self.width, ROWS, group="table", tied=self.tied)
@@ -59,7 +62,8 @@ class Embedding:
     def working(self, sizes: Sizes) -> Working:
         """The gradient of the rows in the type of their sum, if that is wider."""
         wider = sizes.positions * self.width * 4 if sizes.itemsize == 2 else 0
-        return Working(sizes.gathered(self.width), wider + sizes.gathered(self.width))
+        more = sizes.gathered(self.width) + (sizes.dropped(self.width) if self.dropout else 0)
+        return Working(more, wider + more)
 
     def history(self, sizes: Sizes) -> int:
         return 0
@@ -69,12 +73,14 @@ class Embedding:
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         items = (LOCAL, out(sizes, self.width)) if sizes.tp > 1 else (LOCAL,)
-        return (*items, LOCAL) if self.positions else items
+        return *items, *bool(self.positions) * (LOCAL,), *bool(self.dropout) * (LOCAL,)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.embedding_and_head import embedding  # torch
+        from mpitrain.model.embedding_and_head import embedding
+        from mpitrain.model.residual_dropout import ResidualDropout  # torch
 
-        return embedding(own[EMBEDDING], site, self.scale, own.get(POSITIONS))
+        behind = [ResidualDropout(self.dropout, 0, SITE, site)] if self.dropout else []
+        return [*embedding(own[EMBEDDING], site, self.scale, own.get(POSITIONS)), *behind]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.kernels.gates import SILU, Gate
+from mpitrain.plan.declared.dropout_sites import AFTER_FFN
 from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.layer_traffic import sublayer
 from mpitrain.plan.declared.parameters import (
@@ -42,6 +43,7 @@ class Mlp:
     """down(activation(up(norm(x)))), with biases. depth, eps, kind: as in attention.py.
 
     gate: has the activation (kernels/gates.py).
+    dropout: the share that is dropped of what block `block` adds to the residual stream.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -51,6 +53,8 @@ class Mlp:
     eps: float = EPS
     gate: Gate = SILU
     kind: NormKind = NormKind.LAYER
+    dropout: float = 0.0
+    block: int = 0
 
     def parameters(self) -> tuple[Spec, ...]:
         return (
@@ -80,7 +84,9 @@ class Mlp:
         hidden = sizes.positions * self.ffn // sizes.tp * sizes.itemsize
         gathered = sizes.gathered(self.width)
         returned = gathered + sizes.regathered(self.width)
-        return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 4 * hidden) + returned)
+        # hidden units aren't there when what is added is dropped from
+        dropping = 3 * stream + (sizes.dropped(self.width) if self.dropout else 0)
+        return Working(max(dropping, 2 * hidden) + gathered, max(dropping, 4 * hidden) + returned)
 
     def history(self, sizes: Sizes) -> int:
         return 0
@@ -89,9 +95,13 @@ class Mlp:
         return 0
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
-        return sublayer(sizes, self.width, normed=self.kind is not NormKind.NONE, num_behind=1)
+        behind = 2 if self.dropout else 1
+        return sublayer(sizes, self.width, normed=self.kind is not NormKind.NONE, num_behind=behind)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.mlp import mlp  # torch
+        from mpitrain.model.mlp import mlp
+        from mpitrain.model.residual_dropout import ResidualDropout  # torch
 
-        return mlp(own, site, self.gate)
+        rate = self.dropout
+        behind = [ResidualDropout(rate, self.block, AFTER_FFN, site)] if rate else []
+        return mlp(own, site, self.gate, behind)

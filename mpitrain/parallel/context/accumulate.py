@@ -9,6 +9,7 @@ head. Keys and values are one tensor kv [2, B, K, S, C], so that they travel as 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from mpitrain.kernels.attention import AttentionRequest
@@ -37,10 +38,12 @@ class Places(NamedTuple):
     """What some queries or keys are: the document of each, [B, n], and its position, [n].
 
     None where that decides nothing.
+    numbers: the positions again, on the host, for dropout.
     """
 
     documents: torch.Tensor | None
     positions: torch.Tensor | None
+    numbers: np.ndarray | None = None
 
     @classmethod
     def whole(
@@ -54,12 +57,14 @@ class Places(NamedTuple):
 
         window: as in kernels/attention_window.py; without one, positions don't matter.
         """
-        return cls(documents_BT, torch.arange(placement.sequence, device=device) if window else None)
+        positions = torch.arange(placement.sequence, device=device) if window else None
+        return cls(documents_BT, positions, np.arange(placement.sequence))
 
     def at(self, placement: SequencePlacement, rank: int) -> "Places":
         """Cut from those of the whole sequence those that `rank` holds."""
         spans = [slice(*span) for span in placement.spans(rank)]
-        return Places(*(x if x is None else torch.cat([x[..., span] for span in spans], -1) for x in self))
+        cut = (x if x is None else torch.cat([x[..., span] for span in spans], -1) for x in self[:2])
+        return Places(*cut, placement.positions(rank))
 
 
 def sight(queries: Places, keys: Places, tile: Tile, window: int) -> tuple[bool, torch.Tensor | None]:
@@ -75,6 +80,11 @@ def sight(queries: Places, keys: Places, tile: Tile, window: int) -> tuple[bool,
         return True, None
     seen = masks[0] if len(masks) == 1 else masks[0] & masks[1]
     return bool(seen.any()), (seen.tril() if tile.causal else seen)[:, None]
+
+
+def _asked_of(tile: Tile, request: AttentionRequest, queries: Places, keys: Places) -> AttentionRequest:
+    """Return what is asked of a tile."""
+    return request.between(queries.numbers[tile.queries], keys.numbers[tile.keys])
 
 
 class Attending:
@@ -97,7 +107,8 @@ class Attending:
             if anything:
                 k, v = kv[..., tile.keys, :]
                 q = self.q[..., tile.queries, :]
-                self._add(tile.queries, *attend(q, k, v, tile.causal, visible, self._request))
+                asked = _asked_of(tile, self._request, self.here, there)
+                self._add(tile.queries, *attend(q, k, v, tile.causal, visible, asked))
             self._poll()
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,8 +165,9 @@ class AttendingBackward:
                 grad_of_out, q, out = (x[..., tile.queries, :] for x in self._rows)
                 k, v = kv[..., tile.keys, :]
                 lse = self._lse[..., tile.queries]
+                asked = _asked_of(tile, self._request, self.here, there)
                 for_q, for_k, for_v = attend_backward(
-                    grad_of_out, q, k, v, out, lse, tile.causal, visible, self._request
+                    grad_of_out, q, k, v, out, lse, tile.causal, visible, asked
                 )
                 self._grad_of_q[..., tile.queries, :] += for_q
                 grad_of_kv[0, ..., tile.keys, :] += for_k

@@ -11,6 +11,7 @@ of K) each is sent to the c/K ranks whose query heads use it, and its gradient i
 SequencePlacement plain: the sequence arrives in order.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -56,10 +57,11 @@ class Ulysses:
         packed = torch.cat([x.unflatten(1, (self.axis.size, -1)) for x in spread], 2).flatten(1, 2)
         q, k, v = (yield from self._to_heads(packed)).split(self._counts, 1)
         visible = self._visible(request.documents)
+        asked = self._of_heads_here(request)
         if request.window or request.sinks is not None:
-            out, lse = attend_in_window(q, k, v, self._of_heads_here(request), visible)
+            out, lse = attend_in_window(q, k, v, asked, visible)
         else:
-            out, lse = attend(q, k, v, True, visible, request)
+            out, lse = attend(q, k, v, True, visible, asked)
         out_BHtC = yield from self._to_positions(out)
         return out_BHtC, SavedHeads(q, k, v, out, lse, request.documents)
 
@@ -72,10 +74,11 @@ class Ulysses:
         visible = self._visible(documents_BT)
         grad = yield from self._to_heads(grad_of_out)
         sinks_H = request.sinks
+        asked = self._of_heads_here(request)
         if request.window or sinks_H is not None:
-            grads = attend_in_window_backward(grad, q, k, v, out, lse, request, visible)
+            grads = attend_in_window_backward(grad, q, k, v, out, lse, asked, visible)
         else:
-            grads = attend_backward(grad, q, k, v, out, lse, True, visible, request)
+            grads = attend_backward(grad, q, k, v, out, lse, True, visible, asked)
         packed = yield from self._to_positions(torch.cat(grads, 1))
         for_q, *for_kv = packed.unflatten(1, (self.axis.size, -1)).split(self._counts, 2)
         of_sinks = () if sinks_H is None else (torch.zeros_like(sinks_H, dtype=lse.dtype),)
@@ -88,7 +91,13 @@ class Ulysses:
         return sight(every, every, self._tile, 0)[1]
 
     def _of_heads_here(self, request: AttentionRequest) -> AttentionRequest:
-        return request if request.sinks is None else request.given(sinks=self._here(request.sinks))
+        asked = request if request.sinks is None else request.given(sinks=self._here(request.sinks))
+        if asked.dropout is None:
+            return asked
+        heads = asked.dropout.heads
+        count = len(heads) // self.axis.size
+        mine = heads[self.axis.rank * count :][:count]
+        return replace(asked, dropout=replace(asked.dropout, heads=mine))
 
     def _here(self, sinks_H: torch.Tensor) -> torch.Tensor:
         """Return the part of this rank's heads."""

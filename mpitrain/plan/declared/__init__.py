@@ -4,6 +4,7 @@ parameters      a parameter, and the box of it that a rank holds
 resolved        types of a resolved configuration: the keys that always have a value
 layer           what a layer declares: parameters, FLOPs, bytes kept, what it sends
 probabilities   attention's probabilities in bf16 on a CPU
+dropout_sites   which dropouts there are, and what their masks take
 family          a family of models: layers, keys with their defaults, presets
 optimizers      an optimiser: its keys, its moments (optimizer state), whether it needs whole matrices
 traffic         what is started, before it is: operation, axis, bytes

@@ -197,6 +197,14 @@ class Fields:
             self.refuse(name, "needed a number above 0", value)
         return self._given(name, float(value), to)
 
+    def share(self, name: str, default: Any = REQUIRED, *, to: str = "") -> float:
+        """Return a number from 0 to below 1, and give it to the key `to`."""
+        value = self.take(name, default)
+        wrong = not isinstance(value, int | float) or isinstance(value, bool)
+        if wrong or not 0 <= value < 1:
+            self.refuse(name, "needed a number from 0 to below 1", value)
+        return self._given(name, float(value), to)
+
     def flag(self, name: str, default: Any = REQUIRED, *, to: str = "") -> bool:
         """Return true or false, and give it to the key `to`."""
         value = self.take(name, default)
@@ -214,14 +222,6 @@ class Fields:
     def take_no_notice(self, *names: str) -> None:
         """Let fields be whatever they are."""
         self._seen.update(names)
-
-    def leave_out(self, why: str, *names: str) -> None:
-        """Report fields that mean something there and nothing here, where they aren't 0."""
-        self._seen.update(names)
-        found = {name: self.tree[name] for name in names if self.tree.get(name)}
-        self.lines += [
-            f"{name} = {shown(_json(value))} is not taken over: {why}" for name, value in found.items()
-        ]
 
     def give(self, key: str, value: Any, of: str = "") -> None:
         """Give a key of ours a value.  of: the field that says so."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mpitrain.plan.declared import probabilities
+from mpitrain.plan.declared.dropout_sites import mask_bytes
 from mpitrain.plan.declared.parameters import NormKind, Spec, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.declared.traffic import Traffic
@@ -263,6 +264,10 @@ class Sizes:
         The whole, and of this rank's slice what has the norm 1 and what was gathered.
         """
         return self.gathered(width) + 2 * self.stream(width) if self.regathers else 0
+
+    def dropped(self, width: int) -> int:
+        """Return what dropout of the residual stream works with: its result, and masks."""
+        return self.stream(width) + mask_bytes(self.shared * width, self.on_gpu)
 
     @property
     def in_pieces(self) -> bool:

@@ -18,6 +18,7 @@ from mpitrain.plan.declared.parameters import STD
 from mpitrain.plan.settings.attention import head_width
 from mpitrain.plan.settings.identity import identity
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.weights.keys import with_keys
 
 
 def planned(*overrides, ranks=1):
@@ -256,6 +257,10 @@ LATENT = ("model.family=deepseek-v3", "experts.count=8", "experts.active=2", "ex
             'model.logit_cap = 3.0 does nothing with model.family = "llama"; leave it out, or use gemma2',
         ),
         (
+            ("model.residual_dropout=0.1",),
+            'model.residual_dropout = 0.1 does nothing with model.family = "llama"; leave it out, or use',
+        ),
+        (
             ("model.family=gpt2", "data.sequence=2000"),
             "data.sequence = 2000 is more than model.positions = 1024, the positions that have learned",
         ),
@@ -431,12 +436,37 @@ def test_names_are_those_by_which_transformers_has_computed_the_same_logits(fami
     )
 
 
-def test_dropout_of_a_gpt2_folder_is_reported_and_left_out():
-    sizes = dict(n_layer=2, n_embd=8, n_head=2, vocab_size=16, attn_pdrop=0.1, resid_pdrop=0.0)
-    _, lines = read_back("gpt2", sizes)
-    assert [line for line in lines if "pdrop" in line] == [
-        "attn_pdrop = 0.1 is not taken over: there is no dropout here"
+def test_dropout_of_a_gpt2_folder_is_taken_over_line_by_line_and_written_back():
+    sizes = dict(n_layer=2, n_embd=8, n_head=2, vocab_size=16, attn_pdrop=0.25, resid_pdrop=0)
+    keys, lines = read_back("gpt2", sizes)
+    assert [line for line in lines if "dropout" in line] == [
+        "model.embedding_dropout = 0.1  (embd_pdrop is absent: the class's default)",
+        "model.attention_dropout = 0.25  (attn_pdrop)",
+        "model.residual_dropout = 0.0  (resid_pdrop)",
     ]
+    given = tuple(f"{key}={value}" for key, value in keys.items() if "dropout" in key)
+    config = resolve(settings.load(None, ("model.preset=gpt2", *given)), 1, 256)
+    written = FAMILIES.find("gpt2").model_types[0].write(config)
+    found = {name: value for name, value in written.items() if "pdrop" in name}
+    assert found == dict(embd_pdrop=0.1, attn_pdrop=0.25, resid_pdrop=0.0)
+    own = settings.load(None, ("model.attention_dropout=0",))  # other shares go before the folder's
+    model = with_keys(own, {"model.family": "gpt2", **keys}, "config.json").model
+    assert (model.embedding_dropout, model.attention_dropout) == (0.1, 0.0)
+
+
+def test_a_gpt2_run_older_than_dropout_goes_on_without():
+    config = resolve(settings.load(None, ("model.preset=gpt2",)), 1, 256)
+    assert config.model.attention_dropout == config.model.residual_dropout == 0.0
+    keys = dict.fromkeys(key for key in config.model.__struct_fields__ if key.endswith("_dropout"))
+    older = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, **keys))
+    assert identity(older) == identity(config)
+
+
+@pytest.mark.parametrize("value", [1, 1.5, -0.1, "0.1", True, float("nan")])
+def test_a_dropout_that_is_no_share_is_refused(value):
+    sizes = dict(n_layer=2, n_embd=8, n_head=2, vocab_size=16, attn_pdrop=value)
+    with pytest.raises(ConfigError, match=r"attn_pdrop = .*: needed a number from 0 to below 1"):
+        read_back("gpt2", sizes)
 
 
 def read_back(family, tree):
