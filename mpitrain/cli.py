@@ -556,6 +556,8 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
     "--seed", default=1, show_default=True, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling."
 )
 @click.option("--tokenizer", metavar="FILE", help="The run's tokenizer, if it is a file outside of RUN_DIR.")
+@click.option("--chat", is_flag=True, help="Answer the prompt, by the tokenizer's chat template.")
+@click.option("--system", metavar="TEXT", help="With --chat: the system message.")
 def generate(
     run_dir: str,
     prompt: str | None,
@@ -564,19 +566,24 @@ def generate(
     seed: int,
     tokenizer: str | None,
     stop: tuple[str, ...],
+    chat: bool,
+    system: str | None,
     **rules,
 ) -> None:
     """Sample text from the newest checkpoint of RUN_DIR, on one rank.
 
     RUN_DIR may be somebody else's: no file outside of it is read.
     """
+    if system is not None and not chat:
+        raise ConfigError("--system without --chat: it is for a chat template; add --chat")
     from mpitrain.commands import generate
     from mpitrain.commands.sampling import SamplingRules
 
     if (prompt is None) == (prompts is None):
         found = "neither" if prompt is None else "both"
         raise ConfigError(f"found {found} of --prompt and --prompts; give one of them")
-    request = generate.SamplingRequest(tokens, seed, SamplingRules(**rules), tokenizer, stop)
+    sampling = SamplingRules(**rules)
+    request = generate.SamplingRequest(tokens, seed, sampling, tokenizer, stop, chat, system)
     # what a model says, the terminal's encoding may not have
     sys.stdout.reconfigure(errors="replace")
     if prompts is not None:

@@ -21,10 +21,11 @@ from mpitrain.commands.decoding import NextToken, require_cache_memory, why_not_
 from mpitrain.commands.sampling import SamplingRules, ShownText
 from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
 from mpitrain.config_hints import recognised
+from mpitrain.data.chat_template import ids_of_ends, messages_of, read_chat_template
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import DESCRIPTION, describe
 from mpitrain.errors import CheckpointError, ConfigError, DataError
-from mpitrain.inputs import kind_of, obeyed, read_regular, shown
+from mpitrain.inputs import kind_of, obeyed, read_file, read_regular, shown
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
@@ -41,6 +42,8 @@ class SamplingRequest:
 
     tokenizer_file: instead of what the run directory names.
     stops: the text ends before the first of these.
+    chat: a prompt is a question, and text the model's answer, by the tokenizer's chat template.
+    system: what the template is given before the question; None: nothing.
     """
 
     num_tokens: int
@@ -48,12 +51,14 @@ class SamplingRequest:
     rules: SamplingRules = field(default_factory=SamplingRules)
     tokenizer_file: str | None = None
     stops: tuple[str, ...] = ()
+    chat: bool = False
+    system: str | None = None
 
 
 class TextSampler:
     """The model of a run directory, for some prompts; the context is the last data.sequence tokens.
 
-    A model of separate documents stops at the end of one.
+    A model of separate documents stops at the end of one; an answer (chat) at its end.
     """
 
     def __init__(self, run_dir: str, prompts: Sequence[str], request: SamplingRequest):
@@ -65,7 +70,12 @@ class TextSampler:
         self.tokenizer = _tokenizer(rundir, config.data, request.tokenizer_file)
         _warn_of_another(rundir, self.tokenizer)
         self._ends, self._begin = _special_tokens(rundir, config, self.tokenizer)
-        self._ids = [[*self._begin, *_encode(self.tokenizer, prompt)] for prompt in prompts]
+        self._stops = frozenset(() if self._ends is None else (self._ends,))
+        if request.chat:
+            ends, self._ids = _questions(rundir, self.tokenizer, prompts, request)
+            self._stops |= ends
+        else:
+            self._ids = [[*self._begin, *_encode(self.tokenizer, prompt)] for prompt in prompts]
         length = max(map(len, self._ids)) + request.num_tokens
         config = _for_sampling(rundir, config, self.tokenizer, length)
         plan = plan_of(config)
@@ -78,27 +88,28 @@ class TextSampler:
         self._stage = _load(rundir, plan)
 
     def text(self, number: int) -> Iterator[str]:
-        """Yield a prompt, by its number, and then text as it is sampled: what it would be alone."""
+        """Yield a prompt, by its number, and then text as it is sampled: what it would be alone.
+
+        Of a chat the answer alone.
+        """
         request = self.request
         generator = torch.Generator().manual_seed(request.seed)
         ids = list(self._ids[number])
+        hidden = len(ids if request.chat else self._begin)
         next_token = NextToken(self._stage, self._sequence, self._ends, self._cached)
-        shown = ShownText(self._decoded(ids), request.stops)
+        shown = ShownText(self.tokenizer.decode(ids[hidden:]), request.stops)
         yield shown.shown
         with torch.no_grad():
             for left in range(request.num_tokens, 0, -1):
                 # a model may have more rows, never learnt
                 logits_V = next_token.logits(ids)[: self.tokenizer.vocab]
                 ids.append(request.rules.choose(logits_V, generator, ids))
-                ended = ids[-1] == self._ends  # how another document begins was never learnt
+                ended = ids[-1] in self._stops  # how another document begins was never learnt
                 if ended:
                     del ids[-1]
-                yield shown.grow(self._decoded(ids), last=ended or left == 1)
+                yield shown.grow(self.tokenizer.decode(ids[hidden:]), last=ended or left == 1)
                 if ended or shown.stopped:
                     return
-
-    def _decoded(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids[len(self._begin) :])
 
 
 def sample(run_dir: str, prompt: str, request: SamplingRequest) -> Iterator[str]:
@@ -248,6 +259,32 @@ def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
     if not ids:
         raise DataError("--prompt gives no token; needed at least one to go on from")
     return ids
+
+
+def _questions(
+    rundir: RunDir, tokenizer: Tokenizer, prompts: Sequence[str], request: SamplingRequest
+) -> tuple[frozenset[int], list[list[int]]]:
+    """Return the tokens that end an answer, and those of each prompt by the chat template.
+
+    It lies beside the tokenizer that is given, or else in the run directory. Raises DataError.
+    """
+    if tokenizer.identity == "bytes":
+        raise DataError("--chat: a tokenizer of bytes has no chat template; leave --chat out")
+    given = request.tokenizer_file
+    if given is not None:
+        folder = Path(given).parent
+        where = shown(folder)
+        template = read_chat_template(lambda name, most: read_file(folder / name, most), where)
+    else:
+        own = rundir.came_along
+        where = shown(own)
+        template = read_chat_template(lambda name, most: read_regular(own / name, most, 2), where)
+    ends = ids_of_ends(template, tokenizer.special)
+    texts = [template.text(messages_of(prompt, request.system)) for prompt in prompts]
+    ids = [tokenizer.encode_with_special(text) for text in texts]
+    if not all(ids):
+        raise DataError("--chat: the chat template gives no token for a prompt; leave --chat out")
+    return ends, ids
 
 
 def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_tokens: int) -> Config:

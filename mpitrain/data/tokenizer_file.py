@@ -48,7 +48,7 @@ def tokenizer_in(
 
 
 class FileTokenizer:
-    """The tokenizer of a tokenizers JSON file."""
+    """The tokenizer of a tokenizers JSON file. special: numbers of its special tokens, by their texts."""
 
     memory_per_byte = MEMORY_PER_BYTE
 
@@ -78,6 +78,7 @@ class FileTokenizer:
             for id_, token in self._tokenizer.get_added_tokens_decoder().items()
             if token.special
         }
+        self.special = special
         self._choose(self._declared, special, ids, end, begin)
         chosen = [id_ for id_ in (self.end_of_text, self.begin_of_text) if id_ is not None]
         self._is_control = np.zeros(self.vocab, bool)
@@ -150,6 +151,25 @@ class FileTokenizer:
                 f"{found} cannot encode the text: {shown(error)}; use another tokenizer"
             ) from error
         return ids
+
+    def encode_with_special(self, text: str) -> list[int]:
+        """Return the ids of text in which special tokens that are spelled out are these tokens.
+
+        Of a chat template's text, never of data. Nothing is put in front.
+        """
+        self._tokenizer.encode_special_tokens = False
+        try:
+            with panics_unprinted():
+                (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+                return found.ids
+        except BaseException as error:
+            raise_what_is_not_the_librarys(error)
+            raise DataError(
+                f'data.tokenizer = "{shown(self._file)}" cannot encode the text: {shown(error)}; use another '
+                "tokenizer"
+            ) from error
+        finally:
+            self._tokenizer.encode_special_tokens = True
 
     def decode(self, ids) -> str:
         try:

@@ -4,7 +4,6 @@ header, bits     a safetensors file: its header, checked; its numbers as arrays 
 folder           a Hugging Face folder: config.json, index, shards, tokenizer files
 keys             config.json as keys of ours, and back
 matching         which tensors a model's weights are, and whether all are there
-prefetch         a thread that reads ahead
 weight_source    any box of any weight, from a folder or a checkpoint
 beginning        model.init: the model of a run, before torch is loaded
 first_weights    ... and its first weights

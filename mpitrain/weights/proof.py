@@ -21,7 +21,6 @@ from mpitrain.weights.bits import DTYPES, cast, difference_from_bf16, widened
 from mpitrain.weights.folder import ModelFolder
 from mpitrain.weights.keys import require_same_model
 from mpitrain.weights.matching import Matched, Weight, match
-from mpitrain.weights.prefetch import prefetched
 from mpitrain.weights.weight_source import FolderSource, bands
 
 PARAMETERS = "parameters/"
@@ -72,7 +71,7 @@ def read_back(
     source = FolderSource(folder, matched, plan.config)
     digests: dict[str, dict[int, bytes]] = {}
     largest = 0.0
-    for weight, band, kept in prefetched(_whole_bands([matched.weights[number] for number in share], saved)):
+    for weight, band, kept in _whole_bands([matched.weights[number] for number in share], saved):
         chunks = Chunks(weight.box.shape, kept.dtype.itemsize)
         mine = digests.setdefault(weight.name, {})
         found = np.empty(band.shape, np.float64 if kept.dtype.itemsize == 8 else np.float32)

@@ -22,7 +22,6 @@ from mpitrain.weights.bits import CODES, DTYPES, NAME_OF, all_finite, cast
 from mpitrain.weights.folder import SINGLE
 from mpitrain.weights.header import header_of
 from mpitrain.weights.matching import Weight, tensors_of
-from mpitrain.weights.prefetch import prefetched
 from mpitrain.weights.weight_source import bands
 
 Each = Callable[[int], object]
@@ -103,10 +102,8 @@ def _contents(tensor: OutTensor, saved: Checkpoint, config: Config) -> Iterator[
     weight, expert = tensor.parts[0]
     dtype = DTYPES[tensor.code]
     if weight.stored.plain and len(tensor.parts) == 1:
-        yield from prefetched(
-            converted(_rows(saved, weight, expert, box), dtype, tensor)
-            for box in _bands(weight, expert, saved)
-        )
+        for box in _bands(weight, expert, saved):
+            yield converted(_rows(saved, weight, expert, box), dtype, tensor)
         return
     theirs = np.empty(tensor.shape, dtype)
     written = 0

@@ -12,6 +12,10 @@ from transformers_models import LENGTH, MODELS, THEIR_SIZES
 
 VOCAB = 300  # more than bytes have
 TOKENS = [[(7 * i * i + 3 * i + 5) % VOCAB for i in range(LENGTH)]]
+GLM = dict(
+    n_routed_experts=8, num_experts_per_tok=3, n_group=1, topk_group=1, moe_intermediate_size=12, head_dim=12,
+    rope_parameters=dict(rope_type="default", rope_theta=10_000.0, partial_rotary_factor=0.5),
+)  # fmt: skip
 LLAMA3 = MODELS["llama3.1"][1]["rope_parameters"]
 YARN = dict(rope_type="yarn", rope_theta=10_000.0, factor=4.0, original_max_position_embeddings=16)
 # name: class of its configuration, keys; besides those of transformers_models.py
@@ -33,6 +37,16 @@ CASES = {name: (kind, keys) for name, (kind, keys, *_) in MODELS.items()} | {
         "GptOssConfig",
         dict(num_local_experts=4, num_experts_per_tok=2, head_dim=16, sliding_window=7,
             rope_parameters=dict(rope_type="default", rope_theta=10_000.0)),
+    ),
+    # GLM-4.5-Air, and GLM-4.5: norms of queries and keys, some blocks more without experts, a factor
+    "glm-4.5-air": (
+        "Glm4MoeConfig",
+        dict(GLM, attention_bias=True, first_k_dense_replace=1, n_shared_experts=1, rms_norm_eps=1e-5),
+    ),
+    "glm-4.5": (
+        "Glm4MoeConfig",
+        dict(GLM, attention_bias=True, use_qk_norm=True, first_k_dense_replace=2, n_shared_experts=2,
+            routed_scaling_factor=2.5),
     ),
 }  # fmt: skip
 

@@ -23,6 +23,7 @@ from mpitrain import config as settings
 from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.checkpoint.files import require_space
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.cluster.heap import keep_freed_memory
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.steps import CHECKPOINTS, steps_at
@@ -123,6 +124,7 @@ def main(
     beside the target, if it isn't what was to be.
     """
     begin_s = time.monotonic()
+    keep_freed_memory()  # or each of thousands of bands has the kernel clear its pages anew
     if options.prove:
         team.on_first_rank("looking for transformers", logits.require_installed)
     most_bytes = team.on_every_rank("reading --shard-size", lambda: bytes_of(options.shard_size))

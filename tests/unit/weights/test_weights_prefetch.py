@@ -1,46 +1,70 @@
-"""What export does in a second thread, and how it compares rounded numbers: the same as without."""
+"""What export and its proof cost, and how rounded numbers are compared in few passes: as by the long way."""
 
-import threading
+import json
+import math
+import os
+import platform
+import subprocess
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launch import MPITRAIN
 
 from mpitrain.checkpoint.dtypes import BF16
+from mpitrain.cluster.heap import KEPT, PIECE, VARIABLES
 from mpitrain.weights.bits import cast, difference_from_bf16, widened
-from mpitrain.weights.prefetch import DEPTH, prefetched
+from mpitrain.weights.header import header_of
+
+TENSORS = {
+    "model.embed_tokens.weight": (16_000, 512),
+    "model.norm.weight": (512,),
+    **{
+        f"model.layers.{n}.{name}.weight": shape
+        for n in range(4)
+        for name, shape in {
+            "input_layernorm": (512,),
+            "post_attention_layernorm": (512,),
+            **{f"self_attn.{each}_proj": (512, 512) for each in "qkvo"},
+            "mlp.gate_proj": (2048, 512),
+            "mlp.up_proj": (2048, 512),
+            "mlp.down_proj": (512, 2048),
+        }.items()
+    },
+}
+FIELDS = dict(
+    model_type="llama", hidden_size=512, num_attention_heads=8, num_hidden_layers=4, intermediate_size=2048,
+    vocab_size=16_000, rms_norm_eps=1e-5, hidden_act="silu", tie_word_embeddings=True,
+    max_position_embeddings=64,
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [0, 1, DEPTH, 100])
-def test_items_come_in_their_order_from_another_thread(count):
-    def items():
-        for number in range(count):
-            yield number, threading.current_thread().name
-
-    found = list(prefetched(items()))
-    assert [number for number, _ in found] == list(range(count))
-    assert all(name.startswith("mpitrain-prefetch") for _, name in found)
-
-
-def test_what_fails_is_raised_where_its_item_would_come():
-    def items():
-        yield from range(10)
-        raise ValueError("the eleventh")
-
-    seen = []
-    with pytest.raises(ValueError, match="the eleventh"):
-        seen.extend(prefetched(items()))
-    assert seen == list(range(10))
+def faults(*words, **variables):
+    """Run a command to its end; return its page faults."""
+    mine = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, "GLIBC_TUNABLES")}
+    process = subprocess.Popen([MPITRAIN, *map(str, words)], env=mine | variables, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_minflt
 
 
-def test_no_more_is_made_than_is_asked_for():
-    made = []
-    items = prefetched(made.append(number) or number for number in range(1000))
-    assert next(items) == 0
-    items.close()
-    assert len(made) <= DEPTH + 2
-    assert not [each for each in threading.enumerate() if each.name.startswith("mpitrain-prefetch")]
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_an_export_takes_its_memory_from_the_system_once(tmp_path):
+    """Bands of a megabyte, each cast, compared and digested, in pages that are there already."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(FIELDS))
+    with open(model / "model.safetensors", "wb") as file:
+        file.write(header_of((name, "BF16", shape) for name, shape in TENSORS.items()))
+        for shape in TENSORS.values():
+            file.write(bytes(2 * math.prod(shape)))
+    faults("import", model, "--to", tmp_path / "run")
+    export = ("export", tmp_path / "run", "--no-prove", "--to")
+    by_hand = dict(MALLOC_MMAP_THRESHOLD_=str(PIECE), MALLOC_TRIM_THRESHOLD_=str(KEPT))
+    least = faults(*export, tmp_path / "one", **by_hand)
+    assert faults(*export, tmp_path / "two") < 1.5 * least, "every band has its pages cleared anew"
 
 
 ROUNDED = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40)

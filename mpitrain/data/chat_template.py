@@ -1,0 +1,163 @@
+"""The chat template of a Hugging Face tokenizer: messages as the text that a model answers.
+
+    chat_template.jinja        the template, or else
+    tokenizer_config.json      its chat_template, and the texts of special tokens
+    generation_config.json     tokens that end an answer
+
+It is a program in Jinja, maybe a stranger's, and runs in Jinja's sandbox, as transformers runs it:
+no attribute that leads out of the texts it is given, no long range. It can still loop, and add up
+long texts: nothing ends that.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from mpitrain.errors import DataError
+from mpitrain.inputs import decoded, listed, shown
+
+TEMPLATE = "chat_template.jinja"
+CONFIG = "tokenizer_config.json"
+GENERATION = "generation_config.json"
+FILES = (TEMPLATE, CONFIG, GENERATION)
+MOST_TEMPLATE_BYTES = 1 << 18  # the longest published ones have 20 KB
+MOST_CONFIG_BYTES = 1 << 26
+MOST_TEXT = 1 << 24  # characters that a template may make
+SPECIAL = tuple(f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+Read = Callable[[str, int], bytes]  # a file of the tokenizer's folder, of at most so many bytes
+
+
+class ChatTemplate:
+    """A template that can be applied. Raises DataError for whatever is none.
+
+    special: texts of special tokens by their names in a template, as bos_token.
+    ends: numbers of tokens that end an answer, as generation_config.json has them.
+    where: of the files, for messages.
+    """
+
+    def __init__(self, source: str, special: Mapping[str, str], ends: Sequence[int], where: str):
+        self.special = dict(special)
+        self.ends = tuple(ends)
+        self._where = where
+        if len(source.encode(errors="replace")) > MOST_TEMPLATE_BYTES:
+            raise DataError(
+                f"{where}: a chat template of more than {MOST_TEMPLATE_BYTES:,} bytes; use another"
+            )
+        # here, because a run without a chat template needs no Jinja
+        from mpitrain.data.chat_sandbox import new_environment
+
+        environment = new_environment()
+        self._template = self._attempt(lambda: environment.from_string(source))
+
+    def text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text of messages (role, content), up to where the answer begins."""
+        return self._attempt(lambda: self._rendered(messages))
+
+    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
+        pieces: list[str] = []
+        length = 0
+        for piece in self._template.generate(
+            messages=[dict(each) for each in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **self.special,
+        ):
+            pieces.append(piece)
+            length += len(piece)
+            if length > MOST_TEXT:
+                raise OverflowError(f"it makes more than {MOST_TEXT:,} characters")
+        return "".join(pieces)
+
+    def _attempt(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as error:  # of a stranger's program: anything
+            why = shown(error) if str(error) else type(error).__name__
+            raise DataError(f"{self._where}: the chat template fails: {why}; use another") from None
+
+
+def read_chat_template(read: Read, where: str) -> ChatTemplate:
+    """Return the template of a folder, whose files `read` gives. Raises DataError.
+
+    where: the folder, for messages.
+    """
+    config = _object(read, CONFIG, where)
+    source = _content(read, TEMPLATE, MOST_TEMPLATE_BYTES, where)
+    if source is None:
+        template = config.get("chat_template")
+        if isinstance(template, list):  # several with names
+            template = _default(template)
+        if not isinstance(template, str):
+            raise DataError(
+                f"{where}: no chat template, neither {TEMPLATE} nor in {CONFIG}; leave --chat out, or "
+                "give --tokenizer FILE, a tokenizer.json that has one beside it"
+            )
+    else:
+        try:
+            template = source.decode()
+        except UnicodeDecodeError:
+            raise DataError(f"{where}: {TEMPLATE} isn't UTF-8 text; use another") from None
+    special = {name: text for name in SPECIAL if (text := _text_of(config.get(name)))}
+    return ChatTemplate(template, special, _ends(_object(read, GENERATION, where)), where)
+
+
+def _default(templates: Sequence[Any]) -> Any:
+    for each in templates:
+        if isinstance(each, Mapping) and each.get("name") == "default":
+            return each.get("template")
+    return None
+
+
+def _text_of(token: Any) -> str:
+    """Return the text of a token, which is written as it is, or as an object that has it."""
+    found = token.get("content") if isinstance(token, Mapping) else token
+    return found if isinstance(found, str) else ""
+
+
+def _ends(generation: Mapping[str, Any]) -> list[int]:
+    found = generation.get("eos_token_id")
+    return [each for each in (found if isinstance(found, list) else [found]) if type(each) is int]
+
+
+def _object(read: Read, name: str, where: str) -> dict[str, Any]:
+    """Return a file's object of JSON; an empty one for a file that isn't there."""
+    content = _content(read, name, MOST_CONFIG_BYTES, where)
+    if content is None:
+        return {}
+    try:
+        return decoded(content, dict)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise DataError(f"{where}: {name} is no object of JSON: {shown(error)}") from None
+
+
+def _content(read: Read, name: str, most_bytes: int, where: str) -> bytes | None:
+    try:
+        return read(name, most_bytes)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DataError(f"{where}: {name}: {error.strerror or 'unreadable'}; use another") from None
+
+
+def messages_of(prompt: str, system: str | None) -> list[dict[str, str]]:
+    """Return a conversation of one question."""
+    said = [] if system is None else [{"role": "system", "content": system}]
+    return [*said, {"role": "user", "content": prompt}]
+
+
+def ids_of_ends(template: ChatTemplate, special: Mapping[str, int]) -> frozenset[int]:
+    """Return the tokens that end an answer. special: numbers of special tokens by their texts.
+
+    Raises DataError if there is none: the answer would go on with a question.
+    """
+    ends = {*template.ends}
+    if (end := template.special.get("eos_token")) in special:
+        ends.add(special[end])
+    if not ends:
+        raise DataError(
+            f"--chat: neither eos_token_id of {GENERATION} nor eos_token of {CONFIG} says which "
+            f"token ends an answer; the tokenizer has {listed(special)}; name it there"
+        )
+    return frozenset(ends)

@@ -1,0 +1,241 @@
+"""generate --chat: text and tokens of templates, as transformers makes them; hostile ones are refused."""
+
+import json
+import os
+from datetime import datetime
+
+import pytest
+from launch import MPITRAIN, finished
+from test_generate import make_run
+
+from mpitrain.commands.generate import SamplingRequest, TextSampler, sample
+from mpitrain.commands.sampling import SamplingRules
+from mpitrain.data.chat_template import MOST_TEMPLATE_BYTES, ids_of_ends, messages_of, read_chat_template
+from mpitrain.data.tokenizer import load_tokenizer
+from mpitrain.errors import DataError
+from mpitrain.inputs import read_file
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>")
+CHATML = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nBe brief<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TEMPLATES = {
+    "chatml": CHATML,
+    "lines that hold blocks alone are cut": """{{ bos_token }}
+{%- set ns = namespace(system='') %}
+  {% for message in messages %}
+    {% if message.role == 'system' %}
+      {% set ns.system = message.content | trim %}
+      {% continue %}
+    {% endif %}
+[INST] {{ ns.system ~ ' ' if ns.system }}{{ message.content | trim }} [/INST]
+    {%- generation %}{{ eos_token if loop.length > 9 }}{% endgeneration %}
+    {% break %}
+  {% endfor %}
+{% if tools is none and documents is none and add_generation_prompt %}a:{% endif %}""",
+    "json, date and dict": "{{ messages | tojson }}|{{ messages[0] | tojson(indent=2) }}|"
+    "{{ strftime_now('%Y') }}|{{ dict(a=1)['a'] * 2 }}|{{ '<&>' | tojson }}|{{ '%s-' % 'x' * 3 }}",
+}
+CONVERSATIONS = [("What is <b>?", None), (" hey é ", "Be <kind>"), ("a<|im_end|>b", None)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory):
+    """A tokenizer of bytes and a few words, with special tokens."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["what is a model? be kind and brief"] * 10, trainer)
+    path = tmp_path_factory.mktemp("chat") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def folder(path, tokenizer_file, template=CHATML, in_config=False, ends=2):
+    """Make the folder of a tokenizer; return its tokenizer.json."""
+    path.mkdir()
+    config = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}, "add_bos_token": False}
+    if in_config:
+        config["chat_template"] = template
+    elif template is not None:
+        (path / "chat_template.jinja").write_text(template)
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    if ends is not None:
+        (path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    (path / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
+    return path / "tokenizer.json"
+
+
+def read(path):
+    return read_chat_template(lambda name, most: read_file(path / name, most), str(path))
+
+
+@pytest.mark.parametrize(("prompt", "system"), CONVERSATIONS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_and_tokens_are_those_of_transformers(name, prompt, system, tokenizer_file, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_file), bos_token="<s>", eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    theirs.chat_template = TEMPLATES[name]
+    theirs.save_pretrained(tmp_path)
+    messages = messages_of(prompt, system)
+    text = read(tmp_path).text(messages)
+    assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = load_tokenizer(tmp_path / "tokenizer.json").encode_with_special(text)
+    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ids == expected
+
+
+@pytest.mark.parametrize("in_config", [False, True, "named"])
+def test_the_text_of_a_template(in_config, tokenizer_file, tmp_path):
+    template = CHATML
+    if in_config == "named":
+        template = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": CHATML}]
+    file = folder(tmp_path / "there", tokenizer_file, template, in_config)
+    found = read(file.parent)
+    text = "<|im_start|>system\nBe kind<|im_end|>\n<|im_start|>user\nhey<|im_end|>\n<|im_start|>assistant\n"
+    assert found.text(messages_of("hey", "Be kind")) == text
+    tokenizer = load_tokenizer(file)
+    ids = tokenizer.encode_with_special(text)
+    assert [ids.count(tokenizer.special[name]) for name in ("<|im_start|>", "<|im_end|>")] == [3, 2]
+    assert tokenizer.decode(ids) == text
+    # of data it is text, before and after
+    assert not set(tokenizer.encode(text.encode()).tolist()) & set(tokenizer.special.values())
+
+
+def test_lines_that_hold_blocks_alone_are_cut_and_names_are_there(tokenizer_file, tmp_path):
+    whole, *_ = (
+        read(folder(tmp_path / str(n), tokenizer_file, template).parent).text(messages_of(" hey ", "Be"))
+        for n, template in enumerate(list(TEMPLATES.values())[1:])
+    )
+    assert whole == "<s>[INST] Be hey [/INST]a:"
+    date = read(
+        folder(tmp_path / "date", tokenizer_file, "{{ strftime_now('%Y') }}{{ '<' | tojson }}").parent
+    )
+    assert date.text([]) in {f'{datetime.now().year - n}"<"' for n in (0, 1)}
+
+
+HOSTILE = {
+    "attributes": ("{{ messages.__class__.__mro__ }}", "unsafe"),
+    "of a function": ("{{ raise_exception.__globals__['json'] }}", "unsafe"),
+    "of a namespace": ("{% set n = namespace(__class__=1) %}{{ n }}", "can't have the name"),
+    "a change of what it is given": ("{{ messages.append(1) }}", "unsafe"),
+    "a long range": ("{% for i in range(10**8) %}{% endfor %}", "too big"),
+    "a long text": ("{{ 'a' * 10**10 }}", "too large"),
+    "a power": ("{{ 9 ** 9 ** 9 ** 9 }}", "too large"),
+    "a width": ("{{ '%1000000000s' % 'a' }}", "result of %"),
+    "many pieces": ("{% for i in range(99999) %}{{ 'abcdefgh' * 100 }}{% endfor %}", "more than"),
+    "syntax": ("{% if %}", "Expected an expression"),
+    "files": ("{% include '/etc/passwd' %}", "no loader"),
+    "its own refusal": ("{{ raise_exception('no system') }}", "no system"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    "a missing name": ("{{ messages[7].role }}", "no element"),
+    "size": ("a" * (MOST_TEMPLATE_BYTES + 1), "more than 262,144 bytes|large|size"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("in_config", [False, True])
+def test_a_hostile_template_gives_one_message(name, in_config, tokenizer_file, tmp_path):
+    template, said = HOSTILE[name]
+    path = folder(tmp_path / "there", tokenizer_file, template, in_config).parent
+    with pytest.raises(DataError, match=said) as caught:
+        read(path).text(messages_of("hey", None))
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def request(file, chat=True, **more):
+    return SamplingRequest(12, 1, SamplingRules(), str(file), chat=chat, **more)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("run") / "run", "model.vocab=320")
+
+
+def test_an_answer_stands_alone_and_ends_with_its_token(run, tokenizer_file, tmp_path):
+    file = folder(tmp_path / "there", tokenizer_file)
+    text = read(file.parent).text(messages_of("hey", "Be kind"))
+    sampler = TextSampler(str(run), ["hey"], request(file, system="Be kind"))
+    assert sampler.tokenizer.decode(sampler._ids[0]) == text
+    answer = "".join(sampler.text(0))
+    assert answer and "hey" not in answer
+    # one that ends with its first token, whichever that is
+    every = folder(tmp_path / "every", tokenizer_file, ends=list(range(320)))
+    assert "".join(sample(str(run), "hey", request(every, system="Be kind"))) == ""
+    # and one of the tokens of this answer
+    seen = sampler.tokenizer.encode(answer.encode()).tolist()
+    assert len(seen) > 3
+    some = folder(tmp_path / "some", tokenizer_file, ends=seen[-1])
+    shorter = "".join(sample(str(run), "hey", request(some, system="Be kind")))
+    assert answer.startswith(shorter) and len(shorter) < len(answer)
+
+
+def test_what_lies_in_the_run_directory_is_used_and_no_link(run, tokenizer_file, tmp_path):
+    own = run / "huggingface"
+    folder(own, tokenizer_file)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace('"bytes"', json.dumps(str(own / "tokenizer.json"))))
+    asked = SamplingRequest(4, 1, chat=True)
+    assert "".join(sample(str(run), "hey", asked))
+    (own / "chat_template.jinja").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="no chat template"):
+        list(sample(str(run), "hey", asked))
+    os.symlink(tmp_path / "elsewhere", own / "chat_template.jinja")
+    with pytest.raises(DataError, match="symbolic link"):
+        list(sample(str(run), "hey", asked))
+
+
+def command(*words):
+    return finished([MPITRAIN, "generate", *map(str, words)], timeout=60, capture_output=True, text=True)
+
+
+def test_the_command_answers_prompts_and_refuses_with_exit_code_2(tokenizer_file, tmp_path):
+    run = make_run(tmp_path / "run", "model.vocab=320")
+    file = folder(tmp_path / "there", tokenizer_file)
+    prompts = tmp_path / "prompts"
+    prompts.write_text("hey\nyou\n")
+    given = ("--tokenizer", file, "--tokens", 4)
+    done = command(run, "--prompts", prompts, "--chat", "--system", "Be kind", *given)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["prompt"] for each in found] == ["hey", "you"]
+    assert not any("<|im_start|>system" in each["text"] for each in found)
+    (file.parent / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+    for words, said in (
+        (("--chat", *given), "unsafe"),
+        (("--system", "Be kind", *given), "--system without --chat"),
+    ):
+        done = command(run, "--prompt", "hey", *words)
+        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+    (file.parent / "chat_template.jinja").write_text(CHATML)
+    with pytest.raises(DataError, match="cannot encode the text"):
+        list(sample(str(run), "\ud800", request(file)))
+    with pytest.raises(DataError, match="a tokenizer of bytes has no chat template"):
+        list(sample(str(run), "hey", SamplingRequest(4, 1, chat=True)))
+
+
+def test_a_template_and_an_end_are_needed(tokenizer_file, tmp_path):
+    with pytest.raises(DataError, match=r"no chat template, neither chat_template.jinja nor in"):
+        read(folder(tmp_path / "none", tokenizer_file, None).parent)
+    endless = folder(tmp_path / "endless", tokenizer_file, ends=None)
+    (endless.parent / "tokenizer_config.json").write_text("{}")
+    special = load_tokenizer(endless).special
+    with pytest.raises(DataError, match="says which token ends an answer"):
+        ids_of_ends(read(endless.parent), special)
+    # of several, all end it
+    both = folder(tmp_path / "both", tokenizer_file, ends=[0, 1])
+    assert ids_of_ends(read(both.parent), special) == {0, 1, special["<|im_end|>"]}
