@@ -727,6 +727,16 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
 )
 @click.option("--layouts", "file", metavar="FILE", help="A file with such a layout in each line.")
 @click.option(
+    "--scaling",
+    type=click.Choice(["strong", "weak"]),
+    help="Over numbers of ranks instead: strong, the same batch; weak, one that grows with them.",
+)
+@click.option(
+    "--over",
+    metavar="N,N,...",
+    help="With --scaling: numbers of ranks; powers of two up to those that were started if absent.",
+)
+@click.option(
     "--steps",
     type=click.IntRange(1, INTEGERS),
     default=5,
@@ -741,6 +751,11 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
     help="By whose figures steps are predicted: of jobs/machines/, or a file.",
 )
 @click.option("--out", metavar="FILE", help="Write all rows as CSV.")
+@click.option(
+    "--svg",
+    metavar="FILE",
+    help="Draw: scaling as curves, layouts that differ in two keys as a heat map.",
+)
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 @OVERRIDE
 def sweep(**asked) -> int:
@@ -749,15 +764,15 @@ def sweep(**asked) -> int:
     Under mpirun on all its ranks: mpirun -n 4 mpitrain sweep --layout parallel.pp=2 --layout parallel.pp=4
 
     Steps are of random tokens, behind one that isn't timed. Nothing is read or saved.
-    A layout that can't run is named with the reason.
+    A layout that can't run is named with the reason. --scaling has the first 1, 2, 4, ... ranks take
+    steps, while the others wait, and prints efficiency and time in messages, too.
     """
     from mpitrain.cluster.guard import Guard, guarded
 
     def body(guard: Guard) -> int:
-        from mpitrain.commands.plan.layout_sweep import SweepRequest  # torch
-        from mpitrain.commands.plan.layout_sweep import sweep as measure_all
+        from mpitrain.commands.plan.sweep_command import measure_all  # torch
 
-        return measure_all(SweepRequest(**asked), guard, click.echo)
+        return measure_all(asked, guard, click.echo)
 
     return guarded(body, entry.report_error)
 
