@@ -155,6 +155,11 @@ def cli() -> None:
     help="Leave with a checkpoint before this time is over: run.time_limit.",
 )
 @click.option(
+    "--calibrate",
+    metavar="FILE",
+    help="Write what the run measures into a machine's file: run.machine's, or a new one.",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help="Compute nothing: real ranks, communicators, messages; 512 ranks fit on one machine.",
@@ -177,6 +182,7 @@ def run(
     config: str | None,
     record: str | None,
     time_limit: str | None,
+    calibrate: str | None,
     dry_run: bool,
     overrides: tuple[str, ...],
     **dry,
@@ -197,6 +203,8 @@ def run(
         overrides += (f"run.time_limit={time_limit}",)
 
     chosen = {name: value for name, value in dry.items() if value is not None}
+    if dry_run and calibrate is not None:
+        raise ConfigError("--calibrate does nothing with --dry-run, which measures nothing; leave it out")
     if dry_run:
         return guarded(partial(_dry_run, config, overrides, chosen), entry.report_error)
     if chosen:
@@ -212,8 +220,10 @@ def run(
 
         opened, world = open_run(config, overrides, guard, choose_layout, record_request)
         with opened.rundir:
+            from mpitrain.commands.plan.run_end import comparison
+
+            compare = comparison(calibrate, opened.plan.config.run.machine, world)
             guard.place.enter("build", "loading torch", BUSY)
-            from mpitrain.commands.plan.after_run import compare
             from mpitrain.training.trainer import run as train
 
             return train(opened, world, guard, record_request, compare)
