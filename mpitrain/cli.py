@@ -708,7 +708,8 @@ def explain_config(key: str | None) -> None:
 def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], **asked) -> int:
     """Find the best layout for a model, a number of ranks and a machine, by predicted time and memory.
 
-    What CONFIG or --set fixes stays; degrees, schedule, ZeRO, microbatch and recomputation are searched.
+    What CONFIG or --set fixes stays; degrees, schedule, ZeRO, microbatch, recomputation and the kind of
+    context parallelism are searched, and optimizer offload where nothing fits without.
     Nothing is run, unless --measure asks for it.
 
     mpitrain plan backtest ROWS.csv predicts published steps, and prints how far off that is.
