@@ -17,7 +17,14 @@ from mpitrain.comm.base.world import World, connect
 from mpitrain.commands.plan.measured_steps import MeasuredStep, measured_step
 from mpitrain.commands.plan.of_config import layout_of
 from mpitrain.commands.plan.scaled_step import ScaledStep
-from mpitrain.commands.plan.sweep_request import SweepRequest, number, plan_on, predicted_step, write_rows
+from mpitrain.commands.plan.sweep_request import (
+    THERE_ARE,
+    SweepRequest,
+    number,
+    plan_on,
+    predicted_step,
+    write_rows,
+)
 from mpitrain.commands.schedule.command import write
 from mpitrain.errors import DONE, ConfigError, InputError
 from mpitrain.inputs import shown
@@ -123,7 +130,7 @@ def _plan(asked: SweepRequest, layout: str, ranks: int, batch: int, world: World
     even = per_node and (ranks % per_node == 0 or ranks < per_node)
     node_ranks = min(ranks, per_node) if even else 0
     try:
-        return plan_on(asked.config_of(layout), ranks, nodes, node_ranks, batch)
+        return plan_on(asked.config_of(layout), ranks, nodes, node_ranks, batch, THERE_ARE)
     except InputError as error:
         where = f"on {ranks} ranks" + (f", {layout}" if layout else "")
         raise type(error)(f"{where}: {error.args[0]}") from None

@@ -94,7 +94,17 @@ def words_of(layout: str) -> list[str]:
         raise ConfigError(f"layout {shown(layout)}: {error}; quote as in a shell") from None
 
 
-def plan_on(config: Config, ranks: int, nodes: int, node_ranks: int, batch: int = 0) -> Plan:
+STARTED, THERE_ARE = "mpirun started", "there are"  # how a message counts ranks
+
+
+def plan_on(
+    config: Config,
+    ranks: int,
+    nodes: int,
+    node_ranks: int,
+    batch: int = 0,
+    counted: str = STARTED,
+) -> Plan:
     """Return the plan of a run. batch: its sequences; 0: as the configuration says.
 
     Raises InputError for what can't run.
@@ -104,7 +114,8 @@ def plan_on(config: Config, ranks: int, nodes: int, node_ranks: int, batch: int 
         replace = msgspec.structs.replace
         config = replace(config, batch=replace(config.batch, global_=batch))
     tokenizer = tokenizer_of(config.data)
-    plan = plan_of(resolve(config, ranks, tokenizer.vocab, nodes, node_ranks, needed=tokenizer.needed))
+    machine = ranks, tokenizer.vocab, nodes, node_ranks
+    plan = plan_of(resolve(config, *machine, counted, tokenizer.needed))
     require_memory(plan)
     plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
     return plan
