@@ -155,6 +155,11 @@ def cli() -> None:
     help="Leave with a checkpoint before this time is over: run.time_limit.",
 )
 @click.option(
+    "--calibrate",
+    metavar="FILE",
+    help="Write what the run measures into a machine's file: run.machine's, or a new one.",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help="Compute nothing: real ranks, communicators, messages; 512 ranks fit on one machine.",
@@ -177,6 +182,7 @@ def run(
     config: str | None,
     record: str | None,
     time_limit: str | None,
+    calibrate: str | None,
     dry_run: bool,
     overrides: tuple[str, ...],
     **dry,
@@ -197,6 +203,8 @@ def run(
         overrides += (f"run.time_limit={time_limit}",)
 
     chosen = {name: value for name, value in dry.items() if value is not None}
+    if dry_run and calibrate is not None:
+        raise ConfigError("--calibrate does nothing with --dry-run, which measures nothing; leave it out")
     if dry_run:
         return guarded(partial(_dry_run, config, overrides, chosen), entry.report_error)
     if chosen:
@@ -212,8 +220,10 @@ def run(
 
         opened, world = open_run(config, overrides, guard, choose_layout, record_request)
         with opened.rundir:
+            from mpitrain.commands.plan.run_end import comparison
+
+            compare = comparison(calibrate, opened.plan.config.run.machine, world)
             guard.place.enter("build", "loading torch", BUSY)
-            from mpitrain.commands.plan.after_run import compare
             from mpitrain.training.trainer import run as train
 
             return train(opened, world, guard, record_request, compare)
@@ -705,7 +715,8 @@ def explain_config(key: str | None) -> None:
 def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], **asked) -> int:
     """Find the best layout for a model, a number of ranks and a machine, by predicted time and memory.
 
-    What CONFIG or --set fixes stays; degrees, schedule, ZeRO, microbatch and recomputation are searched.
+    What CONFIG or --set fixes stays; degrees, schedule, ZeRO, microbatch, recomputation and the kind of
+    context parallelism are searched, and optimizer offload where nothing fits without.
     Nothing is run, unless --measure asks for it.
 
     mpitrain plan backtest ROWS.csv predicts published steps, and prints how far off that is.
@@ -734,6 +745,16 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
 )
 @click.option("--layouts", "file", metavar="FILE", help="A file with such a layout in each line.")
 @click.option(
+    "--scaling",
+    type=click.Choice(["strong", "weak"]),
+    help="Over numbers of ranks instead: strong, the same batch; weak, one that grows with them.",
+)
+@click.option(
+    "--over",
+    metavar="N,N,...",
+    help="With --scaling: numbers of ranks; powers of two up to those that were started if absent.",
+)
+@click.option(
     "--steps",
     type=click.IntRange(1, INTEGERS),
     default=5,
@@ -748,6 +769,11 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
     help="By whose figures steps are predicted: of jobs/machines/, or a file.",
 )
 @click.option("--out", metavar="FILE", help="Write all rows as CSV.")
+@click.option(
+    "--svg",
+    metavar="FILE",
+    help="Draw: scaling as curves, layouts that differ in two keys as a heat map.",
+)
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 @OVERRIDE
 def sweep(**asked) -> int:
@@ -756,15 +782,15 @@ def sweep(**asked) -> int:
     Under mpirun on all its ranks: mpirun -n 4 mpitrain sweep --layout parallel.pp=2 --layout parallel.pp=4
 
     Steps are of random tokens, behind one that isn't timed. Nothing is read or saved.
-    A layout that can't run is named with the reason.
+    A layout that can't run is named with the reason. --scaling has the first 1, 2, 4, ... ranks take
+    steps, while the others wait, and prints efficiency and time in messages, too.
     """
     from mpitrain.cluster.guard import Guard, guarded
 
     def body(guard: Guard) -> int:
-        from mpitrain.commands.plan.layout_sweep import SweepRequest  # torch
-        from mpitrain.commands.plan.layout_sweep import sweep as measure_all
+        from mpitrain.commands.plan.sweep_command import measure_all  # torch
 
-        return measure_all(SweepRequest(**asked), guard, click.echo)
+        return measure_all(asked, guard, click.echo)
 
     return guarded(body, entry.report_error)
 

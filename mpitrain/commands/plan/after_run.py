@@ -19,6 +19,7 @@ from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.machine import (
+    MachineFile,
     MachineRates,
     as_fast_as,
     find_machine,
@@ -53,7 +54,7 @@ def compare(run: MeasuredRun) -> str:
     """Return the table, or nothing of a run of one step."""
     if not run.num_steps or not run.counted:
         return ""
-    measured = _measured_parts(run)
+    measured = measured_parts(run)
     predicted, source = _predicted_parts(run)
     predicted_sent, unknown = _sent(run)
     parts = [name for name in PARTS if name in measured or name in predicted]
@@ -78,7 +79,7 @@ def _times(parts: Mapping[str, float], names: list[str]) -> list[str]:
     return [f"{1e3 * took:,.1f}" for took in (sum(parts.values()), *(parts.get(name, 0.0) for name in names))]
 
 
-def _measured_parts(run: MeasuredRun) -> dict[str, float]:
+def measured_parts(run: MeasuredRun) -> dict[str, float]:
     """Return the seconds of a step by what the rank that waited least spent them on."""
     least = min(run.usages, key=_blocked_s)
     parts: dict[str, float] = {}
@@ -94,23 +95,31 @@ def _blocked_s(usages: Mapping[str, AxisUsage]) -> float:
 
 def _predicted_parts(run: MeasuredRun) -> tuple[dict[str, float], str]:
     """Return the same as predicted, and by what; nothing, and why not, where that can't be."""
-    config = run.plan.config
     try:
-        rates, source = _rates_of(run)
-        rates = rates._replace(ranks_per_node=config.comm.node_ranks or run.node_ranks)
-        found = predict_step(shape_of_resolved(config), layout_of(config, rates), rates)
+        machine, source = machine_of_run(run)
+        parts = parts_predicted(run, machine_of(machine))
     except NO_PREDICTION as error:
         return {}, f"no step is predicted: {_reason(error)}"
+    return parts, f"predicted by the figures of {source}"
+
+
+def parts_predicted(run: MeasuredRun, rates: MachineRates) -> dict[str, float]:
+    """Return the seconds of a step and of its parts as a machine's figures predict them.
+
+    Raises one of NO_PREDICTION where formulas don't have the run.
+    """
+    config = run.plan.config
+    rates = rates._replace(ranks_per_node=config.comm.node_ranks or run.node_ranks)
+    found = predict_step(shape_of_resolved(config), layout_of(config, rates), rates)
     exposed = dict(found.exposed)
     exposed["ep"] += exposed.pop("etp")
     waiting = {"pp": found.bubble, **exposed}
     computing = found.seconds - sum(waiting.values())
-    parts = {"computing": computing, **{name: took for name, took in waiting.items() if took > 0}}
-    return parts, f"predicted by the figures of {source}"
+    return {"computing": computing, **{name: took for name, took in waiting.items() if took > 0}}
 
 
-def _rates_of(run: MeasuredRun) -> tuple[MachineRates, str]:
-    """Return the rates of run.machine, else of the one whose data are nearest; and its name.
+def machine_of_run(run: MeasuredRun) -> tuple[MachineFile, str]:
+    """Return the figures of run.machine, else of the one whose data are nearest; and its name.
 
     Of a CPU that nobody has measured only the peak is known, which the run's MFU is a share of.
     Raises ConfigError if there is none, or if its file is gone meanwhile.
@@ -118,14 +127,14 @@ def _rates_of(run: MeasuredRun) -> tuple[MachineRates, str]:
     asked = run.plan.config.run.machine
     if asked:
         found = find_machine(asked)
-        return machine_of(found), found.name
+        return found, found.name
     if not run.gpu:
-        rates = as_fast_as(machine_of(known()["laptop"]), run.peak)
-        return rates, f"a laptop that is as fast as a rank here ({run.peak / 1e9:,.0f} GFLOP/s at most)"
+        laptop = as_fast_as(known()["laptop"], run.peak)
+        return laptop, f"a laptop that is as fast as a rank here ({run.peak / 1e9:,.0f} GFLOP/s at most)"
     near = like_gpu(run.gpu)
     if near is None:
         raise ConfigError(f"found no machine of jobs/machines/ like {shown(run.gpu)}; set run.machine")
-    return machine_of(near), near.name
+    return near, near.name
 
 
 def _reason(error: Exception) -> str:

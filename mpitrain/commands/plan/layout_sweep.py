@@ -1,51 +1,26 @@
-"""`mpitrain sweep`: layouts of one's own take a few steps in the same ranks, measured beside predicted.
+"""`mpitrain sweep`: layouts of one's own take steps in the same ranks, measured beside predicted."""
 
-A layout is words as behind --set, `parallel.pp=2 pipeline.schedule=zbv`; a file has one in each line.
-"""
-
-import csv
-import io
 import json
-import shlex
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpitrain import config as settings
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.world import World, connect
-from mpitrain.commands.plan.measured_steps import STEPS, seconds_of
-from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
-from mpitrain.data.tokenizer import tokenizer_of
+from mpitrain.commands.plan.measured_steps import measured_step
+from mpitrain.commands.plan.sweep_request import (
+    SweepRequest,
+    number,
+    plan_on,
+    predicted_step,
+    words_of,
+    write_rows,
+)
+from mpitrain.commands.schedule.command import write
 from mpitrain.errors import DONE, ConfigError, InputError
-from mpitrain.inputs import read_text, replacing, shown
-from mpitrain.model.families.catalog import plan_of
+from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
-from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks
-from mpitrain.plan.predict.node_memory import require_memory
-from mpitrain.plan.predict.step_time.layout import require_possible
-from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
-from mpitrain.plan.predict.step_time.step import is_defined, predict_step
-from mpitrain.plan.settings.resolve import resolve
-from mpitrain.training.prepare import beginning
-
-MOST_BYTES = 1 << 18  # of a file of layouts
-MOST_LAYOUTS = 1_000
-
-
-class SweepRequest(NamedTuple):
-    """What was asked. layouts: as they were typed. file: of more of them. out: a CSV to be written."""
-
-    config: str | None
-    overrides: tuple[str, ...]
-    layouts: tuple[str, ...] = ()
-    file: str | None = None
-    machine: str = "laptop"
-    steps: int = STEPS
-    out: str | None = None
-    json: bool = False
+from mpitrain.plan.predict.step_time.machine import MachineRates
 
 
 class SweptLayout(NamedTuple):
@@ -78,76 +53,64 @@ def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
         rows.append(_swept(asked, layout, rates, world, guard))
     if world.rank == 0:
         say(_as_json(rows, asked, world) if asked.json else _as_text(rows, asked, world))
-    world.on_first_rank("writing --out", lambda: _write(asked.out, rows))
+    world.on_first_rank("writing files", lambda: _write(asked, rows, world.size))
     return DONE
 
 
 def _read(asked: SweepRequest) -> tuple[list[str], MachineRates]:
     """Return the layouts and the machine. Raises ConfigError if there are none, or too many."""
-    layouts = [each.strip() for each in asked.layouts]
-    if asked.file is not None:
-        layouts += _lines_of(asked.file)
+    asked.require_files()
+    if asked.over is not None:
+        raise ConfigError(
+            f"--over {shown(asked.over)} does nothing without --scaling; add it, or leave it out"
+        )
+    layouts = asked.read_layouts()
     if not layouts:
         raise ConfigError(
             'needed layouts: --layout "parallel.pp=2 pipeline.schedule=zbv", once for each, or --layouts '
             "FILE with one in a line"
         )
-    if len(layouts) > MOST_LAYOUTS:
-        raise ConfigError(f"found {len(layouts):,} layouts, needed at most {MOST_LAYOUTS:,}")
-    for layout in layouts:
-        settings.load(asked.config, (*asked.overrides, *_words(layout)))  # what is misspelt is no row
-    return layouts, machine_of(find_machine(asked.machine))
+    if asked.svg is not None:
+        two_keys(asked.svg, layouts)
+    return layouts, asked.rates()
 
 
-def _lines_of(path: str) -> list[str]:
-    try:
-        text = read_text(path, MOST_BYTES)
-    except OSError as error:
-        raise ConfigError(f"--layouts {shown(path)}: {error.strerror}; give a text file") from None
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return [line for line in lines if line]
+def two_keys(svg: str, layouts: Sequence[str]) -> tuple[str, str]:
+    """Return the two keys in which layouts differ. Raises ConfigError if they aren't two."""
+    values: dict[str, set[str]] = {}
+    every = [_values_of(layout) for layout in layouts]
+    for key in {key for each in every for key in each}:
+        values[key] = {each.get(key, "default") for each in every}
+    differing = [key for layout in every for key in layout if len(values[key]) > 1]
+    found = list(dict.fromkeys(differing))
+    if len(found) != 2:
+        raise ConfigError(
+            f"--svg {shown(svg)}: the layouts differ in {len(found)} keys "
+            f"({shown(', '.join(found)) or 'none'}); a heat map needs two, such as "
+            "parallel.pp and batch.micro; with --scaling curves are drawn"
+        )
+    return found[0], found[1]
 
 
-def _words(layout: str) -> list[str]:
-    """Return a layout as overrides. Raises ConfigError for a quote without its end."""
-    try:
-        return shlex.split(layout)
-    except ValueError as error:
-        raise ConfigError(f"layout {shown(layout)}: {error}; quote as in a shell") from None
+def _values_of(layout: str) -> dict[str, str]:
+    """Return the values of a layout's keys, the last one of a key that is set twice."""
+    pairs = (word.partition("=") for word in words_of(layout))
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _swept(asked: SweepRequest, layout: str, rates: MachineRates, world: World, guard: Guard) -> SweptLayout:
     """Measure a layout, or say why it can't be. Collective over all ranks."""
+    machine = world.size, world.num_nodes, world.node_ranks
     try:
-        plan = world.on_every_rank(f"planning {layout}", lambda: _plan(asked, layout, world))
-        took = seconds_of(plan, world, guard, asked.steps)
+        plan = world.on_every_rank(f"planning {layout}", lambda: plan_on(asked.config_of(layout), *machine))
+        took = measured_step(plan, world, guard, asked.steps).seconds
     except InputError as error:  # the same on all ranks
         return SweptLayout(layout, refused=error.args[0])
     config = plan.config
     held = max(held_by_ranks(plan, computes_on_gpu(config)))
     tokens = config.batch.global_ * config.data.sequence
-    return SweptLayout(layout, took, _predicted_s(plan, rates), tokens / took, held / 1e9)
-
-
-def _plan(asked: SweepRequest, layout: str, world: World) -> Plan:
-    """Return the plan of a run in a layout: what it leaves open is the default."""
-    config, _ = beginning(settings.load(asked.config, (*asked.overrides, *_words(layout))))
-    tokenizer = tokenizer_of(config.data)
-    machine = world.size, tokenizer.vocab, world.num_nodes, world.node_ranks
-    plan = plan_of(resolve(config, *machine, needed=tokenizer.needed))
-    require_memory(plan)
-    plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
-    return plan
-
-
-def _predicted_s(plan: Plan, rates: MachineRates) -> float | None:
-    """Return the seconds of a step by prediction, None for what formulas don't have."""
-    shape, layout = shape_of_resolved(plan.config), layout_of(plan.config, rates)
-    with suppress(ConfigError):
-        require_possible(layout, shape)
-        if is_defined(layout):
-            return predict_step(shape, layout, rates).seconds
-    return None
+    predicted = predicted_step(plan, rates)
+    return SweptLayout(layout, took, predicted and predicted.seconds, tokens / took, held / 1e9)
 
 
 # ---------------------------------------------------------------- what is said
@@ -160,8 +123,8 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
         ratio = row.measured_s / row.predicted_s if row.predicted_s else None
         table.append(
             (
-                _number(row.measured_s), _number(row.predicted_s), _number(ratio), f"{row.tokens_per_s:,.0f}",
-                _number(row.held_gb), row.layout,
+                number(row.measured_s), number(row.predicted_s), number(ratio), f"{row.tokens_per_s:,.0f}",
+                number(row.held_gb), row.layout,
             )
         )  # fmt: skip
     title = (
@@ -172,27 +135,30 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
     return "\n".join([title, *([aligned(table)] if measured else []), *refused])
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
 def _as_json(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> str:
     tree: dict[str, Any] = {"ranks": world.size, "machine": asked.machine, "steps": asked.steps}
     return json.dumps({**tree, "layouts": [row._asdict() for row in rows]}, indent=1, allow_nan=False)
 
 
-def _write(path: str | None, rows: Sequence[SweptLayout]) -> None:
-    """Write the rows as CSV. Raises ConfigError if the file can't be written."""
-    if path is None:
+def _write(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> None:
+    """Write the CSV and the picture, where they are asked for. Raises ConfigError."""
+    write_rows(asked.out, SweptLayout._fields, [row._asdict() for row in rows])
+    if asked.svg is None:
         return
-    text = io.StringIO()
-    writer = csv.DictWriter(text, SweptLayout._fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row._asdict() for row in rows)
-    try:
-        with replacing(Path(path)) as file:
-            file.write(text.getvalue().encode())
-    except OSError as error:
-        raise ConfigError(
-            f"--out {shown(path)}: {error.strerror}; give a file in a folder that is there"
-        ) from None
+    from mpitrain.commands.plan.sweep_picture import heat_map
+
+    keys = two_keys(asked.svg, [row.layout for row in rows])
+    cells = {
+        (values.get(keys[0], "default"), values.get(keys[1], "default")): row
+        for row in rows
+        for values in (_values_of(row.layout),)
+    }
+    speeds = {at: row.tokens_per_s for at, row in cells.items()}
+    predicted = {
+        at: row.tokens_per_s * row.measured_s / row.predicted_s
+        if row.tokens_per_s and row.measured_s and row.predicted_s
+        else None
+        for at, row in cells.items()
+    }
+    title = f"tokens/s of layouts on {ranks} ranks"
+    write("--svg", asked.svg, heat_map(keys, speeds, predicted, title))

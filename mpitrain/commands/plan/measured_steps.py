@@ -15,6 +15,7 @@ from mpitrain.actor.communicators import build_mesh
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World, connect
+from mpitrain.comm.mesh import Mesh
 from mpitrain.commands.plan.planner import PlanRequest, find_layouts, planned
 from mpitrain.config import Config
 from mpitrain.errors import DONE, ConfigError
@@ -55,7 +56,7 @@ def measure(asked: PlanRequest, count: int, guard: Guard, say: Callable[[str], N
         plan = world.on_every_rank(
             f"planning {each.layout}", lambda each=each: planned(each.config, world.size, asked.machine)
         )
-        took = seconds_of(plan, world, guard)
+        took = measured_step(plan, world, guard).seconds
         rows.append(
             (
                 f"{number}.", f"{each.predicted_s:.3g}", f"{took:.3g}", f"{took / each.predicted_s:.2f}",
@@ -80,8 +81,28 @@ def _planned_here(asked: PlanRequest, count: int) -> tuple[str, list[ToMeasure]]
     return answer.as_text(), chosen
 
 
-def seconds_of(plan: Plan, world: World, guard: Guard, steps: int = STEPS) -> float:
-    """Return the median time of so many steps, of the slowest rank of each. Collective over all ranks."""
+class MeasuredStep(NamedTuple):
+    """A step: its seconds, of the slowest rank, and how long the rank that waited least stood still.
+
+    Both of so many steps: the median, and the mean. waiting_s: for messages of every axis, and of pp for
+    the schedule's bubble.
+    """
+
+    seconds: float
+    waiting_s: float
+
+
+def measured_step(
+    plan: Plan,
+    world: World,
+    guard: Guard,
+    steps: int = STEPS,
+    sign_of_life: Callable[[], None] = lambda: None,
+) -> MeasuredStep:
+    """Take so many steps, behind one that isn't timed. Collective over all ranks of `world`.
+
+    sign_of_life: called before each step.
+    """
     placement = place(plan, world)
     way = way_of_messages(placement, world, plan.config.comm.device, TIMEOUT_S)
     mesh = build_mesh(plan, world.comm, guard.place, way, placement.use)
@@ -95,14 +116,23 @@ def seconds_of(plan: Plan, world: World, guard: Guard, steps: int = STEPS) -> fl
     tokens = torch.randint(0, plan.config.model.vocab, shape, generator=numbers).to(placement.device)
     microbatches = microbatches_of(actor, tokens, None)
     found = []
+    blocked_s = 0.0
     for step in range(1, steps + 2):
+        sign_of_life()
         guard.place.enter("step", "between two steps")
         world.barrier("the beginning of a step")
+        if step == 2:
+            blocked_s = _blocked_s(mesh)
         begin = clock.mark()
         begin_s = time.perf_counter()
         actor.run_step(step, microbatches, LR)
         actor.settle()
         took = max(clock.seconds(begin, clock.mark()), time.perf_counter() - begin_s)
         found.append(max(world.all_gather("how long a step took", took)))
+    waited = min(world.all_gather("how long ranks waited", _blocked_s(mesh) - blocked_s))
     mesh.free()
-    return statistics.median(found[1:])
+    return MeasuredStep(statistics.median(found[1:]), waited / steps)
+
+
+def _blocked_s(mesh: Mesh) -> float:
+    return sum(usage.blocked_s for usage in mesh.usage().values())

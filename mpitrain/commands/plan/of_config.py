@@ -84,7 +84,7 @@ def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
         tp_overlap=0.5 if parallel.async_tp else 0.0,
         dispatch="alltoall" if resolved.experts.dispatch == "flat" else "hierarchical",
         offload=memory.offload in ("optimizer", "all"), regathers=parallel.regather,
-        core_again=True,
+        core_again=True, context=parallel.context, gather=parallel.gather,
     )  # fmt: skip
 
 

@@ -42,9 +42,13 @@ TOKENS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 FIELDS = {  # keys of the configuration, and the fields of a layout that they fix
     "parallel.tp": "tp", "parallel.cp": "cp", "parallel.pp": "pp", "parallel.dp": "dp", "parallel.ep": "ep",
     "parallel.etp": "etp", "parallel.zero": "zero", "parallel.dp_shard": "sharded", "batch.micro": "micro",
+    "parallel.context": "context", "parallel.gather": "gather", "parallel.regather": "regathers",
     "memory.recompute": "recompute", "pipeline.schedule": "schedule", "pipeline.chunks": "chunks",
-    "parallel.regather": "regathers",
 }  # fmt: skip
+OFFLOADED = (
+    'nothing fits without memory.offload = "optimizer": what its copies to the host and its update there '
+    "take is not in the times"
+)
 # of the others 0 means that they are open
 MEANING_0 = ("parallel.zero", "parallel.dp_shard", "parallel.regather")
 
@@ -107,6 +111,11 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         limit = asked.memory_gb * 1e9 if asked.memory_gb else USABLE * rates.memory_bytes
         found = search(shape, base, rates, fixed, limit)
         chosen, refusal = _chosen(given, found, asked, rates, limit)
+        if not chosen and _may_offload(given, asked, rates):
+            offloaded = search(shape, base._replace(offload=True), rates, fixed, limit)
+            chosen, _ = _chosen(given, offloaded, asked, rates, limit)
+            found = offloaded if chosen else found
+            notes += [OFFLOADED] * bool(chosen)
     if not chosen:
         raise _nothing_fits(
             shape, asked, rates, binding(found.refused, found.tried, [], limit), fixed, refusal
@@ -117,6 +126,12 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         layout = chosen[0].candidate.layout
         write_timeline(asked.timeline, predict_timeline(shape, layout, rates), layout.describe())
     return PlanAnswer(asked, shape, rates, found, chosen, limit, notes, tokens)
+
+
+def _may_offload(config: Config, asked: PlanRequest, rates: MachineRates) -> bool:
+    """Return whether memory.offload is open, and of a GPU whose host has memory of its own."""
+    is_open = config.memory.offload == "none" and not _is_typed("memory.offload", asked.overrides)
+    return is_open and rates.on_gpu
 
 
 def _nothing_fits(
@@ -196,14 +211,22 @@ def with_layout(config: Config, layout: StepLayout) -> Config:
     parallel = replace(
         config.parallel, tp=layout.tp, cp=layout.cp, pp=layout.pp, dp=layout.dp, ep=layout.ep, etp=layout.etp,
         zero=layout.zero, dp_shard=layout.sharded, regather=layout.regathers and layout.can_regather,
+        context=layout.context if layout.cp > 1 else config.parallel.context,
+        gather=layout.gather if layout.zero == 3 else config.parallel.gather,
     )  # fmt: skip
     chunks = layout.chunks if looped else config.pipeline.chunks
     pipeline = replace(config.pipeline, schedule=layout.schedule, chunks=chunks)
     return replace(
         config, parallel=parallel, pipeline=pipeline,
         batch=settings.Batch(global_=layout.batch, micro=layout.micro),
-        memory=replace(config.memory, recompute=recompute),
+        memory=replace(config.memory, recompute=recompute, offload=_offloaded(config, layout)),
     )  # fmt: skip
+
+
+def _offloaded(config: Config, layout: StepLayout) -> str:
+    """Return memory.offload of a layout: what the configuration says, unless the planner added it."""
+    added = layout.offload and config.memory.offload == "none"
+    return "optimizer" if added else config.memory.offload
 
 
 def planned(config: Config, ranks: int, machine: str) -> Plan:

@@ -266,8 +266,10 @@ class _Choice:
 def _with_recorded(given: Config, before: Config) -> Config:
     """Return a configuration with the layout of a resolved one; the rest stays as it is."""
     replace = msgspec.structs.replace
-    names = ("tp", "cp", "pp", "dp", "ep", "etp", "zero", "dp_shard", "regather")
+    names = ("tp", "cp", "pp", "dp", "ep", "etp", "zero", "dp_shard", "context", "regather")
     parallel = replace(given.parallel, **{name: getattr(before.parallel, name) for name in names})
+    if before.parallel.gather == "step":  # "use" may be what links have chosen
+        parallel = replace(parallel, gather="step")
     chunks = before.pipeline.chunks
     looped = before.pipeline.schedule in catalog.LOOPED
     pipeline = replace(

@@ -4,6 +4,7 @@ First by formulas alone, then the best of them played; last the memory of those 
 would hold it (plan/predict/memory.py), by the plan of the very configuration that would be written.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ LONG = 16384  # positions from which cp is tried
 SLACK = 1.15  # formulas of memory may be too high by this much
 FEW = 1.0  # microbatches over stages, at least
 ENOUGH = 0.005  # what a more complex layout must gain
+CONTEXT, GATHER = "zigzag", "auto"  # kinds that others must be faster than
 
 
 class Candidate(NamedTuple):
@@ -36,9 +38,12 @@ class Candidate(NamedTuple):
     def complexity(self) -> int:
         """Axes and options that a layout uses: what is simpler wins a tie."""
         layout = self.layout
-        used = (layout.tp > 1, layout.pp > 1, layout.cp > 1, layout.zero == 3, layout.chunks > 1)
-        again = (layout.recompute != "none") + layout.regathers
-        return sum(used) + again + (layout.schedule not in ("1f1b", "interleaved"))
+        used = (
+            layout.tp > 1, layout.pp > 1, layout.cp > 1, layout.zero == 3, layout.chunks > 1,
+            layout.context != "zigzag", layout.gather == "step", layout.regathers,
+            layout.recompute != "none", layout.schedule not in ("1f1b", "interleaved"),
+        )  # fmt: skip
+        return sum(used)
 
 
 class SearchResult(NamedTuple):
@@ -59,6 +64,7 @@ def search(
     """
     refused: Counter[str] = Counter()
     fitting: list[Candidate] = []
+    seconds: dict[StepLayout, float] = {}
     tried = 0
     for layout in _every(shape, base, machine, fixed):
         if layout.regathers and "regathers" not in fixed and _fits_easily(shape, layout, limit):
@@ -68,7 +74,12 @@ def search(
         if reason:
             refused[reason] += 1
             continue
-        fitting.append(Candidate(layout, predict_step(shape, layout, machine, play=False)))
+        found = predict_step(shape, layout, machine, play=False)
+        seconds[layout] = found.seconds
+        if _gains_nothing(layout, seconds):
+            refused["a kind of cp or of gathers that is no faster"] += 1
+            continue
+        fitting.append(Candidate(layout, found))
     fitting.sort(key=lambda each: each.found.seconds)
     played: list[Candidate] = []
     for layout, _ in fitting:
@@ -86,6 +97,13 @@ def _fits_easily(shape: ModelShape, layout: StepLayout, limit: float) -> bool:
     """Return whether a layout that keeps what it gathers fits, by formulas that may be too low."""
     kept = layout._replace(regathers=False)
     return footprint_of(shape, kept, stashes_in_flight(kept)).total < limit / SLACK
+
+
+def _gains_nothing(layout: StepLayout, seconds: Mapping[StepLayout, float]) -> bool:
+    """Return whether a kind of cp or of gathers is no faster than the default one, which came before."""
+    usual = {layout._replace(context=CONTEXT), layout._replace(gather=GATHER)} - {layout}
+    most = seconds[layout] * (1 + ENOUGH)
+    return any(seconds.get(each, math.inf) <= most for each in usual)
 
 
 def _refusal(shape: ModelShape, layout: StepLayout, machine: MachineRates, limit: float) -> str:
@@ -140,9 +158,29 @@ def _generated(
                                 tp=tp, cp=cp, pp=pp, zero=zero, sharded=sharded, ep=ep, schedule=schedule,
                                 chunks=chunks, micro=micro, recompute=recompute, etp=fixed.get("etp", 1),
                             )  # fmt: skip
-                            can_regather = layout.can_regather and shape.latent is None
-                            for regathers in (False, True)[: 1 + can_regather]:
-                                yield layout._replace(regathers=regathers)
+                            yield from _by_kind(shape, layout, fixed)
+
+
+def _by_kind(shape: ModelShape, layout: StepLayout, fixed: Mapping[str, Any]) -> Iterator[StepLayout]:
+    """Yield a layout with each kind of cp, of ZeRO-3's gathers and of tp's inputs that can matter.
+
+    ring isn't tried: it sends what zigzag does, and leaves causal attention unbalanced.
+    """
+    contexts = [CONTEXT]
+    if layout.cp > 1:
+        contexts += ["gather"] + ["ulysses"] * _can_spread_heads(shape, layout)
+    fetches = layout.zero == 3 and layout.pp == 1 and layout.num_microbatches > 1
+    gathers = (GATHER, "step") if fetches else (GATHER,)
+    for context in _picked(fixed, "context", tuple(contexts)):
+        for gather in _picked(fixed, "gather", gathers):
+            for regathers in (False, True)[: 1 + (layout.can_regather and shape.latent is None)]:
+                yield layout._replace(context=context, gather=gather, regathers=regathers)
+
+
+def _can_spread_heads(shape: ModelShape, layout: StepLayout) -> bool:
+    """Return whether Ulysses gives each rank whole key-value heads: beyond them it sends copies."""
+    heads, kv_heads = shape.heads // layout.tp, shape.kv_heads // layout.tp
+    return layout.cp <= kv_heads and heads % layout.cp == 0 and kv_heads % layout.cp == 0
 
 
 def _picked(fixed: Mapping[str, Any], key: str, choices: tuple) -> tuple:

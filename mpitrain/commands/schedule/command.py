@@ -207,14 +207,15 @@ def require_file(option: str, out: str, kinds: Sequence[str]) -> None:
         raise ConfigError(f"{option} {name}: {error.strerror}; choose another name") from None
 
 
-def require_plotting(out: str) -> None:
+def require_plotting(out: str, option: str = "--out") -> None:
     """Raise ConfigError where a picture is asked for and matplotlib isn't installed."""
     if Path(out).suffix != ".txt":
         try:
             import matplotlib  # noqa: F401
         except ImportError:
+            instead = "write a .txt" if option == "--out" else f"leave {option} out"
             raise ConfigError(
-                f"--out {shown(out)}: pictures need matplotlib; pip install 'mpitrain[plot]', or write a .txt"
+                f"{option} {shown(out)}: pictures need matplotlib; pip install 'mpitrain[plot]', or {instead}"
             ) from None
 
 

@@ -22,6 +22,7 @@ from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.plan.predict.step_time.work import attention_work
 from mpitrain.schedules import catalog
 
 H100 = machine_of(find_machine("h100-80gb"))
@@ -91,6 +92,69 @@ def test_all_of_a_layout_is_written():
     assert {key: written[f"parallel.{key}"] for key in expected} == expected
     assert (written["pipeline.schedule"], written["pipeline.chunks"]) == ("interleaved", 4)
     assert (written["batch.global"], written["batch.micro"]) == (64, 1)
+
+
+def test_kinds_are_written_where_they_matter():
+    layout = StepLayout(8, 128, 64, cp=2, zero=3, context="ulysses", gather="step")
+    keys = ("parallel.context", "parallel.gather", "memory.offload")
+    written = flatten(with_layout(load(None, ()), layout))
+    assert [written[key] for key in keys] == ["ulysses", "step", "none"]
+    plain = layout._replace(cp=1, zero=1, offload=True)
+    written = flatten(with_layout(load(None, ("parallel.context=ring",)), plain))
+    assert [written[key] for key in keys] == ["ring", "auto", "optimizer"]
+    written = flatten(with_layout(load(None, ("memory.offload=all",)), plain))
+    assert written["memory.offload"] == "all"
+
+
+def test_ulysses_is_chosen_on_slow_links_and_never_beyond_key_value_heads():
+    shape = find_published("llama3-8b")
+    slow = H100._replace(inside=24e9, between=2e9)
+    base = StepLayout(16, 16384, 32)
+    for cp, is_possible in ((8, True), (16, False)):
+        found = search(shape, base, slow, {"cp": cp, "tp": 1, "pp": 1}, 4 * H100.memory_bytes)
+        assert (found.ranked[0].layout.context == "ulysses") == is_possible
+        assert any(each.layout.context == "ulysses" for each in found.ranked) == is_possible
+    for each in search(shape, base, H100, {"cp": 2, "tp": 1}, H100.memory_bytes).ranked:
+        assert each.layout.context == "zigzag"  # a ring hides beneath attention, an all-to-all doesn't
+
+
+def test_a_kind_sends_what_a_layer_of_it_declares():
+    """Of one block, a sequence of T positions on each of c ranks, as plan/declared/traffic.py has it."""
+    shape = find_published("llama3-8b")
+    c, T, w = 4, 8192, 2
+    row = 128 * T // c * w
+    expected = {"ulysses": (32 + 2 * 8) * row + 32 * row, "gather": 2 * 8 * row * c}
+    for kind, num_bytes in expected.items():
+        work = attention_work(shape, StepLayout(c, T, 4, cp=c, context=kind))
+        assert sum(each.num_bytes for each in work.forward if each.axis == "cp") == num_bytes
+        assert sum(each.num_bytes for each in work.backward if each.axis == "cp") == num_bytes
+
+
+def test_weights_are_kept_over_the_step_where_they_fit_and_gain():
+    shape = find_published("llama3-8b")
+    base, fixed = StepLayout(64, 8192, 512), {"zero": 3, "pp": 1, "tp": 1, "micro": 1, "recompute": "none"}
+    roomy = search(shape, base, H100, fixed, 80e9).ranked[0]
+    tight = search(shape, base, H100, fixed, 50e9).ranked[0]
+    assert (roomy.layout.gather, tight.layout.gather) == ("step", "auto")
+    assert roomy.found.seconds < tight.found.seconds
+    assert roomy.found.footprint.weights == pytest.approx(2 * shape.parameters(), rel=1e-4)
+    assert tight.found.footprint.weights < 2 * shape.parameters() / 32
+    once = search(shape, base._replace(batch=64), H100, fixed, 80e9)  # one microbatch: both fetch once
+    assert {each.layout.gather for each in once.ranked} == {"auto"}
+
+
+def test_the_optimizer_is_offloaded_only_where_nothing_else_fits(tmp_path):
+    out = tmp_path / "best.toml"
+    words = ("--machine", "h100-80gb", *sets("model.preset=llama3-8b", "data.sequence=2048", "batch.global=8",
+             "precision.compute=bf16"))  # fmt: skip
+    text = planned("--ranks", "1", "--out", str(out), *words)
+    assert text.splitlines()[1].startswith('nothing fits without memory.offload = "optimizer"')
+    assert load(str(out), ()).memory.offload == "optimizer" and "proved:" in show_proof(str(out), (), 1)
+    held = json.loads(planned("--ranks", "1", "--json", *words))["best"][0]["held_bytes"]
+    assert 8e9 * 12 > H100.memory_bytes > held  # its moments alone are more than a rank has
+    refused = planned("--ranks", "1", *words, *sets("memory.offload=none"), code=2)
+    assert "no layout" in refused.args[0] or "memory" in refused.args[0]
+    assert "offload" not in planned("--ranks", "8", *words)
 
 
 def test_less_memory_is_kept():

@@ -24,7 +24,7 @@ class StepLayout(NamedTuple):
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
     "allgather", every token to all ranks.
     regathers: a backward gathers the input of tp's products again instead of keeping it whole,
-    where it can.
+    where it can. context: of cp, as parallel.context. gather: of ZeRO-3's weights, as parallel.gather.
     again: share of products that selective recomputation runs again. core_again: it runs attention
     proper again though no scores are kept.
     ends_count: embedding and head are counted as a layer each when stages are divided.
@@ -59,6 +59,8 @@ class StepLayout(NamedTuple):
     regathers: bool = True
     segments: int = 1
     reduce: str = "auto"
+    context: str = "zigzag"
+    gather: str = "auto"
 
     @property
     def sums_each(self) -> bool:
@@ -123,7 +125,10 @@ class StepLayout(NamedTuple):
         words = [f"dp {self.dp}", *(f"{name} {size}" for name, size in axes if size > 1)]
         words += [f"chunks {self.chunks}"] * (self.chunks > 1)
         words += [self.schedule] * (self.pp > 1)
+        words += [f"context {self.context}"] * (self.cp > 1 and self.context != "zigzag")
         words += [f"zero {self.zero}"]
+        words += ["gather step"] * (self.zero == 3 and self.gather == "step")
+        words += ["offload optimizer"] * self.offload
         words += [f"dp_shard {self.sharded}"] * (self.sharded > 0)
         words += [f"micro {self.micro}"]
         words += [f"recompute {self.recompute}"] * (self.recompute != "none")

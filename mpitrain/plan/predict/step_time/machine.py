@@ -91,16 +91,23 @@ class MachineRates(NamedTuple):
     peaks: Mapping[str, float]
 
 
-def as_fast_as(rates: MachineRates, peak: float) -> MachineRates:
+def as_fast_as(machine: MachineFile, peak: float) -> MachineFile:
     """Return a machine whose products have another peak, in FLOP/s; alike all that a rank does by itself."""
-    faster = peak / max(rates.peaks.values())
-    return rates._replace(
-        products={dtype: faster * rate for dtype, rate in rates.products.items()},
-        peaks={dtype: faster * rate for dtype, rate in rates.peaks.items()},
-        attention_forward=faster * rates.attention_forward,
-        attention_backward=faster * rates.attention_backward,
-        memory_bandwidth=faster * rates.memory_bandwidth,
-        launch_s=rates.launch_s / faster,
+    faster = peak / max(figure.peak for figure in machine.products.values())
+    replace = msgspec.structs.replace
+
+    def scaled(figures: Mapping[str, Figure]) -> dict[str, Figure]:
+        return {
+            name: replace(figure, peak=faster * figure.peak, sustained=faster * figure.sustained)
+            for name, figure in figures.items()
+        }
+
+    return replace(
+        machine,
+        products=scaled(machine.products),
+        attention=scaled(machine.attention),
+        memory=scaled(machine.memory),
+        launch_s=machine.launch_s / faster,
     )
 
 

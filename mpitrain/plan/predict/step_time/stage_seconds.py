@@ -180,7 +180,7 @@ def _exposed(
     found = defaultdict[str, float](float)
     for each in sent:
         took = sent_seconds(each, groups, machine)
-        if each.axis == "cp":
+        if each.axis == "cp" and each.operation == "shift":  # others come before attention, and after it
             took = max(took - core, SLOWED * took)
         elif each.axis == "tp":
             took *= 1 - layout.tp_overlap
@@ -202,8 +202,11 @@ def _exposed_regather(
 
 
 def fetches_each(layout: StepLayout) -> bool:
-    """Return whether weights of ZeRO-3 are fetched for each microbatch: not where a pipeline keeps them."""
-    return layout.zero == 3 and layout.pp == 1
+    """Return whether weights of ZeRO-3 are fetched for each microbatch.
+
+    Not where a pipeline keeps them, or parallel.gather = "step".
+    """
+    return layout.zero == 3 and layout.pp == 1 and layout.gather != "step"
 
 
 def _with_fetches(

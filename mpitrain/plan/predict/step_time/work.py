@@ -136,9 +136,20 @@ def _volumes(traffic: Traffic) -> tuple[tuple[MessageVolume, ...], tuple[Message
 def _context(
     shape: ModelShape, layout: StepLayout, n: int, kv_heads: int
 ) -> tuple[tuple[MessageVolume, ...], tuple[MessageVolume, ...]]:
-    """Return what a ring of cp shifts: keys and values of the others, and in the backward their gradients."""
+    """Return what cp sends, forward and backward, as plan/declared/traffic.py has it by kind.
+
+    A ring shifts keys and values of the others, and in the backward their gradients.
+    """
     if layout.cp == 1:
         return (), ()
+    if layout.context == "ulysses":
+        heads, spread = shape.heads // layout.tp, max(kv_heads, layout.cp)
+        row = shape.head_width * n * ITEM
+        sent = tuple(MessageVolume("all_to_all", "cp", count * row) for count in (heads + 2 * spread, heads))
+        return sent, sent
+    if layout.context == "gather":
+        whole = 2 * kv_heads * shape.head_width * n * layout.cp * ITEM
+        return (MessageVolume("all_gather", "cp", whole),), (MessageVolume("reduce_scatter", "cp", whole),)
     hop = 2 * kv_heads * shape.head_width * n * ITEM
     hops = layout.cp - 1
     return (MessageVolume("shift", "cp", hops * hop),), (MessageVolume("shift", "cp", 2 * hops * hop),)

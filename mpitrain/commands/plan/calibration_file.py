@@ -1,0 +1,138 @@
+"""The machine's file that `mpitrain run --calibrate` writes: whose it may be, and what it was before.
+
+Comments on top say each earlier value with the day it was replaced, the newest last. Other comments
+that have a line of their own are kept there, too.
+"""
+
+import os
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import tomli_w
+
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import read_text, replacing, shown
+from mpitrain.plan.predict.step_time.machine import MOST_BYTES, Figure, MachineFile
+
+CALIBRATED = "; calibrated"  # behind the source that a figure had before
+MOST_COMMENTS = 200  # lines that are kept, the newest
+
+
+class LoggedChange(NamedTuple):
+    """A machine before it was calibrated, when that was, and by which run."""
+
+    before: MachineFile
+    day: date
+    run: str
+
+
+class CalibrationFile(NamedTuple):
+    """A file that a run may write at its end."""
+
+    path: str
+    exists: bool
+
+    @staticmethod
+    def require(path: str, machine: str) -> "CalibrationFile":
+        """Return the file; machine: run.machine. Raises ConfigError for one that a run must not write."""
+        name = f"--calibrate {shown(path)}"
+        if not path.endswith(".toml"):
+            raise ConfigError(f"{name}: found another name; needed one that ends with .toml")
+        file = Path(path)
+        try:
+            found = file.stat() if file.exists() else None
+            folder = file.resolve().parent
+            is_there, may_write = folder.is_dir(), os.access(folder, os.W_OK)
+            same = found is not None and machine.endswith(".toml") and file.samefile(machine)
+        except OSError as error:
+            raise ConfigError(f"{name}: {error.strerror}; give another file") from None
+        if found is None:
+            if not is_there or not may_write:
+                raise ConfigError(f"{name}: its folder can't be written; give a file in one that can")
+            return CalibrationFile(path, False)
+        if not file.is_file() or found.st_uid != os.geteuid():
+            raise ConfigError(f"{name}: found no file of your own; give another name")
+        if not found.st_mode & 0o200 or not may_write:
+            raise ConfigError(f"{name}: found a file that is read-only; make it writable, or give another")
+        if not same:
+            raise ConfigError(
+                f"{name}: the file is there, and doesn't predict this run; set run.machine to it, or "
+                "give a new name"
+            )
+        return CalibrationFile(path, True)
+
+    @property
+    def shown(self) -> str:
+        return shown(self.path)
+
+    def write(self, machine: MachineFile, change: LoggedChange) -> str:
+        """Write the machine in one piece; return what went wrong, "" for nothing."""
+        old = _values(change.before)
+        changed = {key: value for key, value in _values(machine).items() if value != old[key]}
+        log = [
+            f"# {change.day.isoformat()}, {change.run}: {key} was {old[key]:.6g}{_source(change.before, key)}"
+            for key in changed
+        ]
+        machine = _sourced(machine, changed, f"{CALIBRATED} {change.day.isoformat()}, {change.run}")
+        if not self.exists:
+            machine = msgspec.structs.replace(machine, name=f"{machine.name}, calibrated", aliases=[])
+        try:
+            comments = [*self._comments(), *log][-MOST_COMMENTS:]
+            text = "\n".join([*comments, tomli_w.dumps(msgspec.to_builtins(machine))])
+            with replacing(Path(self.path)) as file:
+                file.write(text.encode())
+        except OSError as error:
+            return f"{self.shown} wasn't written: {error.strerror}"
+        return ""
+
+    def _comments(self) -> list[str]:
+        if not self.exists:
+            return []
+        lines = read_text(self.path, MOST_BYTES).splitlines()
+        return [line for line in lines if line.startswith("#")]
+
+
+def _figures(machine: MachineFile) -> Iterator[tuple[str, Figure]]:
+    for table in ("products", "attention", "memory"):
+        for key, figure in getattr(machine, table).items():
+            yield f"{table}.{key}", figure
+    yield "links.inside", machine.links.inside
+    yield "links.between", machine.links.between
+
+
+def _values(machine: MachineFile) -> dict[str, float]:
+    """Return what a run can calibrate, by its key."""
+    found = {f"{key}.sustained": figure.sustained for key, figure in _figures(machine)}
+    found["launch_s"] = machine.launch_s
+    found["links.inside_latency_s"] = machine.links.inside_latency_s
+    found["links.between_latency_s"] = machine.links.between_latency_s
+    return found
+
+
+def _source(machine: MachineFile, key: str) -> str:
+    """Return who said a value, in brackets, if the file says so."""
+    figure = dict(_figures(machine)).get(key.removesuffix(".sustained"))
+    return f" ({shown(figure.sustained_source)})" if figure else ""
+
+
+def _sourced(machine: MachineFile, changed: dict[str, float], source: str) -> MachineFile:
+    """Return the machine whose changed figures say where they come from."""
+    replace = msgspec.structs.replace
+
+    def of(key: str, figure: Figure) -> Figure:
+        is_changed = f"{key}.sustained" in changed
+        before = figure.sustained_source.partition(CALIBRATED)[0]
+        return replace(figure, sustained_source=before + source) if is_changed else figure
+
+    tables = {
+        table: {key: of(f"{table}.{key}", figure) for key, figure in getattr(machine, table).items()}
+        for table in ("products", "attention", "memory")
+    }
+    links = machine.links
+    links = replace(
+        links, inside=of("links.inside", links.inside), between=of("links.between", links.between)
+    )
+    return replace(machine, **tables, links=links)

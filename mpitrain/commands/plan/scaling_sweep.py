@@ -1,0 +1,237 @@
+"""`mpitrain sweep --scaling`: the first 1, 2, 4, ... ranks of a job take steps, the others wait.
+
+strong      the same batch on each number of ranks
+weak        batch.global is of the smallest number, and grows with the ranks
+efficiency  tokens/s of a rank over those of a rank on the smallest number, of the same layout
+waiting     of a step, where nothing hides messages: as measured, of the rank that waited least; as
+            predicted, exposed messages and the schedule's bubble
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mpitrain.cluster.guard import Guard
+from mpitrain.comm.base.first_ranks import on_first_ranks
+from mpitrain.comm.base.world import World, connect
+from mpitrain.commands.plan.measured_steps import MeasuredStep, measured_step
+from mpitrain.commands.plan.of_config import layout_of
+from mpitrain.commands.plan.scaled_step import ScaledStep
+from mpitrain.commands.plan.sweep_request import (
+    THERE_ARE,
+    SweepRequest,
+    number,
+    plan_on,
+    predicted_step,
+    write_rows,
+)
+from mpitrain.commands.schedule.command import write
+from mpitrain.errors import DONE, ConfigError, InputError
+from mpitrain.inputs import shown
+from mpitrain.plan.declared.formatting import aligned
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.step_time.machine import MachineRates
+
+MOST_NUMBERS = 64
+
+
+class ToScale(NamedTuple):
+    """A layout as it was typed, "" for the default, and its plan on a number of ranks."""
+
+    typed: str
+    ranks: int
+    plan: Plan
+
+
+def sweep_ranks(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
+    """Have the first ranks of each number take steps, and print all. Collective over all ranks.
+
+    Raises InputError, alike on all ranks, before the first step if a number can't have a layout.
+    """
+    world = connect(guard.place, may_be_alone=True)
+    guard.join(world)
+    plans, rates = world.on_every_rank("planning each number of ranks", lambda: _read(asked, world))
+    world.require_same({"the layouts": repr([(each.typed, each.ranks) for each in plans])})
+    rows: list[ScaledStep] = []
+    for each in plans:
+        guard.leave_if_asked(world)
+        found = _measured(each, world, guard, asked.steps)
+        rows.append(_row(each, found, rates, rows))
+    if world.rank == 0:
+        say(_as_json(rows, asked, world) if asked.json else _as_text(rows, asked, world))
+    world.on_first_rank("writing files", lambda: _write(asked, rows))
+    return DONE
+
+
+def _measured(each: ToScale, world: World, guard: Guard, steps: int) -> MeasuredStep:
+    """Have the first ranks take steps; the others sleep. Collective over all ranks."""
+
+    def take_steps(part: World, sign_of_life: Callable[[], None]) -> MeasuredStep:
+        return measured_step(each.plan, part, guard, steps, sign_of_life)
+
+    return on_first_ranks(world, each.ranks, f"steps on the first {each.ranks} ranks", take_steps)
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+def _read(asked: SweepRequest, world: World) -> tuple[list[ToScale], MachineRates]:
+    """Return the plans to be measured, and the machine. Raises InputError."""
+    asked.require_files()
+    over = _numbers(asked.over, world.size)
+    layouts = asked.read_layouts() or [""]
+    rates = asked.rates()
+    plans = [each for layout in layouts for each in _plans_of(asked, layout, over, world)]
+    return plans, rates
+
+
+def _numbers(typed: str | None, size: int) -> list[int]:
+    """Return numbers of ranks, the smallest first. Raises ConfigError for what can't be one."""
+    if typed is None:
+        powers = [2**power for power in range(size.bit_length())]
+        return powers if powers[-1] == size else [*powers, size]
+    words = [word.strip() for word in typed.split(",")]
+    digits = [word for word in words if word.isascii() and word.isdecimal()]
+    good = [word for word in digits if 1 <= int(word[:9]) <= size]
+    bad = [word for word in words if word not in good]
+    if bad or len(words) > MOST_NUMBERS or len(set(map(int, good))) < len(words):
+        why = f"found {shown(bad[0]) or 'no number'}" if bad else "found one twice, or too many"
+        raise ConfigError(
+            f"--over {shown(typed)}: {why}; needed numbers from 1 to {size}, the started ranks, "
+            f"such as {','.join(map(str, _numbers(None, size)))}"
+        )
+    return sorted(map(int, good))
+
+
+def _plans_of(asked: SweepRequest, layout: str, over: Sequence[int], world: World) -> list[ToScale]:
+    """Return the plans of a layout; an open batch is what one of the numbers of ranks takes.
+
+    With strong scaling that is the largest number, whose ranks all need sequences.
+    """
+    open_batch = asked.config_of(layout).batch.global_ == 0
+    reference = over[-1] if asked.scaling == "strong" and open_batch else over[0]
+    batch = _plan(asked, layout, reference, 0, world).config.batch.global_
+    plans = []
+    for ranks in over:
+        scaled = batch * ranks if asked.scaling == "weak" else batch * over[0]
+        if scaled % over[0]:
+            raise ConfigError(
+                f"--scaling weak: batch.global = {batch} on {over[0]} ranks is no whole number of "
+                f"sequences on {ranks}; needed a multiple of {over[0]}"
+            )
+        plans.append(ToScale(layout, ranks, _plan(asked, layout, ranks, scaled // over[0], world)))
+    return plans
+
+
+def _plan(asked: SweepRequest, layout: str, ranks: int, batch: int, world: World) -> Plan:
+    """Return the plan on the first ranks, which fill nodes in order. Raises InputError."""
+    per_node = world.node_ranks
+    nodes = -(-ranks // per_node) if per_node else world.num_nodes
+    even = per_node and (ranks % per_node == 0 or ranks < per_node)
+    node_ranks = min(ranks, per_node) if even else 0
+    try:
+        return plan_on(asked.config_of(layout), ranks, nodes, node_ranks, batch, THERE_ARE)
+    except InputError as error:
+        where = f"on {ranks} ranks" + (f", {layout}" if layout else "")
+        raise type(error)(f"{where}: {error.args[0]}") from None
+
+
+def _row(
+    each: ToScale,
+    found: MeasuredStep,
+    rates: MachineRates,
+    rows: Sequence[ScaledStep],
+) -> ScaledStep:
+    """Return a row. rows: those before it; the first of the same layout has efficiency 1."""
+    config = each.plan.config
+    tokens = config.batch.global_ * config.data.sequence
+    predicted = predicted_step(each.plan, rates)
+    speed = tokens / found.seconds
+    predicted_speed = tokens / predicted.seconds if predicted else None
+    first = next((row for row in rows if row.typed == each.typed), None)
+    return ScaledStep(
+        each.typed,
+        each.ranks,
+        layout_of(config, rates).describe(),
+        config.batch.global_,
+        found.seconds,
+        predicted and predicted.seconds,
+        speed,
+        predicted_speed,
+        _efficiency(speed, each.ranks, first and first.tokens_per_s, first) or 1.0,
+        _efficiency(predicted_speed, each.ranks, first and first.predicted_tokens_per_s, first),
+        found.waiting_s,
+        predicted and predicted.bubble + predicted.sent,
+    )
+
+
+def _efficiency(
+    speed: float | None, ranks: int, speed_of_first: float | None, first: ScaledStep | None
+) -> float | None:
+    """Return tokens/s of a rank over those of the first row; 1 of that row itself."""
+    if first is None:
+        return None if speed is None else 1.0
+    if speed is None or speed_of_first is None:
+        return None
+    return (speed / ranks) / (speed_of_first / first.ranks)
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def _as_text(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> str:
+    table = [
+        (
+            "ranks", "batch", "measured s", "predicted s", "tokens/s", "predicted", "efficiency",
+            "predicted", "waiting ms", "predicted", "layout",
+        )
+    ]  # fmt: skip
+    for row in rows:
+        table.append(
+            (
+                str(row.ranks), str(row.batch), number(row.measured_s), number(row.predicted_s),
+                f"{row.tokens_per_s:,.0f}", _rounded(row.predicted_tokens_per_s),
+                f"{row.efficiency:.2f}", _share(row.predicted_efficiency), f"{1e3 * row.waiting_s:,.1f}",
+                _milliseconds(row.predicted_waiting_s), row.layout,
+            )
+        )  # fmt: skip
+    title = (
+        f"{asked.scaling} scaling over the first ranks of {world.size}; a step is the median of "
+        f"{asked.steps}, predicted by the figures of {asked.machine}; waiting is for messages that nothing "
+        "hides, and for the pipeline:"
+    )
+    return "\n".join([title, aligned(table)])
+
+
+def _rounded(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{1e3 * value:,.1f}"
+
+
+def _as_json(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> str:
+    tree: dict[str, Any] = {
+        "ranks": world.size, "scaling": asked.scaling, "machine": asked.machine,
+        "steps": asked.steps,
+    }  # fmt: skip
+    return json.dumps({**tree, "rows": [row._asdict() for row in rows]}, indent=1, allow_nan=False)
+
+
+def _write(asked: SweepRequest, rows: Sequence[ScaledStep]) -> None:
+    """Write the CSV and the picture, where they are asked for. Raises ConfigError."""
+    write_rows(asked.out, ScaledStep._fields, [row._asdict() for row in rows])
+    if asked.svg is None:
+        return
+    from mpitrain.commands.plan.sweep_picture import scaling_curves
+
+    curves: Mapping[str, list[ScaledStep]] = {
+        typed: [row for row in rows if row.typed == typed]
+        for typed in dict.fromkeys(row.typed for row in rows)
+    }
+    write("--svg", asked.svg, scaling_curves(curves, asked.scaling or ""))

@@ -1,0 +1,131 @@
+"""Pictures of `mpitrain sweep`: scaling as curves, layouts that differ in two keys as a heat map.
+
+Only pictures import this, and with it matplotlib. Colours are those of schedules' pictures, which
+colour-blind readers tell apart; what is measured is drawn through, what is predicted dashed.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from mpitrain.commands.plan.scaled_step import ScaledStep
+from mpitrain.commands.schedule.cells import COLOURS
+
+SMALL = 8.0  # points
+GREY = "#808080"
+GRID = {"color": "#E4E4E4", "linewidth": 0.6}
+Cells = Mapping[tuple[str, str], float | None]
+
+
+def scaling_curves(curves: Mapping[str, Sequence[ScaledStep]], scaling: str) -> bytes:
+    """Return tokens/s and efficiency over ranks as an .svg file. curves: rows by layout."""
+    figure = Figure(figsize=(10, 4.2), facecolor="white", layout="constrained")
+    speed, efficiency = figure.subplots(1, 2)
+    entries = []
+    for (typed, rows), colour in zip(curves.items(), cycle(COLOURS.values())):
+        ranks = [row.ranks for row in rows]
+        _curve(speed, ranks, [row.tokens_per_s for row in rows], colour, True)
+        _curve(speed, ranks, [row.predicted_tokens_per_s for row in rows], colour, False)
+        _curve(efficiency, ranks, [row.efficiency for row in rows], colour, True)
+        _curve(efficiency, ranks, [row.predicted_efficiency for row in rows], colour, False)
+        entries.append(Line2D([], [], color=colour, label=typed or "the default layout"))
+    every = sorted({row.ranks for rows in curves.values() for row in rows})
+    first = next(iter(curves.values()))[0]
+    ideal = [first.tokens_per_s * ranks / first.ranks for ranks in every]
+    speed.plot(every, ideal, color=GREY, linewidth=0.8, linestyle=":")
+    efficiency.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":")
+    speed.set(xscale="log", yscale="log")
+    efficiency.set(xscale="log")
+    efficiency.set_ylim(bottom=0)
+    _finish(speed, every, "tokens/s")
+    _finish(efficiency, every, "efficiency: tokens/s of a rank, over the smallest number's")
+    speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    speed.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    entries += [
+        Line2D([], [], color="black", marker="o", markersize=4, label="measured"),
+        Line2D([], [], color="black", linestyle="--", label="predicted"),
+        Line2D([], [], color=GREY, linewidth=0.8, linestyle=":", label="ideal"),
+    ]
+    figure.suptitle(f"{scaling} scaling", fontsize=13, fontweight="bold", x=0.01, ha="left")
+    figure.legend(handles=entries, loc="outside lower left", ncols=4, fontsize=SMALL, frameon=False)
+    return _rendered(figure)
+
+
+def _curve(
+    axes: Axes, ranks: Sequence[int], values: Sequence[float | None], colour: str, measured: bool
+) -> None:
+    """Draw what is known of a curve."""
+    known = [(x, y) for x, y in zip(ranks, values) if y is not None]
+    style = {"marker": "o", "markersize": 4} if measured else {"linestyle": "--"}
+    if known:
+        axes.plot(*zip(*known), color=colour, linewidth=1.4, **style)
+
+
+def _finish(axes: Axes, ranks: Sequence[int], title: str) -> None:
+    axes.set_title(title, fontsize=SMALL, loc="left")
+    axes.set_xlabel("ranks", fontsize=SMALL)
+    axes.set_xticks(ranks, [str(each) for each in ranks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.tick_params(which="both", labelsize=SMALL, length=0)
+    axes.grid(**GRID)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def heat_map(keys: tuple[str, str], measured: Cells, predicted: Cells, title: str) -> bytes:
+    """Return tokens/s of layouts by the values of two keys as an .svg file, measured and predicted.
+
+    A cell that is None was refused, or isn't predicted; one that isn't there wasn't asked for.
+    """
+    across = _values([column for _, column in measured])
+    down = _values([row for row, _ in measured])
+    width, height = max(7.0, 2 * (1.6 + 0.9 * len(across))), 1.7 + 0.55 * len(down)
+    figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
+    known = [value for value in (*measured.values(), *predicted.values()) if value is not None]
+    most = max(known, default=1.0)
+    names = ("measured (-: can't run)", "predicted")
+    for axes, cells, name in zip(figure.subplots(1, 2), (measured, predicted), names):
+        grid = [[cells.get((row, column)) or float("nan") for column in across] for row in down]
+        axes.imshow(grid, cmap="cividis", vmin=0, vmax=most, aspect="auto")
+        for y, row in enumerate(down):
+            for x, column in enumerate(across):
+                _label(axes, x, y, cells, (row, column), most)
+        axes.set_xticks(range(len(across)), across, fontsize=SMALL)
+        axes.set_yticks(range(len(down)), down, fontsize=SMALL)
+        axes.set_xlabel(keys[1], fontsize=SMALL)
+        axes.set_ylabel(keys[0], fontsize=SMALL)
+        axes.set_title(name, fontsize=SMALL, loc="left")
+        axes.tick_params(length=0)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+    figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+    return _rendered(figure)
+
+
+def _values(found: Sequence[str]) -> list[str]:
+    """Return the values of a key, numbers by size."""
+    numbers = {text for text in found if text.isascii() and text.isdecimal()}
+    return [*sorted(numbers, key=int), *sorted(set(found) - numbers)]
+
+
+def _label(axes: Axes, x: int, y: int, cells: Cells, at: tuple[str, str], most: float) -> None:
+    """Write a cell's number, or why it has none."""
+    value = cells.get(at)
+    text = f"{value:,.0f}" if value is not None else ("-" if at in cells else "")
+    dark = value is not None and value < 0.55 * most
+    colour = "white" if dark else "black"
+    axes.text(x, y, text, ha="center", va="center", fontsize=SMALL, color=colour)
+
+
+def _rendered(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    with rc_context({"svg.hashsalt": "mpitrain", "svg.fonttype": "none"}):
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return content.getvalue()

@@ -1,0 +1,152 @@
+"""What `mpitrain sweep` is asked for: layouts, the machine that predicts, and files to be written.
+
+A layout is words as behind --set, `parallel.pp=2 pipeline.schedule=zbv`; a file has one a line.
+"""
+
+import csv
+import io
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mpitrain import config as settings
+from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
+from mpitrain.commands.schedule.command import require_file, require_plotting
+from mpitrain.config import Config
+from mpitrain.data.tokenizer import tokenizer_of
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import read_text, replacing, shown
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.node_memory import require_memory
+from mpitrain.plan.predict.step_time.layout import require_possible
+from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
+from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
+from mpitrain.plan.settings.resolve import resolve
+from mpitrain.training.prepare import beginning
+
+MOST_BYTES = 1 << 18  # of a file of layouts
+MOST_LAYOUTS = 1_000
+
+
+class SweepRequest(NamedTuple):
+    """What was asked.
+
+    layouts: as they were typed. file: of more of them. scaling: strong or weak; None: none.
+    over: numbers of ranks, as typed. out, svg: a CSV and a picture to be written.
+    """
+
+    config: str | None
+    overrides: tuple[str, ...]
+    layouts: tuple[str, ...] = ()
+    file: str | None = None
+    scaling: str | None = None
+    over: str | None = None
+    machine: str = "laptop"
+    steps: int = 5
+    out: str | None = None
+    svg: str | None = None
+    json: bool = False
+
+    def require_files(self) -> None:
+        """Raise ConfigError for a picture that can't be drawn, before anything is measured."""
+        if self.svg is not None:
+            require_file("--svg", self.svg, (".svg",))
+            require_plotting(self.svg, "--svg")
+
+    def rates(self) -> MachineRates:
+        return machine_of(find_machine(self.machine))
+
+    def read_layouts(self) -> list[str]:
+        """Return all layouts, proved to be words. Raises ConfigError if there are too many."""
+        layouts = [each.strip() for each in self.layouts]
+        if self.file is not None:
+            layouts += _lines_of(self.file)
+        if len(layouts) > MOST_LAYOUTS:
+            raise ConfigError(f"found {len(layouts):,} layouts, needed at most {MOST_LAYOUTS:,}")
+        for layout in layouts:
+            self.config_of(layout)  # what is misspelt is no row
+        return layouts
+
+    def config_of(self, layout: str) -> Config:
+        """Return the configuration with a layout in it: what that leaves open is the default."""
+        return settings.load(self.config, (*self.overrides, *words_of(layout)))
+
+
+def _lines_of(path: str) -> list[str]:
+    try:
+        text = read_text(path, MOST_BYTES)
+    except OSError as error:
+        raise ConfigError(f"--layouts {shown(path)}: {error.strerror}; give a text file") from None
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def words_of(layout: str) -> list[str]:
+    """Return a layout as overrides. Raises ConfigError for a quote without its end."""
+    try:
+        return shlex.split(layout)
+    except ValueError as error:
+        raise ConfigError(f"layout {shown(layout)}: {error}; quote as in a shell") from None
+
+
+STARTED, THERE_ARE = "mpirun started", "there are"  # how a message counts ranks
+
+
+def plan_on(
+    config: Config,
+    ranks: int,
+    nodes: int,
+    node_ranks: int,
+    batch: int = 0,
+    counted: str = STARTED,
+) -> Plan:
+    """Return the plan of a run. batch: its sequences; 0: as the configuration says.
+
+    Raises InputError for what can't run.
+    """
+    config, _ = beginning(config)
+    if batch:
+        replace = msgspec.structs.replace
+        config = replace(config, batch=replace(config.batch, global_=batch))
+    tokenizer = tokenizer_of(config.data)
+    machine = ranks, tokenizer.vocab, nodes, node_ranks
+    plan = plan_of(resolve(config, *machine, counted, tokenizer.needed))
+    require_memory(plan)
+    plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
+    return plan
+
+
+def predicted_step(plan: Plan, rates: MachineRates) -> Prediction | None:
+    """Return a step by prediction, None for what formulas don't have."""
+    shape, layout = shape_of_resolved(plan.config), layout_of(plan.config, rates)
+    with suppress(ConfigError):
+        require_possible(layout, shape)
+        if is_defined(layout):
+            return predict_step(shape, layout, rates)
+    return None
+
+
+def write_rows(path: str | None, fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as CSV, if a file is asked for. Raises ConfigError if it can't be written."""
+    if path is None:
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    try:
+        with replacing(Path(path)) as file:
+            file.write(text.getvalue().encode())
+    except OSError as error:
+        raise ConfigError(
+            f"--out {shown(path)}: {error.strerror}; give a file in a folder that is there"
+        ) from None
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
