@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 from launch import MPITRAIN, finished
-from test_generate import make_run
+from sampled import make_run
 
 from mpitrain.commands.generate import SamplingRequest, TextSampler, sample
 from mpitrain.commands.sampling import SamplingRules
