@@ -19,8 +19,9 @@ import pytest
 
 EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"  # take every layout, not the few that tell most
 EVERY_SIZE = os.environ.get("MPITRAIN_SIZES") == "all"  # of a schedule
+WITH_LONG = os.environ.get("MPITRAIN_LONG") == "1"
 LONG = pytest.mark.skipif(
-    os.environ.get("MPITRAIN_LONG") != "1",
+    not WITH_LONG,
     reason="MPITRAIN_LONG=1 runs what takes seconds and has a shorter test of its kind",
 )
 ROOT = Path(__file__).parent

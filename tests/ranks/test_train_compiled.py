@@ -3,7 +3,7 @@ the schedule or the mode.
 """
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, LONG, agree
 from training import alone, resolved, same, train, trained
 
 pytestmark = [pytest.mark.mpi, pytest.mark.sizes(1, 2)]
@@ -38,7 +38,12 @@ def off(found, expected):
 
 
 @pytest.mark.parametrize(
-    "compute", [compute for compute in BUDGET if EVERY or compute not in ("fp64", "fp16")]
+    "compute",
+    [
+        compute if compute == "fp32" else pytest.param(compute, marks=LONG)
+        for compute in BUDGET
+        if EVERY or compute not in ("fp64", "fp16")
+    ],
 )
 def test_it_trains_as_without(world, compute):
     if world.size > 1:
@@ -51,6 +56,7 @@ def test_it_trains_as_without(world, compute):
     )
 
 
+@LONG
 @pytest.mark.parametrize("family", FAMILIES if EVERY else FAMILIES[1:])
 def test_other_families_train_as_without(world, family):
     if world.size > 1:
@@ -63,13 +69,15 @@ def test_other_families_train_as_without(world, family):
     )
 
 
-@pytest.mark.parametrize(("compute", "settings"), SAME)
+@pytest.mark.parametrize(
+    ("compute", "settings"), [pytest.param(*case, marks=LONG) if "bf16" in case else case for case in SAME]
+)
 def test_bits_are_those_of_one_rank(world, compute, settings):
     found = trained(world, ON, f"precision.compute={compute}", *settings.split())
     agree(world, same(found, alone(world, ON, f"precision.compute={compute}")), f"{found[0]}")
 
 
-@pytest.mark.parametrize("settings", SHARDS)
+@pytest.mark.parametrize("settings", [SHARDS[0], *(pytest.param(each, marks=LONG) for each in SHARDS[1:])])
 def test_bits_are_those_of_whole_state(world, settings):
     layout = ON, "parallel.dp=2", "precision.compute=bf16"
     expected = trained(world, *layout, "parallel.zero=0")
@@ -77,6 +85,7 @@ def test_bits_are_those_of_whole_state(world, settings):
     agree(world, same(found, expected), f"{found[0]}")
 
 
+@LONG
 @pytest.mark.parametrize("settings", OTHERS)
 def test_other_layouts_train_as_without(world, settings):
     found, expected = (trained(world, *settings.split(), "model.kv_heads=2", *more) for more in ((ON,), ()))

@@ -1,7 +1,7 @@
 """What `mpitrain memory` predicts is what a rank allocates."""
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, WITH_LONG, agree
 from training import of_tensors, one_step
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.few_ranks]
@@ -101,7 +101,7 @@ HELD = {
         "parallel.tp=2 parallel.async_tp=true memory.offload=activations",
         "parallel.cp=2 parallel.context=ulysses memory.recompute=selective memory.offload=activations",
         "parallel.pp=2 precision.compute=bf16",
-        "parallel.pp=2 precision.compute=bf16 run.compile=true",
+        *["parallel.pp=2 precision.compute=bf16 run.compile=true"] * WITH_LONG,
         "parallel.pp=2 pipeline.schedule=zb-h1 model.mtp=2",
         "parallel.pp=2 precision.compute=fp16",
         "parallel.pp=2 precision.compute=fp8 pipeline.schedule=zb-h1",
