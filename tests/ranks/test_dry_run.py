@@ -336,6 +336,7 @@ PLANTS = [
 ]
 
 
+@LONG
 @pytest.mark.parametrize(("planted", "message"), PLANTS if EVERY else PLANTS[:1])
 def test_one_message_of_another_size_is_named_and_ends_the_job(tmp_path, planted, message):
     (tmp_path / "planted.py").write_text(PLANTED)

@@ -5,6 +5,7 @@ What it says, that nobody's limit is too short for it, and what it refuses.
 
 import json
 
+from conftest import LONG
 from launch import MPITRAIN, mpirun, options, slowness
 
 SMALL = {
@@ -14,6 +15,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@LONG
 def test_it_says_so_and_no_step_has_to_wait_for_a_compiler(tmp_path):
     """A limit of a second of an idle machine is less than compiling takes.
 

@@ -39,6 +39,7 @@ def run(num_ranks, run_dir, text, **changes):
     return done
 
 
+@LONG
 def test_same_bits_with_the_experts_on_as_many_ranks(tmp_path, text, whole):
     pipelined = dict(
         parallel_pp=2,

@@ -2,6 +2,7 @@
 that somebody else wrote such a name loads nothing.
 """
 
+from conftest import LONG
 from folders import SUPPORT
 import os
 import re
@@ -38,6 +39,7 @@ def test_it_goes_on_and_is_sampled_from_by_the_commands_that_it_prints(tmp_path)
     assert longer.returncode == 0 and "going on after step 4" in longer.output, tail(longer.output)
 
 
+@LONG
 def test_in_a_strangers_run_directory_no_name_is_loaded(tmp_path):
     """The module would leave a file behind."""
     given = tiny("runs/own", write_text(tmp_path / "text.txt"), run_steps=1, run_eval_every=0)

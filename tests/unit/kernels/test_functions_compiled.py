@@ -123,7 +123,8 @@ def called(given, name, arguments):
     return found if isinstance(found, tuple) else (found,)
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=LONG) for kind in KINDS[1:])], ids=str)
+@LONG
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_all_forms_are_plain_torch_in_fp64_but_for_rounding(fused, kind):
     seen = set()
     forms = ("as it is", EAGER), ("on a device", ON_A_DEVICE), ("compiled", fused)
