@@ -12,6 +12,7 @@ import pkgutil
 import re
 import shutil
 import sys
+from functools import cache
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -88,13 +89,20 @@ WITHIN = {
 
 def imported_names(path: Path) -> list[str]:
     """Return the dotted name of every import in a file; none is relative."""
-    names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    names = names_in(path.read_text())
+    assert None not in names, f"{path}: a relative import"
+    return names
+
+
+@cache  # copies of the tree have nearly all texts in common
+def names_in(source: str) -> list[str | None]:
+    """Return the dotted name of every import, None for a relative one."""
+    names: list[str | None] = []
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: a relative import"
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
+            names += [None if node.level else f"{node.module}.{alias.name}" for alias in node.names]
     return names
 
 
@@ -469,23 +477,32 @@ def opened_elsewhere(root: Path) -> Iterator[tuple[str, str, int]]:
     mpitrain/inputs.py.
     """
     for path in sorted(file for top in ("mpitrain", *HEAVY) for file in (root / top).rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        by_name = {
-            ast.unparse(node.targets[0])
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and _is_door(node.value)
-        }
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in OPENS:
-                continue
-            if isinstance(node.func, ast.Name) and node.func.id != "open":  # a function of ours
-                continue
-            called = ast.unparse(node.func)
-            given = node.args[0] if node.args else None
-            if called in NO_FILES or called.endswith(").open") or (given is not None and _is_door(given)):
-                continue
-            if given is None or ast.unparse(given) not in by_name:
-                yield str(path.relative_to(root)), called, node.lineno
+        for called, line in opened_in(path.read_text()):
+            yield str(path.relative_to(root)), called, line
+
+
+@cache
+def opened_in(source: str) -> list[tuple[str, int]]:
+    """Return call and line of whatever opens a file by a path."""
+    tree = ast.parse(source)
+    found = []
+    by_name = {
+        ast.unparse(node.targets[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _is_door(node.value)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in OPENS:
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id != "open":  # a function of ours
+            continue
+        called = ast.unparse(node.func)
+        given = node.args[0] if node.args else None
+        if called in NO_FILES or called.endswith(").open") or (given is not None and _is_door(given)):
+            continue
+        if given is None or ast.unparse(given) not in by_name:
+            found.append((called, node.lineno))
+    return found
 
 
 def _is_door(node: ast.expr) -> bool:
