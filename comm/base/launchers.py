@@ -5,18 +5,20 @@ Standard library only; it starts nothing.
 Children inherit variables: the shell of a batch script, a notebook, a command that a rank runs. So
 a variable alone says nothing.
 
-    launcher                   rank                  ranks                 counts while
-    Open MPI's mpirun, jsrun   OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  its session folder is
-                                                                           there
-    MPICH's mpirun, srun with  PMI_RANK              PMI_SIZE              PMI_FD is a connected
-                                                                           socket,
-    PMI, PALS, Flux                                                        or there is another way
-                                                                           to
-                                                                           the server
-    Flux without PMI  FLUX_TASK_RANK  FLUX_JOB_SIZE         below no flux-broker
-    srun              SLURM_PROCID    SLURM_STEP_NUM_TASKS  SLURM_STEP_ID is of a step
-                                                     SLURM_NTASKS          that srun made
-    another one with PMIx  PMIX_RANK  its session folder is there
+    launcher                         rank                  ranks                 counts while
+    Open MPI's mpirun, jsrun         OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  its session folder
+                                                                                 is there
+    MPICH's mpirun, PALS, Flux,      PMI_RANK              PMI_SIZE              PMI_FD is a
+    srun with PMI                                                                connected socket,
+                                                                                 or there is another
+                                                                                 way to the server
+    Flux without PMI                 FLUX_TASK_RANK        FLUX_JOB_SIZE         below no
+                                                                                 flux-broker
+    srun                             SLURM_PROCID          SLURM_STEP_NUM_TASKS  SLURM_STEP_ID is of
+                                                           or SLURM_NTASKS       a step that srun
+                                                                                 made
+    another one with PMIx            PMIX_RANK                                   its session folder
+                                                                                 is there
 
 sbatch sets SLURM_PROCID=0 and SLURM_NTASKS for its script, too, but no SLURM_STEP_ID, unless it was
 called within another job's step. The shell of salloc is a step with a number of its own. No

@@ -6,9 +6,9 @@ how long a stash is held. The table is built from it in steps:
 
     repeat   the block for every microbatch
     reorder  move the warmup's and the cooldown's actions into free slots before them, if the peak
-             of stashes stays as it is,
-                first with W where it is, then with W in the first free slots
-    squeeze     drop slots that are free for all, keeping every rank's order
+             of stashes stays as it is, first with W where it is, then with W in the first free
+             slots
+    squeeze  drop slots that are free for all, keeping every rank's order
 
 The order doesn't depend on the times of F, I and W; its bubble grows with every microbatch if they
 differ much.

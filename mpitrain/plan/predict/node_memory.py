@@ -59,12 +59,11 @@ def require_gpu_memory(
 ) -> None:
     """Raise ConfigError if what the ranks on one GPU keep at least can't fit into its memory.
 
-    What `mpitrain memory` says of each.
+    What `mpitrain memory` says of each. Activations of experts aren't counted, for these it says
+    the most; nor is what kernels work with, which is measured on CPUs, nor what messages take on
+    the host.
 
-    pipeline_ranks: the coordinate along pp of each rank on it.  Activations of experts aren't
-                                                                 counted, for these it says the
-                                                                 most; nor
-    is what kernels work with, which is measured on CPUs, nor what messages take on the host.
+    pipeline_ranks: the coordinate along pp of each rank on it.
     """
     usages = {rank: predict_rank(plan, rank, on_gpu=True) for rank in set(pipeline_ranks)}
     of_experts = bool(plan.config.experts.count)

@@ -144,8 +144,8 @@ def fastest(
 ) -> tuple[float, torch.dtype, int]:
     """Return the highest rate of products of n x n matrices in FLOP/s, and its type and n.
 
-    multiply(n, dtype): returns what multiplies once.  seconds(work): runs it, and returns how long
-                                                       that took on the device.
+    multiply(n, dtype): returns what multiplies once.
+    seconds(work): runs it, and returns how long that took on the device.
     """
     found = []
     for dtype in dtypes:
