@@ -10,4 +10,5 @@ step.py                a step: the pipeline played by the schedules' simulator, 
                        update
 predicted_timeline.py  the played pipeline, with what is exposed in it
 footprint.py           bytes of a rank by formulas
+advice.py              rules of the field that a layout breaks
 """
