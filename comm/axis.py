@@ -41,8 +41,10 @@ class Axis:
     ranks: of the world, in the order of the axis.
     one_node: they share memory.
     nodes: how they lie on several nodes, if evenly.
-    near, far: then the axes of this rank on its node, and over nodes (comm/transports/levels.py), with
-    accounts of their own.  Construction and free() are collective over the axis.
+    near, far: then the axes of this rank on its node, and over nodes (comm/transports/levels.py),
+    with accounts of their own.
+
+    Construction and free() are collective over the axis.
     """
 
     def __init__(

@@ -88,7 +88,8 @@ def _message_error(what: object, error: MPI.Exception) -> MessageError:
 class Pending:
     """A started operation. It owns its buffers until wait() returns.
 
-    account: of its axis.  expected: what other ranks have to do for it.
+    account: of its axis.
+    expected: what other ranks have to do for it.
     """
 
     def __init__(

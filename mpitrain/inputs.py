@@ -143,7 +143,8 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
 
     Raises OSError for anything else, without waiting for it.
 
-    flags: of os.open(); with O_CREAT it is made if there is none.  own: as folder_of() has it.
+    flags: of os.open(); with O_CREAT it is made if there is none.
+    own: as folder_of() has it.
     """
     with folder_of(path, own) as (folder, name):
         try:

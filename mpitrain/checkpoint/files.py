@@ -157,7 +157,9 @@ def creating(
 ) -> Iterator[tuple[h5py.File, Filler]]:
     """Yield a new HDF5 file, and what fills it; it is on the disk when the block ends.
 
-    each: called with what is done next. Raises OSError.
+    each: called with what is done next.
+
+    Raises OSError.
 
     synced: or else it is only written; a file of a disk that nobody reads after a crash, in a
     directory that may be everybody's: no link that waits there is followed.

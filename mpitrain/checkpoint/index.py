@@ -60,7 +60,9 @@ def write_index(
 ) -> None:
     """Write the index of a step and its seal, both synced.
 
-    meta: what read_meta() takes. Raises OSError, ForeignError.
+    meta: what read_meta() takes.
+
+    Raises OSError, ForeignError.
 
     It is made in memory, since it takes hundreds of small writes.
     """

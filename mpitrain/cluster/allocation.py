@@ -111,8 +111,10 @@ def end_of_allocation(
     May start the scheduler's own command, and waits for it a while.
 
     time_limit: run.time_limit, "" for none.
-    note: is given an end that is left out because it can't be.  An end that is over is another
-    job's, left in the environment of a shell.  Raises ConfigError as end_of_user() does.
+    note: is given an end that is left out because it can't be.
+
+    An end that is over is another job's, left in the environment of a shell.
+    Raises ConfigError as end_of_user() does.
     """
     ends = [end_after(seconds_of(time_limit) - age_s(), "run.time_limit")] if time_limit else []
     for said in _of_scheduler(environment, note):

@@ -80,8 +80,9 @@ def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) 
     """Return what there is to say, on all ranks. Collective over `world`.
 
     device: what this rank computes on.
-    measure: the bandwidth, too.  Raises CheckpointError, alike on all ranks, if `folder` can't hold
-    a checkpoint.
+    measure: the bandwidth, too.
+
+    Raises CheckpointError, alike on all ranks, if `folder` can't hold a checkpoint.
     """
     findings = [
         _ranks(world),

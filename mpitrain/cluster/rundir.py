@@ -113,8 +113,10 @@ class RunDir:
 
         Return the lock's token, and what is to be said of its last holder.
 
-        lost, each: see Lock. Raises CheckpointError, and leaves nothing behind, if the directory
-        can't be used or is in use.
+        lost, each: see Lock.
+
+        Raises CheckpointError, and leaves nothing behind, if the directory can't be used or is in
+        use.
         """
         self._require_usable()
         self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]

@@ -64,7 +64,9 @@ def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
     """Return a @ b, summed in fp32.
 
     a: [M, K].
-    b: [K, N].  M is any number; on a GPU, K and N are multiples of 16.
+    b: [K, N].
+
+    M is any number; on a GPU, K and N are multiples of 16.
     """
     if not a.values.is_cuda:
         product = a.values.float() @ b.values.float()

@@ -29,6 +29,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]
     """Return RMSNorm(x) (arXiv:1910.07467), x with the norm 1, and by what x is multiplied for that.
 
     weight: in the type of x, or wider.
+
     Its statistics are fp32 at least: in fp16 the square of a norm is infinite from an RMS of 6 on
     at a width of 2048.
     """

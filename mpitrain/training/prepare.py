@@ -87,7 +87,8 @@ class Corpora:
 class PreparedRun:
     """A plan that holds, with its run directory, its newest checkpoint and its tokens.
 
-    notes: for the user.  prompt: for a sample of what it trains; on rank 0.
+    notes: for the user.
+    prompt: for a sample of what it trains; on rank 0.
     """
 
     plan: Plan

@@ -191,7 +191,8 @@ def _late(rank: int, chains: Chains) -> list[Action]:
 class _SummedRow:
     """A rank's program without the reductions of buckets that are summed over other axes first.
 
-    complete: where in it each of those is complete.  sent: the place behind its last send.
+    complete: where in it each of those is complete.
+    sent: the place behind its last send.
     """
 
     def __init__(self, program: Sequence[Action], chains: Chains):

@@ -60,7 +60,8 @@ def context_attention(
 
     Raises ConfigError, on all ranks alike, before anything is sent.
 
-    sequence: positions in all.  heads, kv_heads: those that this rank has, so divided by tp.
+    sequence: positions in all.
+    heads, kv_heads: those that this rank has, so divided by tp.
     """
     return ContextAttention(
         axis,
@@ -111,6 +112,7 @@ class ContextAttention:
         q: [B, H, t, C].
         k, v: [B, K, t, C], RoPE applied.
         request: without a mask. The tensors are read until the walk ends.
+
         No autograd: nothing that needs a gradient is recorded.
         """
         self._require(q, self.heads)

@@ -24,9 +24,9 @@ OF_KIND = {"ring": "plain", "zigzag": "zigzag", "gather": "zigzag", "ulysses": "
 
 @dataclass(frozen=True)
 class Tile:
-    """Some queries against some keys, each a slice of what is held; `causal`.
+    """Some queries against some keys, each a slice of what is held.
 
-    The diagonal, where both are the same positions.
+    causal: the tile is on the diagonal: queries and keys have the same positions.
     """
 
     queries: slice

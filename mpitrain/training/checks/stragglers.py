@@ -35,7 +35,8 @@ class Busy(NamedTuple):
     group: ranks that have the same work.
     often, middle: busy for so long in 3 of 4 steps, in 2 of 4.
 
-    work: relative to others.  waits: the ranks it waited for longest, with seconds a step.
+    work: relative to others.
+    waits: the ranks it waited for longest, with seconds a step.
     """
 
     node: str

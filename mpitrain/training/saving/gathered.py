@@ -31,7 +31,8 @@ class Gathered:
     was when it was last taken.
 
     snapshot: what this rank counts; not copied, or else it would be in memory twice.
-    num_bytes: that this rank writes; none but on the first.  own_bytes: what this rank gives.
+    num_bytes: that this rank writes; none but on the first.
+    own_bytes: what this rank gives.
     """
 
     def __init__(self, snapshot: Snapshot, group: Group):
