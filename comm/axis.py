@@ -175,9 +175,8 @@ class Axis:
         return self._tag
 
     def transport(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
-        """Choose the transport module for a buffer.
-
-        By where it lies, by its size, and by what the user asked for.
+        """Choose the transport module for a buffer, by where it lies, its size, and what the user
+        asked for.
 
         pairs: each pair of ranks has a count of its own, so no rank knows the total, and the choice
         can't depend on it: messages.

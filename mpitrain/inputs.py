@@ -317,9 +317,8 @@ def _require_size(size: int, most_bytes: int) -> None:
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a name is one line of a script and of a message.
-
-    Without control characters, and with characters that UTF-8 has.
+    """Return whether a name is one line of a script and of a message: without control characters,
+    all of UTF-8.
     """
     return not any(unicodedata.category(c) in CONTROL for c in text)
 

@@ -253,9 +253,8 @@ def command_of_ranks(
 
 
 def inherited(environment: Mapping[str, str] = os.environ, above: Above | None = None) -> Launch | None:
-    """Return what MPI's launcher said of another process, whose variables this one has though it is no rank.
-
-    None without any.
+    """Return what MPI's launcher said of another process, whose variables this one has though it is
+    no rank; None without any.
     """
     left = [each for each in LAUNCHERS if each.of_mpi and any(name in environment for name in each.variables)]
     return _said(left[0], environment) if left and launch(environment, above) is None else None
@@ -281,9 +280,8 @@ def torchrun(
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what launchers and schedulers have put there.
-
-    For an MPI process that is alone.
+    """Return an environment without what launchers and schedulers have put there, for an MPI
+    process that is alone.
     """
     return {
         name: value
@@ -295,7 +293,7 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without what says that this process is a rank.
 
-    For a launcher, which wants settings and the scheduler's.
+    It is for a launcher, which wants settings and the scheduler's.
     """
     return {name: value for name, value in environment.items() if not OF_RANKS.match(name)}
 

@@ -1,6 +1,6 @@
 """CUDA-aware MPI: may it be handed buffers of a device?
 
-What the library says of itself, what the user says, and a child process that settles doubt.
+The library says so, or the user; a child process settles doubt.
 
     comm.device  the MPI says yes  it says no       it says nothing, or both
     auto         direct            staged           the child tries

@@ -115,7 +115,7 @@ def commit(
 ) -> Path:
     """Make a step of the shards in `tmp`, by one rename, and return its folder.
 
-    For one rank, after all shards are written.
+    One rank calls it, after all shards are written.
 
     meta: what JSON can hold, with the keys of meta.Known. num_shards: how many writers there were;
     without it, a lost shard is noticed only if it held part of an array that others hold too. A
@@ -190,7 +190,7 @@ def _check_alike(writer: int, parts: list[ArrayPart]) -> None:
 def _digest_shared_chunks(tmp: Path, arrays: list[LogicalArray], sizes: Mapping[str, int]) -> None:
     """Digest the chunks that no writer holds whole.
 
-    For runs of whole rows or elements, at most one at each border of two runs.
+    With runs of whole rows or elements there is at most one at each border of two runs.
     """
     shared = (
         (array, chunk)

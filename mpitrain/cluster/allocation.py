@@ -78,7 +78,7 @@ class Allotted(NamedTuple):
 def allotted(end: End | None, margin_s: float) -> Allotted | None:
     """Return the time of a job that begins now.
 
-    Of one that is short at most half is left unused, or it would do nothing at all.
+    At most half of a short one is left unused, or it would do nothing at all.
     """
     return None if end is None else Allotted(end, min(margin_s, max(0.0, end.left_s) / 2))
 

@@ -170,7 +170,7 @@ def _stamps(world: World) -> list[float]:
 def _clocks(hosts: Sequence[str], stamps: Sequence[Sequence[float]]) -> Finding:
     """Compare clocks with rank 0's.
 
-    Of each node the smallest difference, since ranks leave a barrier late and never early.
+    The smallest difference of each node counts, since ranks leave a barrier late and never early.
     """
     apart = defaultdict[str, list[float]](list)
     for host, mine in zip(hosts, stamps):

@@ -139,7 +139,7 @@ class RunDir:
     def require_seen(self, token: str, patience_s: float = 0.0) -> None:
         """Raise CheckpointError unless this rank sees the directory that the first rank has taken.
 
-        Only reads.
+        It only reads.
 
         patience_s: a network file system may remember for some seconds that there was no such file.
         """
@@ -195,7 +195,7 @@ class RunDir:
         """Raise CheckpointError unless the directory, and what a run keeps in it, is writable, or
         can be made.
 
-        Writes nothing.
+        It writes nothing.
         """
         try:
             nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())

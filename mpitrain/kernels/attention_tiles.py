@@ -35,9 +35,8 @@ INFINITY = math.inf
 def attend(
     q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None, request: AttentionRequest = PLAIN
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], fp32 or fp64.
-
-    For a query that sees no key, 0 and -inf.
+    """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], fp32 or fp64; for a query that
+    sees no key, 0 and -inf.
 
     causal: T = S and key s is visible from query s on.
     visible: bool [B, 1, T, S] instead; it includes causality.

@@ -135,9 +135,9 @@ def to_gradients(
     factor_N: Tensor,
     soft_cap: float = 0.0,
 ) -> None:
-    """Make (softmax - one at the target) * factor of logits, in their memory; `here`.
+    """Make (softmax - one at the target) * factor of logits, in their memory.
 
-    Whether a target is among these rows of the table.
+    here: whether a target is among these rows of the table.
     soft_cap: c: these logits are c tanh(logit / c), and the gradient is that of what was capped.
     """
     if not logits_NV.is_cpu:

@@ -73,9 +73,8 @@ class Leaving:
         self._validation_s = max(self._validation_s, took_s)
 
     def end_step(self, save_s: float) -> None:
-        """Note how long the step took, its validation included and its save not.
-
-        And how long the last save took until it was committed.
+        """Note how long the step took, its validation included and its save not, and how long the
+        last save took until it was committed.
         """
         self._steps.append(time.monotonic() - self._began)
         self._longest_save_s = max(self._longest_save_s, save_s)

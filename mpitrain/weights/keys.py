@@ -1,6 +1,6 @@
 """config.json of a Hugging Face folder as keys of ours, and back.
 
-What the fields of a model type mean, its family says (plan/declared/hugging_face.py).
+A family says what the fields of its model types mean (plan/declared/hugging_face.py).
 """
 
 from collections.abc import Mapping

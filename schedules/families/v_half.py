@@ -126,9 +126,8 @@ def _events(ranks: list[Lines]) -> list[tuple[int, int, int, int]]:
 
 
 def _needed(ranks: list[Lines], rank: int, line: int, m: int) -> list[int]:
-    """Return the slots of what an action waits for.
-
-    This leg on the rank before, the leg before, the microbatch before.
+    """Return the slots of what an action waits for: this leg on the rank before, the leg before,
+    the microbatch before.
     """
     slots = [ranks[rank][line][m - 1]] if m else []
     if line in LEGS:
@@ -223,9 +222,8 @@ class _SlotRow:
         return peak
 
     def moves(self, slot: int, earlier: int, limit: int) -> bool:
-        """Move an action if its new slot is free and no more than `limit` stashes are held then.
-
-        Tell whether.
+        """Move an action if its new slot is free and no more than `limit` stashes are held then;
+        return whether.
         """
         if self.lines[earlier] is not None:
             return False

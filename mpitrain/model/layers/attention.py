@@ -54,9 +54,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attention:
-    """depth: layers whose outputs are added to the residual stream.
-
-    Projections back into it start smaller (GPT-2, section 2.3).
+    """depth: layers whose outputs are added to the residual stream; projections back into it start
+    smaller (GPT-2, section 2.3).
 
     rope: of the first features of a head, or of all; None: without positions (arXiv:2305.19466).
     eps: of norms. kind: of all of them.
@@ -245,7 +244,7 @@ def _scores_at_once(sizes: Sizes, heads: int) -> int:
 def seen(sequence: int, window: int = 0) -> float:
     """Return how many positions a query sees on average, a half of its own.
 
-    Of w in a window, those after the first w see all w.
+    In a window of w, those after the first w see all w.
     """
     window = min(window or sequence, sequence)
     return window * (1 - window / (2 * sequence))

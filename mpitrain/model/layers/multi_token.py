@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 def with_further_tokens(model: ModelLayers, num_tokens: int, weight: float) -> ModelLayers:
-    """Return a model whose last layer predicts `num_tokens` further tokens; `weight`.
+    """Return a model whose last layer predicts `num_tokens` further tokens.
 
-    Of their losses' mean.
+    weight: of the mean of their losses.
     """
     first = replace(model.first, tied=True)
     return ModelLayers(

@@ -263,7 +263,7 @@ class Weights:
     def update(self) -> None:
         """Take over what the optimiser did to `master`.
 
-        From host memory the copy is only started, on the stream that computes: what is computed
+        Out of host memory the copy is only started, on the stream that computes: what is computed
         next waits for it, and so does what changes `master` next, for it waits for gradients that
         come after.
         """

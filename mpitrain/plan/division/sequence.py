@@ -67,9 +67,8 @@ class SequencePlacement:
         return [(chunk * self._chunk, (chunk + 1) * self._chunk) for chunk in chunks]
 
     def positions(self, rank: int) -> np.ndarray:
-        """Return the position of everything `rank` holds, [t].
-
-        For RoPE, and to cut tokens, labels, masks and documents.
+        """Return the position of everything `rank` holds, [t], for RoPE, and to cut tokens, labels,
+        masks and documents.
         """
         return np.concatenate([np.arange(begin, end) for begin, end in self.spans(rank)])
 

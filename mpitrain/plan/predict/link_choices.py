@@ -199,9 +199,8 @@ def _fetched(plan: Plan, bucket: HeldBucket) -> Counter[str]:
 
 
 def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
-    """Return what a rank sends for the sum of a bucket's gradient.
-
-    In shards, and of each shard over those that have the same.
+    """Return what a rank sends for the sum of a bucket's gradient: in shards, and of each shard
+    over those that have the same.
     """
     domain = domains_of(plan.config)[bucket.plan.domain]
     layout = bucket.weights.layout

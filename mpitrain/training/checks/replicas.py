@@ -41,7 +41,7 @@ class Odd(NamedTuple):
 def different(actor: Actor, world: World) -> str:
     """Return which copies differ, and where they are; nothing if none do.
 
-    Alike on all ranks; collective over all ranks.
+    What it returns is alike on all ranks; it is collective over all ranks.
 
     Waits for weights that are on their way. Nothing is changed.
     """

@@ -1,6 +1,6 @@
 """Loss spikes: which step is one, and what was done about them so far.
 
-Alike on all ranks, which all know the same losses.
+All ranks find the same: they know the same losses.
 
     median, deviation  of the last `spikes.window` losses that were none; deviation: 1.4826 times
                        the median distance from the median, which is that of a normal distribution,
