@@ -406,7 +406,9 @@ class Guard:
     def leave_if_asked(self, world: World, *kept: str) -> None:
         """Raise StoppedEarly on all ranks if one of them has to leave.
 
-        kept: see there. Collective over all ranks.
+        kept: see there.
+
+        It is collective over all ranks.
         """
         phase = self.place.phase
         if why := world.first_of("whether to leave", self.why_leave()):

@@ -9,8 +9,8 @@ Integers and names only.
 
 The experts axis, M nodes of N neighbours each, is two axes then: experts_far (M ranks) and
 experts_near (N ranks). DeepSeek-V3 does so between InfiniBand and NVLink (arXiv:2412.19437, section
-3.2.2). The result is the same but for the order in which a token's experts are
-added: those of a node first.
+3.2.2). The result is the same but for the order in which a token's experts are added: those of
+a node first.
 """
 
 import json

@@ -22,8 +22,6 @@ def listed(text: str) -> set[str]:
         return set()
     cells = [row[0] for row in rows if row[0].count(" ") == row[0].count(", ")]
     cells += [cell for row in rows for cell in row[1:] if re.fullmatch(NAME, cell)]
-    cells += [row[0].partition(": ")[0] for row in rows]  # decoder: layers as ...; sparse: ...
-    cells += re.findall(rf"; ({NAME}): ", text)
     names = {name for cell in cells if NAMES.fullmatch(cell) for name in cell.split(", ")}
     return {name.removesuffix(".py").removesuffix("/") for name in names}
 
