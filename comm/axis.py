@@ -41,8 +41,10 @@ class Axis:
     ranks: of the world, in the order of the axis.
     one_node: they share memory.
     nodes: how they lie on several nodes, if evenly.
-    near, far: then the axes of this rank on its node, and over nodes (comm/transports/levels.py), with
-    accounts of their own.  Construction and free() are collective over the axis.
+    near, far: then the axes of this rank on its node, and over nodes (comm/transports/levels.py),
+    with accounts of their own.
+
+    Construction and free() are collective over the axis.
     """
 
     def __init__(
@@ -173,9 +175,8 @@ class Axis:
         return self._tag
 
     def transport(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
-        """Choose the transport module for a buffer.
-
-        By where it lies, by its size, and by what the user asked for.
+        """Choose the transport module for a buffer, by where it lies, its size, and what the user
+        asked for.
 
         pairs: each pair of ranks has a count of its own, so no rank knows the total, and the choice
         can't depend on it: messages.

@@ -111,7 +111,8 @@ def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
 def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
     """Start collecting every rank's shard in `out` on all ranks of `axis`; the Pending's result is `out`.
 
-    out: [P].  shard: the elements this rank owns of the P; it may be that very part of `out`.
+    out: [P].
+    shard: the elements this rank owns of the P; it may be that very part of `out`.
     """
     out = flat(out, written=True)
     shard = flat(shard)
@@ -207,7 +208,9 @@ def all_to_all_v(
     The result holds what came, in axis order.
 
     x_P: [sum(send_counts)], left unchanged.
-    out: [sum(receive_counts)].  receive_counts[r] here equals send_counts[own] on rank r.
+    out: [sum(receive_counts)].
+
+    receive_counts[r] here equals send_counts[own] on rank r.
     """
     return _exchange("all_to_all_v", x_P, send_counts, receive_counts, axis, out)
 
@@ -236,7 +239,9 @@ def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -
     The Pending's result is what came, in `out`.
 
     x_P: [P], left unchanged; it may be read before wait().
-    out: [P].  P and `distance` are alike on all ranks. The adjoint is the shift by -distance.
+    out: [P].
+
+    P and `distance` are alike on all ranks. The adjoint is the shift by -distance.
     """
     x = flat(x_P)
     distance = _index(distance, "shift: distance")

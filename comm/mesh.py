@@ -141,7 +141,7 @@ class Mesh:
     def _add(self, name: str, comm: MPI.Intracomm, ranks: Sequence[int], carried: AxisOperations) -> None:
         """Add an axis.
 
-        Of one that carries something, all ranks split `comm` alike: those of an axis have its first
+        All ranks split `comm` alike for one that carries something: those of an axis have its first
         rank as colour.
 
         A rank alone on its axis gets no communicator there: nothing is sent, and MPI has one for

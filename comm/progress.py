@@ -1,10 +1,10 @@
 """Started operations, and the one place that moves them forward.
 
 An operation is a plain function that returns steps. When it is called, on all ranks in the same
-order, it takes what it is matched
-by: tags, a place in a queue. Its steps, a generator, post messages, yield a function that says
-whether they have arrived, add what came, and post the next ones. They begin when the data is there,
-on every rank at another time, and take nothing that is counted.
+order, it takes what it is matched by: tags, a place in a queue. Its steps, a generator, post
+messages, yield a function that says whether they have arrived, add what came, and post the next
+ones. They begin when the data is there, on every rank at another time, and take nothing that is
+counted.
 
 MPI doesn't advance by itself, and an operation of several phases even less: so every wait for one
 operation advances all of them. Otherwise rank 0 could wait for A while rank 1 waits for the second
@@ -88,7 +88,8 @@ def _message_error(what: object, error: MPI.Exception) -> MessageError:
 class Pending:
     """A started operation. It owns its buffers until wait() returns.
 
-    account: of its axis.  expected: what other ranks have to do for it.
+    account: of its axis.
+    expected: what other ranks have to do for it.
     """
 
     def __init__(

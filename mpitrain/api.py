@@ -142,6 +142,7 @@ class OpenRun:
         """Return a weight or a moment, whole, on every rank, as index.h5 of a checkpoint has it.
 
         name: one of arrays(). Collective over all ranks. The array is the caller's.
+
         Raises ConfigError, alike on all ranks, for a name that no rank has.
         """
         import numpy as np

@@ -366,7 +366,9 @@ class OptimizerTable(ConfigTable, frozen=True):
     name: str = "adamw"
     # peak learning rate; muon scales its steps like adamw's: the same rates suit
     lr: Annotated[float, Meta(gt=0)] = 3e-3
-    decay: Annotated[float, Meta(ge=0)] = 0.1  # weight decay of matrices, by lr * decay a step
+    # weight decay, by lr * decay a step, of all but vectors: norms and biases don't decay, embedding and
+    # head do
+    decay: Annotated[float, Meta(ge=0)] = 0.1
     # gradient clipping: the largest norm of all gradients; 0: no clipping
     clip: Annotated[float, Meta(ge=0)] = 1.0
     # decay rates of both moments; absent, here and below: as the optimiser has it

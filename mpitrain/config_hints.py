@@ -38,15 +38,14 @@ OTHER_VALUES = {  # what others call a value of ours, or what to do instead
             "parquet arrow huggingface hf hf_dataset dataset csv tsv json webdataset",
         "use data.source = \"text\", on unpacked files": "gz gzip zip tar zst txt file files folder",
     },
-    "optimizer.name": {'use optimizer.name = "adamw"': "adam adamw_torch fused_adam fusedadam adam8bit "
-                                                       "adamw8bit"},
+    "optimizer.name": {
+        'use optimizer.name = "adamw"': "adam adamw_torch fused_adam fusedadam adam8bit adamw8bit",
+    },
     "precision.compute": {
-        'use precision.compute = "bf16"': "bfloat16 "
-                                          "bf16-mixed amp "
-                                          "mixed", 'use precision.compute = "fp16"': "float16 half",
-        'use precision.compute = "fp32"': "float32 "
-                                          "float full "
-                                          "single 32", 'use precision.compute = "fp64"': "float64 double",
+        'use precision.compute = "bf16"': "bfloat16 bf16-mixed amp mixed",
+        'use precision.compute = "fp16"': "float16 half",
+        'use precision.compute = "fp32"': "float32 float full single 32",
+        'use precision.compute = "fp64"': "float64 double",
         'use precision.compute = "fp8"': "float8 e4m3 e5m2",
     },
     "run.device": {'use run.device = "cuda", for AMD\'s GPUs, too': "gpu rocm hip nvidia amd"},

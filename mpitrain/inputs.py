@@ -143,7 +143,8 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
 
     Raises OSError for anything else, without waiting for it.
 
-    flags: of os.open(); with O_CREAT it is made if there is none.  own: as folder_of() has it.
+    flags: of os.open(); with O_CREAT it is made if there is none.
+    own: as folder_of() has it.
     """
     with folder_of(path, own) as (folder, name):
         try:
@@ -316,9 +317,8 @@ def _require_size(size: int, most_bytes: int) -> None:
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a name is one line of a script and of a message.
-
-    Without control characters, and with characters that UTF-8 has.
+    """Return whether a name is one line of a script and of a message: without control characters,
+    all of UTF-8.
     """
     return not any(unicodedata.category(c) in CONTROL for c in text)
 

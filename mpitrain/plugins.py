@@ -72,6 +72,7 @@ def load(key: str, name: str, kind: type[T], needed: str) -> T:
     """Import the module of `module:name` and return the object, an instance of `kind`.
 
     needed: what the key needs, in words.
+
     Raises ConfigError for a module that can't be imported, and for an object that isn't there or is
     another. Runs the module: whoever read the name has refused what the user didn't type.
     """

@@ -2,17 +2,21 @@
 
 Rooms and files from the top down; each imports what stands below it only (tests/runs/test_layering.py).
 
-catalog     name -> table: what users type; finds the files of families/
-formats/    file -> table: users' own, from text, CSV or PyTorch's; and the field's notation
-proof/      prove a set of programs: no deadlock, every message met, every gradient reduced once
-play/       simulate a timeline, with times assumed or measured; draw it
-lowering/   table -> every rank's program: messages, gradient reductions, sums over other axes,
-            prefetch and reshard of ZeRO-3; and what waits for what
-families/   gpipe, one_f_one_b, zero_bubble, interleaved, zbv, dualpipe, seq1f1b: orders drawn in
-            docstrings; zb_auto, zbv_auto: searched for; v_half: built from a block (v_shape)
-family      what a file in families/ defines: ScheduleFamily
-table       a whole table, and its text form
-pairs       computations that run together
-limits, options, search_progress        how large it may be, what can be chosen, how far a search is
-actions     one instruction of a program, and its text form
+catalog                           name -> table: what users type; finds the files of families/
+formats/                          file -> table: users' own, from text, CSV or PyTorch's; and the
+                                  field's notation
+proof/                            prove a set of programs: no deadlock, every message met, every
+                                  gradient reduced once
+play/                             simulate a timeline, with times assumed or measured; draw it
+lowering/                         table -> every rank's program: messages, gradient reductions, sums
+                                  over other axes, prefetch and reshard of ZeRO-3; and what waits
+                                  for what
+families/                         gpipe, one_f_one_b, zero_bubble, interleaved, zbv, dualpipe,
+                                  seq1f1b: orders drawn in docstrings; zb_auto, zbv_auto: searched
+                                  for; v_half: built from a block (v_shape)
+family                            what a file in families/ defines: ScheduleFamily
+table                             a whole table, and its text form
+pairs                             computations that run together
+limits, options, search_progress  how large it may be, what can be chosen, how far a search is
+actions                           one instruction of a program, and its text form
 """

@@ -4,8 +4,7 @@
     B3@1        its whole backward
     I3@1, W3@1  its backward for inputs, and for weights
     B7@1/0      part 0 of a backward that is walked in parts, from the last block to the first;
-                I7@1/0
-                and W7@1/0 likewise
+                I7@1/0 and W7@1/0 likewise
     F7@1/0      part 0 of a forward that is walked in parts, from the first block to the last: of n
                 parts, F7@1/0 and B7@1/n-1 are the same blocks
     SEND_F3@1   stage 1 sends its output to the next stage
@@ -16,14 +15,13 @@
     RELEASE4@1  drop them
     SUM2@1      start summing the gradients of bucket 2 of stage 1 over the axis its copies lie on;
                 SUM2@1/0 and SUM2@1/1 of two axes
-    REDUCE2@1  start the gradient reduction of bucket 2 of stage 1; REDUCE2@1/5 of what microbatch 5
+    REDUCE2@1   start the gradient reduction of bucket 2 of stage 1; REDUCE2@1/5 of what microbatch 5
                 has added to it
     PAIR        run the next two together, a forward and a backward, or a part of each: what one
                 waits for is hidden behind the other
     NORM        global gradient norm
     UPDATE      optimiser on the owned shard
     SPREAD      send updated parameters back
-                        back
 
 B is the whole backward, as in PyTorch and DeepSeek-V3; the zero-bubble paper (arXiv:2401.10241)
 writes B for our I. PyTorch's pipelining has UNSHARD, RESHARD and REDUCE_GRAD for a stage's GATHER,

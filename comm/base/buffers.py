@@ -58,8 +58,10 @@ def flat(x: Array, *, written: bool = False, summed: bool = False) -> Array:
     """Return `x` as a one-dimensional view of the same memory.
 
     written: the operation writes it.
-    summed: it adds elements.  Raises DtypeError if `x` can't be sent as the bytes in its memory, or
-    that can't be done; by `x` alone, so alike on all ranks whose buffers are alike.
+    summed: it adds elements.
+
+    Raises DtypeError if `x` can't be sent as the bytes in its memory, or that can't be done; by `x`
+    alone, so alike on all ranks whose buffers are alike.
     """
     if is_tensor(x):
         _require_plain_tensor(x, summed)

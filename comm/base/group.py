@@ -36,9 +36,8 @@ class Group:
                 self._comm.Send(part, 0)
 
     def take(self, what: str, rank: int, array: np.ndarray) -> None:
-        """Receive what that rank of the group gives into an array, contiguous, of the same size.
-
-        On the first rank.
+        """Receive what that rank of the group gives into an array, contiguous, of the same size, on
+        the first rank.
         """
         with self._place.waiting(f"for rank {rank} of the {self.size} of {self._first}: {what}"):
             for part in _messages(array):

@@ -5,18 +5,20 @@ Standard library only; it starts nothing.
 Children inherit variables: the shell of a batch script, a notebook, a command that a rank runs. So
 a variable alone says nothing.
 
-    launcher                   rank                  ranks                 counts while
-    Open MPI's mpirun, jsrun   OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  its session folder is
-                                                                           there
-    MPICH's mpirun, srun with  PMI_RANK              PMI_SIZE              PMI_FD is a connected
-                                                                           socket,
-    PMI, PALS, Flux                                                        or there is another way
-                                                                           to
-                                                                           the server
-    Flux without PMI  FLUX_TASK_RANK  FLUX_JOB_SIZE         below no flux-broker
-    srun              SLURM_PROCID    SLURM_STEP_NUM_TASKS  SLURM_STEP_ID is of a step
-                                                     SLURM_NTASKS          that srun made
-    another one with PMIx  PMIX_RANK  its session folder is there
+    launcher                         rank                  ranks                 counts while
+    Open MPI's mpirun, jsrun         OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  its session folder
+                                                                                 is there
+    MPICH's mpirun, PALS, Flux,      PMI_RANK              PMI_SIZE              PMI_FD is a
+    srun with PMI                                                                connected socket,
+                                                                                 or there is another
+                                                                                 way to the server
+    Flux without PMI                 FLUX_TASK_RANK        FLUX_JOB_SIZE         below no
+                                                                                 flux-broker
+    srun                             SLURM_PROCID          SLURM_STEP_NUM_TASKS  SLURM_STEP_ID is of
+                                                           or SLURM_NTASKS       a step that srun
+                                                                                 made
+    another one with PMIx            PMIX_RANK                                   its session folder
+                                                                                 is there
 
 sbatch sets SLURM_PROCID=0 and SLURM_NTASKS for its script, too, but no SLURM_STEP_ID, unless it was
 called within another job's step. The shell of salloc is a step with a number of its own. No
@@ -251,9 +253,8 @@ def command_of_ranks(
 
 
 def inherited(environment: Mapping[str, str] = os.environ, above: Above | None = None) -> Launch | None:
-    """Return what MPI's launcher said of another process, whose variables this one has though it is no rank.
-
-    None without any.
+    """Return what MPI's launcher said of another process, whose variables this one has though it is
+    no rank; None without any.
     """
     left = [each for each in LAUNCHERS if each.of_mpi and any(name in environment for name in each.variables)]
     return _said(left[0], environment) if left and launch(environment, above) is None else None
@@ -279,9 +280,8 @@ def torchrun(
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what launchers and schedulers have put there.
-
-    For an MPI process that is alone.
+    """Return an environment without what launchers and schedulers have put there, for an MPI
+    process that is alone.
     """
     return {
         name: value
@@ -293,7 +293,7 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without what says that this process is a rank.
 
-    For a launcher, which wants settings and the scheduler's.
+    It is for a launcher, which wants settings and the scheduler's.
     """
     return {name: value for name, value in environment.items() if not OF_RANKS.match(name)}
 

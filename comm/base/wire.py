@@ -75,7 +75,9 @@ def sorted_rounds(share: int, size: int, itemsize: int) -> list[slice]:
 def sorting_bytes(share: int, nodes: tuple[int, int], itemsize: int, *, narrow: bool, sums: bool) -> int:
     """Return the bytes that a round of a reduce-scatter (sums) or an all-gather in two levels takes.
 
-    share: elements of each rank.  nodes: (ranks on each node, nodes).  narrow: as in phases().
+    share: elements of each rank.
+    nodes: (ranks on each node, nodes).
+    narrow: as in phases().
     """
     near, far = nodes
     length = min(share, round_of(near * far, itemsize))
@@ -96,7 +98,8 @@ def transport_on_a_node(wanted: str, operation: str, num_bytes: int) -> str:
     """Return which transport takes an operation on host buffers of an axis whose ranks share a
     node, as Axis.by_size() chooses it.
 
-    wanted: comm.transport.  num_bytes: of its buffer.
+    wanted: comm.transport.
+    num_bytes: of its buffer.
     """
     if wanted in ("shared", "auto") and operation in READING:
         return "shared" if wanted == "shared" or num_bytes >= AUTO_SHARED else "messages"
@@ -116,7 +119,8 @@ def sent_bytes(
     """Return the bytes that coordinate `rank` of an axis of `size` ranks sends, or reads, for a
     buffer of `num_bytes`.
 
-    itemsize: bytes per element, which no shard divides.  root: of an operation that has one.
+    itemsize: bytes per element, which no shard divides.
+    root: of an operation that has one.
     """
     if operation in ("shift", "send", "all_to_all_v"):
         return num_bytes * (size > 1)

@@ -376,7 +376,7 @@ def _called(name: str) -> Iterator[None]:
 def start() -> None:
     """Call MPI_Init_thread, unless that was done.
 
-    By ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched.
+    It is called by ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched.
 
     Where this process has the variables of a rank, and is none, they are removed: MPI would look
     for a server that isn't there.
@@ -428,9 +428,8 @@ def _flush() -> None:
 
 
 def _exit_in(seconds: float, code: int) -> None:
-    """Have this process end after a while, wherever it is then.
-
-    With a code, or where no thread can be started by SIGALRM.
+    """Have this process end after a while, wherever it is then: with a code, or by SIGALRM where no
+    thread can be started.
     """
     try:
         threading.Timer(seconds, os._exit, [code]).start()

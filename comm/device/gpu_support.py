@@ -1,6 +1,6 @@
 """CUDA-aware MPI: may it be handed buffers of a device?
 
-What the library says of itself, what the user says, and a child process that settles doubt.
+The library says so, or the user; a child process settles doubt.
 
     comm.device  the MPI says yes  it says no       it says nothing, or both
     auto         direct            staged           the child tries
@@ -119,7 +119,9 @@ def choose(
     wanted: comm.device.
     said: what this MPI says of the memory of the device.
     trial: has a child process try it, and returns how that failed, nothing if it didn't; it is
-    called on the first rank of each node, once, if at all.  Raises MeshError, alike on all ranks.
+    called on the first rank of each node, once, if at all.
+
+    Raises MeshError, alike on all ranks.
     """
     if wanted == "staged":
         return Way(False, 'comm.device = "staged"')

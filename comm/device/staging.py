@@ -1,7 +1,7 @@
 """Device buffers: what MPI may touch, and the way through pinned host memory when it may not.
 
-Which of the two it is, says comm/device/gpu_support.py. torch calls AMD's devices `cuda`, too, and so does
-this file.
+comm/device/gpu_support.py says which of the two it is. torch calls AMD's devices `cuda`, too, and
+so does this file.
 
 What an operation copies or adds on the device is queued on the stream that is current when it moves
 on. So an operation on buffers that go straight to MPI is started, polled and waited for with one

@@ -6,10 +6,9 @@
     blocked_s    the rank stood still for it: in wait(), or while it posted, copied and added what
                  had come
     in_flight_s  something was under way, from its start (a receive's too, which is started ahead)
-                 until its end was noticed;
-                  operations side by side count once
-    messages  sent by this rank, of any length; where MPI chooses the way of a collective, one to
-              each rank that gets something
+                 until its end was noticed; operations side by side count once
+    messages     sent by this rank, of any length; where MPI chooses the way of a collective, one to
+                 each rank that gets something
 
 Times are those of the clock that the mesh keeps (clocks.py); on a GPU, then, the computing queue
 stood still, or passed by.

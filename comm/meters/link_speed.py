@@ -2,8 +2,8 @@
 
 Each node's first rank sends to that of the next node, around a ring.
 
-    even nodes send while odd ones receive, then odd ones send: no rank has two of these messages at
-        once
+    even nodes send while odd ones receive, then odd ones send: no rank has two of these messages
+    at once
 
 The time of a message and its answer, the middle of several: others may use the network meanwhile,
 and shaped ones let a burst through.

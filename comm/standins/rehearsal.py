@@ -1,7 +1,7 @@
 """Axes on which nothing travels: an operation is noted, and complete when it is waited for.
 
-For whoever wants to know what a rank of some layout would start, and wait for: any rank, in one
-process, without MPI being initialised.
+They are for whoever wants to know what a rank of some layout would start, and wait for: any rank,
+in one process, without MPI being initialised.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ class SilentPending:
 class RecordingAxis:
     """What mpitrain.comm.axis.Axis is to those who start operations.
 
-    Of axes of several ranks, each is noted in the script.
+    Each operation on an axis of several ranks is noted in the script.
     """
 
     def __init__(

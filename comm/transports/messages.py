@@ -88,8 +88,8 @@ def _shift(x: Array, out: Array, distance: int, axis: TransportAxis, tag: int) -
 def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them.
 
-    In rounds of wire.ROUND bytes, so the parts of the others take no more memory for a longer sum.
-    On a device in one round, since each would wait for the sum of the one before.
+    Shards travel in rounds of wire.ROUND bytes, so the parts of the others take no more memory for
+    a longer sum; on a device in one round, since each would wait for the sum of the one before.
     """
     if axis.size == 1 or on_device(x):
         return exchange_and_sum(exchange, x, out, axis)
@@ -195,9 +195,8 @@ def _all_gather(out: Array, axis: TransportAxis, tag: int) -> Steps:
 
 
 def all_reduce(x: Array, axis: TransportAxis) -> Steps:
-    """Sum `x` in place over the axis.
-
-    reduce-scatter and all-gather, or for small `x` one gather and a sum everywhere.
+    """Sum `x` in place over the axis: by reduce-scatter and all-gather, or for small `x` one gather
+    and a sum everywhere.
     """
     if x.nbytes <= SMALL:
         return _gather_and_sum(x, axis, axis.next_tag())
@@ -249,9 +248,8 @@ def _broadcast(x: Array, root: int, axis: TransportAxis, tag: int) -> Steps:
 
 
 def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
-    """Write the sum of `x` over the axis to `out` of `root`.
-
-    reduce-scatter and gather, or for small `x` one gather and a sum.
+    """Write the sum of `x` over the axis to `out` of `root`: by reduce-scatter and gather, or for
+    small `x` one gather and a sum.
     """
     if x.nbytes <= SMALL:
         return _gather_and_sum_at(x, out, root, axis, axis.next_tag())

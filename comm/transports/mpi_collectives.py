@@ -135,9 +135,8 @@ def _in_turn(
     axis: TransportAxis,
     num_messages: int | None = None,
 ) -> Steps:
-    """Post a collective, which sends `num_bytes`, after those whose operations were called before.
-
-    One message to each other rank.
+    """Post a collective, which sends `num_bytes`, after those whose operations were called before:
+    one message to each other rank.
     """
     my_turn = turnstile.take()
 

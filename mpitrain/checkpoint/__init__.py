@@ -18,6 +18,18 @@ and a broadcast of the step:
     save.write_shard(tmp, ...)  every writer  load.open_step(folder, step)  the others
     save.commit(tmp, meta)      one rank      checkpoint.read(name, rows)   every rank, only what it needs
 
+save, load             writing a step; finding the newest one that is whole
+reader                 one step, open for reading
+index, shards          the files of a step, and how an array is put together from them
+folders, retention     names of steps, and the rename by which one exists; which steps are kept
+verify, repair         a step held against its digests; an index that is written anew
+arrays, boxes          a logical array and its digests; boxes of its index space
+dtypes, tensors        dtypes in HDF5; torch's tensors as arrays
+meta                   what a step says of its run besides arrays
+files                  HDF5 files that are created and synced safely
+hdf5, hdf5_bytes, hdf5_links, hdf5_virtual, lookup3
+                       a reader of HDF5 for files of strangers, and HDF5's own checksum
+
 A step may come from a stranger. It is read without the HDF5 library (hdf5.py), and whatever
 mpitrain doesn't write is refused; h5py writes, and other programs read as they like. No MPI here:
 the caller does the barriers.

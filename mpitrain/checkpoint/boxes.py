@@ -62,7 +62,7 @@ def run_boxes(shape: Sequence[int], begin: int, end: int) -> list[tuple[Box, sli
     """Return the boxes that elements [begin, end) of an array are, in row-major order, each with
     the part of the run that it takes.
 
-    Of a matrix these are at most three, of n dims at most 2n - 1. Elements [2, 15) of a 4 x 4
+    There are at most three of a matrix, at most 2n - 1 of n dims. Elements [2, 15) of a 4 x 4
     matrix:
 
         . . a a     the end of a row            [0:1, 2:4]   run[0:2]
@@ -101,9 +101,8 @@ class Bounds:
 
     @cached_property
     def _sweep(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the order of the boxes along the first dim.
-
-        And for each in it, from where on all begin below it.
+        """Return the order of the boxes along the first dim, and for each in it, from where on all
+        begin below it.
         """
         order = np.argsort(self.starts[:, 0], kind="stable")
         return order, np.searchsorted(self.starts[order, 0], self.stops[order, 0])
@@ -117,7 +116,7 @@ class Bounds:
     def overlapping(self) -> Iterator[tuple[int, int]]:
         """Yield the positions of every two boxes that share an element.
 
-        A sweep along the first dim: near linear for parts of rows.
+        It is a sweep along the first dim: near linear for parts of rows.
         """
         order, ends = self._sweep
         starts = self.starts[order]

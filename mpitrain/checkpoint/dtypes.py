@@ -1,7 +1,4 @@
-"""The dtypes a checkpoint can hold, and how HDF5 stores them.
-
-All little-endian, all understood without mpitrain.
-"""
+"""The dtypes a checkpoint can hold, and how HDF5 stores them: little-endian, understood without mpitrain."""
 
 from functools import cache
 

@@ -157,7 +157,9 @@ def creating(
 ) -> Iterator[tuple[h5py.File, Filler]]:
     """Yield a new HDF5 file, and what fills it; it is on the disk when the block ends.
 
-    each: called with what is done next. Raises OSError.
+    each: called with what is done next.
+
+    Raises OSError.
 
     synced: or else it is only written; a file of a disk that nobody reads after a crash, in a
     directory that may be everybody's: no link that waits there is followed.
@@ -222,7 +224,7 @@ def in_memory() -> Iterator[tuple[h5py.File, list[bytes]]]:
 def add_dataset(file: h5py.File, name: str, array: np.ndarray) -> None:
     """Write an array, in C order, as a dataset that lies in one piece.
 
-    With HDF5's own calls, which are faster than h5py's.
+    HDF5's own calls are faster than h5py's.
     """
     kind = to_hdf5(array.dtype)
     dataset = h5d.create(file.id, name.encode(), kind, space_of(array.shape), None, INTERMEDIATE_GROUPS)

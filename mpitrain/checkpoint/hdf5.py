@@ -6,8 +6,8 @@ The library follows what a file tells it: links into other files, storage in /et
 that load code; and crafted bytes have sent it into endless loops. Here each structure is read once,
 within the file, and has to be one of these:
 
-    superblock, groups (links in their headers, or in a heap: hdf5_links.py), hard links, attributes
-        of the root (numbers and texts),
+    superblock, groups (links in their headers, or in a heap: hdf5_links.py), hard links,
+    attributes of the root (numbers and texts),
     datasets that lie in one piece in the file or are virtual, of plain types, without filters
 
 Names as in https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html; all numbers are

@@ -14,9 +14,8 @@ ALL = 3
 
 
 def sources_of(description: bytes) -> Iterator[tuple[str, str, Box | None, Box | None]]:
-    """Yield file, dataset, and the boxes of it and of the virtual dataset.
-
-    None for all of one, or for nothing of an empty one.
+    """Yield file, dataset, and the boxes of it and of the virtual dataset: None for all of one, or
+    for nothing of an empty one.
     """
     body = Cursor(description[:-4])  # a checksum
     body.expect(b"\0", "a virtual dataset")

@@ -60,7 +60,9 @@ def write_index(
 ) -> None:
     """Write the index of a step and its seal, both synced.
 
-    meta: what read_meta() takes. Raises OSError, ForeignError.
+    meta: what read_meta() takes.
+
+    Raises OSError, ForeignError.
 
     It is made in memory, since it takes hundreds of small writes.
     """
@@ -230,7 +232,7 @@ class Index:
 def _add_virtual(file: h5py.File, array: LogicalArray) -> None:
     """Add an array as a virtual dataset.
 
-    With HDF5's own calls: there are thousands, and h5py's take four times as long.
+    HDF5's own calls do it: there are thousands, and h5py's take four times as long.
     """
     layout = h5p.create(h5p.DATASET_CREATE)
     space = space_of(array.shape)

@@ -62,7 +62,7 @@ def open_latest(
 ) -> Checkpoint | None:
     """Open the newest step that is whole, or return None if nothing was committed in `folder` yet.
 
-    For one rank.
+    One rank calls it.
 
     Steps that are torn, altered, a stranger's, or without what is needed are passed over: `warn` is
     shown why, and which one is used. Raises CheckpointError when there are steps but none can be

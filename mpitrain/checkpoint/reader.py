@@ -1,6 +1,6 @@
 """One committed step, open for reading: any part of any array, without the rest.
 
-The one door to a checkpoint, whoever wrote it.
+It is the one door to a checkpoint, whoever wrote it.
 """
 
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ class Checkpoint:
     def require(self, needs: Needs) -> None:
         """Raise CheckpointError unless these arrays are there, with these dtypes and shapes.
 
-        Reads no data.
+        It reads no data.
         """
         for name, (dtype, shape) in needs.items():
             array = self.array(name)

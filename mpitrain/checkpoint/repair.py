@@ -42,7 +42,7 @@ def format_fault(path: Path) -> str:
 def rewrite_index(path: Path) -> Path:
     """Replace the index of a step by a new one that says the same, and return the step's folder.
 
-    For one rank, in a folder without a run.
+    One rank calls it, in a folder without a run.
 
     The step is made again beside itself, of the same shards by hard links, and takes its own place
     by one rename: a kill at any moment leaves one of the two whole. Digests are taken over, so that

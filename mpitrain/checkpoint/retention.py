@@ -1,8 +1,7 @@
 """Which steps are kept: the newest, one of every so many for ever, and the best by validation loss.
 
-    keep = 2, every = 30, best = 1  committed: 10 20 30 40 50 60 70  validation loss is least at 20
-                                        kept:         20 30       60 70
-                                                    best every   every newest
+    keep = 2, every = 30, best = 1  committed: 10 20 30 40 50 60 70, validation loss is least at 20
+                                    kept: 20 (best), 30 and 60 (every), 60 and 70 (newest)
 
 Only steps up to one that is known to be good are looked at, and that one always stays: later ones,
 from before a run went back, are replaced when it gets there. What can't be read, or was found

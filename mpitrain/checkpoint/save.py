@@ -81,7 +81,9 @@ def write_shard(
     logical array, in any shape of boxes (`run_boxes` gives those of a flat run). fp64, fp32, fp16,
     integers, and bits of bf16 as `bits.view(BF16)`. Not changed, and not needed after the return.
     each: called with what is done next. staging: a file to write first, not synced, and then to
-    copy: large writes in their order for a file system that wants these. Raises CheckpointError.
+    copy: large writes in their order for a file system that wants these.
+
+    Raises CheckpointError.
     """
     parts = [_place(name, *part) for name in sorted(arrays) for part in _parts(arrays[name])]
     _check_alike(writer, parts)
@@ -113,14 +115,15 @@ def commit(
 ) -> Path:
     """Make a step of the shards in `tmp`, by one rename, and return its folder.
 
-    For one rank, after all shards are written.
+    One rank calls it, after all shards are written.
 
     meta: what JSON can hold, with the keys of meta.Known. num_shards: how many writers there were;
     without it, a lost shard is noticed only if it held part of an array that others hold too. A
     step that was committed before is replaced. each: as above.
-    about: who writes it. expected: the root digest that it has to have, if that is known. Raises
-    CheckpointError when the shards leave a gap in an array or overlap, meta lacks a key, or the
-    digest is another: the step is then not committed.
+    about: who writes it. expected: the root digest that it has to have, if that is known.
+
+    Raises CheckpointError when the shards leave a gap in an array or overlap, meta lacks a key, or
+    the digest is another: the step is then not committed.
     """
     with saving(tmp.parent):
         sizes = {path.name: path.stat().st_size for path in sorted(tmp.glob("shard-*.h5"))}
@@ -187,7 +190,7 @@ def _check_alike(writer: int, parts: list[ArrayPart]) -> None:
 def _digest_shared_chunks(tmp: Path, arrays: list[LogicalArray], sizes: Mapping[str, int]) -> None:
     """Digest the chunks that no writer holds whole.
 
-    For runs of whole rows or elements, at most one at each border of two runs.
+    With runs of whole rows or elements there is at most one at each border of two runs.
     """
     shared = (
         (array, chunk)

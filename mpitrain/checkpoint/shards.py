@@ -63,10 +63,7 @@ class ArrayPart(NamedTuple):
 
 
 def part_name(name: str, box: Box, shape: tuple[int, ...]) -> str:
-    """Return what a part is called in a shard.
-
-    Without brackets: h5dump takes what is in them for a selection.
-    """
+    """Return what a part is called in a shard: without brackets, in which h5dump sees a selection."""
     return (
         name if box == whole(shape) else f"{name}@{','.join(f'{a}:{b}' for a, b in zip(box.start, box.stop))}"
     )

@@ -1,12 +1,14 @@
 """What a run needs of the machines it is on.
 
 allocation, launch, limit     when this job ends; who started it; how long a wait may be
+entry, std_streams            what a process does first; output that it survives
 guard                         around each rank: signals, and an end with one report
 watchdog                      one small process a node: limits, deaths, and the report
 status_board                  memory that a rank and the watchdog share: where the rank is
 watchdog_rendezvous, nodes    how a rank finds the watchdog of its node; watchdogs of other nodes
 hang_analysis                 why a run hangs: who is behind, and who waits for whom
 console, launcher_stderr      where a watchdog speaks, so that nothing is lost
+processes, launcher_process   what the system knows of a process; the launcher above the ranks
 rundir, lock, logs            the directory of a run; one run in it; a log of each rank
 preflight, code_identity      space, clocks and bandwidth before the first step; the same code on all ranks
 shared_memory, resident       memory of a node

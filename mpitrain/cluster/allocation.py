@@ -78,7 +78,7 @@ class Allotted(NamedTuple):
 def allotted(end: End | None, margin_s: float) -> Allotted | None:
     """Return the time of a job that begins now.
 
-    Of one that is short at most half is left unused, or it would do nothing at all.
+    At most half of a short one is left unused, or it would do nothing at all.
     """
     return None if end is None else Allotted(end, min(margin_s, max(0.0, end.left_s) / 2))
 
@@ -111,8 +111,10 @@ def end_of_allocation(
     May start the scheduler's own command, and waits for it a while.
 
     time_limit: run.time_limit, "" for none.
-    note: is given an end that is left out because it can't be.  An end that is over is another
-    job's, left in the environment of a shell.  Raises ConfigError as end_of_user() does.
+    note: is given an end that is left out because it can't be.
+
+    An end that is over is another job's, left in the environment of a shell.
+    Raises ConfigError as end_of_user() does.
     """
     ends = [end_after(seconds_of(time_limit) - age_s(), "run.time_limit")] if time_limit else []
     for said in _of_scheduler(environment, note):

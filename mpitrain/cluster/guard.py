@@ -336,8 +336,8 @@ class Guard:
     def _look_at_watchdog(self, now: float) -> None:
         """Continue a watchdog that is stopped, and speak for one that doesn't answer.
 
-        Only what two looks have found: a scheduler that suspends a job stops one process after the
-        other.
+        Only what two looks have found counts: a scheduler that suspends a job stops one process
+        after the other.
         """
         if self._unheard is not None and now > self._unheard[0]:
             self._speak_for_watchdog()
@@ -406,7 +406,9 @@ class Guard:
     def leave_if_asked(self, world: World, *kept: str) -> None:
         """Raise StoppedEarly on all ranks if one of them has to leave.
 
-        kept: see there. Collective over all ranks.
+        kept: see there.
+
+        It is collective over all ranks.
         """
         phase = self.place.phase
         if why := world.first_of("whether to leave", self.why_leave()):
@@ -537,9 +539,8 @@ class Guard:
         self._end(f"mpitrain: {self.place.read().describe(' failed')}: {cause}", FAILED)
 
     def _end(self, report: str, code: int, kind: bytes = watchdog.FAILED) -> None:
-        """Have the report printed and the job ended.
-
-        By the watchdog, which prints the first one only, or here.
+        """Have the report printed and the job ended, by the watchdog, which prints the first one
+        only, or here.
         """
         flush()
         here = with_saved(report, NOT_KNOWN if code == BAD_INPUT else self.place.saved)
@@ -559,7 +560,7 @@ class Guard:
 def _ready(descriptors: list[int], timeout_s: float | None) -> set[int]:
     """Wait until there is something to read, or an end; return where.
 
-    Not by select(): it takes no number above 1023.
+    It isn't done by select(), which takes no number above 1023.
     """
     poll = select.poll()
     for descriptor in descriptors:

@@ -90,7 +90,7 @@ class HangReport:
 def at_fault(ranks: Sequence[Rank]) -> bool:
     """Return whether ranks that wait too long say that something is wrong.
 
-    Not where they only wait for others that are at work.
+    They don't where they only wait for others that are at work.
     """
     there = [rank for rank in ranks if _counts(rank)]
     wrong = any(rank.late or rank.condition in DEAF or rank.where.state == HUNG for rank in there)
@@ -143,9 +143,8 @@ def _stuck(rank: Rank) -> str:
 
 
 def _behind(every: Mapping[int, Rank]) -> list[Rank]:
-    """Return the ranks that others wait for and that wait for nobody.
-
-    Of these, those that are stopped, if any are.
+    """Return the ranks that others wait for and that wait for nobody; if any of these are stopped,
+    only those.
     """
     free = [rank for rank in every.values() if rank.stopped or not rank.waits]
     awaited = {

@@ -149,9 +149,8 @@ def elsewhere(name: str) -> dict[int, int]:
 
 
 def start(num_ranks: int, arguments: list[str]) -> int:
-    """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this machine with this environment's mpirun.
-
-    Return the exit code.
+    """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this machine with this environment's mpirun;
+    return the exit code.
     """
     import shutil
     import subprocess

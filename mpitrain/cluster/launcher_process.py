@@ -1,6 +1,5 @@
-"""The launcher above the ranks of this node, for their watchdog.
-
-Whether it lives, and that it goes on when the job has ended.
+"""The launcher above the ranks of this node, for their watchdog: whether it lives, and that it goes
+on when the job has ended.
 
     mpirun -- hydra_pmi_proxy -- ranks  MPICH: a stopped one of the two keeps its processes after
                                         every rank has ended

@@ -1,6 +1,5 @@
-"""The standard error of the launcher itself, for the watchdog to speak on (console.py).
-
-From another process, without its help.
+"""The standard error of the launcher itself, for the watchdog to speak on (console.py): from
+another process, without its help.
 """
 
 import ctypes
@@ -52,9 +51,9 @@ def _duplicate(pid: int) -> int | None:
 
 
 def _open_again(pid: int) -> int | None:
-    """Open what another process has open.
+    """Open what another process has open, but for a file.
 
-    Not a file in which that has a place of its own: it would write over what this one wrote.
+    In a file that process has a place of its own: it would write over what this one wrote.
     """
     path = f"/proc/{pid}/fd/{STDERR}"
     kind = os.stat(path).st_mode

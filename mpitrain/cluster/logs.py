@@ -1,6 +1,5 @@
-"""One log for each rank in the run directory (run.logs).
-
-What it writes to its standard output and error, whoever writes it.
+"""One log for each rank in the run directory (run.logs): what it writes to its standard output and
+error, whoever writes it.
 
     logs/rank-00000.log  what rank 0 tells, which is on the console as well
     logs/rank-00003.log  warnings of libraries, native ones too; begins anew, under a line with

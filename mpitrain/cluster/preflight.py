@@ -80,8 +80,9 @@ def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) 
     """Return what there is to say, on all ranks. Collective over `world`.
 
     device: what this rank computes on.
-    measure: the bandwidth, too.  Raises CheckpointError, alike on all ranks, if `folder` can't hold
-    a checkpoint.
+    measure: the bandwidth, too.
+
+    Raises CheckpointError, alike on all ranks, if `folder` can't hold a checkpoint.
     """
     findings = [
         _ranks(world),
@@ -169,7 +170,7 @@ def _stamps(world: World) -> list[float]:
 def _clocks(hosts: Sequence[str], stamps: Sequence[Sequence[float]]) -> Finding:
     """Compare clocks with rank 0's.
 
-    Of each node the smallest difference, since ranks leave a barrier late and never early.
+    The smallest difference of each node counts, since ranks leave a barrier late and never early.
     """
     apart = defaultdict[str, list[float]](list)
     for host, mine in zip(hosts, stamps):

@@ -1,6 +1,4 @@
-"""What the system knows of a process, in /proc.
-
-In which state it is, what it has done, where the kernel holds it.
+"""What the system knows of a process, in /proc: its state, what it has done, where the kernel holds it.
 
 Standard library only: the watchdog starts in milliseconds.
 """

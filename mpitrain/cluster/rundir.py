@@ -113,8 +113,10 @@ class RunDir:
 
         Return the lock's token, and what is to be said of its last holder.
 
-        lost, each: see Lock. Raises CheckpointError, and leaves nothing behind, if the directory
-        can't be used or is in use.
+        lost, each: see Lock.
+
+        Raises CheckpointError, and leaves nothing behind, if the directory can't be used or is in
+        use.
         """
         self._require_usable()
         self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
@@ -137,7 +139,7 @@ class RunDir:
     def require_seen(self, token: str, patience_s: float = 0.0) -> None:
         """Raise CheckpointError unless this rank sees the directory that the first rank has taken.
 
-        Only reads.
+        It only reads.
 
         patience_s: a network file system may remember for some seconds that there was no such file.
         """
@@ -193,7 +195,7 @@ class RunDir:
         """Raise CheckpointError unless the directory, and what a run keeps in it, is writable, or
         can be made.
 
-        Writes nothing.
+        It writes nothing.
         """
         try:
             nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())

@@ -3,11 +3,9 @@ stopped or dead.
 
     slot  of one rank, in a file of its own that is only memory (memfd); two notes: the one that is
           valid, and the one written next
-    note  checksum, number, state, rank, process, since when, limit, step, position, where what
-          it waits for stands, the newest
-              step that is saved, and texts: who, phase, what, what it does beside; and of a wait
-                  that lasts: for what, for which
-              ranks, and their instructions
+    note  checksum, number, state, rank, process, since when, limit, step, position, where what it
+          waits for stands, the newest step that is saved, and texts: who, phase, what, what it does
+          beside; and of a wait that lasts: for what, for which ranks, and their instructions
 
 A rank writes its own slot and no other, and nothing locks. It writes its notes in turn, so that one
 of the two is whole at any moment, even where the rank was stopped or killed while it wrote; a

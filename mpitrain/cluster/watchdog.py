@@ -541,9 +541,8 @@ class Watchdog:
     # ------------------------------------------------------------ with the watchdogs of other nodes
 
     def _ask_around(self) -> None:
-        """Have it reported who is behind.
-
-        By the first node's watchdog, which asks the others where their ranks are.
+        """Have it reported who is behind, by the first node's watchdog, which asks the others where
+        their ranks are.
         """
         self.ask_at = float("inf")
         now = time.monotonic()

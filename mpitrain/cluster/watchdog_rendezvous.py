@@ -2,9 +2,8 @@
 
 Long before MPI knows which ranks are there.
 
-    of_this_job()  behind a socket that has the name of what the ranks of one launcher on this node
-                   have in common; who comes first
-                     starts it
+    of_this_job()   behind a socket that has the name of what the ranks of one launcher on this node
+                    have in common; who comes first starts it
     start(address)  behind a name that its starter tells: where launchers say nothing of the kind,
                     or one machine plays several nodes
 

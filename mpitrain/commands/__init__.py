@@ -1,4 +1,13 @@
 """What each command does, but for `run`.
 
-inspect (program, check, memory)   schedule/   verify   generate   doctor   ckpt/   job/   dryrun/
+inspect              program, check, memory
+schedule/            a pipeline schedule, played and drawn
+plan/                plan, sweep, published layouts
+verify, doctor       whether a layout is right; whether an environment is
+generate, decoding, sampling
+                     text from a checkpoint: the command, logits, which token comes next
+ckpt/, weights/      checkpoints; import and export
+job/, dryrun/        a batch script; a run that sends and computes nothing
+bench/, reference/   a machine, measured; pages made from the source
+waiting              a progress bar
 """

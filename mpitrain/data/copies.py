@@ -8,7 +8,8 @@ PLACES = 8  # tokens of a document that are compared first, evenly spread over i
 def copies_of(tokens: np.ndarray, ends: np.ndarray, held_out: np.ndarray, num_between: int) -> np.ndarray:
     """Return which documents have the tokens of a held-out one, and aren't held out.
 
-    ends: of all documents.  held_out: stretches [n, 2] of tokens, in their order.
+    ends: of all documents.
+    held_out: stretches [n, 2] of tokens, in their order.
     num_between: tokens that end a document, of which the last one of a corpus has none.
     """
     begins = np.concatenate([[0], ends[:-1]])

@@ -30,7 +30,7 @@ def _is_panic(error: BaseException | None) -> bool:
 def _kept() -> int:
     """Return the descriptor of a file in memory.
 
-    Made once: documents are many, and some take less time than to make it.
+    It is made once: documents are many, and some take less time than to make it.
     """
     if hasattr(os, "memfd_create"):  # Linux
         return os.memfd_create("stderr", os.MFD_CLOEXEC)

@@ -94,7 +94,10 @@ def even_side(num_windows: int) -> int:
 def permuted_cells(cells: np.ndarray, side: int, keys: np.ndarray) -> np.ndarray:
     """Send cells of a square through a Feistel network: a permutation of range(side * side).
 
-    cells: uint64, [n].  side: at most 2**31.  keys: uint64, one a round.
+    cells: uint64, [n].
+    side: at most 2**31.
+    keys: uint64, one a round.
+
     A round swaps row and column, and shifts one by a hash of the other, modulo the side.
     """
     length = np.uint64(side)

@@ -84,7 +84,7 @@ def prepare(
 ) -> None:
     """Write the tokens of a corpus into `folder`, unless the very same ones are there already.
 
-    For one rank only. Files get their names when they are synced.
+    One rank calls it. Files get their names when they are synced.
     accept: raises what keeps these tokens from being used, before any others are replaced.
     trained: Description.content of what the run has trained on, which it keeps.
     encoder_of: what encodes so many bytes.

@@ -128,7 +128,9 @@ def end_of_text(
 ) -> Named | None:
     """Return the token between two documents; None if nothing stands there.
 
-    asked: data.end_of_text. Raises DataError.
+    asked: data.end_of_text.
+
+    Raises DataError.
     """
     if asked is not None:
         return _asked("data.end_of_text", asked, special, every)
@@ -147,7 +149,9 @@ def begin_of_text(
 ) -> Named | None:
     """Return the token before each document; None if there is none.
 
-    asked: data.begin_of_text. Raises DataError.
+    asked: data.begin_of_text.
+
+    Raises DataError.
 
     first: what the tokenizer itself puts in front of a text.
     """

@@ -58,9 +58,8 @@ class Text:
         return TokenRows(tokens, tokens == self._ends if isinstance(self._ends, int) else ends)
 
     def _mark(self, ends: np.ndarray, place: int, begin: int, last: int, stretch: int) -> None:
-        """Mark the last tokens of documents in a piece of a row.
-
-        Of tokens `begin` to `last`, which stand from `place` on.
+        """Mark the last tokens of documents in a piece of a row: of tokens `begin` to `last`, which
+        stand from `place` on.
         """
         first, behind = np.searchsorted(self._ends, [begin + 1, last + 1])
         ends[place - 1 + self._ends[first:behind] - begin] = True

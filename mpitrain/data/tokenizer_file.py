@@ -155,7 +155,7 @@ class FileTokenizer:
     def encode_with_special(self, text: str) -> list[int]:
         """Return the ids of text in which special tokens that are spelled out are these tokens.
 
-        Of a chat template's text, never of data. Nothing is put in front.
+        The text is a chat template's, never data. Nothing is put in front.
         """
         self._tokenizer.encode_special_tokens = False
         try:

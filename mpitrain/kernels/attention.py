@@ -1,17 +1,16 @@
 """What a layer asks of attention, and which kernel computes it.
 
-    what is made            where                                      kernel
-    the result              CPU, 16 bits that it multiplies slowly,    CPU_16BIT     attention_cpu_16bit.py
-                              or bf16
-                            CPU, large fp32 where MKL is slow          CPU_ONEDNN    attention_cpu_fp32.py
-                            else                                       TORCH         attention_torch.py
-    the result and the      scores are soft-capped                     PRODUCTS_OF_SOME_ROWS
-    log-sum-exp, of a tile                                                           attention_products.py
-                              or dropped out
-    (attention_tiles.py)    CPU, as above, without a mask              CPU_ONEDNN    attention_cpu_fp32.py
-                            CPU                                        CPU_FLASH     torch's
-                            GPU, 16 bits, without a mask               CUDA_FLASH    torch's
-                            else                                       PRODUCTS      attention_products.py
+    what is made            where                                    kernel
+    the result              CPU, 16 bits that it multiplies slowly,  CPU_16BIT: attention_cpu_16bit.py
+                            or bf16
+                            CPU, large fp32 where MKL is slow        CPU_ONEDNN: attention_cpu_fp32.py
+                            else                                     TORCH: attention_torch.py
+    the result and the      scores are soft-capped or dropped out    PRODUCTS_OF_SOME_ROWS:
+    log-sum-exp, of a tile                                           attention_products.py
+    (attention_tiles.py)    CPU, as above, without a mask            CPU_ONEDNN: attention_cpu_fp32.py
+                            CPU                                      CPU_FLASH: torch's
+                            GPU, 16 bits, without a mask             CUDA_FLASH: torch's
+                            else                                     PRODUCTS: attention_products.py
 
 A token that is generated has one query: attention_one_query.py.
 

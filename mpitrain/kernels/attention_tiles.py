@@ -7,11 +7,10 @@ attention, arXiv:2305.19370). A tile's backward is exact when it is given the ou
 over *all* keys: then exp(score - log-sum-exp) is the probability itself.
 
 Which kernel computes a tile says choose() of attention.py. torch's own hand out the log-sum-exp:
-    cpu  every dtype, with and without a mask: the flash attention behind
-         scaled_dot_product_attention (the same ops in 2.11 to 2.13)
+    cpu   every dtype, with and without a mask: the flash attention behind
+          scaled_dot_product_attention (the same ops in 2.11 to 2.13)
     cuda  16-bit floats without a mask, heads of a multiple of 8 up to 256, compute capability 8.0
-          on: flash attention. Not run on a
-          device yet
+          on: flash attention. Not run on a device yet
 No kernel but plain matrix products knows soft caps, our dropout, or documents on a GPU:
 attention_products.py.
 """
@@ -36,9 +35,8 @@ INFINITY = math.inf
 def attend(
     q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None, request: AttentionRequest = PLAIN
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], fp32 or fp64.
-
-    For a query that sees no key, 0 and -inf.
+    """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], fp32 or fp64; for a query that
+    sees no key, 0 and -inf.
 
     causal: T = S and key s is visible from query s on.
     visible: bool [B, 1, T, S] instead; it includes causality.

@@ -86,9 +86,8 @@ def dropped(
 
 
 def _blocks(numbers: int | np.ndarray) -> tuple[int | np.ndarray, int | np.ndarray]:
-    """Return the blocks of 4 that numbers are of, and their places among these.
-
-    An integer: all up to it.
+    """Return the blocks of 4 that numbers are of, and their places among these; of an integer, all
+    up to it.
     """
     if isinstance(numbers, int):
         return -(-numbers // 4), numbers

@@ -1,9 +1,11 @@
 """Products of fp8 matrices: the linears of a block with `precision.compute = "fp8"`.
 
-    forward   Y  = X W^T  e4m3 x e4m3, to bf16  formats: Micikevicius et al. 2022, "FP8 formats for
-                                                deep learning"
-    backward  dX = dY W   e5m2 x e4m3, to bf16  (arXiv:2209.05433): e4m3 has more digits, up to 448,
-                dW = dY^T X     e5m2 x e4m3, added in fp32     e5m2 more range, up to 57344
+    forward   Y  = X W^T   e4m3 x e4m3, to bf16
+    backward  dX = dY W    e5m2 x e4m3, to bf16
+              dW = dY^T X  e5m2 x e4m3, added in fp32
+
+The formats are those of Micikevicius et al. 2022, "FP8 formats for deep learning"
+(arXiv:2209.05433): e4m3 has more digits, up to 448, e5m2 more range, up to 57344.
 
 A tensor is multiplied by the power of two that brings its largest number just below the format's,
 and rounded once. Why a power of two: scaling rounds nothing, there and back; fp8 numbers have the
@@ -62,7 +64,9 @@ def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
     """Return a @ b, summed in fp32.
 
     a: [M, K].
-    b: [K, N].  M is any number; on a GPU, K and N are multiples of 16.
+    b: [K, N].
+
+    M is any number; on a GPU, K and N are multiples of 16.
     """
     if not a.values.is_cuda:
         product = a.values.float() @ b.values.float()

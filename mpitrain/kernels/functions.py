@@ -29,6 +29,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]
     """Return RMSNorm(x) (arXiv:1910.07467), x with the norm 1, and by what x is multiplied for that.
 
     weight: in the type of x, or wider.
+
     Its statistics are fp32 at least: in fp16 the square of a norm is infinite from an RMS of 6 on
     at a width of 2048.
     """
@@ -134,9 +135,9 @@ def to_gradients(
     factor_N: Tensor,
     soft_cap: float = 0.0,
 ) -> None:
-    """Make (softmax - one at the target) * factor of logits, in their memory; `here`.
+    """Make (softmax - one at the target) * factor of logits, in their memory.
 
-    Whether a target is among these rows of the table.
+    here: whether a target is among these rows of the table.
     soft_cap: c: these logits are c tanh(logit / c), and the gradient is that of what was capped.
     """
     if not logits_NV.is_cpu:

@@ -32,10 +32,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def rounds_products(precision: Precision, device: torch.device) -> bool:
     """Return whether a microbatch's product of a weight gradient is rounded to the type of its
-    factors before it is added.
+    factors before it is added, as torch's autocast does.
 
-    As torch's autocast does. A CPU that is fast in bf16 multiplies it into fp32 by way of fp32
-    factors, at half the speed or less; other CPUs do that anyway, and a GPU sums in fp32.
+    A CPU that is fast in bf16 multiplies it into fp32 by way of fp32 factors, at half the speed or
+    less; other CPUs do that anyway, and a GPU sums in fp32.
     """
     if precision.products != "auto":
         return precision.products == "rounded"

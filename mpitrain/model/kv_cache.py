@@ -1,8 +1,9 @@
 """A key-value cache for generation: a token is computed once, and later ones attend to its keys and values.
 
-Of each attention layer: keys and values of grouped heads, not repeated; of latent attention
-(arXiv:2405.04434, section 2.1) the latent vectors. In a sliding window of w the last w positions, in a
-ring: position p is in slot p % w. The order of keys doesn't matter to attention, as they are turned already.
+It keeps of each attention layer keys and values of grouped heads, not repeated; of latent attention
+(arXiv:2405.04434, section 2.1) the latent vectors. Of a sliding window of w it keeps the last w
+positions in a ring: position p is in slot p % w. The order of keys doesn't matter to attention, as
+they are turned already.
 
     window 4    slot      0  1  2  3
     6 tokens    position  4  5  2  3

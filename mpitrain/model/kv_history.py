@@ -1,6 +1,5 @@
-"""A key-value cache for training: a sequence in segments that go through the pipeline in turn.
-
-Seq1F1B (arXiv:2406.03488), TeraPipe (arXiv:2102.07988).
+"""A key-value cache for training: a sequence in segments that go through the pipeline in turn
+(Seq1F1B, arXiv:2406.03488; TeraPipe, arXiv:2102.07988).
 
 Queries of a segment attend to the keys and values of the segments before it, which are kept.
 Backwards run from the last segment to the first: each leaves gradients of the earlier keys and

@@ -58,7 +58,7 @@ def latent_attention(
 ) -> list[Item]:
     """Return the items of the layer.
 
-    With tp, Down of the positions that are here, and the rest of all positions and some heads.
+    With tp, Down is of the positions that are here, and the rest of all positions and some heads.
 
     own: without q_down, queries have no latent vector.
     num_heads: of this rank.

@@ -23,7 +23,8 @@ from mpitrain.parallel.zero.parameters import Parameter
 class WeightGradient:
     """Weight gradients that are still to be added.
 
-    Of `parameters`, all with the input x [N, K], grads [N, outputs] one for each.
+    parameters: all have the input x [N, K].
+    grads: [N, outputs], one for each.
     """
 
     parameters: tuple[Parameter, ...]
@@ -171,9 +172,9 @@ class Fp8Products(torch.autograd.Function):
 
 @dataclass
 class GroupedProduct:
-    """Weight gradients that are still to be added.
+    """Weight gradients of experts that are still to be added.
 
-    Of `parameter` [E, Y, X], with the input x [N, X] and grad [N, Y] of the output.
+    parameter: [E, Y, X], with the input x [N, X] and grad [N, Y] of the output.
     """
 
     parameter: Parameter

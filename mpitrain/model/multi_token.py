@@ -79,9 +79,8 @@ class Depth(NamedTuple):
 
 
 class MultiTokenHead:
-    """The head, and depth after depth.
+    """The head, and depth after depth; without targets, or gradients, the head alone.
 
-    Without targets, or gradients, the head alone.
     weight: of each depth's loss.
     """
 

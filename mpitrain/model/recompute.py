@@ -4,7 +4,7 @@ The forward of a block runs again in its backward, instead of keeping what it le
 
     forward   x --> [ block | block | block ] -->  only x is kept
     backward  x --> [ block | block | block ]      the same walk again, with the same messages
-                  <-- [ block | block | block ] <--        then the backward, as ever
+                <-- [ block | block | block ] <--  then the backward, as ever
 
 With sequence parallelism x is divided along the sequence already, so each rank of tp keeps its part
 of it and nothing twice: what ZeRO-R (arXiv:1910.02054, section 6.1) calls partitioned activation

@@ -66,9 +66,8 @@ def _of_best_groups(scores_NE: torch.Tensor, settings: Settings) -> torch.Tensor
 
 
 class Statistics:
-    """What the losses of a microbatch need of all its tokens, some of which other ranks have.
-
-    sums, in one vector.
+    """What the losses of a microbatch need of all its tokens, some of which other ranks have: sums,
+    in one vector.
 
     rows: sequences, if each is balanced, or 1.
     counts: tokens that have chosen each expert.

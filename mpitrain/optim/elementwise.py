@@ -15,7 +15,7 @@ Update = Callable[[OptimizerTable, UpdateBatch, float, float, int], None]
 
 
 class Elementwise:
-    """The optimiser of one rank: matrices decay, vectors (norms) don't."""
+    """The optimiser of one rank. All but vectors decay: norms and biases don't, embedding and head do."""
 
     def __init__(self, parts: OptimizerParts, update: Update):
         self._settings = parts.settings

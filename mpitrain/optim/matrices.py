@@ -1,6 +1,5 @@
-"""Whole matrices out of the parts that ranks have, and their parts back.
-
-For an optimiser that looks at whole matrices.
+"""Whole matrices out of the parts that ranks have, and their parts back, for an optimiser that
+looks at whole matrices.
 
 The parts of a matrix are on the ranks of one axis: tensor-parallel ranks, slowest, times the ranks
 that divide the state (ZeRO). So what arrives in the order of the axis is one box of the matrix
@@ -86,7 +85,7 @@ def deal(holdings: list[Holding], axis: Axis, like: torch.Tensor) -> list["Matri
 def dealt(holdings: list[Holding]) -> list[list[str]]:
     """Return the matrices of each rank.
 
-    Of those it has most of, its share of the work; and what others had too much of.
+    A rank gets its share of the work of those it has most of, and what others had too much of.
     """
     specs = {name: part.spec for holding in holdings for name, part in holding.items()}
     # multiplications, but for a factor
@@ -148,7 +147,7 @@ class MatrixRound:
     def whole(self, received: torch.Tensor) -> torch.Tensor | None:
         """Return the matrix that was dealt to this rank, if there is one.
 
-        In new memory, since a product's bits can tell its address.
+        It is in new memory, since a product's bits can tell its address.
         """
         return (
             None if self._spec is None else torch.cat(list(received.view(-1, *self._spec.shape)), self._dim)

@@ -1,6 +1,5 @@
-"""What an optimiser keeps of the pieces of a rank.
-
-In the type of the weights, or in bf16 (`optimizer.moments`).
+"""What an optimiser keeps of the pieces of a rank, in the type of the weights, or in bf16
+(`optimizer.moments`).
 
 Moments of bf16 are computed with in the type of the weights, CHUNK elements at a time, and rounded
 by chance (stochastic_rounding.py). Of processor time, on one busy core: AdamW's update takes 6.0 ns

@@ -1,4 +1,4 @@
-"""The global gradient norm, for gradient clipping.
+"""The global gradient norm, by which mpitrain/actor/update.py clips.
 
 It has the same bits in every pipeline layout and however the gradients are sharded.
 

@@ -132,9 +132,8 @@ class Chunked:
         return x.narrow(TOKENS, piece.begin - offset, piece.end - piece.begin)
 
     def _sum(self, own: torch.Tensor, leaving: list[Pending]) -> Walk:
-        """Yield what was sent; return the sum of the own result and of those that came for it.
-
-        Of the next rank, the one after it, ...
+        """Yield what was sent; return the sum of the own result and of those that came for it: of
+        the next rank, the one after it, ...
         """
         parts = [flat(own)]
         for pending in leaving:

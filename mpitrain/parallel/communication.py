@@ -43,7 +43,9 @@ class Communication:
     sum: partial results to their sum.
     gather: shards to the whole.
     scatter: partial results to shards of their sum.
-    exchange: the r-th part to rank r.  The dim divides by the axis size.
+    exchange: the r-th part to rank r.
+
+    The dim divides by the axis size.
     """
 
     def __init__(self, name: str, axis: Axis, dim: int = 0):

@@ -2,24 +2,26 @@
 
 Integers only: no MPI and no torch.
 
-tp cp dp pp        the grid; dp and pp are coordinates, their ranks meet on the axes below
-data               ranks with the same parameters and other tokens: dp x cp
-links              pipeline ranks, which send one another activations and gradients
-model              ranks with the same tokens and other parameters: tp x pp
-tied               pipeline ranks with a copy of the tied embedding: of the first and the last stage
-mirror             pipeline ranks with the same stages, of the two copies of a model that run
-                   against each other
-shard, replicate   of data: neighbours that divide the state among them; those that have the same
-                   part of it
-kv                 neighbours in tp that have the same key-value heads
-matrix             ranks that have parts of the same matrices: shard x tp, tp slowest
-tokens             ranks with parts of the same sequences: tp x cp
-experts            ranks over which the experts of a block are spread: etp x ep of the ranks of tp x
-                   cp x dp (plan/settings/experts.py)
-experts_near, experts_far      of these, the ones on this rank's node; those with its place on every
-                               node (plan/settings/dispatch.py)
-expert_shard, expert_replicate, expert_matrix      for experts what shard, replicate and matrix are
-                                                   for the rest
+tp cp dp pp                the grid; dp and pp are coordinates, their ranks meet on the axes below
+data                       ranks with the same parameters and other tokens: dp x cp
+links                      pipeline ranks, which send one another activations and gradients
+model                      ranks with the same tokens and other parameters: tp x pp
+tied                       pipeline ranks with a copy of the tied embedding: of the first and the
+                           last stage
+mirror                     pipeline ranks with the same stages, of the two copies of a model that
+                           run against each other
+shard, replicate           of data: neighbours that divide the state among them; those that have the
+                           same part of it
+kv                         neighbours in tp that have the same key-value heads
+matrix                     ranks that have parts of the same matrices: shard x tp, tp slowest
+tokens                     ranks with parts of the same sequences: tp x cp
+experts                    ranks over which the experts of a block are spread: etp x ep of the ranks
+                           of tp x cp x dp (plan/settings/experts.py)
+experts_near, experts_far  of these, the ones on this rank's node; those with its place on every
+                           node (plan/settings/dispatch.py)
+expert_shard,              for experts what shard, replicate and matrix are for the rest
+expert_replicate,
+expert_matrix
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """One plan of a run: everything that follows from its configuration and number of ranks, by integers alone.
 
-    model    what the model is made of (plan/declared/layer.py)
+    model     what the model is made of (plan/declared/layer.py)
     table     who computes what, in which order (schedules/)
     stages    the layers, parameters, parts and buckets of each stage (plan/division/stages.py)
     training  the program of every pipeline rank, proved (plan/program.py); evaluation: without

@@ -1,10 +1,11 @@
 """A run, from its configuration to its last line.
 
 agreement, prepare      one configuration on all ranks; run directory, newest checkpoint, tokens
+layout_request          the layout of a run that leaves it open: asked once, on rank 0
 trainer                 builds everything, then loops over steps: train, validate, log, save
 compile_warmup          compiles before the first step
 announcements           what a run says before its first step
-step_rows, microbatches the tokens of this rank's gradient accumulation
+step_rows, microbatches  the tokens of this rank's gradient accumulation
 side_files              trace.json and routing.npz of some steps
 profiling               torch's profiler on some steps and ranks: a table and profile.json
 tokenizing              a corpus is tokenized on all ranks

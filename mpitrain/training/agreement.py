@@ -42,7 +42,8 @@ def require_time(config: Config) -> None:
 def watch_time(config: Config, guard: Guard, note: Callable[[str], object]) -> None:
     """Have this rank leave before the time of this job is over.
 
-    For one rank: it asks the scheduler.
+    One rank calls it: it asks the scheduler.
+
     note: see end_of_allocation.
     """
     guard.place.enter("start", "asking the scheduler for the end of this job", BUSY)

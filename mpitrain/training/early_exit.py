@@ -4,9 +4,8 @@ Each rank says at the end of each step, when its gradients are there, how urgent
 totals of the step carry the most urgent of all ranks (actor/step_totals.py), so all leave after the
 same step. The clock counts on rank 0 only.
 
-    before the end  | rest of this step | a whole step | a validation | a save, twice its time |
-                    run.time_margin_s |
-                     ^ asked here: if there isn't time for all of that, this step is the last one
+    left  | rest of this step | a whole step | a validation | a save, twice its time | run.time_margin_s |
+          ^ asked here: if there isn't time for all of that, this step is the last one
 
 Where only the save and the margin are left, the run hurries. Before the first step there is nothing
 to save: cluster/guard.py has those phases leave.
@@ -74,9 +73,8 @@ class Leaving:
         self._validation_s = max(self._validation_s, took_s)
 
     def end_step(self, save_s: float) -> None:
-        """Note how long the step took, its validation included and its save not.
-
-        And how long the last save took until it was committed.
+        """Note how long the step took, its validation included and its save not, and how long the
+        last save took until it was committed.
         """
         self._steps.append(time.monotonic() - self._began)
         self._longest_save_s = max(self._longest_save_s, save_s)

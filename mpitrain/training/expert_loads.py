@@ -1,6 +1,5 @@
-"""Load balancing of experts: how evenly they are used.
-
-What the lines of metrics.jsonl say of it, and a picture of them in the run directory.
+"""Load balancing of experts: how evenly they are used, as lines of metrics.jsonl and as a picture
+in the run directory.
 """
 
 from collections.abc import Iterator, Sequence

@@ -67,7 +67,9 @@ def _has_tokens(tokenizer: Tokenizer, word: str) -> bool:
 def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
     """Return the name of the order in which a run has its data: that of its checkpoint, which never changes.
 
-    asked: data.order.  Raises CheckpointError for another one than the checkpoint's.
+    asked: data.order.
+
+    Raises CheckpointError for another one than the checkpoint's.
     """
     if not newest.step:
         return asked or FEISTEL

@@ -57,7 +57,9 @@ def agreed_layout(
 ) -> AnsweredLayout:
     """Return the answer of rank 0 on all ranks, whose configurations have to be the same.
 
-    look_at_gpus: torch may be loaded for that. Collective; raises InputError or MeshError alike on all.
+    look_at_gpus: torch may be loaded for that.
+
+    Raises InputError or MeshError, alike on all ranks. It is collective.
     """
     require_same_configuration(world, config)
     asks = config.run.layout != "default" and not config.memory.limit_gb and not config.run.machine

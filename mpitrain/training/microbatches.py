@@ -19,7 +19,8 @@ def microbatches_of(
 
     tokens: of its sequences on this data-parallel rank, [batch, sequence + 1].
 
-    ends: where documents end in these, if they are separate.  counted: as Actor.cut() has it.
+    ends: where documents end in these, if they are separate.
+    counted: as Actor.cut() has it.
     """
     if not needs_tokens(actor, ends is not None):
         return [Microbatch() for _ in range(actor.plan.num_microbatches * actor.table.segments)]

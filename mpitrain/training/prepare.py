@@ -87,7 +87,8 @@ class Corpora:
 class PreparedRun:
     """A plan that holds, with its run directory, its newest checkpoint and its tokens.
 
-    notes: for the user.  prompt: for a sample of what it trains; on rank 0.
+    notes: for the user.
+    prompt: for a sample of what it trains; on rank 0.
     """
 
     plan: Plan
@@ -211,7 +212,7 @@ def _plan(
 ) -> tuple[Plan, dict[str, str]]:
     """Resolve the configuration and prove its schedule; return also what all ranks need alike.
 
-    Sends nothing.
+    It sends nothing.
     """
     if vocabulary.older_end_of_text is None:
         separator(config.data, vocabulary)  # else a run begun before may have one
@@ -268,7 +269,7 @@ def _require_machine(name: str) -> None:
 def _require_device(plan: Plan, world: World) -> None:
     """Refuse a device that can't do or hold what is asked, and compilers, before the run directory is made.
 
-    For this torch is needed.
+    It needs torch.
 
     Collective over all ranks.
     """

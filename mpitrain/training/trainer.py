@@ -151,7 +151,8 @@ def _built(
 class Trainer:
     """The loop of one rank.
 
-    step: the number of steps done.  code: the exit code, when the run is over before run.steps.
+    step: the number of steps done.
+    code: the exit code, when the run is over before run.steps.
     """
 
     def __init__(

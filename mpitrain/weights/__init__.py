@@ -8,6 +8,7 @@ weight_source    any box of any weight, from a folder or a checkpoint
 beginning        model.init: the model of a run, before torch is loaded
 first_weights    ... and its first weights
 writing          which tensors are in which file; writing one
+card             the README of an export
 proof            what was written, read back and compared
 logits           the same logits by transformers, in a child process
 

@@ -48,8 +48,10 @@ GIVE = "give the folder of a model, with its config.json and safetensors files"
 class ModelFolder:
     """A folder, open for reading. Owns its open files until close(); a context manager, too.
 
-    config: the object of config.json.  names: of all tensors, each with the file it is in.
+    config: the object of config.json.
+    names: of all tensors, each with the file it is in.
     companions: names of the files of COMPANIONS that are there.
+
     Raises WeightsError for whatever is none, before any tensor is read.
     """
 

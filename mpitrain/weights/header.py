@@ -70,7 +70,9 @@ def parsed(content: bytes) -> Any:
 class SafetensorsFile:
     """An open file, of which any rows of any tensor can be read. Owns its descriptor until close().
 
-    entries: its tensors, by name.  Raises WeightsError for whatever is no such file.
+    entries: its tensors, by name.
+
+    Raises WeightsError for whatever is no such file.
     """
 
     def __init__(self, path: Path):

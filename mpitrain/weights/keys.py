@@ -1,6 +1,6 @@
 """config.json of a Hugging Face folder as keys of ours, and back.
 
-What the fields of a model type mean, its family says (plan/declared/hugging_face.py).
+A family says what the fields of its model types mean (plan/declared/hugging_face.py).
 """
 
 from collections.abc import Mapping
@@ -38,8 +38,11 @@ DTYPE_FIELDS = ("dtype", "torch_dtype")  # of 5.x and 4.x
 class ModelKeys(NamedTuple):
     """What a config.json says.
 
-    family: value of model.family.  kind: its model type.  keys: by our names, `model.width`.
-    lines: of the report.  further: blocks that only predict further tokens.
+    family: value of model.family.
+    kind: its model type.
+    keys: by our names, `model.width`.
+    lines: of the report.
+    further: blocks that only predict further tokens.
     """
 
     family: str
@@ -152,7 +155,8 @@ def config_json(
 ) -> dict[str, Any]:
     """Return the object of config.json for a resolved configuration's model.
 
-    code: dtype of the tensors.  carried: the config.json that the weights once came with, or nothing.
+    code: dtype of the tensors.
+    carried: the config.json that the weights once came with, or nothing.
     ends: numbers of special tokens, where that one says nothing.
     """
     kind, fields = fields_of(config)

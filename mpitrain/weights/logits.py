@@ -52,7 +52,10 @@ np.savez(out, logits=logits.double().numpy(), wrong=json.dumps(wrong), version=t
 class SameLogits(NamedTuple):
     """Logits of transformers and ours.
 
-    version: of transformers.  largest: difference.  most: largest logit.  tokens: that were compared.
+    version: of transformers.
+    largest: difference.
+    most: largest logit.
+    tokens: that were compared.
     """
 
     version: str

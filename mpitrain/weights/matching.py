@@ -25,8 +25,10 @@ IGNORED = (r".*\.rotary_emb\.inv_freq", r".*\.masked_bias")
 class Weight:
     """A weight of ours, and the tensors of a folder that it lies in.
 
-    spec: whole.  rows: of it that the tensors have; the others, of a padded vocabulary, they lack.
-    tensors: names; one of each expert, if by_expert.  shape: of each.
+    spec: whole.
+    rows: of it that the tensors have; the others, of a padded vocabulary, they lack.
+    tensors: names; one of each expert, if by_expert.
+    shape: of each.
     """
 
     spec: Spec

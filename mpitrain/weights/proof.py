@@ -66,7 +66,9 @@ def read_back(
 ) -> ReadBack:
     """Read some weights of an export, by their numbers, and compare them with the checkpoint's.
 
-    each: hears how many bytes were read. Raises ExportError for the first number that differs.
+    each: hears how many bytes were read.
+
+    Raises ExportError for the first number that differs.
     """
     source = FolderSource(folder, matched, plan.config)
     digests: dict[str, dict[int, bytes]] = {}

@@ -6,9 +6,9 @@ how long a stash is held. The table is built from it in steps:
 
     repeat   the block for every microbatch
     reorder  move the warmup's and the cooldown's actions into free slots before them, if the peak
-             of stashes stays as it is,
-                first with W where it is, then with W in the first free slots
-    squeeze     drop slots that are free for all, keeping every rank's order
+             of stashes stays as it is, first with W where it is, then with W in the first free
+             slots
+    squeeze  drop slots that are free for all, keeping every rank's order
 
 The order doesn't depend on the times of F, I and W; its bubble grows with every microbatch if they
 differ much.
@@ -126,9 +126,8 @@ def _events(ranks: list[Lines]) -> list[tuple[int, int, int, int]]:
 
 
 def _needed(ranks: list[Lines], rank: int, line: int, m: int) -> list[int]:
-    """Return the slots of what an action waits for.
-
-    This leg on the rank before, the leg before, the microbatch before.
+    """Return the slots of what an action waits for: this leg on the rank before, the leg before,
+    the microbatch before.
     """
     slots = [ranks[rank][line][m - 1]] if m else []
     if line in LEGS:
@@ -223,9 +222,8 @@ class _SlotRow:
         return peak
 
     def moves(self, slot: int, earlier: int, limit: int) -> bool:
-        """Move an action if its new slot is free and no more than `limit` stashes are held then.
-
-        Tell whether.
+        """Move an action if its new slot is free and no more than `limit` stashes are held then;
+        return whether.
         """
         if self.lines[earlier] is not None:
             return False

@@ -182,9 +182,8 @@ class _ZbSearch:
             self._put(rank, "I")
 
     def _extra_forwards(self) -> list[int]:
-        """Return how many forwards more each rank runs until its first I arrives.
-
-        Fewer than the rank before it.
+        """Return how many forwards more each rank runs until its first I arrives: fewer than the
+        rank before it.
         """
         extra = [0] * len(self.ranks)
         first_input = self.ranks[-1].now + self.times.input

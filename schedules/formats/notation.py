@@ -1,9 +1,12 @@
 """A table in the field's notation, which `mpitrain schedule --json` prints and other programs read.
 
-F3   forward      B3  backward for inputs, our I      W3  backward for weights      BW3  whole backward, our B
-F3.1      on the rank's chunk 1, where ranks have several stages (of a model with two copies: on
-          copy 1)
-F3.1/s2   segment 2 of the sequence, where microbatches are cut
+F3            forward
+B3            backward for inputs, our I
+W3            backward for weights
+BW3           whole backward, our B
+F3.1          on the rank's chunk 1, where ranks have several stages (of a model with two copies: on
+              copy 1)
+F3.1/s2       segment 2 of the sequence, where microbatches are cut
 [F3.0|BW1.1]  a pair that runs together
 """
 

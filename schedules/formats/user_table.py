@@ -2,9 +2,9 @@
 
     rank 0: F0@0 F1@0 B0@0 B1@0     our text, as write_table() writes it (see table)
       F2@0 B2@0                     an indented line goes on with the rank above
-    F0 F1 B0 B1       one stage a rank: `rank 0:` and stages may be left out
-    0F0,0F1,,0B0,0B1  CSV: our tokens, or PyTorch's, as its schedules' _dump_csv writes them (see
-                      csv_table)
+    F0 F1 B0 B1                     one stage a rank: `rank 0:` and stages may be left out
+    0F0,0F1,,0B0,0B1                CSV: our tokens, or PyTorch's, as its schedules' _dump_csv
+                                    writes them (see csv_table)
 
 A file may hold more than a table. What lowering adds is left out: messages, gathers and releases,
 reductions, the update; parts of a computation are joined. PyTorch's older letters are read as what

@@ -10,7 +10,7 @@ from mpitrain.schedules.table import Table
 def with_messages(table: Table, num_parts: Sequence[int] | None = None) -> list[list[Action]]:
     """Put the receive before each action that needs a message and the send after each that makes one.
 
-    Of a pair both receives come first and both sends last, so that nothing interrupts it. With
+    Both receives of a pair come first and both sends last, so that nothing interrupts it. With
     `num_parts`, of each stage, pairs are walked as pairs of parts; a send then stands right after
     the last part of what makes it.
     """

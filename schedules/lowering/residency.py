@@ -1,6 +1,5 @@
-"""Have only those parameters whole that are needed now or next (ZeRO-3).
-
-When buckets are gathered (prefetch, PyTorch's UNSHARD) and released (RESHARD).
+"""Have only those parameters whole that are needed now or next (ZeRO-3): when buckets are gathered
+(prefetch, PyTorch's UNSHARD) and released (RESHARD).
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,9 +47,8 @@ class Residency(NamedTuple):
         return _merged(map(self.needed, group))
 
     def windows(self, program: Iterable[Action]) -> list[list[Key]]:
-        """Return the buckets to have while each part, or pair, that needs parameters runs.
-
-        Its own and those of the next `ahead`.
+        """Return the buckets to have while each part, or pair, that needs parameters runs: its own
+        and those of the next `ahead`.
 
         With until="step" also those that were needed before and will be again.
         """

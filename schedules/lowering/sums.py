@@ -1,6 +1,5 @@
-"""Sum gradients over other axes than the data axis.
-
-Which buckets, in which order, and where the instructions stand.
+"""Sum gradients over other axes than the data axis: which buckets, in which order, and where the
+instructions stand.
 
 A bucket can have copies on other ranks, of which each has part of the gradient. It then has a chain
 of instructions; each starts one sum, and waits for what the one before it has started:
@@ -63,9 +62,8 @@ class Chains:
             )
 
     def owner(self, key: Key) -> Key:
-        """Return the bucket of the same rank that a bucket is added to before it is summed.
-
-        But for tied weights, itself.
+        """Return the bucket of the same rank that a bucket is added to before it is summed: itself,
+        but for tied weights.
         """
         return self._first_tied(self.rank_of[key[0]]) if TIED in self.first_over(key) else key
 
@@ -161,9 +159,8 @@ def with_sums(programs: Sequence[Sequence[Action]], chains: Chains) -> list[list
 
 
 def _in_one_order(spots: dict[Action, _Spot], chains: Chains) -> None:
-    """Let sums that join two ranks stand in one order on all of them.
-
-    By when both are complete, each as early as that allows.
+    """Let sums that join two ranks stand in one order on all of them: by when both are complete,
+    each as early as that allows.
     """
     meetings = {tuple(sorted((action, other))) for action in spots if (other := chains.partner(action))}
     latest: dict[int, _Spot] = {}
@@ -191,7 +188,8 @@ def _late(rank: int, chains: Chains) -> list[Action]:
 class _SummedRow:
     """A rank's program without the reductions of buckets that are summed over other axes first.
 
-    complete: where in it each of those is complete.  sent: the place behind its last send.
+    complete: where in it each of those is complete.
+    sent: the place behind its last send.
     """
 
     def __init__(self, program: Sequence[Action], chains: Chains):
@@ -208,9 +206,8 @@ class _SummedRow:
                 self.sent = len(self._bare)
 
     def behind(self, index: int) -> int:
-        """Return the place behind the next computation, or pair, and the sends and reductions that follow it.
-
-        Or the end.
+        """Return the place behind the next computation, or pair, and the sends and reductions that
+        follow it, or the end.
         """
         bare = self._bare
         while index < len(bare) and bare[index].kind not in (*COMPUTE, PAIR.kind):

@@ -53,8 +53,9 @@ def simulate(
     schedule: a table, whose messages are then added, or the lowered programs of all ranks.
     cost: time of each instruction, or of each kind; absent, F, I and W take 1 and B 2. A part takes
     its equal share of the whole.
-    transfers: how long GATHER, SUM and REDUCE travel, besides the cost of starting them. Raises
-    ScheduleError if the programs can't be played to their end.
+    transfers: how long GATHER, SUM and REDUCE travel, besides the cost of starting them.
+
+    Raises ScheduleError if the programs can't be played to their end.
     """
     programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
     return _Player(

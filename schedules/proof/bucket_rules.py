@@ -44,9 +44,8 @@ def parameters_resident(needs: Needs, residency: Residency | None) -> None:
 
 
 class _Held:
-    """The buckets that one rank holds while its program is read.
-
-    Where each was gathered, or else last released.
+    """The buckets that one rank holds while its program is read: where each was gathered, or else
+    last released.
     """
 
     def __init__(self, needs: Needs, rank: int):
@@ -131,9 +130,8 @@ def reductions_follow(needs: Needs, *, each: bool = False) -> None:
 
 
 def sums_meet(needs: Needs) -> None:
-    """Demand that two pipeline ranks start the sums of the axis that joins them in one order.
-
-    By it they are matched.
+    """Demand that two pipeline ranks start the sums of the axis that joins them in one order, by
+    which they are matched.
     """
     # by rank, the other rank, and axis
     started: dict[tuple[int, int, str], list[tuple[ActionPlace, Action]]] = defaultdict(list)

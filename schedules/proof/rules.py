@@ -62,9 +62,8 @@ def nothing_foreign(needs: Needs, num_stages: int, num_microbatches: int) -> Non
 
 
 def everything_computed(needs: Needs, num_stages: int, num_microbatches: int, train: bool) -> None:
-    """Demand one F and one B, or one F, I and W, of every microbatch on every stage.
-
-    In evaluation one F only.
+    """Demand one F and one B, or one F, I and W, of every microbatch on every stage; in evaluation
+    one F only.
     """
     for stage in range(num_stages):
         rank = needs.rank_of.get(stage, min(stage, len(needs.programs) - 1))
@@ -111,9 +110,8 @@ def parts_complete(needs: Needs, num_parts: Sequence[int] | None) -> None:
 
 
 def needs_come_first(needs: Needs, *, messages: bool = True) -> None:
-    """Demand that what an action needs is issued.
-
-    Before it on its own rank, or sent by another rank and received.
+    """Demand that what an action needs is issued before it on its own rank, or sent by another rank
+    and received.
 
     Without `messages`, as in a table, other ranks aren't looked at.
     """
@@ -160,9 +158,8 @@ def messages_matched(needs: Needs) -> None:
 
 
 def gradients_ascend(needs: Needs) -> None:
-    """Demand ascending microbatch order of all that adds to a stage's gradients.
-
-    Of matrices part by part, and of vectors.
+    """Demand ascending microbatch order of all that adds to a stage's gradients: of matrices part
+    by part, and of vectors.
 
     Sums then have one order in all schedules, and the same bits. Segments of one microbatch
     descend, as their backwards must.

@@ -116,7 +116,7 @@ def adamw(weights, grads, moments, step, *, lr, betas, eps, decay, clip):
 
 
 def sgd_step(weights, grads, states, step, lr, *, momentum, nesterov, decay):
-    """Update `weights` and `states` in place by gradient descent with momentum; matrices decay."""
+    """Update `weights` and `states` in place by gradient descent with momentum; all but vectors decay."""
     for name, w in weights.items():
         g = grads[name]
         m = states[name] = momentum * states.get(name, torch.zeros_like(w)) + g

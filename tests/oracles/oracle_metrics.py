@@ -33,7 +33,8 @@ def attention(p, h, sees, heads, kv_heads):
 class Batch:
     """What the microbatches of a step, or of a validation, add up to.
 
-    has: heads, layers and so on.  experts: their keys.
+    has: heads, layers and so on.
+    experts: their keys.
     """
 
     def __init__(self, w, has, experts):

@@ -36,17 +36,40 @@ KINDS = {
 LAYOUTS = {
     1: {kind: ("dp=1",) for kind in KINDS},
     2: {
-        "dense": ("tp=2", "tp=2 async_tp=true", "tp=2 "
-                                                "sequence=false "
-                                                "model.mtp=1", "cp=2", "cp=2 context=ulysses", "dp=2 zero=3"),
-        "documents": ("cp=2", "cp=2 context=gather"), "sinks": ("cp=2", "dp=2 etp=2"),
-        "latent": ("tp=2 ep=2", "dp=2 ep=2 zero=3"),
-        "experts": ("dp=2 ep=2 experts.wire=fp8", "dp=2 ep=2 "
-                                                  "comm.node_ranks=1", "dp=2 etp=2 experts.buffer=0.5"),
+        "dense": (
+            "tp=2",
+            "tp=2 async_tp=true",
+            "tp=2 sequence=false model.mtp=1",
+            "cp=2",
+            "cp=2 context=ulysses",
+            "dp=2 zero=3",
+        ),
+        "documents": (
+            "cp=2",
+            "cp=2 context=gather",
+        ),
+        "sinks": (
+            "cp=2",
+            "dp=2 etp=2",
+        ),
+        "latent": (
+            "tp=2 ep=2",
+            "dp=2 ep=2 zero=3",
+        ),
+        "experts": (
+            "dp=2 ep=2 experts.wire=fp8",
+            "dp=2 ep=2 comm.node_ranks=1",
+            "dp=2 etp=2 experts.buffer=0.5",
+        ),
     },
-    4: {"experts": ("dp=4 ep=4 comm.node_ranks=2", "dp=4 ep=4 comm.node_ranks=2 "
-                                                   "experts.wire=bf16"), "dense": ("tp=2 cp=2",)},
-}  # fmt: skip
+    4: {
+        "experts": (
+            "dp=4 ep=4 comm.node_ranks=2",
+            "dp=4 ep=4 comm.node_ranks=2 experts.wire=bf16",
+        ),
+        "dense": ("tp=2 cp=2",),
+    },
+}
 CASES = [
     (size, kind, layout)
     for size, kinds in LAYOUTS.items()

@@ -36,49 +36,80 @@ VARIANTS = {
     ),
 }  # fmt: skip
 LAYOUTS = {
-    1: ("", "recompute=full", "recompute=selective", "offload=optimizer", "buffer=0.3"),
+    1: (
+        "",
+        "recompute=full",
+        "recompute=selective",
+        "offload=optimizer",
+        "buffer=0.3",
+    ),
     2: (
-        "ep=2", "etp=2", "dp=2 zero=1", "dp=2 zero=3", "tp=2", "tp=2 ep=2", "tp=2 etp=2", "cp=2 ep=2",
-        "pp=2", "ep=2 buffer=0.2",
-        "etp=2 buffer=0.4 recompute=full", "pp=2 schedule=zbv", "pp=2 "
-                                                                "schedule=dualpipev",
-                                                                "pp=2 schedule=dualpipe",
-        "ep=2 zero=2 reduce=microbatch", "pp=2 schedule=seq1f1b", "pp=2 schedule=seq1f1b recompute=full",
+        "ep=2",
+        "etp=2",
+        "dp=2 zero=1",
+        "dp=2 zero=3",
+        "tp=2",
+        "tp=2 ep=2",
+        "tp=2 etp=2",
+        "cp=2 ep=2",
+        "pp=2",
+        "ep=2 buffer=0.2",
+        "etp=2 buffer=0.4 recompute=full",
+        "pp=2 schedule=zbv",
+        "pp=2 schedule=dualpipev",
+        "pp=2 schedule=dualpipe",
+        "ep=2 zero=2 reduce=microbatch",
+        "pp=2 schedule=seq1f1b",
+        "pp=2 schedule=seq1f1b recompute=full",
     ),
     4: (
-        "ep=4", "ep=2 etp=2", "ep=2 zero=3", "tp=2 ep=4", "tp=2 ep=2 zero=2", "tp=2 pp=2 ep=2 schedule=zbv",
+        "ep=4",
+        "ep=2 etp=2",
+        "ep=2 zero=3",
+        "tp=2 ep=4",
+        "tp=2 ep=2 zero=2",
+        "tp=2 pp=2 ep=2 schedule=zbv",
         "cp=2 tp=2 ep=4 buffer=0.3",
-        "cp=2 pp=2 ep=2 schedule=dualpipev", "tp=4 ep=2 buffer=0.2", "etp=2 zero=3 dp_shard=2",
+        "cp=2 pp=2 ep=2 schedule=dualpipev",
+        "tp=4 ep=2 buffer=0.2",
+        "etp=2 zero=3 dp_shard=2",
         "pp=2 ep=2 schedule=zb-h1 buffer=0.3",
         "pp=2 ep=2 schedule=dualpipe recompute=selective micro=1",
     ),
-    8: ("ep=8 micro=1", "tp=2 cp=2 ep=8", "tp=2 "
-                                          "cp=2 "
-                                          "pp=2 "
-                                          "ep=4 "
-                                          "schedule=zbv", "ep=4 etp=2 zero=3 "
-                                                          "micro=1", "tp=2 pp=2 ep=2 etp=2 zero=1",
+    8: (
+        "ep=8 micro=1",
+        "tp=2 cp=2 ep=8",
+        "tp=2 cp=2 pp=2 ep=4 schedule=zbv",
+        "ep=4 etp=2 zero=3 micro=1",
+        "tp=2 pp=2 ep=2 etp=2 zero=1",
         "cp=2 ep=2 zero=3",
     ),
-}  # fmt: skip
+}
 ON_NODES = {
-    2: ("ep=2 node_ranks=1", "tp=2 ep=2 node_ranks=1 buffer=0.4", "cp=2 ep=2 node_ranks=1 recompute=full"),
+    2: (
+        "ep=2 node_ranks=1",
+        "tp=2 ep=2 node_ranks=1 buffer=0.4",
+        "cp=2 ep=2 node_ranks=1 recompute=full",
+    ),
     4: (
-        "ep=4 node_ranks=2", "ep=4 node_ranks=1 buffer=0.6", "tp=2 "
-                                                             "ep=2 "
-                                                             "etp=2 "
-                                                             "node_ranks=2",
-                                                             "ep=2 etp=2 node_ranks=2 buffer=0.7 zero=3",
-        "cp=2 tp=2 ep=4 node_ranks=2 buffer=0.4", "pp=2 ep=2 node_ranks=1 schedule=dualpipev micro=1",
-        "tp=4 ep=4 node_ranks=2 recompute=selective", "pp=2 ep=2 node_ranks=1 schedule=zb-h1 buffer=0.6",
+        "ep=4 node_ranks=2",
+        "ep=4 node_ranks=1 buffer=0.6",
+        "tp=2 ep=2 etp=2 node_ranks=2",
+        "ep=2 etp=2 node_ranks=2 buffer=0.7 zero=3",
+        "cp=2 tp=2 ep=4 node_ranks=2 buffer=0.4",
+        "pp=2 ep=2 node_ranks=1 schedule=dualpipev micro=1",
+        "tp=4 ep=4 node_ranks=2 recompute=selective",
+        "pp=2 ep=2 node_ranks=1 schedule=zb-h1 buffer=0.6",
     ),
     8: (
-        "ep=8 node_ranks=4 micro=1", "ep=4 etp=2 node_ranks=4 "
-                                     "buffer=0.6 zero=2 micro=1", "tp=2 cp=2 ep=8 node_ranks=2 buffer=0.5",
-        "ep=8 node_ranks=2 micro=1", "tp=2 pp=2 ep=2 etp=2 "
-                                     "node_ranks=2", "tp=2 cp=2 pp=2 ep=4 node_ranks=2 schedule=zbv",
+        "ep=8 node_ranks=4 micro=1",
+        "ep=4 etp=2 node_ranks=4 buffer=0.6 zero=2 micro=1",
+        "tp=2 cp=2 ep=8 node_ranks=2 buffer=0.5",
+        "ep=8 node_ranks=2 micro=1",
+        "tp=2 pp=2 ep=2 etp=2 node_ranks=2",
+        "tp=2 cp=2 pp=2 ep=4 node_ranks=2 schedule=zbv",
     ),
-}  # fmt: skip
+}
 TABLES = {"recompute": "memory", "offload": "memory", "buffer": "experts", "schedule": "pipeline",
     "micro": "batch"} | {
     "node_ranks": "comm", "documents": "data", "wire": "experts", "active": "experts", "compute": "precision",

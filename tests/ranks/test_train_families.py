@@ -56,31 +56,48 @@ OF_EXPERTS = (
 EPS = {"sinking": 1e-5, "gpt-oss": 1e-5}  # of others 1e-6
 LIMIT = 0.1  # of gpt-oss's gates, such that it is met
 EVERYWHERE = {
-    1: ("", "memory.recompute=selective", "pipeline.schedule=seq1f1b",
-        "pipeline.schedule=seq1f1b memory.recompute=full"),
-    2: (
-        "tp=2", "tp=2 sequence=false", "tp=2 async_tp=true", "tp=2 "
-                                                             "memory.recompute=selective",
-                                                             "tp=2 pipeline.schedule=seq1f1b",
-        "pp=2 pipeline.schedule=zbv", "dp=2 zero=3", "dp=2 zero=1 "
-                                                     "data.documents=separate",
-                                                     "dp=2 memory.offload=activations",
+    1: (
+        "",
+        "memory.recompute=selective",
+        "pipeline.schedule=seq1f1b",
+        "pipeline.schedule=seq1f1b memory.recompute=full",
     ),
-    4: ("tp=4", "tp=4 sequence=false", "tp=4 async_tp=true", "tp=2 pp=2", "tp=2 dp=2 zero=2",
-        "tp=2 pp=2 pipeline.schedule=zb-h1"),
-}  # fmt: skip
+    2: (
+        "tp=2",
+        "tp=2 sequence=false",
+        "tp=2 async_tp=true",
+        "tp=2 memory.recompute=selective",
+        "tp=2 pipeline.schedule=seq1f1b",
+        "pp=2 pipeline.schedule=zbv",
+        "dp=2 zero=3",
+        "dp=2 zero=1 data.documents=separate",
+        "dp=2 memory.offload=activations",
+    ),
+    4: (
+        "tp=4",
+        "tp=4 sequence=false",
+        "tp=4 async_tp=true",
+        "tp=2 pp=2",
+        "tp=2 dp=2 zero=2",
+        "tp=2 pp=2 pipeline.schedule=zb-h1",
+    ),
+}
 SPREAD = {
     2: (
-        "cp=2 context=zigzag", "cp=2 context=ring", "cp=2 context=gather",
+        "cp=2 context=zigzag",
+        "cp=2 context=ring",
+        "cp=2 context=gather",
         "cp=2 context=ulysses memory.recompute=selective",
-        "cp=2 context=zigzag data.documents=separate", "cp=2 context=ulysses data.documents=separate",
+        "cp=2 context=zigzag data.documents=separate",
+        "cp=2 context=ulysses data.documents=separate",
     ),
-    4: ("cp=2 context=gather tp=2", "cp=2 "
-                                    "context=zigzag "
-                                    "tp=2 "
-                                    "async_tp=true", "cp=4 context=ulysses",
-                                    "cp=2 context=ulysses dp=2 zero=3"),
-}  # fmt: skip
+    4: (
+        "cp=2 context=gather tp=2",
+        "cp=2 context=zigzag tp=2 async_tp=true",
+        "cp=4 context=ulysses",
+        "cp=2 context=ulysses dp=2 zero=3",
+    ),
+}
 ENOUGH = (
     "",
     "tp=2",
@@ -104,27 +121,36 @@ FOLDED = {
 }
 CASES += [(kind, size, layout) for kind in SPARSE for size, layouts in FOLDED.items() for layout in layouts]
 FURTHER = {  # predicted tokens besides the next
-    ("sinking", 1): ("model.mtp=2 model.mtp_weight=0.7", "model.mtp=1 "
-                                                         "memory.recompute=selective",
-                                                         "model.mtp=1 pipeline.schedule=seq1f1b"),
-    ("latent", 2): (
-        "model.mtp=2 tp=2", "model.mtp=1 tp=2 "
-                            "sequence=false "
-                            "model.tied=false", "model.mtp=1 tp=2 async_tp=true", "model.mtp=1 pp=2",
-        "model.mtp=2 pp=2 model.tied=false", "model.mtp=1 pp=2 "
-                                             "pipeline.schedule=zbv "
-                                             "model.tied=false", "model.mtp=1 dp=2 zero=3",
-        "model.mtp=2 pp=2 pipeline.schedule=dualpipe", "model.mtp=2 cp=2 "
-                                                       "context=zigzag", "model.mtp=2 cp=2 context=ring",
-        "model.mtp=2 dp=2 zero=2 "
-        "data.documents=separate model.tied=false", "model.mtp=1 cp=2 context=gather data.documents=separate",
+    ("sinking", 1): (
+        "model.mtp=2 model.mtp_weight=0.7",
+        "model.mtp=1 memory.recompute=selective",
+        "model.mtp=1 pipeline.schedule=seq1f1b",
     ),
-    ("deepseek-v3", 2): ("model.mtp=1 tp=2 ep=2", "model.mtp=1 pp=2 "
-                                                  "model.tied=false", "model.mtp=1 ep=2 zero=3"),
-    ("latent", 4): ("model.mtp=1 tp=2 pp=2 "
-                    "pipeline.schedule=zb-h1", "model.mtp=2 tp=2 cp=2 context=zigzag model.tied=false"),
+    ("latent", 2): (
+        "model.mtp=2 tp=2",
+        "model.mtp=1 tp=2 sequence=false model.tied=false",
+        "model.mtp=1 tp=2 async_tp=true",
+        "model.mtp=1 pp=2",
+        "model.mtp=2 pp=2 model.tied=false",
+        "model.mtp=1 pp=2 pipeline.schedule=zbv model.tied=false",
+        "model.mtp=1 dp=2 zero=3",
+        "model.mtp=2 pp=2 pipeline.schedule=dualpipe",
+        "model.mtp=2 cp=2 context=zigzag",
+        "model.mtp=2 cp=2 context=ring",
+        "model.mtp=2 dp=2 zero=2 data.documents=separate model.tied=false",
+        "model.mtp=1 cp=2 context=gather data.documents=separate",
+    ),
+    ("deepseek-v3", 2): (
+        "model.mtp=1 tp=2 ep=2",
+        "model.mtp=1 pp=2 model.tied=false",
+        "model.mtp=1 ep=2 zero=3",
+    ),
+    ("latent", 4): (
+        "model.mtp=1 tp=2 pp=2 pipeline.schedule=zb-h1",
+        "model.mtp=2 tp=2 cp=2 context=zigzag model.tied=false",
+    ),
     ("deepseek-v3", 4): ("model.mtp=1 tp=2 pp=2 ep=2 pipeline.schedule=dualpipev",),
-}  # fmt: skip
+}
 CASES += [(kind, size, layout) for (kind, size), layouts in FURTHER.items() for layout in layouts]
 
 

@@ -30,23 +30,44 @@ from mpitrain.errors import CheckpointError, ConfigError, StoppedEarly
 BATCH = [kind for kind in SCHEDULERS if kind != "kubernetes"]
 SITE = ["--account", "abc123", "--queue", "long", "--gpus", "4", "--ranks-per-node", "4", "--cores", "6"]
 EXPECTED = {  # directives that each scheduler needs for that, 3 nodes and 26.5 hours
-    "slurm": ["#SBATCH --nodes=3", "#SBATCH --ntasks-per-node=4", "#SBATCH "
-                                                                  "--cpus-per-task=6",
-                                                                  "#SBATCH --time=26:30:00",
-              "#SBATCH --requeue", "#SBATCH --account=abc123", "#SBATCH "
-                                                               "--partition=long",
-                                                               "#SBATCH --gpus-per-node=4", "LAUNCH=(srun) "],
-    "pbs": ["#PBS -l select=3:ncpus=24:mpiprocs=4:ngpus=4", "#PBS "
-                                                            "-l "
-                                                            "walltime=26:30:00", "#PBS -A abc123",
-                                                            "#PBS -q long", "#PBS -r y",
-            "MPITRAIN_JOB_END=$(($(date +%s) + 95400))", "LAUNCH=(mpirun -n 12) "],
-    "lsf": ["#BSUB -n 12", '#BSUB -R "span[ptile=4]"', "#BSUB -W 1590", '#BSUB -Q "75"', "#BSUB -P abc123",
+    "slurm": [
+        "#SBATCH --nodes=3",
+        "#SBATCH --ntasks-per-node=4",
+        "#SBATCH --cpus-per-task=6",
+        "#SBATCH --time=26:30:00",
+        "#SBATCH --requeue",
+        "#SBATCH --account=abc123",
+        "#SBATCH --partition=long",
+        "#SBATCH --gpus-per-node=4",
+        "LAUNCH=(srun) ",
+    ],
+    "pbs": [
+        "#PBS -l select=3:ncpus=24:mpiprocs=4:ngpus=4",
+        "#PBS -l walltime=26:30:00",
+        "#PBS -A abc123",
+        "#PBS -q long",
+        "#PBS -r y",
+        "MPITRAIN_JOB_END=$(($(date +%s) + 95400))",
+        "LAUNCH=(mpirun -n 12) ",
+    ],
+    "lsf": [
+        "#BSUB -n 12",
+        "#BSUB -R \"span[ptile=4]\"",
+        "#BSUB -W 1590",
+        "#BSUB -Q \"75\"",
+        "#BSUB -P abc123",
         "#BSUB -q long",
-            "#BSUB -gpu num=4", "#BSUB -r"],
-    "flux": ["#flux: --nodes=3", "#flux: --time-limit=95400s", "#flux: --bank=abc123", "#flux: --queue=long",
-             "LAUNCH=(flux run -N 3 -n 12 -c 6 -g 1) "],
-}  # fmt: skip
+        "#BSUB -gpu num=4",
+        "#BSUB -r",
+    ],
+    "flux": [
+        "#flux: --nodes=3",
+        "#flux: --time-limit=95400s",
+        "#flux: --bank=abc123",
+        "#flux: --queue=long",
+        "LAUNCH=(flux run -N 3 -n 12 -c 6 -g 1) ",
+    ],
+}
 
 
 @pytest.fixture
@@ -144,15 +165,15 @@ def test_kubernetes_gets_names_of_any_characters(folder, monkeypatch):
 
 def test_a_job_is_explained(folder):
     said = job("slurm", *SITE, "--set", "parallel.tp=2", "--set", "parallel.pp=2").output
-    for text in ("3 nodes x 4 = 12, started by srun", "pp(2) "
-                                                      "x "
-                                                      "dp(3) "
-                                                      "x "
-                                                      "cp(1) "
-                                                      "x "
-                                                      "tp(2)", "runs/my run: 7 steps",
-                                                      "sbatch my-run.slurm.sh",
-                 "at most 100 times", "scancel --signal=USR1 JOB", "my-run-JOB.out"):  # fmt: skip
+    for text in (
+        "3 nodes x 4 = 12, started by srun",
+        "pp(2) x dp(3) x cp(1) x tp(2)",
+        "runs/my run: 7 steps",
+        "sbatch my-run.slurm.sh",
+        "at most 100 times",
+        "scancel --signal=USR1 JOB",
+        "my-run-JOB.out",
+    ):
         assert text in said, said
 
 

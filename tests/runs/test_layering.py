@@ -452,20 +452,18 @@ ELSEWHERE = {
     "comm/transports/window.py": {"open": "/dev/zero"},
     "comm/base/world.py": {"read_text": "/proc", "write_text": "/proc"},
     "mpitrain/checkpoint/files.py": {"h5py.File": "writes to memory, or to an open file"},
-    "mpitrain/commands/job/render.py": {"read_text": "a "
-                                                     "template "
-                                                     "beside "
-                                                     "the code", "open": "a new script, and later the same"},
+    "mpitrain/commands/job/render.py": {
+        "read_text": "a template beside the code",
+        "open": "a new script, and later the same",
+    },
     "mpitrain/commands/schedule/command.py": {"write_bytes": "--out, which the user names"},
     "mpitrain/data/draft.py": {"np.memmap": "an open file"},
     "mpitrain/data/tokens.py": {"np.memmap": "an open file, or the draft that this process writes"},
-    "mpitrain/plan/routing.py": {"np.load": "bytes that are read",
-        "zipfile.ZipFile": "bytes that are read"},
-    "mpitrain/training/replay/recording.py": {"zipfile.ZipFile": "the "
-                                                                 "draft "
-                                                                 "of "
-                                                                 "replacing()",
-                                                                 "self._file.open": "a member of an archive"},
+    "mpitrain/plan/routing.py": {"np.load": "bytes that are read", "zipfile.ZipFile": "bytes that are read"},
+    "mpitrain/training/replay/recording.py": {
+        "zipfile.ZipFile": "the draft of replacing()",
+        "self._file.open": "a member of an archive",
+    },
     "mpitrain/training/replay/replay.py": {"self._file.open": "a member of an archive"},
 }  # fmt: skip
 # methods of ours that have such a name

@@ -2,9 +2,8 @@
 
 MPITRAIN_LAYOUTS=all: 300 steps of the quickstart, not 40 of a tiny model.
 
-The band: the mean loss of any 20 steps within 4 % of fp32's, and the last validation loss within 2
-%. (Seen over 300 steps of the
-quickstart: at most 1.9 %, and 0.5 %.)
+The band: the mean loss of any 20 steps within 4 % of fp32's, and the last validation loss within
+2 %. (Seen over 300 steps of the quickstart: at most 1.9 %, and 0.5 %.)
 """
 
 import json

@@ -62,14 +62,19 @@ SMALL = ("--ranks", "2", "--set", "model.layers=2", "--set", "batch.global=4")
 
 @pytest.mark.parametrize(
     "words",
-    ["--help", "--version", "schedule "
-                            "zbv "
-                            "--stages 2 "
-                            "--microbatches "
-                            "4", f"check {' '.join(SMALL)}", f"program --rank 1 {' '.join(SMALL)}",
-     f"memory {' '.join(SMALL)}", "job slurm --nodes 2 --time "
-                                  "1:00:00 --out {}/job.sh", "job again 0", "run --help", "ckpt --help"],
-)  # fmt: skip
+    [
+        "--help",
+        "--version",
+        "schedule zbv --stages 2 --microbatches 4",
+        f"check {' '.join(SMALL)}",
+        f"program --rank 1 {' '.join(SMALL)}",
+        f"memory {' '.join(SMALL)}",
+        "job slurm --nodes 2 --time 1:00:00 --out {}/job.sh",
+        "job again 0",
+        "run --help",
+        "ckpt --help",
+    ],
+)
 def test_what_sends_no_message_works(python, tmp_path, words):
     done = (
         call(python, *MPITRAIN, *words.format(tmp_path).split(), "--set", f"run.dir={tmp_path}")

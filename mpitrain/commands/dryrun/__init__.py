@@ -1,8 +1,8 @@
 """The dry run of a layout: all ranks, real communicators and real messages, and nothing computed.
 
-phases      `mpitrain run --dry-run`: start, recipes, communicators, steps, report
-recipes     another process rehearses each rank, the only one that loads torch
-rehearsal   what a rank would start in a step, by the actor itself on axes that send nothing
-silent_walk a rank that computes nothing walks its program, with real operations
-signed      messages that are checked as they come
+phases       `mpitrain run --dry-run`: start, recipes, communicators, steps, report
+recipes      another process rehearses each rank, the only one that loads torch
+rehearsal    what a rank would start in a step, by the actor itself on axes that send nothing
+silent_walk  a rank that computes nothing walks its program, with real operations
+signed       messages that are checked as they come
 """

@@ -5,9 +5,9 @@ come:
 
     gathered, exchanged, passed on, sent  the first 8 bytes of a part
     summed                                each shard begins with a table of one header a rank, of
-                                          which a rank writes its own and others
-                                            write 0: the sum has them all. In a shard too short for
-                                                that, one place for all: their sum
+                                          which a rank writes its own and others write 0: the sum
+                                          has them all. In a shard too short for that, one place
+                                          for all: their sum
 
 A header holds the number of the operation among those of its axis and step (of a message between
 stages its tag), and the length of the whole buffer. A part of less than 8 bytes carries none.

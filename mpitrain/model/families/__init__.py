@@ -2,9 +2,11 @@
 
 llama  mistral  qwen2  qwen3  smollm3  gemma  olmo  gpt2          dense
 mixtral  gpt_oss  deepseek  glm  qwen3                            with experts
-decoder: layers as most families have them; sparse: which blocks have experts
-fields, names: of config.json and of weights in Hugging Face folders, which families share
-catalog: the plan of a configuration
+
+decoder        layers as most families have them
+sparse         which blocks have experts
+fields, names  of config.json and of weights in Hugging Face folders, which families share
+catalog        the plan of a configuration
 
 A new family is one file, here or, as model.family = "module:name", anywhere on Python's path:
 tests/support/new_family.py has an activation of its own, norms behind sublayers and soft-capped scores.

@@ -31,7 +31,9 @@ def decoder(
 
     kind: of norms before sublayers, of heads, and before the logits.
     behind: of norms behind sublayers; then of that before the logits, too.
-    gate: activation of feed-forwards.  scale: of embeddings.  more: fields of Attention.
+    gate: activation of feed-forwards.
+    scale: of embeddings.
+    more: fields of Attention.
     """
     model = config.model
     depth = 2 * model.layers

@@ -1,8 +1,9 @@
 """Gemma 2 and 3 (arXiv:2408.00118, section 2; 2503.19786, section 2), the latter of texts alone.
 
-Norms before and behind each sublayer, which multiply by 1 + weight; GEGLU; embeddings times the root of the
-width; windows in turn with attention to all positions. Gemma 2 caps scores and logits; Gemma 3 norms queries
-and keys, and positions of blocks with a window have a theta of their own.
+They have norms before and behind each sublayer, which multiply by 1 + weight; GEGLU; embeddings
+times the root of the width; windows in turn with attention to all positions. Gemma 2 caps scores
+and logits; Gemma 3 norms queries and keys, and positions of blocks with a window have a theta of
+their own.
 """
 
 from typing import Any

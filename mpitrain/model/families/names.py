@@ -23,7 +23,7 @@ ENDS = {
 def in_block(names: Mapping[str, Form]) -> dict[str, Form]:
     """Return names of weights of a block, with those of the block in front.
 
-    Of a Stored, only ours: its own name is whole.
+    Of a Stored only our name gets it: its own name is whole.
     """
     return {
         f"blocks.{{block}}.{ours}": f"{BLOCK}{theirs}" if isinstance(theirs, str) else theirs

@@ -3,17 +3,18 @@
 Kept of it, with n = B T positions on this rank, width D, H C query and K C key-value features; of a
 norm's factor 1 per position, of attention's log-sum-exp H in fp32 at least:
 
-    none  2 n D + n + 2 n H C + 2 n K C + n H  unit and normed input | q, k, v, result; in bf16
-                                               without n H, and with the
-                                                       probabilities of short sequences
-                                                           (plan/declared/probabilities.py)
-    selective   n D + n + n H C + 2 n K C      input | q, k, v
-    from I to W 2 n D + 2 n H C + 2 n K C      both factors of each weight gradient, in every mode
-    normed      n (H + K) (C + 1)              besides: unit queries and keys, in every mode
-    working     3 n D, 3 n D or n (H + 2 K) C  forward, backward: gradients of q, k and v; selective
-                                               2.5 n H C more; in bf16
-                                                       on a CPU pieces of probabilities, and
-                                                           gradients of k and v in fp32
+    none         2 n D + n + 2 n H C + 2 n K C + n H  unit and normed input | q, k, v, result; in
+                                                      bf16 without n H, and with the probabilities
+                                                      of short sequences
+                                                      (plan/declared/probabilities.py)
+    selective    n D + n + n H C + 2 n K C            input | q, k, v
+    from I to W  2 n D + 2 n H C + 2 n K C            both factors of each weight gradient, in every
+                                                      mode
+    normed       n (H + K) (C + 1)                    besides: unit queries and keys, in every mode
+    working      3 n D, 3 n D or n (H + 2 K) C        forward, backward: gradients of q, k and v;
+                                                      selective 2.5 n H C more; in bf16 on a CPU
+                                                      pieces of probabilities, and gradients of k
+                                                      and v in fp32
 
 With fp8 these factors (normed input, result) have one byte a number, the rest two. tp divides H and
 K, cp divides n; with `sequence`, tp divides what stands before the gather, too. There the normed
@@ -53,9 +54,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attention:
-    """depth: layers whose outputs are added to the residual stream.
-
-    Projections back into it start smaller (GPT-2, section 2.3).
+    """depth: layers whose outputs are added to the residual stream; projections back into it start
+    smaller (GPT-2, section 2.3).
 
     rope: of the first features of a head, or of all; None: without positions (arXiv:2305.19466).
     eps: of norms. kind: of all of them.
@@ -244,7 +244,7 @@ def _scores_at_once(sizes: Sizes, heads: int) -> int:
 def seen(sequence: int, window: int = 0) -> float:
     """Return how many positions a query sees on average, a half of its own.
 
-    Of w in a window, those after the first w see all w.
+    In a window of w, those after the first w see all w.
     """
     window = min(window or sequence, sequence)
     return window * (1 - window / (2 * sequence))

@@ -2,12 +2,12 @@
 
 Kept of it, with n = B T positions on this rank, width D, F hidden units:
 
-    none        2 n D + n + 4 n F  unit and normed input | gate, silu(gate), up, product; with
-                                   run.compile, and of another activation, not silu(gate)
-    selective   n D + n + 2 n F    input | gate, up
-    from I to W 2 n D + 3 n F      both factors of each weight gradient, in every mode
-    working     3 n D, 3 n F       forward, backward; selective 2 n F, 5 n F: what isn't kept is
-                                   made, and made again
+    none         2 n D + n + 4 n F  unit and normed input | gate, silu(gate), up, product; with
+                                    run.compile, and of another activation, not silu(gate)
+    selective    n D + n + 2 n F    input | gate, up
+    from I to W  2 n D + 3 n F      both factors of each weight gradient, in every mode
+    working      3 n D, 3 n F       forward, backward; selective 2 n F, 5 n F: what isn't kept is
+                                    made, and made again
 
 tp divides F. What fp8, tp, `sequence` and cp change stands in layers/attention.py.
 """

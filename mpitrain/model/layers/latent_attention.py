@@ -17,8 +17,8 @@ Kept of it, with n = B T positions on this rank, D width, L = Q + K + R width of
 (latent of queries, of keys and values, rotary), H heads, C = head_width + R, V width of values:
 
     none         2 n D + n + n (Q + 1) + n (K + 1) | n L | 4 n H C - n H (C - V) + n H
-                 units and inputs | latent | q, k, v, result twice
-                 in bf16 without n H, with probabilities as in attention.py
+                 units and inputs | latent | q, k, v, result twice; in bf16 without n H, with
+                 probabilities as in attention.py
     selective    n D + n + n (Q + 1) + n (K + 1) | n L | 3 n H C
     from I to W  2 n D + n (Q + K + R) + n L + n H (C + head_width + 2 V)
                  both factors of each weight gradient

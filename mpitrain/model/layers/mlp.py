@@ -2,10 +2,10 @@
 
 Kept of it, with n = B T positions on this rank, width D, F hidden units:
 
-    none        2 n D + n + 2 n F  unit and normed input | before and after the activation
-    selective   n D + n + n F      input | before the activation
-    from I to W 2 n D + 2 n F      both factors of each weight gradient, in every mode
-    working     3 n D, 3 n F       forward, backward
+    none         2 n D + n + 2 n F  unit and normed input | before and after the activation
+    selective    n D + n + n F      input | before the activation
+    from I to W  2 n D + 2 n F      both factors of each weight gradient, in every mode
+    working      3 n D, 3 n F       forward, backward
 
 tp divides F. What fp8, tp, `sequence` and cp change stands in layers/attention.py.
 """

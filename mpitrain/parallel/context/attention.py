@@ -1,12 +1,13 @@
 """Context parallelism: attention whose queries, keys and values are spread along the sequence over an axis.
 
-| kind    | placement | what travels                       | refuses                                       |
-|---------|-----------|------------------------------------|-----------------------------------------------|
-| ring    | plain     | keys and values, round a ring      | a sequence that c doesn't divide              |
-| zigzag  | zigzag    | the same, and all have equal work  | a sequence that 2c doesn't divide             |
-| gather  | zigzag    | keys and values, to everyone       | a sequence that 2c doesn't divide             |
-| ulysses | plain     | positions for heads, and back      | heads that c doesn't divide; K and c
-                                                           unrelated |
+| kind    | placement | what travels                      | refuses                           |
+|---------|-----------|-----------------------------------|-----------------------------------|
+| ring    | plain     | keys and values, round a ring     | a sequence that c doesn't divide  |
+| zigzag  | zigzag    | the same, and all have equal work | a sequence that 2c doesn't divide |
+| gather  | zigzag    | keys and values, to everyone      | a sequence that 2c doesn't divide |
+| ulysses | plain     | positions for heads, and back     | heads that c doesn't divide, and  |
+|         |           |                                   | c, K of which neither divides the |
+|         |           |                                   | other                             |
 
 An attention is causal by *position*, and within documents if they are given. Both directions are
 generators, as in parallel/walk.py: they start an operation, compute, yield its Pending when they
@@ -59,7 +60,8 @@ def context_attention(
 
     Raises ConfigError, on all ranks alike, before anything is sent.
 
-    sequence: positions in all.  heads, kv_heads: those that this rank has, so divided by tp.
+    sequence: positions in all.
+    heads, kv_heads: those that this rank has, so divided by tp.
     """
     return ContextAttention(
         axis,
@@ -110,6 +112,7 @@ class ContextAttention:
         q: [B, H, t, C].
         k, v: [B, K, t, C], RoPE applied.
         request: without a mask. The tensors are read until the walk ends.
+
         No autograd: nothing that needs a gradient is recorded.
         """
         self._require(q, self.heads)

@@ -7,9 +7,9 @@ For 4 ranks, what rank 1 holds in each turn:
 
     backward    turn     own, first   1: of 0      2: of 3      3: of 2      own, rest
                          kv ---->     kv ---->     kv ---->
-                                      grad ---->  grad ---->  grad ---->  the gradient of a kv
-                                                                          follows it round and ends
-                                                                          at home
+                                      grad ---->  grad ---->  grad ---->
+
+The gradient of a kv follows it round and ends at home.
 
 Keys and values reach rank r in turn n from rank r-n. Their gradients hop one turn later, computed
 while the next turn does; the last hop, home, travels during the second half of the own keys' work.

@@ -68,7 +68,7 @@ class Ulysses:
     def backward(self, saved: SavedHeads, grad_of_out: torch.Tensor, request: AttentionRequest):
         """Yield both all-to-alls; return the gradients of q, k and v, and of sinks.
 
-        Of those of other heads, other ranks have it.
+        Other ranks have those of the sinks of other heads.
         """
         q, k, v, out, lse, documents_BT = saved
         visible = self._visible(documents_BT)

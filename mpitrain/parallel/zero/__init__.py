@@ -5,5 +5,4 @@ pool                       the memory of gathered weights and unreduced gradient
 parameters                 a parameter as the model sees it: a view into its bucket
 tree_accumulation          gradient accumulation in one fixed tree, for the same bits in every layout
 initial, inverse_normal    initial weights that know nothing of the layout
-pinned                     pinned host memory
 """

@@ -80,8 +80,9 @@ def initialise(
     pads it stays 0.
 
     seed: None where others come: constants alone are filled in.
-    Computed on the host by so many threads, in fp64, rounded to fp32 unless `out` has
-    more, and from there to its dtype.
+
+    Computed on the host by so many threads, in fp64, rounded to fp32 unless `out` has more, and
+    from there to its dtype.
     """
     pieces = list(_pieces(layout, first, last, out))
     if not out.is_meta and pieces and seed is not None:

@@ -10,11 +10,11 @@ interval is found in a table, and in it
 If both ends of what that leaves open round to the same fp32 number, so does the exact value. Of the
 rest, one in 200, and of numbers outside the table the exact function is computed: its bits, always.
 
-    q           2^-14 ....... 2^-3        2^-2                2^-1      intervals: STEPS of each
-                                                                        octave, as floating-point
-                                                                        numbers
-    interval  0 | 1 ...... STEPS | ...... | ...... STEPS ...... | last  lie; the first and the last
-                                                                        have nan: exact
+    q           2^-14 ....... 2^-3        2^-2                2^-1
+    interval  0 | 1 ...... STEPS | ...... | ...... STEPS ...... | last
+
+Intervals are STEPS of each octave, as floating-point numbers lie; the first and the last have nan:
+exact.
 """
 
 import math

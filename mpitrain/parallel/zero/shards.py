@@ -2,18 +2,19 @@
 
 They are divided over the shard axis.
 
-    parallel.zero  weights  gradients                                optimiser
-    0              whole    whole                                    whole: the shard axis has size
-                                                                     1
-    1              whole    whole                                    shard
-    2              whole    whole from the first backward that adds  shard
-                                                 to them until they are reduced: in each
-                                                 microbatch, or with parallel.reduce =
-                                                 "step" once
-    3               whole from GATHER to         the same                                   shard
-                    RELEASE, else the shard
-                    (parallel.gather = "step":
-                    in memory that stays)
+    parallel.zero  weights                       gradients                         optimiser
+    0              whole                         whole                             whole: the shard
+                                                                                   axis has size 1
+    1              whole                         whole                             shard
+    2              whole                         whole from the first backward     shard
+                                                 that adds to them until they are
+                                                 reduced: in each microbatch, or
+                                                 once with
+                                                 parallel.reduce = "step"
+    3              whole from GATHER to          the same                          shard
+                   RELEASE, else the shard;
+                   with parallel.gather = "step"
+                   in memory that stays
 
 With parallel.reduce = "microbatch" 0 and 1 have whole gradients in lent buffers as well: 0 adds
 them up whole, 1 in shards. Then all four add the same numbers in the same order.
@@ -262,7 +263,7 @@ class Weights:
     def update(self) -> None:
         """Take over what the optimiser did to `master`.
 
-        From host memory the copy is only started, on the stream that computes: what is computed
+        Out of host memory the copy is only started, on the stream that computes: what is computed
         next waits for it, and so does what changes `master` next, for it waits for gradients that
         come after.
         """

@@ -7,8 +7,8 @@ run of them. Their number is odd * 2**k: groups of `odd` neighbours are summed o
 then pairs of groups, then pairs of pairs. With dp = 1, 2, 4 ... 2**k each rank computes whole
 subtrees, and the sum over ranks (comm/base/buffers.py) is the rest of the same tree:
 
-    6 slots, odd = 3  ((0 + 1) + 2)  +  ((3 + 4) + 5)  dp = 1: all here.  dp = 2: the outer sum is
-                                                                          that over ranks
+    6 slots, odd = 3  ((0 + 1) + 2)  +  ((3 + 4) + 5)  dp = 1: all here
+                                                       dp = 2: the outer sum is that over ranks
 
 A rank holds a buffer for each group it is adding to, and one for each subtree that waits for its
 neighbour: k of them at most.

@@ -1,6 +1,5 @@
-"""The most that the microbatches of a rank hold, played through its program.
-
-Between computations and inside of them.
+"""The most that the microbatches of a rank hold, played through its program: between computations
+and inside of them.
 """
 
 from collections import Counter

@@ -21,9 +21,8 @@ PRODUCT = 2**22
 
 
 class Inside(NamedTuple):
-    """The most bytes of a microbatch at once.
-
-    Of what autograd keeps, with what is recomputed; and with what is worked with besides.
+    """The most bytes of a microbatch at once: of what autograd keeps, with what is recomputed; and
+    with what is worked with besides.
     """
 
     recorded: int

@@ -9,5 +9,7 @@ family          a family of models: layers, keys with their defaults, presets
 optimizers      an optimiser: its keys, its moments (optimizer state), whether it needs whole matrices
 traffic         what is started, before it is: operation, axis, bytes
 layer_traffic   what the items of a layer send over tp and cp
+hugging_face    fields of config.json as keys of ours, and names of weights
+published       public models: shapes by name, each with its source
 formatting      numbers and tables as text
 """

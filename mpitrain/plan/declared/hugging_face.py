@@ -153,7 +153,8 @@ Value = TypeVar("Value")
 class Fields:
     """The fields of a config.json, while a family reads them. Every mistake raises ConfigError.
 
-    tree: the file's object.  where: its path, for messages.
+    tree: the file's object.
+    where: its path, for messages.
     keys: what they become, by our keys: {"model.width": 576}.
     lines: of the report, one for each key.
     """

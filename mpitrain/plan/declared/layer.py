@@ -49,9 +49,10 @@ class Layer(Protocol):
         """Return the multiplications of a token's forward: by these, layers are divided over stages."""
 
     def flops(self, sequence: int) -> float:
-        """Return the model FLOPs of a token in a training step.
+        """Return the model FLOPs of a token in a training step: 6 for each weight of a product,
+        forward and backward.
 
-        For each weight of a product 6, forward and backward (a lookup is none).
+        A lookup is no product.
 
         For causal attention 6 T D besides: half of the 12 T D of PaLM (arXiv:2204.02311, appendix
         B), because half of the scores are masked. Recomputation isn't counted; of what isn't a product

@@ -151,10 +151,9 @@ class Spec:
 
 @dataclass(frozen=True)
 class Shard:
-    """Rank `rank` of `size` of the tensor-parallel axis; `sequence`.
+    """Rank `rank` of `size` of the tensor-parallel axis.
 
-    Activations between blocks are divided over it too.
-
+    sequence: activations between blocks are divided over it, too.
     experts, hidden: which part of the experts, and of each of them, and of how many.
     """
 

@@ -8,8 +8,8 @@ be reduced while the next part runs.
 
     blocks   embedding | block 0 | block 1 | block 2 | head
     parts    [     part 1      ] [          part 0         ]     bucket k is complete after part k
-                                                                 the tied embedding is a bucket of
-                                                                     its own, complete last
+
+The tied embedding is a bucket of its own, complete last.
 
 Weights and gradients of a bucket lie in flat buffers of one layout. Every parameter begins on a
 multiple of BLOCK elements, and so does every rank's shard of a buffer: a block belongs to one

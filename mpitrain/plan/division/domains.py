@@ -33,9 +33,8 @@ def _data_ranks_that_divide(config: ResolvedConfig) -> int:
 
 
 def _ranks_that_divide_experts(config: ResolvedConfig) -> int:
-    """All that have the same experts.
-
-    With dp_shard, those among the ranks that divide the dense state, if they are whole groups.
+    """All ranks that have the same experts; with dp_shard, those among the ranks that divide the
+    dense state, if they are whole groups.
     """
     parallel = config.parallel
     inside = parallel.ep * parallel.etp
@@ -90,9 +89,8 @@ def domains_of(config: ResolvedConfig) -> dict[str, Domain]:
 
 
 def counts_apart(config: ResolvedConfig) -> bool:
-    """Return whether what is counted has buckets of its own.
-
-    Where other weights, or other gradients on their way, are rounded.
+    """Return whether what is counted has buckets of its own: where other weights, or other
+    gradients on their way, are rounded.
     """
     narrow, wide = itemsizes_of(config)
     return bool(config.experts.count) and (narrow < wide or config.precision.reduce != "same")

@@ -1,6 +1,6 @@
 """Gradient accumulation: which instructions of a program add to which gradients.
 
-When a group of microbatches is complete, and what a sum takes.
+It says, too, when a group of microbatches is complete, and what a sum takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,9 +74,8 @@ def added_to(action: Action, stages: Mapping[int, StageLike]) -> list[Any]:
 
 
 def summed_in(bucket: BucketLike, stages: Mapping[int, StageLike]) -> list[Any]:
-    """Return the gradients of this rank that a bucket's is the sum of, itself first.
-
-    Of a tied embedding all its uses.
+    """Return the gradients of this rank that a bucket's is the sum of, itself first: of a tied
+    embedding all its uses.
     """
     others = [
         other

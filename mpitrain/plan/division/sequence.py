@@ -24,9 +24,9 @@ OF_KIND = {"ring": "plain", "zigzag": "zigzag", "gather": "zigzag", "ulysses": "
 
 @dataclass(frozen=True)
 class Tile:
-    """Some queries against some keys, each a slice of what is held; `causal`.
+    """Some queries against some keys, each a slice of what is held.
 
-    The diagonal, where both are the same positions.
+    causal: the tile is on the diagonal: queries and keys have the same positions.
     """
 
     queries: slice
@@ -67,9 +67,8 @@ class SequencePlacement:
         return [(chunk * self._chunk, (chunk + 1) * self._chunk) for chunk in chunks]
 
     def positions(self, rank: int) -> np.ndarray:
-        """Return the position of everything `rank` holds, [t].
-
-        For RoPE, and to cut tokens, labels, masks and documents.
+        """Return the position of everything `rank` holds, [t], for RoPE, and to cut tokens, labels,
+        masks and documents.
         """
         return np.concatenate([np.arange(begin, end) for begin, end in self.spans(rank)])
 

@@ -1,9 +1,11 @@
 """What a plan will hold and send, before there is memory for it: `mpitrain memory`.
 
-memory, memory_table                        all rows of a rank, and their table
-bucket_buffers, pool_sizes, arena           weights, gradients, and what is lent for a while
-message_memory, staged_bytes, snapshot_bytes    what messages, their copies and a save hold
-node_memory                                 whether a node, or a GPU, has room
-alternatives                                what other settings would hold
-link_choices                                what follows from measured bandwidth
+memory, memory_table                          all rows of a rank, and their table
+bucket_buffers, pool_sizes, arena             weights, gradients, and what is lent for a while
+message_memory, staged_bytes, snapshot_bytes  what messages, their copies and a save hold
+rounded_copies                                copies in 16 bits, of what is summed
+node_memory, memory_limit                     whether a node, a GPU or memory.limit_gb has room
+step_time/                                    how long a step takes
+alternatives                                  what other settings would hold
+link_choices                                  what follows from measured bandwidth
 """

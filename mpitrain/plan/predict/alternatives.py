@@ -42,9 +42,8 @@ def _with_parallel(plan: Plan, **keys: Any) -> Plan:
 
 
 def with_recompute(plan: Plan, mode: str) -> Plan:
-    """Return the plan of the same run with another memory.recompute.
-
-    Without parallel.regather where that doesn't go with it.
+    """Return the plan of the same run with another memory.recompute, without parallel.regather
+    where that doesn't go with it.
     """
     memory = msgspec.structs.replace(plan.config.memory, recompute=mode, every=0)
     found = Plan(msgspec.structs.replace(plan.config, memory=memory), plan.model)

@@ -7,8 +7,8 @@ are those of a rank of the pipeline rank that needs most:
     gather  "step", if fetching weights for each use takes longer than all that is computed, and
             whole weights fit into memory
     tail    the fewest backwards that take twice as long as the reductions they hide, and that fit
-            into memory; at most four, and four
-             where weights are fetched for each use: once for all of them
+            into memory; at most four, and four where weights are fetched for each use: once for all
+            of them
 
 A rank computes at half of its peak, as a guess: what is chosen changes the time of a step, and no
 bit of what it computes.
@@ -199,9 +199,8 @@ def _fetched(plan: Plan, bucket: HeldBucket) -> Counter[str]:
 
 
 def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
-    """Return what a rank sends for the sum of a bucket's gradient.
-
-    In shards, and of each shard over those that have the same.
+    """Return what a rank sends for the sum of a bucket's gradient: in shards, and of each shard
+    over those that have the same.
     """
     domain = domains_of(plan.config)[bucket.plan.domain]
     layout = bucket.weights.layout

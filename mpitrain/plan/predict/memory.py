@@ -2,23 +2,22 @@
 
 Nothing is allocated for it.
 
-weights      of the bucket buffers, padding included, and with 16-bit types their fp32 masters
-gradients    the same; with ZeRO-2 and 3 the shards
-moments      of the optimiser, without padding
-gathered     weights that ZeRO-3 has whole for a while, an arena of them (pool_sizes.py)
-unreduced    gradients that ZeRO-2 and 3 have whole until they are reduced, or a sum in a tree until
-             it is complete
-activations  what microbatches leave behind at the peak of the schedule (plan/activations/kept.py;
-             measured: actor/memory_meter.py)
-recomputed   what is made again for a backward then (memory.recompute), on top of that
-             (plan/activations/transients.py)
-working      what the forward or backward of one block takes besides
-messages     windows of shared memory, scratch for sums, what travels between pipeline ranks
-             (message_memory.py)
-host         what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on
-             their way back; activations, in
-              buffers that each stage keeps for the next step (16-bit ones but for norms' factors,
-                  which are fp32)
+weights       of the bucket buffers, padding included, and with 16-bit types their fp32 masters
+gradients     the same; with ZeRO-2 and 3 the shards
+moments       of the optimiser, without padding
+gathered      weights that ZeRO-3 has whole for a while, an arena of them (pool_sizes.py)
+unreduced     gradients that ZeRO-2 and 3 have whole until they are reduced, or a sum in a tree
+              until it is complete
+activations   what microbatches leave behind at the peak of the schedule (plan/activations/kept.py;
+              measured: actor/memory_meter.py)
+recomputed    what is made again for a backward then (memory.recompute), on top of that
+              (plan/activations/transients.py)
+working       what the forward or backward of one block takes besides
+messages      windows of shared memory, scratch for sums, what travels between pipeline ranks
+              (message_memory.py)
+host          what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on
+              their way back; activations, in buffers that each stage keeps for the next step
+              (16-bit ones but for norms' factors, which are fp32)
 copy to save  in host memory: masters and moments, from which a thread saves
               (plan/predict/snapshot_bytes.py)
 """

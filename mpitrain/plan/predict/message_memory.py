@@ -2,14 +2,13 @@
 
 Windows of shared memory, scratch for sums, and what travels between pipeline ranks.
 
-window  of each axis within a node whose ranks read one another's memory (comm/base/axis_operations.py);
-        each
-         rank's part is its own
-scratch  of an axis that sums by messages, or over several nodes (comm/transports/levels.py): of constant
-         size, but for sums in one round, by MPI's collectives, and all-reduces of 16-bit numbers over
-         nodes, which are added in fp32
-copies     in 16 bits, of what is summed (rounded_copies.py)
-links      two receives posted ahead, and one send
+window   of each axis within a node whose ranks read one another's memory
+         (comm/base/axis_operations.py); each rank's part is its own
+scratch  of an axis that sums by messages, or over several nodes (comm/transports/levels.py): of
+         constant size, but for sums in one round, by MPI's collectives, and all-reduces of 16-bit
+         numbers over nodes, which are added in fp32
+copies   in 16 bits, of what is summed (rounded_copies.py)
+links    two receives posted ahead, and one send
 """
 
 import math
@@ -85,8 +84,8 @@ def _scratch(plan: Plan, rank: int) -> int:
 class _Scratch:
     """What an axis holds besides its buffers, by the way its data goes.
 
-    one level  of a sum, the copies of the own shard, as long as a bucket, but in rounds of constant
-               size; on a node, the others' memory is read
+    one level   of a sum, the copies of the own shard, as long as a bucket, but in rounds of
+                constant size; on a node, the others' memory is read
     two levels  of a sum, a copy of the own shard from each neighbour, and of its part from each
                 node; of a reduce-scatter and an all-gather, rounds sorted by nodes
 

@@ -18,7 +18,7 @@ from mpitrain.plan.predict.memory_limit import require_limit
 def require_memory(plan: Plan) -> None:
     """Raise ConfigError for more than memory.limit_gb, and if a rank's share can't fit into this node.
 
-    Of the largest stage: weights, gradients and moments.
+    The share is that of the largest stage: weights, gradients and moments.
 
     The tensor-parallel ranks of a stage are on one node, and have it all together; those of its
     experts can be on others.
@@ -59,12 +59,11 @@ def require_gpu_memory(
 ) -> None:
     """Raise ConfigError if what the ranks on one GPU keep at least can't fit into its memory.
 
-    What `mpitrain memory` says of each.
+    It is what `mpitrain memory` says of each. Activations of experts aren't counted, for these it
+    says the most; nor is what kernels work with, which is measured on CPUs, nor what messages take
+    on the host.
 
-    pipeline_ranks: the coordinate along pp of each rank on it.  Activations of experts aren't
-                                                                 counted, for these it says the
-                                                                 most; nor
-    is what kernels work with, which is measured on CPUs, nor what messages take on the host.
+    pipeline_ranks: the coordinate along pp of each rank on it.
     """
     usages = {rank: predict_rank(plan, rank, on_gpu=True) for rank in set(pipeline_ranks)}
     of_experts = bool(plan.config.experts.count)

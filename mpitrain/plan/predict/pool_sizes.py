@@ -1,13 +1,11 @@
-"""The buffers that a program borrows.
-
-With ZeRO-3 weights; with ZeRO-2 and 3, sums after each microbatch, or sums in a tree, gradients.
+"""The buffers that a program borrows: weights with ZeRO-3; gradients with ZeRO-2 and 3, with sums
+after each microbatch, or in a tree.
 
 weights    from GATHER to RELEASE, unless they are kept over the step, or no other rank has a part
            of them
 gradients  from the first backward that adds to them until they are reduced. A reduction travels
-           under the next computation.
-             A backward that takes buffers after that waits for it, for they may lie in its memory.
-             What no other rank has a part of is added to its sum at once.
+           under the next computation. A backward that takes buffers after that waits for it, for
+           they may lie in its memory. What no other rank has a part of is added to its sum at once.
 """
 
 from collections import defaultdict

@@ -1,6 +1,5 @@
-"""What a rank copies to host memory to save it beside the steps (run.save = "background").
-
-Each element of the model by one rank.
+"""What a rank copies to host memory to save it beside the steps (run.save = "background"): each
+element of the model by one rank.
 """
 
 from collections.abc import Mapping
@@ -14,9 +13,8 @@ from mpitrain.plan.predict.memory import moment_bytes
 
 
 def copy_bytes(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -> int:
-    """Return the bytes of the copy of a rank of one pipeline rank, of those that save.
-
-    The first with their shard, and along tp.
+    """Return the bytes of the copy of a rank of one pipeline rank, of those that save: the first
+    with their shard, and along tp.
 
     shards: its part of a state that is divided, by domain; None: the one that is largest.
     """

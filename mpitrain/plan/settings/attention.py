@@ -24,9 +24,8 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 
 def head_width(config: ResolvedConfig) -> int:
-    """Return the width of a head's queries and keys in a resolved configuration.
-
-    With latent attention, of their part without positions.
+    """Return the width of a head's queries and keys in a resolved configuration; with latent
+    attention, of their part without positions.
     """
     return config.attention.head_width or config.model.width // config.model.heads
 

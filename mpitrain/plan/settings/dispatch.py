@@ -4,14 +4,13 @@ Integers and names only.
 
     flat          for each of its experts a row of the token goes to the rank that has it
     hierarchical  one row of the token goes to each node that has some of its experts, to the rank
-                  with the same place there; that
-                     rank sends copies on inside the node. On the way back it adds up what they make
-                         of the token, and one row crosses
+                  with the same place there; that rank sends copies on inside the node. On the way
+                  back it adds up what they make of the token, and one row crosses
 
 The experts axis, M nodes of N neighbours each, is two axes then: experts_far (M ranks) and
 experts_near (N ranks). DeepSeek-V3 does so between InfiniBand and NVLink (arXiv:2412.19437, section
-3.2.2). The result is the same but for the order in which a token's experts are
-added: those of a node first.
+3.2.2). The result is the same but for the order in which a token's experts are added: those of
+a node first.
 """
 
 import json

@@ -219,9 +219,8 @@ def rows_at_once(
 
 
 def most_rows(config: ResolvedConfig, segments: int = 1) -> int:
-    """Return how many rows of a microbatch can come to a rank at once.
-
-    As many as it holds, if there can be so many.
+    """Return how many rows of a microbatch can come to a rank at once: as many as it holds, if
+    there can be so many.
     """
     experts = config.experts
     parallel = config.parallel

@@ -2,14 +2,13 @@
 
 Multiples of 16, or the GPU's instructions have no such product.
 
-width           of the residual stream
-query heads     their features on one rank of tp: rows of q, columns of the output
-key-value heads     the same
-hidden units    of the feed-forward, on one rank of tp
-positions       of a microbatch, over which a weight gradient is summed: on one rank of cp, of a
-                segment; with parallel.async_tp, of
-                a piece of the sequence that is computed while others travel
-                    (parallel/async_tp.py)
+width            of the residual stream
+query heads      their features on one rank of tp: rows of q, columns of the output
+key-value heads  the same
+hidden units     of the feed-forward, on one rank of tp
+positions        of a microbatch, over which a weight gradient is summed: on one rank of cp, of a
+                 segment; with parallel.async_tp, of a piece of the sequence that is computed while
+                 others travel (parallel/async_tp.py)
 """
 
 import math

@@ -126,7 +126,8 @@ def table_of(config: ResolvedConfig) -> Table:
 def _require_as_declared(table: Table, config: ResolvedConfig) -> None:
     """Raise ScheduleError unless a schedule of the user's own has the stages a rank that it declares.
 
-    And ConfigError for a capacity of experts, which is of a whole microbatch, if it cuts sequences.
+    It raises ConfigError for a capacity of experts, which is of a whole microbatch, if it cuts
+    sequences.
     """
     _refuse_uneven(table)
     if table.segments > 1 and config.experts.capacity:

@@ -221,10 +221,7 @@ def _refuse_unsharded(parallel: ResolvedParallel) -> None:
 
 
 def with_reduce(parallel: ResolvedParallel, config: ResolvedConfig) -> ResolvedParallel:
-    """Settle when gradients are reduced.
-
-    And take ZeRO for none where there is one data rank, over which nothing is divided.
-    """
+    """Settle when gradients are reduced, and take ZeRO for none where there is one data rank."""
     if not divided(config):
         parallel = msgspec.structs.replace(parallel, zero=0, gather="auto", ahead=1, dp_shard=0)
     if parallel.reduce != "auto":
@@ -399,9 +396,8 @@ def _model(model: Model, preset: Mapping[str, Any], vocab: int, needed: int) -> 
 def _layout(
     config: Config, own: Table | None, layers: int, num_ranks: int, counted: str
 ) -> tuple[ResolvedParallel, Batch]:
-    """Choose the degrees left open.
-
-    As much data parallelism as the batch divides into, pipeline stages for the rest.
+    """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline
+    stages for the rest.
 
     own: the user's own table, which says how many pipeline ranks and microbatches it is for.
     """

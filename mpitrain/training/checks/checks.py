@@ -89,7 +89,7 @@ class Checks:
     def corruption(self, step: int, saving: bool) -> str:
         """Return what of the state after a step can't be relied on; nothing, if all is well.
 
-        Alike on all ranks; collective over them.
+        What it returns is alike on all ranks; it is collective over them.
         """
         if self._twice and self._twice.verdict.text:
             self._say(f"step {step}: {self._twice.verdict.text}")

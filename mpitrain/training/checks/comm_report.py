@@ -1,6 +1,5 @@
-"""What communication cost: of each step on this rank, for metrics.jsonl.
-
-Of all steps on all ranks, as a table at the end of a run.
+"""What communication cost: of each step on this rank, for metrics.jsonl; of all steps on all ranks,
+as a table at the end of a run.
 
 Axes are those of comm/mesh.py, and what is counted stands in comm/meters/account.py. Ranks differ,
 pipeline ranks most: the lines of metrics.jsonl are rank 0's, since asking all ranks would cost

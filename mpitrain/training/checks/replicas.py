@@ -2,10 +2,10 @@
 
 A processor or a memory that errs now and then says nothing of it.
 
-    weights        whole, as they are computed with: on all data-parallel ranks, but with ZeRO-3;
-                   norms also on those of tensor parallelism
-    master, moments    this rank's part: on the ranks of `replicate`
-    a tied embedding, the two models of DualPipe: on other ranks of the pipeline
+    weights           whole, as they are computed with: on all data-parallel ranks, but with ZeRO-3;
+                      norms also on those of tensor parallelism
+    master, moments   this rank's part: on the ranks of `replicate`
+    a tied embedding  on other ranks of the pipeline; so are the two models of DualPipe
 
 What is the same part of the same tensor, whatever the reason, has one key. Keys are dealt over all
 ranks, each judge compares the digests of its own (64 bits of xxHash): 16 bytes a tensor and rank
@@ -41,7 +41,7 @@ class Odd(NamedTuple):
 def different(actor: Actor, world: World) -> str:
     """Return which copies differ, and where they are; nothing if none do.
 
-    Alike on all ranks; collective over all ranks.
+    What it returns is alike on all ranks; it is collective over all ranks.
 
     Waits for weights that are on their way. Nothing is changed.
     """
@@ -82,10 +82,11 @@ def _describe(every: list[Odd], names: dict[int, str], world: World) -> str:
     for odd in sorted(every, key=lambda odd: (len(odd.ranks), odd.ranks)):
         what = next(found[odd.key] for _, found in known if found[odd.key])
         who = " or ".join(f"rank {rank} on {known[rank][0]}" for rank in odd.ranks[:MOST_NAMED])
-        texts.append(f"{what} of {who} is not that of the other "
-                     f"{odd.num_copies - len(odd.ranks)}" if len(odd.ranks) < odd.num_copies
-                     else f"{what} differs between {who.replace(' or ', ' and ')}, and no other copy tells "
-                          "which is right")  # fmt: skip
+        if len(odd.ranks) < odd.num_copies:
+            texts.append(f"{what} of {who} is not that of the other {odd.num_copies - len(odd.ranks)}")
+        else:
+            between = who.replace(" or ", " and ")
+            texts.append(f"{what} differs between {between}, and no other copy tells which is right")
     more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
     return "; ".join(texts[:MOST_NAMED]) + more
 

@@ -69,9 +69,10 @@ class Pass:
 
 
 class RerunVerdict(NamedTuple):
-    """text: what was found, if anything was.
+    """What the passes of a step have shown, alike on all ranks.
 
-    persistent: and it can't be relied on any gradient. Alike on all ranks.
+    text: what was found, if anything was.
+    persistent: all three passes differ; no gradient of this step can be trusted.
     """
 
     text: str = ""

@@ -1,11 +1,12 @@
 """Loss spikes: which step is one, and what was done about them so far.
 
-Alike on all ranks, which all know the same losses.
+All ranks find the same: they know the same losses.
 
     median, deviation  of the last `spikes.window` losses that were none; deviation: 1.4826 times
-                       the median distance from the median,
-                          which is that of a normal distribution, and at least LEAST of the median
-    a spike  a loss of more than median + `spikes.threshold` deviations, once half a window is known
+                       the median distance from the median, which is that of a normal distribution,
+                       and at least LEAST of the median
+    a spike            a loss of more than median + `spikes.threshold` deviations, once half a
+                       window is known
 
 What was skipped on the way is part of a checkpoint, and so are the losses: a run that goes on
 decides as one that never stopped. After a rollback to step c from a spike at step s the batches of

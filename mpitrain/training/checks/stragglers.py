@@ -1,14 +1,13 @@
 """Slow ranks and slow links, named with their nodes every `comm.slow_after` steps, and once more
 when a run ends.
 
-    busy  a step's time without waits for messages, of each rank; divided by the work of its stage
-    slow  a rank, if in three of four steps it was busy FACTOR times as long as others are in the
-          middle: of its stage, or if it has
-               that alone, of all. A rank that is interrupted now and then is not slow, nor is one
-                   that waits for a slow one
+    busy    a step's time without waits for messages, of each rank; divided by the work of its stage
+    slow    a rank, if in three of four steps it was busy FACTOR times as long as others are in the
+            middle: of its stage, or if it has that alone, of all. A rank that is interrupted now
+            and then is not slow, nor is one that waits for a slow one
     a link  between neighbouring nodes is slow if it carries less than 1 / LINK_FACTOR of what links
-            do in the middle, this one before
-               included; measured by a few messages (comm/meters/link_speed.py), and if slow, again
+            do in the middle, this one before included; measured by a few messages
+            (comm/meters/link_speed.py), and if slow, again
 
 Of two ranks the faster one is the middle.
 """
@@ -36,7 +35,8 @@ class Busy(NamedTuple):
     group: ranks that have the same work.
     often, middle: busy for so long in 3 of 4 steps, in 2 of 4.
 
-    work: relative to others.  waits: the ranks it waited for longest, with seconds a step.
+    work: relative to others.
+    waits: the ranks it waited for longest, with seconds a step.
     """
 
     node: str

@@ -1,6 +1,5 @@
-"""Settle what is left open until the links between nodes are known.
-
-When weights are fetched, and what reductions travel under.
+"""Settle what is left open until the links between nodes are known: when weights are fetched, and
+what reductions travel under.
 """
 
 import os
@@ -22,9 +21,8 @@ MOST = 0.8  # of a node's memory: Python, libraries and MPI have some, too
 
 
 def settled(plan: Plan, world: World, placement: DevicePlacement) -> tuple[Plan, str]:
-    """Return the plan with nothing left open, and why, for the user.
-
-    Nothing where data ranks exchange within nodes only. Collective.
+    """Return the plan with nothing left open, and why, for the user: nothing where data ranks
+    exchange within nodes only. Collective.
     """
     names = axes_between(plan)
     if not (left_open(plan) and _cross(names, plan, world)):

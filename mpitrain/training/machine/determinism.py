@@ -5,12 +5,17 @@ What is set in torch, before it first multiplies there.
 What a step does of which CUDA has kernels that add in any order, by atomics, and what becomes of it
 (pytorch's sources, 2.11 to 2.13):
 
-    matrix products      cuBLAS may lend its streams another workspace each time  CUBLAS_WORKSPACE_CONFIG
-    attention, backward  flash and memory-efficient: sums of tiles in any order   in order
-                               cuDNN: not deterministic  not chosen
-    index_add_ (embedding)  atomics                                                 sorted, then sums of runs
-    scatter_add_, gather's  atomics, but of whole numbers, or of one number each    sorted
-    index_put_              any of several values for one place; here there is one  sorted
+    matrix products         cuBLAS may lend its streams another workspace     CUBLAS_WORKSPACE_CONFIG
+                            each time
+    attention, backward     flash and memory-efficient: sums of tiles in any  in order
+                            order
+                            cuDNN: not deterministic                          not chosen
+    index_add_ (embedding)  atomics                                           sorted, then sums of
+                                                                              runs
+    scatter_add_, gather's  atomics, but of whole numbers, or of one number   sorted
+                            each
+    index_put_              any of several values for one place; here there   sorted
+                            is one
 
 torch refuses an operation that it has no deterministic kernel for, and tests/ranks/test_determinism.py
 finds those before a GPU does. On a CPU all are deterministic as they are, and nothing is set: the

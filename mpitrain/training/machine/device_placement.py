@@ -153,8 +153,9 @@ def way_of_messages(placement: DevicePlacement, world: World, wanted: str, timeo
     """Return the way that messages take from and to devices. Collective over all ranks.
 
     wanted: comm.device.
-    timeout_s: of others that wait for a child process, if one has to try. Raises MeshError, alike
-    on all ranks.
+    timeout_s: of others that wait for a child process, if one has to try.
+
+    Raises MeshError, alike on all ranks.
     """
     if placement.gpu is None:
         return gpu_support.STAGED

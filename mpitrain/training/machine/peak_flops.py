@@ -1,6 +1,5 @@
-"""The peak of all ranks in FLOP/s: model FLOPs of what they train (plan/declared/layer.py) are divided by it.
-
-MFU.
+"""The peak of all ranks in FLOP/s: model FLOPs of what they train (plan/declared/layer.py) are
+divided by it (MFU).
 
 A GPU counts once, whatever number of ranks compute on it.
 """
@@ -75,9 +74,10 @@ def data_sheet(name: str) -> One | None:
 
 
 def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) -> PeakFlops:
-    """Return the peak of all ranks.
+    """Return the peak of all ranks: of each GPU as the first of its ranks knows it, of CPUs what
+    rank 0 measures.
 
-    Of each GPU, as the first of its ranks knows it; of CPUs, what rank 0 measures. Collective.
+    It is collective.
     """
     asked = placement.first if placement.gpu else world.rank == 0
     found = [
@@ -144,8 +144,8 @@ def fastest(
 ) -> tuple[float, torch.dtype, int]:
     """Return the highest rate of products of n x n matrices in FLOP/s, and its type and n.
 
-    multiply(n, dtype): returns what multiplies once.  seconds(work): runs it, and returns how long
-                                                       that took on the device.
+    multiply(n, dtype): returns what multiplies once.
+    seconds(work): runs it, and returns how long that took on the device.
     """
     found = []
     for dtype in dtypes:

@@ -44,9 +44,8 @@ class RecordRequest(NamedTuple):
             )
 
     def require_open(self, step: int, folder: Path) -> None:
-        """Raise ConfigError if a run that goes on after `step` is past this one; not if it is recorded.
-
-        Jobs start one command again.
+        """Raise ConfigError if a run that goes on after `step` is past this one; not if it is
+        recorded, since jobs start one command again.
         """
         if self.step <= step and not self.path_in(folder).exists():
             raise ConfigError(

@@ -1,6 +1,5 @@
-"""A rank's part in one step, in a file.
-
-What it began with, what came to it from others, and what it made of that.
+"""A rank's part in one step, in a file: what it began with, what came to it from others, and what
+it made of that.
 
     about              JSON: the configuration, the rank, the step; what it gave to each operation
                        and its gradients, as digests

@@ -187,7 +187,9 @@ class Recorded:
 class Replay:
     """Runs what a file tells.
 
-    at: the instruction before which the debugger is called, if any. Raises DataError.
+    at: the instruction before which the debugger is called, if any.
+
+    Raises DataError.
     """
 
     def __init__(self, path: str, at: str | None = None):

@@ -31,7 +31,8 @@ class Gathered:
     was when it was last taken.
 
     snapshot: what this rank counts; not copied, or else it would be in memory twice.
-    num_bytes: that this rank writes; none but on the first.  own_bytes: what this rank gives.
+    num_bytes: that this rank writes; none but on the first.
+    own_bytes: what this rank gives.
     """
 
     def __init__(self, snapshot: Snapshot, group: Group):
@@ -66,9 +67,8 @@ class Gathered:
                 self._target(name, shape, extent)[...] = array
 
     def parts(self) -> Parts:
-        """Return what was taken, as checkpoint.save takes it, in the memory of this object.
-
-        Nothing but on the first rank.
+        """Return what was taken, as checkpoint.save takes it, in the memory of this object; nothing
+        but on the first rank.
         """
         return self._parts
 
@@ -98,9 +98,8 @@ def _box(shape: tuple[int, ...], extent: Extent) -> Box:
 
 
 def _memory(headers: list[BoxHeader]) -> Parts:
-    """Return uninitialised memory for these boxes.
-
-    In one piece for what makes a whole array, else for each box.
+    """Return uninitialised memory for these boxes, in one piece for what makes a whole array, else
+    for each box.
     """
     by_name = defaultdict(list)
     for header in headers:

@@ -45,8 +45,9 @@ def newest_whole(
     needs: arrays that it must have, with dtypes and shapes.
     warn: hears why a step is passed over, on every rank.
     each: called with what is read next.
-    among: tells which steps count. Raises CheckpointError, alike on all ranks, where there are
-    steps and none can be used.
+    among: tells which steps count.
+
+    Raises CheckpointError, alike on all ranks, where there are steps and none can be used.
     """
     # with it comes h5py: most of what is refused is refused before
     from mpitrain.checkpoint import load

@@ -58,9 +58,9 @@ class Unhealthy(CheckpointError):
 
 
 class Task:
-    """Something a thread of this rank does, while `place` tells it beside what the rank does itself.
+    """Something that a thread of this rank does, or the rank itself if it can have no thread.
 
-    The rank, if it can have no thread.
+    `place` tells of it, besides what the rank does itself.
 
     over: is set at the end.
     what: it does now.
@@ -170,7 +170,10 @@ def saver_of(
     A shard from each rank that is the first to have its part of a domain's state, or of a group of
     ranks.
 
-    newest: what to go on from.  say: prints a line on the first rank.  Collective over all ranks.
+    newest: what to go on from.
+    say: prints a line on the first rank.
+
+    Collective over all ranks.
     """
     run = actor.plan.config.run
     mesh = actor.mesh

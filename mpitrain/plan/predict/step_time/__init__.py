@@ -1,12 +1,14 @@
 """How long a training step takes, before it runs: integers and floats, no torch, no MPI.
 
-machine.py        what a machine can do, from a file of jobs/machines/ or the user's own
-layout.py         how a model is divided over ranks; what contradicts itself is refused
-work.py           what one block computes, passes over memory and sends, in integers
-compute.py        seconds of products, attention and passes
-network.py        seconds of collectives over the links of a machine
-stage_seconds.py  seconds of a stage's forward and backward
-step.py           a step: the pipeline played by the schedules' simulator, data ranks, the update
+machine.py             what a machine can do, from a file of jobs/machines/ or the user's own
+layout.py              how a model is divided over ranks; what contradicts itself is refused
+work.py                what one block computes, passes over memory and sends, in integers
+compute.py             seconds of products, attention and passes
+network.py             seconds of collectives over the links of a machine
+stage_seconds.py       seconds of a stage's forward and backward
+step.py                a step: the pipeline played by the schedules' simulator, data ranks, the
+                       update
 predicted_timeline.py  the played pipeline, with what is exposed in it
-footprint.py      bytes of a rank by formulas
+footprint.py           bytes of a rank by formulas
+advice.py              rules of the field that a layout breaks
 """

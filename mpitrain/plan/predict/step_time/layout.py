@@ -66,7 +66,7 @@ class StepLayout(NamedTuple):
     def sums_each(self) -> bool:
         """Whether gradients are summed over data ranks after each microbatch, not once for all.
 
-        As plan/settings/resolve.py settles parallel.reduce: open, they are with ZeRO-2 and ZeRO-3.
+        plan/settings/resolve.py settles parallel.reduce so: open, they are with ZeRO-2 and ZeRO-3.
         """
         return self.zero >= 2 if self.reduce == "auto" else self.reduce == "microbatch"
 
@@ -139,7 +139,7 @@ class StepLayout(NamedTuple):
 def can_go_by_node(layout: StepLayout, node_ranks: int) -> bool:
     """Return whether experts' rows can go to nodes first, which experts.dispatch = "auto" then has.
 
-    As plan/settings/dispatch.py has it: over several nodes, and whole ones.
+    plan/settings/dispatch.py has it so: over several nodes, and whole ones.
     """
     spread = layout.ep * layout.etp
     whole = spread % node_ranks == 0 and node_ranks % layout.etp == 0

@@ -204,7 +204,7 @@ def _exposed_regather(
 def fetches_each(layout: StepLayout) -> bool:
     """Return whether weights of ZeRO-3 are fetched for each microbatch.
 
-    Not where a pipeline keeps them, or parallel.gather = "step".
+    They aren't where a pipeline keeps them, or with parallel.gather = "step".
     """
     return layout.zero == 3 and layout.pp == 1 and layout.gather != "step"
 

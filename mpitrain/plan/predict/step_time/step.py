@@ -90,7 +90,7 @@ def predict_step(
 def ranks_of(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
     """Return the stages that each pipeline rank has, with the seconds of a microbatch.
 
-    Of two copies each runs half of the microbatches, so a stage takes half of its time in the mean.
+    Each of two copies runs half of the microbatches, so a stage takes half of its time in the mean.
     """
     copies = copies_of(layout)
     shared = [stage.divided(copies) for stage in stages]

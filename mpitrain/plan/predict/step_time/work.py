@@ -1,10 +1,10 @@
 """What one block, and the ends of a model, compute and send for one microbatch on one rank. Integers.
 
-    Product(m, n, k)    C[m, n] = A[m, k] B[k, n], 2 m n k FLOPs
-    AttentionCore                attention without its products: FLOPs of what is not masked, scores in bytes
-    pass_bytes          read and written by norms, activations, sums: everything between products
-    MessageVolume                operation, axis and bytes of its buffer (of all ranks together for
-                        all_gather, of each for the others: comm/base/wire.py)
+    Product(m, n, k)  C[m, n] = A[m, k] B[k, n], 2 m n k FLOPs
+    AttentionCore     attention without its products: FLOPs of what is not masked, scores in bytes
+    pass_bytes        read and written by norms, activations, sums: everything between products
+    MessageVolume     operation, axis and bytes of its buffer (of all ranks together for all_gather,
+                      of each for the others: comm/base/wire.py)
 
 n positions of a microbatch (of this rank of cp), width D, H heads of C, K key-value heads, F hidden
 units; tp divides H, K and F. Sequence parallelism (arXiv:2205.05198, section 4.2.2) gathers n D
