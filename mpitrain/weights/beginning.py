@@ -17,7 +17,7 @@ from mpitrain.errors import CheckpointError
 from mpitrain.inputs import kind_of, listed, replacing, shown
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder, copied_companions
-from mpitrain.weights.keys import OF_TRAINING, TABLES, filled, keys_of, with_keys
+from mpitrain.weights.keys import OF_TRAINING, TABLES, filled, keys_of, require_model, with_keys
 from mpitrain.weights.matching import FURTHER, match
 from mpitrain.weights.weight_source import (
     CheckpointSource,
@@ -57,6 +57,7 @@ def begins(config: Config, before: Config | None = None) -> Beginning:
             )
     with ModelFolder(path) as folder:
         found = keys_of(folder)
+        require_model(found, folder.where(CONFIG))
         config = filled(config, found, folder.where(CONFIG))
         lines = [f"{KEY}: {folder.where(CONFIG)}", *(f"  {line}" for line in found.lines)]
         if TOKENIZER in folder.companions:

@@ -31,7 +31,8 @@ OPEN = (
 )
 OPEN_PREFIXES = ("attention.yarn_", "attention.llama3_")
 TABLES = ("model", "attention", "experts")
-FURTHER = "num_nextn_predict_layers"  # blocks behind the last one that predict further tokens
+# blocks behind the last one that predict further tokens, by both names of 5.x
+FURTHER_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers")
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # of 5.x and 4.x
 
 
@@ -67,10 +68,24 @@ def keys_of(folder: ModelFolder) -> ModelKeys:
     for name in DTYPE_FIELDS:
         if fields.take(name, None) not in (None, "auto", *TORCH.values()):
             fields.refuse(name, f"needed {', '.join(TORCH.values())}")
-    further = fields.integer(FURTHER, 0, least=0)
+    further = max(fields.integer(name, 0, least=0) for name in FURTHER_FIELDS)
     kind.read(fields)
     fields.finish()
+    _require_possible(fields)
     return ModelKeys(family, kind, fields.keys, [f'model.family = "{family}"', *fields.lines], further)
+
+
+def _require_possible(fields: Fields) -> None:
+    """Raise ConfigError for a key whose value no configuration may have."""
+    for table in TABLES:
+        type_of_table = type(getattr(Config(), table))
+        for key, value in fields.keys.items():
+            if key.startswith(f"{table}."):
+                try:
+                    msgspec.convert({key.partition(".")[2]: value}, type_of_table)
+                except msgspec.ValidationError as error:
+                    what = str(error).partition(" - at ")[0]
+                    raise ConfigError(f"{fields.where} gives {key} = {shown(repr(value))}: {what}") from None
 
 
 def _kind_of(fields: Fields) -> tuple[str, ModelType]:
@@ -95,6 +110,14 @@ def filled(config: Config, found: ModelKeys, where: str) -> Config:
     Raises ConfigError for a key that says another model.
     """
     return with_keys(config, {"model.family": found.family, **found.keys}, where)
+
+
+def require_model(found: ModelKeys, where: str) -> None:
+    """Raise ConfigError, which names the file, for sizes that don't fit each other."""
+    try:
+        resolve(on_one_rank(filled(Config(), found, where)), 1, found.vocab)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.args[0]}") from None
 
 
 def with_keys(config: Config, keys: Mapping[str, Any], where: str) -> Config:

@@ -27,14 +27,17 @@ from mpitrain.plan.declared.hugging_face import Fields, ModelType, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.settings.attention import head_width
 
+LATENT_EPS = 1e-6  # of norms of latent vectors in the published code, whatever rms_norm_eps says
+
 
 def _deepseek_v3(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     model = config.model
     own = config.attention
     sizes = head_width(config), own.value_width, own.q_rank, own.kv_rank
+    rope = rope_of(own, own.rotary_width)
     attention = LatentAttention(
-        model.width, model.heads, *sizes, rope_of(own, own.rotary_width), 2 * model.layers, model.eps
+        model.width, model.heads, *sizes, rope, 2 * model.layers, model.eps, LATENT_EPS
     )
     return with_ends(config, sparse_blocks(config, [attention]))
 
@@ -88,7 +91,7 @@ def _read_latent(fields: Fields) -> None:
 def _write_deepseek_v3(config: Config) -> dict[str, Any]:
     own = config.attention
     rope = write_rope(config)
-    if rope["rope_scaling"] and "factor" in rope["rope_scaling"]:
+    if (rope["rope_scaling"] or {}).get("rope_type") == "yarn":
         rope["rope_scaling"].pop("attention_factor", None)
         rope["rope_scaling"] |= dict(mscale=own.yarn_mscale, mscale_all_dim=own.yarn_mscale)
     return dict(

@@ -5,6 +5,7 @@ from typing import Any
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
 from mpitrain.model.families.sparse import has_experts
 from mpitrain.plan.declared.hugging_face import ROPE_KEYS, Fields
 from mpitrain.plan.settings.attention import head_width
@@ -56,8 +57,8 @@ def write_head_width(config: Config) -> dict[str, Any]:
 
 
 def read_silu(fields: Fields) -> None:
-    """Refuse another activation than SiLU."""
-    fields.only("hidden_act", "silu")
+    """Refuse another activation than SiLU, which has two names."""
+    fields.only("hidden_act", "silu", "swish")
 
 
 def read_eps(fields: Fields, default: float, name: str = "rms_norm_eps") -> None:
@@ -85,54 +86,97 @@ def write_biases(config: Config, *, ffn: bool = False) -> dict[str, Any]:
 
 
 def read_rope(
-    fields: Fields, theta: float, *, default: dict[str, Any] | None = None, layer_type: str = ""
+    fields: Fields,
+    theta: float,
+    *,
+    default: dict[str, Any] | None = None,
+    found: dict[str, Any] | None = None,
 ) -> None:
     """Read rotary positions: as they are, or with a scaling for longer sequences.
 
-    theta, default, layer_type: as in Fields.rope().
+    theta, default, found: as in Fields.rope().
     """
-    rope = fields.rope(theta, tuple(ROPE_KEYS), layer_type, default)
+    rope = fields.rope(theta, tuple(ROPE_KEYS), default, found)
     name = fields.of_positions
     kind = rope["rope_type"]
     fields.give("attention.theta", float(rope["rope_theta"]), "rope_theta")
-    needed = {"linear": ("factor",), "default": ()}.get(kind, ("factor", "original_max_position_embeddings"))
-    for key in needed:
-        if key not in rope:
-            fields.refuse(name, f"rope_type {kind} without {key}, which is needed")
+    if kind == "default":
+        return
+    if kind != "linear":
+        rope = _with_length(fields, name, rope)
+    if "factor" not in rope:
+        fields.refuse(name, f"rope_type {kind} without factor, which is needed")
+    if rope["factor"] < 1:
+        fields.refuse(name, f"factor {rope['factor']:g} below 1, which no key has")
+    if rope["factor"] == 1 and rope.get("attention_factor", 1) == 1:
+        return  # the same as none
     if kind == "linear":
         fields.give("attention.linear_factor", float(rope["factor"]), f"{name}.factor")
     elif kind == "llama3":
         _give_llama3(fields, name, rope)
-    elif kind == "yarn":
+    else:
         _give_yarn(fields, name, rope)
+
+
+def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """Return a scaling with the length that was trained with: the longest, unless another is there.
+
+    Where YaRN's factor is absent, it is the longest sequence over that length.
+    """
+    key = "original_max_position_embeddings"
+    longest = fields.take("max_position_embeddings", None)
+    length = rope.get(key, longest)
+    if length is None:
+        fields.refuse(name, f"rope_type {rope['rope_type']} without {key}, which is needed")
+    for where, value in ((name, length), ("max_position_embeddings", longest)):
+        if value is not None and not _is_length(value):
+            fields.refuse(where, f"needed a whole number of positions, found {shown(value)}")
+    rope = {**rope, key: int(length)}
+    if rope["rope_type"] == "yarn" and longest is not None:
+        rope.setdefault("factor", longest / length)
+    return rope
+
+
+def _is_length(value: Any) -> bool:
+    """Return whether a value is a whole number from 1 on."""
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return whole and not isinstance(value, bool) and 1 <= value < 2**31
 
 
 def _give_llama3(fields: Fields, name: str, rope: dict[str, Any]) -> None:
     for key in ("low_freq_factor", "high_freq_factor"):
         if key not in rope:
             fields.refuse(name, f"rope_type llama3 without {key}, which is needed")
+    _require_order(fields, name, rope["low_freq_factor"], rope["high_freq_factor"], "high_freq_factor")
     fields.give("attention.llama3_factor", float(rope["factor"]), f"{name}.factor")
-    fields.give("attention.llama3_length", int(rope["original_max_position_embeddings"]), name)
+    fields.give("attention.llama3_length", rope["original_max_position_embeddings"], name)
     fields.give("attention.llama3_low", float(rope["low_freq_factor"]), name)
     fields.give("attention.llama3_high", float(rope["high_freq_factor"]), name)
 
 
+def _require_order(fields: Fields, name: str, low: float, high: float, of_high: str) -> None:
+    """Refuse a scaling without pairs between those that it slows and those that it leaves."""
+    if low >= high:
+        fields.refuse(name, f"{of_high} is {high:g}, needed above the other end, {low:g}")
+
+
 def _give_yarn(fields: Fields, name: str, rope: dict[str, Any]) -> None:
     factor = float(rope["factor"])
-    fields.give("attention.yarn_factor", factor, f"{name}.factor")
-    fields.give("attention.yarn_length", int(rope["original_max_position_embeddings"]), name)
-    fields.give("attention.yarn_fast", float(rope.get("beta_fast", 32)), f"{name}.beta_fast")
-    fields.give("attention.yarn_slow", float(rope.get("beta_slow", 1)), f"{name}.beta_slow")
-    fields.give("attention.yarn_rounded", bool(rope.get("truncate", True)), f"{name}.truncate")
+    fast, slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+    _require_order(fields, name, slow, fast, "beta_fast")
     magnitude = rope.get("attention_factor")
     both = rope.get("mscale"), rope.get("mscale_all_dim")
     if magnitude is None and all(both):
         magnitude = _magnitude(factor, both[0]) / _magnitude(factor, both[1])
-    if magnitude is not None and factor > 1:
-        sharper = (magnitude - 1) / (0.1 * math.log(factor))
-        if sharper < 0:
-            fields.refuse(name, f"attention_factor {magnitude:g} below 1, which no key has")
-        fields.give("attention.yarn_mscale", sharper, name)
+    if magnitude is not None and (magnitude < 1 or factor == 1):
+        fields.refuse(name, f"attention_factor {magnitude:g} with factor {factor:g}, which no key has")
+    fields.give("attention.yarn_factor", factor, f"{name}.factor")
+    fields.give("attention.yarn_length", rope["original_max_position_embeddings"], name)
+    fields.give("attention.yarn_fast", fast, f"{name}.beta_fast")
+    fields.give("attention.yarn_slow", slow, f"{name}.beta_slow")
+    fields.give("attention.yarn_rounded", bool(rope.get("truncate", True)), f"{name}.truncate")
+    if magnitude is not None:
+        fields.give("attention.yarn_mscale", (magnitude - 1) / (0.1 * math.log(factor)), name)
 
 
 def _magnitude(factor: float, mscale: float) -> float:
@@ -180,27 +224,63 @@ def with_theta(theta: float, rope: dict[str, Any]) -> dict[str, Any]:
 KINDS = {"w": "sliding_attention", "f": "full_attention"}  # by our letters
 
 
-def read_rope_by_kind(fields: Fields, theta: float, window_theta: float = 0.0) -> None:
+def read_rope_by_kind(fields: Fields, theta: float, window_theta: float, *, of_window: str = "") -> None:
     """Read rotary positions, of which blocks with a window have a theta of their own, and no scaling.
 
-    theta, window_theta: the class's; 0: as the others.
+    Behind read_windows(). theta, window_theta: the class's.  of_window: 4.x's field of the latter; without
+    one 4.x has one theta for all blocks, and 5.x the class's for those with a window: that is refused.
     """
-    by_kind = KINDS["w"] in (fields.tree.get("rope_parameters") or {})
-    read_rope(fields, theta, layer_type=KINDS["f"])
-    local = window_theta or fields.keys["attention.theta"]
-    if by_kind:
-        own = fields.rope(window_theta or theta, tuple(ROPE_KEYS), KINDS["w"])
-        local = own["rope_theta"]
-        if own["rope_type"] != "default":
-            if own != fields.rope(theta, tuple(ROPE_KEYS), KINDS["f"]):
-                fields.refuse("rope_parameters", "windows scale positions otherwise, which no key has")
-            local = 0
-    fields.give("attention.window_theta", float(local), "rope_theta")
+    full, own = _objects_by_kind(fields)
+    read_rope(fields, theta, found=full)
+    local = fields.number(of_window, window_theta) if of_window else window_theta
+    top = fields.tree.get("rope_theta")
+    windowed = bool(fields.keys["attention.window"])
+    if not of_window and top not in (None, theta) and "rope_theta" not in own and windowed:
+        fields.refuse(
+            "rope_theta",
+            "transformers 5 has it for blocks without a window alone, 4 for all; give rope_parameters "
+            f"instead, with rope_theta in each of {KINDS['f']} and {KINDS['w']}",
+        )
+    own = fields.rope(theta, tuple(ROPE_KEYS), found={"rope_theta": local, **own})
+    if not windowed:
+        return
+    local = own["rope_theta"]
+    if own["rope_type"] != "default":
+        if own != fields.rope(theta, tuple(ROPE_KEYS), found=full):
+            fields.refuse("rope_parameters", "windows scale positions otherwise, which no key has")
+        local = 0
+    fields.give("attention.window_theta", float(local), of_window or "rope_theta")
+
+
+def _objects_by_kind(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the objects of blocks without and with a window, as transformers puts them together."""
+    both = fields.rope_objects()
+    found = both["rope_parameters"] or {}
+    if found.keys() - set(KINDS.values()) or not all(
+        isinstance(each, dict | None) for each in found.values()
+    ):
+        fields.refuse("rope_parameters", f"needed an object for {KINDS['f']}, and one for {KINDS['w']}")
+    full, own = (dict(found.get(KINDS[letter]) or {}) for letter in "fw")
+    scaling = both["rope_scaling"] or {}
+    if "rope_type" not in scaling and scaling.get("type", "default") != "default":
+        fields.refuse("rope_scaling", "transformers reads rope_type, not type, in this family; rename it")
+    full |= scaling
+    for each in (full, own):
+        if each.get("truncate") is False:
+            fields.refuse(
+                fields.of_positions, "truncate false, which transformers passes over in this family"
+            )
+    return full, own
 
 
 def write_rope_by_kind(config: Config) -> dict[str, Any]:
-    """Return what read_rope_by_kind() reads."""
+    """Return what read_rope_by_kind() reads. Raises ConfigError for what transformers passes over."""
     own = config.attention
+    if own.yarn_factor > 1 and not own.yarn_rounded:
+        raise ConfigError(
+            "attention.yarn_rounded = false can't be written: transformers passes over it where blocks with "
+            "a window have positions of their own; use true"
+        )
     of_all = dict(scaling(config), rope_theta=own.theta)
     local = dict(rope_type="default", rope_theta=own.window_theta) if own.window_theta else of_all
     return dict(rope_parameters={KINDS["f"]: of_all, KINDS["w"]: local})
@@ -213,15 +293,9 @@ def read_windows(fields: Fields, letters: str, *, absent: int = 4096) -> None:
     absent: the window where sliding_window is absent.
     """
     fields.integer("sliding_window", absent, to="attention.window", least=0, null=0)
-    kinds = fields.take("layer_types", None)
+    letters = _letters(fields) or letters
     if not fields.keys["attention.window"]:
         return
-    if kinds is not None:
-        known = {kind: letter for letter, kind in KINDS.items()}
-        layers = fields.keys["model.layers"]
-        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
-            fields.refuse("layer_types", f"needed {' or '.join(known)} for each of {layers} layers")
-        letters = "".join(known[kind] for kind in kinds)
     if "w" not in letters:
         fields.keys["attention.window"] = 0
         fields.lines[:] = [line for line in fields.lines if not line.startswith("attention.window ")]
@@ -230,13 +304,30 @@ def read_windows(fields: Fields, letters: str, *, absent: int = 4096) -> None:
     fields.give("attention.window_blocks", in_turns(letters), "layer_types")
 
 
+def _letters(fields: Fields) -> str:
+    """Return which blocks have a window by layer_types, "" where it is absent."""
+    kinds = fields.take("layer_types", None)
+    if kinds is None:
+        return ""
+    known = {kind: letter for letter, kind in KINDS.items()}
+    layers = fields.keys["model.layers"]
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in list(known) for kind in kinds):
+        fields.refuse("layer_types", f"needed {' or '.join(known)} for each of {layers} layers")
+    return "".join(known[kind] for kind in kinds)
+
+
 def read_windows_if_used(fields: Fields, letters: str = "", *, absent: int = 4096) -> None:
     """Read windows of families that have them by use_sliding_window.
 
     letters, absent: as in read_windows(); "": by max_window_layers.
     """
     if not fields.flag("use_sliding_window", False):
-        fields.take_no_notice("sliding_window", "layer_types")
+        if "w" in _letters(fields) and fields.take("sliding_window", None):
+            fields.refuse(
+                "layer_types", "windows with use_sliding_window false, which kernels of transformers read "
+                "otherwise each; set it to true, or all layers to full_attention"
+            )  # fmt: skip
+        fields.take_no_notice("sliding_window")
         fields.give("attention.window", 0, "use_sliding_window")
         return
     layers = fields.keys["model.layers"]
@@ -245,18 +336,21 @@ def read_windows_if_used(fields: Fields, letters: str = "", *, absent: int = 409
     read_windows(fields, letters, absent=absent)
 
 
-def write_windows(config: Config) -> dict[str, Any]:
-    """Return what read_windows() reads."""
+def write_windows(config: Config, *, absent: int | None = 4096) -> dict[str, Any]:
+    """Return what read_windows() reads.
+
+    absent: written where no block has a window: most classes of transformers need a number even then.
+    """
     own = config.attention
     letters = own.window_blocks if own.window else "f"
     kinds = [KINDS[letters[number % len(letters)]] for number in range(config.model.layers)]
-    return dict(sliding_window=own.window or None, layer_types=kinds)
+    return dict(sliding_window=own.window or absent, layer_types=kinds)
 
 
 def write_windows_if_used(config: Config) -> dict[str, Any]:
     """Return what read_windows_if_used() reads."""
     window = config.attention.window
-    found = write_windows(config)
+    found = write_windows(config, absent=None)
     first = found["layer_types"].index(KINDS["w"]) if window else config.model.layers
     return dict(found, use_sliding_window=bool(window), max_window_layers=first)
 
@@ -279,7 +373,7 @@ def read_sparse_blocks(fields: Fields) -> None:
     wanted = [(number + 1) % step == 0 and number not in without for number in range(layers)]
     for first, every in [
         (0, step),
-        *((first, every) for first in range(layers) for every in range(1, layers)),
+        *((first, every) for first in range(layers + 1) for every in range(1, layers + 1)),
     ]:
         if wanted == has_experts(layers, first, every):
             fields.give("experts.first", first, "mlp_only_layers")

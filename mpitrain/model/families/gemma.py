@@ -62,11 +62,12 @@ def _read_gemma2(fields: Fields) -> None:
     _read_common(fields)
     read_rope(fields, 10_000.0)
     read_windows(fields, "wf")
+    fields.take_no_notice("sliding_window_size")  # published besides
     for name, key, cap in (
         ("attn_logit_softcapping", "attention.score_cap", 50),
         ("final_logit_softcapping", "model.logit_cap", 30),
     ):
-        if fields.take(name, cap, null=0) == 0:
+        if fields.take(name, cap, null="none") == "none":  # 0 isn't that: transformers divides by it
             fields.give(key, 0.0, name)
         else:
             fields.number(name, cap, to=key)
@@ -77,11 +78,11 @@ def _read_gemma3(fields: Fields) -> None:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if fields.take(name, None, null=0):
             fields.refuse(name, "needed null in a model of this family")
-    read_rope_by_kind(fields, 1_000_000.0, fields.number("rope_local_base_freq", 10_000.0))
     # 5.x writes it with a line in front, and layer_types, which rule
     fields.take_no_notice("_sliding_window_pattern")
     every = fields.integer("sliding_window_pattern", 6)
     read_windows(fields, (every - 1) * "w" + "f")
+    read_rope_by_kind(fields, 1_000_000.0, 10_000.0, of_window="rope_local_base_freq")
 
 
 def _write_common(config: Config) -> dict[str, Any]:

@@ -66,27 +66,26 @@ def _read(fields: Fields) -> None:
     fields.integer("topk_group", 1, to="experts.groups_active")
     fields.flag("norm_topk_prob", True, to="experts.normalised")
     fields.number("routed_scaling_factor", 1.0, to="experts.scale")
+    fields.only("scoring_func", "sigmoid")
+    fields.only("topk_method", "noaux_tc")
     fields.take_no_notice("num_local_experts")
 
 
 def _read_partial_rope(fields: Fields) -> None:
-    """Read positions, whose object in 5.x has the share of a head that turns."""
-    share = fields.take("partial_rotary_factor", None)
-    tree = fields.tree
+    """Read positions, whose object in 5.x has the share of a head that turns; it rules."""
     name = fields.of_positions
-    found = tree.get(name)
-    if isinstance(found, dict) and "partial_rotary_factor" in found:
-        share = share or found["partial_rotary_factor"]
-        rest = {key: value for key, value in found.items() if key != "partial_rotary_factor"}
-        fields.tree = {**tree, name: rest}
-    share = 0.5 if share is None else share
+    found = dict(fields.rope_objects()[name] or {})
+    null = 1.0  # so transformers has it
+    share = found.pop("partial_rotary_factor", fields.take("partial_rotary_factor", 0.5, null))
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         fields.refuse("partial_rotary_factor", "needed a number above 0, up to 1", share)
     width = fields.keys.get("attention.head_width")
     width = width or fields.keys["model.width"] // fields.keys["model.heads"]
-    fields.give("attention.rotary_width", int(width * share), "partial_rotary_factor")
-    read_rope(fields, 10_000.0)
-    fields.tree = tree
+    turning = int(width * share)
+    if turning % 2 or not turning:
+        fields.refuse("partial_rotary_factor", f"of {width} features {turning} turn; needed pairs", share)
+    fields.give("attention.rotary_width", turning, "partial_rotary_factor")
+    read_rope(fields, 10_000.0, found=found)
 
 
 def _write(config: Config) -> dict[str, Any]:

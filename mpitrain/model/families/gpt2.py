@@ -77,7 +77,7 @@ def _read(fields: Fields) -> None:
     fields.integer("n_positions", 1024, to="model.positions")
     fields.flag("tie_word_embeddings", True, to="model.tied")
     fields.number("layer_norm_epsilon", 1e-5, to="model.eps")
-    fields.only("activation_function", "gelu_new", "gelu_pytorch_tanh")
+    fields.only("activation_function", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")
     fields.only("scale_attn_weights", True)
     fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.only("reorder_and_upcast_attn", False)

@@ -51,8 +51,8 @@ def _read_olmo2(fields: Fields) -> None:
 
 def _read_olmo3(fields: Fields) -> None:
     _read_common(fields)
-    read_rope_by_kind(fields, 500_000.0)
     read_windows(fields, "wwwf")
+    read_rope_by_kind(fields, 500_000.0, 500_000.0)
 
 
 def _read_common(fields: Fields) -> None:

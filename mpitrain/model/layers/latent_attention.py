@@ -63,6 +63,7 @@ class LatentAttention:
     depth, eps: as in attention.py.
 
     q_rank, kv_rank: widths of the latent vectors; q_rank 0: queries have none.
+    latent_eps: of the norms of latent vectors; None: eps.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -75,6 +76,7 @@ class LatentAttention:
     rope: Rope
     depth: int
     eps: float = EPS
+    latent_eps: float | None = None
 
     @property
     def key_width(self) -> int:
@@ -87,16 +89,17 @@ class LatentAttention:
 
     def parameters(self) -> tuple[Spec, ...]:
         queries, of_kv, rotary = self.latent_widths
+        eps = self.eps if self.latent_eps is None else self.latent_eps
         low_rank = (
             matrix("attention.q_down.weight", queries, self.width, None),
-            *norm("attention.q_norm", queries, self.eps),
+            *norm("attention.q_norm", queries, eps),
         )
         return (
             *norm("attention.norm", self.width, self.eps),
             *(low_rank if self.q_rank else ()),
             matrix("attention.q_up.weight", self.heads * self.key_width, queries, ROWS),
             matrix("attention.kv_down.weight", of_kv + rotary, self.width, None),
-            *norm("attention.kv_norm", of_kv, self.eps),
+            *norm("attention.kv_norm", of_kv, eps),
             matrix("attention.kv_up.weight", self.heads * (self.head_width + self.value_width), of_kv, ROWS),
             matrix(
                 "attention.output.weight",

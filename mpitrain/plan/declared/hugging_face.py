@@ -112,7 +112,16 @@ HARMLESS = frozenset({
     "is_encoder_decoder", "is_decoder", "attn_implementation", "_attn_implementation",
     "_attn_implementation_autoset", "tokenizer_class", "prefix", "summary_type", "summary_use_proj",
     "summary_activation", "summary_proj_to_labels", "summary_first_dropout", "torchscript",
-    "unsloth_version", "unsloth_fixed", "num_nextn_predict_layers",
+    "unsloth_version", "unsloth_fixed", "num_nextn_predict_layers", "num_mtp_layers",
+    # published with SmolLM2, Gemma 2 and 3, DistilGPT-2, DialoGPT, and by 4.x and before
+    "is_llama_config", "cache_implementation", "_num_labels", "output_past", "gradient_checkpointing",
+    "tie_encoder_decoder", "tf_legacy_loss", "use_bfloat16", "cross_attention_hidden_size", "_commit_hash",
+    # of how text is generated, which 5.x takes out of it
+    "max_length", "max_new_tokens", "min_length", "do_sample", "early_stopping", "num_beams", "temperature",
+    "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
+    "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "suppress_tokens",
+    "exponential_decay_length_penalty", "begin_suppress_tokens", "num_beam_groups", "diversity_penalty",
 })  # fmt: skip
 # Fields that must have one of these values where they are there, whatever the family; null always will do.
 ONLY: dict[str, tuple[Any, ...]] = {
@@ -122,6 +131,11 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (False,),
     "router_jitter_noise": (0,),
     "clip_qkv": (),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "use_mrope": (False,),
+    "use_sliding_window": (False,),
+    "partial_rotary_factor": (1,),
     "quantization_config": (),
     "pruned_heads": ({},),
 }
@@ -138,6 +152,7 @@ ROPE_KEYS = {  # of each rope_type, besides rope_type and rope_theta
         *("mscale", "mscale_all_dim", "attention_factor"),
     ),
 }
+OR_ZERO = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # 0 is as if they were absent
 
 
 class _Required:
@@ -251,40 +266,47 @@ class Fields:
         self,
         theta: float,
         known: Collection[str],
-        layer_type: str = "",
         default: Mapping[str, Any] | None = None,
+        found: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return rotary positions as one object, as 5.x writes them, of either spelling, 4.x's or 5.x's.
 
         It has rope_type, rope_theta and what the type has besides.
         theta: the class's default.  known: rope types that the family computes.
-        layer_type: where each type of layer has an object of its own, the one that is wanted.
         default: the class's own object, where none is there.
+        found: an object that is read instead of the field.
         """
-        self._seen.update(("rope_theta", "rope_scaling", "rope_parameters"))
         name = self.of_positions
-        for each in ("rope_scaling", "rope_parameters"):
-            if not isinstance(self.tree.get(each), Mapping | None):
-                self.refuse(each, "needed an object")
-        found = self.tree.get(name)
+        if found is None:
+            found = self.rope_objects()[name]
         if found is None:
             found = default or {}
-        if layer_type and layer_type in found:
-            found = found[layer_type]
-            if not isinstance(found, Mapping):
-                self.refuse(name, f"needed an object for {layer_type}")
         found = {key: value for key, value in found.items() if value is not None}
         kind = found.pop("rope_type", found.pop("type", "default"))
         found.pop("type", None)
         if kind not in known:
             self.refuse(name, f"rope_type may be {' or '.join(known)} in a model of this family")
         found.setdefault("rope_theta", self.tree.get("rope_theta", theta))
+        found.pop("finetuned", None)  # YaRN's authors wrote it
+        if _same(found.get("partial_rotary_factor"), 1):
+            del found["partial_rotary_factor"]
         if unread := sorted(found.keys() - {"rope_theta", *ROPE_KEYS[kind]}):
             self.refuse(name, f"{listed(unread)} isn't understood beside rope_type {kind}")
         for key, value in found.items():
             if not _is_of_rope(key, value):
                 self.refuse(name, f"{key} = {shown(_json(value))}, needed a number above 0")
+        if not found["rope_theta"] > 1:
+            self.refuse("rope_theta" if "rope_theta" in self.tree else name, "rope_theta, needed above 1")
         return {"rope_type": kind, **found}
+
+    def rope_objects(self) -> dict[str, Mapping[str, Any] | None]:
+        """Return the objects of both spellings, None for one that isn't there."""
+        self._seen.update(("rope_theta", "rope_scaling", "rope_parameters"))
+        both = {name: self.tree.get(name) for name in ("rope_scaling", "rope_parameters")}
+        for name, found in both.items():
+            if not isinstance(found, Mapping | None):
+                self.refuse(name, "needed an object")
+        return both
 
     # ------------------------------------------------------------ the rest
 
@@ -308,7 +330,7 @@ def _is_of_rope(key: str, value: Any) -> bool:
     if key == "truncate":
         return isinstance(value, bool)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return is_number and (value > 0 or key == "mscale")
+    return is_number and (value > 0 or (key in OR_ZERO and value == 0))
 
 
 def _same(value: Any, allowed: Any) -> bool:

@@ -13,6 +13,7 @@ from transformers_models import MODELS
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.families.sparse import has_experts
 from mpitrain.plan.declared.family import FAMILIES, presets
 from mpitrain.plan.declared.parameters import STD
 from mpitrain.plan.settings.attention import head_width
@@ -537,3 +538,137 @@ def test_a_table_of_positions_is_whole_though_it_is_as_long_as_the_padded_vocabu
     config = resolved_of("model.preset=gpt2", "model.vocab=1000", "model.vocab_multiple=1024")
     rows = {weight.name: weight.rows for weight in weights_of(plan_of(config), 1000)}
     assert (rows["embedding.weight"], rows["embedding.positions"]) == (1000, 1024)
+
+
+LENGTH_16 = dict(original_max_position_embeddings=16)
+LLAMA3 = dict(rope_type="llama3", factor=8, low_freq_factor=1, high_freq_factor=4)
+FULL, WINDOWED = "full_attention", "sliding_attention"
+
+
+def scaled(**rope):
+    return dict(rope_scaling=rope, max_position_embeddings=64)
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "expected"),
+    [
+        # a factor of 1 is none; what is absent, or 0, is as transformers 5.24 fills it in
+        ("llama", scaled(type="yarn", factor=1, **LENGTH_16), {"yarn_factor": None}),
+        ("llama", scaled(**LENGTH_16, **{**LLAMA3, "factor": 1}), {"llama3_factor": None}),
+        ("llama", scaled(type="yarn", factor=4), {"yarn_length": 64}),
+        ("llama", scaled(**LLAMA3), {"llama3_length": 64}),
+        ("llama", scaled(type="yarn", factor=None, finetuned=True, **LENGTH_16), {"yarn_factor": 4.0}),
+        (
+            "llama",
+            scaled(type="yarn", factor=4, beta_fast=0, mscale_all_dim=0, **LENGTH_16),
+            {"yarn_fast": 32.0, "yarn_mscale": None},
+        ),
+        ("llama", dict(rope_parameters=dict(rope_theta=5e5, partial_rotary_factor=1.0)), {"theta": 5e5}),
+        # the object rules; top-level null is the whole head
+        (
+            "glm-4.5",
+            dict(partial_rotary_factor=1.0, rope_parameters=dict(rope_theta=9.0, partial_rotary_factor=0.5)),
+            {"rotary_width": 2},
+        ),
+        ("glm-4.5", dict(partial_rotary_factor=None), {"rotary_width": 4}),
+        # of each kind of layer, and the two spellings at once
+        ("gemma3", dict(rope_theta=300.0, rope_parameters={FULL: {}, WINDOWED: {}}), {"window_theta": 1e4}),
+        ("gemma3", dict(rope_parameters={WINDOWED: {"rope_theta": 70.0}}), {"window_theta": 70.0}),
+        (
+            "olmo3",
+            dict(rope_scaling=dict(rope_type="linear", factor=8.0),
+                rope_parameters={FULL: dict(rope_type="default", rope_theta=9.0), WINDOWED: None}),
+            {"theta": 9.0, "linear_factor": 8.0, "window_theta": 500_000.0},
+        ),
+        ("olmo3", dict(layer_types=[FULL] * 4, rope_theta=300.0), {"theta": 300.0, "window_theta": None}),
+    ],
+)  # fmt: skip
+def test_positions_are_read_as_transformers_reads_them(family, more, expected):
+    keys, _ = read_back(family, SIZES | more)
+    assert {name: keys.get(f"attention.{name}") for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "message"),
+    [
+        ("llama", scaled(type="linear", factor=0.5), "rope_scaling = .*factor 0.5 below 1"),
+        ("llama", scaled(type="yarn", factor=4, beta_fast=1, beta_slow=4, **LENGTH_16), ".*beta_fast is 1"),
+        ("llama", scaled(**{**LLAMA3, "high_freq_factor": 1}), ".*high_freq_factor is 1"),
+        ("llama", scaled(type="yarn", factor=4, original_max_position_embeddings=16.5), ".*found 16.5"),
+        ("llama", scaled(**LLAMA3) | dict(max_position_embeddings=float("inf")), ".*found inf"),
+        ("llama", scaled(type="yarn", factor=1, attention_factor=1.5, **LENGTH_16), ".*attention_factor 1.5"),
+        ("llama", dict(rope_theta=0.5), "rope_theta = 0.5: .*needed above 1"),
+        ("llama", dict(use_mrope=True), "use_mrope = true"),
+        ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
+        ("glm-4.5", dict(partial_rotary_factor=0.25), "partial_rotary_factor = 0.25: of 4 features 1 turn"),
+        ("gemma2", dict(final_logit_softcapping=0.0), "final_logit_softcapping = 0.0: needed a number"),
+        # transformers 5.24 reads these otherwise than they look, or its kernels do
+        ("olmo3", dict(rope_theta=300.0), "rope_theta = 300.0: .*give rope_parameters"),
+        ("olmo3", dict(rope_parameters=dict(rope_theta=300.0)), "rope_parameters = .*an object for full_att"),
+        ("gemma3", scaled(type="linear", factor=8.0), "rope_scaling = .*rename it"),
+        ("gemma3", scaled(rope_type="yarn", factor=8.0, truncate=False, **LENGTH_16), ".*truncate false"),
+        ("smollm3", dict(sliding_window=5, layer_types=[WINDOWED] * 4), "layer_types = .*use_sliding_window"),
+        ("qwen2", dict(layer_types=["linear_attention"] * 4), "layer_types = "),
+    ],
+)  # fmt: skip
+def test_what_would_be_read_otherwise_than_it_is_computed_is_refused_by_name(family, more, message):
+    with pytest.raises(ConfigError, match=f"config.json: {message}"):
+        read_back(family, SIZES | more)
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("llama", dict(is_llama_config=True, rope_interleaved=False, do_sample=True, temperature=0.6)),
+        ("llama", dict(hidden_act="swish", partial_rotary_factor=1.0, layer_types=None)),
+        ("mistral", dict(attention_bias=False, mlp_bias=False, use_sliding_window=False)),
+        ("gemma2", dict(cache_implementation="hybrid", sliding_window_size=4096)),
+        ("gemma3", dict(cache_implementation="hybrid", num_mtp_layers=0)),
+        ("qwen2", dict(use_mrope=False, use_sliding_window=False, max_window_layers=28)),
+    ],
+)
+def test_fields_of_published_folders_that_say_nothing_of_logits_are_read(family, more):
+    assert read_back(family, SIZES | more)[0] == read_back(family, SIZES)[0]
+
+
+@pytest.mark.parametrize(("layers", "without"), [(1, [0]), (2, [1, 0]), (3, [0, 1, 2]), (4, [0, 2])])
+def test_blocks_of_qwen3_moe_that_no_expert_is_in_are_read(layers, without):
+    more = dict(num_hidden_layers=layers, mlp_only_layers=without)
+    keys, _ = read_back("qwen3-moe", SIZES | more)
+    blocks = has_experts(layers, keys["experts.first"], keys["experts.every"])
+    assert [number for number, each in enumerate(blocks) if not each] == sorted(without)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "olmo3", "gpt-oss"])
+def test_a_model_without_windows_is_written_with_the_number_that_transformers_needs(family):
+    chosen = ("model.layers=4", "model.width=8", "model.heads=2", "model.kv_heads=2", "model.ffn=16")
+    config = resolved_of(f"model.family={family}", *chosen, "attention.window=0")
+    (model_type,) = FAMILIES.built_in()[family].model_types
+    written = model_type.write(config)
+    assert written["sliding_window"] > 0 and set(written["layer_types"]) == {FULL}
+    assert read_back(family, written)[0]["attention.window"] == 0
+
+
+@pytest.mark.parametrize("scaling", ["linear_factor=2.0", "yarn_factor=4.0"])
+def test_positions_of_deepseek_are_written_as_they_are_read(scaling):
+    more = ("attention.yarn_length=16",) if "yarn" in scaling else ()
+    config = resolved_of("model.family=deepseek-v3", f"attention.{scaling}", *more)
+    (model_type,) = FAMILIES.built_in()["deepseek-v3"].model_types
+    keys, _ = read_back("deepseek-v3", model_type.write(config))
+    key, _, value = scaling.partition("=")
+    assert keys[f"attention.{key}"] == float(value)
+
+
+def test_norms_of_latent_vectors_have_the_eps_of_the_published_code():
+    specs = planned("model.family=deepseek-v3", "model.layers=1", "model.eps=1e-3").parameters()
+    eps = {spec.name.removeprefix("blocks.0."): spec.eps for spec in specs if "norm" in spec.name}
+    assert eps["attention.q_norm.weight"] == eps["attention.kv_norm.weight"] == 1e-6
+    assert eps["attention.norm.weight"] == eps["head.norm.weight"] == 1e-3
+
+
+def test_positions_by_kind_whose_ramp_isnt_rounded_arent_written():
+    yarn = ("attention.yarn_factor=4", "attention.yarn_length=16", "attention.yarn_rounded=false")
+    config = resolved_of("model.family=olmo3", *yarn)
+    (model_type,) = FAMILIES.built_in()["olmo3"].model_types
+    with pytest.raises(ConfigError, match="yarn_rounded = false can't be written"):
+        model_type.write(config)

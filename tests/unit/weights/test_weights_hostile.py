@@ -26,8 +26,10 @@ from model_folders import (
     write,
 )
 
+from mpitrain import config as settings
 from mpitrain.cli import cli
-from mpitrain.errors import BAD_INPUT, InputError
+from mpitrain.errors import BAD_INPUT, ConfigError, InputError
+from mpitrain.weights.beginning import begins
 
 EVIL = "\x1b]0;title\x07\u202e"
 
@@ -382,3 +384,17 @@ def test_a_tied_head_that_lies_there_has_to_be_the_embedding(same, tmp_path):
     done = attempted(tmp_path, "import", path, "--to", tmp_path / "to" / "run")
     assert (done.exception is None) == same
     assert same or "tie_word_embeddings" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(num_attention_heads=4, num_key_value_heads=3), "model.heads = 4 is not a multiple of"),
+        (dict(head_dim=7), "attention.head_width = 7: "),
+        (dict(rms_norm_eps=1.0), "gives model.eps = 1.0: "),
+    ],
+)
+def test_sizes_that_no_configuration_may_have_are_refused_by_the_name_of_the_file(tmp_path, changes, message):
+    path = folder(tmp_path / "model", **changes)
+    with pytest.raises(ConfigError, match=r"model/config.json:? " + message):
+        begins(settings.parse({"model": {"init": str(path)}}))
