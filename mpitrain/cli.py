@@ -686,7 +686,7 @@ def explain_config(key: str | None) -> None:
 )
 @click.option(
     "--memory",
-    type=click.FloatRange(0, min_open=True),
+    type=click.FloatRange(0, 1_000_000, min_open=True),
     callback=_require_number,
     metavar="GB",
     help="Most of a rank; nine tenths of the machine's if absent.",
@@ -696,7 +696,7 @@ def explain_config(key: str | None) -> None:
 @click.option("--tokens", metavar="NUMBER", help="Of a training, such as 15T: days, GPU-hours, saves.")
 @click.option(
     "--node-hours",
-    type=click.FloatRange(1),
+    type=click.FloatRange(1, 10_000_000),
     callback=_require_number,
     help="With --tokens: between failures of one node; 6334 if absent.",
 )

@@ -5,7 +5,6 @@ that have a line of their own are kept there, too.
 """
 
 import os
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from mpitrain.inputs import read_text, replacing, shown
 from mpitrain.plan.predict.step_time.machine import MOST_BYTES, Figure, MachineFile
 
 CALIBRATED = "; calibrated"  # behind the source that a figure had before
+MOST_NAME = 150  # characters of a machine's name that are kept
 MOST_COMMENTS = 200  # lines that are kept, the newest
 
 
@@ -78,7 +78,9 @@ class CalibrationFile(NamedTuple):
         ]
         machine = _sourced(machine, changed, f"{CALIBRATED} {change.day.isoformat()}, {change.run}")
         if not self.exists:
-            machine = msgspec.structs.replace(machine, name=f"{machine.name}, calibrated", aliases=[])
+            machine = msgspec.structs.replace(
+                machine, name=f"{machine.name[:MOST_NAME]}, calibrated", aliases=[]
+            )
         try:
             comments = [*self._comments(), *log][-MOST_COMMENTS:]
             text = "\n".join([*comments, tomli_w.dumps(msgspec.to_builtins(machine))])
@@ -95,17 +97,9 @@ class CalibrationFile(NamedTuple):
         return [line for line in lines if line.startswith("#")]
 
 
-def _figures(machine: MachineFile) -> Iterator[tuple[str, Figure]]:
-    for table in ("products", "attention", "memory"):
-        for key, figure in getattr(machine, table).items():
-            yield f"{table}.{key}", figure
-    yield "links.inside", machine.links.inside
-    yield "links.between", machine.links.between
-
-
 def _values(machine: MachineFile) -> dict[str, float]:
     """Return what a run can calibrate, by its key."""
-    found = {f"{key}.sustained": figure.sustained for key, figure in _figures(machine)}
+    found = {f"{key}.sustained": figure.sustained for key, figure in machine.figures()}
     found["launch_s"] = machine.launch_s
     found["links.inside_latency_s"] = machine.links.inside_latency_s
     found["links.between_latency_s"] = machine.links.between_latency_s
@@ -114,7 +108,7 @@ def _values(machine: MachineFile) -> dict[str, float]:
 
 def _source(machine: MachineFile, key: str) -> str:
     """Return who said a value, in brackets, if the file says so."""
-    figure = dict(_figures(machine)).get(key.removesuffix(".sustained"))
+    figure = dict(machine.figures()).get(key.removesuffix(".sustained"))
     return f" ({shown(figure.sustained_source)})" if figure else ""
 
 

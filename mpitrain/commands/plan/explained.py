@@ -1,8 +1,8 @@
 """Say why: computing and sending by axis, what the runner-up lost, what binds, how long."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from mpitrain.commands.plan.search import Candidate
 from mpitrain.plan.declared.published import ModelShape
@@ -16,17 +16,18 @@ SAVE_BYTES = 14  # of a parameter in a checkpoint: master, moments and a 16-bit 
 SAVE_RATE = 1e9  # bytes/s that a node writes, a guess until a save was measured
 # between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
 NODE_HOURS = 6334
-PARTS = ("computing", "bubble", "tp", "cp", "ep", "etp", "dp", "update")
+PARTS = ("computing", "bubble", "tp", "cp", "ep", "etp", "dp", "update", "stragglers")
 
 
 def parts_of(found: Prediction) -> dict[str, float]:
-    """Return the seconds of a step by what they are spent on."""
-    return {
+    """Return the seconds of a step by what they are spent on; all of them are the step."""
+    parts = {
         "computing": found.computing,
         "bubble": found.bubble,
         **{axis: took for axis, took in found.exposed.items() if took > 0},
         "update": found.update,
     }
+    return {**parts, "stragglers": max(0.0, found.seconds - sum(parts.values()))}
 
 
 def why_lost(best: Candidate, other: Candidate) -> str:
@@ -35,9 +36,16 @@ def why_lost(best: Candidate, other: Candidate) -> str:
     more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in PARTS}
     name = max(more, key=more.__getitem__)
     lost = other.found.seconds / best.found.seconds - 1
+    if lost <= 0:
+        return f"{-100 * lost:.1f} % faster, which doesn't outweigh the axes and options that it adds"
     if more[name] <= 0:
         return f"{100 * lost:+.1f} %"
-    words = {"computing": "computes longer", "bubble": "has a larger bubble", "update": "updates longer"}
+    words = {
+        "computing": "computes longer",
+        "bubble": "has a larger bubble",
+        "update": "updates longer",
+        "stragglers": "loses more to the slowest ranks",
+    }
     what = words.get(name, f"waits longer for {name}")
     return f"{100 * lost:+.1f} %: it {what}, {more[name]:.3g} s of {other.found.seconds:.3g}"
 
@@ -128,23 +136,29 @@ def rules(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> list[
     return found
 
 
-def binding(
-    refused: Mapping[str, int],
-    tried: int,
-    ranked: Sequence[object],
-    limit: float,
-) -> str:
-    """Say which constraint leaves most out, or why nothing is left.
-
-    ranked: what is left, of whatever type.
-    """
+def binding(refused: Mapping[str, int], tried: int, limit: float, is_empty: bool) -> str:
+    """Say which constraints leave layouts out, the most first, or why nothing is left."""
     if not tried:
         return "no layout divides these ranks and the model"
     words = ", ".join(
-        f"{number} by {reason}" for reason, number in sorted(refused.items(), key=lambda x: -x[1])
+        f"{number} by {reason}" for reason, number in sorted(refused.items(), key=lambda x: -x[1]) if number
     )
-    most = max(refused, key=refused.__getitem__, default="")
-    if ranked:
+    if not is_empty:
         return f"{tried} layouts: left out {words or 'none'}"
-    hint = f": no rank may hold more than {limit / 1e9:.3g} GB" if most == "memory" else ""
+    hint = f": no rank may hold more than {limit / 1e9:.3g} GB" if refused.get("memory") else ""
     return f"of {tried} layouts none is left: {words}{hint}"
+
+
+def idle_degrees(shape: ModelShape, ranks: int, fixed: Mapping[str, Any]) -> str:
+    """Say which fixed degrees can't be on these ranks and this model, "" if that isn't it."""
+    named = {axis: fixed[axis] for axis in ("tp", "cp", "pp", "dp") if fixed.get(axis)}
+    inside = math.prod(named.values())
+    words = " x ".join(f"{axis} {size}" for axis, size in named.items())
+    if ranks % inside or (len(named) == 4 and ranks != inside):
+        return (
+            f"{words} = {inside} doesn't make {ranks} ranks"
+            if len(named) > 1
+            else f"{words} of {ranks} ranks"
+        )
+    stages = fixed.get("pp", 1) * fixed.get("chunks", 1)
+    return f"{stages} stages of {shape.layers} blocks" if stages > shape.layers else ""

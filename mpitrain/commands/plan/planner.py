@@ -13,9 +13,18 @@ import msgspec
 
 from mpitrain import config as settings
 from mpitrain.commands.plan.assumed import INTERVAL
-from mpitrain.commands.plan.explained import NODE_HOURS, balance, binding, goodput, parts_of, rules, why_lost
+from mpitrain.commands.plan.explained import (
+    NODE_HOURS,
+    balance,
+    binding,
+    goodput,
+    idle_degrees,
+    parts_of,
+    rules,
+    why_lost,
+)
 from mpitrain.commands.plan.of_config import compute_of, fused_by, recompute_of, segments_in, shape_of
-from mpitrain.commands.plan.search import Candidate, SearchResult, search
+from mpitrain.commands.plan.search import DOESNT_DIVIDE, Candidate, SearchResult, searches
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config
@@ -109,23 +118,45 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
             notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
         fixed = fixed_fields(given, asked.overrides)
         limit = asked.memory_gb * 1e9 if asked.memory_gb else USABLE * rates.memory_bytes
-        found = search(shape, base, rates, fixed, limit)
-        chosen, refusal = _chosen(given, found, asked, rates, limit)
+        found, chosen, refusal = _fitting(given, shape, base, asked, rates, fixed, limit)
         if not chosen and _may_offload(given, asked, rates):
-            offloaded = search(shape, base._replace(offload=True), rates, fixed, limit)
-            chosen, _ = _chosen(given, offloaded, asked, rates, limit)
+            offloaded, chosen, _ = _fitting(
+                given, shape, base._replace(offload=True), asked, rates, fixed, limit
+            )
             found = offloaded if chosen else found
             notes += [OFFLOADED] * bool(chosen)
     if not chosen:
-        raise _nothing_fits(
-            shape, asked, rates, binding(found.refused, found.tried, [], limit), fixed, refusal
-        )
+        raise _nothing_fits(shape, asked, rates, found, limit, fixed, refusal)
     if asked.out is not None:
         _write(asked.out, chosen[0].config)
     if asked.timeline is not None:
         layout = chosen[0].candidate.layout
         write_timeline(asked.timeline, predict_timeline(shape, layout, rates), layout.describe())
     return PlanAnswer(asked, shape, rates, found, chosen, limit, notes, tokens)
+
+
+def _fitting(
+    given: Config,
+    shape: ModelShape,
+    base: StepLayout,
+    asked: PlanRequest,
+    rates: MachineRates,
+    fixed: Mapping[str, Any],
+    limit: float,
+) -> tuple[SearchResult, list[RunnableLayout], str]:
+    """Return the first search of which something fits, and that; of the first one where nothing does.
+
+    With them comes what a run says of the first layout that it refuses.
+    """
+    unfit: set[StepLayout] = set()
+    tried = []
+    for found in searches(shape, base, rates, fixed, limit, unfit):
+        chosen, refusal = _chosen(given, found, asked, rates, limit, unfit)
+        if chosen:
+            return found, chosen, refusal
+        tried.append((found, refusal))
+    found, refusal = tried[0]
+    return found, [], refusal
 
 
 def _may_offload(config: Config, asked: PlanRequest, rates: MachineRates) -> bool:
@@ -138,15 +169,23 @@ def _nothing_fits(
     shape: ModelShape,
     asked: PlanRequest,
     rates: MachineRates,
-    why: str,
+    found: SearchResult,
+    limit: float,
     fixed: Mapping[str, Any],
     refusal: str,
 ) -> ConfigError:
     """Return the error of a search that left nothing. refusal: what a run says of the first it refuses."""
+    why = binding(found.refused, found.tried, limit, is_empty=True)
+    if not found.tried:
+        idle = idle_degrees(shape, asked.ranks, fixed)
+        why += f": {idle}" if idle else ""
+    elif refusal:
+        why += f" (of the first: {refusal})"
+    elif found.refused.most_common(1)[0][0] == DOESNT_DIVIDE:
+        why += f" (such as: {found.example})"
     named = ", ".join(f"{key} = {fixed[field]}" for key, field in FIELDS.items() if field in fixed)
-    said = f" (of the first: {refusal})" if refusal else ""
     return ConfigError(
-        f"{shape.name} on {asked.ranks} ranks of {rates.name}: {why}{said}; fixed: {named or 'nothing'}; "
+        f"{shape.name} on {asked.ranks} ranks of {rates.name}: {why}; fixed: {named or 'nothing'}; "
         "change what is fixed, --ranks, --memory or batch.global"
     )
 
@@ -156,7 +195,7 @@ def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tupl
     notes = []
     batch = config.batch.global_
     if not batch:
-        batch = max(32, 2 ** math.ceil(math.log2(asked.ranks)))
+        batch = _assumed_batch(config, asked.ranks)
         notes.append(f"batch.global is open: {batch} sequences of {config.data.sequence} are assumed")
     compute = compute_of(config, rates)
     if compute != config.precision.compute:
@@ -178,6 +217,14 @@ def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tupl
         segments=segments_in(config), reduce=config.parallel.reduce, core_again=True,
     )  # fmt: skip
     return layout, notes
+
+
+def _assumed_batch(config: Config, ranks: int) -> int:
+    """Return sequences of a step that all data ranks can divide: 32 and a sequence a rank at least."""
+    parallel = config.parallel
+    dp = parallel.dp or max(1, ranks // (parallel.tp * parallel.cp * max(1, parallel.pp)))
+    each = dp * config.batch.micro
+    return each * math.ceil(max(32, ranks) / each)
 
 
 def fixed_fields(config: Config, overrides: tuple[str, ...]) -> dict[str, Any]:
@@ -242,12 +289,17 @@ def _planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
 
 
 def _chosen(
-    given: Config, found: SearchResult, asked: PlanRequest, rates: MachineRates, limit: float
+    given: Config,
+    found: SearchResult,
+    asked: PlanRequest,
+    rates: MachineRates,
+    limit: float,
+    unfit: set[StepLayout],
 ) -> tuple[list[RunnableLayout], str]:
     """Return the best layouts that a run accepts and that fit, by the run's own plan.
 
-    Further layouts are planned until some fit; those that don't are counted. With them comes what a run
-    says of the first that it refuses, if it refuses any.
+    Further layouts are planned until some fit; those that don't are counted, and put into `unfit`. With
+    them comes what a run says of the first that it refuses, if it refuses any.
     """
     chosen: list[RunnableLayout] = []
     refusal = ""
@@ -263,6 +315,7 @@ def _chosen(
             continue
         if held > limit:
             found.refused["memory"] += 1
+            unfit.add(each.layout)
             continue
         if any(_saves_little(each, other, other.held - held, limit) for other in chosen):
             found.refused["recomputation that saves little"] += 1
@@ -366,10 +419,10 @@ class PlanAnswer(NamedTuple):
         lines = [
             f"{self.shape.name}: {self.shape.parameters() / 1e9:.4g} billion parameters, "
             f"{self.shape.active_parameters() / 1e9:.4g} active; {self.asked.ranks} ranks of "
-            f"{self.rates.name}, {self.limit / 1e9:.0f} GB each; {best.layout.batch} x "
+            f"{self.rates.name}, {self.limit / 1e9:.3g} GB each; {best.layout.batch} x "
             f"{best.layout.sequence} tokens a step",
             *self.notes,
-            binding(self.found.refused, self.found.tried, self.chosen, self.limit),
+            binding(self.found.refused, self.found.tried, self.limit, is_empty=False),
             "",
             f"      s/step  {INTERVAL[0]}-{INTERVAL[1]} x it   MFU   HFU  GB/rank  layout",
             *(self._line(number, each) for number, each in enumerate(self.chosen, start=1)),
@@ -397,10 +450,11 @@ class PlanAnswer(NamedTuple):
         layout, step = each.candidate.layout, each.candidate.found
         low, high = (bound * step.seconds for bound in INTERVAL)
         used = [100 * of(self.shape, layout, self.rates, step.seconds) for of in (mfu, hfu)]
+        held = each.held / 1e9
         full = "  nearly full" if each.held > 0.95 * self.limit else ""
         return (
             f"{number:>2}.{step.seconds:>9.3g}  {low:>5.3g}-{high:<6.3g}{used[0]:>7.1f} "
-            f"{used[1]:>5.1f} {each.held / 1e9:>7.1f}   {layout.describe()}{full}"
+            f"{used[1]:>5.1f} {f'{held:.1f}' if held >= 1 else f'{held:.2g}':>7}   {layout.describe()}{full}"
         )
 
     def _parts(self, best: Candidate) -> str:
@@ -412,10 +466,24 @@ class PlanAnswer(NamedTuple):
 
     def _text_of_training(self) -> str:
         found = self._training()
-        return (
-            f"{self.asked.tokens} tokens: {found.steps:,} steps, {found.days:.1f} days, "
-            f"{found.gpu_hours:,.0f} GPU-hours without failures; with one of a node each "
-            f"{self.asked.node_hours:,.0f} h and saves of {found.save_s:.2g} s (a guess) every "
-            f"{found.save_every_s / 60:.0f} minutes {100 * found.share:.1f} % of the time trains: "
-            f"{found.days / max(found.share, 1e-9):.1f} days"
+        hours = "GPU-hours" if self.rates.on_gpu else "rank-hours"
+        words = (
+            f"{self.asked.tokens} tokens: {found.steps:,} steps, {_few_digits(found.days)} days, "
+            f"{_few_digits(found.gpu_hours)} {hours} without failures; with one of a node each "
+            f"{self.asked.node_hours:,.0f} h "
         )
+        if not found.share:
+            return words + "no time is left between failures and saves"
+        every = found.save_every_s
+        interval = f"{every / 60:,.0f} minutes" if every >= 120 else f"{every:.0f} s"
+        return (
+            f"{words}and saves of {found.save_s:.2g} s (a guess) every {interval} "
+            f"{100 * found.share:.1f} % of the time trains: {_few_digits(found.days / found.share)} days"
+        )
+
+
+def _few_digits(value: float) -> str:
+    """Return a number as text: from 10 on with one digit behind the point, from 10,000 on with none."""
+    if value < 10:
+        return f"{value:.3g}"
+    return f"{value:.1f}" if value < 1e4 else f"{value:,.0f}"

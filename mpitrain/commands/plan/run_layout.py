@@ -14,7 +14,7 @@ from mpitrain import config as settings
 from mpitrain.cluster.rundir import RunDir, read_config
 from mpitrain.commands.plan.of_config import ON_CPU, ON_GPU, layout_of, shape_of
 from mpitrain.commands.plan.planner import FIELDS, PlanRequest, base_layout, fixed_fields, with_layout
-from mpitrain.commands.plan.search import Candidate, search
+from mpitrain.commands.plan.search import Candidate, searches
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import kind_of
@@ -29,7 +29,7 @@ from mpitrain.plan.predict.memory_limit import (
     limit_of_node,
     may_have_gpus,
 )
-from mpitrain.plan.predict.step_time.layout import require_possible
+from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import (
     MachineFile,
     MachineRates,
@@ -177,13 +177,16 @@ class _Choice:
         base, _ = base_layout(self._given, asked, rates)
         fixed = self._fixed()
         most = self._limit.of_tensors if self._limit else rates.memory_bytes
-        found = search(shape_of(request.config, request.vocabulary), base, rates, fixed, most)
-        for each in found.ranked:
-            config = with_layout(self._given, each.layout)
-            with suppress(MpitrainError):  # what a run refuses
-                plan = self._plan(config)
-                if self._fits(plan):
-                    return self._runnable(each, config, plan)
+        shape = shape_of(request.config, request.vocabulary)
+        unfit: set[StepLayout] = set()
+        for found in searches(shape, base, rates, fixed, most, unfit):
+            for each in found.ranked:
+                config = with_layout(self._given, each.layout)
+                with suppress(MpitrainError):  # what a run refuses
+                    plan = self._plan(config)
+                    if self._fits(plan):
+                        return self._runnable(each, config, plan)
+                    unfit.add(each.layout)
         return None
 
     def _runnable(self, each: Candidate, config: Config, plan: Plan) -> PlannedLayout:

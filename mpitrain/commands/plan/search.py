@@ -6,7 +6,7 @@ would hold it (plan/predict/memory.py), by the plan of the very configuration th
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from mpitrain.errors import ConfigError
@@ -27,6 +27,9 @@ LONG = 16384  # positions from which cp is tried
 SLACK = 1.15  # formulas of memory may be too high by this much
 FEW = 1.0  # microbatches over stages, at least
 ENOUGH = 0.005  # what a more complex layout must gain
+TIGHTER = (0.5, 0.25, 0.12)  # of the limit that formulas are held to, where what they let pass doesn't fit
+DOESNT_DIVIDE = "doesn't divide"
+SLOWER = f"being slower, by formulas, than the first {PLAYED}"
 CONTEXT, GATHER = "zigzag", "auto"  # kinds that others must be faster than
 
 
@@ -47,22 +50,58 @@ class Candidate(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What a search found. ranked: best first. refused: how many, by reason. tried: all."""
+    """What a search found.
+
+    ranked: best first. refused: how many, by reason. tried: all. example: why the first of those can't be
+    that don't divide.
+    """
 
     ranked: list[Candidate]
     refused: Counter[str]
     tried: int
+    example: str = ""
+
+
+def searches(
+    shape: ModelShape,
+    base: StepLayout,
+    machine: MachineRates,
+    fixed: Mapping[str, Any],
+    limit: float,
+    unfit: Collection[StepLayout],
+) -> Iterator[SearchResult]:
+    """Yield what search() finds, and then ever leaner layouts, for as long as memory left some out.
+
+    A run holds buffers that formulas don't have, so all that they let pass may not fit. The caller puts
+    into `unfit` what didn't. Last come the leanest by formulas, whatever time they take.
+    """
+    found = search(shape, base, machine, fixed, limit)
+    yield found
+    for share in TIGHTER:
+        if not (found.refused["memory"] or unfit):
+            return
+        yield search(shape, base, machine, fixed, share * limit, unfit)
+    if found.refused["memory"] or unfit:
+        yield search(shape, base, machine, fixed, limit, unfit, leanest=True)
 
 
 def search(
-    shape: ModelShape, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any], limit: float
+    shape: ModelShape,
+    base: StepLayout,
+    machine: MachineRates,
+    fixed: Mapping[str, Any],
+    limit: float,
+    unfit: Collection[StepLayout] = (),
+    leanest: bool = False,
 ) -> SearchResult:
     """Return the layouts that fit, best first.
 
     base: ranks, sequence, batch and type of numbers. fixed: fields of a layout that are fixed.
-    limit: bytes of a rank.
+    limit: bytes of a rank. unfit: layouts that are known not to fit. leanest: those that need least
+    memory are played, not those that are fastest.
     """
     refused: Counter[str] = Counter()
+    example = ""
     fitting: list[Candidate] = []
     seconds: dict[StepLayout, float] = {}
     tried = 0
@@ -70,9 +109,10 @@ def search(
         if layout.regathers and "regathers" not in fixed and _fits_easily(shape, layout, limit):
             continue
         tried += 1
-        reason = _refusal(shape, layout, machine, limit)
+        reason, why = ("memory", "") if layout in unfit else _refusal(shape, layout, machine, limit)
         if reason:
             refused[reason] += 1
+            example = example or why
             continue
         found = predict_step(shape, layout, machine, play=False)
         seconds[layout] = found.seconds
@@ -80,17 +120,18 @@ def search(
             refused["a kind of cp or of gathers that is no faster"] += 1
             continue
         fitting.append(Candidate(layout, found))
-    fitting.sort(key=lambda each: each.found.seconds)
+    fitting.sort(key=lambda each: each.found.footprint.total if leanest else each.found.seconds)
     played: list[Candidate] = []
-    for layout, _ in fitting:
+    for number, (layout, _) in enumerate(fitting):
         if len(played) == PLAYED:
+            refused[SLOWER] = len(fitting) - number
             break
         if is_defined(layout):
             played.append(Candidate(layout, predict_step(shape, layout, machine)))
         else:
             refused["a schedule that isn't defined for so many stages and microbatches"] += 1
     played.sort(key=lambda each: each.found.seconds * (1 + ENOUGH * each.complexity))
-    return SearchResult(played, refused, tried)
+    return SearchResult(played, refused, tried, example)
 
 
 def _fits_easily(shape: ModelShape, layout: StepLayout, limit: float) -> bool:
@@ -106,24 +147,25 @@ def _gains_nothing(layout: StepLayout, seconds: Mapping[StepLayout, float]) -> b
     return any(seconds.get(each, math.inf) <= most for each in usual)
 
 
-def _refusal(shape: ModelShape, layout: StepLayout, machine: MachineRates, limit: float) -> str:
-    """Return why a layout is left out, or nothing."""
+def _refusal(shape: ModelShape, layout: StepLayout, machine: MachineRates, limit: float) -> tuple[str, str]:
+    """Return the reason that a layout is left out for, "" for none, and of what doesn't divide, what."""
     try:
         require_possible(layout, shape)
-    except ConfigError:
-        return "doesn't divide"
-    if layout.pp > 1 and layout.num_microbatches < FEW * layout.pp / layout.chunks:
-        return "fewer microbatches than stages"
-    if layout.schedule == "interleaved" and layout.num_microbatches % layout.pp:
-        return "doesn't divide"
+    except ConfigError as error:
+        return DOESNT_DIVIDE, error.args[0]
+    count = layout.num_microbatches
+    if layout.pp > 1 and count < FEW * layout.pp / layout.chunks:
+        return "fewer microbatches than stages", ""
+    if layout.schedule == "interleaved" and count % layout.pp:
+        return DOESNT_DIVIDE, f"interleaved: {count} microbatches aren't a multiple of pp {layout.pp}"
     if layout.sharded and layout.dp % layout.sharded:
-        return "doesn't divide"
+        return DOESNT_DIVIDE, f"dp_shard {layout.sharded} doesn't divide dp {layout.dp}"
     by_node = layout.ep > 1 and layout.dispatch == "hierarchical"
     if by_node and not can_go_by_node(layout, machine.ranks_per_node):
-        return "rows can't go to nodes first"
+        return "rows can't go to nodes first", ""
     if footprint_of(shape, layout, stashes_in_flight(layout)).total > SLACK * limit:
-        return "memory"
-    return ""
+        return "memory", ""
+    return "", ""
 
 
 def _every(
@@ -151,9 +193,9 @@ def _generated(
             for ep in _experts(shape, base.ranks // pp, fixed):
                 for schedule, chunks in _schedules(shape, pp, fixed):
                     for micro in _picked(fixed, "micro", MICROS):
-                        if base.batch % (rest * micro):
-                            continue
-                        for recompute in _picked(fixed, "recompute", ("none", "selective", "full")):
+                        modes = _picked(fixed, "recompute", ("none", "selective", "full"))
+                        divides = base.batch % (rest * micro) == 0
+                        for recompute in modes if divides else modes[:1]:  # one is refused for all
                             layout = base._replace(
                                 tp=tp, cp=cp, pp=pp, zero=zero, sharded=sharded, ep=ep, schedule=schedule,
                                 chunks=chunks, micro=micro, recompute=recompute, etp=fixed.get("etp", 1),
@@ -206,6 +248,15 @@ def _degrees(
 
 
 def _zeros(
+    data: int, pp: int, tp: int, machine: MachineRates, fixed: Mapping[str, Any]
+) -> list[tuple[int, int]]:
+    """Return ZeRO's stages with the ranks that share state; stage 3 alone where its gathers are fixed."""
+    found = _stages_of_zero(data, pp, tp, machine, fixed)
+    gathers = fixed.get("gather", GATHER) != GATHER
+    return [(zero, sharded) for zero, sharded in found if zero == 3 or not gathers]
+
+
+def _stages_of_zero(
     data: int, pp: int, tp: int, machine: MachineRates, fixed: Mapping[str, Any]
 ) -> list[tuple[int, int]]:
     if "zero" in fixed or "sharded" in fixed:

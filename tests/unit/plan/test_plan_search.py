@@ -1,8 +1,8 @@
 """`mpitrain plan`: what is chosen, why, what is refused; and each rule of the advice."""
 
 import json
+import math
 import re
-from importlib import resources
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +17,7 @@ from mpitrain.commands.plan.planner import with_layout
 from mpitrain.commands.plan.search import search
 from mpitrain.config import flatten, load
 from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.published import PUBLISHED, find_published
 from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.layout import StepLayout
@@ -207,7 +208,7 @@ def test_json_says_all_of_it():
     best = tree["best"][0]
     assert best["layout"]["ranks"] == 4
     assert best["interval_s"] == [INTERVAL[0] * best["seconds"], INTERVAL[1] * best["seconds"]]
-    assert sum(best["parts_s"].values()) == pytest.approx(best["seconds"], rel=0.05)
+    assert sum(best["parts_s"].values()) == pytest.approx(best["seconds"])
     assert tree["training"]["steps"] == -(-(10**9) // (16 * 128))
 
 
@@ -227,7 +228,9 @@ def test_what_cannot_fit_says_what_binds():
 def test_what_is_fixed_and_cannot_be_is_named():
     error = planned("--ranks", "6", *sets(*SMALL, "parallel.tp=4"), code=2)
     assert isinstance(error, ConfigError)
-    assert "no layout divides these ranks and the model; fixed: parallel.tp = 4;" in str(error)
+    assert "no layout divides these ranks and the model: tp 4 of 6 ranks; fixed: parallel.tp = 4;" in str(
+        error
+    )
 
 
 @pytest.mark.parametrize(
@@ -307,17 +310,9 @@ def test_experts_rows_go_to_nodes_first_where_they_can(dispatch, ranks, found):
     assert {each["layout"]["dispatch"] for each in tree["best"]} == {found}
 
 
-def test_json_holds_no_number_that_is_none(tmp_path):
-    """A step that takes for ever has a time of null."""
-    text = (resources.files("mpitrain.jobs") / "machines/laptop.toml").read_text()
-    path = tmp_path / "slow.toml"
-    path.write_text(re.sub(r"sustained = \S+,", "sustained = 1e-320,", text))
-
-    def refuse(constant):
-        raise ValueError(constant)
-
-    text = planned("--ranks", "1", "--machine", str(path), "--json", "--tokens", "1B", *sets(*SMALL))
-    assert json.loads(text, parse_constant=refuse)["best"][0]["seconds"] is None
+def test_json_holds_no_number_that_is_none():
+    """What would be a number without an end is null."""
+    assert finite({"a": math.inf, "b": [math.nan, 1.5]}) == {"a": None, "b": [None, 1.5]}
 
 
 def test_failures_cost_little_if_saves_are_often():

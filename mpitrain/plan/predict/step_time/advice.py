@@ -9,11 +9,12 @@ from mpitrain.plan.predict.step_time.footprint import footprint_of
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import group_of, seconds
-from mpitrain.plan.predict.step_time.step import Prediction, stashes_in_flight
+from mpitrain.plan.predict.step_time.step import Prediction, predict_step, stashes_in_flight
 from mpitrain.plan.predict.step_time.work import ITEM
 
 MOST_BUBBLE = 0.2
 MOST_TP = 0.3  # of a step that waits for tp
+AS_FAST = 1.05  # times a step: what is simpler may take so long
 FULL = 0.9  # of memory that may be used
 
 
@@ -35,9 +36,9 @@ def advice(
         _tp_exposed(layout, found),
         _experts_beyond_node(shape, layout, machine, found),
         _shards_beyond_node(layout, machine),
-        _few_microbatches(layout, found),
+        _few_microbatches(shape, layout, found),
         _no_zero(shape, layout),
-        _too_complex(shape, layout, machine) if memory_is_known else "",
+        _too_complex(shape, layout, machine, found) if memory_is_known else "",
         _nearly_full(machine, found.footprint.total if held is None else held) if memory_is_known else "",
     )
     return [line for line in rules if line]
@@ -97,15 +98,17 @@ def _shards_beyond_node(layout: StepLayout, machine: MachineRates) -> str:
     )
 
 
-def _few_microbatches(layout: StepLayout, found: Prediction) -> str:
+def _few_microbatches(shape: ModelShape, layout: StepLayout, found: Prediction) -> str:
     share = found.bubble / found.seconds
     if layout.pp == 1 or share < MOST_BUBBLE:
         return ""
+    count = layout.num_microbatches
+    can_interleave = layout.chunks == 1 and 2 * layout.pp <= shape.layers and count % layout.pp == 0
+    other = ', or use pipeline.schedule = "interleaved"' if can_interleave else ""
+    enough = max(4 * layout.pp, 2 * count)
     return (
-        f"{layout.num_microbatches} microbatches for {layout.pp} stages: the bubble is "
-        f"{100 * share:.0f} % of a step; raise batch.global, lower batch.micro or parallel.dp "
-        f"until there are {4 * layout.pp}, or use "
-        'pipeline.schedule = "interleaved"'
+        f"{count} microbatches for {layout.pp} stages: the bubble is {100 * share:.0f} % of a step; raise "
+        f"batch.global, lower batch.micro or parallel.dp until there are {enough}{other}"
     )
 
 
@@ -120,8 +123,8 @@ def _no_zero(shape: ModelShape, layout: StepLayout) -> str:
     )
 
 
-def _too_complex(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> str:
-    """Return the axis that isn't needed: what is simpler fits in a half of the memory."""
+def _too_complex(shape: ModelShape, layout: StepLayout, machine: MachineRates, found: Prediction) -> str:
+    """Return the axis that isn't needed: what is simpler fits in a half of the memory, and is as fast."""
     asked = [
         name
         for name, on in (("zero = 3", layout.zero == 3), ("tp", layout.tp > 1), ("pp", layout.pp > 1))
@@ -132,6 +135,8 @@ def _too_complex(shape: ModelShape, layout: StepLayout, machine: MachineRates) -
         return ""
     needed = footprint_of(shape, simple, stashes_in_flight(simple)).total
     if needed > 0.5 * machine.memory_bytes:
+        return ""
+    if predict_step(shape, simple, machine).seconds > AS_FAST * found.seconds:
         return ""
     return (
         f"{' and '.join(asked)}: {shape.name} fits without, {needed / 1e9:.1f} of "

@@ -73,12 +73,18 @@ def core_seconds(
 
 
 class Seconds(NamedTuple):
-    """Of a part of the model: forward, backward for inputs, backward for weights, attention proper apart."""
+    """Of a part of the model: forward, backward for inputs, backward for weights.
+
+    core: attention proper of the forward, which selective recomputation repeats without flash.
+    under_forward, under_backward: attention that a ring of cp travels under, and what it waits for launches.
+    """
 
     forward: float = 0.0
     inputs: float = 0.0
     weights: float = 0.0
-    core: float = 0.0  # of the forward, which selective recomputation repeats without flash
+    core: float = 0.0
+    under_forward: float = 0.0
+    under_backward: float = 0.0
 
     def plus(self, other: "Seconds") -> "Seconds":
         return Seconds(*(a + b for a, b in zip(self, other)))
@@ -93,13 +99,18 @@ def seconds_of(work: PartWork, machine: MachineRates, dtype: str, flash: bool) -
     inputs = sum(product_seconds(_of_inputs(each), machine, dtype) for each in work.products)
     weights = sum(product_seconds(_of_weights(each), machine, dtype) for each in work.products)
     passes = work.pass_bytes / machine.memory_bandwidth
+    forward += passes
+    inputs += 1.5 * passes
     core = core_seconds(work.core, machine, flash)
+    core_backward = core_seconds(work.core, machine, flash, True)
     launched = work.kernels * machine.launch_s
     return Seconds(
-        max(forward + passes + core, launched),
-        max(inputs + 1.5 * passes + core_seconds(work.core, machine, flash, True), launched),
+        max(forward + core, launched),
+        max(inputs + core_backward, launched),
         max(weights, 0.3 * launched),
         core,
+        max(core, launched - forward),
+        max(core_backward, launched - inputs),
     )
 
 

@@ -21,8 +21,10 @@ from mpitrain.inputs import read_text, shown
 
 MOST_BYTES = 1 << 16  # of a machine's file
 
-Rate = Annotated[float, Meta(gt=0, lt=1e24)]  # a second
+# a second: below are TFLOP/s or GB/s that were typed as FLOP/s or bytes/s
+Rate = Annotated[float, Meta(ge=1e4, lt=1e24)]
 Latency = Annotated[float, Meta(ge=0, le=1)]  # seconds
+DataType = Annotated[str, Meta(pattern="^[a-z0-9_]{1,32}$")]
 
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,16 +57,24 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type of number. attention: FLOP/s, forward and backward.
     """
 
-    name: str
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
     device: Literal["cuda", "cpu"]
-    memory_bytes: Annotated[int, Meta(ge=1, le=1 << 50)]
+    memory_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 50)]
     ranks_per_node: Annotated[int, Meta(ge=1, le=1 << 20)]
     launch_s: Latency
-    products: Annotated[dict[str, Figure], Meta(min_length=1)]
+    products: Annotated[dict[DataType, Figure], Meta(min_length=1)]
     attention: dict[str, Figure]
     memory: dict[str, Figure]
     links: LinkTable
     aliases: list[str] = []
+
+    def figures(self) -> Iterator[tuple[str, Figure]]:
+        """Yield all figures, each with its key."""
+        for table in ("products", "attention", "memory"):
+            for key, figure in getattr(self, table).items():
+                yield f"{table}.{key}", figure
+        yield "links.inside", self.links.inside
+        yield "links.between", self.links.between
 
 
 class MachineRates(NamedTuple):
@@ -203,14 +213,30 @@ def read_machine(path: str) -> MachineFile:
         found = msgspec.convert(tree, MachineFile)
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(
-            f"machine {shown(path)}: {shown(error)}; needed the keys of jobs/machines/h100-80gb.toml"
+            f"machine {shown(path)}: {shown(error)}; needed the keys of jobs/machines/h100-80gb.toml, in "
+            "FLOP/s, bytes/s, bytes and seconds"
         ) from None
+    _require_sense(found, path)
+    return found
+
+
+def _require_sense(found: MachineFile, path: str) -> None:
+    """Raise ConfigError for a name that can't be printed, and for figures that are missing or contradict."""
+    if not found.name.isprintable():
+        raise ConfigError(
+            f"machine {shown(path)}: name = {shown(found.name)}; needed one that can be printed"
+        )
     for table, key in (("attention", "forward"), ("attention", "backward"), ("memory", "bandwidth")):
         if key not in getattr(found, table):
             raise ConfigError(
                 f"machine {shown(path)}: found no {table}.{key}; needed peak and sustained of it"
             )
-    return found
+    for key, figure in found.figures():
+        if figure.sustained > figure.peak:
+            raise ConfigError(
+                f"machine {shown(path)}: {shown(key)}: sustained = {figure.sustained:g} is above "
+                f"peak = {figure.peak:g}; needed no more than that, both in the same unit"
+            )
 
 
 def _figures(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -138,9 +138,9 @@ def part_of(
     for work in works:
         seconds_here = seconds_of(work, machine, layout.compute, layout.flash)
         computed = computed.plus(seconds_here)
-        exposed = _exposed(work.forward, groups, layout, machine, seconds_here.core)
+        exposed = _exposed(work.forward, groups, layout, machine, seconds_here.under_forward)
         exposed_backward = _added(
-            _exposed(work.backward, groups, layout, machine, 2 * seconds_here.core),
+            _exposed(work.backward, groups, layout, machine, seconds_here.under_backward),
             {"tp": _exposed_regather(work, groups, machine, seconds_here.inputs)},
         )
         forward = _added(forward, exposed)
@@ -218,7 +218,8 @@ def _with_fetches(
 ) -> Part:
     """Return the part with what data ranks send for each microbatch.
 
-    That are ZeRO-3's gathers before forward and backward, and the reduction where it isn't once for all.
+    That are ZeRO-3's gathers before forward and backward, and the reduction where it isn't once for all:
+    it follows the gradients of weights, for which no other stage waits.
     """
     if not (fetches_each(layout) or layout.sums_each):
         return part
@@ -227,10 +228,12 @@ def _with_fetches(
     reduced *= layout.sums_each
     forward, exposed = _overlapped(part.forward, gathered, layout)
     backward, exposed_backward = _overlapped(part.inputs + part.weights, gathered + reduced, layout)
+    later = backward - part.inputs - part.weights
+    of_weights = later * reduced / (gathered + reduced) if gathered + reduced else 0.0
     return Part(
         forward,
-        backward - part.weights,
-        part.weights,
+        part.inputs + later - of_weights,
+        part.weights + of_weights,
         _added(part.exposed_forward, {"dp": exposed}),
         _added(part.exposed_backward, {"dp": exposed_backward}),
     )

@@ -1,0 +1,157 @@
+"""`mpitrain plan` of odd ranks, little memory and wishes that can't be; predictions of slower machines."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from mpitrain.cli import cli
+from mpitrain.commands.inspect import show_proof
+from mpitrain.commands.plan.planner import PlanRequest, find_layouts
+from mpitrain.plan.declared.published import find_published
+from mpitrain.plan.predict.step_time.advice import advice
+from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.step import predict_step
+
+H100 = machine_of(find_machine("h100-80gb"))
+GH200 = machine_of(find_machine("gh200-alps"))
+SMALL = ("model.layers=4", "model.width=64", "model.heads=4", "model.kv_heads=2", "model.ffn=128")
+
+
+def asked(*words):
+    return CliRunner().invoke(cli, ["plan", *words])
+
+
+def sets(*overrides):
+    return [word for each in overrides for word in ("--set", each)]
+
+
+@pytest.mark.parametrize("ranks", [1, 7, 12, 1000])
+def test_an_open_batch_divides_over_any_number_of_ranks(ranks, tmp_path):
+    out = tmp_path / "best.toml"
+    done = asked("--ranks", str(ranks), "--json", "--out", str(out), *sets(*SMALL))
+    tree = json.loads(done.output)
+    assert tree["best"][0]["layout"]["batch"] >= max(32, ranks)
+    assert f"of {ranks} ranks" in " ".join(tree["notes"]) or tree["best"][0]["layout"]["ranks"] == ranks
+    assert ranks > 12 or "proved:" in show_proof(str(out), (), ranks)
+
+
+@pytest.mark.parametrize("key", ["batch.micro=3", "parallel.dp=6", "parallel.pp=3"])
+def test_an_open_batch_divides_by_what_is_fixed(key):
+    assert json.loads(asked("--ranks", "12", "--json", *sets(*SMALL, key)).output)["best"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("parallel.cp=3",), "no layout divides these ranks and the model: cp 3 of 64 ranks; fixed"),
+        (("parallel.tp=4", "parallel.pp=32"), "tp 4 x pp 32 = 128 doesn't make 64 ranks; fixed"),
+        (("parallel.pp=8",), "8 stages of 4 blocks; fixed"),
+        (("batch.global=31",), "such as: 31 sequences don't divide into microbatches of 1 on dp 64"),
+        (("parallel.dp_shard=3",), "such as: dp_shard 3 doesn't divide dp 64"),
+    ],
+    ids=str,
+)
+def test_what_binds_is_named(overrides, message):
+    error = asked("--ranks", "64", *sets(*SMALL, *overrides)).exception
+    assert error.exit_code == 2 and message in str(error) and "\n" not in str(error)
+
+
+def test_fixed_gathers_are_those_of_zero_3():
+    """Others, which a run refuses, crowded them out."""
+    tree = json.loads(asked("--ranks", "8", "--json", *sets(*SMALL, "parallel.gather=step")).output)
+    assert {each["layout"]["zero"] for each in tree["best"]} == {3}
+    assert "what a run refuses" not in tree["left_out"]
+
+
+def test_what_is_left_out_is_all_that_was_tried():
+    error = asked("--ranks", "8", *sets(*SMALL, "batch.global=96", "pipeline.segments=2")).exception
+    tried, reasons = re.search(r"of (\d+) layouts none is left: (.*?) \(of the first", str(error)).groups()
+    assert sum(int(number) for number in re.findall(r"(\d+) by", reasons)) == int(tried)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "machine", "gigabytes", "overrides"),
+    [
+        (8, "h100-80gb", 0.0437, ("model.layers=2", "model.width=1024", "data.sequence=512")),
+        (8, "laptop", 0.0657, ("model.layers=4", "model.width=1024", "data.sequence=512")),
+    ],
+)
+def test_little_memory_is_enough_where_some_layout_fits(ranks, machine, gigabytes, overrides):
+    """By formulas alone the fastest fit, and don't by the plan of a run, which has buffers, too."""
+    words = (*overrides, "model.heads=4", "model.kv_heads=2", "batch.global=16", "memory.offload=none")
+    found = find_layouts(PlanRequest(None, words, ranks, machine, memory_gb=gigabytes))
+    assert 0.5 * gigabytes < found.chosen[0].held / 1e9 <= gigabytes
+
+
+@pytest.mark.parametrize(
+    ("context", "rate"), [("zigzag", "forward"), ("ring", "forward"), ("zigzag", "backward")]
+)
+def test_slower_attention_makes_no_step_faster(context, rate):
+    """A ring travels under attention, of which the backward has a rate of its own."""
+    shape = find_published("llama3-8b")
+    layout = StepLayout(8, 8192, 16, cp=8, context=context, recompute="selective")
+    slow_links = GH200._replace(inside=2e9, between=2e9)
+    took = [
+        predict_step(shape, layout, slow_links._replace(**{f"attention_{rate}": share * 4e14})).seconds
+        for share in (1, 0.5, 0.2, 0.1)
+    ]
+    assert took == sorted(took)
+
+
+def test_more_tokens_make_no_step_faster():
+    """What waits for a reduction waits with the gradients of weights: no other stage waits for it."""
+    shape = find_published("bloom-176b")
+    keys = dict(tp=8, cp=2, pp=8, chunks=2, schedule="v-half", zero=3, sharded=2, recompute="selective")
+    took = [
+        predict_step(shape, StepLayout(512, sequence, 32, context="ulysses", micro=8, **keys), GH200).seconds
+        for sequence in (1024, 2048, 4096)
+    ]
+    assert took == sorted(took)
+
+
+def test_failures_that_leave_no_time_have_no_number_of_days():
+    text = asked("--ranks", "4096", "--tokens", "1T", "--node-hours", "1", *sets(*SMALL)).output
+    assert text.rstrip().endswith("no time is left between failures and saves")
+
+
+def test_a_short_interval_between_saves_has_seconds():
+    text = asked("--ranks", "8", "--tokens", "1B", "--node-hours", "6", *sets(*SMALL)).output
+    assert re.search(r"every [1-9]\d* s \d", text) and "0 minutes" not in text
+
+
+@pytest.mark.parametrize("option", ["--memory", "--node-hours"])
+def test_a_number_beyond_all_machines_is_refused(option):
+    assert asked("--ranks", "2", "--tokens", "1B", option, "1e300").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "has"),
+    [
+        (dict(), True),
+        (dict(schedule="interleaved", chunks=2), False),
+        (dict(batch=12), False),
+    ],
+    ids=str,
+)
+def test_interleaving_is_advised_where_it_can_be(keys, has):
+    shape, layout = (
+        find_published("gpt-39.1b"),
+        StepLayout(**{**dict(ranks=64, sequence=4096, batch=8, tp=8, pp=8), **keys}),
+    )
+    (line,) = [
+        each for each in advice(shape, layout, H100, predict_step(shape, layout, H100)) if "bubble" in each
+    ]
+    assert ("interleaved" in line) is has
+
+
+def test_what_is_predicted_to_be_faster_is_not_advised_against():
+    shape = find_published("llama3.2-1b")
+    slow = H100._replace(inside=3e9, between=3e9)
+    layout = StepLayout(8, 4096, 8, tp=1, pp=2)
+    found = predict_step(shape, layout, slow)
+    simple = predict_step(shape, layout._replace(pp=1), slow)
+    assert simple.seconds > 1.05 * found.seconds
+    assert not [line for line in advice(shape, layout, slow, found) if "fits without" in line]
