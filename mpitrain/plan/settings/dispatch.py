@@ -36,12 +36,13 @@ FP8 = "fp8"
 
 
 class Forms(NamedTuple):
-    """What numbers are rounded to on their way to the experts and back: as experts.wire, "" for not
-    at all.
+    """What numbers are rounded to on their way to the experts and back.
+
+    dispatch, combine: as experts.wire, "" for not at all.
     """
 
-    there: str
-    back: str
+    dispatch: str
+    combine: str
 
 
 def resolve_dispatch(config: ResolvedConfig, num_nodes: int, node_ranks: int) -> tuple[ResolvedExperts, Comm]:
@@ -193,8 +194,8 @@ class Dispatch:
         if self.ranks == 1:
             return Traffic()
         wide, experts, forms = max(4, itemsize), self.config.experts, self.forms(itemsize)
-        there = num_bytes(forms.there, width, itemsize)
-        back = num_bytes(forms.back, width, itemsize)
+        there = num_bytes(forms.dispatch, width, itemsize)
+        back = num_bytes(forms.combine, width, itemsize)
         counted = experts.count if not self.near else self.blocks * (experts.count + self.nodes)
         counts = Started("all_gather", "experts", self.ranks * counted * 8)
         if not self.near:
