@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from mpitrain.comm.collectives import all_reduce
 from mpitrain.config import ExpertsTable as Settings
-from mpitrain.kernels.gates import Gate
+from mpitrain.kernels.activation_functions import Activation
 from mpitrain.kernels.grouped import add_sums, grouped_product, of_rows
 from mpitrain.kernels.precision import wide
 from mpitrain.model import router
@@ -48,13 +48,13 @@ from mpitrain.plan.settings.dispatch import dispatch_of
 class MixtureNumbers(NamedTuple):
     """What a mixture is made of besides its parameters.
 
-    gate, shared_gate: have the activations of experts, and of shared ones.
+    activation, shared_activation: those of experts, and of shared ones.
     by_sequence: loads are balanced within each sequence.
     """
 
     settings: Settings
-    gate: Gate
-    shared_gate: Gate
+    activation: Activation
+    shared_activation: Activation
     by_sequence: bool
 
 
@@ -110,7 +110,7 @@ class ExpertMixture:
         self.bias = own.get("ffn.router.bias")
         self.biases = [own.get(f"ffn.experts.{name}.bias") for name in ("gate", "up", "down")]
         self.logit_bias = own.get("ffn.router.logit_bias")
-        self.activation = numbers.gate
+        self.activation = numbers.activation
         self.tokens = site.tokens
         self.wide = wide(site.dtype)
         shared = (
@@ -118,7 +118,9 @@ class ExpertMixture:
             if self.settings.shared
             else None
         )
-        self.shared = FeedForwardSegment(None, *shared, activation=numbers.shared_gate) if shared else None
+        self.shared = (
+            FeedForwardSegment(None, *shared, activation=numbers.shared_activation) if shared else None
+        )
         self.dispatch = dispatch_of(site.plan.config, site.plan.table.segments)
         self.exchange = self._exchange()
         segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)
