@@ -24,9 +24,9 @@ OF_KIND = {"ring": "plain", "zigzag": "zigzag", "gather": "zigzag", "ulysses": "
 
 @dataclass(frozen=True)
 class Tile:
-    """Some queries against some keys, each a slice of what is held; `causal`.
+    """Some queries against some keys, each a slice of what is held.
 
-    The diagonal, where both are the same positions.
+    causal: it is the diagonal, where both are the same positions, and no query sees a later key.
     """
 
     queries: slice
@@ -98,7 +98,9 @@ class SequencePlacement:
             return [Tile(all_here, all_here, causal=True)]
         if source < rank:
             return [Tile(all_here, all_here if self.name == "plain" else slice(0, half))]
-        return [] if self.name == "plain" else [Tile(slice(half, self.length), all_here)]
+        if self.name == "plain":
+            return []  # causality masks all keys of a later rank
+        return [Tile(slice(half, self.length), all_here)]
 
     def own_in_two(self) -> tuple[list[Tile], list[Tile]]:
         """Return the tiles of the own keys in two parts of about the same work, to fill two waits.
