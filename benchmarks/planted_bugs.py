@@ -220,7 +220,7 @@ BUGS = [
     ("mpitrain/actor/stage_compute.py", "if grad is None and self._loss_scale.dynamic:", "if False:"),
     ("mpitrain/actor/contexts.py", "Context(microbatch, start, segment", "Context(microbatch, 0, segment"),
     ("mpitrain/actor/memory.py", "weights=kept + masters", "weights=kept"),
-    ("mpitrain/actor/memory_meter.py", "held += stage.shelves.tensors() if stage.shelves is not None else ()", "held += ()"),
+    ("mpitrain/actor/memory_meter.py", "held += stage.offload_store.tensors() if stage.offload_store is not None else ()", "held += ()"),
     ("mpitrain/commands/dryrun/recipes.py", "if seen != before:", "if False:"),
     ("mpitrain/actor/reductions.py", "first.whole += gradient.whole", "first.whole = gradient.whole"),
     ("mpitrain/actor/reductions.py", "if piece.spec.trained:", "if True:"),

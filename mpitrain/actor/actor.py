@@ -10,7 +10,8 @@ for instruction in program:  what stands in the list happens, in this order; `pl
     SEND         starts and returns; all sends are waited for before the update (pipeline_messages.py)
     RECV         waits; the next receives of the list are posted ahead, so that messages don't wait
                  for us
-    SUM, REDUCE  start the sum of one bucket over one axis; NORM waits for all of them (update.py)
+    SUM, REDUCE  start the sum of one bucket over one axis (bucket_collectives.py); NORM waits for
+                 all of them (update.py)
 """
 
 import math
@@ -20,6 +21,7 @@ from itertools import repeat
 
 import torch
 
+from mpitrain.actor.bucket_collectives import BucketCollectives
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.pipeline_messages import PipelineMessages
 from mpitrain.actor.profiler import Profiler
@@ -49,9 +51,13 @@ from mpitrain.schedules.actions import Action
 UNRECORDED = Recorder(range(0))
 
 
-def call(compute: Callable[[], Work]) -> Work:
-    """Compute once."""
-    return compute()
+GradientPass = Callable[[], Work]  # computes the gradients of a step: its program up to the update
+PassRunner = Callable[[GradientPass], Work]  # runs a gradient pass, once or again
+
+
+def run_once(gradient_pass: GradientPass) -> Work:
+    """Run a gradient pass once, and compare it with nothing."""
+    return gradient_pass()
 
 
 class Actor:
@@ -125,6 +131,7 @@ class Actor:
     def _handlers_of_kinds(self) -> dict[str, Callable[[Action, Work], None]]:
         """Return what carries out an instruction, by its kind; `_walk` takes PAIR apart."""
         compute, messages, update = self._compute, self._messages, self._update
+        buckets = BucketCollectives(self.stages, self.gradients)
         return {
             "F": compute.forward,
             "B": compute.backward,
@@ -134,10 +141,10 @@ class Actor:
             "SEND_B": messages.send,
             "RECV_F": messages.receive,
             "RECV_B": messages.receive,
-            "GATHER": update.gather,
-            "RELEASE": update.release,
-            "SUM": update.sum,
-            "REDUCE": update.reduce,
+            "GATHER": buckets.gather,
+            "RELEASE": buckets.release,
+            "SUM": buckets.sum,
+            "REDUCE": buckets.reduce,
             "NORM": update.norm,
             "UPDATE": update.update,
             "SPREAD": update.spread,
@@ -227,14 +234,14 @@ class Actor:
         *,
         asked: StepRequests = NOTHING_ASKED,
         watch: Watch | None = None,
-        sure: Callable[[Callable[[], Work]], Work] = call,
+        pass_runner: PassRunner = run_once,
     ) -> StepResult:
         """Run one training step on this rank's microbatches. Collective over all ranks.
 
         watch: counts what is held after every instruction.
-        sure: is given what computes the gradients, and calls it, once or again: each time it does
-        the same, from the same weights; the last one's are used.  Raises HangError, naming the
-        message waited for.
+        pass_runner: runs the gradient pass, once or again: each time it does the same, from the same
+        weights; the gradients of the last one are used.
+        Raises HangError, naming the message waited for.
         """
         before = self.training[: self._update_at]
         after = self.training[self._update_at :]
@@ -253,7 +260,7 @@ class Actor:
             )
 
         with nullcontext() if watch is None else watch.watching():
-            work = self._walk(after, sure(compute_gradients), self.recorder, watch, len(before))
+            work = self._walk(after, pass_runner(compute_gradients), self.recorder, watch, len(before))
         self.recorder.end()
         return work.result
 

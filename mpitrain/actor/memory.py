@@ -39,7 +39,11 @@ def measure(actor: Actor, watch: Watch) -> MemoryUsage:
 
 
 def _activations_on_host(actor: Actor) -> int:
-    return sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
+    return sum(
+        stage.offload_store.host.num_bytes
+        for stage in actor.stages.values()
+        if stage.offload_store is not None
+    )
 
 
 def _kept(gradients: Sequence[Gradient]) -> int:

@@ -52,7 +52,7 @@ class Stage:
     blocks: what computes.
     state: its parameters.
     contexts: makes what blocks are given.
-    shelves: host memory for what blocks keep.
+    offload_store: host memory for what blocks keep.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Stage:
         blocks: Blocks,
         state: StageState,
         contexts: Contexts,
-        shelves: OffloadStore | None = None,
+        offload_store: OffloadStore | None = None,
     ):
         self.plan = plan
         self.blocks = blocks
         self.state = state
         self.contexts = contexts
-        self.shelves = shelves
+        self.offload_store = offload_store
         self.parts = plan.parts
         self.first = plan.first
         self.last = plan.last
@@ -76,7 +76,7 @@ class Stage:
         self._under_way: dict[int, Context] = {}
         self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward
         # by microbatch and block: what the backward for inputs left
-        self.put_off: dict[int, list[list[WeightGradients]]] = {}
+        self.deferred_weight_gradients: dict[int, list[list[WeightGradients]]] = {}
 
     def forward(
         self,
@@ -159,7 +159,7 @@ class Stage:
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index]
-        later = self.put_off.setdefault(index, [[] for _ in self.blocks])
+        later = self.deferred_weight_gradients.setdefault(index, [[] for _ in self.blocks])
         for number in parts:
             yield from self._arrive(number)
             for block in reversed(self.parts[number]):
@@ -173,19 +173,19 @@ class Stage:
         they were made of.
         """
         parts = range(len(self.parts)) if part is None else [part]
-        later = self.put_off[index]
+        later = self.deferred_weight_gradients[index]
         for number in parts:
             for block in reversed(self.parts[number]):
                 while later[block]:
                     yield None
                     later[block].pop(0).add()
         if self._is_last(parts):
-            del self.put_off[index]
+            del self.deferred_weight_gradients[index]
 
     @property
     def num_stashes(self) -> int:
         """Microbatches of which activations are held, for their backward or for their weight gradients."""
-        return len({*self.stashes, *self.put_off})
+        return len({*self.stashes, *self.deferred_weight_gradients})
 
     def _arrive(self, part: int) -> Walk:
         """Wait for the weights of a part of the backward, if they are on their way."""
@@ -202,13 +202,13 @@ class Stage:
         if block not in self.plan.inner or not torch.is_grad_enabled():
             return context
         keeping: Keeping = KeepAll(self._selective)
-        if self.shelves is not None:
-            keeping = self.shelves.away(index, block, self._selective, self.contexts.stays(context))
+        if self.offload_store is not None:
+            keeping = self.offload_store.away(index, block, self._selective, self.contexts.stays(context))
         return replace(context, keeping=keeping)
 
     def _fetch(self, index: int, block: int) -> None:
-        if self.shelves is not None:
-            self.shelves.fetch(index, block)
+        if self.offload_store is not None:
+            self.offload_store.fetch(index, block)
 
     def _is_last(self, parts: Sequence[int]) -> bool:
         return parts[-1] == len(self.parts) - 1
@@ -219,5 +219,5 @@ class Stage:
             return
         del self.stashes[index]
         self.contexts.forget(index)
-        if self.shelves is not None:
-            self.shelves.forget(index)
+        if self.offload_store is not None:
+            self.offload_store.forget(index)

@@ -92,9 +92,17 @@ class Compute:
         x = work.inputs.pop((stage, m), None)
         microbatch = work.microbatches[number_in_step(self._table, stage, m)]
         # validation is never replayed, and nothing of it is dropped
-        of_training = self._of_training(stage, m, work) if torch.is_grad_enabled() else (None, None)
-        lent = work.hear, self._loss_scale.value, *of_training
-        walk = self._stages[stage].forward(m, x, microbatch, part, *lent)
+        routes, dropout = self._of_training(stage, m, work) if torch.is_grad_enabled() else (None, None)
+        walk = self._stages[stage].forward(
+            m,
+            x,
+            microbatch,
+            part,
+            record_metric=work.record_metric,
+            scale=self._loss_scale.value,
+            routes=routes,
+            dropout=dropout,
+        )
         if torch.is_grad_enabled() and not part:
             held = 1 + sum(stage.num_stashes for stage in self._stages.values())
             work.peak_in_flight = max(work.peak_in_flight, held)

@@ -78,8 +78,8 @@ class RerunVerdict(NamedTuple):
     persistent: bool = False
 
 
-class Twice:
-    """Computes the gradients of one step twice.
+class RecomputeCheck:
+    """Runs the gradient pass of one step twice, and a third time if the two differ: a PassRunner.
 
     Given to Actor.run_step; `verdict` then tells. Collective over all ranks.
     """
