@@ -42,7 +42,7 @@ from mpitrain.model.build_context import BuildContext
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.optimizer import optimizer_of
 from mpitrain.parallel.microbatch import Microbatch
-from mpitrain.parallel.zero.shards import reserve, shardings_of
+from mpitrain.parallel.zero.shards import reserve, zero_groups_of
 from mpitrain.plan.division.stages import StagePlan
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.pool_sizes import EVALUATION, TRAINING, needed_by
@@ -96,7 +96,7 @@ class Actor:
         self.table = plan.table
         self.training = plan.training.ranks[self.pp.rank]
         self.evaluation = plan.evaluation.ranks[self.pp.rank]
-        self.shardings = shardings_of(config, mesh)
+        self.zero_groups = zero_groups_of(config, mesh)
         self.loss_scale = LossScale(config.precision)
         axes = (mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far"))
         self.compiled = config.run.compile is True if compiled is None else compiled
@@ -108,7 +108,7 @@ class Actor:
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
         needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank))
-        reserve(self.shardings, needed, self.site.dtype, device)
+        reserve(self.zero_groups, needed, self.site.dtype, device)
         self.gradients = Gradients(states, self.table, self.training, mesh, needed.waits)
         plans = [stage.plan for stage in self.stages.values()]
         self.optimizer = optimizer_of(
@@ -159,7 +159,7 @@ class Actor:
         embedding = None
         for number in self.table.chunks[self.pp.rank]:
             self.place.enter("build", f"building stage {number}", BUSY)
-            stages[number] = assemble(self.plan.stage(number), self.site, self.shardings, embedding, build)
+            stages[number] = assemble(self.plan.stage(number), self.site, self.zero_groups, embedding, build)
             embedding = embedding or stages[number].state.embedding
         return stages
 
@@ -175,7 +175,7 @@ class Actor:
     @property
     def shards_here(self) -> dict[str, int]:
         """The number of this rank's shard, by domain."""
-        return {name: sharding.rank for name, sharding in self.shardings.items()}
+        return {name: zero_group.rank for name, zero_group in self.zero_groups.items()}
 
     @property
     def positions(self) -> torch.Tensor:
@@ -289,9 +289,9 @@ class Actor:
 
     def _lend(self, program: str) -> None:
         """Begin a program: its buffers are taken in its order."""
-        for sharding in self.shardings.values():
-            sharding.weights.begin(program)
-            sharding.gradients.begin(program)
+        for zero_group in self.zero_groups.values():
+            zero_group.weights.begin(program)
+            zero_group.gradients.begin(program)
 
     def _walk(
         self,

@@ -24,17 +24,17 @@ from mpitrain.plan.routing import Routes
 def assemble(
     plan: StagePlan,
     site: BuildContext,
-    shardings: Mapping[str, ZeroGroup] | None = None,
+    zero_groups: Mapping[str, ZeroGroup] | None = None,
     embedding: Weights | None = None,
     build: Callable[[StagePlan, Sequence[Sequence[Parameter]], BuildContext], Blocks] = blocks_of,
 ) -> "Stage":
-    """Return a stage with initial weights. Collective over the axes of `shardings`.
+    """Return a stage with initial weights. Collective over the axes of `zero_groups`.
 
     embedding: the tied one's weights, if another stage of this rank has them.
     build: makes what computes.
     """
     shard = plan.shard(*(axis.rank if axis else 0 for axis in (site.tp, site.experts)))
-    state = StageState(plan, shard, site.device, shardings, embedding)
+    state = StageState(plan, shard, site.device, zero_groups, embedding)
     blocks = build(plan, state.by_block, site)
     offloaded = plan.config.memory.offload in ("activations", "all")
     return Stage(
