@@ -46,8 +46,8 @@ class MatrixPart(NamedTuple):
 Holding = dict[str, MatrixPart]  # what a rank has, by the names of matrices
 
 
-def hidden(spec: Spec) -> bool:
-    """Tell whether a parameter is a matrix between two layers, which the optimiser has.
+def is_hidden_matrix(spec: Spec) -> bool:
+    """Return whether a parameter is a matrix between two layers, and the optimiser has it: it isn't frozen.
 
     A row of the embedding or of the head belongs to one token.
     """
@@ -70,7 +70,11 @@ def holdings(
         for number in range(num_shards):
             runs = [run for layout in layouts for run in layout.runs(number)]
             found.append(
-                {spec.name: MatrixPart(spec, end - begin) for spec, begin, end in runs if hidden(spec)}
+                {
+                    spec.name: MatrixPart(spec, end - begin)
+                    for spec, begin, end in runs
+                    if is_hidden_matrix(spec)
+                }
             )
     return found
 

@@ -50,11 +50,11 @@ class Muon:
         self._rounds = parts.rounds
         self._device = parts.device
         self._num_updates = 0
-        self._pieces = {piece.spec.name: piece for piece in parts.pieces if _is_hidden(piece)}
+        self._pieces = {piece.spec.name: piece for piece in parts.pieces if _is_hidden_matrix(piece)}
         narrow = settings.moments == "bf16"
         names = parts.moments("matrix")
         self._momentum = Moments(list(self._pieces.values()), names, narrow=narrow, seed=parts.seed)
-        others = [piece for piece in parts.pieces if not _is_hidden(piece)]
+        others = [piece for piece in parts.pieces if not _is_hidden_matrix(piece)]
         self._adamw = adamw.build(replace(parts, pieces=others))
 
     def step(self, lr: float) -> None:
@@ -114,7 +114,7 @@ class Muon:
 
         Zeros before the first step.
         """
-        yield from self._momentum.of(piece) if _is_hidden(piece) else self._adamw.moments(piece)
+        yield from self._momentum.of(piece) if _is_hidden_matrix(piece) else self._adamw.moments(piece)
 
     def set_step(self, num_updates: int) -> None:
         """Set the number of updates made so far, on which AdamW's bias correction depends, and the
@@ -124,8 +124,12 @@ class Muon:
         self._adamw.set_step(num_updates)
 
 
-def _is_hidden(piece: "ParameterShard") -> bool:
-    """Return whether a piece is of a matrix between two layers, as optim/matrices.py says."""
+def _is_hidden_matrix(piece: "ParameterShard") -> bool:
+    """Return whether a piece of this optimiser is of a matrix between two layers.
+
+    Of these pieces it is what optim/matrices.py: is_hidden_matrix says of any parameter: frozen ones
+    aren't given to an optimiser (optim/optimizer.py). Imported from there, it would import torch.
+    """
     return piece.spec.group == "matrix"
 
 
