@@ -1,5 +1,4 @@
-"""One rank at work: it owns a mesh, its stages and a program, and a training step is the walk
-through the program.
+"""One rank at work: it owns a mesh, its stages and a program, and walks through it in a training step.
 
 for instruction in program:  what stands in the list happens, in this order; `place` tells where the
                              rank is
@@ -185,9 +184,9 @@ class Actor:
     def cut(
         self, tokens: torch.Tensor, ends: Ends | None = None, counted: torch.Tensor | None = None
     ) -> list[Microbatch]:
-        """Cut this data-parallel rank's rows of a step [batch, sequence + 1] into microbatches, and
-        these into segments.
+        """Cut this data-parallel rank's rows of a step into microbatches, and these into segments.
 
+        tokens: the rows, [batch, sequence + 1].
         Inputs and targets are those of this rank's positions; targets are one position ahead in the
         row, wherever that is.
         ends: where documents end, if they are separate.

@@ -66,9 +66,7 @@ class Gradients:
         self._begin()
 
     def _counts(self, number: int, bucket: BucketState, piece: ParameterShard) -> bool:
-        """Tell whether this rank, of those that have the same elements of a stage's bucket, is the
-        one that counts them.
-        """
+        """Return whether this rank counts elements of a bucket, of all ranks that have the same."""
         owns_embedding = self.mesh["pp"].rank == self.table.rank_of[0]
         first = number < self.table.depth and piece.spec.copy == 0 and bucket.gradients[0].zero_group.first
         return first and (owns_embedding or not bucket.plan.tied)
@@ -90,8 +88,9 @@ class Gradients:
             gradient.complete(group)
 
     def sum(self, stage: int, number: int, which: int | None = None) -> None:
-        """Start summing a bucket, to which everything of this step has been added, over an axis
-        that isn't the data axis.
+        """Start summing a bucket over an axis that isn't the data axis.
+
+        Everything of this step has been added to it.
 
         which: of the bucket's axes, if there are two; the second waits for the first.
         """
@@ -104,7 +103,7 @@ class Gradients:
     def reduce(self, stage: int, number: int, microbatch: int | None = None) -> None:
         """Start reducing a bucket over the data axis.
 
-        All that has been added to it in this step, or by this microbatch.
+        It is the sum of all that was added to it in this step, or by this microbatch.
 
         What goes over other axes first is there when that is complete.
         """
@@ -155,7 +154,7 @@ class Gradients:
     def advance(self) -> None:
         """Let every reduction go on whose turn it is.
 
-        Between instructions, too, so that the rank computes meanwhile.
+        This is called between instructions, too, so that the rank computes meanwhile.
         """
         for reduction in self._reducing:
             if not reduction.scattered:
@@ -173,8 +172,9 @@ class Gradients:
         self._num_reduced += 1
 
     def _make_room(self) -> None:
-        """Wait for the reductions in whose memory the next buffers may lie, as many as the plan
-        says (plan/predict/pool_sizes.py).
+        """Wait for the reductions in whose memory the next buffers may lie.
+
+        They are as many as the plan says (plan/predict/pool_sizes.py).
         """
         while self._num_reduced < self._waits[self._takings]:
             self._wait_for_oldest()

@@ -89,12 +89,11 @@ class Stage:
         routes: Routes | None = None,
         dropout: DropoutDraw | None = None,
     ) -> Walk:
-        """Run microbatch `index` through the stage, or one part of it (counted from the first block).
+        """Run microbatch `index` through the stage, or one part of it, and return the output.
 
-        Return the output.
-
-        That is [B, T, D], of the last stage the loss, without targets the logits. Without gradients
-        enabled nothing is stashed.
+        The output is [B, T, D], of the last stage the loss, without targets the logits. Without
+        gradients enabled nothing is stashed.
+        part: counted from the first block.
         record_metric: takes what layers make besides their outputs.
         scale: of the loss.
         routes: of its tokens, to experts.
@@ -136,10 +135,9 @@ class Stage:
         return logits_B1V
 
     def backward(self, index: int, grad: torch.Tensor | None, part: int | None) -> Walk:
-        """Run the backward of a microbatch, or one part of it, from the gradient of the output.
+        """Run the backward of a microbatch, or one part of it; return the gradient of the input.
 
-        Return that of the input.
-
+        grad: of the output.
         Gradients are added to the buckets. What the forward left is freed on the way.
         """
         parts = range(len(self.parts)) if part is None else [part]
@@ -169,8 +167,9 @@ class Stage:
         return grad
 
     def weight_backward(self, index: int, part: int | None) -> Walk:
-        """Add the weight gradients that `input_backward` left, or one part of them, and free what
-        they were made of.
+        """Add the weight gradients that `input_backward` left, or one part of them.
+
+        What they were made of is freed.
         """
         parts = range(len(self.parts)) if part is None else [part]
         later = self.deferred_weight_gradients[index]

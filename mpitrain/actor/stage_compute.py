@@ -114,9 +114,9 @@ class Compute:
         return self._stages[stage].backward(m, self._grad_of_output(stage, m, work), part)
 
     def _grad_of_output(self, stage: int, index: int, work: Work) -> torch.Tensor | None:
-        """Return what came from the next stage or the part before.
+        """Return the gradient of a stage's output: what came from the next stage or the part before.
 
-        Of a loss it is the scale, and None for a scale of 1.
+        That of a loss is the scale, and None for a scale of 1.
         """
         grad = work.grads.pop((stage, index), None)
         if grad is None and self._loss_scale.dynamic:
@@ -136,9 +136,7 @@ class Compute:
         return Routes(work.step, sequences, self._plan.routing, self.recorded), dropout
 
     def _pass_on(self, action: Action, made: torch.Tensor | None, work: Work) -> None:
-        """Keep an activation or gradient for the stage that needs it, on this rank, or for the send
-        that follows.
-        """
+        """Keep an activation or gradient for a stage of this rank, or for the send that follows."""
         if made is None:  # the last backward
             return
         kind, m, stage, _ = action

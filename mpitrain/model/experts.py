@@ -145,9 +145,7 @@ class ExpertMixture:
     # ------------------------------------------------------------ forward
 
     def forward(self, x_BTD: torch.Tensor, context: Context) -> Walk:
-        """Return the weighted sum of what the experts of each token make of it, and what the shared
-        ones do.
-        """
+        """Return the weighted sum of what the experts of each token make of it, and of the shared ones."""
         keeps = torch.is_grad_enabled()
         x_ND = x_BTD.flatten(0, 1)
         chosen = self._route(x_ND, context)
@@ -247,9 +245,9 @@ class ExpertMixture:
         statistics: router.Statistics,
         context: Context,
     ) -> list[torch.Tensor]:
-        """Say how well the loads are balanced, that of a whole microbatch with its last segment.
+        """Record how well loads are balanced, and return the sums of the microbatch's segments.
 
-        Return the sums of its segments.
+        The balance loss is that of a whole microbatch, and comes with its last segment.
         """
         sums = context.history.setdefault(self, []) if context.history is not None else []
         if context.segment == len(sums):  # else the forward is computed again
@@ -337,9 +335,7 @@ class ExpertMixture:
         return of_x, of_weights, [GroupedProduct(*each, rows.loads) for each in factors]
 
     def _summed(self, combined: list[CombinedRows], num: int) -> torch.Tensor:
-        """Return the sum of what has come back for each of `num` tokens [n, D], in the order of its
-        places.
-        """
+        """Return the sums of what has come back for each of `num` tokens, in the order of places, [n, D]."""
         slots, rows = (
             parts[0] if len(combined) == 1 else torch.cat(parts) for parts in list(zip(*combined))[:2]
         )
@@ -354,8 +350,9 @@ class ExpertMixture:
     def _route_back(
         self, saved: SavedMixture, x_ND: torch.Tensor, of_weights_NK: torch.Tensor, later: Later
     ) -> torch.Tensor:
-        """Return the gradient of the input by way of the router; hand over that of its weight, and
-        the loads.
+        """Return the gradient of the input by way of the router.
+
+        That of the router's weight, and the loads, are handed over.
         """
         shares = self._shares(router.Statistics(sum(saved.sums), self._sets(saved.x)))
         of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, shares, saved.scale, self.settings)

@@ -80,8 +80,9 @@ def holdings(
 
 
 def deal(holdings: list[Holding], axis: Axis, like: torch.Tensor) -> list["MatrixRound"]:
-    """Deal the matrices to the ranks of `axis`, the largest first, so that those of a round take
-    about equally long.
+    """Deal the matrices to the ranks of `axis`, the largest first.
+
+    So those of a round take about equally long.
     """
     queues = dealt(holdings)
     return [MatrixRound(names, holdings, axis, like) for names in zip_longest(*queues) if any(names)]

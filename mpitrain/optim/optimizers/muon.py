@@ -85,9 +85,7 @@ class Muon:
         self._num_updates += 1
 
     def _update(self, name: str) -> "torch.Tensor":
-        """Take the gradient into the momentum and return what is to be orthogonalised, of this
-        rank's part of a matrix.
-        """
+        """Take the gradient of a part of a matrix into its momentum; return what is to be orthogonalised."""
         import torch
 
         beta = self._settings.momentum
@@ -112,13 +110,14 @@ class Muon:
     def moments(self, piece: "ParameterShard") -> "Iterator[tuple[str, torch.Tensor]]":
         """Yield ("muon/momentum", tensor) for a part of a hidden matrix, AdamW's moments for others.
 
-        Zeros before the first step.
+        They are zeros before the first step.
         """
         yield from self._momentum.of(piece) if _is_hidden_matrix(piece) else self._adamw.moments(piece)
 
     def set_step(self, num_updates: int) -> None:
-        """Set the number of updates made so far, on which AdamW's bias correction depends, and the
-        rounding of moments.
+        """Set the number of updates made so far.
+
+        AdamW's bias correction and the rounding of moments depend on it.
         """
         self._num_updates = num_updates
         self._adamw.set_step(num_updates)

@@ -144,7 +144,7 @@ class TileAttention:
 class TileAttentionBackward:
     """The backward of attention by tiles: the gradient of the queries over all keys seen so far.
 
-    And that of each tile's keys and values, where it is asked to.
+    It adds that of each tile's keys and values where it is asked to.
     """
 
     def __init__(

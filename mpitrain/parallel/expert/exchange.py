@@ -118,9 +118,9 @@ class RowExchange:
         self.divided = divided
 
     def dispatch(self, rows_RB: torch.Tensor, this: Round) -> Walk:
-        """Send the rows of a round, each to all ranks that have a part of its expert.
+        """Send the rows of a round, each to all ranks with a part of its expert; return what came.
 
-        Return what came, in the order of experts.
+        It stands in the order of experts.
         """
         if self.axis is not None:
             parts = rows_RB.split(this.parts)
@@ -135,19 +135,16 @@ class RowExchange:
         return rows_RB if this.order is None else rows_RB.index_select(0, index(this.order, rows_RB))
 
     def combine(self, rows_RB: torch.Tensor, this: Round) -> Walk:
-        """Send rows in the order of experts back to where they came from.
-
-        Return those that this rank had sent, or their parts.
-        """
+        """Send rows in the order of experts back; return those that this rank had sent, or their parts."""
         rows = rows_RB if this.order is None else rows_RB.index_select(0, index(inverse(this.order), rows_RB))
         if self.axis is None:
             return rows
         return as_rows((yield exchanged(rows, this.received, this.sent, self.axis)), rows.shape[1])
 
     def added(self, rows_RX: torch.Tensor, this: Round) -> torch.Tensor:
-        """Return one row for each that was sent.
+        """Return one row for each that was sent: the sum of what the ranks with its expert's parts made.
 
-        The sum of what the ranks with parts of its expert have made, in their order.
+        They are added in their order.
         """
         if self.divided == 1:
             return rows_RX
@@ -250,7 +247,7 @@ def exchanged(rows_RB: torch.Tensor, sent: list[int], received: list[int], axis:
 
 
 def as_rows(elements: torch.Tensor, width: int) -> torch.Tensor:
-    """Return [R, width]. For no rows -1 would have no meaning."""
+    """Return elements as rows, [R, width]. For no rows -1 would have no meaning."""
     return elements.view(elements.numel() // width, width)
 
 

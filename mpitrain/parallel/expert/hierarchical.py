@@ -1,5 +1,4 @@
-"""The exchange by nodes: a token crosses to a node once, whatever number of its experts are there,
-and once back.
+"""The exchange by nodes: a token crosses once to each node that has experts of it, and once back.
 
     rank (a, i)  -- far: a row of the token -->  rank (b, i)  -- near: a row an expert -->  ranks (b, j)
     rank (a, i)  <-- far: their sum, one row --  rank (b, i)  <-- near: what each made ---  ranks (b, j)
@@ -101,7 +100,7 @@ class Hierarchical:
     def exchange_counts(self, choices: Choices) -> Walk:
         """Tell all ranks how many rows each expert will get, and how many tokens each node.
 
-        Block by block; return HierarchicalRounds.
+        They are counted block by block. Return HierarchicalRounds.
         """
         num, active = choices.experts.shape
         tokens = choices.order.div(active, rounding_mode="floor")
@@ -216,7 +215,7 @@ class Hierarchical:
     def _summed(self, made_RD: torch.Tensor, places: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Return the sum of each token's rows, [num_tokens, D].
 
-        Column by column, which are its experts in their order.
+        They are added column by column: the experts of a token in their order.
         """
         total = made_RD.new_zeros(num_tokens, made_RD.shape[1], dtype=wide(made_RD.dtype))
         rows = places.div(self.columns, rounding_mode="floor")

@@ -237,7 +237,7 @@ class Weights:
             self.spread()
 
     def release(self) -> None:
-        """Drop the other parts. ZeRO-3 only; nobody computes with them any more."""
+        """Drop the parts of other ranks, with which nobody computes any more. ZeRO-3 only."""
         self._users -= 1
         if self._users == 0:
             self.wait()
@@ -352,7 +352,7 @@ class Gradient:
     def _begin(self) -> None:
         """Let all be zero: parameters when somebody looks, what is between them now.
 
-        A buffer that was lent has something there.
+        A buffer that was lent still has something there.
         """
         for parameter in self._bound:
             parameter.begin()
@@ -366,7 +366,7 @@ class Gradient:
     def to_reduce(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what to sum over the shard axis, and where this rank's shard of the sum goes.
 
-        The same twice, if it is summed in place.
+        It is the same tensor twice, if it is summed in place.
         """
         zero_group = self.zero_group
         wire = self.zero_group.wire

@@ -69,14 +69,14 @@ class SequencePlacement:
     def positions(self, rank: int) -> np.ndarray:
         """Return the position of everything `rank` holds, [t].
 
-        For RoPE, and to cut tokens, labels, masks and documents.
+        RoPE needs it, and whoever cuts tokens, labels, masks and documents.
         """
         return np.concatenate([np.arange(begin, end) for begin, end in self.spans(rank)])
 
     def pieces(self) -> list[tuple[int, slice, slice]]:
         """Return (rank, slice of what it holds, slice of the sequence) of every chunk.
 
-        How shards and the whole fit together.
+        This says how shards and the whole fit together.
         """
         found = []
         for rank in range(self.size):
@@ -136,7 +136,8 @@ def placement_of(
 ) -> SequencePlacement:
     """Return where the positions of a sequence are for a kind of attention.
 
-    Raises ConfigError for what can't work; sends nothing.
+    It sends nothing.
+    Raises ConfigError for what can't work.
     """
     if kind not in OF_KIND:
         raise ConfigError(f"parallel.context = {kind!r}; needed one of {', '.join(OF_KIND)}")
@@ -151,8 +152,9 @@ def placement_of(
 
 
 def _require_heads(size: int, heads: int, kv_heads: int) -> None:
-    """Raise ConfigError unless every rank gets the same number of query heads, and whole groups or
-    a part of one.
+    """Check that every rank gets the same number of query heads, and whole groups or a part of one.
+
+    Raises ConfigError otherwise.
     """
     fitting = [c for c in range(1, heads + 1) if heads % c == 0 and (kv_heads % c == 0 or c % kv_heads == 0)]
     if size not in fitting:

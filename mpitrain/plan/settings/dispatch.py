@@ -154,9 +154,7 @@ class Dispatch:
 
     @property
     def limit(self) -> int:
-        """Rows that a rank holds at once, as the rank of experts; and those that it sends on inside
-        its node.
-        """
+        """Rows that a rank holds at once, as the rank of experts, and as one that sends on in its node."""
         return rows_at_once(self.config, self.config.experts, self.config.parallel, self.segments)
 
     @property
@@ -173,7 +171,7 @@ class Dispatch:
     def tokens_at_once(self) -> int:
         """Tokens of one rank whose rows fit everywhere, wherever they go.
 
-        What rounds of a hierarchical exchange are made of.
+        Rounds of a hierarchical exchange are made of so many.
         """
         return min(self.tokens, self.limit // self.copies)
 
@@ -188,8 +186,9 @@ class Dispatch:
         return Forms(wire, BF16 if wire and itemsize > 2 else OWN)
 
     def traffic(self, width: int, itemsize: int) -> Traffic:
-        """Return the counts, which are exact, and as many rows as are sent if tokens choose evenly
-        among the experts open to them.
+        """Return what is sent: counts, which are exact, and rows.
+
+        Of rows it is as many as if tokens chose evenly among the experts open to them.
         """
         if self.ranks == 1:
             return Traffic()
@@ -216,9 +215,10 @@ class Dispatch:
         return Traffic((counts, *forward), backward)
 
     def _exchanges(self, axis: str, size: int, of_row: list[int]) -> list[Started]:
-        """A row for each expert, and each rank that has a part of it, to the others of an axis.
+        """Return the exchanges with the other ranks of an axis, none if there are no others.
 
-        If there are others.
+        A row goes to each rank that has a part of one of its experts.
+        of_row: bytes of a row in each exchange.
         """
         away = self.tokens * self.config.experts.active * self.config.parallel.etp * (size - 1) // size
         return [Started("all_to_all_v", axis, away * each) for each in of_row] if size > 1 else []

@@ -117,8 +117,9 @@ class RecomputeCheck:
 
 
 def _judge(every: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVerdict:
-    """Say who computed differently, of (node, its own difference, third pass like the first, like
-    the second) of all ranks.
+    """Return the verdict: who computed differently, and whether it goes on.
+
+    every: of each rank (node, its own difference, third pass like the first, like the second).
     """
     transient = any(all(found) for found in list(zip(*every))[2:])
     named = [
