@@ -21,7 +21,7 @@ from mpitrain.comm.base.world import NOWHERE, World, start
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.checks.replicas import different
-from mpitrain.training.checks.rerun import Twice
+from mpitrain.training.checks.rerun import RecomputeCheck
 from mpitrain.training.trainer import build_mesh
 
 REPEATS = 5
@@ -51,7 +51,7 @@ def main() -> None:
 
     ways = {
         "a step": step,
-        "a step twice": lambda: step(sure=Twice(actor, mesh, world)),
+        "a step twice": lambda: step(pass_runner=RecomputeCheck(actor, mesh, world)),
         "comparing replicas": lambda: different(actor, world),
     }
     step()

@@ -3,7 +3,8 @@
 actor                      builds all of it, and walks: each instruction is carried out by
 stage_compute              F, B, I, W and PAIR
 pipeline_messages          SEND and RECV
-update                     GATHER, RELEASE, SUM, REDUCE, NORM, UPDATE, SPREAD
+bucket_collectives         GATHER, RELEASE, SUM and REDUCE
+update                     NORM, UPDATE and SPREAD
 step_work                  what is under way in a step
 communicators, contexts    the communicators of this rank; what its blocks are given of a microbatch
 stage, stage_state         a pipeline stage: activations in flight; weights and gradients in buckets

@@ -1,5 +1,4 @@
-"""One rank at work: it owns a mesh, its stages and a program, and a training step is the walk
-through the program.
+"""One rank at work: it owns a mesh, its stages and a program, and walks through it in a training step.
 
 for instruction in program:  what stands in the list happens, in this order; `place` tells where the
                              rank is
@@ -10,7 +9,8 @@ for instruction in program:  what stands in the list happens, in this order; `pl
     SEND         starts and returns; all sends are waited for before the update (pipeline_messages.py)
     RECV         waits; the next receives of the list are posted ahead, so that messages don't wait
                  for us
-    SUM, REDUCE  start the sum of one bucket over one axis; NORM waits for all of them (update.py)
+    SUM, REDUCE  start the sum of one bucket over one axis (bucket_collectives.py); NORM waits for
+                 all of them (update.py)
 """
 
 import math
@@ -20,6 +20,7 @@ from itertools import repeat
 
 import torch
 
+from mpitrain.actor.bucket_collectives import BucketCollectives
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.pipeline_messages import PipelineMessages
 from mpitrain.actor.profiler import Profiler
@@ -40,7 +41,7 @@ from mpitrain.model.build_context import BuildContext
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.optimizer import optimizer_of
 from mpitrain.parallel.microbatch import Microbatch
-from mpitrain.parallel.zero.shards import reserve, shardings_of
+from mpitrain.parallel.zero.shards import reserve, zero_groups_of
 from mpitrain.plan.division.stages import StagePlan
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.pool_sizes import EVALUATION, TRAINING, needed_by
@@ -49,9 +50,13 @@ from mpitrain.schedules.actions import Action
 UNRECORDED = Recorder(range(0))
 
 
-def call(compute: Callable[[], Work]) -> Work:
-    """Compute once."""
-    return compute()
+GradientPass = Callable[[], Work]  # computes the gradients of a step: its program up to the update
+PassRunner = Callable[[GradientPass], Work]  # runs a gradient pass, once or again
+
+
+def run_once(gradient_pass: GradientPass) -> Work:
+    """Run a gradient pass once, and compare it with nothing."""
+    return gradient_pass()
 
 
 class Actor:
@@ -90,7 +95,7 @@ class Actor:
         self.table = plan.table
         self.training = plan.training.ranks[self.pp.rank]
         self.evaluation = plan.evaluation.ranks[self.pp.rank]
-        self.shardings = shardings_of(config, mesh)
+        self.zero_groups = zero_groups_of(config, mesh)
         self.loss_scale = LossScale(config.precision)
         axes = (mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far"))
         self.compiled = config.run.compile is True if compiled is None else compiled
@@ -102,7 +107,7 @@ class Actor:
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
         needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank))
-        reserve(self.shardings, needed, self.site.dtype, device)
+        reserve(self.zero_groups, needed, self.site.dtype, device)
         self.gradients = Gradients(states, self.table, self.training, mesh, needed.waits)
         plans = [stage.plan for stage in self.stages.values()]
         self.optimizer = optimizer_of(
@@ -125,6 +130,7 @@ class Actor:
     def _handlers_of_kinds(self) -> dict[str, Callable[[Action, Work], None]]:
         """Return what carries out an instruction, by its kind; `_walk` takes PAIR apart."""
         compute, messages, update = self._compute, self._messages, self._update
+        buckets = BucketCollectives(self.stages, self.gradients)
         return {
             "F": compute.forward,
             "B": compute.backward,
@@ -134,10 +140,10 @@ class Actor:
             "SEND_B": messages.send,
             "RECV_F": messages.receive,
             "RECV_B": messages.receive,
-            "GATHER": update.gather,
-            "RELEASE": update.release,
-            "SUM": update.sum,
-            "REDUCE": update.reduce,
+            "GATHER": buckets.gather,
+            "RELEASE": buckets.release,
+            "SUM": buckets.sum,
+            "REDUCE": buckets.reduce,
             "NORM": update.norm,
             "UPDATE": update.update,
             "SPREAD": update.spread,
@@ -152,7 +158,7 @@ class Actor:
         embedding = None
         for number in self.table.chunks[self.pp.rank]:
             self.place.enter("build", f"building stage {number}", BUSY)
-            stages[number] = assemble(self.plan.stage(number), self.site, self.shardings, embedding, build)
+            stages[number] = assemble(self.plan.stage(number), self.site, self.zero_groups, embedding, build)
             embedding = embedding or stages[number].state.embedding
         return stages
 
@@ -168,7 +174,7 @@ class Actor:
     @property
     def shards_here(self) -> dict[str, int]:
         """The number of this rank's shard, by domain."""
-        return {name: sharding.rank for name, sharding in self.shardings.items()}
+        return {name: zero_group.rank for name, zero_group in self.zero_groups.items()}
 
     @property
     def positions(self) -> torch.Tensor:
@@ -178,9 +184,9 @@ class Actor:
     def cut(
         self, tokens: torch.Tensor, ends: Ends | None = None, counted: torch.Tensor | None = None
     ) -> list[Microbatch]:
-        """Cut this data-parallel rank's rows of a step [batch, sequence + 1] into microbatches, and
-        these into segments.
+        """Cut this data-parallel rank's rows of a step into microbatches, and these into segments.
 
+        tokens: the rows, [batch, sequence + 1].
         Inputs and targets are those of this rank's positions; targets are one position ahead in the
         row, wherever that is.
         ends: where documents end, if they are separate.
@@ -227,14 +233,14 @@ class Actor:
         *,
         asked: StepRequests = NOTHING_ASKED,
         watch: Watch | None = None,
-        sure: Callable[[Callable[[], Work]], Work] = call,
+        pass_runner: PassRunner = run_once,
     ) -> StepResult:
         """Run one training step on this rank's microbatches. Collective over all ranks.
 
         watch: counts what is held after every instruction.
-        sure: is given what computes the gradients, and calls it, once or again: each time it does
-        the same, from the same weights; the last one's are used.  Raises HangError, naming the
-        message waited for.
+        pass_runner: runs the gradient pass, once or again: each time it does the same, from the same
+        weights; the gradients of the last one are used.
+        Raises HangError, naming the message waited for.
         """
         before = self.training[: self._update_at]
         after = self.training[self._update_at :]
@@ -253,7 +259,7 @@ class Actor:
             )
 
         with nullcontext() if watch is None else watch.watching():
-            work = self._walk(after, sure(compute_gradients), self.recorder, watch, len(before))
+            work = self._walk(after, pass_runner(compute_gradients), self.recorder, watch, len(before))
         self.recorder.end()
         return work.result
 
@@ -282,9 +288,9 @@ class Actor:
 
     def _lend(self, program: str) -> None:
         """Begin a program: its buffers are taken in its order."""
-        for sharding in self.shardings.values():
-            sharding.weights.begin(program)
-            sharding.gradients.begin(program)
+        for zero_group in self.zero_groups.values():
+            zero_group.weights.begin(program)
+            zero_group.gradients.begin(program)
 
     def _walk(
         self,

@@ -18,14 +18,14 @@ def measure(actor: Actor, watch: Watch) -> MemoryUsage:
     weights = [b.weights for b in buckets if b.owned]
     kept = sum(w.num_bytes for w in weights)
     moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
-    shardings = actor.shardings.values()
+    zero_groups = actor.zero_groups.values()
     host = _activations_on_host(actor)
     usage = MemoryUsage(
         weights=kept,
         gradients=_kept([gradient for b in buckets for gradient in b.gradients]),
         moments=moments,
-        gathered=sum(sharding.weights.num_bytes for sharding in shardings),
-        unreduced=sum(sharding.gradients.num_bytes for sharding in shardings),
+        gathered=sum(zero_group.weights.num_bytes for zero_group in zero_groups),
+        unreduced=sum(zero_group.gradients.num_bytes for zero_group in zero_groups),
         activations=watch.peak,
         recomputed=watch.inside - watch.peak,
         messages=sum(axis.num_bytes for axis in actor.mesh.axes.values()) + actor.gradients.most_bytes,
@@ -39,7 +39,11 @@ def measure(actor: Actor, watch: Watch) -> MemoryUsage:
 
 
 def _activations_on_host(actor: Actor) -> int:
-    return sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
+    return sum(
+        stage.offload_store.host.num_bytes
+        for stage in actor.stages.values()
+        if stage.offload_store is not None
+    )
 
 
 def _kept(gradients: Sequence[Gradient]) -> int:

@@ -66,11 +66,9 @@ class Gradients:
         self._begin()
 
     def _counts(self, number: int, bucket: BucketState, piece: ParameterShard) -> bool:
-        """Tell whether this rank, of those that have the same elements of a stage's bucket, is the
-        one that counts them.
-        """
+        """Return whether this rank counts elements of a bucket, of all ranks that have the same."""
         owns_embedding = self.mesh["pp"].rank == self.table.rank_of[0]
-        first = number < self.table.depth and piece.spec.copy == 0 and bucket.gradients[0].sharding.first
+        first = number < self.table.depth and piece.spec.copy == 0 and bucket.gradients[0].zero_group.first
         return first and (owns_embedding or not bucket.plan.tied)
 
     # ------------------------------------------------------------ a step
@@ -90,8 +88,9 @@ class Gradients:
             gradient.complete(group)
 
     def sum(self, stage: int, number: int, which: int | None = None) -> None:
-        """Start summing a bucket, to which everything of this step has been added, over an axis
-        that isn't the data axis.
+        """Start summing a bucket over an axis that isn't the data axis.
+
+        Everything of this step has been added to it.
 
         which: of the bucket's axes, if there are two; the second waits for the first.
         """
@@ -104,7 +103,7 @@ class Gradients:
     def reduce(self, stage: int, number: int, microbatch: int | None = None) -> None:
         """Start reducing a bucket over the data axis.
 
-        All that has been added to it in this step, or by this microbatch.
+        It is the sum of all that was added to it in this step, or by this microbatch.
 
         What goes over other axes first is there when that is complete.
         """
@@ -137,11 +136,11 @@ class Gradients:
 
     def _reduce(self, gradient: Gradient, last: bool) -> None:
         """Start reducing a gradient. Where no other rank has a part of it, it is added to its sum at once."""
-        if gradient.sharding.alone:
-            gradient.take(gradient.whole)
+        if gradient.zero_group.alone:
+            gradient.accept(gradient.whole)
             gradient.give_back()
             return
-        while gradient.sharding.sums_in_copies and len(self._reducing) >= TOGETHER:
+        while gradient.zero_group.sums_in_copies and len(self._reducing) >= TOGETHER:
             self._wait_for_oldest()
         self._reducing.append(_Reduction(gradient, last))
         self.most_bytes = max(self.most_bytes, sum(each.num_bytes for each in self._reducing))
@@ -155,7 +154,7 @@ class Gradients:
     def advance(self) -> None:
         """Let every reduction go on whose turn it is.
 
-        Between instructions, too, so that the rank computes meanwhile.
+        This is called between instructions, too, so that the rank computes meanwhile.
         """
         for reduction in self._reducing:
             if not reduction.scattered:
@@ -173,8 +172,9 @@ class Gradients:
         self._num_reduced += 1
 
     def _make_room(self) -> None:
-        """Wait for the reductions in whose memory the next buffers may lie, as many as the plan
-        says (plan/predict/pool_sizes.py).
+        """Wait for the reductions in whose memory the next buffers may lie.
+
+        They are as many as the plan says (plan/predict/pool_sizes.py).
         """
         while self._num_reduced < self._waits[self._takings]:
             self._wait_for_oldest()
@@ -219,14 +219,14 @@ class _Reduction:
 
     def __init__(self, gradient: Gradient, last: bool):
         self._gradient = gradient
-        self._sharding = gradient.sharding
+        self._zero_group = gradient.zero_group
         self._last = last
         whole, shard = gradient.to_reduce()
         self.num_bytes = 0 if whole is gradient.whole else whole.nbytes
-        if self._sharding.sums_whole:
-            self._scattering = all_reduce(whole, self._sharding.replicate)
+        if self._zero_group.sums_whole:
+            self._scattering = all_reduce(whole, self._zero_group.replicate)
         else:
-            self._scattering = reduce_scatter(whole, self._sharding.shard, shard)
+            self._scattering = reduce_scatter(whole, self._zero_group.shard, shard)
         self._lent = gradient.lend()
         self._summing: Pending | None = None
         self._started = False
@@ -242,18 +242,18 @@ class _Reduction:
             return
         self._started = True
         reduced = self._scattering.wait()
-        if self._sharding.each:
-            self._gradient.take(reduced)
+        if self._zero_group.each:
+            self._gradient.accept(reduced)
             reduced = self._gradient.shard
-        if self._last and not self._sharding.sums_whole:
-            self._summing = all_reduce(reduced, self._sharding.replicate)
+        if self._last and not self._zero_group.sums_whole:
+            self._summing = all_reduce(reduced, self._zero_group.replicate)
 
     def wait(self) -> None:
         """Wait for both, and give the buffer back."""
         self.start_summing()
         if self._summing is not None:
             reduced = self._summing.wait()
-            if not self._sharding.each:
-                self._gradient.take(reduced)
+            if not self._zero_group.each:
+                self._gradient.accept(reduced)
         if self._lent is not None:
-            self._sharding.gradients.give_back(self._lent)
+            self._zero_group.gradients.give_back(self._lent)

@@ -24,17 +24,17 @@ from mpitrain.plan.routing import Routes
 def assemble(
     plan: StagePlan,
     site: BuildContext,
-    shardings: Mapping[str, ZeroGroup] | None = None,
+    zero_groups: Mapping[str, ZeroGroup] | None = None,
     embedding: Weights | None = None,
     build: Callable[[StagePlan, Sequence[Sequence[Parameter]], BuildContext], Blocks] = blocks_of,
 ) -> "Stage":
-    """Return a stage with initial weights. Collective over the axes of `shardings`.
+    """Return a stage with initial weights. Collective over the axes of `zero_groups`.
 
     embedding: the tied one's weights, if another stage of this rank has them.
     build: makes what computes.
     """
     shard = plan.shard(*(axis.rank if axis else 0 for axis in (site.tp, site.experts)))
-    state = StageState(plan, shard, site.device, shardings, embedding)
+    state = StageState(plan, shard, site.device, zero_groups, embedding)
     blocks = build(plan, state.by_block, site)
     offloaded = plan.config.memory.offload in ("activations", "all")
     return Stage(
@@ -52,7 +52,7 @@ class Stage:
     blocks: what computes.
     state: its parameters.
     contexts: makes what blocks are given.
-    shelves: host memory for what blocks keep.
+    offload_store: host memory for what blocks keep.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Stage:
         blocks: Blocks,
         state: StageState,
         contexts: Contexts,
-        shelves: OffloadStore | None = None,
+        offload_store: OffloadStore | None = None,
     ):
         self.plan = plan
         self.blocks = blocks
         self.state = state
         self.contexts = contexts
-        self.shelves = shelves
+        self.offload_store = offload_store
         self.parts = plan.parts
         self.first = plan.first
         self.last = plan.last
@@ -76,7 +76,7 @@ class Stage:
         self._under_way: dict[int, Context] = {}
         self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward
         # by microbatch and block: what the backward for inputs left
-        self.put_off: dict[int, list[list[WeightGradients]]] = {}
+        self.deferred_weight_gradients: dict[int, list[list[WeightGradients]]] = {}
 
     def forward(
         self,
@@ -89,12 +89,11 @@ class Stage:
         routes: Routes | None = None,
         dropout: DropoutDraw | None = None,
     ) -> Walk:
-        """Run microbatch `index` through the stage, or one part of it (counted from the first block).
+        """Run microbatch `index` through the stage, or one part of it, and return the output.
 
-        Return the output.
-
-        That is [B, T, D], of the last stage the loss, without targets the logits. Without gradients
-        enabled nothing is stashed.
+        The output is [B, T, D], of the last stage the loss, without targets the logits. Without
+        gradients enabled nothing is stashed.
+        part: counted from the first block.
         record_metric: takes what layers make besides their outputs.
         scale: of the loss.
         routes: of its tokens, to experts.
@@ -136,10 +135,9 @@ class Stage:
         return logits_B1V
 
     def backward(self, index: int, grad: torch.Tensor | None, part: int | None) -> Walk:
-        """Run the backward of a microbatch, or one part of it, from the gradient of the output.
+        """Run the backward of a microbatch, or one part of it; return the gradient of the input.
 
-        Return that of the input.
-
+        grad: of the output.
         Gradients are added to the buckets. What the forward left is freed on the way.
         """
         parts = range(len(self.parts)) if part is None else [part]
@@ -159,7 +157,7 @@ class Stage:
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index]
-        later = self.put_off.setdefault(index, [[] for _ in self.blocks])
+        later = self.deferred_weight_gradients.setdefault(index, [[] for _ in self.blocks])
         for number in parts:
             yield from self._arrive(number)
             for block in reversed(self.parts[number]):
@@ -169,23 +167,24 @@ class Stage:
         return grad
 
     def weight_backward(self, index: int, part: int | None) -> Walk:
-        """Add the weight gradients that `input_backward` left, or one part of them, and free what
-        they were made of.
+        """Add the weight gradients that `input_backward` left, or one part of them.
+
+        What they were made of is freed.
         """
         parts = range(len(self.parts)) if part is None else [part]
-        later = self.put_off[index]
+        later = self.deferred_weight_gradients[index]
         for number in parts:
             for block in reversed(self.parts[number]):
                 while later[block]:
                     yield None
                     later[block].pop(0).add()
         if self._is_last(parts):
-            del self.put_off[index]
+            del self.deferred_weight_gradients[index]
 
     @property
     def num_stashes(self) -> int:
         """Microbatches of which activations are held, for their backward or for their weight gradients."""
-        return len({*self.stashes, *self.put_off})
+        return len({*self.stashes, *self.deferred_weight_gradients})
 
     def _arrive(self, part: int) -> Walk:
         """Wait for the weights of a part of the backward, if they are on their way."""
@@ -202,13 +201,13 @@ class Stage:
         if block not in self.plan.inner or not torch.is_grad_enabled():
             return context
         keeping: Keeping = KeepAll(self._selective)
-        if self.shelves is not None:
-            keeping = self.shelves.away(index, block, self._selective, self.contexts.stays(context))
+        if self.offload_store is not None:
+            keeping = self.offload_store.away(index, block, self._selective, self.contexts.stays(context))
         return replace(context, keeping=keeping)
 
     def _fetch(self, index: int, block: int) -> None:
-        if self.shelves is not None:
-            self.shelves.fetch(index, block)
+        if self.offload_store is not None:
+            self.offload_store.fetch(index, block)
 
     def _is_last(self, parts: Sequence[int]) -> bool:
         return parts[-1] == len(self.parts) - 1
@@ -219,5 +218,5 @@ class Stage:
             return
         del self.stashes[index]
         self.contexts.forget(index)
-        if self.shelves is not None:
-            self.shelves.forget(index)
+        if self.offload_store is not None:
+            self.offload_store.forget(index)

@@ -92,9 +92,17 @@ class Compute:
         x = work.inputs.pop((stage, m), None)
         microbatch = work.microbatches[number_in_step(self._table, stage, m)]
         # validation is never replayed, and nothing of it is dropped
-        of_training = self._of_training(stage, m, work) if torch.is_grad_enabled() else (None, None)
-        lent = work.hear, self._loss_scale.value, *of_training
-        walk = self._stages[stage].forward(m, x, microbatch, part, *lent)
+        routes, dropout = self._of_training(stage, m, work) if torch.is_grad_enabled() else (None, None)
+        walk = self._stages[stage].forward(
+            m,
+            x,
+            microbatch,
+            part,
+            record_metric=work.record_metric,
+            scale=self._loss_scale.value,
+            routes=routes,
+            dropout=dropout,
+        )
         if torch.is_grad_enabled() and not part:
             held = 1 + sum(stage.num_stashes for stage in self._stages.values())
             work.peak_in_flight = max(work.peak_in_flight, held)
@@ -106,9 +114,9 @@ class Compute:
         return self._stages[stage].backward(m, self._grad_of_output(stage, m, work), part)
 
     def _grad_of_output(self, stage: int, index: int, work: Work) -> torch.Tensor | None:
-        """Return what came from the next stage or the part before.
+        """Return the gradient of a stage's output: what came from the next stage or the part before.
 
-        Of a loss it is the scale, and None for a scale of 1.
+        That of a loss is the scale, and None for a scale of 1.
         """
         grad = work.grads.pop((stage, index), None)
         if grad is None and self._loss_scale.dynamic:
@@ -128,9 +136,7 @@ class Compute:
         return Routes(work.step, sequences, self._plan.routing, self.recorded), dropout
 
     def _pass_on(self, action: Action, made: torch.Tensor | None, work: Work) -> None:
-        """Keep an activation or gradient for the stage that needs it, on this rank, or for the send
-        that follows.
-        """
+        """Keep an activation or gradient for a stage of this rank, or for the send that follows."""
         if made is None:  # the last backward
             return
         kind, m, stage, _ = action

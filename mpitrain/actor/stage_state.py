@@ -10,8 +10,7 @@ from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Gradient, Weights, ZeroGroup
 from mpitrain.parallel.zero.tree_accumulation import TreeGradient
 from mpitrain.plan.declared.parameters import Shard, Spec
-from mpitrain.plan.division.buckets import Bucket as Plan
-from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.buckets import BucketPlan, layout_of
 from mpitrain.plan.division.domains import COUNTED
 from mpitrain.plan.division.stages import StagePlan
 
@@ -25,7 +24,7 @@ class BucketState:
     owned: whether its weights belong to this stage; only a tied embedding's can be another's.
     """
 
-    plan: Plan
+    plan: BucketPlan
     weights: Weights
     gradients: list[Gradient]
     owned: bool
@@ -34,7 +33,7 @@ class BucketState:
 class StageState:
     """What a stage of a model is made of and adds to. by_block: its parameters, as its blocks see them.
 
-    shardings: how the state of each domain is divided; without, this rank has everything.
+    zero_groups: how the state of each domain is divided; without, this rank has everything.
     embedding: the tied one's weights; given, if another stage of this rank has it, which then
     shares it.
     """
@@ -44,7 +43,7 @@ class StageState:
         stage: StagePlan,
         shard: Shard,
         device: torch.device,
-        shardings: Mapping[str, ZeroGroup] | None = None,
+        zero_groups: Mapping[str, ZeroGroup] | None = None,
         embedding: Weights | None = None,
     ):
         config = stage.config
@@ -53,8 +52,8 @@ class StageState:
         self.by_block = [[Parameter(spec, rounded=rounded) for spec in block] for block in stage.specs(shard)]
         self.buckets: list[BucketState] = []
         for plan in stage.buckets(shard):
-            sharding = shardings[plan.domain] if shardings else ZeroGroup(exact=plan.domain == COUNTED)
-            bucket = self._make_bucket(stage, plan, sharding, device)
+            zero_group = zero_groups[plan.domain] if zero_groups else ZeroGroup(exact=plan.domain == COUNTED)
+            bucket = self._make_bucket(stage, plan, zero_group, device)
             self.buckets.append(bucket)
             if plan.tied:
                 self.embedding = bucket.weights
@@ -63,31 +62,31 @@ class StageState:
         self.weights_of = [[b.weights for b in self.buckets if number in b.plan.parts] for number in parts]
 
     def _make_bucket(
-        self, stage: StagePlan, plan: Plan, sharding: ZeroGroup, device: torch.device
+        self, stage: StagePlan, plan: BucketPlan, zero_group: ZeroGroup, device: torch.device
     ) -> BucketState:
         """Allocate a bucket's weights and gradients, and bind its parameters to them.
 
         Collective over the ranks of its domain, which allocate in one order.
         """
         config = stage.config
-        layout = layout_of(plan.specs, sharding.size)
+        layout = layout_of(plan.specs, zero_group.size)
         shared = self.embedding if plan.tied else None
-        dtype = sharding.type_of_weights(TYPES[config.precision.compute])
+        dtype = zero_group.type_of_weights(TYPES[config.precision.compute])
         # with model.init others are read before the first step
         seed = None if config.model.init else config.run.seed
-        weights = shared or Weights(layout, dtype, device, sharding, seed)
+        weights = shared or Weights(layout, dtype, device, zero_group, seed)
         users = self._users(stage, plan)
         for parameter in users:
             weights.bind(parameter)
         uses = [[parameter] for parameter in users] if plan.tied else [users]
-        gradient_type = TreeGradient if sharding.tree else Gradient
-        gradients = [gradient_type(layout, weights.master.dtype, device, sharding) for _ in uses]
+        gradient_type = TreeGradient if zero_group.tree else Gradient
+        gradients = [gradient_type(layout, weights.master.dtype, device, zero_group) for _ in uses]
         for gradient, parameters in zip(gradients, uses):
             for parameter in parameters:
                 gradient.bind(parameter)
         return BucketState(plan, weights, gradients, owned=shared is None)
 
-    def _users(self, stage: StagePlan, plan: Plan) -> list[Parameter]:
+    def _users(self, stage: StagePlan, plan: BucketPlan) -> list[Parameter]:
         """Return the parameters of a bucket, block by block; a tied embedding once for each use."""
         names = {spec.name for spec in plan.specs}
         part_of = {block: number for number, part in enumerate(stage.parts) for block in part}

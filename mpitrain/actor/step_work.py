@@ -85,6 +85,6 @@ class Work:
     metrics: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     result: StepResult = field(default_factory=StepResult)
 
-    def hear(self, name: str, value: torch.Tensor) -> None:
+    def record_metric(self, name: str, value: torch.Tensor) -> None:
         """Keep what a layer made besides its output."""
         self.metrics.setdefault(name, []).append(value.detach())

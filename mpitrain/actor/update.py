@@ -1,4 +1,4 @@
-"""GATHER, RELEASE, SUM, REDUCE, NORM, UPDATE, SPREAD: weights and gradients of a rank, and its optimiser."""
+"""NORM, UPDATE, SPREAD: the end of a step, in which the optimiser updates the weights of a rank."""
 
 import math
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def owned_weights(stages: Mapping[int, Stage]) -> list[Weights]:
 
 
 class Update:
-    """The end of a step: gradients are summed over ranks and clipped, the optimiser steps, weights go out."""
+    """The end of a step: sums are waited for, gradients clipped, the optimiser steps, weights go out."""
 
     def __init__(
         self,
@@ -43,28 +43,11 @@ class Update:
     ):
         self._plan = plan
         self._mesh = mesh
-        self._stages = stages
         self._owned = owned_weights(stages)
         self._gradients = gradients
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self._totals = totals
-
-    def gather(self, action: Action, work: Work) -> None:
-        """Fetch the weights of a bucket (ZeRO-3), unless they are here."""
-        self._stages[action.stage].state.buckets[action.index].weights.gather()
-
-    def release(self, action: Action, work: Work) -> None:
-        """Drop them."""
-        self._stages[action.stage].state.buckets[action.index].weights.release()
-
-    def sum(self, action: Action, work: Work) -> None:
-        """Start summing a bucket over an axis that isn't the data axis."""
-        self._gradients.sum(action.stage, action.index, action.part)
-
-    def reduce(self, action: Action, work: Work) -> None:
-        """Start reducing a bucket over the data axis."""
-        self._gradients.reduce(action.stage, action.index, action.part)
 
     def norm(self, action: Action, work: Work) -> None:
         """Wait for all sums, and measure the step: loss, gradient norm, what to skip."""
@@ -94,7 +77,7 @@ class Update:
         for piece in self._gradients.counted:
             if piece.spec.group == "load":
                 for name, value in inequality(piece.grad).items():
-                    work.hear(name, value / len(self._plan.loads))
+                    work.record_metric(name, value / len(self._plan.loads))
 
     def update(self, action: Action, work: Work) -> None:
         """Divide by the global number of tokens, clip, and step.

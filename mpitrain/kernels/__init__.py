@@ -11,7 +11,7 @@ dropout                                    dropout whose masks are a function of
 functions, compiled                        norms, gated product, rotary positions, cross-entropy; the same
                                            fused by torch.compile
 products, grouped, fp8                     products of matrices, of groups of rows (experts), in fp8
-gates                                      activation functions of gated feed-forwards and experts
+activation_functions                       of feed-forwards, gated or not, and of experts
 precision                                  mixed precision: types that a run computes, sums and sends with
 processor                                  what a CPU multiplies slowly
 engine                                     gradients by torch's autograd engine

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from mpitrain.kernels.activation_functions import SILU, GatedProduct
 from mpitrain.kernels.functions import EAGER, Functions, Tensor
-from mpitrain.kernels.gates import SILU, GatedProduct
 from mpitrain.kernels.precision import wide
 
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mpitrain.kernels.gates import SILU, Gate, GatedProduct
+from mpitrain.kernels.activation_functions import SILU, Activation, GatedProduct
 from mpitrain.kernels.precision import wide
 from mpitrain.plan.declared.probabilities import LOGITS, LOGITS_ON_A_DEVICE
 
@@ -210,16 +210,20 @@ class Functions:
     turned: Callable[..., Tensor] = turned
     log_sums: Callable[..., Tensor] = log_sums
     to_gradients: Callable[..., None] = to_gradients
-    gate: Gate = SILU  # of `gated` and its backward
+    activation: Activation = SILU  # of `gated` and its backward
     keep_activated: bool = True  # activation(gate), for the backward
 
-    def gated_by(self, gate: Gate) -> "Functions":
+    def gated_by(self, activation: Activation) -> "Functions":
         """Return the functions of another activation. It is called as it is: only silu is compiled."""
-        if gate == self.gate:
+        if activation == self.activation:
             return self
-        product = GatedProduct(gate)
+        product = GatedProduct(activation)
         return replace(
-            self, gated=product.forward, gated_backward=product.backward, gate=gate, keep_activated=False
+            self,
+            gated=product.forward,
+            gated_backward=product.backward,
+            activation=activation,
+            keep_activated=False,
         )
 
 

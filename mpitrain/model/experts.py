@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from mpitrain.comm.collectives import all_reduce
 from mpitrain.config import ExpertsTable as Settings
-from mpitrain.kernels.gates import Gate
+from mpitrain.kernels.activation_functions import Activation
 from mpitrain.kernels.grouped import add_sums, grouped_product, of_rows
 from mpitrain.kernels.precision import wide
 from mpitrain.model import router
@@ -30,7 +30,14 @@ from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
 from mpitrain.model.linear import GroupedProduct
 from mpitrain.model.segment import NormSegment
-from mpitrain.parallel.expert.exchange import Choices, Exchange, Flat, Home, Trip, Visit
+from mpitrain.parallel.expert.exchange import (
+    Choices,
+    CombinedRows,
+    DispatchedRows,
+    DispatchRounds,
+    Exchange,
+    Flat,
+)
 from mpitrain.parallel.expert.hierarchical import Hierarchical
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, Begun, Item, Later, Residual, Walk, WeightGradients, run
@@ -41,13 +48,13 @@ from mpitrain.plan.settings.dispatch import dispatch_of
 class MixtureNumbers(NamedTuple):
     """What a mixture is made of besides its parameters.
 
-    gate, shared_gate: have the activations of experts, and of shared ones.
+    activation, shared_activation: those of experts, and of shared ones.
     by_sequence: loads are balanced within each sequence.
     """
 
     settings: Settings
-    gate: Gate
-    shared_gate: Gate
+    activation: Activation
+    shared_activation: Activation
     by_sequence: bool
 
 
@@ -70,8 +77,10 @@ class ExpertRows(NamedTuple):
 
 
 class SavedMixture(NamedTuple):
-    """What the backward needs of a microbatch. trip: how its rows travelled.  rows: of the first round.
+    """What the backward needs of a microbatch.
 
+    rounds: in which its rows travelled.
+    rows: those of the first round.
     sums: vectors of router.Statistics, of each segment of the microbatch; all are there when the
     first backward begins.
     """
@@ -79,7 +88,7 @@ class SavedMixture(NamedTuple):
     x: torch.Tensor
     chosen: router.Chosen
     sums: list[torch.Tensor]
-    trip: Trip
+    rounds: DispatchRounds
     rows: ExpertRows
     of_shared: tuple | None
     scale: float
@@ -101,7 +110,7 @@ class ExpertMixture:
         self.bias = own.get("ffn.router.bias")
         self.biases = [own.get(f"ffn.experts.{name}.bias") for name in ("gate", "up", "down")]
         self.logit_bias = own.get("ffn.router.logit_bias")
-        self.activation = numbers.gate
+        self.activation = numbers.activation
         self.tokens = site.tokens
         self.wide = wide(site.dtype)
         shared = (
@@ -109,7 +118,9 @@ class ExpertMixture:
             if self.settings.shared
             else None
         )
-        self.shared = FeedForwardSegment(None, *shared, activation=numbers.shared_gate) if shared else None
+        self.shared = (
+            FeedForwardSegment(None, *shared, activation=numbers.shared_activation) if shared else None
+        )
         self.dispatch = dispatch_of(site.plan.config, site.plan.table.segments)
         self.exchange = self._exchange()
         segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)
@@ -134,36 +145,34 @@ class ExpertMixture:
     # ------------------------------------------------------------ forward
 
     def forward(self, x_BTD: torch.Tensor, context: Context) -> Walk:
-        """Return the weighted sum of what the experts of each token make of it, and what the shared
-        ones do.
-        """
+        """Return the weighted sum of what the experts of each token make of it, and of the shared ones."""
         keeps = torch.is_grad_enabled()
         x_ND = x_BTD.flatten(0, 1)
         chosen = self._route(x_ND, context)
         choices = self._choices(chosen.experts, self.settings.capacity if keeps else 0.0)
-        trip = yield from self.exchange.agree(choices)
+        rounds = yield from self.exchange.exchange_counts(choices)
         here = router.statistics(
             chosen, self.settings, self._sets(x_BTD), chosen.experts.numel() - len(choices.order)
         )
         everywhere = None if self.tokens is None else all_reduce(here.vector, self.tokens)
-        arriving = Begun(self.exchange.there(trip, 0, x_ND, chosen.weights))
+        arriving = Begun(self.exchange.dispatch(rounds, 0, x_ND, chosen.weights))
         of_shared, y_BTD = None, None
         if self.shared is not None:
             y_BTD, of_shared = yield from self.shared.forward(x_BTD, context)
-        visit = yield from arriving.rest()
-        rows = yield from self._enter(visit)
-        homes = [(yield from self.exchange.back(visit, self._made(rows)))]
-        for number in range(1, trip.num):
+        dispatched = yield from arriving.rest()
+        rows = yield from self._enter(dispatched)
+        combined = [(yield from self.exchange.combine(dispatched, self._made(rows)))]
+        for number in range(1, rounds.num):
             # In place, without taking turns with another walk: ranks of one tp axis can have
             # different numbers of rounds, and must start what goes over that axis in one order.
-            visit = run(self.exchange.there(trip, number, x_ND, chosen.weights))
-            homes.append(run(self.exchange.back(visit, self._made(run(self._enter(visit))))))
+            dispatched = run(self.exchange.dispatch(rounds, number, x_ND, chosen.weights))
+            combined.append(run(self.exchange.combine(dispatched, self._made(run(self._enter(dispatched))))))
         statistics = here if everywhere is None else router.Statistics((yield everywhere), len(here.counts))
         sums = self._record_metrics(statistics, context)
-        routed_BTD = self._summed(homes, len(x_ND)).view_as(x_BTD)
+        routed_BTD = self._summed(combined, len(x_ND)).view_as(x_BTD)
         y_BTD = routed_BTD if y_BTD is None else y_BTD + routed_BTD
         return y_BTD, SavedMixture(
-            x_BTD, chosen, sums, trip, rows, of_shared, context.scale
+            x_BTD, chosen, sums, rounds, rows, of_shared, context.scale
         ) if keeps else None
 
     def _route(self, x_ND: torch.Tensor, context: Context) -> router.Chosen:
@@ -208,19 +217,19 @@ class ExpertMixture:
             counts = counts.clamp(max=most)
         return Choices(experts_NK, order, counts.cpu().numpy())
 
-    def _enter(self, visit: Visit) -> Walk:
+    def _enter(self, dispatched: DispatchedRows) -> Walk:
         """Compute gate and up of what has come, ExpertRows.
 
         Here and below, messages of others are moved on between products.
         """
-        gate = grouped_product(visit.x, self.gate.data, visit.loads)
+        gate = grouped_product(dispatched.x, self.gate.data, dispatched.loads)
         yield None
-        up = grouped_product(visit.x, self.up.data, visit.loads)
+        up = grouped_product(dispatched.x, self.up.data, dispatched.loads)
         yield None
         for made, bias in zip((gate, up), self.biases):
             if bias is not None:
-                made += of_rows(bias.data, visit.loads)
-        return ExpertRows(visit.x, visit.weights, gate, up, visit.loads)
+                made += of_rows(bias.data, dispatched.loads)
+        return ExpertRows(dispatched.x, dispatched.weights, gate, up, dispatched.loads)
 
     def _made(self, rows: ExpertRows) -> torch.Tensor:
         """Return what the experts make of their rows."""
@@ -236,9 +245,9 @@ class ExpertMixture:
         statistics: router.Statistics,
         context: Context,
     ) -> list[torch.Tensor]:
-        """Say how well the loads are balanced, that of a whole microbatch with its last segment.
+        """Record how well loads are balanced, and return the sums of the microbatch's segments.
 
-        Return the sums of its segments.
+        The balance loss is that of a whole microbatch, and comes with its last segment.
         """
         sums = context.history.setdefault(self, []) if context.history is not None else []
         if context.segment == len(sums):  # else the forward is computed again
@@ -275,26 +284,26 @@ class ExpertMixture:
         """
         grad_ND = grad_of_output.flatten(0, 1)
         x_ND = saved.x.flatten(0, 1)
-        trip = saved.trip
-        arriving = Begun(self.exchange.there(trip, 0, grad_ND))
+        rounds = saved.rounds
+        arriving = Begun(self.exchange.dispatch(rounds, 0, grad_ND))
         grad_BTD = None
         if self.shared is not None:
             grad_BTD = yield from self.shared.backward(saved.of_shared, grad_of_output, later)
-        visit = yield from arriving.rest()
-        of_x, of_weight, products = yield from self._differentiated(saved.rows, visit.x)
-        returning = Begun(self.exchange.back(visit, of_x, of_weight))
+        dispatched = yield from arriving.rest()
+        of_x, of_weight, products = yield from self._differentiated(saved.rows, dispatched.x)
+        returning = Begun(self.exchange.combine(dispatched, of_x, of_weight))
         later(WeightGradients(products))
-        homes = [(yield from returning.rest())]
-        for number in range(1, trip.num):
-            rows = run(self._enter(run(self.exchange.there(trip, number, x_ND, saved.chosen.weights))))
-            visit = run(self.exchange.there(trip, number, grad_ND))
-            of_x, of_weight, products = run(self._differentiated(rows, visit.x))
+        combined = [(yield from returning.rest())]
+        for number in range(1, rounds.num):
+            rows = run(self._enter(run(self.exchange.dispatch(rounds, number, x_ND, saved.chosen.weights))))
+            dispatched = run(self.exchange.dispatch(rounds, number, grad_ND))
+            of_x, of_weight, products = run(self._differentiated(rows, dispatched.x))
             WeightGradients(products).add()
-            homes.append(run(self.exchange.back(visit, of_x, of_weight)))
+            combined.append(run(self.exchange.combine(dispatched, of_x, of_weight)))
         of_weights = torch.zeros_like(saved.chosen.weights)
-        for home in homes:
-            of_weights.view(-1)[home.choices] = home.weights
-        routed_ND = self._summed(homes, len(x_ND)).add_(self._route_back(saved, x_ND, of_weights, later))
+        for part in combined:
+            of_weights.view(-1)[part.choices] = part.weights
+        routed_ND = self._summed(combined, len(x_ND)).add_(self._route_back(saved, x_ND, of_weights, later))
         routed_BTD = routed_ND.view_as(saved.x)
         return routed_BTD if grad_BTD is None else grad_BTD + routed_BTD
 
@@ -325,11 +334,11 @@ class ExpertMixture:
         )
         return of_x, of_weights, [GroupedProduct(*each, rows.loads) for each in factors]
 
-    def _summed(self, homes: list[Home], num: int) -> torch.Tensor:
-        """Return the sum of what has come back for each of `num` tokens [n, D], in the order of its
-        places.
-        """
-        slots, rows = (parts[0] if len(homes) == 1 else torch.cat(parts) for parts in list(zip(*homes))[:2])
+    def _summed(self, combined: list[CombinedRows], num: int) -> torch.Tensor:
+        """Return the sums of what has come back for each of `num` tokens, in the order of places, [n, D]."""
+        slots, rows = (
+            parts[0] if len(combined) == 1 else torch.cat(parts) for parts in list(zip(*combined))[:2]
+        )
         kept, places = slots.sort()
         first = torch.arange(0, num * self.exchange.slots, self.exchange.slots, device=slots.device)
         # In the wider type: on a CPU the sums of a bag of 16-bit numbers are rounded away from
@@ -341,8 +350,9 @@ class ExpertMixture:
     def _route_back(
         self, saved: SavedMixture, x_ND: torch.Tensor, of_weights_NK: torch.Tensor, later: Later
     ) -> torch.Tensor:
-        """Return the gradient of the input by way of the router; hand over that of its weight, and
-        the loads.
+        """Return the gradient of the input by way of the router.
+
+        That of the router's weight, and the loads, are handed over.
         """
         shares = self._shares(router.Statistics(sum(saved.sums), self._sets(saved.x)))
         of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, shares, saved.scale, self.settings)

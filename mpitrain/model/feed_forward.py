@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from mpitrain.kernels.gates import SILU, Gate
+from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.segment import Bias, NormSegment, Segment, Tape, norm_segment
 from mpitrain.parallel.microbatch import Context
@@ -15,17 +15,16 @@ from mpitrain.parallel.walk import Item
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def feed_forward(own: Mapping[str, Parameter], site: BuildContext, gate: Gate) -> list[Item]:
+def feed_forward(own: Mapping[str, Parameter], site: BuildContext, activation: Activation) -> list[Item]:
     """Return the items of the layer.
 
     own: which norm and biases there are, their names say.
-    gate: has the activation.
     """
     weights = (own[f"ffn.{name}.weight"] for name in ("gate", "up", "down"))
     (norm,) = norm_segment(own, "ffn.norm") or [None]
     biased = "ffn.down.bias" in own
     biases = tuple(own[f"ffn.{name}.bias"] for name in ("gate", "up")) if biased else ()
-    inner = FeedForwardSegment(None if site.tp else norm, *weights, site.fp8, gate, biases)
+    inner = FeedForwardSegment(None if site.tp else norm, *weights, site.fp8, activation, biases)
     added = [Bias(own["ffn.down.bias"])] if biased else []
     return site.sublayer(norm, inner, added)
 
@@ -47,7 +46,7 @@ class FeedForwardSegment(Segment):
         up: Parameter,
         down: Parameter,
         fp8: bool = False,
-        activation: Gate = SILU,
+        activation: Activation = SILU,
         biases: tuple[Parameter, ...] = (),
     ):
         self.norm = norm

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from mpitrain.kernels.gates import Gate
+from mpitrain.kernels.activation_functions import Activation
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.segment import Bias, NormSegment, Segment, Tape, norm_segment
 from mpitrain.parallel.microbatch import Context
@@ -16,12 +16,12 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 def mlp(
-    own: Mapping[str, Parameter], site: BuildContext, gate: Gate, behind: Sequence[Item] = ()
+    own: Mapping[str, Parameter], site: BuildContext, activation: Activation, behind: Sequence[Item] = ()
 ) -> list[Item]:
-    """Return the items of the layer. gate: has the activation. behind: its dropout."""
+    """Return the items of the layer. behind: its dropout."""
     (norm,) = norm_segment(own, "ffn.norm") or [None]
     of_up = own["ffn.up.weight"], own["ffn.up.bias"]
-    inner = MlpSegment(None if site.tp else norm, *of_up, own["ffn.down.weight"], gate, site.fp8)
+    inner = MlpSegment(None if site.tp else norm, *of_up, own["ffn.down.weight"], activation, site.fp8)
     return site.sublayer(norm, inner, [Bias(own["ffn.down.bias"]), *behind])
 
 
@@ -37,18 +37,18 @@ class MlpSegment(Segment):
         up: Parameter,
         bias: Parameter,
         down: Parameter,
-        gate: Gate,
+        activation: Activation,
         fp8: bool = False,
     ):
         self.norm = norm
         self.up = up
         self.bias = bias
         self.down = down
-        self.gate = gate
+        self.activation = activation
         self.fp8 = fp8
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         h_BTD, recompute = tape.normed_by(x_BTD, self.norm)
         (up_BTF,) = tape.linears(h_BTD, (self.up,), recompute, self.fp8)
-        h_BTF, activated_again = tape.activated(tape.plus(up_BTF, self.bias), self.gate)
+        h_BTF, activated_again = tape.activated(tape.plus(up_BTF, self.bias), self.activation)
         return tape.linears(h_BTF, (self.down,), activated_again, self.fp8)[0]

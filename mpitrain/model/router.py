@@ -55,8 +55,9 @@ def weigh(logits_NE: torch.Tensor, experts_NK: torch.Tensor, settings: Settings)
 
 
 def _of_best_groups(scores_NE: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """Leave the groups of which the two best experts have the highest sums (DeepSeek-V3,
-    arXiv:2412.19437, section 2.1.2).
+    """Return scores that are -inf but for experts of the best groups.
+
+    A group is as good as the sum of its two best experts (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
     """
     grouped = scores_NE.unflatten(-1, (settings.groups, -1))
     of_group = grouped.sort(dim=-1, descending=True).values[..., :2].sum(-1)
@@ -66,17 +67,23 @@ def _of_best_groups(scores_NE: torch.Tensor, settings: Settings) -> torch.Tensor
 
 
 class Statistics:
-    """What the losses of a microbatch need of all its tokens, some of which other ranks have: sums,
-    in one vector.
+    """What the losses of a microbatch need of all its tokens, some of which other ranks have: sums.
 
+    vector: all of them in one, [2 rows E + 2], in this order.
     rows: sequences, if each is balanced, or 1.
-    counts: tokens that have chosen each expert.
-    scores: sums of scores.  Both [rows, E].
+    counts: tokens that have chosen each expert, [rows, E].
+    scores: sums of scores, [rows, E].
+    z: sum of squares of the log-sum-exp of logits.
+    dropped: choices that nobody computed.
     """
 
     def __init__(self, vector: torch.Tensor, rows: int):
-        self.vector, (counts, scores, rest) = vector, vector.split([(len(vector) - 2) // 2] * 2 + [2])
-        self.counts, self.scores, (self.z, self.dropped) = counts.view(rows, -1), scores.view(rows, -1), rest
+        self.vector = vector
+        per_kind = (len(vector) - 2) // 2
+        self.counts = vector[:per_kind].view(rows, -1)
+        self.scores = vector[per_kind:-2].view(rows, -1)
+        self.z = vector[-2]
+        self.dropped = vector[-1]
 
     @property
     def shares(self) -> torch.Tensor:
@@ -85,7 +92,11 @@ class Statistics:
 
 
 def statistics(chosen: Chosen, settings: Settings, rows: int, dropped: int) -> Statistics:
-    """Return those of the tokens that are here."""
+    """Return the Statistics of the tokens that are here.
+
+    rows: sequences that are balanced each by itself, or 1.
+    dropped: choices of these tokens that nobody computes.
+    """
     scores = _parts(chosen.logits, settings)
     counts = torch.zeros(rows, settings.count, dtype=scores.dtype, device=scores.device)
     by_row = chosen.experts.view(rows, -1)
@@ -114,8 +125,9 @@ def z_loss(z: torch.Tensor, settings: Settings) -> torch.Tensor:
 def grad_of_logits(
     chosen: Chosen, grad_of_weights: torch.Tensor, shares: torch.Tensor, scale: float, settings: Settings
 ) -> torch.Tensor:
-    """Return the gradient of the logits [n, E], from that of the weights [n, K], and of the losses
-    times `scale`.
+    """Return the gradient of the logits, [n, E].
+
+    It comes from that of the weights, [n, K], and from the losses times `scale`.
     """
     with torch.enable_grad():
         logits = chosen.logits.detach().requires_grad_()

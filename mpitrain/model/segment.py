@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.engine import gradients
 from mpitrain.kernels.functions import EAGER, Functions, layer_norm
-from mpitrain.kernels.gates import SILU, Gate
 from mpitrain.kernels.products import product
 from mpitrain.model import attention_functions, linear, selective
 from mpitrain.model.kv_history import Attended
@@ -144,7 +144,7 @@ class Tape:
         return selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, again, self.functions)
 
     def gated(
-        self, gate: torch.Tensor, up: torch.Tensor, activation: Gate = SILU
+        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = SILU
     ) -> tuple[torch.Tensor, Again | None]:
         """Return activation(gate) times what is scaled by it, and how to make it again."""
         functions = self.functions.gated_by(activation)
@@ -153,9 +153,9 @@ class Tape:
         y = selective.Gated.apply(gate, up, functions)
         return y, partial(selective.Gated.again, y.grad_fn) if self.selective else None
 
-    def activated(self, x: torch.Tensor, gate: Gate) -> tuple[torch.Tensor, Again | None]:
+    def activated(self, x: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, Again | None]:
         """Return activation(x), and how to make it again."""
-        y = selective.Activated.apply(x, gate)
+        y = selective.Activated.apply(x, activation)
         return y, partial(selective.Activated.again, y.grad_fn) if self.selective else None
 
     def attention(
@@ -202,7 +202,7 @@ class TapeWithoutBackward(Tape):
         return x + bias.data
 
     def gated(
-        self, gate: torch.Tensor, up: torch.Tensor, activation: Gate = SILU
+        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = SILU
     ) -> tuple[torch.Tensor, Again | None]:
         """Return activation(gate) times what is scaled by it."""
         return self.functions.gated_by(activation).gated(gate, up)[0], None

@@ -9,6 +9,7 @@ from the one to the other. Both ways the same operations run, so that the bits a
 
 import torch
 
+from mpitrain.kernels.activation_functions import Activation
 from mpitrain.kernels.functions import (
     EAGER,
     Functions,
@@ -16,7 +17,6 @@ from mpitrain.kernels.functions import (
     layer_norm_again,
     layer_norm_backward,
 )
-from mpitrain.kernels.gates import Gate
 from mpitrain.kernels.precision import wide
 from mpitrain.parallel.zero.parameters import Parameter
 
@@ -125,16 +125,16 @@ class Activated(torch.autograd.Function):
     """activation(x), of which x is kept."""
 
     @staticmethod
-    def forward(ctx, x, gate: Gate):
+    def forward(ctx, x, activation: Activation):
         ctx.save_for_backward(x)
-        ctx.gate = gate
-        return gate.activation(x)
+        ctx.activation = activation
+        return activation.activation(x)
 
     @staticmethod
     def again(ctx):
         """Return the output."""
-        return ctx.gate.activation(*ctx.saved_tensors)
+        return ctx.activation.activation(*ctx.saved_tensors)
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        return ctx.gate.grad_of_gate(grad_of_output, *ctx.saved_tensors), None
+        return ctx.activation.grad_of_gate(grad_of_output, *ctx.saved_tensors), None

@@ -45,8 +45,8 @@ class MatrixPart(NamedTuple):
 Holding = dict[str, MatrixPart]  # what a rank has, by the names of matrices
 
 
-def hidden(spec: Spec) -> bool:
-    """Tell whether a parameter is a matrix between two layers, which the optimiser has.
+def is_hidden_matrix(spec: Spec) -> bool:
+    """Return whether a parameter is a matrix between two layers, and the optimiser has it: it isn't frozen.
 
     A row of the embedding or of the head belongs to one token.
     """
@@ -69,14 +69,19 @@ def holdings(
         for number in range(num_shards):
             runs = [run for layout in layouts for run in layout.runs(number)]
             found.append(
-                {spec.name: MatrixPart(spec, end - begin) for spec, begin, end in runs if hidden(spec)}
+                {
+                    spec.name: MatrixPart(spec, end - begin)
+                    for spec, begin, end in runs
+                    if is_hidden_matrix(spec)
+                }
             )
     return found
 
 
 def deal(holdings: list[Holding], axis: Axis, like: torch.Tensor) -> list["MatrixRound"]:
-    """Deal the matrices to the ranks of `axis`, the largest first, so that those of a round take
-    about equally long.
+    """Deal the matrices to the ranks of `axis`, the largest first.
+
+    So those of a round take about equally long.
     """
     queues = dealt(holdings)
     return [MatrixRound(names, holdings, axis, like) for names in zip_longest(*queues) if any(names)]

@@ -53,10 +53,7 @@ class DeferredGradient(Protocol):
 
 @dataclass
 class Addend:
-    """A gradient of a small parameter, made already.
-
-    The buffer that it belongs in may be there only later.
-    """
+    """A gradient of a small parameter, made already: its buffer may be there only later."""
 
     parameter: Parameter
     grad: torch.Tensor
@@ -91,9 +88,9 @@ Later = Callable[[WeightGradients], None]
 
 
 class Turn:
-    """Yielded instead of an operation.
+    """What a walk yields instead of an operation to let others start theirs.
 
-    Others may start theirs, and then this walk goes on, without waiting for anything.
+    Then it goes on, without waiting for anything.
     """
 
     def wait(self) -> None:
@@ -141,20 +138,21 @@ def backward(
                 break
             if waiting and pending is not None:
                 yield TURN
-                yield from _adding(waiting)
-            _add(waiting)
+                yield from _add_one_by_one(waiting)
+            _add_now(waiting)
             result = yield pending
-    _add(waiting)
+    _add_now(waiting)
     return grad
 
 
-def _add(waiting: list[WeightGradients]) -> None:
+def _add_now(waiting: list[WeightGradients]) -> None:
+    """Add all that waits, without moving messages on."""
     while waiting:
         waiting.pop(0).add()
 
 
-def _adding(waiting: list[WeightGradients]) -> Walk:
-    """Add them one by one; messages are moved on between."""
+def _add_one_by_one(waiting: list[WeightGradients]) -> Walk:
+    """Add all that waits, one product after the other; messages are moved on between."""
     while waiting:
         products = waiting.pop(0).products
         while products:

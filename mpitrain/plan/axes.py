@@ -160,13 +160,19 @@ class Axes:
         place = (rank - group) % self.near if self.near else 0
         near = range(rank - place, rank - place + self.near) if self.near else (rank,)
         far = range(group + place, group + inside, self.near) if self.near else (rank,)
-        spread = self.grid.group(rank, "tp", "cp"), range(group, group + inside), near, far
-        return dict(zip(OF_EXPERTS, (*spread, shard, alike[part % divided :: divided], matrix)))
+        domain = DOMAINS[EXPERT]
+        return {
+            "tokens": self.grid.group(rank, "tp", "cp"),
+            "experts": range(group, group + inside),
+            "experts_near": near,
+            "experts_far": far,
+            domain.shard: shard,
+            domain.replicate: alike[part % divided :: divided],
+            domain.matrix: matrix,
+        }
 
     def _along_pp(self, rank: int, pp: int, others: Sequence[int]) -> tuple[int, ...]:
-        """Return the ranks at other pipeline ranks, if the own one, `pp`, is among them; else
-        `rank` alone.
-        """
+        """Return the ranks at pipeline ranks `others`, if `pp` is among them; else `rank` alone."""
         stride = self.grid.size // self.grid.degrees["pp"]
         return tuple(rank + (other - pp) * stride for other in others) if pp in others else (rank,)
 
@@ -190,9 +196,16 @@ class Axes:
         }
         if self.folded is not None:
             ep, etp, shards = self.folded
-            spread = tp * cp, ep * etp, self.near or 1, ep * etp // self.near if self.near else 1
-            of_state = shards, tp * cp * dp // (ep * etp * shards), etp * shards if self.matrices else 1
-            sizes |= dict(zip(OF_EXPERTS, (*spread, *of_state)))
+            domain = DOMAINS[EXPERT]
+            sizes |= {
+                "tokens": tp * cp,
+                "experts": ep * etp,
+                "experts_near": self.near or 1,
+                "experts_far": ep * etp // self.near if self.near else 1,
+                domain.shard: shards,
+                domain.replicate: tp * cp * dp // (ep * etp * shards),
+                domain.matrix: etp * shards if self.matrices else 1,
+            }
         totals = {
             name: carried("all_gather", most_bytes=(TOTALS + METRIC_BYTES * self.num_metrics) * sizes[name])
             for name in ("data", "model")

@@ -359,10 +359,12 @@ class Trainer:
         microbatches = self.rows.microbatches(self.corpora.train, number)
         rows = partial(self.rows.rows, self.corpora.train, number)
         self.side_files.begin(step)
-        sure = self.checks.sure_of(step, rows, {"lr": lr, "updates": self.updates})
+        pass_runner = self.checks.pass_runner(step, rows, {"lr": lr, "updates": self.updates})
         asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.skip_update)
         with self.profiling.step(step):
-            return self.actor.run_step(step, microbatches, lr, asked=asked, watch=watch, sure=sure)
+            return self.actor.run_step(
+                step, microbatches, lr, asked=asked, watch=watch, pass_runner=pass_runner
+            )
 
     def _count(self, result: StepResult) -> None:
         """Count a step that is done."""

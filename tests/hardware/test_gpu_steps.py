@@ -208,7 +208,7 @@ def test_offloading_changes_nothing_but_the_last_bits_of_an_update(world, device
 
     def look(actor):
         hosted.extend(piece.weight.device.type == "cpu" for piece in actor.gradients.pieces)
-        hosted.append(all(stage.shelves is not None for stage in actor.stages.values()))
+        hosted.append(all(stage.offload_store is not None for stage in actor.stages.values()))
 
     found = train(world, config_of(world, layout, *settings, f"memory.offload={offload}"), look, device)
     on_host = offload in ("optimizer", "all") or exact(device)

@@ -121,7 +121,7 @@ class Ranks:
             if (
                 me
                 and not (self.actor.tp.rank or self.config.experts.count)
-                and all(s.first for s in self.actor.shardings.values())
+                and all(s.first for s in self.actor.zero_groups.values())
             ):
                 predicted = copy_bytes(self.actor.plan, self.actor.pp.rank, self.actor.shards_here)
                 assert predicted == snapshot.num_bytes, f"predicted {predicted}, copied {snapshot.num_bytes}"

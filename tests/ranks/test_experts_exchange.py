@@ -317,25 +317,29 @@ def test_each_token_crosses_to_a_node_once(world, kind, buffer, etp):
     counts = torch.bincount(experts.flatten()[order], minlength=COUNT).numpy()
     x = torch.randn(TOKENS, WIDTH, generator=generator).double()
     weights = torch.rand(TOKENS, 3, generator=generator).double()
-    trip = run(exchange.agree(Choices(experts, order, counts)))
+    rounds = run(exchange.exchange_counts(Choices(experts, order, counts)))
     results = torch.zeros(TOKENS * exchange.slots, WIDTH).double()
     of_weights = torch.zeros(TOKENS * 3).double()
     wrong = []
     here = torch.arange(COUNT).view(-1, COUNT // config.parallel.ep)[mesh["experts"].rank // etp]
     slice_ = mesh["experts"].rank % etp
     before = far.account.num_bytes
-    for number in range(trip.num):
-        visit = run(exchange.there(trip, number, x, weights))
-        number_of = here.repeat_interleave(torch.tensor(visit.loads)).unsqueeze(1).double()
-        wrong += ["too many rows"] if len(visit.x) > dispatch.limit else []
-        made = number_of * visit.x + visit.weights if slice_ == 0 else torch.zeros_like(visit.x)
-        home = run(
-            exchange.back(
-                visit, made, visit.weights * number_of if slice_ == 0 else torch.zeros_like(visit.weights)
+    for number in range(rounds.num):
+        dispatched = run(exchange.dispatch(rounds, number, x, weights))
+        number_of = here.repeat_interleave(torch.tensor(dispatched.loads)).unsqueeze(1).double()
+        wrong += ["too many rows"] if len(dispatched.x) > dispatch.limit else []
+        made = (
+            number_of * dispatched.x + dispatched.weights if slice_ == 0 else torch.zeros_like(dispatched.x)
+        )
+        combined = run(
+            exchange.combine(
+                dispatched,
+                made,
+                dispatched.weights * number_of if slice_ == 0 else torch.zeros_like(dispatched.weights),
             )
         )
-        results[home.slots] = home.rows
-        of_weights[home.choices] = home.weights
+        results[combined.slots] = combined.rows
+        of_weights[combined.choices] = combined.weights
     kept = (~dropped).view(TOKENS, 3)
     expected = ((experts.unsqueeze(2) * x.unsqueeze(1) + weights.unsqueeze(2)) * kept.unsqueeze(2)).sum(1)
     error = (results.view(TOKENS, -1, WIDTH).sum(1) - expected).abs().max().item()

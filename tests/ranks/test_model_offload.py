@@ -41,7 +41,7 @@ class Play:
         self.order = ORDERS[seed % len(ORDERS)]
         self.wrong = []
         self.constant = self.device.put(torch.ones(8))
-        self.shelves = OffloadStore(self.device, [self.constant])
+        self.offload_store = OffloadStore(self.device, [self.constant])
         self.kept = {}
 
     def run(self):
@@ -60,7 +60,7 @@ class Play:
     def forward(self, m):
         x = self.made(LENGTHS[0])
         for block in range(self.num_blocks):
-            put = self.shelves.away(m, block, False, []).put
+            put = self.offload_store.away(m, block, False, []).put
             seed = self.torch.tensor(7)
             assert put(seed) is seed and put(self.constant) is self.constant
             self.kept[m, block] = [self.keep(put, *x)]  # the block before has kept it, too
@@ -76,7 +76,7 @@ class Play:
         from mpitrain.model.offload import opened
 
         for block in reversed(range(self.num_blocks)):
-            self.shelves.fetch(m, block)
+            self.offload_store.fetch(m, block)
             kept = self.kept.pop((m, block))
             for number in self.random.permutation(len(kept)):
                 part, expected = kept[number]
@@ -85,7 +85,7 @@ class Play:
                 if self.random.random() < 0.8:  # else it is dropped unseen
                     self.look(opened(part), expected, f"microbatch {m}, block {block}, {number}")
             yield block
-        self.shelves.forget(m)
+        self.offload_store.forget(m)
 
     def made(self, length):
         values = self.torch.from_numpy(self.random.random(length, "float32"))
@@ -171,7 +171,7 @@ def test_which_buffer_is_used_again_does_not_matter(monkeypatch):
 def test_a_queue_that_does_not_wait_is_found(queue):
     plays = [Play(seed, 4) for seed in SEEDS]
     for each in plays:
-        getattr(each.shelves.host, queue).wait = lambda event: None
+        getattr(each.offload_store.host, queue).wait = lambda event: None
     assert any(each.run().wrong for each in plays)
 
 

@@ -232,7 +232,7 @@ def test_weight_gradients_come_before_each_wait(axis, monkeypatch):
     segment, _, shape, shapes = segments(axis, 4)["both"]
     block = chunked("both", segment, axis)
     _, saved = run(forward(block, random(axis, *shape), Context()))
-    for name in ("_add", "_adding"):  # at once, or one by one
+    for name in ("_add_now", "_add_one_by_one"):  # at once, or one by one
         add = getattr(walk, name)
         monkeypatch.setattr(walk, name, lambda waiting, add=add: added.extend(waiting) or add(waiting))
     monkeypatch.setattr(axis.progress, "wait", lambda pending: at_waits.append(len(added)) or wait(pending))

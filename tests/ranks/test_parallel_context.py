@@ -225,7 +225,7 @@ def test_keys_and_values_of_the_next_turn_travel_while_this_one_computes(axis, m
     """Before tile n of a zigzag ring is computed, n + 1 shifts have been started, in both directions."""
     import torch
 
-    from mpitrain.parallel.context import accumulate as attending
+    from mpitrain.parallel.context import online_softmax
     from mpitrain.parallel.context.attention import context_attention
     from mpitrain.parallel.walk import run
 
@@ -234,9 +234,9 @@ def test_keys_and_values_of_the_next_turn_travel_while_this_one_computes(axis, m
     start = axis.start
     monkeypatch.setattr(axis, "start", lambda *a, **options: started.append(a) or start(*a, **options))
     for name in ("attend", "attend_backward"):
-        compute = getattr(attending, name)
+        compute = getattr(online_softmax, name)
         monkeypatch.setattr(
-            attending, name, lambda *a, compute=compute: at_tiles.append(len(started)) or compute(*a)
+            online_softmax, name, lambda *a, compute=compute: at_tiles.append(len(started)) or compute(*a)
         )
     attention = context_attention(axis, "zigzag", 48, 8, 2, WIDTH)
     here = torch.from_numpy(attention.placement.positions(axis.rank))

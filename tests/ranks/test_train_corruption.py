@@ -101,7 +101,7 @@ def twice(world, settings, *, faults=(), of_rank=1):
     from mpitrain.actor.actor import Actor
     from mpitrain.cluster.status_board import RankStatus
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.checks.rerun import Twice
+    from mpitrain.training.checks.rerun import RecomputeCheck
     from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, *settings)
@@ -111,11 +111,11 @@ def twice(world, settings, *, faults=(), of_rank=1):
     actor = Actor(plan, mesh, torch.device("cpu"), place=place)
     rows = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (config.batch.global_, 17)))
     microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank])
-    checked = Twice(actor, mesh, everyone(world))
+    checked = RecomputeCheck(actor, mesh, everyone(world))
     reduce = actor.gradients.reduce
     passes = []
 
-    def sure(compute):
+    def run_counted(compute):
         def planted():
             passes.append(True)
             return compute()
@@ -132,7 +132,7 @@ def twice(world, settings, *, faults=(), of_rank=1):
 
     passes_done = []
     actor.gradients.reduce = reduced
-    actor.run_step(1, microbatches, 1e-2, sure=sure)
+    actor.run_step(1, microbatches, 1e-2, pass_runner=run_counted)
     weights = [piece.weight.clone() for piece in actor.gradients.pieces]
     mesh.free()
     return checked.verdict, len(passes), weights

@@ -201,7 +201,7 @@ def _weight_gradients_of_a_block_dropped(patch):
 
     def lossy(self, index, grad, part):
         grad = yield from real(self, index, grad, part)
-        self.put_off[index][-1].clear()
+        self.deferred_weight_gradients[index][-1].clear()
         return grad
 
     patch.setattr(Stage, "input_backward", lossy)

@@ -7,7 +7,7 @@ A key that a family doesn't have is None there, and does nothing.
 from typing import Any
 
 from mpitrain.config import Config
-from mpitrain.kernels.gates import SILU, Gate
+from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
@@ -23,7 +23,7 @@ def decoder(
     *,
     kind: NormKind = NormKind.RMS,
     behind: NormKind = NormKind.NONE,
-    gate: Gate = SILU,
+    activation: Activation = SILU,
     scale: float = 1.0,
     **more: Any,
 ) -> ModelLayers:
@@ -31,13 +31,13 @@ def decoder(
 
     kind: of norms before sublayers, of heads, and before the logits.
     behind: of norms behind sublayers; then of that before the logits, too.
-    gate: activation of feed-forwards.
+    activation: of feed-forwards.
     scale: of embeddings.
     more: fields of Attention.
     """
     model = config.model
     depth = 2 * model.layers
-    ffn = FeedForward(model.width, model.ffn, depth, model.eps, gate, kind, bool(model.ffn_biased))
+    ffn = FeedForward(model.width, model.ffn, depth, model.eps, activation, kind, bool(model.ffn_biased))
     blocks: tuple[tuple[Layer, ...], ...] = tuple(
         (attention, ffn) for attention in attentions(config, kind=kind, **more)
     )

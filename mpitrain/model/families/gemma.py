@@ -9,7 +9,7 @@ their own.
 from typing import Any
 
 from mpitrain.config import Config
-from mpitrain.kernels.gates import Gelu
+from mpitrain.kernels.activation_functions import Gelu
 from mpitrain.model.families.decoder import decoder
 from mpitrain.model.families.fields import (
     read_biases,
@@ -38,13 +38,13 @@ KIND = NormKind.RMS_PLUS_ONE
 
 def _gemma2(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    return decoder(config, kind=KIND, behind=KIND, gate=Gelu(), scale=config.model.width**0.5)
+    return decoder(config, kind=KIND, behind=KIND, activation=Gelu(), scale=config.model.width**0.5)
 
 
 def _gemma3(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     scale = config.model.width**0.5
-    return decoder(config, kind=KIND, behind=KIND, gate=Gelu(), scale=scale, normed=True)
+    return decoder(config, kind=KIND, behind=KIND, activation=Gelu(), scale=scale, normed=True)
 
 
 def _read_common(fields: Fields) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpitrain.config import Config, Model
 from mpitrain.errors import ConfigError
-from mpitrain.kernels.gates import Gelu
+from mpitrain.kernels.activation_functions import Gelu
 from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.names import HUGGING_FACE
 from mpitrain.model.layers.mlp import Mlp

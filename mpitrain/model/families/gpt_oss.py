@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
-from mpitrain.kernels.gates import Clamped
+from mpitrain.kernels.activation_functions import Clamped
 from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.fields import (
     read_eps,
@@ -45,7 +45,7 @@ def _gpt_oss(config: Config) -> ModelLayers:
             "a divisor"
         )
     attention = attentions(config, biased=True, biased_output=True, sinks=True)
-    blocks = sparse_blocks(config, attention, biased=True, gate=Clamped(LIMIT))
+    blocks = sparse_blocks(config, attention, biased=True, activation=Clamped(LIMIT))
     return with_ends(config, blocks)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mpitrain.config import Config
-from mpitrain.kernels.gates import SILU, Gate
+from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.model.layers.experts import Experts
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.plan.declared.layer import Layer
@@ -14,17 +14,17 @@ def sparse_blocks(
     attention: Sequence[Layer],
     *,
     biased: bool = False,
-    gate: Gate = SILU,
+    activation: Activation = SILU,
 ) -> tuple[tuple[Layer, Layer], ...]:
     """Return blocks of one of the layers of attention each, in turns, and experts or a feed-forward.
 
     The first experts.first blocks have none; of those that follow, each experts.every-th has some.
-    biased, gate: of experts.
+    biased, activation: of experts.
     """
     model = config.model
     experts = config.experts
     depth = 2 * config.model.layers
-    sparse = Experts(model.width, experts, depth, model.eps, biased, gate)
+    sparse = Experts(model.width, experts, depth, model.eps, biased, activation)
     dense = FeedForward(model.width, model.ffn, depth, model.eps)
     return tuple(
         (attention[number % len(attention)], sparse if each else dense)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.config import ExpertsTable as Settings
-from mpitrain.kernels.gates import SILU, Gate
+from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
@@ -54,7 +54,7 @@ class Experts:
 
     depth, eps: as in layers/attention.py.
     biased: router and experts have biases.
-    gate, shared_gate: activation of experts, and of shared ones (kernels/gates.py).
+    activation, shared_activation: those of experts, and of shared ones (kernels/activation_functions.py).
 
     It tells its losses, a token; the choices that were dropped; and, once they are counted over all
     ranks (optim/expert_bias.py), how unequal loads are.
@@ -72,8 +72,8 @@ class Experts:
     depth: int
     eps: float = EPS
     biased: bool = False
-    gate: Gate = SILU
-    shared_gate: Gate = SILU
+    activation: Activation = SILU
+    shared_activation: Activation = SILU
 
     @property
     def shared_width(self) -> int:
@@ -153,7 +153,7 @@ class Experts:
         here = (self.width + 2 * experts.width // sizes.config.parallel.etp) * sizes.itemsize + wide
         routed = n * (experts.count * wide + experts.active * (2 * 8 + wide))
         routed += self._sums(sizes) if sizes.segments == 1 else 0
-        of_shared = sizes.gated(sizes.itemsize, self.shared_gate == SILU) * n * self.shared_width
+        of_shared = sizes.gated(sizes.itemsize, self.shared_activation == SILU) * n * self.shared_width
         return n * (self.width * sizes.itemsize + sizes.norm(self.width)) + routed + rows * here + of_shared
 
     def left(self, sizes: Sizes) -> int:
@@ -202,5 +202,5 @@ class Experts:
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.experts import MixtureNumbers, experts  # torch
 
-        numbers = MixtureNumbers(self.settings, self.gate, self.shared_gate, self.by_sequence)
+        numbers = MixtureNumbers(self.settings, self.activation, self.shared_activation, self.by_sequence)
         return experts(own, site, numbers)

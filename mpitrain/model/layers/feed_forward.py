@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.kernels.gates import SILU, Gate
+from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.layer_traffic import sublayer
 from mpitrain.plan.declared.parameters import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class FeedForward:
     """depth, eps, kind: as in layers/attention.py.
 
-    gate: activation (kernels/gates.py).
+    activation: its function (kernels/activation_functions.py).
     biased: the three products have a bias.
     """
 
@@ -52,7 +52,7 @@ class FeedForward:
     ffn: int
     depth: int
     eps: float = EPS
-    gate: Gate = SILU
+    activation: Activation = SILU
     kind: NormKind = NormKind.RMS
     biased: bool = False
 
@@ -79,7 +79,7 @@ class FeedForward:
     def kept(self, sizes: Sizes, segment: int) -> int:
         return (
             sizes.normed(self.width, sizes.factor, self.kind)
-            + sizes.positions * sizes.gated(sizes.factor, self.gate == SILU) * self.ffn // sizes.tp
+            + sizes.positions * sizes.gated(sizes.factor, self.activation == SILU) * self.ffn // sizes.tp
         )
 
     def left(self, sizes: Sizes) -> int:
@@ -90,7 +90,7 @@ class FeedForward:
         hidden = sizes.positions * self.ffn // sizes.tp * sizes.itemsize
         gathered = sizes.gathered(self.width)
         returned = gathered + sizes.regathered(self.width)
-        if sizes.selective or self.gate != SILU:
+        if sizes.selective or self.activation != SILU:
             return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 5 * hidden) + returned)
         return Working(3 * stream + gathered, 3 * max(stream, hidden) + returned)
 
@@ -107,4 +107,4 @@ class FeedForward:
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.feed_forward import feed_forward  # torch
 
-        return feed_forward(own, site, self.gate)
+        return feed_forward(own, site, self.activation)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.kernels.gates import SILU, Gate
+from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.plan.declared.dropout_sites import AFTER_FFN
 from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.layer_traffic import sublayer
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Mlp:
     """down(activation(up(norm(x)))), with biases. depth, eps, kind: as in attention.py.
 
-    gate: has the activation (kernels/gates.py).
+    activation: its function (kernels/activation_functions.py).
     dropout: the share that is dropped of what block `block` adds to the residual stream.
     """
 
@@ -51,7 +51,7 @@ class Mlp:
     ffn: int
     depth: int
     eps: float = EPS
-    gate: Gate = SILU
+    activation: Activation = SILU
     kind: NormKind = NormKind.LAYER
     dropout: float = 0.0
     block: int = 0
@@ -104,4 +104,4 @@ class Mlp:
 
         rate = self.dropout
         behind = [ResidualDropout(rate, self.block, AFTER_FFN, site)] if rate else []
-        return mlp(own, site, self.gate, behind)
+        return mlp(own, site, self.activation, behind)

@@ -50,11 +50,11 @@ class Muon:
         self._rounds = parts.rounds
         self._device = parts.device
         self._num_updates = 0
-        self._pieces = {piece.spec.name: piece for piece in parts.pieces if _is_hidden(piece)}
+        self._pieces = {piece.spec.name: piece for piece in parts.pieces if _is_hidden_matrix(piece)}
         narrow = settings.moments == "bf16"
         names = parts.moments("matrix")
         self._momentum = Moments(list(self._pieces.values()), names, narrow=narrow, seed=parts.seed)
-        others = [piece for piece in parts.pieces if not _is_hidden(piece)]
+        others = [piece for piece in parts.pieces if not _is_hidden_matrix(piece)]
         self._adamw = adamw.build(replace(parts, pieces=others))
 
     def step(self, lr: float) -> None:
@@ -85,9 +85,7 @@ class Muon:
         self._num_updates += 1
 
     def _update(self, name: str) -> "torch.Tensor":
-        """Take the gradient into the momentum and return what is to be orthogonalised, of this
-        rank's part of a matrix.
-        """
+        """Take the gradient of a part of a matrix into its momentum; return what is to be orthogonalised."""
         import torch
 
         beta = self._settings.momentum
@@ -112,20 +110,25 @@ class Muon:
     def moments(self, piece: "ParameterShard") -> "Iterator[tuple[str, torch.Tensor]]":
         """Yield ("muon/momentum", tensor) for a part of a hidden matrix, AdamW's moments for others.
 
-        Zeros before the first step.
+        They are zeros before the first step.
         """
-        yield from self._momentum.of(piece) if _is_hidden(piece) else self._adamw.moments(piece)
+        yield from self._momentum.of(piece) if _is_hidden_matrix(piece) else self._adamw.moments(piece)
 
     def set_step(self, num_updates: int) -> None:
-        """Set the number of updates made so far, on which AdamW's bias correction depends, and the
-        rounding of moments.
+        """Set the number of updates made so far.
+
+        AdamW's bias correction and the rounding of moments depend on it.
         """
         self._num_updates = num_updates
         self._adamw.set_step(num_updates)
 
 
-def _is_hidden(piece: "ParameterShard") -> bool:
-    """Return whether a piece is of a matrix between two layers, as optim/matrices.py says."""
+def _is_hidden_matrix(piece: "ParameterShard") -> bool:
+    """Return whether a piece of this optimiser is of a matrix between two layers.
+
+    Of these pieces it is what optim/matrices.py: is_hidden_matrix says of any parameter: frozen ones
+    aren't given to an optimiser (optim/optimizer.py). Imported from there, it would import torch.
+    """
     return piece.spec.group == "matrix"
 
 

@@ -1,7 +1,8 @@
 """Context parallelism: attention over a sequence that is spread over ranks.
 
 attention           which of them is used
-ring, accumulate    ring attention: keys and values go round, results are added up
+ring                ring attention: keys and values go round
+online_softmax      the mask of a tile of keys; results of tiles are added up as keys come by
 all_gather          keys and values are gathered
 ulysses             all-to-all from positions to heads and back (DeepSpeed-Ulysses)
 

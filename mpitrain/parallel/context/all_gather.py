@@ -17,7 +17,12 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, reduce_scatter
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.precision import wide
-from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, SavedAttention
+from mpitrain.parallel.context.online_softmax import (
+    SavedAttention,
+    TileAttention,
+    TileAttentionBackward,
+    TokenPositions,
+)
 from mpitrain.plan.division.sequence import SequencePlacement
 
 
@@ -38,15 +43,15 @@ class Gather:
         own = torch.stack((k_BKtC, v_BKtC)).detach()
         gathered = own.new_empty(axis.size, *own.shape)
         pending = all_gather(own, axis, gathered)
-        whole = Places.whole(request.documents, request.window, placement, own.device)
+        whole = TokenPositions.whole(request.documents, request.window, placement, own.device)
         here = whole.at(placement, axis.rank)
-        work = Attending(q_BHtC.detach(), here, request, axis.progress.poll)
-        work.see(placement.tiles(axis.rank, axis.rank), own, here)
+        work = TileAttention(q_BHtC.detach(), here, request, axis.progress.poll)
+        work.attend(placement.tiles(axis.rank, axis.rank), own, here)
         yield pending
         kv = own.new_empty(*own.shape[:-2], placement.sequence, own.shape[-1])
         for rank, held, positions in placement.pieces():
             kv[..., positions, :] = gathered[rank][..., held, :]
-        work.see(placement.tiles_of_others(axis.rank), kv, whole)
+        work.attend(placement.tiles_of_others(axis.rank), kv, whole)
         out, lse = work.result()
         return out, SavedAttention(work.q, kv, out, lse, request.documents)
 
@@ -55,13 +60,13 @@ class Gather:
         axis = self.axis
         placement = self.placement
         kv = saved.kv
-        whole = Places.whole(saved.documents, request.window, placement, kv.device)
+        whole = TokenPositions.whole(saved.documents, request.window, placement, kv.device)
         here = whole.at(placement, axis.rank)
-        work = AttendingBackward(
+        work = TileAttentionBackward(
             saved.q, saved.out, saved.lse, grad_of_out, here, request, axis.progress.poll
         )
         grads = torch.zeros_like(kv, dtype=wide(kv.dtype))
-        work.see(placement.tiles_of_others(axis.rank), kv, grads, whole)
+        work.attend(placement.tiles_of_others(axis.rank), kv, grads, whole)
         shards = kv.new_empty(axis.size, *kv.shape[:-2], placement.length, kv.shape[-1])
         for rank, held, positions in placement.pieces():
             shards[rank][..., held, :] = grads[..., positions, :]
@@ -69,6 +74,6 @@ class Gather:
         own_kv = torch.cat([kv[..., begin:end, :] for begin, end in placement.spans(axis.rank)], -2)
         own = torch.zeros_like(own_kv, dtype=grads.dtype)
         for tiles in placement.own_in_two():
-            work.see(tiles, own_kv, own, here)
+            work.attend(tiles, own_kv, own, here)
         own += (yield pending).view_as(own)
         return work.grads(own)

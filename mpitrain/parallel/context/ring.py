@@ -22,7 +22,12 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import shift
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.precision import wide
-from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, SavedAttention
+from mpitrain.parallel.context.online_softmax import (
+    SavedAttention,
+    TileAttention,
+    TileAttentionBackward,
+    TokenPositions,
+)
 from mpitrain.plan.division.sequence import SequencePlacement
 
 
@@ -41,13 +46,13 @@ class Ring:
         axis = self.axis
         placement = self.placement
         own = held = torch.stack((k_BKtC, v_BKtC)).detach()
-        whole = Places.whole(request.documents, request.window, placement, own.device)
+        whole = TokenPositions.whole(request.documents, request.window, placement, own.device)
         here = whole.at(placement, axis.rank)
-        work = Attending(q_BHtC.detach(), here, request, axis.progress.poll)
+        work = TileAttention(q_BHtC.detach(), here, request, axis.progress.poll)
         for turn in range(axis.size):
             coming = shift(held, axis) if turn + 1 < axis.size else None
             source = (axis.rank - turn) % axis.size
-            work.see(placement.tiles(axis.rank, source), held, whole.at(placement, source))
+            work.attend(placement.tiles(axis.rank, source), held, whole.at(placement, source))
             if coming is not None:
                 held = (yield coming).view_as(own)
         out, lse = work.result()
@@ -58,27 +63,27 @@ class Ring:
         axis = self.axis
         placement = self.placement
         held = saved.kv
-        whole = Places.whole(saved.documents, request.window, placement, held.device)
+        whole = TokenPositions.whole(saved.documents, request.window, placement, held.device)
         here = whole.at(placement, axis.rank)
-        work = AttendingBackward(
+        work = TileAttentionBackward(
             saved.q, saved.out, saved.lse, grad_of_out, here, request, axis.progress.poll
         )
         # 16-bit gradients would be rounded at every hop: they travel in fp32
         own = torch.zeros_like(held, dtype=wide(held.dtype))
         first, rest = placement.own_in_two()
         coming = shift(held, axis) if axis.size > 1 else None
-        work.see(first, saved.kv, own, here)
+        work.attend(first, saved.kv, own, here)
         travelling = None
         for turn in range(1, axis.size):
             held = (yield coming).view_as(held)
             coming = shift(held, axis) if turn + 1 < axis.size else None
             source = (axis.rank - turn) % axis.size
             grads = torch.zeros_like(own)
-            work.see(placement.tiles(axis.rank, source), held, grads, whole.at(placement, source))
+            work.attend(placement.tiles(axis.rank, source), held, grads, whole.at(placement, source))
             if travelling is not None:
                 grads += (yield travelling).view_as(own)
             travelling = shift(grads, axis)
-        work.see(rest, saved.kv, own, here)
+        work.attend(rest, saved.kv, own, here)
         if travelling is not None:
             own += (yield travelling).view_as(own)
         return work.grads(own)

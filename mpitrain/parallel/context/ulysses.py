@@ -22,7 +22,7 @@ from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_tiles import attend, attend_backward
 from mpitrain.kernels.attention_window import attend_in_window, attend_in_window_backward, grad_of_sinks
 from mpitrain.kernels.precision import wide
-from mpitrain.parallel.context.accumulate import Places, sight
+from mpitrain.parallel.context.online_softmax import TokenPositions, tile_mask
 from mpitrain.plan.division.sequence import SequencePlacement, Tile
 
 
@@ -87,8 +87,8 @@ class Ulysses:
         return for_q.flatten(1, 2), *(self._sum_of_copies(x.flatten(1, 2)) for x in for_kv), *of_sinks
 
     def _visible(self, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
-        every = Places(documents_BT, None)
-        return sight(every, every, self._tile, 0)[1]
+        every = TokenPositions(documents_BT, None)
+        return tile_mask(every, every, self._tile, 0)[1]
 
     def _of_heads_here(self, request: AttentionRequest) -> AttentionRequest:
         asked = request if request.sinks is None else request.given(sinks=self._here(request.sinks))

@@ -1,16 +1,17 @@
-"""Rows on their way to the experts and back: one all-to-all of uneven parts in each direction and round.
+"""Dispatch and combine: one all-to-all of uneven parts in each direction and round.
 
 n tokens on this rank, K experts of each, D features; R rows that have come to the experts of this
 rank. What an exchange is:
 
-    agree  tells the ranks of the experts how many rows will come; from it all know the rounds     -> Trip
-    there  sends what this rank has for one round; what has come, in the order of the experts       -> Visit
-    back   sends what the experts made of it; what has come back, and the places where it belongs   -> Home
+    exchange_counts  tells all ranks how many rows each expert will get; returns DispatchRounds
+    dispatch         sends what this rank has for one round; returns DispatchedRows, in the experts' order
+    combine          sends back what the experts made of it; returns CombinedRows, and where they belong
 
 Each is a walk (parallel/walk.py). A token has `slots` places, [n slots, D] in all, and the sum of
 them is what its experts made of it.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -39,8 +40,11 @@ class Choices(NamedTuple):
     counts: np.ndarray
 
 
-class Visit(NamedTuple):
-    """What has come to the experts of a rank, in their order.
+@dataclass(frozen=True)
+class DispatchedRows:
+    """What has come to the experts of a rank in one round, in their order.
+
+    An exchange adds what its `combine` has to know to send rows back.
 
     x: [R, D].
     weights: [R, 1], if sent.
@@ -50,14 +54,15 @@ class Visit(NamedTuple):
     x: torch.Tensor
     weights: torch.Tensor | None
     loads: list[int]
-    way: tuple
 
 
-class Home(NamedTuple):
-    """What has come back.
+class CombinedRows(NamedTuple):
+    """What has come back to the rank of the tokens in one round.
 
-    slots: places of the rows [any, D].
-    choices: numbers of those whose `weights` [any] came along, if any.
+    slots: the places of the rows, [any].
+    rows: what experts made of a token, [any, D].
+    choices: numbers of those whose weights came along, [any].
+    weights: the gradients of their weights, [any], if any came along.
     """
 
     slots: torch.Tensor
@@ -66,33 +71,42 @@ class Home(NamedTuple):
     weights: torch.Tensor | None
 
 
-class Trip(Protocol):
-    """The rounds of a microbatch. All ranks of the experts make as many. choices: what it was made for."""
+class DispatchRounds(Protocol):
+    """The rounds in which the rows of a microbatch are dispatched: as many on all ranks of the experts.
+
+    choices: what it was made for.
+    """
 
     choices: Choices
 
     @property
-    def num(self) -> int: ...
+    def num(self) -> int:
+        """How many there are."""
 
 
 class Exchange(Protocol):
-    """A way to the experts and back. slots: places of a token."""
+    """A way to the experts and back. All its walks are collective over the ranks of the experts.
+
+    slots: places of a token.
+    """
 
     slots: int
 
-    def agree(self, choices: Choices) -> Walk:
-        """Return a Trip. Collective over the ranks of the experts, as all of these."""
+    def exchange_counts(self, choices: Choices) -> Walk:
+        """Tell all ranks how many rows each expert will get; return DispatchRounds."""
 
-    def there(
-        self, trip: Trip, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
+    def dispatch(
+        self, rounds: DispatchRounds, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
     ) -> Walk:
-        """Send what belongs to round `number`; return a Visit."""
+        """Send the rows of round `number`, [n, D] and weights [n, K]; return DispatchedRows."""
 
-    def back(self, visit: Visit, made_RD: torch.Tensor, of_weights_R1: torch.Tensor | None = None) -> Walk:
-        """Send what was made of a visit, in its order; return what has come Home."""
+    def combine(
+        self, dispatched: DispatchedRows, made_RD: torch.Tensor, of_weights_R1: torch.Tensor | None = None
+    ) -> Walk:
+        """Send what was made of dispatched rows, in their order; return CombinedRows."""
 
 
-class Hop:
+class RowExchange:
     """All-to-alls of rows of bytes over one axis, or none.
 
     axis: of ranks with parts of experts, or None if there is one.
@@ -103,10 +117,10 @@ class Hop:
         self.axis = axis
         self.divided = divided
 
-    def there(self, rows_RB: torch.Tensor, this: Round) -> Walk:
-        """Send the rows of a round, each to all ranks that have a part of its expert.
+    def dispatch(self, rows_RB: torch.Tensor, this: Round) -> Walk:
+        """Send the rows of a round, each to all ranks with a part of its expert; return what came.
 
-        Return what came, in the order of experts.
+        It stands in the order of experts.
         """
         if self.axis is not None:
             parts = rows_RB.split(this.parts)
@@ -120,20 +134,17 @@ class Hop:
             )
         return rows_RB if this.order is None else rows_RB.index_select(0, index(this.order, rows_RB))
 
-    def back(self, rows_RB: torch.Tensor, this: Round) -> Walk:
-        """Send rows in the order of experts back to where they came from.
-
-        Return those that this rank had sent, or their parts.
-        """
+    def combine(self, rows_RB: torch.Tensor, this: Round) -> Walk:
+        """Send rows in the order of experts back; return those that this rank had sent, or their parts."""
         rows = rows_RB if this.order is None else rows_RB.index_select(0, index(inverse(this.order), rows_RB))
         if self.axis is None:
             return rows
         return as_rows((yield exchanged(rows, this.received, this.sent, self.axis)), rows.shape[1])
 
     def added(self, rows_RX: torch.Tensor, this: Round) -> torch.Tensor:
-        """Return one row for each that was sent.
+        """Return one row for each that was sent: the sum of what the ranks with its expert's parts made.
 
-        The sum of what the ranks with parts of its expert have made, in their order.
+        They are added in their order.
         """
         if self.divided == 1:
             return rows_RX
@@ -141,13 +152,28 @@ class Hop:
         return torch.cat([part.unflatten(0, (self.divided, -1)).sum(0) for part in parts])
 
 
-class FlatTrip(NamedTuple):
+class FlatRounds(NamedTuple):
+    """DispatchRounds of a flat exchange."""
+
     choices: Choices
     rounds: Rounds
 
     @property
     def num(self) -> int:
+        """How many there are."""
         return self.rounds.num
+
+
+@dataclass(frozen=True)
+class FlatDispatchedRows(DispatchedRows):
+    """DispatchedRows of a flat exchange.
+
+    round: in which they came.
+    sent_choices: numbers of the choices that this rank sent in it, in that order.
+    """
+
+    round: Round
+    sent_choices: torch.Tensor
 
 
 class Flat:
@@ -158,50 +184,53 @@ class Flat:
 
     def __init__(self, axis: Axis | None, divided: int, active: int, limit: int, forms: Forms):
         self.axis = axis
-        self.hop = Hop(axis, divided)
+        self.row_exchange = RowExchange(axis, divided)
         self.limit = limit
         self.forms = forms
         self.slots = active
 
-    def agree(self, choices: Choices) -> Walk:
-        """Tell how many rows each expert will get."""
+    def exchange_counts(self, choices: Choices) -> Walk:
+        """Tell all ranks how many rows each expert will get; return FlatRounds."""
         if self.axis is None:
-            return FlatTrip(choices, Rounds(choices.counts[None], 0, self.hop.divided, self.limit))
+            return FlatRounds(choices, Rounds(choices.counts[None], 0, self.row_exchange.divided, self.limit))
         gathered = yield from gathered_counts(choices.counts, self.axis)
-        return FlatTrip(choices, Rounds(gathered, self.axis.rank, self.hop.divided, self.limit))
+        return FlatRounds(choices, Rounds(gathered, self.axis.rank, self.row_exchange.divided, self.limit))
 
-    def there(
-        self, trip: FlatTrip, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
+    def dispatch(
+        self, rounds: FlatRounds, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
     ) -> Walk:
-        """As Exchange has it."""
-        this = trip.rounds[number]
+        """Send the rows of round `number`, one for each choice; return FlatDispatchedRows."""
+        this = rounds.rounds[number]
         width = x_ND.shape[1]
-        form = self.forms.there
-        choices = trip.choices.order if this.rows is None else trip.choices.order[index(this.rows, x_ND)]
+        form = self.forms.dispatch
+        choices = rounds.choices.order if this.rows is None else rounds.choices.order[index(this.rows, x_ND)]
         extra = () if weights_NK is None else (weights_NK.flatten()[choices].unsqueeze(-1),)
         x = x_ND.index_select(0, choices.div(self.slots, rounding_mode="floor"))
         if self.axis is None:  # in the order of the experts already
-            return Visit(x, extra[0] if extra else None, this.loads, (this, choices))
-        rows = yield from self.hop.there(packed(x, form, *extra), this)
+            return FlatDispatchedRows(x, extra[0] if extra else None, this.loads, this, choices)
+        rows = yield from self.row_exchange.dispatch(packed(x, form, *extra), this)
         x, *weights = unpacked(rows, form, width, x_ND.dtype, *((weights.dtype, 1) for weights in extra))
-        return Visit(x, weights[0] if weights else None, this.loads, (this, choices))
+        return FlatDispatchedRows(x, weights[0] if weights else None, this.loads, this, choices)
 
-    def back(self, visit: Visit, made_RD: torch.Tensor, of_weights_R1: torch.Tensor | None = None) -> Walk:
-        """As Exchange has it."""
-        this, choices = visit.way
+    def combine(
+        self, dispatched: FlatDispatchedRows, made_RD: torch.Tensor, of_weights_R1: torch.Tensor | None = None
+    ) -> Walk:
+        """Send what was made of dispatched rows, in their order; return CombinedRows, one for each choice."""
+        this, choices = dispatched.round, dispatched.sent_choices
         if self.axis is None:
-            return Home(choices, made_RD, choices, None if of_weights_R1 is None else of_weights_R1.flatten())
+            of_weights = None if of_weights_R1 is None else of_weights_R1.flatten()
+            return CombinedRows(choices, made_RD, choices, of_weights)
         extra = () if of_weights_R1 is None else (of_weights_R1,)
-        rows = yield from self.hop.back(packed(made_RD, self.forms.back, *extra), this)
+        rows = yield from self.row_exchange.combine(packed(made_RD, self.forms.combine, *extra), this)
         parts = unpacked(
             rows,
-            self.forms.back,
+            self.forms.combine,
             made_RD.shape[1],
             made_RD.dtype,
             *((wide(made_RD.dtype), 1) for _ in extra),
         )
-        made, *weights = (self.hop.added(part, this) for part in parts)
-        return Home(choices, made, choices, weights[0].flatten() if weights else None)
+        made, *weights = (self.row_exchange.added(part, this) for part in parts)
+        return CombinedRows(choices, made, choices, weights[0].flatten() if weights else None)
 
 
 def gathered_counts(mine: np.ndarray, axis: Axis) -> Walk:
@@ -218,7 +247,7 @@ def exchanged(rows_RB: torch.Tensor, sent: list[int], received: list[int], axis:
 
 
 def as_rows(elements: torch.Tensor, width: int) -> torch.Tensor:
-    """Return [R, width]. For no rows -1 would have no meaning."""
+    """Return elements as rows, [R, width]. For no rows -1 would have no meaning."""
     return elements.view(elements.numel() // width, width)
 
 

@@ -1,5 +1,4 @@
-"""The exchange by nodes: a token crosses to a node once, whatever number of its experts are there,
-and once back.
+"""The exchange by nodes: a token crosses once to each node that has experts of it, and once back.
 
     rank (a, i)  -- far: a row of the token -->  rank (b, i)  -- near: a row an expert -->  ranks (b, j)
     rank (a, i)  <-- far: their sum, one row --  rank (b, i)  <-- near: what each made ---  ranks (b, j)
@@ -12,6 +11,7 @@ most as many of them as `limit`, with their copies for the ranks of its node
 (parallel/expert/crossings.py).
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +19,16 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.kernels.precision import wide
-from mpitrain.parallel.expert.crossings import Crossings
-from mpitrain.parallel.expert.exchange import Choices, Home, Hop, Visit, as_rows, exchanged, gathered_counts
+from mpitrain.parallel.expert.crossings import Crossing, Crossings
+from mpitrain.parallel.expert.exchange import (
+    Choices,
+    CombinedRows,
+    DispatchedRows,
+    RowExchange,
+    as_rows,
+    exchanged,
+    gathered_counts,
+)
 from mpitrain.parallel.expert.packing import packed, split, typed, unpacked
 from mpitrain.parallel.walk import Walk
 from mpitrain.plan.settings.dispatch import Dispatch, num_bytes
@@ -28,17 +36,20 @@ from mpitrain.plan.settings.dispatch import Dispatch, num_bytes
 NOBODY = -1
 
 
-class HierarchicalTrip(NamedTuple):
+class HierarchicalRounds(NamedTuple):
+    """DispatchRounds of an exchange by nodes."""
+
     choices: Choices
     crossings: Crossings
 
     @property
     def num(self) -> int:
+        """How many there are."""
         return self.crossings.num
 
 
-class Sent(NamedTuple):
-    """The token rows of a round.
+class SentTokens(NamedTuple):
+    """The token rows that this rank sends in a round.
 
     tokens, slots: [R], which, and where what comes back belongs.
     choices: [R, C], numbers, or NOBODY.
@@ -49,52 +60,72 @@ class Sent(NamedTuple):
     choices: torch.Tensor
 
 
-class Hierarchical:
-    """See above.
+@dataclass(frozen=True)
+class HierarchicalDispatchedRows(DispatchedRows):
+    """DispatchedRows of an exchange by nodes.
 
-    every, far, near: of all ranks of the experts; with this place on the nodes; on this node, None
-    if it is alone there.
+    crossing: the round in which they came.
+    sent: what this rank sent in it.
+    places: of each row that this rank passed on inside its node, [any]: which of the token rows that
+    came to it, times C, and the column of its expert.
     """
 
-    def __init__(self, every: Axis, far: Axis, near: Axis | None, dispatch: Dispatch, itemsize: int):
+    crossing: Crossing
+    sent: SentTokens
+    places: torch.Tensor
+
+
+class Hierarchical:
+    """A row of a token to each node that has experts of it, which is copied there: an Exchange.
+
+    every: axis of all ranks of the experts.
+    far: axis of the ranks that have this place on their nodes.
+    near: axis of the ranks on this node, None if this one is alone there.
+    itemsize: bytes of a number of a row.
+    """
+
+    def __init__(self, every: Axis, far: Axis, near: Axis | None, settings: Dispatch, itemsize: int):
         self.every = every
         self.far = far
-        self.hop = Hop(near, dispatch.config.parallel.etp)
-        self.dispatch = dispatch
-        self.forms = dispatch.forms(itemsize)
-        experts = dispatch.config.experts
+        self.row_exchange = RowExchange(near, settings.config.parallel.etp)
+        self.settings = settings
+        self.forms = settings.forms(itemsize)
+        experts = settings.config.experts
         self.per_node = experts.count // far.size
-        self.columns = dispatch.columns
+        self.columns = settings.columns
         self.slots = min(experts.active, far.size)
 
     # ------------------------------------------------------------ rounds
 
-    def agree(self, choices: Choices) -> Walk:
-        """Tell, block by block, how many rows each expert will get, and how many tokens each node."""
+    def exchange_counts(self, choices: Choices) -> Walk:
+        """Tell all ranks how many rows each expert will get, and how many tokens each node.
+
+        They are counted block by block. Return HierarchicalRounds.
+        """
         num, active = choices.experts.shape
         tokens = choices.order.div(active, rounding_mode="floor")
         experts = choices.experts.flatten()[choices.order]
-        blocks = tokens // self.dispatch.tokens_at_once
+        blocks = tokens // self.settings.tokens_at_once
         count = self.per_node * self.far.size
-        shape = (self.dispatch.blocks, -1)
-        rows = torch.bincount(blocks * count + experts, minlength=self.dispatch.blocks * count).view(shape)
+        shape = (self.settings.blocks, -1)
+        rows = torch.bincount(blocks * count + experts, minlength=self.settings.blocks * count).view(shape)
         at_node = torch.bincount(
             (tokens * self.far.size + experts // self.per_node).unique(), minlength=num * self.far.size
         )
-        of_block = torch.arange(num, device=tokens.device) // self.dispatch.tokens_at_once
-        to_nodes = rows.new_zeros(self.dispatch.blocks, self.far.size).index_add_(
+        of_block = torch.arange(num, device=tokens.device) // self.settings.tokens_at_once
+        to_nodes = rows.new_zeros(self.settings.blocks, self.far.size).index_add_(
             0, of_block, at_node.view(num, -1)
         )
         counts = yield from gathered_counts(torch.cat([rows, to_nodes], 1).cpu().numpy(), self.every)
         crossings = Crossings(
-            *np.split(counts, [count], -1), self.every.rank, self.hop.divided, self.dispatch.limit
+            *np.split(counts, [count], -1), self.every.rank, self.row_exchange.divided, self.settings.limit
         )
-        return HierarchicalTrip(choices, crossings)
+        return HierarchicalRounds(choices, crossings)
 
-    def _sent(self, choices: Choices, blocks: tuple[int, int]) -> Sent:
+    def _sent(self, choices: Choices, blocks: tuple[int, int]) -> SentTokens:
         """Return the token rows of some blocks, in the order of the nodes and then of the tokens."""
         num, active = choices.experts.shape
-        begin, end = (min(num, block * self.dispatch.tokens_at_once) for block in blocks)
+        begin, end = (min(num, block * self.settings.tokens_at_once) for block in blocks)
         kept = torch.zeros(num * active, dtype=torch.bool, device=choices.order.device)
         kept[choices.order] = True
         node = torch.where(kept.view(num, active), choices.experts // self.per_node, self.far.size)[begin:end]
@@ -109,20 +140,24 @@ class Hierarchical:
         of_rows = torch.full((len(to), self.columns), NOBODY, device=node.device)
         of_rows[numbers[node[token, k], token], column[token, k]] = (begin + token) * active + k
         slots = (begin + tokens) * self.slots + goes.cumsum(1)[tokens, to] - 1
-        return Sent(begin + tokens, slots, of_rows)
+        return SentTokens(begin + tokens, slots, of_rows)
 
-    # ------------------------------------------------------------ there and back
+    # ------------------------------------------------------------ dispatch and combine
 
-    def there(
-        self, trip: HierarchicalTrip, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
+    def dispatch(
+        self,
+        rounds: HierarchicalRounds,
+        number: int,
+        x_ND: torch.Tensor,
+        weights_NK: torch.Tensor | None = None,
     ) -> Walk:
-        """As parallel/expert/exchange.py: Exchange has it."""
-        this = trip.crossings[number]
-        form = self.forms.there
+        """Send the rows of round `number`, one to each node of a token; return HierarchicalDispatchedRows."""
+        this = rounds.crossings[number]
+        form = self.forms.dispatch
         width = x_ND.shape[1]
-        sent = self._sent(trip.choices, this.blocks)
+        sent = self._sent(rounds.choices, this.blocks)
         local = torch.where(
-            sent.choices < 0, NOBODY, trip.choices.experts.flatten()[sent.choices] % self.per_node
+            sent.choices < 0, NOBODY, rounds.choices.experts.flatten()[sent.choices] % self.per_node
         )
         extra = [local.to(torch.int32)]
         extra += [] if weights_NK is None else [weights_NK.flatten()[sent.choices]]
@@ -139,30 +174,39 @@ class Hierarchical:
             for part in weights
         ]
         copies = torch.cat([x[places.div(self.columns, rounding_mode="floor")], *of_rows], 1)
-        arrived = yield from self.hop.there(copies, this.inside)
+        arrived = yield from self.row_exchange.dispatch(copies, this.inside)
         x, *weights = unpacked(arrived, form, width, x_ND.dtype, *((weights_NK.dtype, 1) for _ in weights))
-        return Visit(x, weights[0] if weights else None, this.inside.loads, (this, sent, places))
+        return HierarchicalDispatchedRows(
+            x, weights[0] if weights else None, this.inside.loads, this, sent, places
+        )
 
-    def back(self, visit: Visit, made_RD: torch.Tensor, of_weights_R1: torch.Tensor | None = None) -> Walk:
-        """As parallel/expert/exchange.py: Exchange has it."""
-        (this, sent, places), form, dtype, width = visit.way, self.forms.back, made_RD.dtype, made_RD.shape[1]
+    def combine(
+        self,
+        dispatched: HierarchicalDispatchedRows,
+        made_RD: torch.Tensor,
+        of_weights_R1: torch.Tensor | None = None,
+    ) -> Walk:
+        """Send what was made of dispatched rows, in their order; return CombinedRows, one for each node."""
+        this, sent, places = dispatched.crossing, dispatched.sent, dispatched.places
+        form, dtype, width = self.forms.combine, made_RD.dtype, made_RD.shape[1]
         extra = () if of_weights_R1 is None else (of_weights_R1,)
-        returned = yield from self.hop.back(packed(made_RD, form, *extra), this.inside)
+        returned = yield from self.row_exchange.combine(packed(made_RD, form, *extra), this.inside)
         parts = unpacked(returned, form, width, dtype, *((wide(dtype), 1) for _ in extra))
-        made, *weights = (self.hop.added(part, this.inside) for part in parts)
+        made, *weights = (self.row_exchange.added(part, this.inside) for part in parts)
         total = self._summed(made, places, sum(this.received))
         weights = [self._placed(part, places, len(total)) for part in weights]
         rows = packed(total, form, *weights)
         rows = as_rows((yield exchanged(rows, this.received, this.sent, self.far)), rows.shape[1])
         total, *weights = unpacked(rows, form, width, dtype, *((wide(dtype), self.columns) for _ in weights))
         to_somebody = sent.choices >= 0
-        return Home(
+        return CombinedRows(
             sent.slots, total, sent.choices[to_somebody], weights[0][to_somebody] if weights else None
         )
 
     def _placed(self, weights: torch.Tensor, places: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """Return the weights at their places, [num_tokens, C], and zeros. put_ isn't deterministic
-        on a GPU, and would be refused.
+        """Return the weights at their places, and zeros elsewhere, [num_tokens, C].
+
+        put_ isn't deterministic on a GPU, and would be refused.
         """
         placed = weights.new_zeros(num_tokens * self.columns)
         placed[places] = weights.flatten()
@@ -171,7 +215,7 @@ class Hierarchical:
     def _summed(self, made_RD: torch.Tensor, places: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Return the sum of each token's rows, [num_tokens, D].
 
-        Column by column, which are its experts in their order.
+        They are added column by column: the experts of a token in their order.
         """
         total = made_RD.new_zeros(num_tokens, made_RD.shape[1], dtype=wide(made_RD.dtype))
         rows = places.div(self.columns, rounding_mode="floor")

@@ -14,7 +14,7 @@ class Pool:
     """The arena of one kind of buffers, of one dtype.
 
     allocate(length, dtype, device): where its memory comes from. It may be collective, so `reserve`
-    allocates, on all ranks alike, and `take` never does.
+    allocates, on all ranks alike, and `borrow` never does.
     """
 
     def __init__(self, allocate: Callable[[int, torch.dtype, torch.device], torch.Tensor]):
@@ -43,7 +43,7 @@ class Pool:
         self._program = program
         self._taken = 0
 
-    def take(self, length: int) -> torch.Tensor:
+    def borrow(self, length: int) -> torch.Tensor:
         """Return the next buffer of the program, with whatever its memory last held."""
         begin = self._offsets[self._program][self._taken]
         self._taken += 1
@@ -56,6 +56,6 @@ class Pool:
         return self._memory[begin : begin + length]
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back that nobody reads any more."""
+        """Take back a buffer that nobody reads any more."""
         if len(buffer):
             del self._lent[buffer.storage_offset() - self._memory.storage_offset()]

@@ -111,7 +111,7 @@ class ZeroGroup:
         return torch.from_numpy(self._reduced.allocate(length * dtype.itemsize)).view(dtype)
 
 
-def shardings_of(config: Config, mesh: Mesh) -> dict[str, ZeroGroup]:
+def zero_groups_of(config: Config, mesh: Mesh) -> dict[str, ZeroGroup]:
     """Return how a rank divides the state of each domain."""
     facts = {
         "each": config.parallel.reduce == "microbatch",
@@ -133,16 +133,16 @@ def shardings_of(config: Config, mesh: Mesh) -> dict[str, ZeroGroup]:
 
 
 def reserve(
-    shardings: Mapping[str, ZeroGroup], needed: Needed, dtype: torch.dtype, device: torch.device
+    zero_groups: Mapping[str, ZeroGroup], needed: Needed, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Allocate what programs will borrow.
 
     Collective over each domain's ranks, which have the same programs.
     dtype: of weights.
     """
-    for domain, sharding in shardings.items():
-        sharding.weights.reserve(needed.weights[domain], sharding.type_of_weights(dtype), device)
-        sharding.gradients.reserve(needed.gradients[domain], wide(dtype), device)
+    for domain, zero_group in zero_groups.items():
+        zero_group.weights.reserve(needed.weights[domain], zero_group.type_of_weights(dtype), device)
+        zero_group.gradients.reserve(needed.gradients[domain], wide(dtype), device)
 
 
 class ParameterShard(NamedTuple):
@@ -173,26 +173,26 @@ class Weights:
         layout: Layout,
         dtype: torch.dtype,
         device: torch.device,
-        sharding: ZeroGroup,
+        zero_group: ZeroGroup,
         seed: int | None,
     ):
         self.layout = layout
-        self._sharding = sharding
+        self._zero_group = zero_group
         self._bound = []
         self.arriving: Pending | None = None
         self._users = 0  # of a tied embedding, two stages of this rank may use the same
-        begin, end = layout.bounds(sharding.rank)
+        begin, end = layout.bounds(zero_group.rank)
         self._memory: torch.Tensor | None = None  # of the whole, unless it is lent
-        if sharding.drops_weights:
+        if zero_group.drops_weights:
             self.shard = _zeros(end - begin, dtype, device)
         else:
-            make = sharding.allocate if sharding.size > 1 else _zeros
+            make = zero_group.allocate if zero_group.size > 1 else _zeros
             self._memory = make(layout.length, dtype, device)
             self.shard = self._memory[begin:end]
-        self.whole = None if sharding.stage == 3 else self._memory
+        self.whole = None if zero_group.stage == 3 else self._memory
         kind = torch.promote_types(dtype, torch.float32)
         self.leaving: torch.Tensor | None = None
-        if sharding.offload:
+        if zero_group.offload:
             self.master = on_host(end - begin, kind, device).zero_()
             self.leaving = self.master if dtype == kind else on_host(end - begin, dtype, device)
         else:
@@ -201,9 +201,9 @@ class Weights:
 
     def _initialise(self, seed: int | None) -> None:
         """Make what this rank holds, each element once."""
-        begin, end = self.layout.bounds(self._sharding.rank)
+        begin, end = self.layout.bounds(self._zero_group.rank)
         # on a CPU memory that more threads touch would be theirs (cluster/threads.py)
-        threads = self._sharding.cores if self.shard.is_cuda else torch.get_num_threads()
+        threads = self._zero_group.cores if self.shard.is_cuda else torch.get_num_threads()
         initialise(self.layout, begin, end, seed, self.master, threads)
         if self.master is not self.shard:
             self.shard.copy_(self.master)
@@ -214,7 +214,7 @@ class Weights:
     @property
     def divided(self) -> bool:
         """Whether other ranks have parts of it."""
-        return self._sharding.size > 1
+        return self._zero_group.size > 1
 
     def bind(self, parameter: Parameter) -> None:
         """Let a parameter look at its weights, now and whenever they are fetched."""
@@ -232,18 +232,18 @@ class Weights:
         if self._users == 1:
             self.whole = self._memory
             if self._memory is None:
-                self.whole = self._sharding.weights.take(self.layout.length)
+                self.whole = self._zero_group.weights.borrow(self.layout.length)
             for parameter in self._bound:
                 parameter.data = _view(self.whole, self.layout, parameter.spec)
             self.spread()
 
     def release(self) -> None:
-        """Drop the other parts. ZeRO-3 only; nobody computes with them any more."""
+        """Drop the parts of other ranks, with which nobody computes any more. ZeRO-3 only."""
         self._users -= 1
         if self._users == 0:
             self.wait()
             if self._memory is None:
-                self._sharding.weights.give_back(self.whole)
+                self._zero_group.weights.give_back(self.whole)
             self.whole = None
             for parameter in self._bound:
                 parameter.data = None
@@ -253,12 +253,12 @@ class Weights:
 
         Collective over the shard axis.
         """
-        begin, end = self.layout.bounds(self._sharding.rank)
+        begin, end = self.layout.bounds(self._zero_group.rank)
         own = self.whole[begin:end]
         if own.data_ptr() != self.shard.data_ptr():
             own.copy_(self.shard)
         if self.divided:
-            self.arriving = all_gather(own, self._sharding.shard, self.whole)
+            self.arriving = all_gather(own, self._zero_group.shard, self.whole)
 
     def update(self) -> None:
         """Take over what the optimiser did to `master`.
@@ -303,16 +303,16 @@ class Gradient:
     zeros before that would take as long as adding them.
     """
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: ZeroGroup):
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero_group: ZeroGroup):
         self.layout = layout
-        self.sharding = sharding
+        self.zero_group = zero_group
         self._bound = []
-        begin, end = layout.bounds(sharding.rank)
+        begin, end = layout.bounds(zero_group.rank)
         self.whole: torch.Tensor | None = None
-        if sharding.lends_gradients:
+        if zero_group.lends_gradients:
             self.shard = torch.zeros(end - begin, dtype=dtype, device=device)
         else:
-            self.whole = sharding.allocate(layout.length, dtype, device)
+            self.whole = zero_group.allocate(layout.length, dtype, device)
             self.shard = self.whole[begin:end]
 
     def bind(self, parameter: Parameter) -> None:
@@ -325,7 +325,7 @@ class Gradient:
         """Start a step."""
         if self.whole is not None:
             self._begin()
-        elif self.sharding.each:
+        elif self.zero_group.each:
             self.shard.zero_()
 
     def holds(self, group: int) -> bool:
@@ -338,7 +338,7 @@ class Gradient:
         group: of microbatches that are summed apart.
         """
         if self.whole is None:
-            self.whole = self.sharding.gradients.take(self.layout.length)
+            self.whole = self.zero_group.gradients.borrow(self.layout.length)
             self._look_at(self.whole)
             self._begin()
 
@@ -353,7 +353,7 @@ class Gradient:
     def _begin(self) -> None:
         """Let all be zero: parameters when somebody looks, what is between them now.
 
-        A buffer that was lent has something there.
+        A buffer that was lent still has something there.
         """
         for parameter in self._bound:
             parameter.begin()
@@ -367,37 +367,37 @@ class Gradient:
     def to_reduce(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what to sum over the shard axis, and where this rank's shard of the sum goes.
 
-        The same twice, if it is summed in place.
+        It is the same tensor twice, if it is summed in place.
         """
-        sharding = self.sharding
-        wire = self.sharding.wire
+        zero_group = self.zero_group
+        wire = self.zero_group.wire
         whole = self.whole if wire is None else self.whole.to(wire)
-        if sharding.sums_whole:
+        if zero_group.sums_whole:
             return whole, whole
-        if not sharding.each and wire is None:
+        if not zero_group.each and wire is None:
             return whole, self.shard
-        begin, end = self.layout.bounds(sharding.rank)
+        begin, end = self.layout.bounds(zero_group.rank)
         return whole, whole[begin:end]  # nobody else needs this rank's part of it
 
     def lend(self) -> torch.Tensor | None:
         """Let go of the buffer that is being reduced, if it is lent; it is to be given back after that."""
         whole = self.whole
-        if not self.sharding.lends_gradients:
+        if not self.zero_group.lends_gradients:
             return None
         self.drop()
         return whole
 
-    def take(self, reduced: torch.Tensor) -> None:
-        """Take over what a reduction brought."""
-        if self.sharding.each:
+    def accept(self, reduced: torch.Tensor) -> None:
+        """Accept what a reduction brought: add it to the shard, or copy it there."""
+        if self.zero_group.each:
             self.shard += reduced
         elif reduced.data_ptr() != self.shard.data_ptr():
             self.shard.copy_(reduced)
 
     def give_back(self) -> None:
         """Give the buffer back, if it is lent: its content is somewhere else now."""
-        if self.sharding.lends_gradients:
-            self.sharding.gradients.give_back(self.whole)
+        if self.zero_group.lends_gradients:
+            self.zero_group.gradients.give_back(self.whole)
             self.drop()
 
     def drop(self) -> None:
@@ -410,7 +410,7 @@ class Gradient:
 def pieces_of(weights: Weights, gradient: Gradient) -> Iterator[ParameterShard]:
     """Yield what this rank updates of a bucket."""
     layout = weights.layout
-    rank = gradient.sharding.rank
+    rank = gradient.zero_group.rank
     first, _ = layout.bounds(rank)
     for spec, begin, end in layout.runs(rank):
         start = layout.starts[layout.specs.index(spec)] - first

@@ -37,7 +37,7 @@ class TreeGradient(Gradient):
     def hold(self, group: int) -> None:
         """Have a zeroed buffer for a group, and let the parameters look at it."""
         if group not in self._groups:
-            self._groups[group] = self.sharding.gradients.take(self.layout.length)
+            self._groups[group] = self.zero_group.gradients.borrow(self.layout.length)
             self._groups[group].zero_()
         self._look_at(self._groups[group])
 
@@ -51,7 +51,7 @@ class TreeGradient(Gradient):
         while self._sums and self._sums[-1][0] == level:
             _, earlier = self._sums.pop()
             earlier += total
-            self.sharding.gradients.give_back(total)
+            self.zero_group.gradients.give_back(total)
             total = earlier
             level = level + 1
         self._sums.append((level, total))
@@ -64,4 +64,4 @@ class TreeGradient(Gradient):
             self.whole = total
         else:
             self.whole.copy_(total)
-            self.sharding.gradients.give_back(total)
+            self.zero_group.gradients.give_back(total)

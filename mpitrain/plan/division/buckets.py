@@ -35,7 +35,7 @@ BLOCK = 1024  # elements
 Placed = list[tuple[Spec, int]]
 
 
-class Bucket(NamedTuple):
+class BucketPlan(NamedTuple):
     """Parameters that are reduced together, and the parts of the backward that use them.
 
     over, then: the axes their gradients are summed over before the data axis, and after it: `tied`,
@@ -119,7 +119,7 @@ def buckets_of(
     blocks: list[list[Spec]],
     parts: list[range],
     copies: int = 1,
-) -> list[Bucket]:
+) -> list[BucketPlan]:
     """Return the buckets of a stage.
 
     Those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
@@ -149,24 +149,24 @@ def _is_plain(config: ResolvedConfig, spec: Spec) -> bool:
     return not spec.partial and not spec.tied and domain_of(config, spec) != COUNTED
 
 
-def _of_parts(plain: Placed, num_parts: int, mirror: tuple[str, ...]) -> Iterator[Bucket]:
+def _of_parts(plain: Placed, num_parts: int, mirror: tuple[str, ...]) -> Iterator[BucketPlan]:
     """Yield a bucket of each part and domain; a part without parameters of its own has one, too."""
     for domain in dict.fromkeys((DENSE, *(spec.domain for spec, _ in plain))):
         for number in range(num_parts):
             specs = tuple(spec for spec, part in plain if part == number and spec.domain == domain)
             if specs or domain == DENSE:
-                yield Bucket(specs, (number,), mirror, domain=domain)
+                yield BucketPlan(specs, (number,), mirror, domain=domain)
 
 
-def _of_counted(config: ResolvedConfig, placed: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
+def _of_counted(config: ResolvedConfig, placed: Placed, mirror: tuple[str, ...]) -> Iterator[BucketPlan]:
     counted = [
         (spec, part) for spec, part in placed if not spec.partial and domain_of(config, spec) == COUNTED
     ]
     if counted:
-        yield Bucket(tuple(spec for spec, _ in counted), _uses(counted), mirror, domain=COUNTED)
+        yield BucketPlan(tuple(spec for spec, _ in counted), _uses(counted), mirror, domain=COUNTED)
 
 
-def _of_tied(config: ResolvedConfig, tied: Placed) -> Iterator[Bucket]:
+def _of_tied(config: ResolvedConfig, tied: Placed) -> Iterator[BucketPlan]:
     """Yield the bucket of the tied embedding, or one for each of its uses."""
     if not tied:
         return
@@ -176,10 +176,10 @@ def _of_tied(config: ResolvedConfig, tied: Placed) -> Iterator[Bucket]:
     uses = [part for _, part in tied]
     every = [[use for use in uses if use == part] for part in dict.fromkeys(uses)] if each else [uses]
     for parts in every:
-        yield Bucket((tied[0][0],), tuple(parts), over, then)
+        yield BucketPlan((tied[0][0],), tuple(parts), over, then)
 
 
-def _of_partial(config: ResolvedConfig, partial: Placed, mirror: tuple[str, ...]) -> Iterator[Bucket]:
+def _of_partial(config: ResolvedConfig, partial: Placed, mirror: tuple[str, ...]) -> Iterator[BucketPlan]:
     """Yield a bucket of each kind of copies that have part of a gradient each."""
     kinds = {(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in partial if spec.over}
     for copies, over, domain in sorted(kinds):
@@ -188,7 +188,7 @@ def _of_partial(config: ResolvedConfig, partial: Placed, mirror: tuple[str, ...]
             for spec, part in partial
             if (spec.copies, spec.over, domain_of(config, spec)) == (copies, over, domain)
         ]
-        yield Bucket(tuple(spec for spec, _ in found), _uses(found), (over, *mirror), domain=domain)
+        yield BucketPlan(tuple(spec for spec, _ in found), _uses(found), (over, *mirror), domain=domain)
 
 
 def _uses(placed: Placed) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mpitrain.plan.declared.parameters import EXPERT
-from mpitrain.plan.division.buckets import Bucket as BucketPlan
+from mpitrain.plan.division.buckets import BucketPlan
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 

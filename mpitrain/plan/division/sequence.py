@@ -26,7 +26,7 @@ OF_KIND = {"ring": "plain", "zigzag": "zigzag", "gather": "zigzag", "ulysses": "
 class Tile:
     """Some queries against some keys, each a slice of what is held.
 
-    causal: the tile is on the diagonal: queries and keys have the same positions.
+    causal: it is the diagonal, where both are the same positions, and no query sees a later key.
     """
 
     queries: slice
@@ -67,15 +67,16 @@ class SequencePlacement:
         return [(chunk * self._chunk, (chunk + 1) * self._chunk) for chunk in chunks]
 
     def positions(self, rank: int) -> np.ndarray:
-        """Return the position of everything `rank` holds, [t], for RoPE, and to cut tokens, labels,
-        masks and documents.
+        """Return the position of everything `rank` holds, [t].
+
+        RoPE needs it, and whoever cuts tokens, labels, masks and documents.
         """
         return np.concatenate([np.arange(begin, end) for begin, end in self.spans(rank)])
 
     def pieces(self) -> list[tuple[int, slice, slice]]:
         """Return (rank, slice of what it holds, slice of the sequence) of every chunk.
 
-        How shards and the whole fit together.
+        This says how shards and the whole fit together.
         """
         found = []
         for rank in range(self.size):
@@ -97,7 +98,9 @@ class SequencePlacement:
             return [Tile(all_here, all_here, causal=True)]
         if source < rank:
             return [Tile(all_here, all_here if self.name == "plain" else slice(0, half))]
-        return [] if self.name == "plain" else [Tile(slice(half, self.length), all_here)]
+        if self.name == "plain":
+            return []  # causality masks all keys of a later rank
+        return [Tile(slice(half, self.length), all_here)]
 
     def own_in_two(self) -> tuple[list[Tile], list[Tile]]:
         """Return the tiles of the own keys in two parts of about the same work, to fill two waits.
@@ -133,7 +136,8 @@ def placement_of(
 ) -> SequencePlacement:
     """Return where the positions of a sequence are for a kind of attention.
 
-    Raises ConfigError for what can't work; sends nothing.
+    It sends nothing.
+    Raises ConfigError for what can't work.
     """
     if kind not in OF_KIND:
         raise ConfigError(f"parallel.context = {kind!r}; needed one of {', '.join(OF_KIND)}")
@@ -148,8 +152,9 @@ def placement_of(
 
 
 def _require_heads(size: int, heads: int, kv_heads: int) -> None:
-    """Raise ConfigError unless every rank gets the same number of query heads, and whole groups or
-    a part of one.
+    """Check that every rank gets the same number of query heads, and whole groups or a part of one.
+
+    Raises ConfigError otherwise.
     """
     fitting = [c for c in range(1, heads + 1) if heads % c == 0 and (kv_heads % c == 0 or c % kv_heads == 0)]
     if size not in fitting:

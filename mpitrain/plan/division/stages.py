@@ -14,7 +14,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.layer import ModelLayers, Placed
 from mpitrain.plan.declared.parameters import WHOLE, Shard, Spec
 from mpitrain.plan.declared.resolved import ResolvedConfig
-from mpitrain.plan.division.buckets import Bucket, buckets_of, parts_of
+from mpitrain.plan.division.buckets import BucketPlan, buckets_of, parts_of
 from mpitrain.plan.division.stage_balance import balanced_split
 from mpitrain.schedules.lowering.reductions import Reduction
 
@@ -87,7 +87,7 @@ class StagePlan:
         joined = {block for group in self.groups for block in group[1:]}
         return parts_of(self.config, self.specs(self.shard(0)), joined)
 
-    def buckets(self, shard: Shard = WHOLE) -> list[Bucket]:
+    def buckets(self, shard: Shard = WHOLE) -> list[BucketPlan]:
         """Return what is stored, reduced and fetched together."""
         return buckets_of(self.config, self.specs(shard), self.parts, self.copies)
 

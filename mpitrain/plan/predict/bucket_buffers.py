@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mpitrain.plan.division.buckets import Bucket, Layout, layout_of
+from mpitrain.plan.division.buckets import BucketPlan, Layout, layout_of
 from mpitrain.plan.division.domains import DOMAINS
 from mpitrain.plan.plan import Plan
 
@@ -29,7 +29,7 @@ class HeldBucket(NamedTuple):
     owned: whether its weights belong to this stage; only a tied embedding's can be another's.
     """
 
-    plan: Bucket
+    plan: BucketPlan
     weights: Buffer
     gradients: list[Buffer]
     owned: bool

@@ -35,12 +35,13 @@ FP8 = "fp8"
 
 
 class Forms(NamedTuple):
-    """What numbers are rounded to on their way to the experts and back: as experts.wire, "" for not
-    at all.
+    """What numbers are rounded to on their way to the experts and back.
+
+    dispatch, combine: as experts.wire, "" for not at all.
     """
 
-    there: str
-    back: str
+    dispatch: str
+    combine: str
 
 
 def resolve_dispatch(config: ResolvedConfig, num_nodes: int, node_ranks: int) -> tuple[ResolvedExperts, Comm]:
@@ -152,9 +153,7 @@ class Dispatch:
 
     @property
     def limit(self) -> int:
-        """Rows that a rank holds at once, as the rank of experts; and those that it sends on inside
-        its node.
-        """
+        """Rows that a rank holds at once, as the rank of experts, and as one that sends on in its node."""
         return rows_at_once(self.config, self.config.experts, self.config.parallel, self.segments)
 
     @property
@@ -171,7 +170,7 @@ class Dispatch:
     def tokens_at_once(self) -> int:
         """Tokens of one rank whose rows fit everywhere, wherever they go.
 
-        What rounds of a hierarchical exchange are made of.
+        Rounds of a hierarchical exchange are made of so many.
         """
         return min(self.tokens, self.limit // self.copies)
 
@@ -186,14 +185,15 @@ class Dispatch:
         return Forms(wire, BF16 if wire and itemsize > 2 else OWN)
 
     def traffic(self, width: int, itemsize: int) -> Traffic:
-        """Return the counts, which are exact, and as many rows as are sent if tokens choose evenly
-        among the experts open to them.
+        """Return what is sent: counts, which are exact, and rows.
+
+        Of rows it is as many as if tokens chose evenly among the experts open to them.
         """
         if self.ranks == 1:
             return Traffic()
         wide, experts, forms = max(4, itemsize), self.config.experts, self.forms(itemsize)
-        there = num_bytes(forms.there, width, itemsize)
-        back = num_bytes(forms.back, width, itemsize)
+        there = num_bytes(forms.dispatch, width, itemsize)
+        back = num_bytes(forms.combine, width, itemsize)
         counted = experts.count if not self.near else self.blocks * (experts.count + self.nodes)
         counts = Started("all_gather", "experts", self.ranks * counted * 8)
         if not self.near:
@@ -214,9 +214,10 @@ class Dispatch:
         return Traffic((counts, *forward), backward)
 
     def _exchanges(self, axis: str, size: int, of_row: list[int]) -> list[Started]:
-        """A row for each expert, and each rank that has a part of it, to the others of an axis.
+        """Return the exchanges with the other ranks of an axis, none if there are no others.
 
-        If there are others.
+        A row goes to each rank that has a part of one of its experts.
+        of_row: bytes of a row in each exchange.
         """
         away = self.tokens * self.config.experts.active * self.config.parallel.etp * (size - 1) // size
         return [Started("all_to_all_v", axis, away * each) for each in of_row] if size > 1 else []

@@ -1,9 +1,9 @@
 """What is done to a step beside computing it.
 
-Recorded for one rank, computed twice, and its state compared over replicas.
+It is recorded for one rank, its gradients are computed again, its state is compared over replicas.
 
-before the step  `sure_of` chooses how the gradients are computed: once, twice (rerun.py), or while
-                 a file is written (recording.py)
+before the step  `pass_runner` chooses how the gradients are computed: once, again to compare (rerun.py),
+                 or while a file is written (recording.py)
 behind it        `corruption` says what can't be relied on any more: then nothing is saved, and the
                  run ends (replicas.py)
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mpitrain.actor.actor import Actor, call
+from mpitrain.actor.actor import Actor, PassRunner, run_once
 from mpitrain.actor.step_work import Work
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.status_board import BUSY, RankStatus
@@ -23,11 +23,9 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.inputs import as_argument
 from mpitrain.training.checks.replicas import different
-from mpitrain.training.checks.rerun import Twice
+from mpitrain.training.checks.rerun import RecomputeCheck
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.replay.recording import Recording
-
-Sure = Callable[[Callable[[], Work]], Work]
 
 
 class Checks:
@@ -51,21 +49,22 @@ class Checks:
         self._say = say
         self._record = record
         self._keys = actor.config.numerics
-        self._twice: Twice | None = None
+        self._recompute: RecomputeCheck | None = None
         self._has_recorded = False
 
-    def sure_of(self, step: int, rows: Callable[[], TokenRows], facts: dict[str, Any]) -> Sure:
-        """Return how the gradients of a step are computed, once if it is recorded.
+    def pass_runner(self, step: int, rows: Callable[[], TokenRows], facts: dict[str, Any]) -> PassRunner:
+        """Return what runs the gradient pass of a step: once, or again to compare.
 
+        A pass that is recorded runs once.
         rows, facts: for a recording.
         """
-        self._twice, every = None, self._keys.rerun_every
+        self._recompute, every = None, self._keys.rerun_every
         if self._record and step == self._record.step:
             mine = self._mesh.rank == self._record.rank
             return partial(self._recorded, self._recording(rows(), {**facts, "step": step}) if mine else None)
         if every and step % every == 0:
-            self._twice = Twice(self._actor, self._mesh, self._world)
-        return self._twice or call
+            self._recompute = RecomputeCheck(self._actor, self._mesh, self._world)
+        return self._recompute or run_once
 
     def _recording(self, rows: TokenRows, facts: dict[str, Any]) -> Recording:
         device = self._actor.site.device.type
@@ -77,7 +76,7 @@ class Checks:
 
         Collective over all ranks.
         """
-        work = (recording or call)(compute)
+        work = (recording or run_once)(compute)
         failed = "".join(
             self._world.all_gather("whether the step is recorded", recording.failed if recording else "")
         )
@@ -91,10 +90,10 @@ class Checks:
 
         What it returns is alike on all ranks; it is collective over them.
         """
-        if self._twice and self._twice.verdict.text:
-            self._say(f"step {step}: {self._twice.verdict.text}")
-            if self._twice.verdict.persistent:
-                return self._twice.verdict.text
+        if self._recompute and self._recompute.verdict.text:
+            self._say(f"step {step}: {self._recompute.verdict.text}")
+            if self._recompute.verdict.persistent:
+                return self._recompute.verdict.text
         every = self._keys.check_every
         if not every or not (saving or step % every == 0):
             return ""

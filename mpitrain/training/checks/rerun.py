@@ -79,8 +79,8 @@ class RerunVerdict(NamedTuple):
     persistent: bool = False
 
 
-class Twice:
-    """Computes the gradients of one step twice.
+class RecomputeCheck:
+    """Runs the gradient pass of one step twice, and a third time if the two differ: a PassRunner.
 
     Given to Actor.run_step; `verdict` then tells. Collective over all ranks.
     """
@@ -118,8 +118,9 @@ class Twice:
 
 
 def _judge(every: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVerdict:
-    """Say who computed differently, of (node, its own difference, third pass like the first, like
-    the second) of all ranks.
+    """Return the verdict: who computed differently, and whether it goes on.
+
+    every: of each rank (node, its own difference, third pass like the first, like the second).
     """
     transient = any(all(found) for found in list(zip(*every))[2:])
     named = [

@@ -239,7 +239,7 @@ class Replay:
         # what building has started isn't of the step
         self.mesh.listen(self, self._fill, self.place)
         self._given.clear()
-        self.actor.run_step(about.step, microbatches, about.lr, sure=compute_and_look)
+        self.actor.run_step(about.step, microbatches, about.lr, pass_runner=compute_and_look)
         return self._compare(gradients, say)
 
     def given(self, which: TappedOperation, parts: Sequence[Array]) -> None:

@@ -27,7 +27,7 @@ def has_a_shard(actor: Actor) -> bool:
 
     Then it writes that part.
     """
-    return any(sharding.first for sharding in actor.shardings.values())
+    return any(zero_group.first for zero_group in actor.zero_groups.values())
 
 
 class Snapshot:

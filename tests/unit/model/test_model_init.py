@@ -292,7 +292,7 @@ def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypat
     Else of whole buckets.
     """
     from mpitrain.actor.stage_state import StageState
-    from mpitrain.parallel.zero.shards import ZeroGroup, shardings_of
+    from mpitrain.parallel.zero.shards import ZeroGroup, zero_groups_of
 
     asked = {}
     fill = initial.Uniform.fill
@@ -323,7 +323,7 @@ def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypat
     plan = plan_of(resolve(settings.load(None, (*sizes, *keys.split())), ranks, 256))
     for rank in range(ranks):
         mesh = SilentMesh(rank, plan.axes.of(rank), plan.axes.carried)
-        shardings = shardings_of(plan.config, mesh)
+        zero_groups = zero_groups_of(plan.config, mesh)
         held = {}
         embedding = None
         asked.clear()
@@ -333,13 +333,13 @@ def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypat
                 stage,
                 stage.shard(mesh["tp"].rank, mesh["experts"].rank),
                 torch.device("cpu"),
-                shardings,
+                zero_groups,
                 embedding,
             )
             embedding = embedding or state.embedding
             for bucket in state.buckets:
                 layout = bucket.weights.layout
-                zero = shardings[bucket.plan.domain]
+                zero = zero_groups[bucket.plan.domain]
                 here = layout.bounds(zero.rank) if zero.stage == 3 else (0, layout.length)
                 for spec, begin, end in layout.within(*here) if bucket.owned else ():
                     if spec.std:

@@ -22,17 +22,17 @@ def gradient_of(stage):
     everywhere, and its parameters by name.
     """
     layout = layout_of(tuple(Spec(name, shape) for name, shape in SHAPES.items()), 1)
-    sharding = ZeroGroup(stage)
-    gradient = Gradient(layout, torch.float32, torch.device("cpu"), sharding)
+    zero_group = ZeroGroup(stage)
+    gradient = Gradient(layout, torch.float32, torch.device("cpu"), zero_group)
     parameters = {spec.name: Parameter(spec) for spec in layout.specs}
     for parameter in parameters.values():
         gradient.bind(parameter)
     if stage >= 2:
-        sharding.gradients.reserve(
+        zero_group.gradients.reserve(
             Arena(layout.length, {"training": [0, 0]}), torch.float32, torch.device("cpu")
         )
-        sharding.gradients.begin("training")
-        sharding.gradients.give_back(sharding.gradients.take(layout.length).fill_(torch.nan))
+        zero_group.gradients.begin("training")
+        zero_group.gradients.give_back(zero_group.gradients.borrow(layout.length).fill_(torch.nan))
     else:
         gradient.whole.fill_(torch.nan)
     gradient.zero()

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from mpitrain.kernels.activation_functions import SILU, Clamped, GatedProduct, Gelu, Silu
 from mpitrain.kernels.functions import EAGER
-from mpitrain.kernels.gates import SILU, Clamped, GatedProduct, Gelu, Silu
 from mpitrain.model.segment import Tape
 
 PLAIN = {
@@ -24,13 +24,13 @@ def made():
 
 
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("gate", PLAIN, ids=lambda gate: type(gate).__name__)
-def test_gradients_are_those_of_autograd(gate, kept):
+@pytest.mark.parametrize("activation", PLAIN, ids=lambda activation: type(activation).__name__)
+def test_gradients_are_those_of_autograd(activation, kept):
     *given, grad = made()
     leaves = [x.clone().requires_grad_() for x in given]
-    expected = PLAIN[gate](*leaves)
+    expected = PLAIN[activation](*leaves)
     wanted = torch.autograd.grad(expected, leaves, grad)
-    product = GatedProduct(gate)
+    product = GatedProduct(activation)
     found, activated = product.forward(*given)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
     for a, b in zip(product.backward(grad, *given, activated if kept else None), wanted, strict=True):
@@ -38,15 +38,17 @@ def test_gradients_are_those_of_autograd(gate, kept):
 
 
 @pytest.mark.parametrize("selective", [False, True])
-@pytest.mark.parametrize("gate", PLAIN, ids=lambda gate: type(gate).__name__)
-def test_a_segment_takes_them_with_and_without_recomputation(gate, selective):
+@pytest.mark.parametrize("activation", PLAIN, ids=lambda activation: type(activation).__name__)
+def test_a_segment_takes_them_with_and_without_recomputation(activation, selective):
     *given, grad = made()
     leaves = [x.clone().requires_grad_() for x in given]
-    out, again = Tape(selective).gated(*leaves, gate)
+    out, again = Tape(selective).gated(*leaves, activation)
     assert (again is not None) == selective
     assert again is None or torch.equal(again(), out)
     for a, b in zip(
-        torch.autograd.grad(out, leaves, grad), GatedProduct(gate).backward(grad, *given, None), strict=True
+        torch.autograd.grad(out, leaves, grad),
+        GatedProduct(activation).backward(grad, *given, None),
+        strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 

@@ -1,9 +1,10 @@
-"""Activation functions of gated feed-forwards and experts, and their gradients: each is written here, once.
+"""Activation functions of feed-forwards and experts, and their gradients: each is written here, once.
 
     hidden = activation(gate) * scale(up)
 
 Dense feed-forwards call them by GatedProduct, as one function or compiled (functions.py, compiled.py);
-experts call them between their own products. A family hands an object to its layers, whose methods import
+experts call them between their own products; a feed-forward without a gate calls `activation` alone, of
+what would be the gate, and `grad_of_gate`. A family hands an object to its layers, whose methods import
 what they need: no torch here.
 """
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Gate(Protocol):
+class Activation(Protocol):
     """Elementwise functions of gate and up, and what their gradients become.
 
     Given as those of `activation` and of `scale`. None changes what it is given.
@@ -104,12 +105,12 @@ SILU = Silu()
 class GatedProduct:
     """activation(gate) * scale(up) as one function, and its gradients."""
 
-    gate: Gate = SILU
+    activation: Activation = SILU
 
     def forward(self, gate: "torch.Tensor", up: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
         """Return the product, and activation(gate)."""
-        activated = self.gate.activation(gate)
-        return activated * self.gate.scale(up), activated
+        activated = self.activation.activation(gate)
+        return activated * self.activation.scale(up), activated
 
     def backward(
         self,
@@ -119,6 +120,6 @@ class GatedProduct:
         activated: "torch.Tensor | None",
     ) -> "tuple[torch.Tensor, torch.Tensor]":
         """Return the gradients of gate and up. activated: activation(gate), if it is there."""
-        activated = self.gate.activation(gate) if activated is None else activated
-        of_gate = self.gate.grad_of_gate(grad * self.gate.scale(up), gate)
-        return of_gate, self.gate.grad_of_up(grad * activated, up)
+        activated = self.activation.activation(gate) if activated is None else activated
+        of_gate = self.activation.grad_of_gate(grad * self.activation.scale(up), gate)
+        return of_gate, self.activation.grad_of_up(grad * activated, up)

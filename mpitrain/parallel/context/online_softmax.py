@@ -1,6 +1,7 @@
-"""The queries of one rank attend to keys and values as these come by, tile by tile.
+"""Attention's mask of a tile, and the online softmax: results of tiles are added up as keys come by.
 
-The results are added up here.
+The queries of one rank attend to keys and values tile by tile (arXiv:1805.02867, arXiv:2112.05682).
+tile_mask says what a tile hides: other documents, what a window leaves behind, and later keys.
 
 B sequences, H query heads, K key-value heads, t positions held, S keys of a tile, C width of a
 head. Keys and values are one tensor kv [2, B, K, S, C], so that they travel as one message.
@@ -34,10 +35,11 @@ class SavedAttention(NamedTuple):
     documents: torch.Tensor | None
 
 
-class Places(NamedTuple):
-    """What some queries or keys are: the document of each, [B, n], and its position, [n].
+class TokenPositions(NamedTuple):
+    """Where some queries or keys are in their sequences. None where that decides nothing.
 
-    None where that decides nothing.
+    documents: the document of each, [B, n].
+    positions: the position of each, [n].
     numbers: the positions again, on the host, for dropout.
     """
 
@@ -52,24 +54,28 @@ class Places(NamedTuple):
         window: int,
         placement: SequencePlacement,
         device: torch.device,
-    ) -> "Places":
-        """Return those of the whole sequence.
+    ) -> "TokenPositions":
+        """Return the positions of the whole sequence.
 
         window: as in kernels/attention_window.py; without one, positions don't matter.
         """
         positions = torch.arange(placement.sequence, device=device) if window else None
         return cls(documents_BT, positions, np.arange(placement.sequence))
 
-    def at(self, placement: SequencePlacement, rank: int) -> "Places":
-        """Cut from those of the whole sequence those that `rank` holds."""
+    def at(self, placement: SequencePlacement, rank: int) -> "TokenPositions":
+        """Return the positions that `rank` holds, cut from those of the whole sequence."""
         spans = [slice(*span) for span in placement.spans(rank)]
         cut = (x if x is None else torch.cat([x[..., span] for span in spans], -1) for x in self[:2])
-        return Places(*cut, placement.positions(rank))
+        return TokenPositions(*cut, placement.positions(rank))
 
 
-def sight(queries: Places, keys: Places, tile: Tile, window: int) -> tuple[bool, torch.Tensor | None]:
-    """Return whether anything of a tile is visible, and the mask [B or 1, 1, T, S] if there is more
-    to it than the tile's own causality.
+def tile_mask(
+    queries: TokenPositions, keys: TokenPositions, tile: Tile, window: int
+) -> tuple[bool, torch.Tensor | None]:
+    """Return whether anything of a tile is visible, and its mask [B or 1, 1, T, S], bool.
+
+    The mask is None if the tile's own causality says all. True is visible: same document, within the
+    window, and no later key where the tile is causal.
     """
     masks = []
     if queries.documents is not None:
@@ -82,28 +88,30 @@ def sight(queries: Places, keys: Places, tile: Tile, window: int) -> tuple[bool,
     return bool(seen.any()), (seen.tril() if tile.causal else seen)[:, None]
 
 
-def _asked_of(tile: Tile, request: AttentionRequest, queries: Places, keys: Places) -> AttentionRequest:
+def _asked_of(
+    tile: Tile, request: AttentionRequest, queries: TokenPositions, keys: TokenPositions
+) -> AttentionRequest:
     """Return what is asked of a tile."""
     return request.between(queries.numbers[tile.queries], keys.numbers[tile.keys])
 
 
-class Attending:
-    """The forward: `out` and `lse` over all keys seen so far."""
+class TileAttention:
+    """The forward of attention by tiles: `out` and `lse` over all keys seen so far."""
 
-    def __init__(self, q_BHtC: torch.Tensor, here: Places, request: AttentionRequest, poll: Poll):
+    def __init__(self, q_BHtC: torch.Tensor, here: TokenPositions, request: AttentionRequest, poll: Poll):
         self.q = q_BHtC
         self.here = here
         self._request = request
         self._poll = poll
         self.out = self.lse = None
 
-    def see(self, tiles: Iterable[Tile], kv: torch.Tensor, there: Places) -> None:
+    def attend(self, tiles: Iterable[Tile], kv: torch.Tensor, there: TokenPositions) -> None:
         """Attend to the keys of some tiles.
 
         The very first tile must have every query, and each must see a key in it.
         """
         for tile in tiles:
-            anything, visible = sight(self.here, there, tile, self._request.window)
+            anything, visible = tile_mask(self.here, there, tile, self._request.window)
             if anything:
                 k, v = kv[..., tile.keys, :]
                 q = self.q[..., tile.queries, :]
@@ -118,10 +126,10 @@ class Attending:
         return out.to(self.q.dtype), lse
 
     def _add(self, queries: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """Weigh the new result by its share of the sum of exponentials: 1 / (1 + exp(old - new)).
+        """Add the result of a tile, weighed by its share of the sum of exponentials.
 
-        The old log-sum-exp is finite, as every query has seen its own key first; so a new one of
-        -inf has the weight 0, never NaN.
+        That is 1 / (1 + exp(old - new)). The old log-sum-exp is finite, as every query has seen its own
+        key first; so a new one of -inf has the weight 0, never NaN.
         """
         if self.out is None:
             self.out = out.to(wide(out.dtype))
@@ -133,9 +141,10 @@ class Attending:
         old_lse.copy_(torch.logaddexp(old_lse, lse))
 
 
-class AttendingBackward:
-    """The backward: the gradient of the queries over all keys seen so far, and that of each tile's
-    keys and values where it is asked to.
+class TileAttentionBackward:
+    """The backward of attention by tiles: the gradient of the queries over all keys seen so far.
+
+    It adds that of each tile's keys and values where it is asked to.
     """
 
     def __init__(
@@ -144,7 +153,7 @@ class AttendingBackward:
         out_BHtC,
         lse_BHt,
         grad_of_out,
-        here: Places,
+        here: TokenPositions,
         request: AttentionRequest,
         poll: Poll,
     ):
@@ -155,12 +164,15 @@ class AttendingBackward:
         self._poll = poll
         self._grad_of_q = torch.zeros_like(q_BHtC, dtype=wide(q_BHtC.dtype))
 
-    def see(self, tiles: Iterable[Tile], kv: torch.Tensor, grad_of_kv: torch.Tensor, there: Places) -> None:
-        """Add the gradients of the keys and values of some tiles to `grad_of_kv` [2, B, K, S, C],
-        which is fp32 or fp64.
+    def attend(
+        self, tiles: Iterable[Tile], kv: torch.Tensor, grad_of_kv: torch.Tensor, there: TokenPositions
+    ) -> None:
+        """Add the gradients of the keys and values of some tiles to `grad_of_kv`.
+
+        grad_of_kv: [2, B, K, S, C], fp32 or fp64.
         """
         for tile in tiles:
-            anything, visible = sight(self.here, there, tile, self._request.window)
+            anything, visible = tile_mask(self.here, there, tile, self._request.window)
             if anything:
                 grad_of_out, q, out = (x[..., tile.queries, :] for x in self._rows)
                 k, v = kv[..., tile.keys, :]
@@ -175,9 +187,9 @@ class AttendingBackward:
             self._poll()
 
     def grads(self, grad_of_kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the gradients of q, k and v in their dtype, from that of the own keys and values.
+        """Return the gradients of q, k, v, and of the sinks if there are some, in their dtypes.
 
-        And of the sinks, if there are some.
+        grad_of_kv: of the own keys and values.
         """
         grad_of_out, q, out = self._rows
         sinks_H = self._request.sinks
