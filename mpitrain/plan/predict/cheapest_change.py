@@ -19,6 +19,10 @@ from mpitrain.plan.settings.idle import can_regather
 Keys = Mapping[str, Any]
 # which of ZeRO's keys does nothing, or is refused, below a stage
 NEEDED_STAGE = {"parallel.dp_shard": 1, "parallel.gather": 3, "parallel.ahead": 3}
+# in which order changes are tried
+COSTS_OF_ZERO = {0: 0, 1: 0, 2: 3, 3: 5}
+COST_OF_REGATHER = 1
+COSTS_OF_MODES = {"none": 2, "selective": 2, "every-k": 4, "full": 4}
 
 
 def cheapest_change(
@@ -41,31 +45,24 @@ def cheapest_change(
 
 def changes(plan: Plan, given: Config) -> Iterator[Keys]:
     """Yield changes of one setting, the cheapest first, and then of a stage of ZeRO with another one."""
-    mine = plan.config.parallel.zero
-    zeros = {stage: _zero(given, stage) for stage in range(4) if stage != mine}
-    modes = {mode: _recompute(plan, mode) for mode in ("none", "selective", "every-k", "full")}
-    del modes[plan.config.memory.recompute]
-    regather = (
-        {} if plan.config.parallel.regather or not can_regather(plan.config) else {"parallel.regather": True}
-    )
-    # with one microbatch, ZeRO-2 sends no more than ZeRO-1
-    free = [stage for stage in zeros if stage < (3 if plan.num_microbatches == 1 else 2)]
-    singles = [
-        *(zeros[stage] for stage in free),
-        *([regather] if regather else []),
-        *(keys for mode, keys in modes.items() if mode in ("none", "selective")),
-        *(keys for stage, keys in zeros.items() if stage == 2 and stage not in free),
-        *(keys for mode, keys in modes.items() if mode in ("every-k", "full")),
-        *(keys for stage, keys in zeros.items() if stage == 3),
-    ]
+    singles = _singles(plan, given)
     yield from singles
-    pairs = [
-        pair
-        for pair in itertools.combinations(singles, 2)
-        if sum("parallel.zero" in keys for keys in pair) == 1
-    ]
-    for first, second in sorted(pairs, key=lambda pair: singles.index(pair[1])):
+    pairs = itertools.combinations(singles, 2)
+    mixed = [pair for pair in pairs if sum("parallel.zero" in keys for keys in pair) == 1]
+    for first, second in sorted(mixed, key=lambda pair: singles.index(pair[1])):
         yield {**first, **second}
+
+
+def _singles(plan: Plan, given: Config) -> list[Keys]:
+    """Return changes of one setting, the cheapest first."""
+    mine, mode = plan.config.parallel.zero, plan.config.memory.recompute
+    # with one microbatch, ZeRO-2 sends no more than ZeRO-1
+    of_zero = COSTS_OF_ZERO | ({2: COSTS_OF_ZERO[1]} if plan.num_microbatches == 1 else {})
+    found = [(cost, _zero(given, stage)) for stage, cost in of_zero.items() if stage != mine]
+    if can_regather(plan.config) and not plan.config.parallel.regather:
+        found.append((COST_OF_REGATHER, {"parallel.regather": True}))
+    found += [(cost, _recompute(plan, other)) for other, cost in COSTS_OF_MODES.items() if other != mode]
+    return [keys for _, keys in sorted(found, key=lambda each: each[0])]
 
 
 def _zero(given: Config, stage: int) -> Keys:
