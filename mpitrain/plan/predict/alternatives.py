@@ -270,6 +270,11 @@ def _reason(plan: Plan, stage: int) -> str:
             "them is divided, and what a microbatch adds to the gradients of a block is beside their sums; "
             "with a smaller parallel.ep, ranks divide them"
         )
+    if stage == 3:
+        return (
+            "the weights that are lent, of two neighbours at most, such as embedding and head on one rank, are "
+            "more than what is divided; more data ranks divide more"
+        )
     return (
         "the buckets that are lent, two neighbours at most, are more than what is divided; more data ranks "
         f"divide more, and a smaller comm.bucket_mb (here {plan.config.comm.bucket_mb:g}) lends less, down "
