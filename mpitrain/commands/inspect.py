@@ -35,7 +35,13 @@ from mpitrain.plan.predict.cheapest_change import cheapest_change
 from mpitrain.plan.predict.link_choices import left_open
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_limit import require_limit
-from mpitrain.plan.predict.memory_table import fit_line, needed_on_node, parameter_line, table_of_usage
+from mpitrain.plan.predict.memory_table import (
+    fit_line,
+    kernels_line,
+    needed_on_node,
+    parameter_line,
+    table_of_usage,
+)
 from mpitrain.plan.predict.schedule_promises import idle_schedule
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
@@ -149,6 +155,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         table_of_usage(usages, copies, staged),
         parameter_line(plan),
         fits,
+        kernels_line(plan),
         zero_line(given, plan.config),
         recompute_line(plan.stages),
         *idle_settings(plan.config),

@@ -272,8 +272,8 @@ def _reason(plan: Plan, stage: int) -> str:
         )
     if stage == 3:
         return (
-            "the weights that are lent, of two neighbours at most, such as embedding and head on one rank, are "
-            "more than what is divided; more data ranks divide more"
+            "the weights that are lent, of two neighbours at most, such as embedding and head on one rank, "
+            "are more than what is divided; more data ranks divide more"
         )
     return (
         "the buckets that are lent, two neighbours at most, are more than what is divided; more data ranks "
