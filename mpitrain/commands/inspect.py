@@ -25,6 +25,7 @@ from mpitrain.plan.predict.alternatives import (
     by_regather,
     by_stage,
     costs,
+    idle_experts,
     idle_here,
     idle_recompute,
     idle_regather,
@@ -166,6 +167,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         *idle_recompute(plan, modes),
         *(_compared("parallel.regather", regathers) if regathers else ()),
         *idle_regather(plan, regathers),
+        *idle_experts(plan),
         *idle_schedule(plan),
         ORDER if plan.config.data.order == "sorted" else "",
     ]

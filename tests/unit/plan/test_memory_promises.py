@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mpitrain import config as settings
 from mpitrain.commands.inspect import show_memory
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.predict.alternatives import by_regather, idle_here
+from mpitrain.plan.predict.alternatives import by_regather, idle_experts, idle_here
 from mpitrain.plan.predict.schedule_promises import PROMISES, idle_schedule, most_bytes
 from mpitrain.plan.settings.resolve import resolve
 
@@ -87,3 +87,24 @@ def test_a_stage_of_zero_that_divides_host_memory_alone_says_so():
     said = [line for line in idle_here(planned(2, *given)) if line.startswith("parallel.zero = 1 holds")]
     assert said and "what it divides is in host memory" in said[0]
     assert said[0] in show_memory(None, (*MODEL, *given, "run.layout=default"), 2).splitlines()
+
+
+@pytest.mark.parametrize("buffer", [2, 0.5])
+@pytest.mark.parametrize(("key", "zero"), [("ep", 0), ("ep", 1), ("etp", 1)])
+def test_experts_that_ranks_divide_and_that_hold_no_less_say_so(key, zero, buffer):
+    experts = (
+        "model.family=mixtral",
+        "experts.count=4",
+        "model.width=64",
+        "data.sequence=1024",
+        "model.ffn=128",
+    )
+    given = *experts, "parallel.dp=4", f"parallel.zero={zero}", "batch.global=4", f"experts.buffer={buffer}"
+    divided = *given, f"parallel.{key}=4"
+    more = most_bytes(planned(4, *divided)) - most_bytes(planned(4, *given))
+    said = idle_experts(planned(4, *divided))
+    assert [f"holds {more / 1e6:,.2f} MB more than 1 and 1 here" in line for line in said] == [True] * (
+        more > 0
+    )
+    assert said if buffer == 2 else key == "etp" or not said
+    assert set(said) <= set(show_memory(None, (*MODEL, *divided), 4).splitlines())
