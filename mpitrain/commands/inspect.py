@@ -5,8 +5,10 @@ What a layout would do, without MPI's world, and but for --traffic without torch
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from mpitrain import config as settings
 from mpitrain.commands.plan.of_config import advice_for
@@ -23,16 +25,25 @@ from mpitrain.plan.predict.alternatives import (
     by_regather,
     by_stage,
     costs,
+    idle_experts,
     idle_here,
     idle_recompute,
-    idle_schedule,
+    idle_regather,
     out_of_order,
     zero_line,
 )
+from mpitrain.plan.predict.cheapest_change import cheapest_change
 from mpitrain.plan.predict.link_choices import left_open
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_limit import require_limit
-from mpitrain.plan.predict.memory_table import fit_line, parameter_line, table_of_usage
+from mpitrain.plan.predict.memory_table import (
+    fit_line,
+    kernels_line,
+    needed_on_node,
+    parameter_line,
+    table_of_usage,
+)
+from mpitrain.plan.predict.schedule_promises import idle_schedule
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.idle import idle_settings
@@ -63,12 +74,17 @@ def planned(
 
 def _as_run(given: Config, overrides: tuple[str, ...], num_ranks: int) -> tuple[Plan, list[str]]:
     """Return the plan of a run on one node, and what is said of its layout if that wasn't given."""
+    config, lines = _chosen(given, overrides, num_ranks)
+    return _plan_of(config, num_ranks), lines
+
+
+def _chosen(given: Config, overrides: tuple[str, ...], num_ranks: int) -> tuple[Config, list[str]]:
+    """Return the configuration with its layout, and what is said of that if it wasn't given."""
     config, _ = beginning(given)
     vocabulary = vocabulary_of(tokenizer_of(config.data))
     separator(config.data, vocabulary)
     request = LayoutRequest(config, overrides, num_ranks, 1, 0, vocabulary, counted="there are")
-    config, lines = choose_layout(request)
-    return _plan_of(config, num_ranks), lines
+    return choose_layout(request)
 
 
 def _plan_of(config: Config, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
@@ -122,11 +138,13 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     would make of it.
     """
     given = settings.load(path, overrides)
-    plan, said = _as_run(given, overrides, num_ranks)
+    chosen, said = _chosen(given, overrides, num_ranks)
+    plan = _plan_of(chosen, num_ranks)
     with Waiting("mpitrain memory"):
         usages = predict(plan)
         ranks = range(plan.config.parallel.pp)
         copies = [copy_bytes(plan, rank) for rank in ranks]
+        fits = fit_line(plan, usages, copies, _cheapest(plan, chosen, num_ranks))
         is_direct = plan.config.comm.device == "direct"
         staged = [0 if is_direct else staged_bytes(plan, rank) for rank in ranks]
         stages = by_stage(plan)
@@ -137,7 +155,8 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
         table_of_usage(usages, copies, staged),
         parameter_line(plan),
-        fit_line(plan, usages, copies, _cheapest_first(plan, stages, modes, regathers)),
+        fits,
+        kernels_line(plan),
         zero_line(given, plan.config),
         recompute_line(plan.stages),
         *idle_settings(plan.config),
@@ -147,43 +166,34 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         *_compared("memory.recompute", modes),
         *idle_recompute(plan, modes),
         *(_compared("parallel.regather", regathers) if regathers else ()),
+        *idle_regather(plan, regathers),
+        *idle_experts(plan),
         *idle_schedule(plan),
         ORDER if plan.config.data.order == "sorted" else "",
     ]
     return "\n".join(filter(None, lines)) + _left_open(plan)
 
 
-def _cheapest_first(
-    plan: Plan,
-    stages: Mapping[int, int],
-    modes: Mapping[str, int],
-    regathers: Mapping[str, int],
-) -> dict[str, int]:
-    """Return what other settings hold.
+def _cheapest(plan: Plan, chosen: Config, num_ranks: int) -> Callable[[int], str]:
+    """Return what says the cheapest change with which the ranks of a node need no more than so many bytes."""
 
-    ZeRO 1 and 2 send no more, then what travels under products, what is cheap to make again, and
-    the rest.
-    """
-    if not plan.config.parallel.regather and regathers:
-        others = {"parallel.regather = true": regathers["true"]}
-    else:
-        others = {}
-    zeros = {
-        f"parallel.zero = {stage}": held
-        for stage, held in stages.items()
-        if stage > plan.config.parallel.zero
-    }
-    others |= {
-        f'memory.recompute = "{mode}"': held
-        for mode, held in modes.items()
-        if mode != plan.config.memory.recompute
-    }
-    last = "parallel.zero = 3"
-    return {
-        **{key: held for key, held in zeros.items() if key != last},
-        **others,
-        **{key: zeros[key] for key in zeros if key == last},
-    }
+    def planned(keys: Mapping[str, Any]) -> Plan:
+        return _plan_of(_with_keys(chosen, keys), num_ranks)
+
+    def needs(other: Plan) -> int:
+        copies = [copy_bytes(other, rank) for rank in range(other.config.parallel.pp)]
+        return needed_on_node(other, predict(other), copies)[1]
+
+    return lambda found: cheapest_change(plan, chosen, planned, lambda other: needs(other) <= found)
+
+
+def _with_keys(config: Config, keys: Mapping[str, Any]) -> Config:
+    """Return a configuration with other values of some keys, such as parallel.zero."""
+    for key, value in keys.items():
+        table, _, name = key.partition(".")
+        changed = msgspec.structs.replace(getattr(config, table), **{name: value})
+        config = msgspec.structs.replace(config, **{table: changed})
+    return config
 
 
 def _compared(key: str, found: Mapping[Any, int]) -> list[str]:

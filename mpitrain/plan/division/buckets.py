@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from mpitrain.plan.declared.parameters import Spec
 from mpitrain.plan.declared.resolved import ResolvedConfig
-from mpitrain.plan.division.domains import COUNTED, DENSE, domain_of
+from mpitrain.plan.division.domains import COUNTED, DENSE, domain_of, lends_gradients
 from mpitrain.schedules.lowering.sums import MIRROR, TIED
 
 BLOCK = 1024  # elements
@@ -98,16 +98,24 @@ def layout_of(specs: tuple[Spec, ...], num_shards: int) -> Layout:
 def parts_of(config: ResolvedConfig, blocks: list[list[Spec]], joined: set[int]) -> list[range]:
     """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full.
 
-    With ZeRO-3 each block is a part: it is what is fetched and dropped. joined: blocks in the same
-    part as the block before them.
+    With ZeRO-3 each block is a part: it is what is fetched and dropped. Where gradients are lent, a block
+    that fills a bucket, such as the embedding, takes no smaller ones with it: under these the head is
+    reduced, and the embedding's gradient lies in the head's memory. For the same reason a tied embedding
+    counts where each of its uses is reduced with its part.
+    joined: blocks in the same part as the block before them.
     """
     itemsize = 8 if config.precision.compute == "fp64" else 4  # of gradients
     limit = config.comm.bucket_mb * 2**20 if config.parallel.zero < 3 else 0
+    each_use = config.parallel.reduce == "microbatch"
+    sizes = [itemsize * sum(spec.numel for spec in block if each_use or not spec.tied) for block in blocks]
     parts = []
     end = len(blocks)
     size = 0
     for index in reversed(range(len(blocks))):
-        size += itemsize * sum(spec.numel for spec in blocks[index] if not spec.tied)
+        if lends_gradients(config.parallel) and sizes[index] >= limit and size and index + 1 not in joined:
+            parts.append(range(index + 1, end))
+            end, size = index + 1, 0
+        size += sizes[index]
         if (size >= limit and index not in joined) or index == 0:
             parts.append(range(index, end))
             end, size = index, 0

@@ -1,6 +1,6 @@
 """What settings that are there for memory save in a layout, and what those cost that are there for speed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,20 +12,14 @@ from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import divided_experts, domains_of, drops_weights, gather_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import held_by
-from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.pool_sizes import needed_by
+from mpitrain.plan.predict.schedule_promises import idle_schedule, more_than, most_bytes
 from mpitrain.plan.settings.idle import can_regather
 from mpitrain.plan.settings.resolve import with_reduce
 
 STAGES = (0, 1, 2, 3)
 COPIES = "both copies of a stage are summed first, once a step, and their gradients are whole until then"
 MODES = ("none", "selective", "every-k", "full")
-HALVING = ("v-half", "v-min")  # schedules that are there to hold less than 1f1b
-
-
-def most_bytes(plan: Plan) -> int:
-    """Return what the pipeline rank that holds most has on its device."""
-    return max(usage.on_device for usage in predict(plan))
 
 
 def with_zero(plan: Plan, stage: int) -> Plan:
@@ -174,55 +168,67 @@ def _lent(plan: Plan, rank: int) -> int:
 
 
 def idle_here(plan: Plan) -> list[str]:
-    """Say so if this run's stage of ZeRO, or its recomputation, holds no less than the one before it."""
+    """Say so if this run's stage of ZeRO, or its recomputation, holds no less than the one before it.
+
+    And so of its schedule and of parallel.regather.
+    """
     zero = plan.config.parallel.zero
     mode = plan.config.memory.recompute
     before = {"none": (), "full": ("selective",)}.get(mode, ("none",))
     stages = by_stage(plan, range(zero)[-1:])
     modes = by_recompute(plan, before)
-    schedule = idle_schedule(plan)
+    regathers = by_regather(plan) if plan.config.parallel.regather else {}
+    # of the default schedule `mpitrain memory` says it, if anybody asks
+    schedule = [] if plan.config.pipeline.schedule == "1f1b" else idle_schedule(plan)
+    others = [*idle_regather(plan, regathers), *schedule]
     if not (stages or modes):
-        return schedule
+        return others
     mine = most_bytes(plan)
     return [
         *out_of_order(plan, stages | {zero: mine}),
         *idle_recompute(plan, modes | {mode: mine}),
-        *schedule,
-    ]
-
-
-def idle_schedule(plan: Plan) -> list[str]:
-    """Say so if a schedule that is there to hold less than 1f1b doesn't, and why."""
-    pipeline = plan.config.pipeline
-    if pipeline.schedule not in HALVING or plan.config.parallel.pp == 1:
-        return []
-    other = msgspec.structs.replace(pipeline, schedule="1f1b", chunks=1, stages=None)
-    try:
-        more = most_bytes(plan) - most_bytes(
-            Plan(msgspec.structs.replace(plan.config, pipeline=other), plan.model)
-        )
-    except (ConfigError, ScheduleError):
-        return []  # such as a setting that 1f1b doesn't take
-    if more < 0:
-        return []
-    return [
-        f'pipeline.schedule = "{pipeline.schedule}" holds {more / 1e6:,.2f} MB more than "1f1b" here: one '
-        "rank has both ends of the model, embedding and head, and the activations that are halved are less "
-        "than these; with longer sequences, or larger microbatches, they are more"
+        *others,
     ]
 
 
 def out_of_order(plan: Plan, found: dict[int, int]) -> list[str]:
-    """Say which stages of ZeRO hold more than the one before, and why. found: by_stage()."""
+    """Say which stages of ZeRO hold no less than the one before, and why. found: by_stage()."""
     lines = []
     stages = list(found)
     for before, stage in zip(stages, stages[1:]):
-        if found[stage] > found[before]:
-            more = (found[stage] - found[before]) / 1e6
-            lines.append(
-                f"parallel.zero = {stage} holds {more:,.2f} MB more than {before} here: {_reason(plan)}"
-            )
+        if found[stage] >= found[before]:
+            held = more_than(found[stage] - found[before])
+            lines.append(f"parallel.zero = {stage} {held} {before} here: {_reason(plan, stage)}")
     return lines
+
+
+def idle_regather(plan: Plan, found: Mapping[str, int]) -> list[str]:
+    """Say so if parallel.regather = true holds no less, and why. found: by_regather()."""
+    if not found or found["true"] < found["false"]:
+        return []
+    held = more_than(found["true"] - found["false"])
+    why = "the most is held where no block's input waits, such as in the head"
+    if plan.config.memory.offload in ("activations", "all"):
+        why = (
+            "inputs that are kept wait in host memory, which they take less of; on the device one block "
+            "has its input either way"
+        )
+    return [f"parallel.regather = true {held} false here, and sends more: {why}"]
+
+
+def idle_experts(plan: Plan) -> list[str]:
+    """Say so if experts that ranks divide hold no less than all experts on each rank, and why."""
+    parallel = plan.config.parallel
+    if parallel.ep * parallel.etp == 1:
+        return []
+    more = most_bytes(plan) - most_bytes(_with_parallel(plan, ep=1, etp=1))
+    if more < 0:
+        return []
+    return [
+        f"parallel.ep = {parallel.ep} and parallel.etp = {parallel.etp} {more_than(more)} 1 and 1 here: rows "
+        f"are counted as the most that a rank takes at once, experts.buffer = {plan.config.experts.buffer:g} "
+        "times equal loads; a smaller experts.buffer holds less"
+    ]
 
 
 def idle_recompute(plan: Plan, found: dict[str, int]) -> list[str]:
@@ -253,10 +259,15 @@ def _reason_to_keep(plan: Plan) -> str:
     )
 
 
-def _reason(plan: Plan) -> str:
-    """Return why gradients, or weights, are lent for longer than one computation, or more of them
-    than is divided.
+def _reason(plan: Plan, stage: int) -> str:
+    """Return why a stage of ZeRO holds no less than the one before.
+
+    What it divides isn't there; or gradients, or weights, are lent for longer than one computation, or more
+    of them than is divided.
     """
+    if stage == 1 and plan.config.memory.offload in ("optimizer", "all"):
+        offload = plan.config.memory.offload
+        return f'what it divides is in host memory (memory.offload = "{offload}"), and is less there'
     if plan.table.copies > 1:
         return COPIES
     if plan.config.experts.count and any(
@@ -272,6 +283,11 @@ def _reason(plan: Plan) -> str:
             f"no two ranks have the same experts (parallel.ep = {plan.config.parallel.ep}), so nothing of "
             "them is divided, and what a microbatch adds to the gradients of a block is beside their sums; "
             "with a smaller parallel.ep, ranks divide them"
+        )
+    if stage == 3:
+        return (
+            "the weights that are lent, of two neighbours at most, such as embedding and head on one rank, "
+            "are more than what is divided; more data ranks divide more"
         )
     return (
         "the buckets that are lent, two neighbours at most, are more than what is divided; more data ranks "

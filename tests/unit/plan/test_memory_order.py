@@ -86,7 +86,7 @@ def test_memory_falls_from_zero_0_to_3(model, layout, ranks, batches):
         assert values[1] < values[0] and values[3] < values[2]
         assert [line[:17] for line in notes] == ["parallel.zero = 2"]
         assert "no two ranks have the same experts (parallel.ep = 4)" in notes[0]
-    elif (model, layout) == ("llama3.2-1b", "dp=2 pp=2 schedule=v-half"):
+    elif model == "llama3.2-1b" and layout in ("dp=2 pp=2 schedule=v-half", "dp=2 pp=2 schedule=zbv"):
         # both ends on one rank, and half of them is saved
         assert not falls and all("two neighbours at most" in line for line in notes) and notes
     else:

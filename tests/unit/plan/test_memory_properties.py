@@ -96,3 +96,38 @@ def test_zero_on_one_data_rank_holds_what_none_does(keys):
     alone["parallel.reduce"] = "auto"
     alone = {key: value for key, value in alone.items() if key != "parallel.ep"}
     assert predict(planned(alone)) == predict(planned(alone | {"parallel.zero": 0}))
+
+
+LENT = {"parallel.dp": 2, "parallel.zero": 2, "batch.global": 8, "model.width": 256, "model.vocab": 20_000}
+
+
+@pytest.mark.parametrize("tied", ["true", "false"])
+@pytest.mark.parametrize("width", [64, 256])
+def test_a_head_and_an_embedding_above_small_blocks_are_not_lent_together(tied, width):
+    """Under the blocks the head is reduced, so that more layers never hold less than a few."""
+    shape = {"model.heads": 4, "model.kv_heads": 2, "model.ffn": 256, "data.sequence": 32, "model.tied": tied}
+    held = []
+    for layers in (1, 2, 3, 4, 6, 8, 12):
+        keys = LENT | shape | {"model.width": width, "model.layers": layers}
+        plan = plan_of(
+            resolve(settings.load(None, [f"{key}={value}" for key, value in keys.items()]), 2, 256)
+        )
+        assert predict(plan)[0].unreduced < 1.6 * LENT["model.vocab"] * width * 4
+        held.append(most_bytes(plan))
+    assert held == sorted(held), held
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+@pytest.mark.parametrize(("layers", "sequence"), [(4, 512), (8, 128), (12, 1024)])
+def test_the_number_of_blocks_recomputed_together_is_the_one_that_holds_least(zero, layers, sequence):
+    keys = {f"model.{key}": value for key, value in MODEL.items()} | LENT
+    keys |= {"model.layers": layers, "data.sequence": sequence, "parallel.zero": zero}
+    keys |= {
+        "memory.recompute": "every-k",
+        "batch.micro": 1,
+        "parallel.pp": 1,
+        "parallel.tp": 1,
+        "parallel.cp": 1,
+    }
+    others = [most_bytes(planned(keys, f"memory.every={number}")) for number in range(1, layers + 1)]
+    assert min(others) <= most_bytes(planned(keys)) <= 1.03 * min(others)

@@ -1,0 +1,110 @@
+"""What a schedule, parallel.regather or a stage of ZeRO promises to hold it does, or says that it doesn't."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mpitrain import config as settings
+from mpitrain.commands.inspect import show_memory
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.alternatives import by_regather, idle_experts, idle_here
+from mpitrain.plan.predict.schedule_promises import PROMISES, idle_schedule, most_bytes
+from mpitrain.plan.settings.resolve import resolve
+
+MODEL = ("model.layers=8", "model.width=256", "model.heads=4", "model.kv_heads=2", "model.ffn=704")
+FEW = hypothesis.settings(max_examples=25, derandomize=True, deadline=None)
+
+
+def planned(ranks: int, *given: str):
+    return plan_of(resolve(settings.load(None, (*MODEL, *given)), ranks, 256))
+
+
+@st.composite
+def pipelines(draw) -> tuple[str, ...]:
+    """Draw keys of a layout of two or four pipeline ranks, without its schedule."""
+    pp = draw(st.sampled_from((2, 4)))
+    keys = {
+        "parallel.pp": pp,
+        "model.vocab": draw(st.sampled_from((256, 20_000))),
+        "data.sequence": draw(st.sampled_from((64, 1024))),
+        "batch.global": draw(st.sampled_from((1, 2, 8, 16))),
+        "precision.compute": draw(st.sampled_from(("fp32", "bf16"))),
+        "memory.recompute": draw(st.sampled_from(("none", "selective", "full"))),
+        "memory.offload": draw(st.sampled_from(("none", "activations"))),
+    }
+    return tuple(f"{key}={value}" for key, value in keys.items())
+
+
+@pytest.mark.parametrize("schedule", PROMISES)
+@FEW
+@hypothesis.given(pipelines())
+def test_a_schedule_holds_what_it_promises_or_says_that_it_does_not(schedule, keys):
+    pp = int(keys[0].partition("=")[2])
+    plan = planned(pp, *keys, f"pipeline.schedule={schedule}")
+    mine, broken = most_bytes(plan), None
+    for other, less in reversed(PROMISES[schedule]):
+        more = mine - most_bytes(planned(pp, *keys, f"pipeline.schedule={other}"))
+        if more > 0 or (less and not more):
+            word = f"{more / 1e6:,.2f} MB more than" if more else "as much as"
+            broken = f'pipeline.schedule = "{schedule}" holds {word} "{other}" here: '
+    said = idle_schedule(plan)
+    assert [line.startswith(broken or "") for line in said] == [True] * bool(broken)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "batch", "why"),
+    [
+        ("zb-h1", 8, "keeps both factors of each weight's gradient"),
+        ("1f1b", 1, "so few microbatches that all of them are in flight either way"),
+    ],
+)
+def test_why_a_schedule_holds_no_less_is_said(schedule, batch, why):
+    given = "parallel.pp=2", f"pipeline.schedule={schedule}", f"batch.global={batch}", "memory.recompute=full"
+    assert why in show_memory(None, (*MODEL, *given, "run.layout=default"), 2)
+    # a default that is as it has to be isn't worth a line of a run
+    assert any(why in line for line in idle_here(planned(2, *given))) == (schedule != "1f1b")
+
+
+@pytest.mark.parametrize("offload", ["none", "activations"])
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("vocab", [256, 50_000])
+def test_regather_that_holds_no_less_says_so(offload, recompute, vocab):
+    given = (
+        *("parallel.tp=2", "parallel.regather=true", "data.sequence=64", f"model.vocab={vocab}"),
+        *(f"memory.offload={offload}", f"memory.recompute={recompute}"),
+    )
+    plan = planned(2, *given)
+    found = by_regather(plan)
+    said = [line for line in idle_here(plan) if line.startswith("parallel.regather = true holds")]
+    assert len(said) == (found["true"] >= found["false"])
+    assert said == [line for line in show_memory(None, (*MODEL, *given), 2).splitlines() if line in said]
+    if offload == "activations":
+        assert "host memory" in said[0]
+
+
+def test_a_stage_of_zero_that_divides_host_memory_alone_says_so():
+    given = "parallel.dp=2", "memory.offload=optimizer", "parallel.zero=1", "precision.compute=bf16"
+    said = [line for line in idle_here(planned(2, *given)) if line.startswith("parallel.zero = 1 holds")]
+    assert said and "what it divides is in host memory" in said[0]
+    assert said[0] in show_memory(None, (*MODEL, *given, "run.layout=default"), 2).splitlines()
+
+
+@pytest.mark.parametrize("buffer", [2, 0.5])
+@pytest.mark.parametrize(("key", "zero"), [("ep", 0), ("ep", 1), ("etp", 1)])
+def test_experts_that_ranks_divide_and_that_hold_no_less_say_so(key, zero, buffer):
+    experts = (
+        "model.family=mixtral",
+        "experts.count=4",
+        "model.width=64",
+        "data.sequence=1024",
+        "model.ffn=128",
+    )
+    given = *experts, "parallel.dp=4", f"parallel.zero={zero}", "batch.global=4", f"experts.buffer={buffer}"
+    divided = *given, f"parallel.{key}=4"
+    more = most_bytes(planned(4, *divided)) - most_bytes(planned(4, *given))
+    said = idle_experts(planned(4, *divided))
+    assert [f"holds {more / 1e6:,.2f} MB more than 1 and 1 here" in line for line in said] == [True] * (
+        more > 0
+    )
+    assert said if buffer == 2 else key == "etp" or not said
+    assert set(said) <= set(show_memory(None, (*MODEL, *divided), 4).splitlines())
