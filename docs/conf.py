@@ -10,8 +10,16 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from mpitrain import __version__  # noqa: E402
+from sphinx.errors import ConfigError  # noqa: E402
+
+import mpitrain  # noqa: E402
 from mpitrain.comm.base import mpi  # noqa: E402
+
+if Path(mpitrain.__file__).resolve().parents[1] != HERE.parent:
+    raise ConfigError(
+        f"mpitrain was imported from {Path(mpitrain.__file__).parent}, needed that of {HERE.parent}: "
+        "pip install -e '.[docs]' there, or set PYTHONPATH to it"
+    )
 
 
 class NoLibrary:
@@ -27,7 +35,7 @@ import made_pages  # noqa: E402
 
 project = "mpitrain"
 copyright = "the mpitrain contributors"
-release = version = __version__
+release = version = mpitrain.__version__
 extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 3
@@ -52,7 +60,9 @@ def add_owner(app, page: str, source: list[str]) -> None:
     """Add the line that says which room a page is about, and where its numbers are from."""
     if found := OWNER.match(source[0]):
         numbers = f" Numbers: {found['numbers']}." if found["numbers"] != "none" else ""
-        source[0] += f"\n\n---\n\n*This page is about `{found['owner']}`, mpitrain {__version__}.{numbers}*\n"
+        source[0] += (
+            f"\n\n---\n\n*This page is about `{found['owner']}`, mpitrain {mpitrain.__version__}.{numbers}*\n"
+        )
 
 
 ENTRY = re.compile(r"([a-z_*][\w*, ]*): +(\S.*)")

@@ -45,9 +45,10 @@ class ConfigTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, froz
 class Run(ConfigTable, frozen=True):
     dir: str = ""  # directory of the run; "": runs/ and the name of the configuration file
     steps: Count = 120  # optimizer steps of the whole run, earlier starts included
-    seed: CountOrNone = 1  # of initial weights, of the order of the data, and of held-out documents
+    seed: CountOrNone = 1  # random seed of initial weights, the order of the data, and held-out documents
     save_every: CountOrNone = 40  # steps between checkpoints; 0: only at the end
-    # written while training goes on, from a copy in host memory; or at once
+    # how a checkpoint is written: in the background, from a copy in host memory, while training goes on;
+    # or blocking, without a copy
     save: Literal["background", "blocking"] = "background"
     # who writes a file of a checkpoint: ranks, the first of each node, or rank 0 for all
     shards: Literal["rank", "node", "one"] = "rank"
@@ -70,15 +71,15 @@ class Run(ConfigTable, frozen=True):
     # each rank writes to a log of its own in the run directory; jobs that mpitrain makes have it
     # true
     logs: bool = False
-    # space, clocks and devices, looked at before the first step; full: and the bandwidth of each
-    # axis, always reported; off: not
+    # what is looked at before the first step: space, clocks and devices; full: the bandwidth of each
+    # axis, too, always reported; off: nothing
     preflight: Literal["auto", "off", "full"] = "auto"
-    # hours:minutes:seconds from its start, by which a run has left; "": as the scheduler says, if
-    # there is one
+    # time from the start of a run by which it has left, as hours:minutes:seconds; "": as the scheduler
+    # says, if there is one
     time_limit: str = ""
-    # besides a step and twice a save, what a run leaves of its time unused
+    # seconds of the time limit that stay unused, besides the time of a step and of two saves
     time_margin_s: Annotated[float, Meta(ge=0)] = 60.0
-    # whose figures predict a step, for run.layout and the table at the end: a machine of
+    # the machine whose figures predict a step, for run.layout and the table at the end: one of
     # jobs/machines/, or a file of `mpitrain bench machine`; "": the memory that is found, and times of
     # the nearest GPU, or of a laptop
     machine: str = ""
@@ -87,14 +88,15 @@ class Run(ConfigTable, frozen=True):
     # steps and ranks that torch's profiler records, such as "steps=20-22, ranks=0,5": a table, and
     # profile.json with operators and kernels under their instructions; without ranks rank 0; "": none
     profile: str = ""
-    # cuda: what torch calls NVIDIA's GPUs, and AMD's
+    # the device that computes; cuda is torch's name for GPUs, NVIDIA's and AMD's
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    # what lies between products is fused by torch.compile: needs a C++ compiler on CPUs, Triton and
-    # a C one on GPUs; auto: on NVIDIA's GPUs, where all ranks have them
+    # whether torch.compile fuses what lies between products of matrices. It needs a C++ compiler on CPUs,
+    # Triton and a C compiler on GPUs; auto: on NVIDIA's GPUs, where all ranks have them
     compile: bool | Literal["auto"] = "auto"
-    # auto: without keys of parallel and pipeline the planner's first choice, where the default
-    # doesn't fit, or run.machine was measured and is predicted to be faster by a tenth; planned: that
-    # choice always, with the keys that are set; default: data ranks, pipeline ranks for the rest
+    # who chooses the layout. default: data ranks, pipeline ranks for the rest; planned: the planner's
+    # first choice, with the keys that are set; auto: that choice, if no key of parallel and pipeline is
+    # set, where the default doesn't fit, or by the figures of a measured run.machine it is faster by a
+    # tenth
     layout: Literal["auto", "planned", "default"] = "auto"
     # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0
@@ -120,111 +122,121 @@ class Model(ConfigTable, frozen=True):
     tied: bool | None = None  # embedding and head share their weights
     # further tokens that each position predicts in training, by a block each
     mtp: Annotated[int, Meta(ge=0, le=16)] | None = None
-    # weight of the mean of their losses, that of the next token having 1; absent: 0.3
+    # weight of the mean loss of those further tokens (model.mtp); the next token's loss has weight 1;
+    # absent: 0.3
     mtp_weight: Annotated[float, Meta(ge=0)] | None = None
-    # epsilon of norms, added to the mean of the squares; absent, here and below: as the preset, or else
-    # the family, says
+    # epsilon of norms, added to the mean of the squares; absent: as the preset, or else the family, says
     eps: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    ffn_biased: bool | None = None  # the products of feed-forwards have biases
-    positions: Length | None = None  # how many positions have a learned vector
+    ffn_biased: bool | None = None  # feed-forwards have biases
+    positions: Length | None = None  # number of positions that have a learned vector: the longest sequence
     # soft cap c of logits: they become c tanh(logit / c); 0: none
     logit_cap: Annotated[float, Meta(ge=0)] | None = None
-    # share dropped in training, the rest scaled up: of embeddings with their positions; 0: none
+    # dropout of the sum of token and position embeddings: share dropped in training, the rest scaled up;
+    # 0: none
     embedding_dropout: Share | None = None
-    attention_dropout: Share | None = None  # of attention's probabilities, likewise
-    # of what attention and feed-forward add to the residual stream, likewise
+    attention_dropout: Share | None = None  # dropout of attention's probabilities; 0: none
+    # dropout of what attention and feed-forward add to the residual stream; 0: none
     residual_dropout: Share | None = None
 
 
 class AttentionTable(ConfigTable, frozen=True):
     """What a family's attention has besides heads; absent: as the preset, or else the family, says."""
 
-    # of queries and keys; 0: model.width / model.heads; latent: of their part without positions
+    # width of a head of queries and keys; 0: model.width / model.heads; latent attention: width of the
+    # part without positions
     head_width: LengthOrNone | None = None
-    # rotary positions: the slowest features turn once in 2 pi theta of them
+    # base of rotary positions: the slowest features turn once in about 2 pi theta positions
     theta: Annotated[float, Meta(gt=1)] | None = None
-    # sequences longer than were trained with, by this factor; 1: none
+    # YaRN's factor: sequences are this many times as long as before; 1: no YaRN
     yarn_factor: Annotated[float, Meta(ge=1)] | None = None
-    yarn_length: CountOrNone | None = None  # positions that were trained with before
-    # how much sharper scores are then; 0: not
+    yarn_length: CountOrNone | None = None  # YaRN: length of sequences that the model was trained with before
+    # YaRN: how much sharper attention's scores become; 0: not sharper
     yarn_mscale: Annotated[float, Meta(ge=0)] | None = None
-    # pairs that turn more often within that length stay
+    # YaRN: pairs of features that turn more often than this within attention.yarn_length stay as they are
     yarn_fast: Annotated[float, Meta(gt=0)] | None = None
-    # pairs that turn less often are slowed by the factor; those between are interpolated
+    # YaRN: pairs of features that turn less often than this are slowed by the factor; those between are
+    # interpolated
     yarn_slow: Annotated[float, Meta(gt=0)] | None = None
-    # the interpolation begins and ends with a whole pair
+    # YaRN: the interpolation begins and ends with a whole pair of features
     yarn_rounded: bool | None = None
-    # positions are divided by this factor; 1: not
+    # factor that positions are divided by (linear scaling); 1: none
     linear_factor: Annotated[float, Meta(ge=1)] | None = None
-    # Llama 3.1's scaling for longer sequences, by this factor; 1: none
+    # factor of Llama 3.1's scaling for longer sequences; 1: none
     llama3_factor: Annotated[float, Meta(ge=1)] | None = None
-    llama3_length: CountOrNone | None = None  # positions that were trained with before
-    # pairs that turn less often within that length are slowed by the factor
+    llama3_length: CountOrNone | None = None  # length of sequences that the model was trained with before
+    # pairs of features that turn less often than this within attention.llama3_length are slowed by the
+    # factor
     llama3_low: Annotated[float, Meta(gt=0)] | None = None
-    # pairs that turn more often stay; those between are interpolated
+    # pairs of features that turn more often than this within attention.llama3_length stay as they are;
+    # those between are interpolated
     llama3_high: Annotated[float, Meta(gt=0)] | None = None
-    # positions that a query sees where the family has a window, its own included; 0: all
+    # sliding window: number of positions that a query sees, its own included; 0: all
     window: CountOrNone | None = None
     # which blocks have the window: a letter each, in turns; w: window, f: all positions
     window_blocks: Annotated[str, Meta(pattern="^[wf]+$", max_length=10_000)] | None = None
     # which blocks have rotary positions: a letter each, in turns; r: rotary, n: none
     rotary_blocks: Annotated[str, Meta(pattern="^[rn]+$", max_length=10_000)] | None = None
-    # theta of blocks with a window, whose positions aren't scaled; 0: as all blocks
+    # attention.theta of blocks with a window, whose positions aren't scaled; 0: as in all blocks
     window_theta: Annotated[float, Meta(ge=0)] | None = None
     # which products have a bias: none, queries, keys and values, or these and the output
     biases: Literal["none", "qkv", "all"] | None = None
     normed: bool | None = None  # queries and keys of each head have a norm
-    # scores are divided by its square root; 0: the width of a head
+    # width whose square root divides attention's scores; 0: the width of a head
     score_width: LengthOrNone | None = None
-    # soft cap c of scores: they become c tanh(score / c); 0: none
+    # soft cap c of attention's scores: they become c tanh(score / c); 0: none
     score_cap: Annotated[float, Meta(ge=0)] | None = None
     # latent attention: width of what queries are made of; 0: the layer's input
     q_rank: CountOrNone | None = None
     # latent attention: width of what keys and values are made of
     kv_rank: LengthOrNone | None = None
-    # latent attention: features of queries and keys with positions; else the first features of a
-    # head that turn, 0: all
+    # number of features of a head that have rotary positions, the first ones; 0: all; latent attention:
+    # features of queries and keys besides, with positions
     rotary_width: LengthOrNone | None = None
-    value_width: LengthOrNone | None = None  # latent attention: of a head
+    value_width: LengthOrNone | None = None  # latent attention: width of a head's values
 
 
 class ExpertsTable(ConfigTable, frozen=True):
     """Of families with experts; "" and absent: as the preset, or else the family, says."""
 
-    # experts of a block that has some. At most 1,024: the loads of a layer are one piece then
+    # number of experts of a block that has some. At most 1,024: the loads of a layer are one piece then
     # (optim/expert_bias.py)
     count: Annotated[int, Meta(ge=0, le=1024)] | None = None
-    active: Annotated[int, Meta(ge=0, le=2**10)] | None = None  # experts that a token is sent to
-    # experts that every token meets besides
+    # number of experts that a token is sent to (top-k)
+    active: Annotated[int, Meta(ge=0, le=2**10)] | None = None
+    # number of shared experts, which every token is sent to besides
     shared: Annotated[int, Meta(ge=0, le=2**10)] | None = None
     width: LengthOrNone | None = None  # hidden units of an expert
     score: Literal["", "softmax", "sigmoid"] = ""  # what the router makes of its logits
     normalised: bool | None = None  # the weights of a token's experts add up to 1, before `scale`
-    scale: Annotated[float, Meta(gt=0)] | None = None  # factor of these weights
-    # groups of experts, of which `groups_active` are open to a token: on few nodes then
+    scale: Annotated[float, Meta(gt=0)] | None = None  # factor of the weights of a token's experts
+    # number of groups of experts; a token's experts are of `groups_active` groups only, so on few nodes
     groups: CountOrNone | None = None
-    groups_active: CountOrNone | None = None  # groups whose experts a token can be sent to
-    first: CountOrNone | None = None  # blocks at the beginning that have no experts, but model.ffn
-    every: CountOrNone | None = None  # of those that follow, each every-th has experts
+    groups_active: CountOrNone | None = None  # number of groups whose experts a token can be sent to
+    # number of first blocks that have no experts: a feed-forward of model.ffn
+    first: CountOrNone | None = None
+    every: CountOrNone | None = None  # n: of the blocks after `first`, each n-th has experts
     # how experts come to have equal loads: by a loss over microbatches, sequences or the step
     # before; or by a bias of the scores that choose, without a loss
     balance: Literal["", "none", "microbatch", "sequence", "global", "bias"] = ""
-    # weight of that loss; with bias, of one over sequences besides
+    # weight of the loss that balances experts (experts.balance); with bias: of a loss over sequences,
+    # besides
     balance_weight: Annotated[float, Meta(ge=0)] | None = None
-    bias_rate: Annotated[float, Meta(gt=0)] | None = None  # bias: how far it moves in a step
+    bias_rate: Annotated[float, Meta(gt=0)] | None = None  # balance = "bias": how far a bias moves in a step
     z_weight: Annotated[float, Meta(ge=0)] | None = None  # weight of the router's z-loss
-    # a routing.npz: tokens go where they went when it was recorded, with the weights that the
-    # router gives them now
+    # path of a routing.npz (run.routing): tokens go to the experts of that record, with the weights that
+    # the router gives them now; "": none
     replay: str = ""
     # capacity factor: tokens that an expert takes of a rank's microbatch in training, over the
     # mean; 0: all (dropless). Validation and sampling are dropless
     capacity: Annotated[float, Meta(ge=0)] = 0.0
-    # rows that a rank receives at once, over the mean; what is more comes in rounds
+    # tokens that a rank receives at once for its experts, over the mean; more of them come in rounds
     buffer: Annotated[float, Meta(gt=0)] = 2.0
-    # a token crosses to a node for each of its experts, or once for all of them that are there;
-    # auto: once, where experts are spread over several nodes (comm.node_ranks)
+    # how tokens cross between nodes. flat: a token for each of its experts; hierarchical: once for all of
+    # its experts on a node; auto: hierarchical, where experts are spread over several nodes
+    # (comm.node_ranks)
     dispatch: Literal["auto", "flat", "hierarchical"] = "auto"
-    # rows on their way: in the type of the computation, or rounded; fp8: there, and bf16 back
+    # type of tokens on their way to experts and back: "": that of the computation; bf16: rounded; fp8: to
+    # the experts, and bf16 back
     wire: Literal["", "bf16", "fp8"] = ""
 
 
@@ -233,15 +245,17 @@ class Data(ConfigTable, frozen=True):
     source: str = "python-stdlib"
     # a file, a folder or a pattern such as "a/**/*.txt"; or several
     path: str | tuple[str, ...] = ""
-    # what is validated with, in the same form; "": documents of data.path, which are held out
+    # text for validation, in the form of data.source; "": documents of data.path are held out
     val_path: str | tuple[str, ...] = ""
     text_key: str = "text"  # jsonl: the key of each line that has the text
     # a tokenizer.json of the tokenizers library; or bytes: a token for each byte, 256 of them
     tokenizer: str = "bytes"
     # the token between documents; "": none; absent: as the tokenizer's model was trained
     end_of_text: str | None = None
-    begin_of_text: str | None = None  # the token before each document, likewise
-    # separate: attention stays within a document, and none predicts the next
+    # the token before each document; "": none; absent: as that model was trained
+    begin_of_text: str | None = None
+    # how documents share a sequence. joined: attention crosses them; separate: attention stays within a
+    # document, and none predicts the next
     documents: Literal["joined", "separate"] = "joined"
     sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens of a sequence (context length)
     val_fraction: Fraction = 0.05  # share of the tokens that is held out for validation
@@ -271,56 +285,60 @@ class Parallel(ConfigTable, frozen=True):
     # ranks that the experts of a block are spread over: of the ranks of tp, cp and dp, taken
     # together
     ep: Count = 1
-    etp: Count = 1  # ranks that divide each expert, of the same
-    # how its parts attend to one another
+    etp: Count = 1  # ranks that divide each expert, of the ranks of tp, cp and dp, too
+    # how the parts of a sequence attend to one another, with cp. ring: keys and values travel round the
+    # ranks; zigzag: likewise, with parts of equal work; gather: a rank gathers them all; ulysses: heads
+    # are divided
     context: Literal["zigzag", "ring", "gather", "ulysses"] = "zigzag"
-    # divided over data ranks: 1 optimiser, 2 and gradients, 3 and weights; absent: 1 where there is
-    # more than one data rank: the same bits as 0, sent in halves that both overlap with computation
+    # ZeRO stage, what is divided over data ranks: 1 the optimiser's state, 2 gradients, too, 3 weights,
+    # too; absent: 1 where there is more than one data rank: the same bits as 0, sent in halves that both
+    # overlap
     zero: Annotated[int, Meta(ge=0, le=3)] | None = None
     # with zero: data-parallel ranks that divide the state among them; 0: all
     dp_shard: CountOrNone = 0
-    # gradients are summed over data ranks after each microbatch, or once, after the last one, and
-    # are whole until then; auto: after each with zero 2 and 3, which are there for memory, once
-    # with 0 and 1
+    # when gradients are summed over data ranks: after each microbatch; or once a step, and they are whole
+    # until then; auto: after each microbatch with zero 2 and 3, which are there for memory, once with 0
+    # and 1
     reduce: Literal["auto", "step", "microbatch"] = "auto"
-    # zero 3: weights are fetched for each use and dropped after it, or kept over the step; auto: by
-    # what links between nodes carry
+    # zero 3, how long fetched weights stay: for one use, or over the step; auto: by what links between
+    # nodes carry
     gather: Literal["auto", "use", "step"] = "auto"
-    ahead: Count = 1  # zero 3: blocks that are fetched before they are needed
+    ahead: Count = 1  # zero 3: number of blocks that are fetched before they are needed (prefetch)
 
 
 class Pipeline(ConfigTable, frozen=True):
-    # a name, or the path of a table, whose form is in mpitrain schedule --help; "module:name": a
-    # ScheduleFamily of your own
+    # the pipeline schedule: a name, or the path of a table, whose form is in mpitrain schedule --help;
+    # "module:name": a ScheduleFamily of your own
     schedule: str = "1f1b"
     chunks: Count | None = None  # stages per rank; absent: as the schedule, or its table, has
-    # blocks per stage, halves too; absent: balanced
+    # number of blocks of each stage, halves too; absent: balanced
     stages: list[Annotated[float, Meta(gt=0, multiple_of=0.5)]] | None = None
     # interleaved: microbatches that go through a chunk before the next chunk's turn
     group: Count | None = None
     segments: Count | None = None  # seq1f1b: segments of a microbatch's sequence
-    # automatic: F, I, W, message
+    # automatic schedules: times of F, I, W and of a message
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None
     # automatic schedules: microbatches in flight on a rank
     memory_limit: Annotated[float, Meta(gt=0)] | None = None
-    # automatic schedules: share of a stash held from I to W; absent: 1 if there is a limit
+    # automatic schedules: share of a stash that is held from I to W; absent: 1 if there is a memory_limit
     weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None
-    # one stage only: so many last backwards run together, bucket by bucket, and with zero 1 to 3 as
-    # many first forwards; 0: 1, and over several nodes up to 4, by their links
+    # number of last backwards that run together, bucket by bucket, and with zero 1 to 3 of first
+    # forwards; only with one stage; 0: 1, and over several nodes up to 4, by their links
     tail: CountOrNone = 0
-    # dualpipe, dualpipev: where zero 3 or reduce = "microbatch" walk blocks one by one, a forward
-    # and a backward that run together are taken apart, or run together block by block, with the
-    # weights of two blocks there
+    # dualpipe and dualpipev, with zero 3 or reduce = "microbatch": whether a forward and a backward that
+    # run together are taken apart (whole), or run together block by block, with the weights of two blocks
+    # there (parts)
     pairs: Literal["whole", "parts"] = "whole"
 
 
 class Memory(ConfigTable, frozen=True):
-    # what the backward computes again instead of keeping it
+    # what the backward computes again instead of keeping it. selective: norms, attention and gated
+    # products; full: a whole block; every-k: k blocks together
     recompute: Literal["none", "full", "every-k", "selective"] = "none"
     # every-k: blocks of which only the first one's input is kept; 0: as many as hold least
     every: CountOrNone = 0
-    # for GPUs, kept in host memory: what waits for the backward; master weights and moments, which
-    # are updated there; both
+    # what is kept in host memory, for GPUs: activations that wait for the backward; the optimiser's
+    # master weights and moments, which are updated there; or both
     offload: Literal["none", "activations", "optimizer", "all"] = "none"
     # 10**9 bytes that a rank may hold, on its GPU, or as a process on a CPU: a run that would hold more
     # is planned if its layout is open, else refused; 0: what is found
@@ -328,19 +346,21 @@ class Memory(ConfigTable, frozen=True):
 
 
 class Precision(ConfigTable, frozen=True):
-    # weights and activations; below fp32, masters and sums are fp32
+    # type of weights and activations; below fp32, master weights and sums are fp32
     compute: Literal["fp32", "fp64", "bf16", "fp16", "fp8"] = "fp32"
-    # gradients on the wire over data ranks: as they are summed, or rounded
+    # type of gradients that are sent between data ranks: that in which they are summed, or rounded to
+    # bf16
     reduce: Literal["same", "bf16"] = "same"
-    # a microbatch's product of a weight gradient, before its fp32 sum: in fp32, or rounded to
-    # `compute`; auto: bf16 on a CPU is rounded
+    # type of a microbatch's weight gradient, before its fp32 sum: fp32, or rounded to `compute`; auto:
+    # bf16 on a CPU is rounded
     products: Literal["auto", "fp32", "rounded"] = "auto"
 
 
 class Numerics(ConfigTable, frozen=True):
-    # layout: the same bits for every parallel.dp, at the cost of gradient buffers
+    # whether the bits of losses and weights depend on the number of data ranks. run: they do; layout:
+    # they are the same for every parallel.dp, at the cost of gradient buffers
     reproducible: Literal["run", "layout"] = "run"
-    # on a GPU: the same bits every time, at the cost of some kernels' speed; a CPU's always are
+    # the same bits every time on a GPU, at the cost of some kernels' speed; on a CPU they always are
     deterministic: bool = True
     # steps between comparisons of what several ranks have alike, and before a save; 0: never
     check_every: CountOrNone = 100
@@ -351,18 +371,19 @@ class Numerics(ConfigTable, frozen=True):
 class SpikesTable(ConfigTable, frozen=True):
     """Steps whose loss is far above those before."""
 
-    # count: say so; skip: make no update, and say so (run.max_skips in a row end a run); rollback:
-    # go back to the newest checkpoint of run.save_every, and don't read what was read since
+    # what a spike does. count: say so; skip: make no update, and say so (run.max_skips in a row end a
+    # run); rollback: go back to the newest checkpoint of run.save_every, and don't read what was read
+    # since
     do: Literal["nothing", "count", "skip", "rollback"] = "nothing"
-    window: Annotated[int, Meta(ge=4, le=4096)] = 64  # losses that the median is of
-    # deviations above the median, see training/checks/spikes.py
+    window: Annotated[int, Meta(ge=4, le=4096)] = 64  # number of earlier losses whose median is taken
+    # number of deviations above the median from which a loss is a spike, see training/checks/spikes.py
     threshold: Annotated[float, Meta(gt=0)] = 10.0
-    most: CountOrNone = 5  # rollbacks that end a run; 0: never
+    most: CountOrNone = 5  # number of rollbacks that end a run; 0: never
 
 
 class OptimizerTable(ConfigTable, frozen=True):
-    # muon takes the matrices between layers; embedding, head and norms are adamw's then. "module:name":
-    # an OptimizerKind of your own
+    # the optimiser. muon takes the matrices of blocks; embedding, head and norms are adamw's then;
+    # "module:name": an OptimizerKind of your own
     name: str = "adamw"
     # peak learning rate; muon scales its steps like adamw's: the same rates suit
     lr: Annotated[float, Meta(gt=0)] = 3e-3
@@ -371,25 +392,27 @@ class OptimizerTable(ConfigTable, frozen=True):
     decay: Annotated[float, Meta(ge=0)] = 0.1
     # gradient clipping: the largest norm of all gradients; 0: no clipping
     clip: Annotated[float, Meta(ge=0)] = 1.0
-    # decay rates of both moments; absent, here and below: as the optimiser has it
+    # decay rates of both moments; absent: as the optimiser has them
     betas: tuple[Share, Share] | None = None
-    eps: Annotated[float, Meta(gt=0)] | None = None  # added to the root of the second moment
+    eps: Annotated[float, Meta(gt=0)] | None = None  # epsilon, added to the root of the second moment
     momentum: Share | None = None  # share of the last step's momentum that is kept
-    nesterov: bool | None = None  # look ahead along the momentum
-    ns_steps: Annotated[int, Meta(ge=1, le=100)] | None = None  # Newton-Schulz iterations
+    nesterov: bool | None = None  # Nesterov's momentum: a step looks ahead along it
+    ns_steps: Annotated[int, Meta(ge=1, le=100)] | None = None  # number of Newton-Schulz iterations
     # weights that stay as they are, by name: "embedding.weight", "blocks.0.*"; * is any characters
     frozen: tuple[str, ...] = ()
-    # as master weights (fp64 with compute = "fp64"), or half of that, stochastically rounded
+    # type of the optimiser's moments: that of master weights (fp64 with compute = "fp64"), or bf16,
+    # stochastically rounded
     moments: Literal["fp32", "bf16"] = "fp32"
 
 
 class Schedule(ConfigTable, frozen=True):
-    # learning rate after the warm-up: falls along a cosine; stays and falls at the end (warm-up,
-    # stable, decay); or stays
+    # learning rate after the warm-up. cosine: falls along a cosine; wsd (warm-up, stable, decay): stays
+    # and falls at the end; constant: stays
     name: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup: CountOrNone = 10  # steps in which the learning rate rises to optimizer.lr
-    decay: CountOrNone = 0  # wsd: steps of the final decay; 0: a tenth of the run
-    steps: CountOrNone = 0  # that the schedule is for; later ones keep its last rate; 0: run.steps
+    warmup: CountOrNone = 10  # number of first steps, in which the learning rate rises to optimizer.lr
+    decay: CountOrNone = 0  # wsd: number of steps of the final decay; 0: a tenth of the run
+    # number of steps that the learning-rate schedule is for; later steps keep its last rate; 0: run.steps
+    steps: CountOrNone = 0
     # the last learning rate as a share of optimizer.lr
     final: Annotated[float, Meta(ge=0, le=1)] = 0.1
 
@@ -398,25 +421,26 @@ class Comm(ConfigTable, frozen=True):
     # how collectives move bytes: messages of our own, MPI's collectives, or memory that the ranks of a
     # node share; auto: by axis and size. The bits are the same
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
-    # GPU buffers: straight to MPI, or through pinned host memory; auto: straight where this MPI
-    # says that it takes them; a child process tries what isn't sure, and `direct` where the MPI
-    # says no
+    # way of GPU buffers: direct to MPI, or staged in pinned host memory; auto: direct where this MPI says
+    # that it takes them; a child process tries what isn't sure, and `direct` where the MPI says no
     device: Literal["auto", "direct", "staged"] = "auto"
     # messages between stages leave only when they are received: finds schedules that lean on
     # buffering
     synchronous: bool = False
-    # thread: enters MPI while the rank computes; worth it with a core to spare
+    # who drives MPI while a rank computes. poll: the rank itself, between instructions; thread: a thread,
+    # which is worth it with a core to spare
     progress: Literal["poll", "thread"] = "poll"
-    # gradients reduced in one operation, 2**20 bytes, but never less than a block's
+    # size of the gradients that are reduced in one operation, in 2**20 bytes; never less than a block's
     bucket_mb: Annotated[float, Meta(gt=0)] = 4.0
     # a wait longer than this is a hang; absent: from 600 s down to 60, as ten of the run's own
     # steps take
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
     # steps after which slow ranks and links are named, and every so often again; 0: never
     slow_after: CountOrNone = 50
-    # neighbouring ranks that are taken for a node; 0: as they were started
+    # number of neighbouring ranks that are taken for a node; 0: as they were started
     node_ranks: CountOrNone = 0
-    # auto: over several nodes data moves inside of nodes and between them in turn, the same bits
+    # levels of collectives. auto: over several nodes data moves inside nodes and between them in turn;
+    # one: all ranks at once. The bits are the same
     levels: Literal["auto", "one"] = "auto"
 
 
