@@ -150,7 +150,7 @@ def fit_line(
 def kernels_line(plan: Plan) -> str:
     """Say that a process with experts in 16 bits grows beyond its table on a CPU; "" of others.
 
-    Measured: torch 2.11, 4 blocks of width 128 with 4 experts on two ranks, 2026-11-26: 150 MB more than
+    Measured: torch 2.13, 4 blocks of width 128 with 4 experts on two ranks, 2026-11-26: 150 MB more than
     the table after 2 steps, 570 after 10, 830 after 30. Without oneDNN's cache of primitives 310 after 10.
     """
     if not plan.config.experts.count or plan.config.precision.compute not in ("bf16", "fp16"):
