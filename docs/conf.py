@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = str(HERE), str(HERE.parent)  # this tree, whatever else is installed
 
 from sphinx.errors import ConfigError  # noqa: E402
 

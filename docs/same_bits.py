@@ -27,10 +27,10 @@ LAYOUTS = {
     "one rank": (1, ()),
     "dp=2, zero=0": (2, ("parallel.dp=2", "parallel.zero=0")),
     "dp=2, zero=1": (2, ("parallel.dp=2", "parallel.zero=1")),
-    "dp=2, zero=2": (2, ("parallel.dp=2", "parallel.zero=2", "parallel.reduce=step")),
-    "dp=2, zero=3": (2, ("parallel.dp=2", "parallel.zero=3", "parallel.reduce=step")),
+    "dp=2, zero=2, reduce=step": (2, ("parallel.dp=2", "parallel.zero=2", "parallel.reduce=step")),
+    "dp=2, zero=3, reduce=step": (2, ("parallel.dp=2", "parallel.zero=3", "parallel.reduce=step")),
     "dp=4, zero=1": (4, ("parallel.dp=4", "parallel.zero=1")),
-    "dp=4, zero=3, dp_shard=2": (
+    "dp=4, zero=3, dp_shard=2, reduce=step": (
         4, ("parallel.dp=4", "parallel.zero=3", "parallel.dp_shard=2", "parallel.reduce=step"),
     ),
     'one rank, reproducible="layout"': (1, TREE),

@@ -1,7 +1,10 @@
 """The documents: links, commands, sentences, terms, and lists that must be whole."""
 
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 from statistics import mean
 
 import pytest
@@ -199,3 +202,15 @@ def test_messages_of_the_page_of_troubleshooting_are_in_the_source():
         assert not words or len(found) >= LEAST_OF_A_MESSAGE, (
             f"{heading}: no more than {found!r} is in the source"
         )
+
+
+def test_pages_are_made_from_this_tree(tmp_path):
+    (tmp_path / "mpitrain").mkdir()
+    (tmp_path / "mpitrain" / "__init__.py").write_text('__version__ = "of another tree"\n')
+    code = f"import runpy; print(runpy.run_path({str(DOCS / 'conf.py')!r})['made_pages'].pages.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert Path(ran.stdout.strip()).is_relative_to(DOCS.parent)
