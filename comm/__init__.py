@@ -5,7 +5,8 @@ comm.base.world.connect() starts MPI, when the rank is guarded.
 What sends nothing never does: on a login node MPI may refuse to start. Python runs this file before
 every module of the package.
 
-Rooms and files from the top down; each imports what stands below it only (tests/runs/test_layering.py).
+Rooms and files from the top down; each imports what stands below it only
+(tests/runs/test_layering.py).
 
 standins/                       axes that send nothing: a rehearsal, and a replay of one rank alone
 mesh                            all axes of a rank: builds, names and frees their communicators

@@ -146,8 +146,8 @@ class Axis:
         carried to the host.
         num_bytes: what an account calls the size of the operation `name`, see wire.py.  The
         Pending's result is `result`, and `what` names it in a hang report.
-        expected: the instruction by which other ranks do their part of it; the one that runs here, if
-        not given.
+        expected: the instruction by which other ranks do their part of it; the one that runs here,
+        if not given.
         """
         assert self.carried.allows(name, self.size), (
             f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"

@@ -1,6 +1,7 @@
 """Pipeline schedules as tables: plain Python, no torch, no MPI.
 
-Rooms and files from the top down; each imports what stands below it only (tests/runs/test_layering.py).
+Rooms and files from the top down; each imports what stands below it only
+(tests/runs/test_layering.py).
 
 catalog                           name -> table: what users type; finds the files of families/
 formats/                          file -> table: users' own, from text, CSV or PyTorch's; and the

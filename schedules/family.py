@@ -21,8 +21,8 @@ Rows = list[list[Action]]
 class ScheduleFamily(NamedTuple):
     """How a named schedule is made, which options it understands, and which rank has which stage.
 
-    Whoever uses the library can have one of his own: a function of stage_per_rank()'s, or rows of all
-    ranks.
+    Whoever uses the library can have one of his own: a function of stage_per_rank()'s, or rows of
+    all ranks.
 
     name: what users type; one with a name in a file of schedules/families/ is in the catalogue.
     """

@@ -238,8 +238,8 @@ class Actor:
         """Run one training step on this rank's microbatches. Collective over all ranks.
 
         watch: counts what is held after every instruction.
-        pass_runner: runs the gradient pass, once or again: each time it does the same, from the same
-        weights; the gradients of the last one are used.
+        pass_runner: runs the gradient pass, once or again: each time it does the same, from the
+        same weights; the gradients of the last one are used.
         Raises HangError, naming the message waited for.
         """
         before = self.training[: self._update_at]

@@ -1,8 +1,8 @@
 """Events of torch's profiler, by instruction: times of operations, and one file of several ranks.
 
 An operation belongs to the instruction within which the host has started it; a kernel, to the one
-that has launched it. Events are those of the Trace Event Format, which Perfetto and chrome://tracing
-open; times are in microseconds.
+that has launched it. Events are those of the Trace Event Format, which Perfetto and
+chrome://tracing open; times are in microseconds.
 """
 
 from bisect import bisect_right

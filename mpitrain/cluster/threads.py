@@ -1,7 +1,7 @@
 """How many threads a rank computes with.
 
-One unless asked for more: what a rank allocates is first touched by its own thread, so it lies in the
-NUMA domain to which the launcher has bound the rank (mpirun --bind-to, srun --cpu-bind).
+One unless asked for more: what a rank allocates is first touched by its own thread, so it lies in
+the NUMA domain to which the launcher has bound the rank (mpirun --bind-to, srun --cpu-bind).
 
 No torch, so that a wrong number is refused before all ranks load it.
 """

@@ -16,16 +16,16 @@ launcher kills all ranks milliseconds after the first has died, and so it is lif
 once, that tell which was the first, even to a watchdog that gets no processor meanwhile.
 
 The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of
-the first node asks those of the others (nodes.py), and says who is behind (hang_analysis.py), unless a
-rank of any node is still at work. Then the job is ended: a rank is asked to (by MPI_Abort, with the
-exit code), a moment later all are, and what is left is killed. A stopped process can do nothing of
-this itself, and neither can one that was killed, crashed, or is held in a system call: so this is a
-process of its own. It may be stopped itself: it holds what the launcher waits for, so a rank
-continues it (guard.py), and so does the system when the rank that started it ends.
+the first node asks those of the others (nodes.py), and says who is behind (hang_analysis.py),
+unless a rank of any node is still at work. Then the job is ended: a rank is asked to (by MPI_Abort,
+with the exit code), a moment later all are, and what is left is killed. A stopped process can do
+nothing of this itself, and neither can one that was killed, crashed, or is held in a system call:
+so this is a process of its own. It may be stopped itself: it holds what the launcher waits for, so
+a rank continues it (guard.py), and so does the system when the rank that started it ends.
 
-It is there from the first line of the first rank of this node, found as watchdog_rendezvous.py says. Which
-ranks are to come, and where the watchdogs of other nodes are, it learns when MPI has started;
-until then each rank watches its own limit, and it reports those that fail or are gone.
+It is there from the first line of the first rank of this node, found as watchdog_rendezvous.py
+says. Which ranks are to come, and where the watchdogs of other nodes are, it learns when MPI has
+started; until then each rank watches its own limit, and it reports those that fail or are gone.
 
 Standard library only.
 """

@@ -21,8 +21,8 @@ class SamplingRules:
     top_k: of so many tokens, the likeliest, and of more that are as likely as the last; 0: of all.
     top_p: of the fewest tokens that have this probability together (arXiv:1904.09751, section 3.1).
     min_p: of tokens that have this share of the likeliest one's probability (arXiv:2407.01082).
-    repetition_penalty: logits of tokens that the text has are divided by it, negative ones multiplied
-    (arXiv:1909.05858, section 4.1); 1: none.
+    repetition_penalty: logits of tokens that the text has are divided by it, negative ones
+    multiplied (arXiv:1909.05858, section 4.1); 1: none.
     """
 
     temperature: float = 0.8

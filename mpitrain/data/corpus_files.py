@@ -2,8 +2,8 @@
 
 What is left out of it, and everything that can be wrong with files.
 
-A folder is read with all that is in it, linked folders too: the files with a suffix of the source. A
-file that is named, or matched by a pattern, is read whatever its suffix. Of files with the same
+A folder is read with all that is in it, linked folders too: the files with a suffix of the source.
+A file that is named, or matched by a pattern, is read whatever its suffix. Of files with the same
 content the first one is read.
 """
 

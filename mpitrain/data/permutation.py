@@ -84,8 +84,8 @@ ORDERS: dict[str, Callable[[int, int], Order]] = {FEISTEL: FeistelOrder, SORTED:
 def even_side(num_windows: int) -> int:
     """Return the least even side of a square that has a cell for each window.
 
-    A shift by one of an even number of places is an odd permutation. With an odd side all rounds are even
-    ones, and even permutations of a few windows come more often than odd ones.
+    A shift by one of an even number of places is an odd permutation. With an odd side all rounds
+    are even ones, and even permutations of a few windows come more often than odd ones.
     """
     least = math.isqrt(num_windows - 1) + 1
     return least + least % 2

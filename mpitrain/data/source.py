@@ -94,8 +94,8 @@ class Source:
     """A form of files, and how it is read.
 
     name: value of data.source, of a source in data/sources/.
-    read: yields the documents of a file from a position within it on, always the same in the same order,
-    given data.text_key. Raises Damaged, and OSError.
+    read: yields the documents of a file from a position within it on, always the same in the same
+    order, given data.text_key. Raises Damaged, and OSError.
     suffixes: of the files that are read of a folder, in any case.
     most_bytes: of a file.
     excludes: tells by their names which files and folders in a folder are no part of a corpus.
@@ -103,7 +103,8 @@ class Source:
     advice: what to do about a damaged file; `{text_key}` stands for that key.
     keyed: data.text_key decides what is read.
     bundled: the corpus, if it has one of its own.
-    version: is raised when the same files give other documents; tokens prepared before are made anew then.
+    version: is raised when the same files give other documents; tokens prepared before are made
+    anew then.
     """
 
     name: str

@@ -2,9 +2,10 @@
 
     hidden = activation(gate) * scale(up)
 
-Dense feed-forwards call them by GatedProduct, as one function or compiled (functions.py, compiled.py);
-experts call them between their own products; a feed-forward without a gate calls `activation` alone, of
-what would be the gate, and `grad_of_gate`. A family hands an object to its layers, whose methods import
+Dense feed-forwards call them by GatedProduct, as one function or compiled (functions.py,
+compiled.py); experts call them between their own products; a feed-forward without a gate calls
+`activation` alone, of what would be the gate, and `grad_of_gate`. A family hands an object to its
+layers, whose methods import
 what they need: no torch here.
 """
 

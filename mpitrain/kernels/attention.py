@@ -14,8 +14,9 @@
 
 A token that is generated has one query: attention_one_query.py.
 
-Tiles are made where the sequence is spread over ranks (context parallelism), in a sliding window, with
-sinks and with soft caps. Which kernel it is depends on processor, type and shape alone: same bits.
+Tiles are made where the sequence is spread over ranks (context parallelism), in a sliding window,
+with sinks and with soft caps. Which kernel it is depends on processor, type and shape alone: same
+bits.
 """
 
 from dataclasses import dataclass, replace
@@ -37,8 +38,9 @@ class AttentionRequest:
     soft_cap: c: scores become c tanh(score / c); 0: none (attention_products.py).
     sinks: [H], for each head the score of one more key, whose value is 0 (attention_window.py).
     mask: 0 or -inf, added to the scores instead of causality, [B, 1, T, S] or [T, S].
-    documents: the number of each position's document in the whole sequence, [B, T] or [T], integers: a
-    query sees its own document only. Read where the sequence is spread over ranks; else a mask says it.
+    documents: the number of each position's document in the whole sequence, [B, T] or [T],
+    integers: a query sees its own document only. Read where the sequence is spread over ranks; else
+    a mask says it.
     dropout: of probabilities (dropout.py); None: none.
     """
 

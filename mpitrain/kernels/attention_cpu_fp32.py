@@ -1,10 +1,10 @@
 """Attention on a CPU by oneDNN's products: of one key-value head and some queries at a time.
 
-What it makes and takes is what attention_tiles.py does: the result and the log-sum-exp, from which the
-backward makes the probabilities again. torch's own attention multiplies fp32 by MKL, and is slow in
-16 bits, most of all its backward. R queries of the G heads that share keys are the rows of a matrix
-[R G, C], whose scores [R G, S] stay in the cache. Softmax and sums are fp32; factors have the type
-of the queries, or fp32 where the processor multiplies that instead (kernels/processor.py).
+What it makes and takes is what attention_tiles.py does: the result and the log-sum-exp, from which
+the backward makes the probabilities again. torch's own attention multiplies fp32 by MKL, and is
+slow in 16 bits, most of all its backward. R queries of the G heads that share keys are the rows of
+a matrix [R G, C], whose scores [R G, S] stay in the cache. Softmax and sums are fp32; factors have
+the type of the queries, or fp32 where the processor multiplies that instead (kernels/processor.py).
 """
 
 import math

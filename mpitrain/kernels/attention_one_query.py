@@ -1,6 +1,7 @@
 """Attention of the one query of a token that is generated, to the keys and values of all before it.
 
-B texts, H query heads, K key-value heads, G = H / K that share keys, S keys, C width of a key, V of a value.
+B texts, H query heads, K key-value heads, G = H / K that share keys, S keys, C width of a key, V of
+a value.
 """
 
 import torch

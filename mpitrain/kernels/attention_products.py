@@ -4,8 +4,8 @@ and with dropout of probabilities.
 B sequences, H query heads, K key-value heads (K divides H), T queries, S keys, C width of a head.
 Queries of one key-value head are side by side, as rows of one matrix.
 
-A soft cap c bounds the scores: c tanh(score / c) (Gemma 2, arXiv:2408.00118, section 2). No kernel of
-torch knows one. As all scores at once would be most memory, ROWS queries are taken at a time.
+A soft cap c bounds the scores: c tanh(score / c) (Gemma 2, arXiv:2408.00118, section 2). No kernel
+of torch knows one. As all scores at once would be most memory, ROWS queries are taken at a time.
 
 Dropout (dropout.py) is of the probabilities that values are multiplied by, and not of their sum:
 the log-sum-exp is that without it, and tiles add up as ever. The backward makes its mask again.
@@ -60,8 +60,8 @@ def attend_capped(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do what attend() does with soft-capped scores, or with dropout.
 
-    The output is in memory as the queries, mostly with the heads of a position side by side: then the
-    product behind attention keeps no copy.
+    The output is in memory as the queries, mostly with the heads of a position side by side: then
+    the product behind attention keeps no copy.
     """
     out_BHTC = torch.empty_like(q_BHTC)
     lse_BHT = q_BHTC.new_empty(q_BHTC.shape[:-1], dtype=wide(q_BHTC.dtype))

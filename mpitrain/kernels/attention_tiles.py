@@ -40,7 +40,8 @@ def attend(
 
     causal: T = S and key s is visible from query s on.
     visible: bool [B, 1, T, S] instead; it includes causality.
-    request: its scale and its soft cap are those of a tile; window, sinks and documents are the caller's.
+    request: its scale and its soft cap are those of a tile; window, sinks and documents are the
+    caller's.
     """
     kernel = choose(request, q_BHTC, k_BKSC, masked=visible is not None, tile=True)
     if kernel is Kernel.PRODUCTS_OF_SOME_ROWS:

@@ -32,8 +32,8 @@ def attend_in_window(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], sinks included, fp32 or fp64.
 
-    visible: what may be seen besides, bool, broadcast to [B, 1, T, S]; every query sees itself. It is what
-    the request's mask or its documents say.
+    visible: what may be seen besides, bool, broadcast to [B, 1, T, S]; every query sees itself. It
+    is what the request's mask or its documents say.
     """
     found = [
         attend(

@@ -39,8 +39,8 @@ class DropoutDraw(NamedTuple):
 def philox(counter: Sequence[Any], key: tuple[int, int]) -> list[Any]:
     """Return 4 words of 32 bits for a counter of 4 and a key of 2.
 
-    counter: integers, or int64 tensors that broadcast. A product of two words has 64 bits: of int64,
-    which wraps round, the shift brings the sign back and the mask takes it off.
+    counter: integers, or int64 tensors that broadcast. A product of two words has 64 bits: of
+    int64, which wraps round, the shift brings the sign back and the mask takes it off.
     """
     a, b, c, d = counter
     for number in range(ROUNDS):

@@ -121,8 +121,8 @@ class Projection(Segment):
     biases: of queries, keys and values.
     norms: of each head's queries, and of its keys.
     head_width: 0: that of `rotary`.
-    whole: norms are of all heads together. With tensor parallelism an item behind this one has them, and
-    here nothing is turned or divided into heads.
+    whole: norms are of all heads together. With tensor parallelism an item behind this one has
+    them, and here nothing is turned or divided into heads.
     """
 
     def __init__(

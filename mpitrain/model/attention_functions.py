@@ -1,7 +1,8 @@
 """Attention as functions that autograd calls, by each of its kernels.
 
-Their result can be made again, as in selective.py. A request is kept for the backward without its tensors:
-a mask is saved by autograd; sinks are read anew, for with ZeRO-3 weights are dropped and fetched again.
+Their result can be made again, as in selective.py. A request is kept for the backward without its
+tensors: a mask is saved by autograd; sinks are read anew, for with ZeRO-3 weights are dropped and
+fetched again.
 """
 
 from collections.abc import Callable

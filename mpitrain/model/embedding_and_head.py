@@ -1,8 +1,8 @@
 """What computes the ends of a model: the lookup of tokens; the last norm, logits and loss.
 
 With tensor parallelism the vocabulary is divided (Megatron-LM, arXiv:1909.08053, section 3): rank r
-holds the rows from V*r/tp to V*(r+1)/tp of the table, for any V: nothing has to be padded. Written by
-hand: the head's softmax goes over all ranks, and integers have no gradient. B sequences of a
+holds the rows from V*r/tp to V*(r+1)/tp of the table, for any V: nothing has to be padded. Written
+by hand: the head's softmax goes over all ranks, and integers have no gradient. B sequences of a
 microbatch, T tokens each, N = B T, D width, V vocabulary.
 """
 
@@ -52,7 +52,8 @@ class LogitLimits(NamedTuple):
     """What logits [..., V] may be. weight: of the head, or this rank's rows of it.
 
     padding: rows of all ranks, at the end, that no token has: they are never predicted.
-    soft_cap: c: logits become c tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2); 0: they stay.
+    soft_cap: c: logits become c tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2); 0: they
+    stay.
     """
 
     weight: Parameter

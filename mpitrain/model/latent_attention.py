@@ -27,8 +27,8 @@ from mpitrain.parallel.zero.parameters import Parameter
 class LatentWidths(NamedTuple):
     """Numbers of a position.
 
-    queries, kv, rotary: of what is gathered: what queries are made of, what keys and values are, and the
-    rotary part of keys.
+    queries, kv, rotary: of what is gathered: what queries are made of, what keys and values are,
+    and the rotary part of keys.
     head, value: of a head's queries and keys, without positions; of its values.
     """
 

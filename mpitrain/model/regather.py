@@ -1,7 +1,7 @@
 """Sequence parallelism that keeps no gathered input (parallel.regather).
 
-A layer that tp divides computes on all positions of the sequence. A rank keeps its own slice of them
-(arXiv:2205.05198, section 4.2.2):
+A layer that tp divides computes on all positions of the sequence. A rank keeps its own slice of
+them (arXiv:2205.05198, section 4.2.2):
 
     forward   norm of the slice | gather | products ...       the gathered input is dropped
     backward  slice once more   | gather started
@@ -9,9 +9,9 @@ A layer that tp divides computes on all positions of the sequence. A rank keeps 
                                 | gathered input arrives: weight gradients are handed over
                                 | scatter | norm of the slice
 
-A norm's input is kept, and its output computed again by the same operations. So the gathered values,
-and the bits of all gradients, are the same. A backward sends one all-gather more. In a backward for
-inputs (I) the gathered input stays until the one for weights (W).
+A norm's input is kept, and its output computed again by the same operations. So the gathered
+values, and the bits of all gradients, are the same. A backward sends one all-gather more. In a
+backward for inputs (I) the gathered input stays until the one for weights (W).
 """
 
 from collections.abc import Sequence

@@ -57,7 +57,8 @@ def weigh(logits_NE: torch.Tensor, experts_NK: torch.Tensor, settings: Settings)
 def _of_best_groups(scores_NE: torch.Tensor, settings: Settings) -> torch.Tensor:
     """Return scores that are -inf but for experts of the best groups.
 
-    A group is as good as the sum of its two best experts (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    A group is as good as the sum of its two best experts (DeepSeek-V3, arXiv:2412.19437, section
+    2.1.2).
     """
     grouped = scores_NE.unflatten(-1, (settings.groups, -1))
     of_group = grouped.sort(dim=-1, descending=True).values[..., :2].sum(-1)

@@ -4,8 +4,8 @@ arXiv:2501.00656, section 3).
     forward   squares of each position, of the heads here | sum over tp | scale, turn, head by head
     backward  turn back | gradient along the vector, of the heads here | sum over tp | gradient
 
-Both sums are two numbers a position, of queries and of keys. A rank that repeats the keys of another has
-them in the sum of squares, too; its gradient is that of its own queries.
+Both sums are two numbers a position, of queries and of keys. A rank that repeats the keys of
+another has them in the sum of squares, too; its gradient is that of its own queries.
 """
 
 from collections.abc import Sequence

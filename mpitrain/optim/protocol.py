@@ -39,8 +39,8 @@ class OptimizerParts:
     settings: resolved.
     pieces: what this rank updates.
     seed: of the random bits that round moments.
-    rounds, device: for a kind that needs whole matrices: who has which and who computes it, and where
-    gradients are. Pieces can be in host memory, whose processor is no match for matrix
+    rounds, device: for a kind that needs whole matrices: who has which and who computes it, and
+    where gradients are. Pieces can be in host memory, whose processor is no match for matrix
     products.
     """
 

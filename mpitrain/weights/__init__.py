@@ -13,6 +13,7 @@ proof            what was written, read back and compared
 logits           the same logits by transformers, in a child process
 
 What a family has is said by its own file (plan/declared/hugging_face.py). The safetensors library
-isn't used: it maps files into memory, where a file that is cut while it is read ends the process; it
-takes a key twice; it has no bf16 for numpy; and it writes a shard from memory that holds all of it.
+isn't used: it maps files into memory, where a file that is cut while it is read ends the process;
+it takes a key twice; it has no bf16 for numpy; and it writes a shard from memory that holds all of
+it.
 """

@@ -48,8 +48,9 @@ def all_finite(array: np.ndarray) -> bool:
 def difference_from_bf16(exact: np.ndarray, rounded: np.ndarray) -> float | None:
     """Return the largest difference of fp32 numbers from the bf16 ones that they were rounded to.
 
-    rounded: these as fp32. None if one of them isn't the nearest, of two the one with an even last bit.
-    In fewer passes than cast() takes, and by another way: the bits of neighbours in bf16 are 2^16 apart.
+    rounded: these as fp32. None if one of them isn't the nearest, of two the one with an even last
+    bit. In fewer passes than cast() takes, and by another way: the bits of neighbours in bf16 are
+    2^16 apart.
     """
     apart = rounded.view(np.int32) - exact.view(np.int32)
     if not apart.any():

@@ -110,7 +110,8 @@ class Matched:
     """The weights of a model that a folder holds.
 
     weights: all, with the names that the folder has.
-    head: the tensor of a tied model's head, if it lies there besides: its numbers are the embedding's.
+    head: the tensor of a tied model's head, if it lies there besides: its numbers are the
+    embedding's.
     ignored: names of tensors that hold nothing of the model.
     """
 

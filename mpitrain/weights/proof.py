@@ -1,5 +1,6 @@
 """The proof of an export: its files are read back by the way in, and every weight is compared with the
-checkpoint's, bit for bit, after the one cast that is stated. The checkpoint is held against its digests.
+checkpoint's, bit for bit, after the one cast that is stated. The checkpoint is held against its
+digests.
 """
 
 import math

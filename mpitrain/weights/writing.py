@@ -1,7 +1,7 @@
 """The safetensors files of an export: which tensors are in which, and writing one.
 
-What is in memory is a few megabytes of a tensor; of one that is put together of several weights, or lies
-otherwise than here, that tensor.
+What is in memory is a few megabytes of a tensor; of one that is put together of several weights, or
+lies otherwise than here, that tensor.
 """
 
 import math

@@ -1,7 +1,8 @@
 """`mpitrain bench machine`: every rank measures at the same time, as ranks of a run compute; rank 0 writes.
 
-A figure is the median over ranks and repeats, and its spread the distance of the quartiles, as a share of it.
-What can't be measured, a link that no two ranks have or a data sheet's peak, is that of a machine like it.
+A figure is the median over ranks and repeats, and its spread the distance of the quartiles, as a
+share of it. What can't be measured, a link that no two ranks have or a data sheet's peak, is that
+of a machine like it.
 """
 
 import os
@@ -56,8 +57,8 @@ def bench(
 ) -> int:
     """Measure the machine that these ranks are on, print what was found and write its file.
 
-    Collective over all ranks. like: the machine whose figures stand where none can be measured. Raises
-    ConfigError.
+    Collective over all ranks. like: the machine whose figures stand where none can be measured.
+    Raises ConfigError.
     """
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)

@@ -3,8 +3,8 @@
 Known from the configuration alone, before anything runs.
 
 The actor itself walks the rank's program, on axes on which nothing travels, with items that compute
-nothing. Whatever stands between the items of blocks is the code that trains; what an item starts, its
-layer declares (Layer.traffic, plan/declared/layer.py).
+nothing. Whatever stands between the items of blocks is the code that trains; what an item starts,
+its layer declares (Layer.traffic, plan/declared/layer.py).
 """
 
 import json

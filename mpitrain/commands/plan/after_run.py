@@ -1,7 +1,8 @@
 """What was predicted of a run and what it measured, side by side: a few lines at its end.
 
 Predicted are the time of a step and its parts, as by `mpitrain plan`, from the figures of a machine
-(run.machine); what rank 0 sends, as by `mpitrain program --traffic`; its memory, as by `mpitrain memory`.
+(run.machine); what rank 0 sends, as by `mpitrain program --traffic`; its memory, as by `mpitrain
+memory`.
 
     waiting    of the rank that waited least, which the slowest pipeline rank is. Of pp it is predicted
                as the bubble of the schedule

@@ -108,7 +108,8 @@ def goodput(
 ) -> Goodput:
     """Return how long a training takes, and the best interval of saves.
 
-    Young (CACM 17, 1974) and Daly (FGCS 22, 2006): sqrt(2 save_s mtbf); hours: between failures of a node.
+    Young (CACM 17, 1974) and Daly (FGCS 22, 2006): sqrt(2 save_s mtbf); hours: between failures of
+    a node.
     """
     steps = math.ceil(tokens / layout.tokens)
     nodes = -(-layout.ranks // machine.ranks_per_node)

@@ -26,7 +26,8 @@ from mpitrain.plan.predict.step_time.machine import MachineRates
 class SweptLayout(NamedTuple):
     """A layout, and what came of it.
 
-    measured_s, predicted_s: seconds of a step. held_gb: of the fullest rank, by prediction, in 10**9 bytes.
+    measured_s, predicted_s: seconds of a step. held_gb: of the fullest rank, by prediction, in
+    10**9 bytes.
     refused: why it can't run, else "". What isn't known is None.
     """
 

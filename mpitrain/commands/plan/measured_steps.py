@@ -84,8 +84,8 @@ def _planned_here(asked: PlanRequest, count: int) -> tuple[str, list[ToMeasure]]
 class MeasuredStep(NamedTuple):
     """A step: its seconds, of the slowest rank, and how long the rank that waited least stood still.
 
-    Both of so many steps: the median, and the mean. waiting_s: for messages of every axis, and of pp for
-    the schedule's bubble.
+    Both of so many steps: the median, and the mean. waiting_s: for messages of every axis, and of
+    pp for the schedule's bubble.
     """
 
     seconds: float

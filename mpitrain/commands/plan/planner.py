@@ -298,8 +298,8 @@ def _chosen(
 ) -> tuple[list[RunnableLayout], str]:
     """Return the best layouts that a run accepts and that fit, by the run's own plan.
 
-    Further layouts are planned until some fit; those that don't are counted, and put into `unfit`. With
-    them comes what a run says of the first that it refuses, if it refuses any.
+    Further layouts are planned until some fit; those that don't are counted, and put into `unfit`.
+    With them comes what a run says of the first that it refuses, if it refuses any.
     """
     chosen: list[RunnableLayout] = []
     refusal = ""

@@ -12,7 +12,8 @@ from mpitrain.training.measured_run import Compare, MeasuredRun
 def comparison(path: str | None, machine: str, world: World) -> Compare:
     """Return what makes the table at the end, and calibrates a machine's file if one is named.
 
-    machine: run.machine. Raises ConfigError, alike on all ranks, for a file that a run must not write.
+    machine: run.machine. Raises ConfigError, alike on all ranks, for a file that a run must not
+    write.
     Collective over all ranks.
     """
     if path is None:

@@ -1,8 +1,8 @@
 """The layout of a run whose configuration leaves it open: the default, or the planner's first choice.
 
 The default stays where it fits. It gives way if it doesn't, if a measured machine (run.machine) is
-predicted to be faster by GAIN with another one, or if run.layout = "planned" asks for that. What the run
-directory has recorded is taken again by as many ranks.
+predicted to be faster by GAIN with another one, or if run.layout = "planned" asks for that. What
+the run directory has recorded is taken again by as many ranks.
 """
 
 from contextlib import suppress
@@ -60,7 +60,8 @@ class PlannedLayout(NamedTuple):
 def choose_layout(request: LayoutRequest) -> AnsweredLayout:
     """Return the configuration with the layout that a run takes, and why if that isn't the default.
 
-    Raises ConfigError for a configuration that can't work, and with run.layout = "planned" if nothing fits.
+    Raises ConfigError for a configuration that can't work, and with run.layout = "planned" if
+    nothing fits.
     """
     given = request.config
     mode = given.run.layout

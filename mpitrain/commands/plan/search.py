@@ -52,8 +52,8 @@ class Candidate(NamedTuple):
 class SearchResult(NamedTuple):
     """What a search found.
 
-    ranked: best first. refused: how many, by reason. tried: all. example: why the first of those can't be
-    that don't divide.
+    ranked: best first. refused: how many, by reason. tried: all. example: why the first of those
+    can't be that don't divide.
     """
 
     ranked: list[Candidate]
@@ -72,8 +72,8 @@ def searches(
 ) -> Iterator[SearchResult]:
     """Yield what search() finds, and then ever leaner layouts, for as long as memory left some out.
 
-    A run holds buffers that formulas don't have, so all that they let pass may not fit. The caller puts
-    into `unfit` what didn't. Last come the leanest by formulas, whatever time they take.
+    A run holds buffers that formulas don't have, so all that they let pass may not fit. The caller
+    puts into `unfit` what didn't. Last come the leanest by formulas, whatever time they take.
     """
     found = search(shape, base, machine, fixed, limit)
     yield found

@@ -120,8 +120,8 @@ def main(
 ) -> int:
     """Export a step; each rank writes and reads back a part of it. Return 0. Collective.
 
-    Raises InputError, and leaves nothing, for what can't be exported; ExportError, with what was written
-    beside the target, if it isn't what was to be.
+    Raises InputError, and leaves nothing, for what can't be exported; ExportError, with what was
+    written beside the target, if it isn't what was to be.
     """
     begin_s = time.monotonic()
     keep_freed_memory()  # or each of thousands of bands has the kernel clear its pages anew

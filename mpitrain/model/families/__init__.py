@@ -9,5 +9,6 @@ fields, names  of config.json and of weights in Hugging Face folders, which fami
 catalog        the plan of a configuration
 
 A new family is one file, here or, as model.family = "module:name", anywhere on Python's path:
-tests/support/new_family.py has an activation of its own, norms behind sublayers and soft-capped scores.
+tests/support/new_family.py has an activation of its own, norms behind sublayers and soft-capped
+scores.
 """

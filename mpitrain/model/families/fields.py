@@ -228,7 +228,8 @@ def read_rope_by_kind(fields: Fields, theta: float, window_theta: float, *, of_w
     """Read rotary positions, of which blocks with a window have a theta of their own, and no scaling.
 
     Behind read_windows(). theta, window_theta: the class's.  of_window: 4.x's field of the latter; without
-    one 4.x has one theta for all blocks, and 5.x the class's for those with a window: that is refused.
+    one 4.x has one theta for all blocks, and 5.x the class's for those with a window: that is
+    refused.
     """
     full, own = _objects_by_kind(fields)
     read_rope(fields, theta, found=full)
@@ -339,7 +340,8 @@ def read_windows_if_used(fields: Fields, letters: str = "", *, absent: int = 409
 def write_windows(config: Config, *, absent: int | None = 4096) -> dict[str, Any]:
     """Return what read_windows() reads.
 
-    absent: written where no block has a window: most classes of transformers need a number even then.
+    absent: written where no block has a window: most classes of transformers need a number even
+    then.
     """
     own = config.attention
     letters = own.window_blocks if own.window else "f"

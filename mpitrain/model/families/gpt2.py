@@ -32,7 +32,8 @@ DROPOUTS = {  # fields of config.json, and our keys
 def _gpt2(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model.
 
-    Raises ConfigError for a sequence without positions, for further tokens, and for separate documents.
+    Raises ConfigError for a sequence without positions, for further tokens, and for separate
+    documents.
     """
     model = config.model
     if config.data.sequence > model.positions:

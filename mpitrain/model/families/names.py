@@ -1,8 +1,8 @@
 """Names of weights in Hugging Face folders, of the layers that families share (transformers 5.24).
 
-Ours on the left, theirs on the right: {block} is the number of a block, {expert} of an expert, each of
-which is a tensor of its own there. A weight that is stored otherwise (gpt-oss's experts, the rotary rows
-of DeepSeek) has a Stored (plan/declared/hugging_face.py) instead of a name.
+Ours on the left, theirs on the right: {block} is the number of a block, {expert} of an expert, each
+of which is a tensor of its own there. A weight that is stored otherwise (gpt-oss's experts, the
+rotary rows of DeepSeek) has a Stored (plan/declared/hugging_face.py) instead of a name.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """OLMo 2 and 3 (arXiv:2501.00656, section 3; 2512.13961).
 
-Llama with norms behind sublayers, and none before; queries and keys are normed over all heads together.
-OLMo 3 has windows in three of four blocks, and scales the positions of the others only.
+Llama with norms behind sublayers, and none before; queries and keys are normed over all heads
+together. OLMo 3 has windows in three of four blocks, and scales the positions of the others only.
 """
 
 from typing import Any

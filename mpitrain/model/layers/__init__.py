@@ -10,6 +10,6 @@
     experts             a mixture of experts: router, experts, shared experts
     multi_token         heads that predict further tokens
 
-What computes a layer has the same file name in mpitrain/model/. Layer in mpitrain/plan/declared/layer.py
-is the protocol.
+What computes a layer has the same file name in mpitrain/model/. Layer in
+mpitrain/plan/declared/layer.py is the protocol.
 """

@@ -63,7 +63,8 @@ class Attention:
     normed_whole: those of all heads together have one, which tp divides (model/width_norm.py).
     dropout, residual_dropout: the shares that are dropped of the probabilities, and of what block
     `block` adds to the residual stream.
-    biased, biased_output: the products of queries, keys and values have a bias, and that of the output.
+    biased, biased_output: the products of queries, keys and values have a bias, and that of the
+    output.
     head_width: of a head; 0: that of `rope`.
     scale: what scores are multiplied by; None: 1 / sqrt(width of a head).
     window: positions that a query sees, its own included; 0: all before it.

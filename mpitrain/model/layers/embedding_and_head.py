@@ -87,7 +87,8 @@ class Embedding:
 class Head:
     """tied: with the weights of the embedding.  eps, kind: of the norm.
 
-    soft_cap: c: logits become c tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2); 0: they stay.
+    soft_cap: c: logits become c tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2); 0: they
+    stay.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()

@@ -174,7 +174,8 @@ class LatentAttention:
 def latent_heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of latent attention that are open, by the width of a head.
 
-    DeepSeek-V2, arXiv:2405.04434, section 3.1.2; V3's are the same. Raises ConfigError for what can't be.
+    DeepSeek-V2, arXiv:2405.04434, section 3.1.2; V3's are the same. Raises ConfigError for what
+    can't be.
     found: the keys of the table `attention`, with their values so far.
     """
     width = found["head_width"] or width_of_head(model)

@@ -32,8 +32,8 @@ class Rope:
     rounded: its ramp between fast and slow pairs begins and ends with a whole pair.
     llama3: Llama 3.1's scaling, None for none.
     linear: by which positions are divided (arXiv:2306.15595); 1: none.
-    fast, slow: turns within `length` of pairs that YaRN leaves as they are, and of those that it slows
-    by the whole factor.
+    fast, slow: turns within `length` of pairs that YaRN leaves as they are, and of those that it
+    slows by the whole factor.
     """
 
     width: int

@@ -126,8 +126,9 @@ class Muon:
 def _is_hidden_matrix(piece: "ParameterShard") -> bool:
     """Return whether a piece of this optimiser is of a matrix between two layers.
 
-    Of these pieces it is what optim/matrices.py: is_hidden_matrix says of any parameter: frozen ones
-    aren't given to an optimiser (optim/optimizer.py). Imported from there, it would import torch.
+    Of these pieces it is what optim/matrices.py: is_hidden_matrix says of any parameter: frozen
+    ones aren't given to an optimiser (optim/optimizer.py). Imported from there, it would import
+    torch.
     """
     return piece.spec.group == "matrix"
 

@@ -19,8 +19,8 @@ need it, and are resumed with its result. On an axis of size 1 they send nothing
                                                                           [B, K, t, C], t = T/c
     grads = yield from attention.backward(saved, grad_of_out, request)    of q, k and v
 
-`request.documents` [B, T] or [T]: a number for each position of the *whole* sequence, in order, alike on
-all ranks: every rank can read it with the tokens, so it needs no message. RoPE is the caller's, at
+`request.documents` [B, T] or [T]: a number for each position of the *whole* sequence, in order,
+alike on all ranks: every rank can read it with the tokens, so it needs no message. RoPE is the caller's, at
 placement.positions(rank), before the attention. Windows and sinks stand in
 kernels/attention_window.py, soft caps in kernels/attention_products.py.
 """

@@ -74,8 +74,8 @@ def tile_mask(
 ) -> tuple[bool, torch.Tensor | None]:
     """Return whether anything of a tile is visible, and its mask [B or 1, 1, T, S], bool.
 
-    The mask is None if the tile's own causality says all. True is visible: same document, within the
-    window, and no later key where the tile is causal.
+    The mask is None if the tile's own causality says all. True is visible: same document, within
+    the window, and no later key where the tile is causal.
     """
     masks = []
     if queries.documents is not None:
@@ -128,8 +128,8 @@ class TileAttention:
     def _add(self, queries: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
         """Add the result of a tile, weighed by its share of the sum of exponentials.
 
-        That is 1 / (1 + exp(old - new)). The old log-sum-exp is finite, as every query has seen its own
-        key first; so a new one of -inf has the weight 0, never NaN.
+        That is 1 / (1 + exp(old - new)). The old log-sum-exp is finite, as every query has seen its
+        own key first; so a new one of -inf has the weight 0, never NaN.
         """
         if self.out is None:
             self.out = out.to(wide(out.dtype))

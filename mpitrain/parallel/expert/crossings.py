@@ -10,7 +10,8 @@ inside its node. So all rows of a token travel in one round, and it crosses to a
                                                               of its own)
     limit = 8       [   round 0   ][    round 1       ][ 2 ]
 
-A block is so short that it fits alone, wherever its tokens go (plan/settings/dispatch.py: tokens_at_once).
+A block is so short that it fits alone, wherever its tokens go (plan/settings/dispatch.py:
+tokens_at_once).
 """
 
 from dataclasses import dataclass

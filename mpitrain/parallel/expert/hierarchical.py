@@ -66,8 +66,8 @@ class HierarchicalDispatchedRows(DispatchedRows):
 
     crossing: the round in which they came.
     sent: what this rank sent in it.
-    places: of each row that this rank passed on inside its node, [any]: which of the token rows that
-    came to it, times C, and the column of its expert.
+    places: of each row that this rank passed on inside its node, [any]: which of the token rows
+    that came to it, times C, and the column of its expert.
     """
 
     crossing: Crossing

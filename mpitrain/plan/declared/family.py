@@ -1,8 +1,9 @@
 """A family of models: one object, in one file of model/families/ or in a module of the user's own
 (plugins.py).
 
-It says of which layers a model is made; which keys of the tables `attention` and `experts` it has, and
-their values where none is given; the sizes that were published. Nobody else knows families by name.
+It says of which layers a model is made; which keys of the tables `attention` and `experts` it has,
+and their values where none is given; the sizes that were published. Nobody else knows families by
+name.
 """
 
 import json
@@ -80,11 +81,11 @@ class ModelFamily:
     heads: derives sizes of heads from others, and refuses what can't be, as plain_heads() does.
     grouped: heads can share keys and values, so that model.kv_heads is a key of it.
     presets: published sizes by name: keys of the table `model`, and tables of parts of it.
-    weight_names: for each other format, its name of each weight, by ours; `{block}` and `{expert}` are
-    numbers (model/families/names.py). A weight that lies there otherwise than here has a Stored
+    weight_names: for each other format, its name of each weight, by ours; `{block}` and `{expert}`
+    are numbers (model/families/names.py). A weight that lies there otherwise than here has a Stored
     (plan/declared/hugging_face.py). Empty: the family can't be read or written in it.
-    model_types: how config.json says this family in Hugging Face folders; of several the first whose
-    write() doesn't return None is written.
+    model_types: how config.json says this family in Hugging Face folders; of several the first
+    whose write() doesn't return None is written.
     """
 
     name: str

@@ -2,8 +2,8 @@
 weights lie in safetensors files. The converter (mpitrain/weights/) knows no family.
 
 A family has a ModelType for each value of `model_type` that it reads or writes, and in
-weight_names["huggingface"] the name of each weight there; a weight that doesn't lie there as it does here
-has a Stored instead of a name:
+weight_names["huggingface"] the name of each weight there; a weight that doesn't lie there as it
+does here has a Stored instead of a name:
 
     WEIGHTS = {
         "embedding.weight": "model.embed_tokens.weight",                 the same numbers, the same shape
@@ -49,12 +49,13 @@ def same_views(ours: "np.ndarray", theirs: "np.ndarray", config: ResolvedConfig)
 class Stored:
     """How a weight lies in a tensor of a safetensors file.
 
-    name: of the tensor, by the resolved configuration if need be; {block} and {expert} are numbers. With
-    {expert}, every expert has a tensor, and shape and views are of one expert's.
+    name: of the tensor, by the resolved configuration if need be; {block} and {expert} are numbers.
+    With {expert}, every expert has a tensor, and shape and views are of one expert's.
     shape: of the whole tensor, from the weight's shape and the resolved configuration.
-    views: pairs of views of the weight and of the tensor, equal in shape, which hold the same numbers.
-    Together they are all of the weight, and a part of the tensor that no other weight has. They are used in
-    both directions, so a view must not be a copy (numpy: slices, transposition, reshape of split axes).
+    views: pairs of views of the weight and of the tensor, equal in shape, which hold the same
+    numbers. Together they are all of the weight, and a part of the tensor that no other weight has.
+    They are used in both directions, so a view must not be a copy (numpy: slices, transposition,
+    reshape of split axes).
     exact: written as the checkpoint has it, whatever --dtype says.
     """
 
@@ -84,10 +85,11 @@ class ModelType:
 
     name: the value.
     architecture: the class in transformers, of `architectures`.
-    read: takes the fields of a config.json, and gives keys by Fields.give(); it refuses what the family
-    doesn't compute by Fields.refuse(). What it doesn't look at is refused afterwards, unless it is HARMLESS.
-    write: returns the fields for a resolved configuration, without those that every config.json has; None
-    if it is one for another ModelType of the family.
+    read: takes the fields of a config.json, and gives keys by Fields.give(); it refuses what the
+    family doesn't compute by Fields.refuse(). What it doesn't look at is refused afterwards, unless
+    it is HARMLESS.
+    write: returns the fields for a resolved configuration, without those that every config.json
+    has; None if it is one for another ModelType of the family.
     ignored: patterns (re.fullmatch) of names of tensors that hold nothing of the model.
     prefix: names of tensors may lack it, all of them alike.
     """

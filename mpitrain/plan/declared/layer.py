@@ -3,7 +3,8 @@
 Integers only; model/layers/ has the layers.
 
 From this follow the shapes, shards and initial values of parameters, buckets, stages and their
-balance, memory, FLOPs, what is sent, and checkpoints; from the items that a layer builds, what is computed.
+balance, memory, FLOPs, what is sent, and checkpoints; from the items that a layer builds, what is
+computed.
 """
 
 from collections.abc import Mapping
@@ -55,8 +56,8 @@ class Layer(Protocol):
         A lookup is no product.
 
         For causal attention 6 T D besides: half of the 12 T D of PaLM (arXiv:2204.02311, appendix
-        B), because half of the scores are masked. Recomputation isn't counted; of what isn't a product
-        with a weight, selective recomputation is taken to run the forward, a third, again.
+        B), because half of the scores are masked. Recomputation isn't counted; of what isn't a
+        product with a weight, selective recomputation is taken to run the forward, a third, again.
         """
 
     def kept(self, sizes: "Sizes", segment: int) -> int:
@@ -79,8 +80,8 @@ class Layer(Protocol):
     def traffic(self, sizes: "Sizes") -> tuple[Traffic, ...]:
         """Return what each of its items starts for a microbatch, in the order of the forward.
 
-        Operation, axis and bytes, of forward and backward: what it sends is this, and nothing else says it.
-        Rows to experts are counted as if tokens chose evenly.
+        Operation, axis and bytes, of forward and backward: what it sends is this, and nothing else
+        says it. Rows to experts are counted as if tokens chose evenly.
         """
 
     def items(self, own: Mapping[str, Any], site: Any) -> list[Any]:
@@ -92,7 +93,8 @@ class Layer(Protocol):
 def cache_bytes_of(layer: Layer, positions: int, itemsize: int) -> int | None:
     """Return the bytes of the keys and values of a text that `layer` caches for generation.
 
-    A layer says so by a method `cache_bytes(positions, itemsize)`, 0 if it treats each position alone.
+    A layer says so by a method `cache_bytes(positions, itemsize)`, 0 if it treats each position
+    alone.
     None: it has no such method, and the whole text must be computed anew for each token.
     itemsize: of an activation.
     """

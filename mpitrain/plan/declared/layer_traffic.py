@@ -1,7 +1,7 @@
 """What the items of a layer send over tp and cp, for Layer.traffic. Integers and names only.
 
-Each function has the name of the one that builds the items: into, out, between, residual and sublayer of
-BuildContext (model/build_context.py), attended() of model/attention.py.
+Each function has the name of the one that builds the items: into, out, between, residual and
+sublayer of BuildContext (model/build_context.py), attended() of model/attention.py.
 """
 
 from collections.abc import Iterable

@@ -39,8 +39,8 @@ class Spec:
     is repeated on neighbours.
     domain: of the ranks that divide and sum it; in that of experts dim 0 numbers these and is
     divided by expert parallelism, and `divided` is another dim.
-    group: of the optimiser: `matrix` between layers, `table` with a row for each token or position, `vector`;
-    vectors don't decay.  `load` and `bias` aren't trained (optim/expert_bias.py).
+    group: of the optimiser: `matrix` between layers, `table` with a row for each token or position,
+    `vector`; vectors don't decay.  `load` and `bias` aren't trained (optim/expert_bias.py).
     active: the share of it that a token meets.
     frozen: it stays as it is (optimizer.frozen): no update, no moments, no part of the norm.
     tied: both ends of the model use it.

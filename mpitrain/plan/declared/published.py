@@ -132,8 +132,8 @@ class ModelShape(NamedTuple):
     def flops_per_token(self, sequence: int, halved: bool = True) -> float:
         """Return the model FLOPs of a token in a training step: 6 a weight, and attention's core.
 
-        halved: what is masked of causal attention isn't counted (PaLM, arXiv:2204.02311, appendix B,
-        counts all of it).
+        halved: what is masked of causal attention isn't counted (PaLM, arXiv:2204.02311, appendix
+        B, counts all of it).
         """
         seen: float = min(self.window or sequence, sequence)
         seen = seen * (1 - seen / (2 * sequence)) if halved else seen

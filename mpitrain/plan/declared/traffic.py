@@ -2,8 +2,8 @@
 
 Integers and names only. Layer.traffic (layer.py) says it for a layer, by layer_traffic.py.
 
-What each rank sends of such a buffer says comm/base/wire.py. Context parallelism, with c ranks, t = T/c
-positions on each, B sequences, H query heads, K key-value heads of width C, w bytes per number:
+What each rank sends of such a buffer says comm/base/wire.py. Context parallelism, with c ranks, t =
+T/c positions on each, B sequences, H query heads, K key-value heads of width C, w bytes per number:
 
     ring, zigzag  forward   c-1 shifts of keys and values             2 B K t C w  each
                   backward  c-1 of these, and c-1 of their gradients  2 B K t C max(w, 4)
@@ -43,7 +43,8 @@ ADJOINT = {"copy": "sum", "sum": "copy", "gather": "scatter", "scatter": "gather
 class Traffic:
     """What an item of a block starts in its forward, and in its backward for inputs; each in order.
 
-    has_weights: whether its backward hands over weight gradients, if only of some: a communication has none.
+    has_weights: whether its backward hands over weight gradients, if only of some: a communication
+    has none.
     """
 
     forward: tuple[Started, ...] = ()

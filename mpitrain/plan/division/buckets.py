@@ -98,10 +98,10 @@ def layout_of(specs: tuple[Spec, ...], num_shards: int) -> Layout:
 def parts_of(config: ResolvedConfig, blocks: list[list[Spec]], joined: set[int]) -> list[range]:
     """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full.
 
-    With ZeRO-3 each block is a part: it is what is fetched and dropped. Where gradients are lent, a block
-    that fills a bucket, such as the embedding, takes no smaller ones with it: under these the head is
-    reduced, and the embedding's gradient lies in the head's memory. For the same reason a tied embedding
-    counts where each of its uses is reduced with its part.
+    With ZeRO-3 each block is a part: it is what is fetched and dropped. Where gradients are lent, a
+    block that fills a bucket, such as the embedding, takes no smaller ones with it: under these the
+    head is reduced, and the embedding's gradient lies in the head's memory. For the same reason a
+    tied embedding counts where each of its uses is reduced with its part.
     joined: blocks in the same part as the block before them.
     """
     itemsize = 8 if config.precision.compute == "fp64" else 4  # of gradients
@@ -132,8 +132,8 @@ def buckets_of(
 
     Those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
 
-    What is counted (plan/division/domains.py) is one bucket, for its few numbers are padded to blocks of
-    every shard.
+    What is counted (plan/division/domains.py) is one bucket, for its few numbers are padded to
+    blocks of every shard.
 
     The last are norms with sequence parallelism and repeated key-value heads, whose copies are
     summed over the tensor-parallel axis. Where the pipeline has two copies of the model, each

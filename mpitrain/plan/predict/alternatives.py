@@ -262,8 +262,8 @@ def _reason_to_keep(plan: Plan) -> str:
 def _reason(plan: Plan, stage: int) -> str:
     """Return why a stage of ZeRO holds no less than the one before.
 
-    What it divides isn't there; or gradients, or weights, are lent for longer than one computation, or more
-    of them than is divided.
+    What it divides isn't there; or gradients, or weights, are lent for longer than one computation,
+    or more of them than is divided.
     """
     if stage == 1 and plan.config.memory.offload in ("optimizer", "all"):
         offload = plan.config.memory.offload

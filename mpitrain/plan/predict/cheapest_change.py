@@ -1,8 +1,8 @@
 """The cheapest change of settings with which a layout fits into memory that it is too large for.
 
-Cheapest first: settings that send no more, then what is quickly computed again, then sums after each
-microbatch, blocks that are computed again, and weights that are fetched for each use. Where none of
-them is enough, two together: a stage of ZeRO, and another setting. A change names each key that has
+Cheapest first: settings that send no more, then what is quickly computed again, then sums after
+each microbatch, blocks that are computed again, and weights that are fetched for each use. Where
+none of them is enough, two together: a stage of ZeRO, and another setting. A change names each key that has
 to change with it, so it can be given as it is said.
 """
 

@@ -20,8 +20,8 @@ USABLE = 0.9  # of a memory that was found: predictions are a little low
 class MemoryLimit(NamedTuple):
     """What a rank may hold.
 
-    num_bytes: of a rank. on_gpu: of its GPU alone; else all of the process. shared: of a node, whose ranks
-    may hold more and less. exact: somebody chose this number, nothing is left free.
+    num_bytes: of a rank. on_gpu: of its GPU alone; else all of the process. shared: of a node,
+    whose ranks may hold more and less. exact: somebody chose this number, nothing is left free.
     source: whose it is, in words.
     """
 

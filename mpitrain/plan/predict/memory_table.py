@@ -130,7 +130,8 @@ def fit_line(
 ) -> str:
     """Say whether the ranks of a node fit into this one, by how much, and the cheapest change that does.
 
-    cheapest: says the cheapest change with which they need no more than so many bytes; "": none does.
+    cheapest: says the cheapest change with which they need no more than so many bytes; "": none
+    does.
     found: bytes of this node.
     """
     found = found or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -150,8 +151,9 @@ def fit_line(
 def kernels_line(plan: Plan) -> str:
     """Say that a process with experts in 16 bits grows beyond its table on a CPU; "" of others.
 
-    Measured: torch 2.13, 4 blocks of width 128 with 4 experts on two ranks, 2026-11-26: 150 MB more than
-    the table after 2 steps, 570 after 10, 830 after 30. Without oneDNN's cache of primitives 310 after 10.
+    Measured: torch 2.13, 4 blocks of width 128 with 4 experts on two ranks, 2026-11-26: 150 MB more
+    than the table after 2 steps, 570 after 10, 830 after 30. Without oneDNN's cache of primitives
+    310 after 10.
     """
     if not plan.config.experts.count or plan.config.precision.compute not in ("bf16", "fp16"):
         return ""

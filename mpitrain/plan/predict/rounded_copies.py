@@ -1,8 +1,8 @@
 """What sums of gradients over data ranks hold besides the buffers: copies in 16 bits (precision.reduce).
 
-A copy is there from REDUCE until the sum has been taken over, and the sum arrives in it. No more than
-TOGETHER sums that have one are under way on a rank (actor/reductions.py), so this doesn't grow with the
-number of buckets. Without rounding a sum arrives in the buffer itself.
+A copy is there from REDUCE until the sum has been taken over, and the sum arrives in it. No more
+than TOGETHER sums that have one are under way on a rank (actor/reductions.py), so this doesn't grow
+with the number of buckets. Without rounding a sum arrives in the buffer itself.
 """
 
 from mpitrain.plan.declared.parameters import itemsizes_of

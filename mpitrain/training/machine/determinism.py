@@ -17,12 +17,12 @@ What a step does of which CUDA has kernels that add in any order, by atomics, an
     index_put_              any of several values for one place; here there   sorted
                             is one
 
-torch refuses an operation that it has no deterministic kernel for, and tests/ranks/test_determinism.py
-finds those before a GPU does. On a CPU all are deterministic as they are, and nothing is set: the
-same setting would sort, and fill memory, there too.
+torch refuses an operation that it has no deterministic kernel for, and
+tests/ranks/test_determinism.py finds those before a GPU does. On a CPU all are deterministic as
+they are, and nothing is set: the same setting would sort, and fill memory, there too.
 
-What is added over ranks has one order anyway. On an H200 the same steps had the same bits, and cost 4.5 %
-more than with cuDNN's attention (docs/guides/gpus.md).
+What is added over ranks has one order anyway. On an H200 the same steps had the same bits, and cost
+4.5 % more than with cuDNN's attention (docs/guides/gpus.md).
 """
 
 import os

@@ -2,8 +2,8 @@
 recording (recording.py), bit for bit.
 
 The rank's own program runs, on axes where what came from others comes from the file
-(comm/standins/replay.py). What it gives to others and its gradients must be what they were; the first that
-isn't is named, with its instruction.
+(comm/standins/replay.py). What it gives to others and its gradients must be what they were; the
+first that isn't is named, with its instruction.
 """
 
 import bdb

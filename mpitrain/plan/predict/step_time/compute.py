@@ -76,7 +76,8 @@ class Seconds(NamedTuple):
     """Of a part of the model: forward, backward for inputs, backward for weights.
 
     core: attention proper of the forward, which selective recomputation repeats without flash.
-    under_forward, under_backward: attention that a ring of cp travels under, and what it waits for launches.
+    under_forward, under_backward: attention that a ring of cp travels under, and what it waits for
+    launches.
     """
 
     forward: float = 0.0

@@ -6,8 +6,8 @@
     logits       of the last stage: 16 bits, fp32 and their gradient
     gathered     whole weights of ZeRO-3, of two blocks
 
-What an allocator reserves besides, and libraries' own buffers, are not in it: the back-test fits a line
-where memory was published as reserved.
+What an allocator reserves besides, and libraries' own buffers, are not in it: the back-test fits a
+line where memory was published as reserved.
 """
 
 from typing import NamedTuple

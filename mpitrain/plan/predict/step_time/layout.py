@@ -16,15 +16,19 @@ class StepLayout(NamedTuple):
     """A layout of a step.
 
     batch: sequences of a step over all ranks. micro: of a microbatch. chunks: stages a rank.
-    sharded: ranks that share the state of ZeRO; 0: all data ranks. schedule: of schedules/catalog.py.
+    sharded: ranks that share the state of ZeRO; 0: all data ranks. schedule: of
+    schedules/catalog.py.
     compute: bf16 or fp8. wire_bytes: of a gradient's number on the wire.
     flash: attention keeps no scores. fused: losses and activations are one kernel each (compile).
-    overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the share.
-    segments: of each sequence, for a schedule that cuts it. reduce: of gradients, as parallel.reduce.
+    overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the
+    share.
+    segments: of each sequence, for a schedule that cuts it. reduce: of gradients, as
+    parallel.reduce.
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
     "allgather", every token to all ranks.
     regathers: a backward gathers the input of tp's products again instead of keeping it whole,
-    where it can. context: of cp, as parallel.context. gather: of ZeRO-3's weights, as parallel.gather.
+    where it can. context: of cp, as parallel.context. gather: of ZeRO-3's weights, as
+    parallel.gather.
     again: share of products that selective recomputation runs again. core_again: it runs attention
     proper again though no scores are kept.
     ends_count: embedding and head are counted as a layer each when stages are divided.

@@ -53,8 +53,8 @@ class LinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A machine's file.
 
-    device: whose memory memory_bytes are: of a GPU, of any make, or of the host. products: FLOP/s by
-    type of number. attention: FLOP/s, forward and backward.
+    device: whose memory memory_bytes are: of a GPU, of any make, or of the host. products: FLOP/s
+    by type of number. attention: FLOP/s, forward and backward.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]

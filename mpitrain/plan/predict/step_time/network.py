@@ -2,7 +2,8 @@
 
 A group of n ranks has g of them on each node. In a ring each node is entered and left once: its
 cards carry g shares for the group, while the other ranks_per_node / g groups of the same axis use
-the rest. Latencies are NCCL's, a hop inside a node or between two (NVIDIA/nccl src/graph/tuning.cc).
+the rest. Latencies are NCCL's, a hop inside a node or between two (NVIDIA/nccl
+src/graph/tuning.cc).
 """
 
 from collections.abc import Mapping
@@ -59,8 +60,8 @@ def seconds(
 ) -> float:
     """Return the seconds of one operation. num_bytes: as comm/base/wire.py counts a buffer.
 
-    copies: of a row in it, for its experts. open_share: groups of experts that a token may be sent to,
-    and all of them.
+    copies: of a row in it, for its experts. open_share: groups of experts that a token may be sent
+    to, and all of them.
     """
     n = group.size
     if n == 1 or not num_bytes:
@@ -87,8 +88,8 @@ def _by_node_seconds(
     """Return the seconds in which each row crosses once to each node (arXiv:2412.19437, 3.2.2).
 
     num_bytes: of a row's copies for all its experts; spread at random, they meet
-    n (1 - (1 - 1 / n)^copies) of the n nodes that have the groups open to a token: of several groups
-    on a node, each is taken to be on another.
+    n (1 - (1 - 1 / n)^copies) of the n nodes that have the groups open to a token: of several
+    groups on a node, each is taken to be on another.
     """
     nodes = group.nodes
     active, groups = open_share

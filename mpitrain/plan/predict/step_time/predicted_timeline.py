@@ -25,8 +25,8 @@ class PredictedTimeline(NamedTuple):
     """What a prediction plays. Times are in seconds.
 
     stages: of the model. num_played: microbatches of the timeline; num_microbatches: of a step.
-    state_s: behind it, of weights and gradients between data ranks, what nothing hides. update_s: the
-    optimiser, behind that.
+    state_s: behind it, of weights and gradients between data ranks, what nothing hides. update_s:
+    the optimiser, behind that.
     """
 
     table: Table

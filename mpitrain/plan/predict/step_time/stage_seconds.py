@@ -1,7 +1,7 @@
 """Seconds of each stage's forward and backward for one microbatch; stages that are alike have the same.
 
-What travels over tp, cp and ep is in them, as far as no computation hides it: a ring of cp under its
-attention; tp by the layout's share; ZeRO-3's gathers and reductions under the blocks before.
+What travels over tp, cp and ep is in them, as far as no computation hides it: a ring of cp under
+its attention; tp by the layout's share; ZeRO-3's gathers and reductions under the blocks before.
 """
 
 from collections import defaultdict
@@ -193,9 +193,9 @@ def _exposed_regather(
 ) -> float:
     """Return the seconds of a gather for weight gradients that no computation hides.
 
-    computed: seconds of the gradients of inputs, under which a GPU sends. On a CPU, MPI moves nothing
-    meanwhile. What a GPU's gather takes from them is in its sustained rates, which were fitted to
-    published steps: most of these gather so.
+    computed: seconds of the gradients of inputs, under which a GPU sends. On a CPU, MPI moves
+    nothing meanwhile. What a GPU's gather takes from them is in its sustained rates, which were
+    fitted to published steps: most of these gather so.
     """
     took = sum(sent_seconds(each, groups, machine) for each in work.regathered)
     return max(took - computed, 0.0) if machine.on_gpu else took
@@ -218,8 +218,8 @@ def _with_fetches(
 ) -> Part:
     """Return the part with what data ranks send for each microbatch.
 
-    That are ZeRO-3's gathers before forward and backward, and the reduction where it isn't once for all:
-    it follows the gradients of weights, for which no other stage waits.
+    That are ZeRO-3's gathers before forward and backward, and the reduction where it isn't once for
+    all: it follows the gradients of weights, for which no other stage waits.
     """
     if not (fetches_each(layout) or layout.sums_each):
         return part

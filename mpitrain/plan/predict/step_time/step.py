@@ -1,7 +1,8 @@
 """A step's time: the pipeline played by the schedules' simulator, then data ranks, the update, the rest.
 
-Ranks that differ only in their place along tp, cp, dp or ep do the same: one of each pipeline rank is
-played. Of many microbatches the first few are; each further one takes what the slowest rank needs.
+Ranks that differ only in their place along tp, cp, dp or ep do the same: one of each pipeline rank
+is played. Of many microbatches the first few are; each further one takes what the slowest rank
+needs.
 
     MFU  model FLOPs of a step / (seconds x ranks x peak), PaLM (arXiv:2204.02311, appendix B), of
          causal attention the half that isn't masked

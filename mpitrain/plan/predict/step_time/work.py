@@ -173,8 +173,8 @@ def dense_work(shape: ModelShape, layout: StepLayout) -> PartWork:
 def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     """Return the work of one block's experts, where every rank has as many rows.
 
-    R = n active etp / tp rows come to a rank in the mean: tp ranks have n positions between them, and
-    each row is on etp ranks.
+    R = n active etp / tp rows come to a rank in the mean: tp ranks have n positions between them,
+    and each row is on etp ranks.
     """
     experts = shape.experts
     assert experts is not None
