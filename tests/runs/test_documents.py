@@ -205,6 +205,7 @@ def test_messages_of_the_page_of_troubleshooting_are_in_the_source():
 
 
 def test_pages_are_made_from_this_tree(tmp_path):
+    pytest.importorskip("sphinx")  # of the extra `docs`
     (tmp_path / "mpitrain").mkdir()
     (tmp_path / "mpitrain" / "__init__.py").write_text('__version__ = "of another tree"\n')
     code = f"import runpy; print(runpy.run_path({str(DOCS / 'conf.py')!r})['made_pages'].pages.__file__)"

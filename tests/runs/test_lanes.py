@@ -7,7 +7,7 @@ everything.
 MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
 """
 
-from folders import ROOT, SUPPORT, TESTS, files_of_tests
+from folders import ROOT, SUPPORT, files_of_tests
 import os
 import shutil
 import sys
@@ -69,7 +69,7 @@ def project(tmp_path):
     def write(text):
         shutil.copytree(SUPPORT, tmp_path / "tests" / "support")
         shutil.copy(ROOT / "setup.cfg", tmp_path)
-        shutil.copy(TESTS / "conftest.py", tmp_path / "tests")
+        shutil.copy(SUPPORT.parent / "conftest.py", tmp_path / "tests")
         (tmp_path / "tests" / "test_it.py").write_text(
             "import pytest\n\npytestmark = pytest.mark.mpi\n" + text
         )
