@@ -38,7 +38,6 @@ from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_limit import require_limit
 from mpitrain.plan.predict.memory_table import (
     fit_line,
-    kernels_line,
     needed_on_node,
     parameter_line,
     table_of_usage,
@@ -156,7 +155,6 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         table_of_usage(usages, copies, staged),
         parameter_line(plan),
         fits,
-        kernels_line(plan),
         zero_line(given, plan.config),
         recompute_line(plan.stages),
         *idle_settings(plan.config),

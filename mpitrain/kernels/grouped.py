@@ -6,8 +6,8 @@ on CUDA; on a CPU it is a loop of products within one call, MKL's in fp32.
 oneDNN keeps a kernel of each shape it has multiplied, of 0.3 to 0.6 MB, and each microbatch brings
 groups of other sizes: a thousand of them held 600 MB. So fp32 groups are MKL's whatever their size.
 Of one shape again and again oneDNN's are 2 to 20 % faster; of new ones they aren't, for a kernel
-takes a millisecond to make. bf16 groups, which no other library multiplies as they are, keep
-theirs.
+takes a millisecond to make. Groups in 16 bits, which no other library multiplies as they are, are
+filled up with rows of zeros, to one of a few numbers.
 
 Weight gradients are a loop on all devices: each is added in place, and summed in the type of the
 buffer. grouped_mm would make a second buffer of them, and round it to the type of its factors.
@@ -19,19 +19,45 @@ from itertools import accumulate
 import torch
 from torch.nn import functional
 
-from mpitrain.kernels.processor import multiplied_as
 from mpitrain.kernels.products import add_product, product
 
+STEP = 32  # rows: groups are filled up to a multiple of it at least
 ALIGNED = 16  # bytes, of which grouped_mm wants all strides to be multiples, and on CUDA addresses
 
 
 def grouped_product(x_NX: torch.Tensor, weights_EYX: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """Return x @ weight.T of each group, [N, Y]. weights: transposed views, too."""
+    if _in_few_shapes(x_NX):
+        return _padded_products(x_NX, weights_EYX, sizes)
     if _at_once(x_NX, weights_EYX):
         ends = torch.tensor(list(accumulate(sizes)), dtype=torch.int32, device=x_NX.device)
         return functional.grouped_mm(x_NX, weights_EYX.transpose(1, 2), offs=ends)
     multiply = functional.linear if _by_mkl(x_NX) else product
     return torch.cat([multiply(rows, weight) for rows, weight in zip(x_NX.split(sizes), weights_EYX)])
+
+
+def padded(num_rows: int) -> int:
+    """Return how many rows stand for so many: multiples of 32, from 256 on one of four in each octave."""
+    step = max(STEP, 1 << max(0, num_rows.bit_length() - 3))
+    return -(-num_rows // step) * step
+
+
+def _padded_products(x_NX: torch.Tensor, weights_EYX: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    y_NY = x_NX.new_empty(len(x_NX), weights_EYX.shape[1])
+    for rows, weight, out in zip(x_NX.split(sizes), weights_EYX, y_NY.split(sizes)):
+        if len(rows):
+            out.copy_(product(_filled(rows), weight)[: len(rows)])
+    return y_NY
+
+
+def _filled(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows with as many rows of zeros behind them as padded() says."""
+    return functional.pad(rows, (0, 0, 0, padded(len(rows)) - len(rows)))
+
+
+def _in_few_shapes(x: torch.Tensor) -> bool:
+    """Return whether oneDNN multiplies it, as it is or widened, and would keep a kernel of each shape."""
+    return x.is_cpu and x.itemsize == 2
 
 
 def _by_mkl(x: torch.Tensor) -> bool:
@@ -41,7 +67,7 @@ def _by_mkl(x: torch.Tensor) -> bool:
 def _at_once(x_NX: torch.Tensor, weights_EYX: torch.Tensor) -> bool:
     """Return whether grouped_mm can multiply these, and is faster."""
     if x_NX.is_cpu:
-        fit = x_NX.dtype == torch.bfloat16 == multiplied_as(x_NX.dtype) or _by_mkl(x_NX)
+        fit = _by_mkl(x_NX)
     else:  # for other types it copies sizes to the host, and loops
         fit = x_NX.is_cuda and x_NX.dtype == torch.bfloat16
         fit = fit and x_NX.data_ptr() % ALIGNED == 0 and weights_EYX.data_ptr() % ALIGNED == 0
@@ -75,5 +101,7 @@ def add_grouped(
     for total, a, b in zip(totals_EYX, a_NY.split(sizes), b_NX.split(sizes)):
         if len(b) and _by_mkl(b) and total.dtype == b.dtype:
             total.addmm_(a.t(), b)
+        elif len(b) and _in_few_shapes(b):
+            add_product(total, _filled(a), _filled(b), rounded)
         elif len(b):
             add_product(total, a, b, rounded)

@@ -148,21 +148,6 @@ def fit_line(
     return f"{who}, need {_shown(needed)} MB, {_shown(needed - found)} MB too much; {change}"
 
 
-def kernels_line(plan: Plan) -> str:
-    """Say that a process with experts in 16 bits grows beyond its table on a CPU; "" of others.
-
-    Measured: torch 2.13, 4 blocks of width 128 with 4 experts on two ranks, 2026-11-26: 150 MB more
-    than the table after 2 steps, 570 after 10, 830 after 30. Without oneDNN's cache of primitives
-    310 after 10.
-    """
-    if not plan.config.experts.count or plan.config.precision.compute not in ("bf16", "fp16"):
-        return ""
-    return (
-        "experts in 16 bits, on a CPU: oneDNN makes kernels for each new number of rows and keeps them, "
-        'hundreds of MB in the first steps that no row counts; precision.compute = "fp32" makes none'
-    )
-
-
 def compare(
     predicted: MemoryUsage,
     measured: MemoryUsage,

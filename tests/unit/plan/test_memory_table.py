@@ -136,17 +136,6 @@ def test_staged_copies_are_the_blocks_of_all_gradients_then_of_all_weights(zero)
     assert staged_bytes(plan, 0) == sum(size * count for size, count in (sums | weights).items())
 
 
-def test_experts_in_16_bits_say_that_a_process_grows():
-    experts = "model.family=mixtral", "experts.count=4", "parallel.pp=1"
-    given = "model.layers=2", "model.width=64", "model.heads=4", "model.kv_heads=2", "model.ffn=128"
-    lines = {
-        (family, precision): "oneDNN makes kernels" in show_memory(None, (*given, *family, precision), 1)
-        for family in (experts, ())
-        for precision in (BF16, "precision.compute=fp32")
-    }
-    assert [each for each, said in lines.items() if said] == [(experts, BF16)]
-
-
 def test_what_is_resident_grows_with_what_is_touched():
     before = resident()
     if before is None:
