@@ -24,8 +24,8 @@ by messages; `collectives` exchanges so. What the root sends there, the others r
 way round.
 
 In two levels (comm/transports/levels.py), m ranks on each of k nodes: the bytes of each phase by
-the formulas for its axis. Of an all-reduce a node sends 2 N (k-1)/k across in all, in one level 2 N
-m (k-1)/k.
+the formulas for its axis. Of an all-reduce a node sends 2 N (k-1)/k across in all, in one level
+2 N m (k-1)/k.
 """
 
 from collections.abc import Callable
