@@ -184,11 +184,11 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--profile", action="store_true")
     names = [*FORMS, "plain torch"]
-    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--only", action="append", choices=names, help="may be given several times")
     given = parser.parse_args()
     if not MPI.Is_initialized():
         MPI.Init()
-    found = measure(given.device, given.small, given.only, given.settings, given.profile)
+    found = measure(given.device, given.small, given.only or names, given.settings, given.profile)
     MPI.Finalize()
     print(json.dumps(found))
 

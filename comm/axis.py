@@ -5,7 +5,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from mpitrain.comm.base.axis_operations import AUTO_SHARED, READING, WINDOW, AxisOperations
+from mpitrain.comm.base.axis_operations import AUTO_SHARED, LINKS, READING, WINDOW, AxisOperations
 from mpitrain.comm.base.buffers import NOTHING, Array, Scratch, on_device, require_memory
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.nodes import Nodes
@@ -61,7 +61,7 @@ class Axis:
         self.progress = mesh.progress
         self.place = mesh.place
         self._transport = mesh.transport
-        self.device_aware = mesh.device_aware or self.size == 1  # alone, it hands nothing to MPI
+        self.device_aware = mesh.device_aware
         self._budget = mesh.budget
         self.account = Account()
         self.tap: Tap | None = None
@@ -152,11 +152,12 @@ class Axis:
         assert self.carried.allows(name, self.size), (
             f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
         )
-        if self.size > 1:  # else nothing is sent
+        to_mpi = self.size > 1 or name in LINKS  # of one rank, only links hand anything over
+        if to_mpi:
             for x in (*reads, *writes):
                 require_memory(x)
         self.account.note(name, num_bytes)
-        steps = reachable(operation, reads, writes, given, self.device_aware)
+        steps = reachable(operation, reads, writes, given, self.device_aware or not to_mpi)
         if self.tap is not None:
             which = TappedOperation(self.name, self._num_heard, name, self.place.what)
             self._num_heard = self._num_heard + 1

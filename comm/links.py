@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.base.buffers import Array, flat
 from mpitrain.comm.base.world import ExpectedAction
-from mpitrain.comm.device.staging import settled
+from mpitrain.comm.device.staging import written
 from mpitrain.comm.progress import Pending, Steps, arrived
 from mpitrain.comm.transports import messages
 from mpitrain.errors import MeshError
@@ -45,7 +45,7 @@ class Send(NamedTuple):
 
     def steps(self, x: Array) -> Steps:
         """Send `x` when it is there."""
-        yield from settled(x, self.axis)
+        yield from written(x)
         yield arrived(messages.send(self.axis, x, self.to, self.tag, synchronous=self.synchronous))
 
 
@@ -58,7 +58,7 @@ class Receive(NamedTuple):
 
     def steps(self, x: Array) -> Steps:
         """Receive into `x` when it may be written."""
-        yield from settled(x, self.axis)
+        yield from written(x)
         yield arrived(messages.receive(self.axis, x, self.source, self.tag))
 
 

@@ -70,4 +70,5 @@ def carried(*operations: str, most_bytes: int | None = None) -> AxisOperations:
 
 
 NOTHING = carried()
-EVERYTHING = carried(*READING, "all_to_all", "all_to_all_v", "shift", "barrier", "send", "receive")
+LINKS = ("send", "receive")
+EVERYTHING = carried(*READING, "all_to_all", "all_to_all_v", "shift", "barrier", *LINKS)

@@ -49,7 +49,13 @@ def settled(x: Array, axis: HasSize) -> Steps:
 
     Host memory is ready, and an axis of one rank hands nothing over.
     """
-    if axis.size > 1 and on_device(x):
+    if axis.size > 1:
+        yield from written(x)
+
+
+def written(x: Array) -> Steps:
+    """Wait until the work queued for the device of `x` is done, whoever it is for."""
+    if on_device(x):
         yield Written(x)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mpitrain.kernels.activation_functions import SILU, GatedProduct
+from mpitrain.kernels.fp8 import in_orders, quantise_by
 from mpitrain.kernels.functions import EAGER, Functions, Tensor
 from mpitrain.kernels.precision import wide
 
@@ -28,6 +29,8 @@ def functions_of(compile_: bool, deterministic: bool, device: torch.device) -> F
 
     On a GPU silu(gate) is made again in any case: a plan doesn't know whether a GPU can compile.
     """
+    if compile_ and device.type == "cuda":
+        return replace(compiled(deterministic), quantise=quantise_by(Fused(in_orders, deterministic)))
     if compile_ and device.type != "meta":
         return compiled(deterministic)
     return replace(EAGER, keep_activated=False) if device.type == "cuda" else EAGER

@@ -19,9 +19,14 @@ have its products: a cast alone would make an infinity the largest number.
 
 On a GPU that is torch._scaled_mm. Elsewhere the same numbers are multiplied in fp32: exact but for
 the order of sums, and slow.
+
+A GPU sums along what lies side by side in the memory of both factors, so that each tensor is
+wanted by rows for one product and by columns for another; who rounds it says which (MatrixOrder).
 """
 
 import math
+from collections.abc import Callable
+from enum import Enum
 from typing import NamedTuple
 
 import torch
@@ -41,17 +46,59 @@ class Quantised(NamedTuple):
         return Quantised(self.values.t(), self.scale)
 
 
+class MatrixOrder(Enum):
+    """What lies side by side in the memory of a matrix in fp8."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+
+
+Quantise = Callable[..., tuple[Quantised, ...]]
+
+
 @torch.no_grad()
 def quantise(x: torch.Tensor, dtype: torch.dtype) -> Quantised:
     """Round x * 2**power to fp8, with the largest power that makes nothing larger than the format's
     largest number.
     """
+    return Quantised(*scaled(x, dtype))
+
+
+def quantise_in(x: torch.Tensor, dtype: torch.dtype, *orders: MatrixOrder) -> tuple[Quantised, ...]:
+    """Return quantise(x) in each order. x: [N, K]. On a CPU, which multiplies by any, it is one for all."""
+    found = quantise(x, dtype)
+    return tuple(found if x.is_cpu or order is MatrixOrder.ROWS else _by_columns(found) for order in orders)
+
+
+def quantise_by(to_orders: Callable[..., tuple[torch.Tensor, ...]]) -> Quantise:
+    """Return quantise_in() by a compiled in_orders()."""
+
+    def quantise_in_one(x: torch.Tensor, dtype: torch.dtype, *orders: MatrixOrder) -> tuple[Quantised, ...]:
+        scale, *values = to_orders(x, dtype, *(order is MatrixOrder.COLUMNS for order in orders))
+        turned = (each.t() if order is MatrixOrder.COLUMNS else each for each, order in zip(values, orders))
+        return tuple(Quantised(each, scale) for each in turned)
+
+    return quantise_in_one
+
+
+def in_orders(x: torch.Tensor, dtype: torch.dtype, *transposed: bool) -> tuple[torch.Tensor, ...]:
+    """Return the scale of x, and its values by rows, or those of its transpose, for each of `transposed`."""
+    values, scale = scaled(x, dtype)
+    return scale, *(values.t().contiguous() if each else values.contiguous() for each in transposed)
+
+
+def _by_columns(found: Quantised) -> Quantised:
+    return found._replace(values=found.values.t().contiguous().t())
+
+
+def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x in fp8 and its scale."""
     largest, top = math.frexp(torch.finfo(dtype).max)
     amax = x.abs().amax().float()
     fraction, exponent = torch.frexp(amax)
     power = (top - exponent - (fraction > largest).int()).clamp(-126, 126)  # of 0, any will do
     values = (x * _two_to(power)).to(dtype)
-    return Quantised(values, torch.where(amax.isfinite(), _two_to(-power), math.nan))
+    return values, torch.where(amax.isfinite(), _two_to(-power), math.nan)
 
 
 def _two_to(power: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mpitrain.kernels.activation_functions import SILU, Activation, GatedProduct
+from mpitrain.kernels.fp8 import Quantise, quantise_in
 from mpitrain.kernels.precision import wide
 from mpitrain.plan.declared.probabilities import LOGITS, LOGITS_ON_A_DEVICE
 
@@ -210,6 +211,7 @@ class Functions:
     turned: Callable[..., Tensor] = turned
     log_sums: Callable[..., Tensor] = log_sums
     to_gradients: Callable[..., None] = to_gradients
+    quantise: Quantise = quantise_in
     activation: Activation = SILU  # of `gated` and its backward
     keep_activated: bool = True  # activation(gate), for the backward
 

@@ -14,11 +14,12 @@ buffer. grouped_mm would make a second buffer of them, and round it to the type 
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 
+import numpy as np
 import torch
 from torch.nn import functional
 
+from mpitrain.kernels.pinned import on_device
 from mpitrain.kernels.products import add_product, product
 
 STEP = 32  # rows: groups are filled up to a multiple of it at least
@@ -30,7 +31,7 @@ def grouped_product(x_NX: torch.Tensor, weights_EYX: torch.Tensor, sizes: Sequen
     if _in_few_shapes(x_NX):
         return _padded_products(x_NX, weights_EYX, sizes)
     if _at_once(x_NX, weights_EYX):
-        ends = torch.tensor(list(accumulate(sizes)), dtype=torch.int32, device=x_NX.device)
+        ends = on_device(np.cumsum(sizes, dtype=np.int32), x_NX.device)
         return functional.grouped_mm(x_NX, weights_EYX.transpose(1, 2), offs=ends)
     multiply = functional.linear if _by_mkl(x_NX) else product
     return torch.cat([multiply(rows, weight) for rows, weight in zip(x_NX.split(sizes), weights_EYX)])
@@ -76,9 +77,8 @@ def _at_once(x_NX: torch.Tensor, weights_EYX: torch.Tensor) -> bool:
 
 def of_rows(vectors_EY: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """Return the vector of each row's group, [N, Y]."""
-    return vectors_EY.repeat_interleave(
-        torch.tensor(sizes, device=vectors_EY.device), 0, output_size=sum(sizes)
-    )
+    repeats = on_device(np.array(sizes, dtype=np.int64), vectors_EY.device)
+    return vectors_EY.repeat_interleave(repeats, 0, output_size=sum(sizes))
 
 
 def add_sums(totals_EY: torch.Tensor, x_NY: torch.Tensor, sizes: Sequence[int]) -> None:

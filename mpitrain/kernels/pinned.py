@@ -1,5 +1,6 @@
 """Memory of the host for what a device sends there and fetches from there."""
 
+import numpy as np
 import torch
 
 
@@ -13,3 +14,13 @@ def on_host(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     if device.type == "meta":
         return torch.empty(length, dtype=dtype, device=device)
     return torch.empty(length, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def on_device(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return numbers that the host has as a tensor on a device.
+
+    A GPU fetches them from pinned memory, when it comes round to it: from other memory the host would
+    wait until it has.
+    """
+    found = torch.from_numpy(numbers)
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)

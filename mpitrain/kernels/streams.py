@@ -109,7 +109,7 @@ class AtOnce:
 
 
 class OfGpu:
-    """The streams of a GPU. Not run on one yet."""
+    """The streams of a GPU."""
 
     def __init__(self, device: torch.device):
         self._device = device

@@ -207,7 +207,7 @@ class ExpertMixture:
         """
         experts = experts_NK.flatten()
         order = experts.argsort(stable=True)
-        counts = torch.bincount(experts, minlength=self.settings.count)
+        counts = router.num_choices(experts, self.settings.count)
         if capacity:
             most = math.ceil(capacity * len(experts) / self.settings.count)
             place = (
@@ -356,7 +356,7 @@ class ExpertMixture:
         """
         shares = self._shares(router.Statistics(sum(saved.sums), self._sets(saved.x)))
         of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, shares, saved.scale, self.settings)
-        counts = torch.bincount(saved.chosen.experts.flatten(), minlength=self.settings.count)
+        counts = router.num_choices(saved.chosen.experts.flatten(), self.settings.count)
         small = [Addend(parameter, counts) for parameter in (self.load, self.bias) if parameter is not None]
         small.append(Addend(self.router, of_logits.t() @ x_ND.to(of_logits.dtype)))
         if self.logit_bias is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mpitrain.kernels import fp8
+from mpitrain.kernels.fp8 import MatrixOrder
 from mpitrain.kernels.grouped import add_grouped
 from mpitrain.kernels.products import add_product, product
 from mpitrain.parallel.microbatch import RegatheredInput
@@ -123,7 +124,8 @@ class Fp8Products(torch.autograd.Function):
     those of the weights for later.
 
     x is kept in fp8, once for all weights; or `recompute` makes it, or will have it, and it isn't
-    kept. Weights are rounded again in the backward.
+    kept. Weights are rounded again in the backward. By columns is what the products of weight
+    gradients take, and weights where a gradient is multiplied by them.
     """
 
     @staticmethod
@@ -133,30 +135,38 @@ class Fp8Products(torch.autograd.Function):
         parameters: tuple[Parameter, ...],
         deferred: list,
         recompute: Callable[[], torch.Tensor] | RegatheredInput | None,
+        quantise: fp8.Quantise = fp8.quantise_in,
     ):
-        quantised = fp8.quantise(x.flatten(0, -2), fp8.E4M3)
-        if recompute is None:
-            ctx.save_for_backward(quantised.values)
+        keeps = recompute is None and ctx.needs_input_grad[0]
+        orders = (MatrixOrder.ROWS, MatrixOrder.COLUMNS) if keeps else (MatrixOrder.ROWS,)
+        quantised, *kept = quantise(x.flatten(0, -2), fp8.E4M3, *orders)
+        if keeps:
+            ctx.save_for_backward(kept[0].values)
             ctx.scale = quantised.scale
         ctx.parameters = parameters
         ctx.deferred = deferred
         ctx.recompute = recompute
-        products = (
-            fp8.multiply(quantised, fp8.quantise(parameter.data, fp8.E4M3).t(), x.dtype)
+        ctx.quantise = quantise
+        return tuple(
+            fp8.multiply(
+                quantised, quantise(parameter.data, fp8.E4M3, MatrixOrder.ROWS)[0].t(), x.dtype
+            ).unflatten(0, x.shape[:-1])
             for parameter in parameters
         )
-        return tuple(product.unflatten(0, x.shape[:-1]) for product in products)
 
     @staticmethod
     def backward(ctx, *grads_of_outputs):
         x = Fp8Products._input(ctx)
         grad_of_x = None
         for parameter, grad_of_output in reversed(list(zip(ctx.parameters, grads_of_outputs))):
-            grad = fp8.quantise(grad_of_output.flatten(0, -2), fp8.E5M2)
-            ctx.deferred.append(Fp8WeightGradient(parameter, x, grad))
-            product = fp8.multiply(grad, fp8.quantise(parameter.data, fp8.E4M3), grad_of_output.dtype)
+            rows, columns = ctx.quantise(
+                grad_of_output.flatten(0, -2), fp8.E5M2, MatrixOrder.ROWS, MatrixOrder.COLUMNS
+            )
+            ctx.deferred.append(Fp8WeightGradient(parameter, x, columns))
+            (weight,) = ctx.quantise(parameter.data, fp8.E4M3, MatrixOrder.COLUMNS)
+            product = fp8.multiply(rows, weight, grad_of_output.dtype)
             grad_of_x = product if grad_of_x is None else grad_of_x + product
-        return grad_of_x.unflatten(0, grad_of_output.shape[:-1]), None, None, None
+        return grad_of_x.unflatten(0, grad_of_output.shape[:-1]), None, None, None, None
 
     @staticmethod
     def _input(ctx) -> fp8.Quantised | RegatheredInput:
@@ -165,9 +175,9 @@ class Fp8Products(torch.autograd.Function):
         if x is None:
             return fp8.Quantised(*ctx.saved_tensors, ctx.scale)
         if isinstance(x, RegatheredInput):
-            x.in_fp8 = True
+            x.quantise = ctx.quantise
             return x
-        return fp8.quantise(x().flatten(0, -2), fp8.E4M3)
+        return ctx.quantise(x().flatten(0, -2), fp8.E4M3, MatrixOrder.COLUMNS)[0]
 
 
 @dataclass

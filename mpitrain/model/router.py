@@ -41,6 +41,17 @@ def choose(logits_NE: torch.Tensor, bias_E: torch.Tensor | None, settings: Setti
     return Chosen(logits_NE, experts, weigh(logits_NE, experts, settings))
 
 
+def num_choices(experts: torch.Tensor, count: int) -> torch.Tensor:
+    """Return how often each of `count` experts stands in `experts` [any].
+
+    A GPU's bincount has the host wait for the largest of them.
+    """
+    if not experts.is_cuda:
+        return torch.bincount(experts, minlength=count)
+    bounds = torch.arange(count + 1, device=experts.device)
+    return torch.searchsorted(experts.sort().values, bounds).diff()
+
+
 def score(logits_NE: torch.Tensor, settings: Settings) -> torch.Tensor:
     """Return the scores of all experts."""
     return logits_NE.softmax(-1) if settings.score == "softmax" else logits_NE.sigmoid()

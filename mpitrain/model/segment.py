@@ -98,8 +98,9 @@ class Tape:
 
         fp8_products: multiply in fp8.
         """
-        products = linear.Fp8Products if fp8_products else linear.Products
-        return products.apply(x, parameters, self.deferred, recompute)
+        if fp8_products:
+            return linear.Fp8Products.apply(x, parameters, self.deferred, recompute, self.functions.quantise)
+        return linear.Products.apply(x, parameters, self.deferred, recompute)
 
     def plus(self, x: torch.Tensor, bias: Parameter) -> torch.Tensor:
         """Return x + bias."""

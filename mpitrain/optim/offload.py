@@ -13,6 +13,7 @@ it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -40,6 +41,7 @@ class Offloaded:
     make: makes one of pieces whose weights and gradients are in host memory.
 
     whole: everything is one load, for an optimiser that takes its pieces in an order of its own.
+    cores: that compute an update, where a device computes the rest.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class Offloaded:
         make: Callable[[list[ParameterShard]], "Optimizer"],
         *,
         whole: bool,
+        cores: int = 1,
     ):
+        self._threads = cores if device.type == "cuda" else torch.get_num_threads()
         self._streams = streams_of(device)
         self._there = self._streams.further()
         self._loads = [self._load(each, make) for each in ([list(pieces)] if whole else _loads(pieces))]
@@ -77,9 +81,10 @@ class Offloaded:
         """
         self._there.wait(self._streams.compute.record())
         arrivals = [self._start(load) for load in self._loads]
-        for load, arrival in zip(self._loads, arrivals):
-            arrival.synchronize()
-            load.optimizer.step(lr)
+        with _torch_threads(self._threads):
+            for load, arrival in zip(self._loads, arrivals):
+                arrival.synchronize()
+                load.optimizer.step(lr)
 
     def _start(self, load: Load) -> QueueEvent:
         """Start copying gradients to the host, beside what is computed; return when they are there."""
@@ -95,6 +100,19 @@ class Offloaded:
         """Set the number of updates made so far."""
         for load in self._loads:
             load.optimizer.set_step(num_updates)
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Let torch compute by so many threads meanwhile."""
+    before = torch.get_num_threads()
+    if count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != before:
+            torch.set_num_threads(before)
 
 
 def _loads(pieces: Sequence[ParameterShard]) -> list[list[ParameterShard]]:

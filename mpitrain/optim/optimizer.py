@@ -43,7 +43,8 @@ def optimizer_of(
         return kind.build(OptimizerParts(kind, config.optimizer, pieces, seed, rounds(), device))
 
     if config.memory.offload in ("optimizer", "all"):
-        optimizer = Offloaded(trained, device, make, whole=kind.whole_matrices)
+        cores = mesh.cores_of_rank
+        optimizer = Offloaded(trained, device, make, whole=kind.whole_matrices, cores=cores)
     else:
         optimizer = make(trained)
     if config.optimizer.frozen:

@@ -83,18 +83,21 @@ class RegatheredInput:
     """The input of a layer's first products, which isn't kept: the backward gathers it again.
 
     The gradient of the input doesn't need it, those of the weights do (model/regather.py).
-    in_fp8: the weight gradients are multiplied in fp8.
+    quantise: rounds it, where the weight gradients are multiplied in fp8.
     factor: what they are made of, [N, K]; None until it has arrived.
     """
 
     def __init__(self) -> None:
-        self.in_fp8 = False
+        self.quantise: fp8.Quantise | None = None
         self.factor: torch.Tensor | fp8.Quantised | None = None
 
     def arrive(self, whole: torch.Tensor) -> None:
         """Take the gathered input [B, T, K]."""
         rows = whole.flatten(0, -2)
-        self.factor = fp8.quantise(rows, fp8.E4M3) if self.in_fp8 else rows
+        if self.quantise is not None:
+            (self.factor,) = self.quantise(rows, fp8.E4M3, fp8.MatrixOrder.COLUMNS)
+        else:
+            self.factor = rows
 
 
 def ignored(name: str, value: torch.Tensor) -> None:

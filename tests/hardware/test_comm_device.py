@@ -525,6 +525,32 @@ def test_only_what_is_read_is_carried_to_the_host_and_only_what_is_written_back(
     agree(axis.comm, not wrong, f"{wrong}")
 
 
+def test_what_a_rank_sends_to_itself_is_handed_to_mpi_as_what_it_sends_to_others(setting):
+    """Collectives of one rank hand nothing over, and leave a device's memory to the device."""
+    import torch
+
+    from mpitrain.comm.links import Links
+
+    device = setting.device
+    axis = setting.mesh["alone"]
+    if direct := setting.mesh["dp"].device_aware:
+        axis.device_aware = True
+    links = Links(axis, 1, 1)
+    wrong = []
+    for seed in setting.seeds:
+        device.seed(seed, setting.mesh.rank)
+        x, out = (device.put(torch.full((4099,), value)) for value in (float(seed + 1), 0.0))
+        device.carried.update({"to the host": 0, "back": 0})
+        sent = links.send("F", 0, 0, x, 0)
+        links.receive("F", 0, 0, out, 0).wait()
+        sent.wait()
+        straight = device.carried == {"to the host": 0, "back": 0}
+        found = device.get(out)
+        if straight != direct or not (found == seed + 1).all():
+            wrong.append(f"seed {seed}: {device.carried}, {found[:4].tolist()}")
+    agree(setting.mesh["dp"].comm, not wrong, f"{len(wrong)} wrong: {wrong[:3]}")
+
+
 def test_sums_are_matched_in_the_order_of_their_start_when_one_rank_has_the_first_late(setting):
     import torch
 

@@ -102,12 +102,15 @@ def _in_place(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> 
 
 def _of_fp8(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Callable[[], None]:
     rows, k, n = shape
-    sizes = (rows, k), (n, k), (rows, n)
-    x, weight, grad = (fp8.quantise(torch.randn(size, device=device).bfloat16(), fp8.E4M3) for size in sizes)
+    by_rows, by_columns = fp8.MatrixOrder.ROWS, fp8.MatrixOrder.COLUMNS
+    x, weight, grad = (
+        fp8.quantise_in(torch.randn(size, device=device).bfloat16(), fp8.E4M3, by_rows, by_columns)
+        for size in ((rows, k), (n, k), (rows, n))
+    )
 
     def work() -> None:
-        fp8.multiply(x, weight.t(), torch.bfloat16)
-        fp8.multiply(grad.t(), x, torch.float32)
+        fp8.multiply(x[0], weight[0].t(), torch.bfloat16)
+        fp8.multiply(grad[1].t(), x[1], torch.float32)
 
     return work
 

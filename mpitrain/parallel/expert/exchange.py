@@ -20,6 +20,7 @@ import torch
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, all_to_all_v
 from mpitrain.comm.progress import Pending
+from mpitrain.kernels.pinned import on_device
 from mpitrain.kernels.precision import wide
 from mpitrain.parallel.expert.packing import packed, unpacked
 from mpitrain.parallel.expert.rounds import Round, Rounds
@@ -263,4 +264,4 @@ def inverse(order: np.ndarray) -> np.ndarray:
 
 def index(places: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     """Return places as an index on the device of `like`."""
-    return torch.from_numpy(places).to(like.device)
+    return on_device(places, like.device)

@@ -70,6 +70,12 @@ class Rounds:
         """How many rounds there are: at least one."""
         return max(1, -(-int(self._to_parts.sum(0).max()) // self.limit))
 
+    def _experts_of_rows(self) -> np.ndarray:
+        """Return which of its experts each row is for that this rank receives in all rounds."""
+        here = self.rank // self.divided
+        own = slice(here * self.experts_here, (here + 1) * self.experts_here)
+        return np.repeat(np.tile(np.arange(self.experts_here), len(self.counts)), self.counts[:, own].ravel())
+
     def __getitem__(self, number: int) -> Round:
         """Return a round."""
         # where the rows of each rank begin, among what comes
@@ -83,14 +89,9 @@ class Rounds:
         rows = None if self.num == 1 else np.concatenate([np.arange(a, b) for a, b in bounds])
         parts = (end - begin)[self.rank]
         received = (end - begin)[:, here]
-        own = slice(here * self.experts_here, (here + 1) * self.experts_here)
-        experts = np.repeat(
-            np.tile(np.arange(self.experts_here), len(self.counts)), self.counts[:, own].ravel()
-        )
-        experts = experts[number * self.limit : (number + 1) * self.limit]
-        order = np.argsort(experts, kind="stable")
+        experts = self._experts_of_rows()[number * self.limit : (number + 1) * self.limit]
+        order = None if len(self.counts) == 1 else np.argsort(experts, kind="stable")
         loads = np.bincount(experts, minlength=self.experts_here)
-        order = None if len(self.counts) == 1 else order
         return Round(
             rows,
             parts.tolist(),

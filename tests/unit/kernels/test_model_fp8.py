@@ -79,6 +79,25 @@ def test_a_tensor_is_rounded_to_the_nearest_numbers_of_the_format(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_compiled_it_is_rounded_to_the_same_bits_in_the_order_that_is_asked_for(name):
+    import torch
+
+    from mpitrain.kernels.compiled import Fused
+    from mpitrain.kernels.fp8 import MatrixOrder, in_orders, quantise, quantise_by
+
+    compiled = quantise_by(Fused(in_orders, deterministic=True))
+    for what, x in tensors():
+        x = x[: len(x) // 2 * 2].view(2, -1)
+        expected = quantise(x, getattr(torch, name))
+        rows, columns = compiled(x, getattr(torch, name), MatrixOrder.ROWS, MatrixOrder.COLUMNS)
+        assert rows.values.is_contiguous() and columns.values.t().is_contiguous(), what
+        for found in (rows, columns):
+            assert found.scale.item() == expected.scale.item(), what
+            same = found.values.contiguous().view(torch.uint8) == expected.values.view(torch.uint8)
+            assert same.all(), what
+
+
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_what_is_not_finite_makes_every_product_nan(name, bad):
     import torch
