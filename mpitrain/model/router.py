@@ -113,7 +113,7 @@ def statistics(chosen: Chosen, settings: Settings, rows: int, dropped: int) -> S
     counts = torch.zeros(rows, settings.count, dtype=scores.dtype, device=scores.device)
     by_row = chosen.experts.view(rows, -1)
     counts.scatter_add_(1, by_row, torch.ones_like(by_row, dtype=scores.dtype))
-    rest = scores.new_tensor([0.0, dropped])
+    rest = scores.new_full((2,), dropped)
     rest[0] = _z(chosen.logits)
     return Statistics(
         torch.cat([counts.flatten(), scores.view(rows, -1, settings.count).sum(1).flatten(), rest]), rows
@@ -146,7 +146,7 @@ def grad_of_logits(
         weights = weigh(logits, chosen.experts, settings)
         scores = _parts(logits, settings).view(len(shares), -1, settings.count).sum(1)
         loss = balance_loss(shares, scores, settings) + z_loss(_z(logits), settings)
-        return gradients([weights, loss], [logits], [grad_of_weights, loss.new_tensor(scale)])[0]
+        return gradients([weights, loss], [logits], [grad_of_weights, torch.full_like(loss, scale)])[0]
 
 
 def _parts(logits: torch.Tensor, settings: Settings) -> torch.Tensor:

@@ -10,7 +10,9 @@ for a GPU to be wrong; there it has to be exact. With one GPU, one rank and then
 """
 
 import gc
+import warnings
 from itertools import product
+from pathlib import Path
 
 import pytest
 from conftest import agree
@@ -221,3 +223,37 @@ def test_offloading_changes_nothing_but_the_last_bits_of_an_update(world, device
         agree(world, same(found, expected), f"{found[0]} for {expected[0]}")
     off = [abs(b[0] / a[0] - 1) for a, b in zip(expected[0], found[0])]
     agree(world, found[0][0][0] == expected[0][0][0] and max(off) < 1e-3, f"{found[0]} for {expected[0]}")
+
+
+@pytest.mark.gpu
+def test_within_a_microbatch_the_host_waits_for_the_gpu_once_a_layer_of_experts(world):
+    """For how many rows each expert gets: what else the host knows it has to send without waiting."""
+    import torch
+
+    if world.size > 1 or not torch.cuda.is_available():
+        pytest.skip("runs on 1 rank with a GPU")
+    from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
+    from mpitrain.training.trainer import build_mesh
+
+    device = torch.device("cuda")
+    plan = plan_of(config_of(world, "dp=1", *EXPERTS, "batch.micro=2"))
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, device)
+    rows = torch.randint(0, 256, (plan.config.batch.global_, plan.config.data.sequence + 1), device=device)
+    microbatches = actor.cut(rows)
+    actor.run_step(1, microbatches, 1e-3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        actor.run_step(2, microbatches, 1e-3)
+        torch.cuda.set_sync_debug_mode("default")
+    mesh.free()
+    rooms = {"model", "kernels", "parallel"}
+    places = [
+        f"{Path(each.filename).name}:{each.lineno}"
+        for each in caught
+        if "synchroniz" in str(each.message) and Path(each.filename).parent.name in rooms
+    ]
+    expected = len(microbatches) * plan.config.model.layers
+    agree(world, len(places) == expected and len(set(places)) == 1, f"{places}")
