@@ -31,14 +31,22 @@ def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
     assert done.returncode == 0, tail(done.output)
     found = read_machine(str(path))
     assert found.device == "cpu" and found.ranks_per_node == 2
-    assert set(found.products) == {"fp32", "bf16", "fp64"} and found.products["fp64"].sustained > 1e8
+    kinds = {"fp32", "bf16", "fp64", "fp32_grouped", "bf16_grouped"}
+    assert set(found.products) == kinds and found.products["fp64"].sustained > 1e8
     assert 1e7 < found.links.inside.sustained < 1e12 and found.links.inside.peak_source == "as measured"
     assert found.links.between == known()["laptop"].links.between
     assert "2 ranks" in found.attention["forward"].sustained_source
     rows = [line for line in done.output.splitlines() if line.endswith("%")]
-    assert len(rows) == 9 and "links between: no two ranks have one" in done.output, done.output
+    assert len(rows) == 13 and "links between: no two ranks have one" in done.output, done.output
     planned = mpirun(0, MPITRAIN, "plan", "--ranks", "2", "--machine", str(path))
     assert planned.returncode == 0 and found.name in planned.output, tail(planned.output)
+
+
+def test_ranks_that_share_cores_are_measured_as_if_each_had_one(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    rate, launch, link = (Samples(name, [8.0]) for name in ("products.fp32", "launch_s", "links.inside"))
+    assert [bench_machine.of_a_core(each, 8).values for each in (rate, launch, link)] == [[32.0], [2.0], [8.0]]
+    assert bench_machine.of_a_core(rate, 1) == rate
 
 
 def test_a_figure_is_the_median_of_all_ranks_and_says_how_far_they_are_apart():

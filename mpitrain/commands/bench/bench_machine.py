@@ -73,9 +73,11 @@ def bench(
     way = way_of_messages(placement, world, config.comm.device, node_links.TIMEOUT_S)
     with guard.place.waiting("measuring links"):
         samples += node_links.measured(world, placement, way)
-    figures = together(world.all_gather("what they measured", samples))
     node = world.of_node("who is on this node", world.rank)
     near = max(world.all_gather("their nodes", len(node)))
+    if placement.gpu is None:
+        samples = [of_a_core(each, near) for each in samples]
+    figures = together(world.all_gather("what they measured", samples))
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
     where = f"mpitrain bench machine, {ranks}, {library.host()}, {time.strftime('%Y-%m-%d')}"
     made = machine_of(figures, base, placement.gpu, near, where)
@@ -117,6 +119,15 @@ def _like(name: str | None, placement: DevicePlacement) -> MachineFile:
         f"found a {placement.gpu.name}, and no machine of jobs/machines/ like it; needed one whose links and "
         f"peaks stand where none can be measured; give --like, one of {', '.join(known())}"
     )
+
+
+def of_a_core(samples: Samples, near: int) -> Samples:
+    """Return samples as they were if each of the ranks of a node had a core; links are left as they are."""
+    turns = max(1.0, near / (os.cpu_count() or 1))
+    if samples.name.startswith("links."):
+        return samples
+    faster = 1 / turns if samples.name == "launch_s" else turns
+    return samples._replace(values=[faster * each for each in samples.values])
 
 
 def together(every: list[list[Samples]]) -> dict[str, MeasuredFigure]:
@@ -183,6 +194,7 @@ def machine_of(
         attention=filed.table("attention"),
         memory=filed.table("memory"),
         links=filed.links(base.links),
+        cores_per_node=0 if gpu else os.cpu_count() or 1,
     )
 
 

@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 import torch
 
+from mpitrain.config import Precision
 from mpitrain.kernels import fp8
 from mpitrain.kernels.attention import PLAIN
 from mpitrain.kernels.engine import gradients
+from mpitrain.kernels.grouped import add_grouped, grouped_product
+from mpitrain.kernels.precision import rounds_products
 from mpitrain.kernels.products import add_product, product
 from mpitrain.model.attention_functions import attention
 from mpitrain.plan.predict.step_time.compute import shape_share
@@ -18,6 +21,7 @@ REPEATS = 7
 QUEUED = 5  # calls that a GPU is timed over: the time until the first begins is in none
 FLOPS_OF_BACKWARD = 2.5  # of a flash kernel's forward (arXiv:2205.14135, section 3)
 TINY_CALLS = 300
+OF_EXPERTS = ((301, 190, 243, 290), 512, 704)  # rows of each, inputs, outputs: of a CPU
 
 
 class BenchSizes(NamedTuple):
@@ -50,8 +54,12 @@ def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]
     sizes = SIZES_OF_GPU if device.type == "cuda" else SIZES_OF_CPU
     for dtype in dtypes:
         yield Samples(f"products.{dtype}", _products(device, dtype, sizes))
-    kind = getattr(torch, _torch_name(dtypes[0]))
-    yield from _attention(device, kind, sizes)
+    if device.type == "cpu":
+        for dtype in ("fp32", "bf16"):
+            yield Samples(f"products.{dtype}_grouped", _grouped(device, dtype))
+    yield from _attention(device, getattr(torch, _torch_name(dtypes[0])), sizes)
+    if device.type == "cpu":  # kernels of its own (kernels/attention_by_blocks.py)
+        yield from _attention(device, torch.bfloat16, sizes, "_16")
     yield Samples("memory.bandwidth", _copies(device, sizes))
     yield Samples("launch_s", _launches(device))
 
@@ -77,14 +85,34 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _products(device: torch.device, dtype: str, sizes: BenchSizes) -> list[float]:
-    """Return FLOP/s of large products: y = x W^T and, added in fp32, the gradient of W."""
+    """Return FLOP/s of large products: y = x W^T, the gradient of x and, added, the gradient of W."""
     made = [_of_fp8 if dtype == "fp8" else _in_place] * len(sizes.products)
     works = [make(device, dtype, shape) for make, shape in zip(made, sizes.products)]
-    exact = sum(4.0 * rows * k * n / shape_share(rows, n, k) for rows, k, n in sizes.products)
+    on_gpu = device.type == "cuda"
+    exact = sum(6.0 * rows * k * n / shape_share(rows, n, k, on_gpu) for rows, k, n in sizes.products)
     rates = []
     for _ in range(REPEATS + 1):
         rates.append(exact / sum(_seconds(work, device) for work in works))
     return rates[1:]
+
+
+def _grouped(device: torch.device, dtype: str) -> list[float]:
+    """Return FLOP/s of products of experts, as those of _products()."""
+    kind = getattr(torch, _torch_name(dtype))
+    loads, k, n = OF_EXPERTS
+    rows = sum(loads)
+    x, grad = (torch.randn(rows, width, device=device).to(kind) for width in (k, n))
+    weights = torch.randn(len(loads), n, k, device=device).to(kind)
+    total = torch.zeros(len(loads), n, k, device=device)
+    rounded = rounds_products(Precision(compute=dtype), device)
+
+    def work() -> None:
+        grouped_product(x, weights, loads)
+        grouped_product(grad, weights.transpose(1, 2), loads)
+        add_grouped(total, grad, x, loads, rounded)
+
+    exact = 6.0 * rows * k * n / shape_share(rows / len(loads), n, k, on_gpu=False)
+    return [exact / _seconds(work, device) for _ in range(REPEATS + 1)][1:]
 
 
 def _in_place(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Callable[[], None]:
@@ -92,10 +120,12 @@ def _in_place(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> 
     kind = getattr(torch, _torch_name(dtype))
     x, weight, grad = (torch.randn(size, device=device).to(kind) for size in ((rows, k), (n, k), (rows, n)))
     total = torch.zeros(n, k, device=device, dtype=torch.promote_types(kind, torch.float32))
+    rounded = rounds_products(Precision(compute=dtype), device)
 
     def work() -> None:
         product(x, weight)
-        add_product(total, grad, x)
+        product(grad, weight.t())
+        add_product(total, grad, x, rounded)
 
     return work
 
@@ -110,13 +140,16 @@ def _of_fp8(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Ca
 
     def work() -> None:
         fp8.multiply(x[0], weight[0].t(), torch.bfloat16)
+        fp8.multiply(grad[0], weight[1], torch.bfloat16)
         fp8.multiply(grad[1].t(), x[1], torch.float32)
 
     return work
 
 
-def _attention(device: torch.device, kind: torch.dtype, sizes: BenchSizes) -> Iterator[Samples]:
-    """Yield FLOP/s of causal attention, forward and backward."""
+def _attention(
+    device: torch.device, kind: torch.dtype, sizes: BenchSizes, suffix: str = ""
+) -> Iterator[Samples]:
+    """Yield FLOP/s of causal attention, forward and backward. suffix: of their names."""
     batch, heads, kv_heads, length, width = sizes.attention
     q, k, v = (
         torch.randn(batch, count, length, width, device=device).to(kind).requires_grad_()
@@ -132,8 +165,8 @@ def _attention(device: torch.device, kind: torch.dtype, sizes: BenchSizes) -> It
             )
         whole = _seconds(lambda: _there_and_back(q, k, v, grad), device)
         backward.append(FLOPS_OF_BACKWARD * flops / max(whole - flops / forward[-1], 1e-9))
-    yield Samples("attention.forward", forward[1:])
-    yield Samples("attention.backward", backward[1:])
+    yield Samples(f"attention.forward{suffix}", forward[1:])
+    yield Samples(f"attention.backward{suffix}", backward[1:])
 
 
 def _there_and_back(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> None:

@@ -46,7 +46,7 @@ def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
     """
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
-    layouts, rates = world.on_every_rank("reading the layouts", lambda: _read(asked))
+    layouts, rates = world.on_every_rank("reading the layouts", lambda: _read(asked, world.node_ranks))
     world.require_same({"the layouts": repr(layouts)})
     rows = []
     for layout in layouts:
@@ -58,7 +58,7 @@ def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
     return DONE
 
 
-def _read(asked: SweepRequest) -> tuple[list[str], MachineRates]:
+def _read(asked: SweepRequest, node_ranks: int) -> tuple[list[str], MachineRates]:
     """Return the layouts and the machine. Raises ConfigError if there are none, or too many."""
     asked.require_files()
     if asked.over is not None:
@@ -73,7 +73,7 @@ def _read(asked: SweepRequest) -> tuple[list[str], MachineRates]:
         )
     if asked.svg is not None:
         two_keys(asked.svg, layouts)
-    return layouts, asked.rates()
+    return layouts, asked.rates(node_ranks)
 
 
 def two_keys(svg: str, layouts: Sequence[str]) -> tuple[str, str]:

@@ -46,16 +46,14 @@ def measure(asked: PlanRequest, count: int, guard: Guard, say: Callable[[str], N
         raise ConfigError(
             f"--ranks {asked.ranks} with --measure: found {world.size} started ranks; leave --ranks out"
         )
-    asked = asked._replace(ranks=world.size, top=max(asked.top, count))
+    asked = asked._replace(ranks=world.size, node_ranks=world.node_ranks, top=max(asked.top, count))
     text, chosen = world.on_first_rank("planning", lambda: _planned_here(asked, count))
     if world.rank == 0:
         say(text)
     rows = [("", "predicted s", "measured s", "measured / predicted", "layout")]
     for number, each in enumerate(chosen, start=1):
         guard.leave_if_asked(world)
-        plan = world.on_every_rank(
-            f"planning {each.layout}", lambda each=each: planned(each.config, world.size, asked.machine)
-        )
+        plan = world.on_every_rank(f"planning {each.layout}", lambda each=each: planned(each.config, asked))
         took = measured_step(plan, world, guard).seconds
         rows.append(
             (

@@ -115,7 +115,7 @@ def advice_for(resolved: Config) -> list[str]:
     """
     name = ON_GPU if resolved.run.device == "cuda" else ON_CPU
     rates = machine_of(find_machine(name))
-    rates = rates._replace(ranks_per_node=resolved.comm.node_ranks or rates.ranks_per_node)
+    rates = rates.with_ranks_per_node(resolved.comm.node_ranks)
     shape = shape_of_resolved(resolved)
     layout = layout_of(resolved, rates)
     try:

@@ -66,6 +66,7 @@ class PlanRequest(NamedTuple):
     """What was asked.
 
     memory_gb: of a rank, 0 for the machine's. tokens: of a training, as it was typed.
+    node_ranks: that are on a node, 0 for the machine's.
     """
 
     config: str | None
@@ -80,6 +81,11 @@ class PlanRequest(NamedTuple):
     out: str | None = None
     json: bool = False
     timeline: str | None = None
+    node_ranks: int = 0
+
+    def rates(self) -> MachineRates:
+        """Return the figures of the machine. Raises ConfigError."""
+        return machine_of(find_machine(self.machine)).with_ranks_per_node(self.node_ranks)
 
 
 class RunnableLayout(NamedTuple):
@@ -107,7 +113,7 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     Raises ConfigError if none fits.
     """
     given = settings.load(asked.config, asked.overrides)
-    rates = machine_of(find_machine(asked.machine))
+    rates = asked.rates()
     tokens = _tokens(asked.tokens)
     with Waiting("mpitrain plan"):
         shape = shape_of(given)
@@ -276,9 +282,9 @@ def _offloaded(config: Config, layout: StepLayout) -> str:
     return "optimizer" if added else config.memory.offload
 
 
-def planned(config: Config, ranks: int, machine: str) -> Plan:
+def planned(config: Config, asked: PlanRequest) -> Plan:
     """Return the plan of a layout that was found, as a run on a machine makes it."""
-    return _planned(config, ranks, machine_of(find_machine(machine)))
+    return _planned(config, asked.ranks, asked.rates())
 
 
 def _planned(config: Config, ranks: int, rates: MachineRates) -> Plan:

@@ -80,7 +80,7 @@ def _read(asked: SweepRequest, world: World) -> tuple[list[ToScale], MachineRate
     asked.require_files()
     over = _numbers(asked.over, world.size)
     layouts = asked.read_layouts() or [""]
-    rates = asked.rates()
+    rates = asked.rates(world.node_ranks)
     plans = [each for layout in layouts for each in _plans_of(asked, layout, over, world)]
     return plans, rates
 

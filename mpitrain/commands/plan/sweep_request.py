@@ -58,8 +58,9 @@ class SweepRequest(NamedTuple):
             require_file("--svg", self.svg, (".svg",))
             require_plotting(self.svg, "--svg")
 
-    def rates(self) -> MachineRates:
-        return machine_of(find_machine(self.machine))
+    def rates(self, node_ranks: int) -> MachineRates:
+        """Return the figures of the machine, with so many ranks on a node. Raises ConfigError."""
+        return machine_of(find_machine(self.machine)).with_ranks_per_node(node_ranks)
 
     def read_layouts(self) -> list[str]:
         """Return all layouts, proved to be words. Raises ConfigError if there are too many."""

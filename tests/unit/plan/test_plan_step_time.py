@@ -12,7 +12,7 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import presets
 from mpitrain.plan.declared.published import PUBLISHED, find_published
 from mpitrain.plan.predict.step_time import network, step, work
-from mpitrain.plan.predict.step_time.compute import product_seconds
+from mpitrain.plan.predict.step_time.compute import core_seconds, pass_seconds, product_seconds
 from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, known, machine_of, read_machine
 from mpitrain.plan.predict.step_time.stage_seconds import blocks_of_stages
@@ -200,7 +200,7 @@ def test_a_row_travels_for_each_of_its_tokens_experts(name, active):
     layout = StepLayout(64, 4096, 64, ep=8, dispatch="hierarchical")
     for sent in work.expert_work(find_published(name), layout).forward:
         assert (sent.operation, sent.copies) == ("all_to_all_by_node", active)
-        assert sent.num_bytes == active * 4096 * find_published(name).width * work.ITEM
+        assert sent.num_bytes == active * 4096 * find_published(name).width * 2
 
 
 def test_a_product_has_the_rate_of_its_type():
@@ -358,3 +358,80 @@ def test_a_layout_is_described_with_its_shards():
     one = StepLayout(64, 4096, 64, zero=3, sharded=8)
     assert one.describe() == "dp 64 zero 3 dp_shard 8 micro 1"
     assert "dp_shard" not in one._replace(sharded=0).describe()
+
+
+CPU = machine_of(find_machine("laptop"))._replace(cores_per_node=2, ranks_per_node=2)
+SMALL_SHAPE = find_published("llama3-8b")._replace(
+    layers=8, width=512, heads=8, kv_heads=4, ffn=1408, vocab=512
+)
+
+
+def took(machine, **layout):
+    """Return a step of 16 sequences of 256 in fp32."""
+    given = dict(ranks=2, sequence=256, batch=16, micro=2, compute="fp32", fused=False)
+    return step.predict_step(SMALL_SHAPE, StepLayout(**given | layout), machine)
+
+
+@pytest.mark.parametrize("layout", [dict(zero=1), dict(zero=3), dict(tp=2), dict(tp=2, pp=2)], ids=str)
+def test_ranks_that_share_cores_take_turns(layout):
+    """Twice as many ranks as cores take what all their work takes one after the other, and no less."""
+    own, shared = (
+        took(CPU._replace(ranks_per_node=4, cores_per_node=cores), ranks=4, **layout) for cores in (4, 2)
+    )
+    assert shared.seconds >= 2 * step.TURN * (own.seconds - own.bubble) * 0.999
+    assert shared.computing == pytest.approx(2 * step.TURN * own.computing)
+    parts = shared.computing + shared.update + shared.bubble + sum(shared.exposed.values())
+    assert parts == pytest.approx(shared.seconds, rel=0.02)
+
+
+def test_a_bubble_is_time_for_the_others_on_the_same_cores():
+    own, shared = (
+        took(CPU._replace(ranks_per_node=4, cores_per_node=cores), ranks=4, pp=4, micro=4) for cores in (0, 2)
+    )
+    assert own.bubble > 0.2 * own.seconds and shared.bubble < 0.1 * shared.seconds
+
+
+def test_numbers_of_fp32_are_twice_as_many_bytes():
+    layouts = [StepLayout(2, 256, 16, tp=2, compute=each) for each in ("bf16", "fp32", "fp64")]
+    sent = [sum(each.num_bytes for each in work.dense_work(SMALL_SHAPE, one).forward) for one in layouts]
+    assert sent[0] > 0 and sent[1:] == [2 * sent[0], 4 * sent[0]]
+
+
+def test_between_products_a_cpu_computes_16_bits_as_32():
+    works = {
+        each: work.dense_work(SMALL_SHAPE, StepLayout(1, 256, 16, compute=each)) for each in ("bf16", "fp32")
+    }
+    narrow, wide = (pass_seconds(found, CPU, dtype) for dtype, found in works.items())
+    assert narrow == pytest.approx(wide) and narrow > works["bf16"].pass_bytes / CPU.memory_bandwidth
+
+
+def test_attention_of_a_cpu_is_slower_in_short_sequences_and_narrow_heads():
+    def rate(length, width):
+        core = work.AttentionCore(10**9, 0, width, length)
+        return core.flops / core_seconds(core, CPU, True, dtype="fp32")
+
+    assert rate(512, 128) == pytest.approx(CPU.attention_forward)
+    assert rate(128, 64) < rate(256, 64) < rate(512, 64) < rate(512, 128) < rate(2048, 128)
+    fp64 = CPU._replace(products={**CPU.products, "fp64": CPU.products["fp32"] / 4})
+    core = work.AttentionCore(10**9, 0, 128, 512)
+    assert core_seconds(core, fp64, True, dtype="fp64") == pytest.approx(4e9 / CPU.attention_forward)
+
+
+def test_messages_hide_on_a_cpu_where_a_core_is_left_for_them():
+    free, busy = CPU._replace(cores_per_node=8), CPU
+    assert free.sends_meanwhile and H100.sends_meanwhile and not busy.sends_meanwhile
+    hidden, exposed = (took(each, zero=3).exposed["dp"] for each in (free, busy))
+    assert hidden < exposed
+
+
+def test_experts_of_a_cpu_have_the_rate_of_grouped_products():
+    product = work.Product(256, 704, 512, 4)
+    slow = CPU._replace(products={**CPU.products, "fp32_grouped": CPU.products["fp32"] / 3}, launch_s=0.0)
+    found, one = (product_seconds(each, slow, "fp32") for each in (product, product._replace(number=1)))
+    assert found == pytest.approx(12 * one, rel=1e-3)
+
+
+def test_ranks_of_a_node_divide_the_memory_of_a_host():
+    more = CPU.with_ranks_per_node(8)
+    assert (more.ranks_per_node, more.memory_bytes) == (8, CPU.memory_bytes // 4)
+    assert H100.with_ranks_per_node(4).memory_bytes == H100.memory_bytes and CPU.with_ranks_per_node(0) is CPU

@@ -19,7 +19,7 @@ SIZES = (
     "model.ffn=128",
     "batch.global=4",
 )
-ITEM = 4  # bytes of an activation in fp32, twice those that are predicted with
+ITEM = 4  # bytes of an activation in fp32
 
 
 CALLED = {"ep": "experts"}  # what a run calls an axis
@@ -43,7 +43,7 @@ def buffers(overrides, ranks, axis):
     for part in parts:
         for each in (*part.forward, *part.backward):
             if each.axis == axis:
-                num_bytes = layout.num_microbatches * each.num_bytes * ITEM // work.ITEM
+                num_bytes = layout.num_microbatches * each.num_bytes
                 predicted[each.operation] = predicted.get(each.operation, 0) + num_bytes
     return declared, predicted
 

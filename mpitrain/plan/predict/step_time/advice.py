@@ -10,7 +10,6 @@ from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import group_of, seconds
 from mpitrain.plan.predict.step_time.step import Prediction, predict_step, stashes_in_flight
-from mpitrain.plan.predict.step_time.work import ITEM
 
 MOST_BUBBLE = 0.2
 MOST_TP = 0.3  # of a step that waits for tp
@@ -47,7 +46,7 @@ def advice(
 def _tp_beyond_node(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> str:
     if layout.tp <= machine.ranks_per_node:
         return ""
-    num_bytes = layout.positions * shape.width * ITEM
+    num_bytes = layout.positions * shape.width * layout.item
     groups = (group_of(layout.tp, 1, machine), group_of(machine.ranks_per_node, 1, machine))
     took = [1e3 * seconds("all_gather", num_bytes, group, machine) for group in groups]
     return (

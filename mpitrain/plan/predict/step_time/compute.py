@@ -1,30 +1,58 @@
 """Seconds that a rank computes: products by shape, attention by kernel, passes over memory, launches.
 
 A product reaches its sustained rate only if it is large and aligned. With sides m, n, k its rate is
-that times m / (m + ROWS) n / (n + ROWS) k / (k + DEPTH): what tiles at the edges, waves and the
-beginning of a product lose (the shape of fig. 5 of arXiv:2401.14489). Sides that no 64 divides lose
-a quarter, heads that no 8 divides as much (arXiv:2401.14489, section 5).
+that times m / (m + rows) n / (n + rows) k / (k + depth): what tiles at the edges, waves and the
+beginning of a product lose (the shape of fig. 5 of arXiv:2401.14489). On a GPU sides that no 64 divides
+lose a quarter, heads that no 8 divides as much (arXiv:2401.14489, section 5). A core of a CPU has small
+tiles: products of a width of 128 reach four fifths of its rate (tests of kernels/products.py's calls on
+Zen 5, 2026-11-26).
 """
 
 from typing import NamedTuple
 
+from mpitrain.plan.predict.step_time.layout import item_of
 from mpitrain.plan.predict.step_time.machine import MachineRates
-from mpitrain.plan.predict.step_time.work import ITEM, AttentionCore, PartWork, Product
+from mpitrain.plan.predict.step_time.work import AttentionCore, PartWork, Product
 
-ROWS = 128.0
-DEPTH = 64.0
+
+class Tiles(NamedTuple):
+    """Sides of which a product loses half of its rate.
+
+    unaligned: what is left of it where 64 divides no side.
+    """
+
+    rows: float
+    depth: float
+    unaligned: float
+
+
+OF_GPU = Tiles(128.0, 64.0, 0.75)
+OF_CPU = Tiles(12.0, 12.0, 1.0)
 UNALIGNED = 0.75
 # passes over memory that casts to fp8 add to a product's operands, times their bytes: 2.0 fits the step of
 # llama3.2-1b on an H100 (docs/guides/gpus.md)
 FP8_OVERHEAD = 2.0
 SCORE_PASSES_FORWARD = 5.0  # bytes are read or written of each score, 16 bits each, without flash
 SCORE_PASSES_BACKWARD = 6.0
+# on a CPU: functions between products are operations of torch, which widen 16 bits to 32
+PASSES_ON_CPU = 2.3
+ITEM_ON_CPU = 4
+# torch's and Python's time for a kernel of PartWork, over that of one small operation; in 16 bits attention
+# is many more: quickstart on Zen 5, 2026-11-26
+CALLS = 6.0
+CALLS_16 = 10.0
+# keys that attention of a CPU takes at a time, masked or not (kvSplitSize in torch's
+# ATen/native/cpu/FlashAttentionKernel.cpp); kernels/attention_by_blocks.py, in 16 bits, takes fewer
+KEYS_AT_ONCE = 512.0
+KEYS_AT_ONCE_16 = 128.0
+MEASURED_LENGTH, MEASURED_WIDTH = 512, 128  # of `bench machine` on a CPU
 
 
-def shape_share(m: float, n: float, k: float) -> float:
+def shape_share(m: float, n: float, k: float, on_gpu: bool = True) -> float:
     """Return the share of the sustained rate that a product of these sides reaches."""
-    share = m / (m + ROWS) * n / (n + ROWS) * k / (k + DEPTH)
-    return share * UNALIGNED if n % 64 or k % 64 else share
+    tiles = OF_GPU if on_gpu else OF_CPU
+    share = m / (m + tiles.rows) * n / (n + tiles.rows) * k / (k + tiles.depth)
+    return share * tiles.unaligned if n % 64 or k % 64 else share
 
 
 def product_seconds(product: Product, machine: MachineRates, dtype: str) -> float:
@@ -33,12 +61,15 @@ def product_seconds(product: Product, machine: MachineRates, dtype: str) -> floa
         return 0.0
     m, n, k = product.m, product.n, product.k
     narrow = dtype == "fp8" and product.narrow and "fp8" in machine.products
-    rate = machine.products["fp8" if narrow else _rate_of_products(machine, dtype)]
-    rate *= shape_share(m, n, k)
-    moved = product.number * (m * k + k * n + m * n) * ITEM
+    kind = "fp8" if narrow else _rate_of_products(machine, dtype)
+    if product.number > 1:  # of experts, a CPU's by another library (kernels/grouped.py)
+        kind = f"{kind}_grouped" if f"{kind}_grouped" in machine.products else kind
+    rate = machine.products[kind]
+    rate *= shape_share(m, n, k, machine.on_gpu)
+    moved = product.number * (m * k + k * n + m * n) * item_of(dtype)
     seconds = max(product.flops / rate, moved / machine.memory_bandwidth)
     casts = FP8_OVERHEAD * product.number * (m * k * 3 + k * n) / machine.memory_bandwidth if narrow else 0.0
-    return seconds + casts + machine.launch_s * 0.2 * product.number
+    return seconds + casts + machine.launch_s * (0.2 if machine.on_gpu else 1.0) * product.number
 
 
 def _rate_of_products(machine: MachineRates, dtype: str) -> str:
@@ -55,6 +86,7 @@ def core_seconds(
     machine: MachineRates,
     flash: bool,
     backward: bool = False,
+    dtype: str = "bf16",
 ) -> float:
     """Return the seconds of attention proper: of a flash kernel, or of products and passes over scores.
 
@@ -62,16 +94,37 @@ def core_seconds(
     """
     if not core.flops:
         return 0.0
-    rate = machine.attention_backward if backward else machine.attention_forward
-    if core.head_width % 8:
-        rate *= UNALIGNED
-    if core.head_width < 128:
-        rate *= 0.8 if core.head_width >= 64 else 0.5
-    if flash:
+    rate = _rate_of_attention(core, machine, backward, dtype)
+    if flash or not machine.on_gpu:
         return (2.5 if backward else 1.0) * core.flops / rate
     passes = SCORE_PASSES_BACKWARD if backward else SCORE_PASSES_FORWARD
     products = 2 * core.flops * (2 if backward else 1) / (0.5 * machine.products[_wide(machine)])
-    return products + passes * 2 * core.scores * ITEM / machine.memory_bandwidth
+    return products + passes * 2 * core.scores * item_of(dtype) / machine.memory_bandwidth
+
+
+def _rate_of_attention(core: AttentionCore, machine: MachineRates, backward: bool, dtype: str) -> float:
+    """Return FLOP/s of attention by its heads' width and, on a CPU, the length of a sequence."""
+    narrow = not machine.on_gpu and item_of(dtype) == 2 and machine.attention_forward_16 > 0
+    if narrow:
+        rate = machine.attention_backward_16 if backward else machine.attention_forward_16
+    else:
+        rate = machine.attention_backward if backward else machine.attention_forward
+    if core.head_width % 8:
+        rate *= UNALIGNED
+    width = core.head_width
+    if not machine.on_gpu:
+        if dtype == "fp64" and {"fp32", "fp64"} <= machine.products.keys():
+            rate *= machine.products["fp64"] / machine.products["fp32"]
+        keys = KEYS_AT_ONCE_16 if narrow else KEYS_AT_ONCE
+        rate *= _saturated(core.length, MEASURED_LENGTH, keys) * _saturated(width, MEASURED_WIDTH, 64.0)
+    elif width < 128:
+        rate *= 0.8 if width >= 64 else 0.5
+    return rate
+
+
+def _saturated(size: float, measured: float, half: float) -> float:
+    """Return a rate that is half of its most at `half`, over that at the size that was measured."""
+    return size / (size + half) * (measured + half) / measured
 
 
 class Seconds(NamedTuple):
@@ -101,12 +154,17 @@ def seconds_of(work: PartWork, machine: MachineRates, dtype: str, flash: bool) -
     forward = sum(product_seconds(each, machine, dtype) for each in work.products)
     inputs = sum(product_seconds(_of_inputs(each), machine, dtype) for each in work.products)
     weights = sum(product_seconds(_of_weights(each), machine, dtype) for each in work.products)
-    passes = work.pass_bytes / machine.memory_bandwidth
+    passes = pass_seconds(work, machine, dtype)
     forward += passes
     inputs += 1.5 * passes
-    core = core_seconds(work.core, machine, flash)
-    core_backward = core_seconds(work.core, machine, flash, True)
+    core = core_seconds(work.core, machine, flash, dtype=dtype)
+    core_backward = core_seconds(work.core, machine, flash, True, dtype)
     launched = work.kernels * machine.launch_s
+    if not machine.on_gpu:  # the host computes, and calls
+        calls = (CALLS_16 if item_of(dtype) == 2 else CALLS) * launched
+        return Seconds(
+            forward + core + calls, inputs + core_backward + calls, weights, core, core, core_backward
+        )
     return Seconds(
         max(forward + core, launched),
         max(inputs + core_backward, launched),
@@ -115,6 +173,13 @@ def seconds_of(work: PartWork, machine: MachineRates, dtype: str, flash: bool) -
         max(core, launched - forward),
         max(core_backward, launched - inputs),
     )
+
+
+def pass_seconds(work: PartWork, machine: MachineRates, dtype: str) -> float:
+    """Return the seconds of what is between products of a forward."""
+    seconds = work.pass_bytes / machine.memory_bandwidth
+    item = item_of(dtype)
+    return seconds if machine.on_gpu else PASSES_ON_CPU * max(item, ITEM_ON_CPU) / item * seconds
 
 
 def _of_inputs(product: Product) -> Product:

@@ -10,6 +10,12 @@ from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.published import ModelShape
 
 MICROS = (1, 2, 4, 8)  # sequences of a microbatch that are tried
+ITEM = {"fp32": 4, "fp64": 8}  # bytes of a number; all others have 2, in fp8 those between products, too
+
+
+def item_of(dtype: str) -> int:
+    """Return the bytes of a number between products that are computed in a type."""
+    return ITEM.get(dtype, 2)
 
 
 class StepLayout(NamedTuple):
@@ -18,7 +24,7 @@ class StepLayout(NamedTuple):
     batch: sequences of a step over all ranks. micro: of a microbatch. chunks: stages a rank.
     sharded: ranks that share the state of ZeRO; 0: all data ranks. schedule: of
     schedules/catalog.py.
-    compute: bf16 or fp8. wire_bytes: of a gradient's number on the wire.
+    compute: type of numbers, as precision.compute. wire_bytes: of a gradient's number on the wire.
     flash: attention keeps no scores. fused: losses and activations are one kernel each (compile).
     overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the
     share.
@@ -65,6 +71,11 @@ class StepLayout(NamedTuple):
     reduce: str = "auto"
     context: str = "zigzag"
     gather: str = "auto"
+
+    @property
+    def item(self) -> int:
+        """Bytes of an activation, and of a weight that is computed with."""
+        return item_of(self.compute)
 
     @property
     def sums_each(self) -> bool:

@@ -54,7 +54,8 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A machine's file.
 
     device: whose memory memory_bytes are: of a GPU, of any make, or of the host. products: FLOP/s
-    by type of number. attention: FLOP/s, forward and backward.
+    by type of number. attention: FLOP/s, forward and backward; of a CPU in 16 bits forward_16 and
+    backward_16. cores_per_node: of a CPU, that the ranks of a node share; 0: each rank has its own.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -67,6 +68,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: dict[str, Figure]
     links: LinkTable
     aliases: list[str] = []
+    cores_per_node: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield all figures, each with its key."""
@@ -81,6 +83,7 @@ class MachineRates(NamedTuple):
     """What predictions need of a machine: rates of one rank a second, from sheet or measurement.
 
     peaks: FLOP/s of products on the data sheet, which MFU is a share of.
+    cores_per_node: that the ranks of a node share; 0: each has its own.
     """
 
     name: str
@@ -99,6 +102,21 @@ class MachineRates(NamedTuple):
     contention: float
     contended_nodes: int
     peaks: Mapping[str, float]
+    attention_forward_16: float = 0.0
+    attention_backward_16: float = 0.0
+    cores_per_node: int = 0
+
+    @property
+    def sends_meanwhile(self) -> bool:
+        """Whether messages travel under computation: a CPU copies them, if there is one for it."""
+        return self.on_gpu or not self.cores_per_node or self.cores_per_node > self.ranks_per_node
+
+    def with_ranks_per_node(self, count: int) -> "MachineRates":
+        """Return the same node with so many ranks on it, which divide the memory of a CPU's; 0: as it is."""
+        if not count:
+            return self
+        memory = self.memory_bytes if self.on_gpu else self.memory_bytes * self.ranks_per_node // count
+        return self._replace(ranks_per_node=count, memory_bytes=memory)
 
 
 def as_fast_as(machine: MachineFile, peak: float) -> MachineFile:
@@ -142,7 +160,15 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         contention=1.0 if sheet else links.contention,
         contended_nodes=links.contended_nodes,
         peaks={dtype: figure.peak for dtype, figure in found.products.items()},
+        attention_forward_16=_of(found.attention, "forward_16", kind),
+        attention_backward_16=_of(found.attention, "backward_16", kind),
+        cores_per_node=found.cores_per_node,
     )
+
+
+def _of(figures: Mapping[str, Figure], name: str, kind: str) -> float:
+    """Return a figure that a file needn't have, or 0."""
+    return getattr(figures[name], kind) if name in figures else 0.0
 
 
 @cache

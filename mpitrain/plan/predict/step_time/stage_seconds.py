@@ -14,7 +14,6 @@ from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, group_of, seconds, sent_seconds
 from mpitrain.plan.predict.step_time.work import (
-    ITEM,
     MessageVolume,
     PartWork,
     attention_work,
@@ -27,6 +26,7 @@ from mpitrain.schedules import catalog
 
 # of what travels beside computation, what it takes from it: copies and sums run on the same cores
 SLOWED = 0.1
+CALLS_OF_MESSAGE = 60.0  # what the host takes to start and end one, over a small operation of torch
 
 
 class Part(NamedTuple):
@@ -180,7 +180,11 @@ def _exposed(
     found = defaultdict[str, float](float)
     for each in sent:
         took = sent_seconds(each, groups, machine)
-        if each.axis == "cp" and each.operation == "shift":  # others come before attention, and after it
+        if took and not machine.on_gpu:
+            took += CALLS_OF_MESSAGE * machine.launch_s
+        if not machine.sends_meanwhile:
+            pass
+        elif each.axis == "cp" and each.operation == "shift":  # others come before attention, and after it
             took = max(took - core, SLOWED * took)
         elif each.axis == "tp":
             took *= 1 - layout.tp_overlap
@@ -226,8 +230,9 @@ def _with_fetches(
     gathered, reduced = (sum(each) for each in zip(*_of_state(layout, machine, groups, weights)))
     gathered *= fetches_each(layout)
     reduced *= layout.sums_each
-    forward, exposed = _overlapped(part.forward, gathered, layout)
-    backward, exposed_backward = _overlapped(part.inputs + part.weights, gathered + reduced, layout)
+    hides = layout.overlapped and machine.sends_meanwhile
+    forward, exposed = _overlapped(part.forward, gathered, hides)
+    backward, exposed_backward = _overlapped(part.inputs + part.weights, gathered + reduced, hides)
     later = backward - part.inputs - part.weights
     of_weights = later * reduced / (gathered + reduced) if gathered + reduced else 0.0
     return Part(
@@ -239,9 +244,9 @@ def _with_fetches(
     )
 
 
-def _overlapped(computed: float, sent: float, layout: StepLayout) -> tuple[float, float]:
-    """Return how long both take together, and what of it is exposed."""
-    exposed = max(sent - computed, SLOWED * sent) if layout.overlapped else sent
+def _overlapped(computed: float, sent: float, hides: bool) -> tuple[float, float]:
+    """Return how long both take together, and what of it is exposed. hides: one goes on under the other."""
+    exposed = max(sent - computed, SLOWED * sent) if hides else sent
     return computed + exposed, exposed
 
 
@@ -254,7 +259,7 @@ def _of_state(
     for (axis, stride, shards), numel in zip(sharding, weights):
         shard = group_of(shards, stride, machine)
         copies = group_of(max(1, groups[axis].size // shards), stride * shards, machine)
-        gathered = seconds("all_gather", numel * ITEM, shard, machine)
+        gathered = seconds("all_gather", numel * layout.item, shard, machine)
         reduced = seconds("reduce_scatter", numel * layout.wire_bytes, shard, machine)
         reduced += seconds("all_reduce", numel * layout.wire_bytes // shards, copies, machine)
         found.append((gathered, reduced))

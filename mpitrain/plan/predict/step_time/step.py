@@ -20,6 +20,7 @@ from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, seconds
 from mpitrain.plan.predict.step_time.stage_seconds import (
+    CALLS_OF_MESSAGE,
     StageSeconds,
     blocks_of_stages,
     copies_of,
@@ -29,7 +30,6 @@ from mpitrain.plan.predict.step_time.stage_seconds import (
     state_seconds,
     weights_of_stage,
 )
-from mpitrain.plan.predict.step_time.work import ITEM
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import COMPUTE, Action
 from mpitrain.schedules.options import Options
@@ -38,6 +38,9 @@ from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.table import Table
 
 UPDATE_BYTES = 34  # of each owned number: read weight, moments and gradient, write them and a copy
+TURN = (
+    1.12  # what the work of ranks that take turns on a core takes, times its seconds alone: Zen 5, 2026-11-26
+)
 STRAGGLERS = 0.01  # of a step: the slowest of many ranks, data, logging
 MOST_PLAYED = 40_000  # forwards of a table that is played
 
@@ -83,9 +86,27 @@ def predict_step(
     state = state_exposed(shape, layout, machine, slowest)
     exposed["dp"] += state
     update = update_seconds(shape, layout, machine)
-    total = (pipeline + state + update) * (1 + STRAGGLERS)
     footprint = footprint_of(shape, layout, in_flight)
-    return Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
+    total = (pipeline + state + update) * (1 + STRAGGLERS)
+    found = Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
+    return crowded(found, layout, machine)
+
+
+def crowded(found: Prediction, layout: StepLayout, machine: MachineRates) -> Prediction:
+    """Return the step where ranks take turns on the cores of a node.
+
+    They have to do all of their work one after the other. A bubble is time for the others, and stays
+    as far as the pipeline takes longer than that.
+    """
+    here = min(layout.ranks, machine.ranks_per_node)
+    if not 0 < machine.cores_per_node < here:
+        return found
+    turns = TURN * here / machine.cores_per_node
+    exposed = {axis: turns * took for axis, took in found.exposed.items()}
+    computing, update = turns * found.computing, turns * found.update
+    work = (computing + update + sum(exposed.values())) * (1 + STRAGGLERS)
+    bubble = max(0.0, found.seconds - work)
+    return Prediction(work + bubble, computing, bubble, exposed, update, found.footprint)
 
 
 def ranks_of(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
@@ -102,9 +123,12 @@ def message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates
     """Return the seconds of an activation from one stage to the next."""
     if layout.pp == 1:
         return 0.0
-    num_bytes = layout.positions * shape.width * ITEM // layout.tp  # scattered, arXiv:2104.04473, section 4.1
+    num_bytes = (
+        layout.positions * shape.width * layout.item // layout.tp
+    )  # scattered, arXiv:2104.04473, section 4.1
     far = layout.ranks // layout.pp * 2 > machine.ranks_per_node
-    return seconds("send", num_bytes, RankGroup(2, 1 if far else 2), machine)
+    took = seconds("send", num_bytes, RankGroup(2, 1 if far else 2), machine)
+    return took if machine.on_gpu else took + CALLS_OF_MESSAGE * machine.launch_s
 
 
 def _pipeline_seconds(
@@ -224,7 +248,7 @@ def state_exposed(
     gathered, reduced = state_seconds(layout, machine, weights)
     gathered *= not fetches_each(layout)  # else microbatches have it
     reduced *= not layout.sums_each
-    if not layout.overlapped:
+    if not (layout.overlapped and machine.sends_meanwhile):
         return gathered + reduced
     blocks = max(1, sum(stage.blocks for stage in slowest))
     backward = sum(stage.inputs + stage.weights for stage in slowest)

@@ -18,8 +18,6 @@ from mpitrain.plan.declared.published import Latent, ModelShape, RoutedExperts
 from mpitrain.plan.declared.traffic import Traffic, communication, in_one
 from mpitrain.plan.predict.step_time.layout import StepLayout
 
-ITEM = 2  # bytes of an activation
-
 
 class Product(NamedTuple):
     """C[m, n] = A[m, k] B[k, n], `number` times. narrow: in fp8, where the layout computes in it."""
@@ -47,11 +45,14 @@ class MessageVolume(NamedTuple):
 
 
 class AttentionCore(NamedTuple):
-    """Attention of a microbatch on one rank: FLOPs of its forward, numbers of the scores, width of a head."""
+    """Attention of a microbatch on one rank: FLOPs of its forward, numbers of the scores, width of a head,
+    keys that a query may see.
+    """
 
     flops: int = 0
     scores: int = 0
     head_width: int = 128
+    length: int = 2048
 
 
 class PartWork(NamedTuple):
@@ -85,14 +86,14 @@ def attention_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     seen = min(shape.window or layout.sequence, layout.sequence)
     pairs = n * (2 * seen - seen * seen // layout.sequence) // 2
     flops = 2 * pairs * shape.score_width() // tp
-    core = AttentionCore(flops, n * layout.sequence * heads, shape.head_width)
-    rotated = 2 * n * (heads + kv_heads) * shape.head_width * ITEM
-    stream = layout.stream_positions * width * ITEM
+    core = AttentionCore(flops, n * layout.sequence * heads, shape.head_width, seen)
+    rotated = 2 * n * (heads + kv_heads) * shape.head_width * layout.item
+    stream = layout.stream_positions * width * layout.item
     passes = rotated + (4 if layout.fused else 8) * stream + shape.biased * 2 * stream
-    forward, backward = _around(layout, n * width * ITEM)
+    forward, backward = _around(layout, n * width * layout.item)
     kernels = 10 if layout.fused else 16
     sent, returned = _context(shape, layout, n, kv_heads)
-    again = () if shape.latent else _regathered(layout, n * width * ITEM)
+    again = () if shape.latent else _regathered(layout, n * width * layout.item)
     return PartWork(products, core, passes, kernels, sent + forward, backward + returned, again)
 
 
@@ -144,13 +145,13 @@ def _context(
         return (), ()
     if layout.context == "ulysses":
         heads, spread = shape.heads // layout.tp, max(kv_heads, layout.cp)
-        row = shape.head_width * n * ITEM
+        row = shape.head_width * n * layout.item
         sent = tuple(MessageVolume("all_to_all", "cp", count * row) for count in (heads + 2 * spread, heads))
         return sent, sent
     if layout.context == "gather":
-        whole = 2 * kv_heads * shape.head_width * n * layout.cp * ITEM
+        whole = 2 * kv_heads * shape.head_width * n * layout.cp * layout.item
         return (MessageVolume("all_gather", "cp", whole),), (MessageVolume("reduce_scatter", "cp", whole),)
-    hop = 2 * kv_heads * shape.head_width * n * ITEM
+    hop = 2 * kv_heads * shape.head_width * n * layout.item
     hops = layout.cp - 1
     return (MessageVolume("shift", "cp", hops * hop),), (MessageVolume("shift", "cp", 2 * hops * hop),)
 
@@ -161,11 +162,11 @@ def dense_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     hidden = shape.ffn // layout.tp
     opened = 2 if shape.gated else 1
     products = (Product(n, opened * hidden, shape.width), Product(n, shape.width, hidden))
-    stream = layout.stream_positions * shape.width * ITEM
-    activated = n * hidden * ITEM * (opened + 1) * (1 if layout.fused else 2)
+    stream = layout.stream_positions * shape.width * layout.item
+    activated = n * hidden * layout.item * (opened + 1) * (1 if layout.fused else 2)
     passes = activated + (5 if layout.fused else 9) * stream
-    forward, backward = _around(layout, n * shape.width * ITEM)
-    again = _regathered(layout, n * shape.width * ITEM)
+    forward, backward = _around(layout, n * shape.width * layout.item)
+    again = _regathered(layout, n * shape.width * layout.item)
     kernels = 6 if layout.fused else 10
     return PartWork(products, AttentionCore(), passes, kernels, forward, backward, again)
 
@@ -189,22 +190,22 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     if experts.shared:
         shared = experts.shared * experts.width // layout.tp
         products += [Product(n, 2 * shared, shape.width), Product(n, shape.width, shared)]
-    moved = rows * shape.width * ITEM  # permuted, and back with weights
+    moved = rows * shape.width * layout.item  # permuted, and back with weights
     passes = (
         6 * moved
-        + rows * hidden * ITEM * 3
-        + 9 * tokens * shape.width * ITEM
+        + rows * hidden * layout.item * 3
+        + 9 * tokens * shape.width * layout.item
         + 6 * tokens * experts.count * 4
     )
-    sent = _dispatched(layout, experts, tokens * shape.width * ITEM)
+    sent = _dispatched(layout, experts, tokens * shape.width * layout.item)
     if layout.etp > 1:
-        gathered = rows * shape.width * ITEM
+        gathered = rows * shape.width * layout.item
         inside = (
             MessageVolume("all_gather", "etp", gathered),
             MessageVolume("reduce_scatter", "etp", gathered),
         )
         sent = (*sent[:1], *inside, *sent[1:])
-    around = _around(layout, n * shape.width * ITEM) if experts.shared and layout.tp > 1 else ((), ())
+    around = _around(layout, n * shape.width * layout.item) if experts.shared and layout.tp > 1 else ((), ())
     grouped = 2 * min(local, 8) + 24
     return PartWork(tuple(products), AttentionCore(), passes, grouped, sent + around[0], sent + around[1])
 
@@ -231,7 +232,7 @@ def _at_an_end(
     """Return what tp sends at an end of the model, forward and backward. name: of the communication."""
     if layout.tp == 1:
         return (), ()
-    return _volumes(communication(name, "tp", layout.positions * shape.width * ITEM))
+    return _volumes(communication(name, "tp", layout.positions * shape.width * layout.item))
 
 
 def head_work(shape: ModelShape, layout: StepLayout) -> PartWork:
@@ -246,4 +247,5 @@ def head_work(shape: ModelShape, layout: StepLayout) -> PartWork:
 def embedding_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     """Return the work of the embedding: a lookup, and its sum over tp."""
     sent, back = _at_an_end("scatter", shape, layout)
-    return PartWork((), AttentionCore(), 4 * layout.stream_positions * shape.width * ITEM, 4, sent, back)
+    stream = layout.stream_positions * shape.width * layout.item
+    return PartWork((), AttentionCore(), 4 * stream, 4, sent, back)

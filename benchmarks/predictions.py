@@ -1,0 +1,115 @@
+"""Steps of twenty layouts beside what is predicted for them, after one `mpitrain bench machine` of this machine.
+
+    python benchmarks/predictions.py                 a quarter of an hour on two cores
+    python benchmarks/predictions.py --machine FILE  by figures that were measured before
+    python benchmarks/predictions.py --steps 3 --set model.width=256
+
+1, 2, 4 and 8 ranks; dp, ZeRO-3, tp, async tp, cp, pp with four schedules, ep, combinations; fp32 and bf16.
+Prints the rows of `mpitrain sweep`, medians and the worst of |measured / predicted - 1|, and the rank
+correlation. Run it where nothing else runs.
+
+%s
+"""
+
+import argparse
+import csv
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MEASURED = """Two cores of an AMD EPYC (Zen 5), MPICH 5.0.2, 2026-11-26: see docs/guides/planning.md"""
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from launch import MPITRAIN, mpirun, tail  # noqa: E402
+
+MODEL = {
+    "model.layers": 8, "model.width": 512, "model.heads": 8, "model.kv_heads": 4, "model.ffn": 1408,
+    "data.sequence": 256, "batch.global": 16, "batch.micro": 2,
+}  # fmt: skip
+EXPERTS = "model.family=mixtral experts.count=4 experts.active=2 experts.width=704"
+PIPELINE = "parallel.pp=2 pipeline.schedule="
+LAYOUTS = {
+    1: ("precision.compute=fp32", "precision.compute=bf16", "memory.recompute=full", "batch.micro=4"),
+    2: (
+        "parallel.zero=1", "parallel.zero=1 precision.compute=bf16", "parallel.zero=3", "parallel.tp=2",
+        "parallel.tp=2 parallel.async_tp=true", "parallel.cp=2", f"{PIPELINE}1f1b", f"{PIPELINE}gpipe",
+        f"{PIPELINE}interleaved", f"{PIPELINE}zb-h1", f"{EXPERTS} parallel.ep=2",
+    ),
+    4: (
+        "parallel.tp=2 parallel.zero=1", "parallel.pp=2 parallel.zero=1", "parallel.pp=4",
+        "parallel.tp=2 parallel.pp=2",
+    ),
+    8: ("parallel.zero=3", "parallel.tp=2 parallel.pp=2 parallel.zero=1"),
+}  # fmt: skip
+
+
+def measured_machine(folder: Path, ranks: int) -> Path:
+    """Measure this machine, and print what was found."""
+    path = folder / "machine.toml"
+    done = mpirun(ranks, MPITRAIN, "bench", "machine", "--out", str(path), timeout=300)
+    print(tail(done.output))
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, "bench machine")
+    return path
+
+
+def swept(
+    folder: Path, ranks: int, machine: Path, given: argparse.Namespace
+) -> list[tuple[str, float, float]]:
+    """Return layout, measured and predicted seconds of all layouts of so many ranks."""
+    rows = folder / f"{ranks}.csv"
+    settings = [f"{key}={value}" for key, value in MODEL.items()] + given.set
+    words = [word for each in settings for word in ("--set", each)]
+    words += [word for layout in LAYOUTS[ranks] for word in ("--layout", layout)]
+    words += ["--machine", str(machine), "--steps", str(given.steps), "--out", str(rows)]
+    done = mpirun(ranks, MPITRAIN, "sweep", *words, timeout=1200)
+    print(tail(done.output), flush=True)
+    with rows.open() as file:
+        return [
+            (f"{ranks} ranks: {row['layout']}", float(row["measured_s"]), float(row["predicted_s"]))
+            for row in csv.DictReader(file)
+            if row["measured_s"] and row["predicted_s"]
+        ]
+
+
+def summary(rows: list[tuple[str, float, float]]) -> str:
+    """Return how far predictions are off."""
+    off = sorted(((abs(took / expected - 1), layout) for layout, took, expected in rows), reverse=True)
+    places = [_places([row[column] for row in rows]) for column in (1, 2)]
+    correlation = statistics.correlation(*places) if len(rows) > 1 else 1.0
+    worst = ", ".join(f"{share:.1%} ({layout})" for share, layout in off[:3])
+    middle = statistics.median(share for share, _ in off)
+    return (
+        f"{len(rows)} layouts: |measured / predicted - 1| {middle:.1%} in the median, at worst {worst}; rank "
+        f"correlation {correlation:.3f}"
+    )
+
+
+def _places(values: list[float]) -> list[int]:
+    """Return which place each value has among them (Spearman)."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return [order.index(place) for place in range(len(values))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__ % MEASURED, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--machine", type=Path)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=2, help="that measure the machine")
+    parser.add_argument("--only", type=int, action="append", choices=LAYOUTS, help="layouts of so many ranks")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        machine = given.machine or measured_machine(folder, given.ranks)
+        rows = [row for ranks in given.only or LAYOUTS for row in swept(folder, ranks, machine, given)]
+    print(summary(rows))
+
+
+if __name__ == "__main__":
+    main()
