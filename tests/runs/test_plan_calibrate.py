@@ -53,12 +53,12 @@ def test_throughput_and_bandwidth_are_seen_in_their_parts(tmp_path):
     assert before.links.inside.sustained == 2e8
     after, found = calibrated(run, before)
     assert [each.what.split()[0] for each in found] == ["throughput", "bandwidth"], found
-    assert [each.factor for each in found] == pytest.approx([1 / 1.5, 1 / 3], rel=0.02)
+    assert [each.factor for each in found] == pytest.approx([1 / 1.5, 1 / 3], rel=0.05)  # beside launches
     for name in ("products", "attention", "memory"):
         for key, figure in getattr(after, name).items():
             factor = 1 if (name, key) == ("products", "bf16") else 1 / 1.5
-            assert figure.sustained == pytest.approx(getattr(before, name)[key].sustained * factor, rel=0.02)
-    assert after.links.inside.sustained == pytest.approx(before.links.inside.sustained / 3, rel=0.02)
+            assert figure.sustained == pytest.approx(getattr(before, name)[key].sustained * factor, rel=0.05)
+    assert after.links.inside.sustained == pytest.approx(before.links.inside.sustained / 3, rel=0.05)
     assert (after.launch_s, after.links.between) == (before.launch_s, before.links.between)
     assert ratio(run, before) > 1.5 and ratio(run, after) == pytest.approx(1, abs=0.01)
 
@@ -74,7 +74,7 @@ def test_launches_are_separate_from_throughput_or_nothing_is():
     run = ended((*SMALL, "model.width=8", "model.ffn=8", "model.heads=1"), {"computing": 2.0}, ranks=1)
     before, _ = machine_of_run(run)
     launches = before.launch_s
-    for launch_s, what in ((1000 * launches, "launches"), (0.0, "throughput"), (7 * launches, None)):
+    for launch_s, what in ((1000 * launches, "launches"), (0.0, "throughput"), (launches / 30, None)):
         tried = _with_launches(before, launch_s)
         took = 2 * parts_predicted(run, machine_of(tried))["computing"]
         after, (found, *_) = calibrated(run._replace(step_s=took), tried)

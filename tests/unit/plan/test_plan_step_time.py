@@ -378,7 +378,7 @@ def test_ranks_that_share_cores_take_turns(layout):
     own, shared = (
         took(CPU._replace(ranks_per_node=4, cores_per_node=cores), ranks=4, **layout) for cores in (4, 2)
     )
-    assert shared.seconds >= 2 * step.TURN * (own.seconds - own.bubble) * 0.999
+    assert shared.seconds >= 2 * step.TURN * (own.seconds - own.bubble) * 0.98
     assert shared.computing == pytest.approx(2 * step.TURN * own.computing)
     parts = shared.computing + shared.update + shared.bubble + sum(shared.exposed.values())
     assert parts == pytest.approx(shared.seconds, rel=0.02)
