@@ -14,7 +14,8 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.commands.bench.device import REPEATS, Samples
 from mpitrain.training.machine.device_placement import DevicePlacement
 
-LONG = 1 << 24  # numbers of fp32, whose time is that of their bytes
+# numbers of fp32, whose time is that of their bytes; on a CPU as many as a bucket has: a cache holds them
+LONG = {"cuda": 1 << 24, "cpu": 1 << 21}
 SHORT = 1 << 8  # the time is that of the hops
 TIMEOUT_S = 120.0
 
@@ -44,8 +45,9 @@ def measured(world: World, placement: DevicePlacement, way: Way) -> Iterator[Sam
 
 def _bandwidths(axis: Axis, device: torch.device) -> list[float]:
     """Return bytes/s of one rank in one direction, in a ring."""
-    crossing = LONG * 4 * (axis.size - 1) / axis.size
-    return [crossing / seconds for seconds in _seconds(axis, device, LONG)]
+    length = LONG[device.type]
+    crossing = length * 4 * (axis.size - 1) / axis.size
+    return [crossing / seconds for seconds in _seconds(axis, device, length)]
 
 
 def _latencies(axis: Axis, device: torch.device) -> list[float]:

@@ -113,7 +113,7 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     Raises ConfigError if none fits.
     """
     given = settings.load(asked.config, asked.overrides)
-    rates = asked.rates()
+    rates = asked.rates().with_ranks_per_node(given.comm.node_ranks)
     tokens = _tokens(asked.tokens)
     with Waiting("mpitrain plan"):
         shape = shape_of(given)

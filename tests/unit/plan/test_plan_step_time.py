@@ -435,3 +435,11 @@ def test_ranks_of_a_node_divide_the_memory_of_a_host():
     more = CPU.with_ranks_per_node(8)
     assert (more.ranks_per_node, more.memory_bytes) == (8, CPU.memory_bytes // 4)
     assert H100.with_ranks_per_node(4).memory_bytes == H100.memory_bytes and CPU.with_ranks_per_node(0) is CPU
+
+
+def test_ranks_of_a_cpu_wait_for_the_one_whose_experts_have_most_rows():
+    experts = find_published("mixtral-8x22b").experts._replace(count=4, active=2, width=704)
+    shape = SMALL_SHAPE._replace(experts=experts)
+    layout = StepLayout(2, 256, 16, 2, ep=2, compute="fp32", fused=False)
+    with_ep, without = (step.predict_step(shape, each, CPU) for each in (layout, layout._replace(ep=1)))
+    assert 1.05 < with_ep.computing / without.computing < 1.2

@@ -38,9 +38,8 @@ from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.table import Table
 
 UPDATE_BYTES = 34  # of each owned number: read weight, moments and gradient, write them and a copy
-TURN = (
-    1.12  # what the work of ranks that take turns on a core takes, times its seconds alone: Zen 5, 2026-11-26
-)
+# what the work of ranks that take turns on a core takes, times its seconds alone: Zen 5, 2026-11-26
+TURN = 1.12
 STRAGGLERS = 0.01  # of a step: the slowest of many ranks, data, logging
 MOST_PLAYED = 40_000  # forwards of a table that is played
 
@@ -123,9 +122,8 @@ def message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates
     """Return the seconds of an activation from one stage to the next."""
     if layout.pp == 1:
         return 0.0
-    num_bytes = (
-        layout.positions * shape.width * layout.item // layout.tp
-    )  # scattered, arXiv:2104.04473, section 4.1
+    # scattered over tp, arXiv:2104.04473, section 4.1
+    num_bytes = layout.positions * shape.width * layout.item // layout.tp
     far = layout.ranks // layout.pp * 2 > machine.ranks_per_node
     took = seconds("send", num_bytes, RankGroup(2, 1 if far else 2), machine)
     return took if machine.on_gpu else took + CALLS_OF_MESSAGE * machine.launch_s
