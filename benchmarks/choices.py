@@ -28,9 +28,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from launch import MPITRAIN, mpirun, tail  # noqa: E402
 
-MEASURED = (
-    """Two cores of an AMD EPYC (Zen 5), MPICH 5.0.2, 2026-11-26: docs/guides/planning.md has the rows."""
-)
+MEASURED = "Two cores of an AMD EPYC (Zen 5), 2026-11-26: docs/guides/planning.md has the rows."
 EXPERTS = "model.family=mixtral experts.count=4 experts.active=2 experts.width=512"
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv")
 
@@ -74,20 +72,8 @@ def all_layouts(ranks: int, settings: tuple[str, ...]) -> Iterator[str]:
 def chosen(ranks: int, settings: tuple[str, ...], machine: Path) -> str:
     """Return the first layout of the planner as the words of a sweep."""
     words = [word for each in settings for word in ("--set", each)]
-    done = mpirun(
-        0,
-        MPITRAIN,
-        "plan",
-        "--ranks",
-        str(ranks),
-        "--machine",
-        str(machine),
-        "--json",
-        *words,
-        "--set",
-        f"comm.node_ranks={ranks}",
-        timeout=120,
-    )
+    asked = ["--ranks", str(ranks), "--machine", str(machine), "--set", f"comm.node_ranks={ranks}"]
+    done = mpirun(0, MPITRAIN, "plan", *asked, *words, "--json", timeout=120)
     found = json.loads(done.output)["best"][0]["layout"]
     keys = {f"parallel.{axis}": found[axis] for axis in ("tp", "cp", "pp", "ep", "zero")}
     keys |= {"batch.micro": found["micro"], "memory.recompute": found["recompute"]}

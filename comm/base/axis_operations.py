@@ -70,5 +70,5 @@ def carried(*operations: str, most_bytes: int | None = None) -> AxisOperations:
 
 
 NOTHING = carried()
-LINKS = ("send", "receive")
+LINKS = ("send", "receive")  # what comm/links.py starts
 EVERYTHING = carried(*READING, "all_to_all", "all_to_all_v", "shift", "barrier", *LINKS)

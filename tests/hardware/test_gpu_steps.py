@@ -246,8 +246,10 @@ def test_within_a_microbatch_the_host_waits_for_the_gpu_once_a_layer_of_experts(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        actor.run_step(2, microbatches, 1e-3)
-        torch.cuda.set_sync_debug_mode("default")
+        try:
+            actor.run_step(2, microbatches, 1e-3)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     mesh.free()
     rooms = {"model", "kernels", "parallel"}
     places = [

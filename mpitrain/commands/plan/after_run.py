@@ -110,7 +110,7 @@ def parts_predicted(run: MeasuredRun, rates: MachineRates) -> dict[str, float]:
     Raises one of NO_PREDICTION where formulas don't have the run.
     """
     config = run.plan.config
-    rates = rates._replace(ranks_per_node=config.comm.node_ranks or run.node_ranks)
+    rates = rates.with_ranks_per_node(config.comm.node_ranks or run.node_ranks)
     found = predict_step(shape_of_resolved(config), layout_of(config, rates), rates)
     exposed = dict(found.exposed)
     exposed["ep"] += exposed.pop("etp")

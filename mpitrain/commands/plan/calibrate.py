@@ -124,7 +124,7 @@ def _of_link(
 def _parts_of_links(run: MeasuredRun, machine: MachineFile) -> dict[str, tuple[str, ...]]:
     """Return the parts of a step that wait for each kind of link."""
     rates = machine_of(machine)
-    rates = rates._replace(ranks_per_node=run.plan.config.comm.node_ranks or run.node_ranks)
+    rates = rates.with_ranks_per_node(run.plan.config.comm.node_ranks or run.node_ranks)
     has_experts = bool(run.plan.config.experts.count)
     groups = groups_of(layout_of(run.plan.config, rates), rates)
     found: dict[str, tuple[str, ...]] = {}

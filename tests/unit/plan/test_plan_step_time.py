@@ -434,6 +434,8 @@ def test_experts_of_a_cpu_have_the_rate_of_grouped_products():
 def test_ranks_of_a_node_divide_the_memory_of_a_host():
     more = CPU.with_ranks_per_node(8)
     assert (more.ranks_per_node, more.memory_bytes) == (8, CPU.memory_bytes // 4)
+    fewer = machine_of(find_machine("laptop")).with_ranks_per_node(2)
+    assert (fewer.ranks_per_node, fewer.memory_bytes) == (2, CPU.memory_bytes)
     assert H100.with_ranks_per_node(4).memory_bytes == H100.memory_bytes and CPU.with_ranks_per_node(0) is CPU
 
 

@@ -4,8 +4,7 @@ A product reaches its sustained rate only if it is large and aligned. With sides
 that times m / (m + rows) n / (n + rows) k / (k + depth): what tiles at the edges, waves and the
 beginning of a product lose (the shape of fig. 5 of arXiv:2401.14489). On a GPU sides that no 64 divides
 lose a quarter, heads that no 8 divides as much (arXiv:2401.14489, section 5). A core of a CPU has small
-tiles: products of a width of 128 reach four fifths of its rate (tests of kernels/products.py's calls on
-Zen 5, 2026-11-26).
+tiles: products of a width of 128 reach four fifths of its rate (measured on Zen 5, 2026-11-26).
 """
 
 from typing import NamedTuple
@@ -26,9 +25,9 @@ class Tiles(NamedTuple):
     unaligned: float
 
 
-OF_GPU = Tiles(128.0, 64.0, 0.75)
-OF_CPU = Tiles(12.0, 12.0, 1.0)
 UNALIGNED = 0.75
+OF_GPU = Tiles(128.0, 64.0, UNALIGNED)
+OF_CPU = Tiles(12.0, 12.0, 1.0)
 # passes over memory that casts to fp8 add to a product's operands, times their bytes: 2.0 fits the step of
 # llama3.2-1b on an H100 (docs/guides/gpus.md)
 FP8_OVERHEAD = 2.0
@@ -90,7 +89,8 @@ def core_seconds(
 ) -> float:
     """Return the seconds of attention proper: of a flash kernel, or of products and passes over scores.
 
-    The backward of a flash kernel has 2.5 times the FLOPs (arXiv:2205.14135, section 3).
+    The backward of a flash kernel has 2.5 times the FLOPs (arXiv:2205.14135, section 3). A CPU's rates are
+    those of the kernel that it takes, with scores or without.
     """
     if not core.flops:
         return 0.0

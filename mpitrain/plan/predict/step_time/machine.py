@@ -112,10 +112,15 @@ class MachineRates(NamedTuple):
         return self.on_gpu or not self.cores_per_node or self.cores_per_node > self.ranks_per_node
 
     def with_ranks_per_node(self, count: int) -> "MachineRates":
-        """Return the same node with so many ranks on it, which divide the memory of a CPU's; 0: as it is."""
+        """Return the same node with so many ranks on it; 0: as it is.
+
+        More ranks of a CPU's divide its memory. Of fewer each has no more than the file says: that can be
+        an estimate of one rank.
+        """
         if not count:
             return self
-        memory = self.memory_bytes if self.on_gpu else self.memory_bytes * self.ranks_per_node // count
+        more = not self.on_gpu and count > self.ranks_per_node
+        memory = self.memory_bytes * self.ranks_per_node // count if more else self.memory_bytes
         return self._replace(ranks_per_node=count, memory_bytes=memory)
 
 
