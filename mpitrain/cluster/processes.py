@@ -24,6 +24,7 @@ CONDITIONS = {
     "Z": "dead",
     "": "dead",
 }
+EXITING = 0x4  # of the flags of a process: PF_EXITING
 DEAF = ("T", "t", "Z", "")  # of these conditions: those in which nothing is heard any more
 
 
@@ -52,6 +53,26 @@ def condition(pid: int) -> str:
 def has_ended(pid: int) -> bool:
     """Return whether a process has ended, be it that its parent doesn't know yet."""
     return condition(pid) in ("Z", "X", "")
+
+
+def end_of(pid: int) -> int | None:
+    """Return the wait status of a process that is ending or has ended; None of another, or one forgotten."""
+    try:
+        fields = _stat(pid)[1].split()
+        return int(fields[49]) if int(fields[6]) & EXITING else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def in_words(status: int) -> str:
+    """Say how a process has ended that has this wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 def condition_of(pid: int, otherwise: str) -> str:

@@ -13,7 +13,9 @@ those that can't.
 A lifeline is a pipe of which a rank holds the end to write to, and writes nothing. epoll gives what
 happened in its order, but for a descriptor that it has given already: that stays in front. A
 launcher kills all ranks milliseconds after the first has died, and so it is lifelines, which happen
-once, that tell which was the first, even to a watchdog that gets no processor meanwhile.
+once, that tell which was the first, even to a watchdog that gets no processor meanwhile. A rank that
+ends closes what the launcher reads before its lifeline, and may get no processor in between: how
+ranks have ended tells, then.
 
 The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of
 the first node asks those of the others (nodes.py), and says who is behind (hang_analysis.py),
@@ -49,8 +51,10 @@ from mpitrain.cluster.processes import (
     CONDITIONS,
     DEAF,
     condition,
+    end_of,
     has_ended,
     held_in,
+    in_words,
     peer_of,
     send_signal,
     signal_when_parent_ends,
@@ -92,6 +96,7 @@ APART_S = 0.5  # between the ends of ranks of a node, of which none was ended by
 STEPPING = ("step", "validation")
 STEP_GRACE_S = 3.0  # in a step the ranks that wait speak first: they know for what
 AT_WORK = (WORKING, BUSY, LEFT)
+BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)  # that they end ranks with
 BAD_INPUT = 2  # exit code: what is wrong with it is no matter of checkpoints
 SHARE = 0.05  # of a core, that tells work from waiting: there may be many more ranks than cores
 
@@ -298,9 +303,18 @@ class Watchdog:
         """Take what a rank that is gone has said before, and miss it."""
         while rank.number in self.seen and self._hear(rank):
             pass
+        if (reason := self._ended_by_itself(rank)) is not None:
+            self._lose(reason)
         if rank.number in self.seen:
             self._miss(rank)
             self._drop(rank)
+
+    def _ended_by_itself(self, rank: Seen) -> Seen | None:
+        """Return another rank that is ending and wasn't killed, if this one was; None without one."""
+        if rank.slot is None or end_of(self._where(rank).pid) not in BY_LAUNCHERS:
+            return None
+        others = [(other, end_of(self._where(other).pid)) for other in self._ranks if other is not rank]
+        return next((other for other, end in others if end not in (None, *BY_LAUNCHERS)), None)
 
     def _hear_no_more(self, rank: Seen) -> None:
         """Let a connection be that was closed at the other end: when the rank is gone, its lifeline tells."""
@@ -423,6 +437,8 @@ class Watchdog:
             f"mpitrain: {self._asked}{where}: the process is gone: killed, out of memory, or crashed in "
             "native code"
         )
+        if (status := end_of(where.pid)) is not None:
+            text += f" ({in_words(status)})"
         if not self.met:
             text += self._of_starts()
         found = HangReport(text)

@@ -9,6 +9,7 @@ import pytest
 from conftest import EVERY
 
 from mpitrain import config as settings
+from mpitrain.kernels.processor import mkl_is_slow
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.alternatives import most_bytes
 from mpitrain.plan.predict.memory import predict
@@ -56,13 +57,15 @@ def planned(*given, ranks=1):
 def test_the_peak_of_a_step_is_what_all_storages_take(world, model, mode, compute):
     """Within 10 % and a megabyte, which some calls make at once whatever the size is.
 
-    Of what is kept, recomputed and worked with.
+    Of what is kept, recomputed and worked with. Where MKL is fast, it adds a weight's gradient in place.
     """
     plan = planned(*SMALL, *MODELS[model], *MODES[mode], f"precision.compute={compute}")
     usage = predict(plan)[0]
     found = _peak_of_a_step(plan, world)
     predicted = usage.activations + usage.recomputed + usage.working
-    assert 0.9 * found <= predicted <= 1.1 * found + 2**20, (predicted, found, usage)
+    largest = plan.config.model.vocab * plan.config.model.width
+    in_place = 4 * largest if compute == "fp32" and not mkl_is_slow() else 0
+    assert 0.9 * found <= predicted <= 1.1 * found + 2**20 + in_place, (predicted, found, usage)
 
 
 def _peak_of_a_step(plan, world) -> int:

@@ -1,8 +1,10 @@
 """Which rank a watchdog calls the first that is gone, in whatever state its own work was just then."""
 
 import os
+import re
 import resource
 import socket
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -61,6 +63,29 @@ def test_the_first_that_is_gone_is_named_first_whoever_spoke_last(watched, first
     assert [report.split(" in phase")[0] for report in dog.reports] == [
         f"mpitrain: rank {first}",
         f"mpitrain: rank {1 - first}",
+    ]
+
+
+def test_a_rank_that_ended_by_itself_is_named_before_one_that_was_killed(watched):
+    """It closes what the launcher reads first, and gets no processor before its lifeline's turn."""
+    dog, ranks = watched
+    ends = [subprocess.Popen(["sh", "-c", line]) for line in ("kill -KILL $$", "exit 3")]
+    for rank, process in zip(ranks, ends, strict=True):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        rank.place._pid = process.pid
+        rank.place.moved(0, 0, "at work")
+
+    def meanwhile():
+        for rank in ranks:
+            rank.die()
+
+    dog.meanwhile = meanwhile
+    dog.run()
+    for process in ends:
+        process.wait()
+    assert [re.findall(r"rank \d|\(.*\)", report) for report in dog.reports] == [
+        ["rank 1", "(exit code 3)"],
+        ["rank 0", "(SIGKILL)"],
     ]
 
 
