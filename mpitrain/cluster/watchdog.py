@@ -310,8 +310,10 @@ class Watchdog:
             self._drop(rank)
 
     def _ended_by_itself(self, rank: Seen) -> Seen | None:
-        """Return another rank that is ending and wasn't killed, if this one was; None without one."""
-        if rank.slot is None or end_of(self._where(rank).pid) not in BY_LAUNCHERS:
+        """Return another rank that is ending and wasn't killed, if this one was, or is forgotten by now;
+        None without one.
+        """
+        if rank.slot is None or end_of(self._where(rank).pid) not in (None, *BY_LAUNCHERS):
             return None
         others = [(other, end_of(self._where(other).pid)) for other in self._ranks if other is not rank]
         return next((other for other, end in others if end not in (None, *BY_LAUNCHERS)), None)

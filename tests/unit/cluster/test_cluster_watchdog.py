@@ -66,7 +66,8 @@ def test_the_first_that_is_gone_is_named_first_whoever_spoke_last(watched, first
     ]
 
 
-def test_a_rank_that_ended_by_itself_is_named_before_one_that_was_killed(watched):
+@pytest.mark.parametrize(("reaped", "how"), [(False, ["(SIGKILL)"]), (True, [])])
+def test_a_rank_that_ended_by_itself_is_named_before_one_that_was_killed(watched, reaped, how):
     """It closes what the launcher reads first, and gets no processor before its lifeline's turn."""
     dog, ranks = watched
     ends = [subprocess.Popen(["sh", "-c", line]) for line in ("kill -KILL $$", "exit 3")]
@@ -74,6 +75,8 @@ def test_a_rank_that_ended_by_itself_is_named_before_one_that_was_killed(watched
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         rank.place._pid = process.pid
         rank.place.moved(0, 0, "at work")
+    if reaped:
+        ends[0].wait()
 
     def meanwhile():
         for rank in ranks:
@@ -85,7 +88,7 @@ def test_a_rank_that_ended_by_itself_is_named_before_one_that_was_killed(watched
         process.wait()
     assert [re.findall(r"rank \d|\(.*\)", report) for report in dog.reports] == [
         ["rank 1", "(exit code 3)"],
-        ["rank 0", "(SIGKILL)"],
+        ["rank 0", *how],
     ]
 
 
