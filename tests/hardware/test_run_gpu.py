@@ -6,6 +6,7 @@ A function of the device, as in tests/hardware/test_gpu_steps.py: the CPU's turn
 """
 
 import pytest
+from conftest import LONG
 from launch import WITH_GPU, loss_lines, run_tiny, tail, write_text
 
 MESSAGES = {
@@ -28,7 +29,10 @@ def device(request):
     return request.param
 
 
-CASES = [("cpu", 2), *(pytest.param("cuda", num_ranks, marks=pytest.mark.gpu) for num_ranks in (1, 2))]
+CASES = [
+    pytest.param("cpu", 2, marks=LONG),
+    *(pytest.param("cuda", num_ranks, marks=pytest.mark.gpu) for num_ranks in (1, 2)),
+]
 
 
 @pytest.mark.parametrize(("device", "num_ranks"), CASES, indirect=["device"])

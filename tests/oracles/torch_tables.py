@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from torch.distributed.pipelining import schedules
 
 ONE_STAGE = ("GPipe", "1F1B")
 LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
@@ -22,6 +21,8 @@ def torch_table(
     name: str, num_ranks: int, num_microbatches: int, chunks: int = 1, form: str = "compute_only"
 ) -> str:
     """Return what PyTorch writes of a schedule. form: with the messages of its default format, or without."""
+    from torch.distributed.pipelining import schedules  # a second and more to load, on each rank
+
     made = schedules.get_schedule_class(name)
     if name in ONE_STAGE:
         order = made._get_pipeline_order(

@@ -6,9 +6,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from conftest import agree
+from conftest import LONG, agree
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.few_ranks]
 
 TRANSPORTS = ["messages", "collectives", "shared", "auto"]
 LENGTHS = [0, 1, 2, 3, 7, 64, 1000, 4099, 70_001, 1_500_007]
@@ -138,7 +138,14 @@ def test_broadcast_from_every_root(axis):
     agree(axis.comm, not wrong, f"wrong at (root, length) {wrong}")
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "uint8"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float64",
+        "bfloat16",
+        *(pytest.param(each, marks=LONG) for each in ("float32", "float16", "int64", "uint8")),
+    ],
+)
 def test_reduce_gives_the_root_the_sum_and_keeps_the_input(axis, dtype):
     """The bits of all_reduce, on every root, in memory of its own or in the input."""
     import torch

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, LONG, agree
 
 from mpitrain.comm.base import wire
 
@@ -167,7 +167,7 @@ def in_one_level():
         ("messages", 1 << 30, 1000),
     ],
 )
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(5 if EVERY else 3))
 def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, number, transport, limit, round_):
     """In messages of at most `limit` bytes, sorted in rounds of `round_` bytes."""
     from mpitrain.comm.prediction import predicted
@@ -255,7 +255,7 @@ def test_many_operations_at_once_meet_their_own(world):
 
 
 @pytest.mark.mpi(min_size=4)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=LONG)])
 def test_memory_in_which_data_is_sorted_does_not_grow(world, monkeypatch, dtype):
     """With the length of a buffer, or the number of operations under way; it is what the plan counts."""
     import torch
@@ -303,7 +303,7 @@ WORDS = {"precision": "precision.compute", "heads": "model.heads", "transport": 
 
 
 @pytest.mark.mpi(min_size=4)
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(5 if EVERY else 3))
 def test_training_over_nodes_has_the_bits_of_one_node(world, number):
     """Losses, norms, weights; and comm.levels says whether there are levels."""
     from training import resolved, same, trained

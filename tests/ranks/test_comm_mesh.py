@@ -215,6 +215,7 @@ def test_a_layout_of_another_size_is_refused(world):
     agree(world, f"mpirun started {world.size}" in text, text)
 
 
+@pytest.mark.few_ranks
 def test_communicators_are_freed(world):
     """Far more meshes than an MPI has room for communicators."""
     from mpitrain.comm.base.grid import Grid

@@ -77,7 +77,8 @@ def test_bits_are_those_of_one_rank(world, compute, settings):
     agree(world, same(found, alone(world, ON, f"precision.compute={compute}")), f"{found[0]}")
 
 
-@pytest.mark.parametrize("settings", [SHARDS[0], *(pytest.param(each, marks=LONG) for each in SHARDS[1:])])
+@LONG
+@pytest.mark.parametrize("settings", SHARDS)
 def test_bits_are_those_of_whole_state(world, settings):
     layout = ON, "parallel.dp=2", "precision.compute=bf16"
     expected = trained(world, *layout, "parallel.zero=0")

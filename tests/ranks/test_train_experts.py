@@ -7,7 +7,7 @@ layouts, and two steps of each.
 """
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, LONG, agree
 
 pytestmark = pytest.mark.mpi
 LAYERS = 4
@@ -462,7 +462,13 @@ OF_COUNTS = (
 
 @pytest.mark.parametrize("layout", OF_COUNTS)
 @pytest.mark.parametrize(
-    "precision", ["compute=fp32", "compute=bf16", "compute=bf16 offload=optimizer", "compute=fp16"]
+    "precision",
+    [
+        "compute=bf16",
+        pytest.param("compute=fp32", marks=LONG),
+        pytest.param("compute=bf16 offload=optimizer", marks=LONG),
+        pytest.param("compute=fp16", marks=LONG),
+    ],
 )
 def test_what_is_counted_is_rounded_neither_on_the_wire_nor_where_it_is_used(world, layout, precision):
     """More choices than 16 bits can count: 1,536 tokens with 3 experts each.

@@ -28,7 +28,7 @@ KEPT = (
     "memory.offload=activations",
 )
 OTHERS = [kept for kept in KEPT if kept != KEPT[1]]
-FEW = [(kind, KEPT[1], "torch's") for kind in KINDS] + list(product(["plain"], OTHERS, ("ours", "torch's")))
+FEW = [(kind, KEPT[1], "torch's") for kind in KINDS] + list(product(["plain"], OTHERS, ["ours"]))
 # whose rows no buffer fits
 ALL = [case for case in product(KINDS, KEPT, ("ours", "torch's")) if case[:2] != ("experts", KEPT[3])]
 

@@ -111,6 +111,7 @@ def test_an_error_in_a_script_ends_the_job_with_one_report(tmp_path):
     assert "mpitrain: rank 1 (pp 1, dp 0, cp 0, tp 0)" in done.output, tail(done.output)
 
 
+@LONG
 def test_a_step_that_is_being_saved_when_the_block_is_left_is_whole(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(

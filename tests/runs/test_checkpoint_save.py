@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import LONG
 from checkpoints import killed_at, meta_of
 
 from mpitrain.checkpoint.boxes import run_boxes
@@ -269,7 +270,7 @@ def test_disk_may_become_full_at_any_byte(tmp_path, call, size):
 # ---------------------------------------------------------------- kill -9
 
 
-@pytest.mark.parametrize("step", [30, 40], ids=["replaces", "is new"])
+@pytest.mark.parametrize("step", [30, pytest.param(40, marks=LONG)], ids=["replaces", "is new"])
 def test_killed_at_every_call_leaves_the_old_state_or_the_new(tmp_path, step):
     events = 0
     states = []

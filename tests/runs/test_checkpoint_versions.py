@@ -18,6 +18,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from conftest import LONG
 from checkpoints import digest_of, killed_at, meta_of
 from launch import several
 from other_h5py import arrays, as_seen, read, summary, write
@@ -300,6 +301,7 @@ def test_a_file_system_without_hard_links_is_reported(old, monkeypatch):
     assert [path.name for path in old.iterdir()] == ["step-00000002"]
 
 
+@LONG
 def test_a_kill_at_any_moment_of_a_repair_leaves_the_step_whole(old, tmp_path):
     for event in range(1000):
         folder = tmp_path / str(event)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import LONG
 from launch import MPIRUN, environment, finished, patience, tail
 
 from mpitrain.cluster import console
@@ -107,7 +108,9 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize(
+    "ends", [end if "start()" in end else pytest.param(end, marks=LONG) for end in ENDS]
+)
 def test_a_rank_ends_though_nobody_reads_what_it_says(ends):
     """MPI says that it aborts, too; no watchdog ends this rank."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(PYTHONUNBUFFERED=None)}

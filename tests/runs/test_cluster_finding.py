@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 from launch import environment, patience
 
 from mpitrain.cluster import watchdog_rendezvous
@@ -102,7 +103,7 @@ def test_ranks_that_come_at_once_have_one_watchdog(job):
     assert len(job.wait_for_all().watchdogs()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=LONG)])
 def test_a_rank_that_is_gone_is_named_once_and_the_others_end(job, number):
     job.begin(0, 1, 2)
     job.wait_for_all().ranks[1].send_signal(number)
@@ -150,6 +151,7 @@ def test_ranks_of_another_job_go_on(job, node):
     assert job.ranks[1].wait(patience(20)) == 1 and [rank.poll() for rank in node.ranks] == [None, None]
 
 
+@LONG
 def test_ranks_that_a_launcher_ends_are_not_reported(job, node):
     """It asks them to first, or kills all ranks of this node because of one on another."""
     job.begin(0, 1)

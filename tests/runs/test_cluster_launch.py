@@ -347,6 +347,7 @@ def test_singletons_of_srun_are_refused(trained):
     assert not (trained / "none").exists()
 
 
+@LONG
 def test_two_ranks_start_in_the_shell_of_another_launcher():
     """This MPI's launcher sets its own variables, and lets the others be."""
     done = mpirun(2, MPITRAIN, "run", "--dry-run", *options({"parallel.dp": 2}), env=LEFT)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import LONG
 import token_ids
 from launch import (
     MPITRAIN,
@@ -228,8 +229,8 @@ def theirs(tmp_path_factory):
 COMMANDS = [
     ("run", "{run}/config.toml"),
     ("run", "{run}/config.toml", "--dry-run"),
-    ("verify", "{run}/config.toml", "--layout", "pp=2"),
-    ("generate", "{run}", "--prompt", "a", "--tokens", "2"),
+    pytest.param(("verify", "{run}/config.toml", "--layout", "pp=2"), marks=LONG, id="verify "),
+    pytest.param(("generate", "{run}", "--prompt", "a", "--tokens", "2"), marks=LONG, id="generate "),
     ("memory", "{run}/config.toml", "--ranks", "2"),
     ("program", "{run}/config.toml", "--ranks", "2"),
     ("check", "{run}/config.toml", "--ranks", "2"),

@@ -121,6 +121,7 @@ def test_a_signal_that_ends_pytest_ends_its_ranks(project, tmp_path, number):
     assert not any(map(os.path.exists, memory))
 
 
+@LONG
 def test_a_pytest_that_ends_itself_leaves_no_rank(project, tmp_path):
     process, temporary = project(TRAINS.replace("HOW", ENDS_ITSELF))
     assert "training" in process.stdout.read()

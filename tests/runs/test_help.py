@@ -7,6 +7,7 @@ import sys
 
 import click
 import pytest
+from conftest import LONG
 from click.testing import CliRunner
 from launch import MPITRAIN, environment, finished, mpirun
 
@@ -110,6 +111,7 @@ def test_the_version_is_of_mpitrain_however_it_was_called():
     assert len(found) == 1 and found.pop().startswith("mpitrain, version ")
 
 
+@LONG
 def test_as_a_module_it_starts_ranks(tmp_path):
     """Those of `verify`, which starts mpirun itself."""
     small = (

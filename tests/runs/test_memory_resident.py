@@ -7,7 +7,7 @@ row.
 from typing import NamedTuple
 
 import pytest
-from conftest import EVERY
+from conftest import EVERY, LONG
 from launch import MPITRAIN, mpirun, options, tail, write_text
 
 SMALL = {
@@ -34,7 +34,7 @@ class Falling(NamedTuple):
 
 ROWS = [
     Falling(2, "parallel.zero", (0, 1, 3), DP),
-    Falling(1, "memory.recompute", ("none", "full"), COMPUTED),
+    pytest.param(Falling(1, "memory.recompute", ("none", "full"), COMPUTED), marks=LONG),
 ]
 MORE = [
     Falling(2, "pipeline.schedule", ("gpipe", "v-half"), {"parallel.pp": 2, "batch.global": 16}),

@@ -410,15 +410,20 @@ def test_a_full_disk_is_said():
 @pytest.mark.parametrize(
     "env",
     [
-        {"COLUMNS": "0"},
-        {"COLUMNS": "1"},
-        {"COLUMNS": "²"},
         {"COLUMNS": "9" * 5000},
-        {"COLUMNS": "1000000000000"},
-        {"COLUMNS": "-5", "LINES": "²"},
-        {"TERM": "dumb"},
         {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
-        {"PYTHONIOENCODING": "latin-1:strict"},
+        {"COLUMNS": "-5", "LINES": "²"},
+        *(
+            pytest.param(env, marks=LONG)
+            for env in (
+                {"COLUMNS": "0"},
+                {"COLUMNS": "1"},
+                {"COLUMNS": "²"},
+                {"COLUMNS": "1000000000000"},
+                {"TERM": "dumb"},
+                {"PYTHONIOENCODING": "latin-1:strict"},
+            )
+        ),
     ],
     ids=lambda env: str(env)[:40],
 )
@@ -450,6 +455,7 @@ def read(tmp_path_factory) -> list[str]:
     return train(tmp_path_factory.mktemp("read"), "run", "", COLUMNS="²")
 
 
+@LONG
 @pytest.mark.parametrize("end", [pytest.param("<&- >&- 2>&-", marks=LONG), "> /dev/full 2>&1"])
 def test_training_needs_no_reader(tmp_path, read, end):
     assert train(tmp_path, "run", end) == read
@@ -508,6 +514,7 @@ def on_a_terminal(*words, soon_s=0.3, **env) -> tuple[bytes, bytes]:
 SEARCH = ("schedule", "zb-auto", "--stages", "8", "--microbatches", "1200", "--json")
 
 
+@LONG
 def test_a_long_search_shows_a_bar_on_a_terminal_only():
     out, shown = on_a_terminal(*SEARCH)
     assert b"mpitrain schedule zb-auto" in shown and json.loads(out)["schedule"] == "zb-auto"

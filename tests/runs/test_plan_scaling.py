@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, mpirun, several, tail
 
 from mpitrain.commands.plan.layout_sweep import two_keys
@@ -17,6 +18,7 @@ MODEL = ("--set", "model.layers=2", "--set", "data.sequence=64", "--steps", "2")
 BATCH = ("--set", "batch.global=8")
 
 
+@LONG
 def test_the_first_ranks_take_steps_while_others_wait(tmp_path):
     out, svg = tmp_path / "rows.csv", tmp_path / "curves.svg"
     words = ("--layout", "parallel.pp=1", "--out", str(out), "--svg", str(svg))

@@ -10,6 +10,7 @@ import tomllib
 
 import hosts
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
 
 # tokens: to fetch the weights for them takes longer than to compute
@@ -92,6 +93,7 @@ def test_what_is_open_on_one_rank_and_said_on_another_is_refused(tmp_path):
     )
 
 
+@LONG
 def test_nothing_is_measured_where_data_ranks_exchange_within_nodes(tmp_path):
     """Stages are on two nodes of two ranks each; one with a backward of one part, too."""
     text = write_text(tmp_path / "text.txt")

@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from conftest import LONG
 from launch import (
     MPIRUN,
     MPITRAIN,
@@ -213,6 +214,7 @@ def test_memory_says_what_only_a_run_settles():
     assert idle_keys("parallel.pp=2") == ""
 
 
+@LONG
 def test_data_parallel_ranks_on_two_nodes_reduce_early_and_give_the_same_bits(tmp_path):
     """MPICH's launcher can pretend: ranks started as of two hosts share no memory."""
     if "MPICH" not in mpirun(0, MPITRAIN, "doctor").output:

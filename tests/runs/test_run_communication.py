@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from conftest import LONG
 from launch import run_tiny, several, tail, tiny, write_text
 
 
@@ -86,6 +87,7 @@ def test_the_same_is_known_before(tmp_path):
 TRANSPORTS = ("auto", "shared", "messages", "collectives")
 
 
+@LONG
 def test_what_is_gathered_for_a_validation_a_save_or_the_end_is_a_step_s(tmp_path, text):
     """Weights that are sent at the end of a step are read in the next one, or by what comes before it.
 

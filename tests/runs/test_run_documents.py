@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, loss_lines, mpirun, run_tiny, several, tail, tiny, words_file
 
 
@@ -55,6 +56,7 @@ def one_rank(corpus, ended):
     return corpus.parent / "separate"
 
 
+@LONG
 def test_stages_in_the_middle_know_the_documents(corpus, one_rank):
     done = run_tiny(3, corpus.parent / "three", corpus, **SHORT, **SEPARATE, parallel_pp=3)
     assert done.returncode == 0, tail(done.output)
@@ -138,6 +140,7 @@ def test_a_tokenizer_without_an_end_of_text_is_refused(tmp_path, corpus, command
     )
 
 
+@LONG
 def test_validation_can_have_files_of_its_own(tmp_path):
     """What is in both, by a link or as a copy, is validated with and not trained on."""
     for name in ("train/a.txt", "train/b.txt", "val/c.txt"):

@@ -5,6 +5,7 @@ an ordinary layout.
 import json
 
 import pytest
+from conftest import LONG
 from launch import several, tail
 
 TWO_DOMAINS = """
@@ -47,6 +48,7 @@ def losses(folder):
     ]
 
 
+@LONG
 def test_a_checkpoint_of_two_domains_is_whole(tmp_path):
     """Of four data ranks the first two divide one domain, the first and the third the other.
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 from launch import HERE, MPIRUN, MPITRAIN, Job, lines_in, started, tail, tiny, write_text
 
 SIGNALS = ("TERM", "INT", "HUP", "KILL", "STOP")
@@ -29,7 +30,6 @@ FEW = (
     "INT group",
     "KILL mpirun",
     "STOP mpirun, a rank dies",
-    "STOP watchdog",
     "STOP watchdog, a rank dies",
 )
 FEW += ("KILL watchdog, a rank dies",)
@@ -165,6 +165,7 @@ def test_a_job_is_gone_in_30_s_and_says_what_went_and_what_is_saved(tmp_path, te
     assert (run_dir / "checkpoints" / f"step-{int(step):08d}").is_dir(), tail(output)
 
 
+@LONG
 def test_ranks_that_have_lost_the_daemon_of_their_node_end(tmp_path, text):
     """As on each node but the launcher's, of which nothing is above a rank.
 

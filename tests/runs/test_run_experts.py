@@ -91,6 +91,7 @@ def test_loads_are_recorded_and_drawn(whole):
     assert (whole / "loads.svg").read_text().count("<path") > 40
 
 
+@LONG
 def test_a_recorded_routing_is_replayed(tmp_path, text, whole):
     replayed = dict(experts_replay=whole / "routing.npz", run_steps=STEPS + 1)
     done = run(2, tmp_path / "again", text, parallel_tp=2, parallel_ep=2, experts_buffer=0.4, **replayed)

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, Done, cases, loss_lines, mpirun, planted, short, tail, tiny, write_text
 
 from mpitrain.checkpoint.load import steps
@@ -158,6 +159,7 @@ def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, counte
 # ---------------------------------------------------------------- a rank that can start no thread
 
 
+@LONG
 def test_a_save_that_can_have_no_thread_is_made_in_the_foreground(tmp_path, text, counted):
     _, _, losses = counted
     plan = {"rank": 1, "phase": "step", "call": 50, "fault": "no threads"}

@@ -4,6 +4,7 @@ import re
 import shutil
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, loss_lines, mpirun, tail, write_text
 
 from mpitrain import config as settings
@@ -191,6 +192,7 @@ def test_check_and_a_dry_run_say_the_same(begun):
     assert dry.returncode == 0 and dry.output.count(line) == 1, tail(dry.output)
 
 
+@LONG
 def test_it_goes_on_in_the_same_layout(begun, tmp_path):
     """Also where the default would fit; on one rank, in what fits there."""
     run_dir, _ = begun

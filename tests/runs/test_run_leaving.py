@@ -53,6 +53,7 @@ def saved(run_dir):
     )
 
 
+@LONG
 def test_a_run_leaves_before_its_time_is_over_and_goes_on_with_the_same_bits(tmp_path, text):
     limit_s = 9 * slowness()
     margin_s = 4 * slowness()
@@ -157,6 +158,7 @@ def test_ctrl_c_and_a_closed_terminal_ask_a_run_to_leave_with_a_checkpoint(tmp_p
     ]
 
 
+@LONG
 def test_a_second_ctrl_c_ends_a_run_at_once_and_says_what_is_saved(tmp_path, text):
     run_dir = tmp_path / "run"
     with validating(run_dir, text) as job:

@@ -68,7 +68,7 @@ def held(run_dir, text, phase, rank, **changes):
     return started(2, *command, env=planted(plan), forked=phase != "start")
 
 
-@pytest.mark.parametrize(("phase", "cause", "rank"), CASES[: cases(0, len(CASES))] or CASES[1:3])
+@pytest.mark.parametrize(("phase", "cause", "rank"), CASES[: cases(0, len(CASES))] or CASES[2:3])
 def test_whatever_a_rank_is_held_in_the_run_leaves_in_time(tmp_path, text, whole, phase, cause, rank):
     run_dir = tmp_path / "run"
     if phase == "resume":
@@ -135,6 +135,7 @@ def kept(output):
     ]
 
 
+@LONG
 @pytest.mark.parametrize(
     ("number", "rank"), [pytest.param(signal.SIGTERM, 0, marks=LONG), (signal.SIGUSR1, 1)]
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, lines_in, loss_lines, mpirun, patience, run_tiny, started, tail, tiny, write_text
 
 from mpitrain.cluster import lock as locks
@@ -104,6 +105,7 @@ def test_a_holder_on_another_host_that_beats_is_respected(tmp_path, quick):
     thread.join()
 
 
+@LONG
 def test_a_holder_whose_signs_of_life_are_held_up_by_the_file_system_is_respected(
     tmp_path, quick, monkeypatch
 ):

@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, mpirun, run_tiny, tail, write_text
 
 from mpitrain.checkpoint.load import open_step
@@ -162,6 +163,7 @@ def test_a_corpus_may_move_and_be_removed(tmp_path):
     ), tail(done.output)
 
 
+@LONG
 def test_a_tokenizer_may_move_and_be_removed(tmp_path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

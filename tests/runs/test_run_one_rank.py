@@ -212,11 +212,12 @@ def test_a_killed_rank_is_named_with_its_phase(tmp_path):
         pytest.param(
             "tokens", 5, "slow", r"rank 0 of 2 in phase tokens, .*: is stuck, for \d+ s", marks=LONG
         ),
-        (
+        pytest.param(
             "step",
             3000,
             "slow",
             r"rank 1 \(pp 1,.*in phase step, .*: waited \d+ s for F\d+ for stage 1 from rank 0 of links",
+            marks=LONG,
         ),
         ("build", 3000, "exception", r"rank 0 \(pp 0,.* failed in phase build, .*: RuntimeError: planted"),
     ],

@@ -179,6 +179,7 @@ def alter(run_dir, step):
     path.write_bytes(content)
 
 
+@LONG
 def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text):
     """A run that goes on knows how many were skipped in a row before."""
     rollback = dict(KEYS, run_save_every=20, spikes_do="rollback", spikes_most=1)
@@ -195,6 +196,7 @@ def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text
     assert max(path.name for path in (tmp_path / "skip" / "checkpoints").glob("step-*")) == "step-00000022"
 
 
+@LONG
 def test_a_rollback_goes_to_what_this_run_went_on_from_not_to_what_it_refused(tmp_path, text):
     run = ("run", *tiny(tmp_path / "run", text, **KEYS, spikes_do="rollback"))
     (done,) = several(1, run, program=Path(spiked.__file__), env={"NOISE": "[]"})

@@ -60,6 +60,7 @@ def test_tokens_and_losses_are_the_same_and_one_line_says_who_makes_them(tmp_pat
     assert files_of(tmp_path / "run") == files_of(alone)
 
 
+@LONG
 def test_a_dry_run_reads_the_tokenizer_on_rank_0_only(tmp_path, corpus):
     os.mkdir(tmp_path / "elsewhere")
     (tmp_path / "t.json").write_bytes((corpus / "t.json").read_bytes())

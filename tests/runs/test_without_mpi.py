@@ -15,6 +15,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 from launch import environment, finished, mpirun, tiny, write_text
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
@@ -185,6 +186,7 @@ def test_a_library_under_the_name_of_another_mpis(tmp_path):
     assert "mpi4py and the MPI library don't belong together: " in text and "undefined symbol" in text, text
 
 
+@LONG
 def test_one_rank_that_lacks_it_ends_the_job_with_one_report(tmp_path):
     lacks = (
         'if test "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" = 1; then export MPI4PY_LIBMPI=/nowhere; fi; exec "$0" '

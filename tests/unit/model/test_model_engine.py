@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from conftest import LONG
 from launch import finished
 from torch.autograd.graph import get_gradient_edge
 
@@ -28,7 +29,14 @@ print(*sorted(set(sys.modules) - before))
 SMALL = "model.layers=1", "model.width=32", "batch.global=2", "data.sequence=16"
 
 
-@pytest.mark.parametrize("more", [(), ("model.family=mixtral",), ("memory.recompute=selective",)], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        *(pytest.param((key,), marks=LONG) for key in ("model.family=mixtral", "memory.recompute=selective")),
+    ],
+    ids=str,
+)
 def test_a_step_loads_no_symbolic_algebra(more):
     """sympy and what torch has around it: 36 MB and a second of each rank, for shapes that are numbers."""
     done = finished([sys.executable, "-c", STEP, *SMALL, *more], capture_output=True, text=True, timeout=60)

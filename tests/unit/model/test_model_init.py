@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from conftest import LONG
 from folders import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
@@ -378,7 +379,9 @@ print((kilobytes("VmHWM") - begin) * 1024 - held)
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(each, marks=LONG) for each in ("bfloat16", "float64"))]
+)
 def test_making_weights_takes_no_memory_to_speak_of(dtype):
     """Beyond the weights themselves less than 16 MB, for 8 million of them, a slice of columns.
 
