@@ -237,6 +237,18 @@ class Fields:
             what = "it may be" if name in self.tree else "absent, it means another model: add it, as"
             self.refuse(name, f"{what} {' or '.join(map(_json, allowed))} in a model of this family", value)
 
+    def either(self, name: str, other: str) -> str:
+        """Return which of two names that a field has is there, the first where none is."""
+        if self.tree.get(other) is None:
+            return name
+        if self.tree.get(name) is None:
+            return other
+        if not _same(self.tree[name], self.tree[other]):
+            found = shown(_json(self.tree[name]))
+            self.refuse(other, f"it is another name of {name}, which is {found}; leave one out")
+        self.take_no_notice(other)
+        return name
+
     def take_no_notice(self, *names: str) -> None:
         """Let fields be whatever they are."""
         self._seen.update(names)

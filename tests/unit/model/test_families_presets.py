@@ -455,6 +455,17 @@ def test_dropout_of_a_gpt2_folder_is_taken_over_line_by_line_and_written_back():
     assert (model.embedding_dropout, model.attention_dropout) == (0.1, 0.0)
 
 
+def test_sizes_of_a_gpt2_folder_have_two_names_each():
+    """transformers reads both (GPT2Config.attribute_map)."""
+    by_others = dict(num_hidden_layers=2, hidden_size=8, num_attention_heads=2, max_position_embeddings=32)
+    keys, lines = read_back("gpt2", {**by_others, "vocab_size": 16})
+    assert keys["model.positions"] == 32 and "model.width = 8  (hidden_size)" in lines
+    own = dict(n_layer=2, n_embd=8, n_head=2, n_positions=32, vocab_size=16)
+    assert read_back("gpt2", own)[0] == read_back("gpt2", own | by_others)[0] == keys
+    with pytest.raises(ConfigError, match=r"hidden_size = 9: it is another name of n_embd, which is 8"):
+        read_back("gpt2", own | dict(hidden_size=9))
+
+
 def test_a_gpt2_run_older_than_dropout_goes_on_without():
     config = resolve(settings.load(None, ("model.preset=gpt2",)), 1, 256)
     assert config.model.attention_dropout == config.model.residual_dropout == 0.0
