@@ -89,9 +89,7 @@ class Actor:
         self.profiler = Profiler(device)
         self.place = place or RankStatus()
         self.measure = measure or Measure()
-        self.pp, self.tp, self.cp, self.data, self.model = (
-            mesh[name] for name in ("pp", "tp", "cp", "data", "model")
-        )
+        self.pp, self.tp, self.cp = (mesh[name] for name in ("pp", "tp", "cp"))
         self.table = plan.table
         self.training = plan.training.ranks[self.pp.rank]
         self.evaluation = plan.evaluation.ranks[self.pp.rank]

@@ -73,7 +73,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def publish(tmp: Path) -> Path:
-    """Give a complete step its final name.
+    """Give a complete step its final name, atomically.
 
     At no moment is there less than before: neither this step's old state nor any other.
     """

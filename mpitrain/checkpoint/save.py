@@ -113,7 +113,7 @@ def commit(
     about: StepInfo = NOBODY,
     expected: str = "",
 ) -> Path:
-    """Make a step of the shards in `tmp`, by one rename, and return its folder.
+    """Make a step of the shards in `tmp`, atomically, by one rename, and return its folder.
 
     One rank calls it, after all shards are written.
 

@@ -66,7 +66,6 @@ class TextSampler:
         rundir = RunDir(run_dir)
         config = _read_config(rundir)
         self.request = request
-        self.prompts = prompts
         self.tokenizer = _tokenizer(rundir, config.data, request.tokenizer_file)
         _warn_of_another(rundir, self.tokenizer)
         self._ends, self._begin = _special_tokens(rundir, config, self.tokenizer)

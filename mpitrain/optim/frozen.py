@@ -25,7 +25,7 @@ class WithFrozen:
 
     @property
     def num_bytes(self) -> int:
-        """Of gradients in host memory, of an optimiser that has some there."""
+        """Return the bytes of gradients that the optimiser inside keeps in host memory."""
         return self._optimizer.num_bytes
 
     def set_step(self, num_updates: int) -> None:

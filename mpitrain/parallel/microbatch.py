@@ -101,7 +101,7 @@ class RegatheredInput:
 
 
 def ignored(name: str, value: torch.Tensor) -> None:
-    """Hear nothing."""
+    """Drop a metric that nobody records."""
 
 
 @dataclass(frozen=True)

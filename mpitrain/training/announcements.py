@@ -33,7 +33,7 @@ class Announcements:
     peak: str
 
     def lines(self) -> Iterator[str]:
-        """Yield them; an empty one is none. Collective over all ranks."""
+        """Yield the first lines of a run; "" for one that doesn't apply. Collective over all ranks."""
         yield from self._of_the_model()
         yield self._of_validation()
         yield "\n".join(f"{self.plan.table.name}: {note}" for note in self.plan.table.notes)

@@ -71,7 +71,7 @@ class Corpora:
     order: name of the permutation, which a checkpoint notes.
     separate: rows say where documents end.
     validation_description: how it was chosen.
-    by_documents: not as of old.
+    by_documents: whether held-out data was chosen by documents; older runs hold the tail of all tokens out.
     """
 
     train: Sampler

@@ -127,7 +127,7 @@ def _built(
 ) -> "Trainer":
     """Look at the machine, build the model and read the newest checkpoint.
 
-    Collective over `world`; raises as run() does.
+    Collective over `world`; raises as built() does.
     """
     config = opened.plan.config
     place = guard.place
@@ -428,10 +428,8 @@ class Trainer:
     def _is_alone(self, step: int, stop: int) -> bool:
         """Return whether the next step doesn't follow at once.
 
-        Then weights on their way to the others belong to this one's costs.
-
-        Nor does what the first step of a start has sent belong to those of the second, which the
-        table at the end begins with.
+        Then this step pays for the weights that are still on their way to other ranks. The first step
+        of a start pays for its own, too: the table at the end begins with the second.
         """
         run = self.config.run
         check_every = self.config.numerics.check_every

@@ -102,14 +102,14 @@ def _contents(tensor: OutTensor, saved: Checkpoint, config: Config) -> Iterator[
     weight, expert = tensor.parts[0]
     dtype = DTYPES[tensor.code]
     if weight.stored.plain and len(tensor.parts) == 1:
-        for box in _bands(weight, expert, saved):
+        for box in _bands(weight, saved):
             yield converted(_rows(saved, weight, expert, box), dtype, tensor)
         return
     theirs = np.empty(tensor.shape, dtype)
     written = 0
     for weight, expert in tensor.parts:
         ours = np.empty(weight.ours, dtype)
-        for box in _bands(weight, expert, saved):
+        for box in _bands(weight, saved):
             ours[box.start[0] : box.stop[0]] = converted(_rows(saved, weight, expert, box), dtype, tensor)
         for view, other in weight.stored.views(ours, theirs, config):
             other[...] = view
@@ -122,7 +122,7 @@ def _contents(tensor: OutTensor, saved: Checkpoint, config: Config) -> Iterator[
     yield theirs
 
 
-def _bands(weight: Weight, expert: int, saved: Checkpoint) -> Iterator[Box]:
+def _bands(weight: Weight, saved: Checkpoint) -> Iterator[Box]:
     """Yield runs of rows of what one tensor has of a weight."""
     itemsize = saved.array(f"parameters/{weight.name}").dtype.itemsize
     shape = weight.ours

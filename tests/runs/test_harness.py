@@ -110,7 +110,7 @@ def _ends(process, tmp_path):
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", ENDS[: cases(2, len(ENDS))])
+@pytest.mark.parametrize("number", ENDS[: cases(1, len(ENDS))])
 def test_a_signal_that_ends_pytest_ends_its_ranks(project, tmp_path, number):
     process, temporary = project(TRAINS.replace("HOW", WAITS))
     assert any("training" in line for line in process.stdout)

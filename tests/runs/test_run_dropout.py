@@ -5,7 +5,10 @@ recomputation, and after a restart. Validation drops nothing.
 import json
 
 import pytest
+from conftest import LONG
 from launch import loss_lines, run_several, write_text
+
+pytestmark = LONG  # tests/ranks/test_train_dropout.py has the same of steps
 
 GPT2 = {
     "model_family": "gpt2", "model_layers": 4, "model_kv_heads": 2, "schedule_name": "constant",

@@ -8,7 +8,7 @@ MPITRAIN_LAYOUTS=all takes more N. What each becomes is in tests/unit/plan/test_
 import json
 
 import pytest
-from conftest import EVERY
+from conftest import EVERY, LONG
 from launch import MPITRAIN, loss_lines, mpirun, options, tail
 
 
@@ -34,6 +34,7 @@ def test_one_rank_learns(on_one_rank):
     assert 4 < on_one_rank[2] < on_one_rank[1] < 5.7
 
 
+@LONG
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 6, 8] if EVERY else [6])
 def test_several_ranks_learn_the_same(num_ranks, on_one_rank, tmp_path):
     assert two_steps(num_ranks, tmp_path / "run") == pytest.approx(on_one_rank, rel=1e-5)

@@ -104,6 +104,7 @@ def test_a_recorded_routing_is_replayed(tmp_path, text, whole):
     assert metrics(tmp_path / "again")[STEPS]["expert_loads"] == metrics(whole)[-1]["expert_loads"]
 
 
+@LONG
 def test_a_replayed_trace_with_another_content_is_refused(tmp_path, text, whole):
     trace = tmp_path / "routing.npz"
     keys = dict(SETTINGS, experts_replay=tmp_path / "routing.npz", run_save_every=1)

@@ -180,6 +180,7 @@ def test_a_planned_run_trains_and_says_so_once(begun):
     assert asked.run.layout == "auto" and asked.parallel == settings.Parallel()
 
 
+@LONG
 def test_check_and_a_dry_run_say_the_same(begun):
     _, output = begun
     (line,) = PLANNED.findall(output)

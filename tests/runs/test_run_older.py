@@ -143,6 +143,7 @@ def assert_goes_on(run_dir, path, steps, **changes):
     return done
 
 
+@LONG
 def test_a_corpus_may_move_and_be_removed(tmp_path):
     (tmp_path / "a").mkdir()
     write_text(tmp_path / "a" / "t.txt", 20_000)

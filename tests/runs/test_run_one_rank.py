@@ -168,6 +168,7 @@ def test_a_stopped_rank_is_named_with_its_instruction(tmp_path):
     ), behind
 
 
+@LONG
 def test_on_two_nodes_one_speaks_for_both(tmp_path):
     """The watchdog of the stopped rank knows why; the other one's knows who waits for it, and asks."""
     if b"HYDRA" not in subprocess.run([MPIRUN, "--version"], capture_output=True, check=False).stdout:

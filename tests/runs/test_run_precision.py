@@ -9,7 +9,7 @@ The band: the mean loss of any 20 steps within 4 % of fp32's, and the last valid
 import json
 
 import pytest
-from conftest import EVERY
+from conftest import EVERY, LONG
 from launch import MPITRAIN, mpirun, options, run_several, tail, write_text
 
 NARROW = ("bf16", "fp16", "fp8")
@@ -45,6 +45,7 @@ def runs(tmp_path_factory):
     return found
 
 
+@LONG
 @pytest.mark.parametrize("compute", NARROW)
 def test_narrow_numbers_follow_fp32(runs, compute):
     (expected, last), (found, last_found) = runs["fp32"], runs[compute]

@@ -10,6 +10,7 @@ import time
 
 import hosts
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, started, tail, tiny, write_text
 
 KEYS = dict(
@@ -30,6 +31,7 @@ def slow_down(job, pid: int, over: threading.Event) -> None:
             time.sleep(0.004)
 
 
+@LONG
 def test_a_rank_slowed_by_half_is_named_and_nobody_before(tmp_path, text):
     keys = dict(KEYS, comm_slow_after=30, parallel_dp=2, model_width=64, model_ffn=128)
     with started(2, MPITRAIN, "run", *tiny(tmp_path / "run", text, **keys)) as job:

@@ -80,6 +80,7 @@ def test_a_tokenizer_that_is_missing_is_one_message(tmp_path, corpus):
         assert "on rank" not in done.output and not (tmp_path / "run").exists()
 
 
+@LONG
 def test_runs_that_start_at_once_share_their_tokens_and_a_later_one_takes_them(tmp_path, corpus, alone):
     given = dict(data_tokenizer=corpus / "t.json", data_tokens=tmp_path / "shared", **SHORT)
     first, second, later = (tmp_path / name for name in ("first", "second", "later"))

@@ -58,7 +58,7 @@ def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]
         for dtype in ("fp32", "bf16"):
             yield Samples(f"products.{dtype}_grouped", _grouped(device, dtype))
     yield from _attention(device, getattr(torch, _torch_name(dtypes[0])), sizes)
-    if device.type == "cpu":  # kernels of its own (kernels/attention_by_blocks.py)
+    if device.type == "cpu":  # kernels of its own (kernels/attention_cpu_16bit.py)
         yield from _attention(device, torch.bfloat16, sizes, "_16")
     yield Samples("memory.bandwidth", _copies(device, sizes))
     yield Samples("launch_s", _launches(device))

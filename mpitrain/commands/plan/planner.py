@@ -220,9 +220,15 @@ def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tupl
         wire_bytes=2 if config.precision.reduce == "bf16" else 4,
         dispatch="alltoall" if config.experts.dispatch == "flat" else config.experts.dispatch,
         offload=config.memory.offload in ("optimizer", "all"), regathers=config.parallel.regather,
-        segments=segments_in(config), reduce=config.parallel.reduce, core_again=True,
+        segments=segments_in(config), reduce=_reduce(config), core_again=True,
     )  # fmt: skip
     return layout, notes
+
+
+def _reduce(config: Config) -> str:
+    """Return parallel.reduce, settled where numerics.reproducible settles it: a tree sums once a step."""
+    in_a_tree = config.parallel.reduce == "auto" and config.numerics.reproducible == "layout"
+    return "step" if in_a_tree else config.parallel.reduce
 
 
 def _assumed_batch(config: Config, ranks: int) -> int:

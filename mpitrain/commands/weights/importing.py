@@ -126,7 +126,7 @@ def import_weights(
             team.on_first_rank("removing what was written", lambda: _undo(where, tmp, made))
             raise
     if team.rank == 0:
-        say(_summary(folder, matched, plan, where, came, time.monotonic() - begin_s))
+        say(_summary(folder, matched, where, came, time.monotonic() - begin_s))
     return DONE
 
 
@@ -262,9 +262,7 @@ def _commit(
     return came
 
 
-def _summary(
-    folder: ModelFolder, matched: Matched, plan: Plan, where: Target, came: list[str], seconds: float
-) -> str:
+def _summary(folder: ModelFolder, matched: Matched, where: Target, came: list[str], seconds: float) -> str:
     tensors = tensors_of(matched.weights)
     read = sum(folder.entry(name).num_bytes for name in tensors)
     parameters = sum(weight.spec.numel for weight in matched.weights)

@@ -94,11 +94,6 @@ class Attention:
     block: int = 0
 
     @property
-    def with_norms(self) -> bool:
-        """Whether queries and keys have norms."""
-        return self.normed or self.normed_whole
-
-    @property
     def of_head(self) -> int:
         """The width of a head."""
         return self.head_width or self.rope.width

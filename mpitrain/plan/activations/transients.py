@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mpitrain.plan.activations.kept import Activations
-from mpitrain.plan.declared.layer import Layer, Placed
+from mpitrain.plan.declared.layer import Placed
 
 # numbers of a weight's gradient at once that are made beside their sum (kernels/products.py)
 PRODUCT = 2**22
@@ -37,7 +37,6 @@ class Transients:
         self.stage = formulas.stage
         self.sizes = formulas.sizes
         self._found: dict[tuple[str, int, int | None], Inside] = {}
-        self._counts: dict[int, int] = {}  # by the id of a layer, which the stage holds
 
     def of(self, kind: str, segment: int, part: int | None) -> Inside:
         """Return what a computation (F, B, I or W) of a segment of a microbatch holds, all of the
@@ -138,15 +137,8 @@ class Transients:
         """
         if self.sizes.on_gpu:
             return 0
-        counts = [self._largest(placed.layer) for block in blocks for placed in block]
+        counts = [self.stage.largest_of(placed.layer) for block in blocks for placed in block]
         return min(PRODUCT, max(counts, default=0)) * self.sizes.itemsize
-
-    def _largest(self, layer: Layer) -> int:
-        """Return how many numbers the largest parameter of a layer has on this rank."""
-        if id(layer) not in self._counts:
-            shard = self.stage.shard(0)
-            self._counts[id(layer)] = max((spec.on(shard).numel for spec in layer.parameters()), default=0)
-        return self._counts[id(layer)]
 
     @cached_property
     def _stream(self) -> int:

@@ -99,27 +99,30 @@ class Spec:
 
     def on(self, shard: "Shard") -> "Spec":
         """Return the box that one rank of the tensor-parallel axis holds."""
-        spec = replace(self, whole=self.shape, offset=(0,) * len(self.shape))
+        offset = [0] * len(self.shape)
         if self.domain == EXPERT:
             assert self.divided is not None  # an expert is divided along a dim of its own
+            spec = replace(self, whole=self.shape, offset=tuple(offset))
             return spec._part(0, *shard.experts)._part(self.divided, *shard.hidden)
         if self.divided is None:
             # each rank has seen some positions only
             over = "tp" if shard.size > 1 and (shard.sequence or self.met_apart) else None
-            return replace(spec, copies=shard.size, copy=shard.rank, over=over)
+            return replace(
+                self, whole=self.shape, offset=tuple(offset), copies=shard.size, copy=shard.rank, over=over
+            )
         pieces = min(self.pieces or shard.size, shard.size)
         copies = shard.size // pieces
         bounds = split(self.shape[self.divided], pieces)
         begin, end = bounds[shard.rank // copies :][:2]
         shape = list(self.shape)
-        offset = list(spec.offset)
         shape[self.divided] = end - begin
         offset[self.divided] = begin
         # each copy serves other heads
         over = None if copies == 1 else "tp" if copies == shard.size else "kv"
         return replace(
-            spec, shape=tuple(shape), offset=tuple(offset), copies=copies, copy=shard.rank % copies, over=over
-        )
+            self, whole=self.shape, shape=tuple(shape), offset=tuple(offset), copies=copies,
+            copy=shard.rank % copies, over=over,
+        )  # fmt: skip
 
     def runs(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield where elements [begin, end) of the box, at least one, are in the whole: first

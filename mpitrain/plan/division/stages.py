@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate, groupby
 
 from mpitrain.errors import ConfigError
-from mpitrain.plan.declared.layer import ModelLayers, Placed
+from mpitrain.plan.declared.layer import Layer, ModelLayers, Placed
 from mpitrain.plan.declared.parameters import WHOLE, Shard, Spec
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.buckets import BucketPlan, buckets_of, parts_of
@@ -66,6 +66,17 @@ class StagePlan:
     @cached_property
     def _specs(self) -> dict[Shard, list[list[Spec]]]:
         return {}
+
+    def largest_of(self, layer: Layer) -> int:
+        """Return how many numbers the largest parameter of a layer of this stage has on a rank."""
+        if id(layer) not in self._largest:
+            shard = self.shard(0)
+            self._largest[id(layer)] = max((spec.on(shard).numel for spec in layer.parameters()), default=0)
+        return self._largest[id(layer)]
+
+    @cached_property
+    def _largest(self) -> dict[int, int]:
+        return {}  # by the id of a layer, which this stage holds
 
     @property
     def inner(self) -> range:

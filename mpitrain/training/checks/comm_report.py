@@ -44,7 +44,7 @@ class Ledger:
         self._num_steps = -1
 
     def begin(self) -> None:
-        """A step begins: what happened since the last one (validation, checkpoints) is nobody's."""
+        """Begin a step: what was sent since the last one (validation, checkpoints) counts for no step."""
         self._before, self._waits_before = self._mesh.usage(), self._mesh.progress.waited_for()
 
     def waits(self) -> dict[str, float]:

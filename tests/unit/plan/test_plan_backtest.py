@@ -259,7 +259,8 @@ def test_the_page_has_the_figures_that_the_back_test_finds(report):
     assert f"{low} to {high} times" in page
     assert f"It holds {100 * plain['share']:.1f} % of the {plain['rows']} steps" in page
     held = report["interval_holds"]
-    assert f"hold {100 * held['share']:.1f} % of {held['rows']} rows" in page
+    inside = round(held["share"] * held["rows"])
+    assert f"hold {inside} of the {held['rows']} rows of that half ({100 * held['share']:.1f} %)" in page
     assert f"predicted {report['predicted']} of {report['rows']} rows, and gave bounds for" in page
     words = ("sheets", "sustained", "gpu", "calibrated", "flop rate", "sheet x factor")
     for name, line in zip(words, re.findall(r"\| [a-z][^|]* \| ([\d.]+) % \|", page), strict=True):

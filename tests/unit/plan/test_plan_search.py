@@ -13,7 +13,7 @@ from mpitrain.commands.plan import of_config
 from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.explained import goodput
 from mpitrain.commands.plan.of_config import shape_of
-from mpitrain.commands.plan.planner import with_layout
+from mpitrain.commands.plan.planner import PlanRequest, base_layout, with_layout
 from mpitrain.commands.plan.search import search
 from mpitrain.config import flatten, load
 from mpitrain.errors import ConfigError, ScheduleError
@@ -24,6 +24,7 @@ from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.work import attention_work
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 
 H100 = machine_of(find_machine("h100-80gb"))
@@ -58,6 +59,19 @@ def test_llama_405b_is_laid_out_as_it_was():
     best = found.ranked[0].layout
     assert (best.tp, best.pp, best.dp, best.zero) == (8, 16, 128, 1)
     assert found.refused["fewer microbatches than stages"] and found.refused["memory"]
+
+
+@pytest.mark.parametrize(
+    ("reproducible", "zero", "each"), [("run", 3, True), ("layout", 3, False), ("run", 1, False)]
+)
+def test_a_plan_sums_gradients_as_often_as_a_run(reproducible, zero, each):
+    """A tree sums over microbatches first."""
+    given = load(None, ("model.preset=llama3-8b", f"numerics.reproducible={reproducible}"))
+    layout, _ = base_layout(given, PlanRequest(None, (), 8, "h100-80gb"), H100)
+    assert layout._replace(zero=zero).sums_each == each
+    keys = ("batch.global=8", f"parallel.zero={zero}", f"numerics.reproducible={reproducible}")
+    run = resolve(load(None, keys), 8, 256)
+    assert (run.parallel.reduce == "microbatch") == each
 
 
 def test_a_small_model_needs_nothing_but_dp():

@@ -41,7 +41,7 @@ ITEM_ON_CPU = 4
 CALLS = 6.0
 CALLS_16 = 10.0
 # keys that attention of a CPU takes at a time, masked or not (kvSplitSize in torch's
-# ATen/native/cpu/FlashAttentionKernel.cpp); kernels/attention_by_blocks.py, in 16 bits, takes fewer
+# ATen/native/cpu/FlashAttentionKernel.cpp); kernels/attention_cpu_16bit.py, in 16 bits, takes fewer
 KEYS_AT_ONCE = 512.0
 KEYS_AT_ONCE_16 = 128.0
 MEASURED_LENGTH, MEASURED_WIDTH = 512, 128  # of `bench machine` on a CPU

@@ -1,7 +1,7 @@
 """How a model is divided over ranks, and how it computes: what a prediction is asked about.
 
-Rank order, fastest first: tp, cp, dp, pp for dense layers; etp, ep, edp, pp for experts (DESIGN.md,
-section 3).
+Rank order, fastest first: tp, cp, dp, pp for dense layers; etp, ep, edp, pp for experts
+(docs/concepts/axes.md).
 """
 
 from typing import NamedTuple
