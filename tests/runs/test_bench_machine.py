@@ -37,7 +37,9 @@ def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
     assert found.links.between == known()["laptop"].links.between
     assert "2 ranks" in found.attention["forward"].sustained_source
     rows = [line for line in done.output.splitlines() if line.endswith("%")]
-    assert len(rows) == 13 and "links between: no two ranks have one" in done.output, done.output
+    assert {"forward_short", "backward_short", "forward_16_short", "backward_16_short"} < set(found.attention)
+    assert 1e6 < found.memory["passes"].sustained < 1e12
+    assert len(rows) == 18 and "links between: no two ranks have one" in done.output, done.output
     planned = mpirun(0, MPITRAIN, "plan", "--ranks", "2", "--machine", str(path))
     assert planned.returncode == 0 and found.name in planned.output, tail(planned.output)
 

@@ -9,8 +9,10 @@ import torch
 
 from mpitrain.config import Precision
 from mpitrain.kernels import fp8
+from mpitrain.kernels.activation_functions import GatedProduct
 from mpitrain.kernels.attention import PLAIN
 from mpitrain.kernels.engine import gradients
+from mpitrain.kernels.functions import norm, norm_backward, turned
 from mpitrain.kernels.grouped import add_grouped, grouped_product
 from mpitrain.kernels.precision import rounds_products
 from mpitrain.kernels.products import add_product, product
@@ -21,6 +23,9 @@ REPEATS = 7
 QUEUED = 5  # calls that a GPU is timed over: the time until the first begins is in none
 FLOPS_OF_BACKWARD = 2.5  # of a flash kernel's forward (arXiv:2205.14135, section 3)
 TINY_CALLS = 300
+SHORT = (4, 8, 4, 128, 64)  # attention of short sequences and narrow heads, on a CPU
+OF_PASSES = 512, 512, 12, 64, 1408  # rows, width, heads that are turned, their width, hidden units
+BOTH_WAYS = 2.5  # bytes of a forward and its backward, over those of the forward (step_time/compute.py)
 OF_EXPERTS = ((301, 190, 243, 290), 512, 704)  # rows of each, inputs, outputs: of a CPU
 
 
@@ -57,9 +62,12 @@ def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]
     if device.type == "cpu":
         for dtype in ("fp32", "bf16"):
             yield Samples(f"products.{dtype}_grouped", _grouped(device, dtype))
-    yield from _attention(device, getattr(torch, _torch_name(dtypes[0])), sizes)
+    yield from _attention(device, getattr(torch, _torch_name(dtypes[0])), sizes.attention)
     if device.type == "cpu":  # kernels of its own (kernels/attention_cpu_16bit.py)
-        yield from _attention(device, torch.bfloat16, sizes, "_16")
+        yield from _attention(device, torch.bfloat16, sizes.attention, "_16")
+        for dtype, suffix in ((torch.float32, "_short"), (torch.bfloat16, "_16_short")):
+            yield from _attention(device, dtype, SHORT, suffix)
+        yield Samples("memory.passes", _passes(device))
     yield Samples("memory.bandwidth", _copies(device, sizes))
     yield Samples("launch_s", _launches(device))
 
@@ -147,10 +155,10 @@ def _of_fp8(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Ca
 
 
 def _attention(
-    device: torch.device, kind: torch.dtype, sizes: BenchSizes, suffix: str = ""
+    device: torch.device, kind: torch.dtype, sizes: tuple[int, int, int, int, int], suffix: str = ""
 ) -> Iterator[Samples]:
     """Yield FLOP/s of causal attention, forward and backward. suffix: of their names."""
-    batch, heads, kv_heads, length, width = sizes.attention
+    batch, heads, kv_heads, length, width = sizes
     q, k, v = (
         torch.randn(batch, count, length, width, device=device).to(kind).requires_grad_()
         for count in (heads, kv_heads, kv_heads)
@@ -179,6 +187,35 @@ def _copies(device: torch.device, sizes: BenchSizes) -> list[float]:
     x = torch.ones(sizes.copied, device=device)
     y = torch.empty_like(x)
     return [2 * x.nbytes / _seconds(lambda: y.copy_(x), device) for _ in range(REPEATS + 1)][1:]
+
+
+def _passes(device: torch.device) -> list[float]:
+    """Return bytes/s of what stands between the products of a block, forward and backward.
+
+    Two norms, rotary positions, a gated product and two sums in fp32, of sizes that caches hold as they do a
+    run's. Bytes are what plan/predict/step_time/work.py counts, and the backward 1.5 times the forward's.
+    """
+    rows, width, heads, head, hidden = OF_PASSES
+    x, grad = torch.randn(2, rows, width, device=device)
+    weight = torch.ones(width, device=device)
+    turning = torch.randn(1, heads, rows, head, device=device)
+    cos, sin = torch.randn(2, rows, head // 2, device=device)
+    gate, up, grad_of_hidden = torch.randn(3, rows, hidden, device=device)
+    gated = GatedProduct()
+
+    def work() -> None:
+        total = x
+        for _ in range(2):
+            _, unit, scale = norm(total, weight, 1e-5)
+            total = total + grad
+            norm_backward(grad, weight, unit, scale)
+        for sense in (1, -1):
+            turned(turning, cos, sin, sense)
+        made = gated.forward(gate, up)
+        gated.backward(grad_of_hidden, gate, up, *made[1:])
+
+    num_bytes = x.element_size() * rows * (9 * width + 2 * heads * head + 3 * hidden)
+    return [BOTH_WAYS * num_bytes / _seconds(work, device) for _ in range(REPEATS + 1)][1:]
 
 
 def _launches(device: torch.device) -> list[float]:

@@ -417,6 +417,28 @@ def test_attention_of_a_cpu_is_slower_in_short_sequences_and_narrow_heads():
     assert core_seconds(core, fp64, True, dtype="fp64") == pytest.approx(4e9 / CPU.attention_forward)
 
 
+def test_attention_of_a_cpu_falls_to_what_was_measured_of_short_sequences():
+    forward, backward = CPU.attention_forward, CPU.attention_backward
+    measured = CPU._replace(attention_short={"forward": forward / 2, "backward": backward})
+
+    def rate(length, width, backward=False):
+        core = work.AttentionCore(10**9, 0, width, length)
+        return (2.5 if backward else 1.0) * core.flops / core_seconds(core, measured, True, backward, "fp32")
+
+    assert rate(512, 128) == pytest.approx(forward) and rate(128, 64) == pytest.approx(forward / 2)
+    assert rate(128, 64) < rate(256, 64) < rate(512, 64) < rate(512, 128) < rate(2048, 128)
+    assert rate(256, 64, backward=True) == pytest.approx(backward)  # which isn't slower here
+
+
+def test_between_products_a_cpu_takes_what_was_measured_there():
+    found = work.dense_work(SMALL_SHAPE, StepLayout(1, 256, 16, compute="fp32"))
+    measured = CPU._replace(memory_passes=1e10)
+    assert pass_seconds(found, measured, "fp32") == pytest.approx(found.pass_bytes / 1e10)
+    narrow = work.dense_work(SMALL_SHAPE, StepLayout(1, 256, 16, compute="bf16"))
+    assert pass_seconds(narrow, measured, "bf16") == pytest.approx(found.pass_bytes / 1e10)
+    assert pass_seconds(found, H100._replace(memory_passes=1.0), "fp32") < 1
+
+
 def test_messages_hide_on_a_cpu_where_a_core_is_left_for_them():
     free, busy = CPU._replace(cores_per_node=8), CPU
     assert free.sends_meanwhile and H100.sends_meanwhile and not busy.sends_meanwhile

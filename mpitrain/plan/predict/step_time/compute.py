@@ -7,6 +7,7 @@ lose a quarter, heads that no 8 divides as much (arXiv:2401.14489, section 5). A
 tiles: products of a width of 128 reach four fifths of its rate (measured on Zen 5, 2026-11-26).
 """
 
+import math
 from typing import NamedTuple
 
 from mpitrain.plan.predict.step_time.layout import item_of
@@ -45,6 +46,7 @@ CALLS_16 = 10.0
 KEYS_AT_ONCE = 512.0
 KEYS_AT_ONCE_16 = 128.0
 MEASURED_LENGTH, MEASURED_WIDTH = 512, 128  # of `bench machine` on a CPU
+SHORT_LENGTH, SHORT_WIDTH = 128, 64  # and of its short sequences
 
 
 def shape_share(m: float, n: float, k: float, on_gpu: bool = True) -> float:
@@ -104,22 +106,39 @@ def core_seconds(
 
 def _rate_of_attention(core: AttentionCore, machine: MachineRates, backward: bool, dtype: str) -> float:
     """Return FLOP/s of attention by its heads' width and, on a CPU, the length of a sequence."""
-    narrow = not machine.on_gpu and item_of(dtype) == 2 and machine.attention_forward_16 > 0
-    if narrow:
-        rate = machine.attention_backward_16 if backward else machine.attention_forward_16
-    else:
-        rate = machine.attention_backward if backward else machine.attention_forward
-    if core.head_width % 8:
-        rate *= UNALIGNED
-    width = core.head_width
+    aligned = 1.0 if core.head_width % 8 == 0 else UNALIGNED
     if not machine.on_gpu:
-        if dtype == "fp64" and {"fp32", "fp64"} <= machine.products.keys():
-            rate *= machine.products["fp64"] / machine.products["fp32"]
-        keys = KEYS_AT_ONCE_16 if narrow else KEYS_AT_ONCE
-        rate *= _saturated(core.length, MEASURED_LENGTH, keys) * _saturated(width, MEASURED_WIDTH, 64.0)
-    elif width < 128:
-        rate *= 0.8 if width >= 64 else 0.5
+        return aligned * _rate_on_a_cpu(core, machine, backward, dtype)
+    rate = machine.attention_backward if backward else machine.attention_forward
+    if core.head_width < 128:
+        rate *= 0.8 if core.head_width >= 64 else 0.5
+    return aligned * rate
+
+
+def _rate_on_a_cpu(core: AttentionCore, machine: MachineRates, backward: bool, dtype: str) -> float:
+    way = "backward" if backward else "forward"
+    rates = {"forward": machine.attention_forward, "backward": machine.attention_backward}
+    keys = KEYS_AT_ONCE
+    if item_of(dtype) == 2 and machine.attention_forward_16 > 0:
+        way += "_16"
+        rates = {"forward_16": machine.attention_forward_16, "backward_16": machine.attention_backward_16}
+        keys = KEYS_AT_ONCE_16
+    rate = rates[way]
+    size = core.length * core.head_width / (MEASURED_LENGTH * MEASURED_WIDTH)
+    if way in machine.attention_short and size < 1:
+        rate *= math.pow(size, _exponent(rate, machine.attention_short[way]))
+    else:
+        rate *= _saturated(core.length, MEASURED_LENGTH, keys)
+        rate *= _saturated(core.head_width, MEASURED_WIDTH, 64.0)
+    if dtype == "fp64" and {"fp32", "fp64"} <= machine.products.keys():
+        rate *= machine.products["fp64"] / machine.products["fp32"]
     return rate
+
+
+def _exponent(rate: float, of_short: float) -> float:
+    """Return the power of a sequence's length times a head's width by which attention's rate falls."""
+    sizes = MEASURED_LENGTH * MEASURED_WIDTH / (SHORT_LENGTH * SHORT_WIDTH)
+    return max(0.0, math.log(rate / of_short) / math.log(sizes))
 
 
 def _saturated(size: float, measured: float, half: float) -> float:
@@ -177,9 +196,11 @@ def seconds_of(work: PartWork, machine: MachineRates, dtype: str, flash: bool) -
 
 def pass_seconds(work: PartWork, machine: MachineRates, dtype: str) -> float:
     """Return the seconds of what is between products of a forward."""
-    seconds = work.pass_bytes / machine.memory_bandwidth
+    if machine.on_gpu:
+        return work.pass_bytes / machine.memory_bandwidth
     item = item_of(dtype)
-    return seconds if machine.on_gpu else PASSES_ON_CPU * max(item, ITEM_ON_CPU) / item * seconds
+    rate = machine.memory_passes or machine.memory_bandwidth / PASSES_ON_CPU
+    return max(item, ITEM_ON_CPU) / item * work.pass_bytes / rate
 
 
 def _of_inputs(product: Product) -> Product:

@@ -20,6 +20,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 
 MOST_BYTES = 1 << 16  # of a machine's file
+SHORT = "_short"  # ends the name of a figure of short sequences
 
 # a second: below are TFLOP/s or GB/s that were typed as FLOP/s or bytes/s
 Rate = Annotated[float, Meta(ge=1e4, lt=1e24)]
@@ -84,6 +85,8 @@ class MachineRates(NamedTuple):
 
     peaks: FLOP/s of products on the data sheet, which MFU is a share of.
     cores_per_node: that the ranks of a node share; 0: each has its own.
+    attention_short: FLOP/s of short sequences, by the figure of long ones, as "forward_16"; of a CPU.
+    memory_passes: bytes/s of what stands between the products of a block, in fp32; 0: not measured.
     """
 
     name: str
@@ -105,6 +108,8 @@ class MachineRates(NamedTuple):
     attention_forward_16: float = 0.0
     attention_backward_16: float = 0.0
     cores_per_node: int = 0
+    attention_short: Mapping[str, float] = {}
+    memory_passes: float = 0.0
 
     @property
     def sends_meanwhile(self) -> bool:
@@ -168,6 +173,12 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         attention_forward_16=_of(found.attention, "forward_16", kind),
         attention_backward_16=_of(found.attention, "backward_16", kind),
         cores_per_node=found.cores_per_node,
+        attention_short={
+            name.removesuffix(SHORT): getattr(figure, kind)
+            for name, figure in found.attention.items()
+            if name.endswith(SHORT)
+        },
+        memory_passes=_of(found.memory, "passes", kind),
     )
 
 
