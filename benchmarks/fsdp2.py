@@ -31,14 +31,11 @@ FIRST = 3  # steps that aren't counted
 WAYS = ("microbatch", "step")
 SEQUENCES = 8
 TOKENS = 256
-MEASURED = """2026-11-26, AMD EPYC with AVX-512, two cores beside 20 other processes, torch 2.13.0,
-MPICH 5.0.2, `--rounds 3 --steps 3`:
+MEASURED = """2026-11-26, Intel Xeon with AMX, two cores, torch 2.13.0, MPICH 5.0.2, `--rounds 3 --steps 3`:
 
     reduced       FSDP2 s   ours s  as fast  FSDP2 MB  ours MB  of it
-    microbatch      13.82     7.89     1.75     581.7    266.5   0.46
-    step            16.97     8.83     2.07     577.5    311.5   0.54
-
-Seconds are of a machine that others used; of one round before, as fast was 2.71 and 1.78.
+    microbatch       1.62     0.87     1.92     556.3    240.9   0.43
+    step             1.39     0.85     1.68     551.1    292.5   0.53
 """
 
 
