@@ -303,13 +303,13 @@ class Watchdog:
         """Take what a rank that is gone has said before, and miss it."""
         while rank.number in self.seen and self._hear(rank):
             pass
-        if (reason := self._ended_by_itself(rank)) is not None:
+        if (reason := self._reason_of_the_end(rank)) is not None:
             self._lose(reason)
         if rank.number in self.seen:
             self._miss(rank)
             self._drop(rank)
 
-    def _ended_by_itself(self, rank: Seen) -> Seen | None:
+    def _reason_of_the_end(self, rank: Seen) -> Seen | None:
         """Return another rank that is ending and wasn't killed, if this one was, or is forgotten by now;
         None without one.
         """

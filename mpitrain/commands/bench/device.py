@@ -17,14 +17,15 @@ from mpitrain.kernels.grouped import add_grouped, grouped_product
 from mpitrain.kernels.precision import rounds_products
 from mpitrain.kernels.products import add_product, product
 from mpitrain.model.attention_functions import attention
-from mpitrain.plan.predict.step_time.compute import shape_share
+from mpitrain.plan.predict.step_time.compute import SHORT_LENGTH, SHORT_WIDTH, shape_share
+from mpitrain.plan.predict.step_time.machine import SHORT
 
 REPEATS = 7
 QUEUED = 5  # calls that a GPU is timed over: the time until the first begins is in none
 FLOPS_OF_BACKWARD = 2.5  # of a flash kernel's forward (arXiv:2205.14135, section 3)
 TINY_CALLS = 300
-SHORT = (4, 8, 4, 128, 64)  # attention of short sequences and narrow heads, on a CPU
-OF_PASSES = 512, 512, 12, 64, 1408  # rows, width, heads that are turned, their width, hidden units
+# attention of a CPU with short sequences and narrow heads: batch, heads, key-value heads, length, width
+OF_SHORT = (4, 8, 4, SHORT_LENGTH, SHORT_WIDTH)
 BOTH_WAYS = 2.5  # bytes of a forward and its backward, over those of the forward (step_time/compute.py)
 OF_EXPERTS = ((301, 190, 243, 290), 512, 704)  # rows of each, inputs, outputs: of a CPU
 
@@ -47,6 +48,16 @@ SIZES_OF_GPU = BenchSizes(
 SIZES_OF_CPU = BenchSizes(((512, 256, 1024), (512, 1024, 256), (512, 512, 2048)), (1, 8, 4, 512, 128), 2**24)
 
 
+class PassSizes(NamedTuple):
+    """Of what stands between the products of a block. heads: that are turned by their positions."""
+
+    rows: int = 512
+    width: int = 512
+    heads: int = 12
+    head_width: int = 64
+    hidden: int = 1408
+
+
 class Samples(NamedTuple):
     """Rates a second, or seconds, of one thing, repeated."""
 
@@ -65,8 +76,8 @@ def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]
     yield from _attention(device, getattr(torch, _torch_name(dtypes[0])), sizes.attention)
     if device.type == "cpu":  # kernels of its own (kernels/attention_cpu_16bit.py)
         yield from _attention(device, torch.bfloat16, sizes.attention, "_16")
-        for dtype, suffix in ((torch.float32, "_short"), (torch.bfloat16, "_16_short")):
-            yield from _attention(device, dtype, SHORT, suffix)
+        for dtype, suffix in ((torch.float32, SHORT), (torch.bfloat16, f"_16{SHORT}")):
+            yield from _attention(device, dtype, OF_SHORT, suffix)
         yield Samples("memory.passes", _passes(device))
     yield Samples("memory.bandwidth", _copies(device, sizes))
     yield Samples("launch_s", _launches(device))
@@ -195,12 +206,12 @@ def _passes(device: torch.device) -> list[float]:
     Two norms, rotary positions, a gated product and two sums in fp32, of sizes that caches hold as they do a
     run's. Bytes are what plan/predict/step_time/work.py counts, and the backward 1.5 times the forward's.
     """
-    rows, width, heads, head, hidden = OF_PASSES
-    x, grad = torch.randn(2, rows, width, device=device)
-    weight = torch.ones(width, device=device)
-    turning = torch.randn(1, heads, rows, head, device=device)
-    cos, sin = torch.randn(2, rows, head // 2, device=device)
-    gate, up, grad_of_hidden = torch.randn(3, rows, hidden, device=device)
+    sizes = PassSizes()
+    x, grad = torch.randn(2, sizes.rows, sizes.width, device=device)
+    weight = torch.ones(sizes.width, device=device)
+    turning = torch.randn(1, sizes.heads, sizes.rows, sizes.head_width, device=device)
+    cos, sin = torch.randn(2, sizes.rows, sizes.head_width // 2, device=device)
+    gate, up, grad_of_hidden = torch.randn(3, sizes.rows, sizes.hidden, device=device)
     gated = GatedProduct()
 
     def work() -> None:
@@ -214,7 +225,7 @@ def _passes(device: torch.device) -> list[float]:
         made = gated.forward(gate, up)
         gated.backward(grad_of_hidden, gate, up, *made[1:])
 
-    num_bytes = x.element_size() * rows * (9 * width + 2 * heads * head + 3 * hidden)
+    num_bytes = 9 * x.nbytes + 2 * turning.nbytes + 3 * gate.nbytes
     return [BOTH_WAYS * num_bytes / _seconds(work, device) for _ in range(REPEATS + 1)][1:]
 
 

@@ -22,12 +22,6 @@ from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
 
 KIND = NormKind.LAYER
-OTHER_NAMES = {  # by which transformers reads these fields, too
-    "n_layer": "num_hidden_layers",
-    "n_embd": "hidden_size",
-    "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings",
-}
 DROPOUTS = {  # fields of config.json, and our keys
     "embd_pdrop": "embedding_dropout",
     "attn_pdrop": "attention_dropout",
@@ -76,13 +70,13 @@ def _heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(fields: Fields) -> None:
-    layers, width, heads, positions = (fields.either(*names) for names in OTHER_NAMES.items())
-    fields.integer(layers, to="model.layers")
-    width = fields.integer(width, to="model.width")
-    fields.integer(heads, to="model.heads")
+    # transformers reads sizes by either name (GPT2Config.attribute_map)
+    fields.integer(fields.either("n_layer", "num_hidden_layers"), to="model.layers")
+    width = fields.integer(fields.either("n_embd", "hidden_size"), to="model.width")
+    fields.integer(fields.either("n_head", "num_attention_heads"), to="model.heads")
     fields.integer("n_inner", 4 * width, to="model.ffn")
     fields.integer("vocab_size", to="model.vocab")
-    fields.integer(positions, 1024, to="model.positions")
+    fields.integer(fields.either("n_positions", "max_position_embeddings"), 1024, to="model.positions")
     fields.flag("tie_word_embeddings", True, to="model.tied")
     fields.number("layer_norm_epsilon", 1e-5, to="model.eps")
     fields.only("activation_function", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")
