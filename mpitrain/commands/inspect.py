@@ -25,13 +25,13 @@ from mpitrain.plan.predict.alternatives import (
     by_regather,
     by_stage,
     costs,
-    idle_experts,
     idle_here,
     idle_recompute,
     idle_regather,
     out_of_order,
     zero_line,
 )
+from mpitrain.plan.predict.axis_promises import idle_axes
 from mpitrain.plan.predict.cheapest_change import cheapest_change
 from mpitrain.plan.predict.link_choices import left_open
 from mpitrain.plan.predict.memory import predict
@@ -165,7 +165,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         *idle_recompute(plan, modes),
         *(_compared("parallel.regather", regathers) if regathers else ()),
         *idle_regather(plan, regathers),
-        *idle_experts(plan),
+        *idle_axes(plan),
         *idle_schedule(plan),
         ORDER if plan.config.data.order == "sorted" else "",
     ]

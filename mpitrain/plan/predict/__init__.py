@@ -7,6 +7,6 @@ rounded_copies                                copies in 16 bits, of what is summ
 node_memory, memory_limit                     whether a node, a GPU or memory.limit_gb has room
 step_time/                                    how long a step takes
 alternatives, cheapest_change                 what other settings would hold, and which one fits
-schedule_promises                             what holds more than its schedule promises
+schedule_promises, axis_promises              what holds more than its schedule, or an axis, promises
 link_choices                                  what follows from measured bandwidth
 """

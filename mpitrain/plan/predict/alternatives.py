@@ -216,21 +216,6 @@ def idle_regather(plan: Plan, found: Mapping[str, int]) -> list[str]:
     return [f"parallel.regather = true {held} false here, and sends more: {why}"]
 
 
-def idle_experts(plan: Plan) -> list[str]:
-    """Say so if experts that ranks divide hold no less than all experts on each rank, and why."""
-    parallel = plan.config.parallel
-    if parallel.ep * parallel.etp == 1:
-        return []
-    more = most_bytes(plan) - most_bytes(_with_parallel(plan, ep=1, etp=1))
-    if more < 0:
-        return []
-    return [
-        f"parallel.ep = {parallel.ep} and parallel.etp = {parallel.etp} {more_than(more)} 1 and 1 here: rows "
-        f"are counted as the most that a rank takes at once, experts.buffer = {plan.config.experts.buffer:g} "
-        "times equal loads; a smaller experts.buffer holds less"
-    ]
-
-
 def idle_recompute(plan: Plan, found: dict[str, int]) -> list[str]:
     """Say which modes of recomputation hold no less than one that recomputes less, and why.
 

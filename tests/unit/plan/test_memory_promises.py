@@ -1,4 +1,4 @@
-"""What a schedule, parallel.regather or a stage of ZeRO promises to hold it does, or says that it doesn't."""
+"""What a schedule, an axis, regather or a stage of ZeRO promises to hold it does, or says that it doesn't."""
 
 import hypothesis
 import pytest
@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from mpitrain import config as settings
 from mpitrain.commands.inspect import show_memory
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.predict.alternatives import by_regather, idle_experts, idle_here
+from mpitrain.plan.predict.alternatives import by_regather, idle_here
+from mpitrain.plan.predict.axis_promises import idle_axes
 from mpitrain.plan.predict.schedule_promises import PROMISES, idle_schedule, most_bytes
 from mpitrain.plan.settings.resolve import resolve
 
@@ -102,9 +103,40 @@ def test_experts_that_ranks_divide_and_that_hold_no_less_say_so(key, zero, buffe
     given = *experts, "parallel.dp=4", f"parallel.zero={zero}", "batch.global=4", f"experts.buffer={buffer}"
     divided = *given, f"parallel.{key}=4"
     more = most_bytes(planned(4, *divided)) - most_bytes(planned(4, *given))
-    said = idle_experts(planned(4, *divided))
+    said = [line for line in idle_axes(planned(4, *divided)) if line.startswith("parallel.ep")]
     assert [f"holds {more / 1e6:,.2f} MB more than 1 and 1 here" in line for line in said] == [True] * (
         more > 0
     )
     assert said if buffer == 2 else key == "etp" or not said
     assert set(said) <= set(show_memory(None, (*MODEL, *divided), 4).splitlines())
+
+
+TINY = "model.layers=4", "model.width=64", "model.heads=4", "model.kv_heads=4", "model.ffn=128"
+WIDE = "model.layers=8", "model.width=512", "model.heads=8", "model.kv_heads=4", "model.ffn=1408"
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("model", [TINY, WIDE], ids=["tiny", "wide"])
+@pytest.mark.parametrize(
+    ("axis", "more", "why"),
+    [
+        ("tp", (), "windows and buffers of messages"),
+        ("cp", (), "windows and buffers of messages"),
+        ("pp", (), "windows and buffers of messages"),
+        ("pp", ("pipeline.schedule=gpipe", "data.sequence=2048"), "up to 8 microbatches are in flight"),
+        ("pp", ("pipeline.schedule=dualpipe",), "two stages on each rank"),
+    ],
+)
+def test_an_axis_that_divides_less_than_it_costs_says_so(axis, more, why, model, dp):
+    given = *model, f"parallel.dp={dp}", "parallel.zero=0", f"batch.global={8 * dp}", "data.sequence=64"
+    once = most_bytes(planned(dp, *given, *(key for key in more if "schedule" not in key)))
+    plan = planned(2 * dp, *given, *more, f"parallel.{axis}=2")
+    held = (most_bytes(plan) - once) / 1e6
+    said = idle_axes(plan)
+    assert [f"parallel.{axis} = 2 holds {held:,.2f} MB more than 1 here" in line for line in said] == [
+        True
+    ] * (held > 0)
+    assert all(why in line for line in said)
+    assert said or model == WIDE or (axis, dp) == ("cp", 2)
+    shown = show_memory(None, (*given, *more, f"parallel.{axis}=2", "run.layout=default"), 2 * dp)
+    assert set(said) <= set(shown.splitlines())

@@ -14,6 +14,7 @@ from mpitrain.commands.dryrun.rehearsal import Rehearsal
 from mpitrain.config import Config, flatten
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.alternatives import costs, idle_recompute, most_bytes, out_of_order
+from mpitrain.plan.predict.axis_promises import idle_axes
 from mpitrain.plan.predict.link_choices import exchanged
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
@@ -35,6 +36,7 @@ MODELS = {
         *("model.family=mixtral", "model.layers=8", "model.width=512", "model.heads=8", "model.kv_heads=4"),
         *("model.ffn=1024", "experts.count=8"),
     ),
+    "tiny": ("model.layers=4", "model.width=64", "model.heads=4", "model.kv_heads=4", "model.ffn=128"),
 }
 DENSE = ("llama", "llama3.2-1b", "smollm2-135m", "llama3-8b") if EVERY else ("llama", "llama3.2-1b")
 ALL = (*DENSE, "experts")
@@ -76,6 +78,7 @@ MEMORY = [
     Saving("parallel.tp", (1, 2, 4), 4, f"{BF16} parallel.zero=1", ("experts",)),
     Saving("parallel.cp", (1, 2, 4), 4, BF16, DENSE),
     Saving("parallel.pp", (1, 2, 4), 4, BF16, DENSE),
+    *(Saving(f"parallel.{axis}", (1, 2), 2, "data.sequence=64", ("tiny",)) for axis in ("tp", "cp", "pp")),
     Saving("parallel.ep", (1, 2, 4), 4, "parallel.dp=4", ("experts",)),
     Saving("parallel.etp", (1, 2, 4), 4, "parallel.dp=4", ("experts",)),
     Saving("parallel.sequence", ("false", "true"), 4, "parallel.tp=4", DENSE),
@@ -178,6 +181,7 @@ def falls(numbers: list) -> bool:
 def said_of(saving: Saving, plans: list, held: list[int]) -> list[str]:
     """Return what a run and `mpitrain memory` say of the values that save nothing."""
     lines = [line for plan in plans for line in costs(plan)]
+    lines += idle_axes(plans[-1])
     if saving.key == "parallel.zero":
         lines += out_of_order(plans[0], dict(zip(saving.values, held)))
     if saving.key == "memory.recompute":

@@ -1,0 +1,92 @@
+"""What parallel axes promise to hold, compared with fewer ranks that don't divide along one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory import MemoryUsage
+from mpitrain.plan.predict.schedule_promises import fullest, more_than
+
+# by axis, what a rank that isn't divided along it has no use for
+UNDIVIDED: dict[str, Mapping[str, Any]] = {
+    "tp": dict(tp=1, sequence=False, async_tp=False, regather=False),
+    "cp": dict(cp=1),
+    "pp": dict(pp=1),
+    "experts": dict(ep=1, etp=1),
+}
+ONE_STAGE = dict(schedule="1f1b", chunks=1, stages=None, segments=None, group=None, pairs="whole", tail=1)
+
+
+def idle_axes(plan: Plan) -> list[str]:
+    """Say which axes hold no less than a rank without them, with as many data ranks, and why."""
+    parallel = plan.config.parallel
+    degrees = {axis: getattr(parallel, axis) for axis in ("tp", "cp", "pp")}
+    degrees["experts"] = parallel.ep * parallel.etp
+    lines = []
+    for axis, degree in degrees.items():
+        without = _without(plan, axis) if degree > 1 else None
+        mine = fullest(plan) if without else None
+        if mine and without and mine.on_device >= without.on_device:
+            held = more_than(mine.on_device - without.on_device)
+            lines.append(f"{_said_of(plan, axis)} {held} {_said_without(axis)}")
+            lines[-1] += f" here: {_reason(plan, axis, mine, without)}"
+    return lines
+
+
+def _without(plan: Plan, axis: str) -> MemoryUsage | None:
+    """Return what a rank holds that isn't divided along an axis, if there is such a layout."""
+    config = plan.config
+    pipeline = msgspec.structs.replace(config.pipeline, **(ONE_STAGE if axis == "pp" else {}))
+    parallel = msgspec.structs.replace(config.parallel, **UNDIVIDED[axis])
+    try:
+        return fullest(
+            Plan(msgspec.structs.replace(config, parallel=parallel, pipeline=pipeline), plan.model)
+        )
+    except (ConfigError, ScheduleError):
+        return None
+
+
+def _said_of(plan: Plan, axis: str) -> str:
+    parallel = plan.config.parallel
+    if axis == "experts":
+        return f"parallel.ep = {parallel.ep} and parallel.etp = {parallel.etp}"
+    return f"parallel.{axis} = {getattr(parallel, axis)}"
+
+
+def _said_without(axis: str) -> str:
+    return "1 and 1" if axis == "experts" else "1"
+
+
+def _reason(plan: Plan, axis: str, mine: MemoryUsage, without: MemoryUsage) -> str:
+    """Return why a rank that is divided along an axis holds no less, by what it holds more of."""
+    messages = mine.messages - without.messages
+    lent = mine.lent - without.lent
+    computed = sum(mine[5:8]) - sum(without[5:8])  # activations, recomputed, working
+    if axis == "experts" and computed > 0:
+        return (
+            "rows are counted as the most that a rank takes at once, experts.buffer = "
+            f"{plan.config.experts.buffer:g} times equal loads; a smaller experts.buffer holds less"
+        )
+    if axis == "pp" and plan.table.copies > 1:
+        return (
+            f"{plan.config.pipeline.schedule} has two stages on each rank, one for each direction, so that "
+            "weights are divided by half of parallel.pp"
+        )
+    if axis == "pp" and computed >= max(lent, messages):
+        flight = max(plan.training.report.peak_in_flight)
+        return (
+            f"up to {flight} microbatches are in flight on a rank, so that their activations are not "
+            "divided, and weights are less than these"
+        )
+    if messages >= lent:
+        return (
+            f"windows and buffers of messages are {messages / 1e6:,.2f} MB more, and what is divided is less "
+            "than that; a larger model, or longer sequences, divide more"
+        )
+    return (
+        f"what is lent of weights and gradients for one computation is {lent / 1e6:,.2f} MB more, and what "
+        "is divided is less than that"
+    )
