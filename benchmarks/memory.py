@@ -19,40 +19,37 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-MEASURED = """2026-11-26, AMD EPYC with AVX-512, two cores, torch 2.13.0, MPICH 5.0.2, 3 steps, MB of rank 0:
+MEASURED = """Three steps on an AMD EPYC with AVX-512 (2026-11-26), six on an Intel Xeon with AMX
+(2026-11-27), two cores each, torch 2.13.0, MPICH 5.0.2, growth in MB of rank 0:
 
-                             ranks  predicted   measured  ratio     bare
-    quickstart                       1       67.4       57.7   0.86    179.3
-    large, 1 microbatch              1     1729.2     1742.0   1.01    179.3
-    large, 16 microbatches           1     1262.3     1264.9   1.00    179.4
-    large, full recomputation        1     1212.2     1256.1   1.04    179.3
-    large, bf16                      1     1542.3     1585.6   1.03    179.4
-    dp=2 zero=1                      2      326.6      328.7   1.01    182.0
-    dp=2 zero=3                      2      301.1      301.0   1.00    182.1
-    dp=4 zero=2                      4      237.9      239.1   1.01    182.3
-    dp=8 zero=3 bf16                 8      134.2      138.3   1.03    182.5
-    pp=2 gpipe                       2      482.7      453.0   0.94    182.2
-    pp=4 v-half                      4      172.4      181.5   1.05    182.3
-    tp=2                             2      368.8      404.6   1.10    182.1
-    cp=2                             2      399.2      395.7   0.99    182.0
-    mixtral                          1      521.0      505.4   0.97    179.3
-    mixtral ep=4                     4      326.7      264.9   0.81    182.3
-    mixtral etp=4                    4      175.1      175.0   1.00    182.5
+                               ranks  predicted      EPYC  ratio      Xeon  ratio
+    quickstart                     1       59.4      57.7   0.97      51.3   0.86
+    large, 1 microbatch            1     1721.2    1742.0   1.01    1712.6   1.00
+    large, 16 microbatches         1     1254.3    1264.9   1.01    1249.2   1.00
+    large, full recomputation      1     1204.2    1256.1   1.04    1262.6   1.05
+    large, bf16                    1     1534.3    1585.6   1.03    1590.0   1.04
+    dp=2 zero=1                    2      318.6     328.7   1.03     318.2   1.00
+    dp=2 zero=3                    2      293.1     301.0   1.03     290.6   0.99
+    dp=4 zero=2                    4      229.6     239.1   1.04     228.5   1.00
+    dp=8 zero=3 bf16               8      126.2     138.3   1.10     140.3   1.11
+    pp=2 gpipe                     2      474.7     453.0   0.95     439.1   0.93
+    pp=4 v-half                    4      164.4     181.5   1.10     172.0   1.05
+    tp=2                           2      360.8     404.6   1.12     389.3   1.08
+    cp=2                           2      391.2     395.7   1.01     387.3   0.99
+    mixtral                        1      513.0     505.4   0.99     524.3   1.02
+    mixtral ep=4                   4      318.7     264.9   0.83     297.2   0.93
+    mixtral etp=4                  4      167.1     175.0   1.05     179.2   1.07
 
-Beside 20 other processes:
+Beside 20 other processes on the EPYC: 399.3 (tp=2), 186.2 (v-half), 139.1 (dp=8), 57.9 (quickstart).
 
-    tp=2                             2      368.8      399.3   1.08    181.1
-    pp=4 v-half                      4      172.4      186.2   1.08    181.4
-    dp=8 zero=3 bf16                 8      134.2      139.1   1.04    181.4
-    quickstart                       1       67.4       57.9   0.86    178.2
+Experts after more steps, each a prediction's multiple; 20 and 200 steps on the EPYC, 200 on the Xeon:
 
-    experts, 20 steps                    200 steps
-    mixtral             508.9  (0.98)        522.4  (1.00)
-    ep=4                307.0  (0.94)        297.4  (0.91)
-    etp=4               188.1  (1.07)        192.6  (1.10)
+    mixtral    0.99   1.02   1.03
+    ep=4       0.96   0.93   0.94
+    etp=4      1.13   1.15      -
 
-Holes are the rest: with MALLOC_MMAP_THRESHOLD_=131072, where no tensor is in the heap, what is measured is
-1.03 (tp=2), 1.05 (v-half) and 1.06 (dp=8) times the prediction without their row.
+Holes are the rest: with MALLOC_MMAP_THRESHOLD_=131072, where no tensor is in the heap, what is measured on
+the Xeon is 1.02 (tp=2), 1.02 (v-half) and 1.12 (dp=8) times the prediction without their row.
 Where torch begins tensors of 2 MB and more at huge pages (THP_MEM_ALLOC_ENABLE=1), malloc leaves up to
 2 MB before each: "large, 1 microbatch" was 1.22 then. It bought no speed: processor time of a step
 without, of that with it, median of four pairs each: 8 blocks of width 384 1.02, 12 of width 512 1.04, 6 of

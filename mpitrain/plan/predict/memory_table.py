@@ -16,8 +16,9 @@ from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage
 # bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
 # mapped from files
 LIBRARY = 180_000_000
-# what those make with the first step, oneDNN's kernels most of it, and HDF5 with the first save
-FIRST_USES = 15_000_000
+# what those make with the first step, oneDNN's kernels most of it, and HDF5 with the first save; by all
+# rows of benchmarks/memory.py on two processors, of which the smallest model has 3 to 9 MB with its holes
+FIRST_USES = 7_000_000
 # the same beside a GPU: torch's build for CUDA; then the driver's, cuBLAS's and the kernels that are loaded
 # with the first step. Measured: NVIDIA H200, driver 580.159.04, torch 2.11.0+cu130, 2026-11-26
 LIBRARY_ON_A_GPU = 430_000_000
