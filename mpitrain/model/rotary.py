@@ -79,7 +79,8 @@ def rates(rope: Rope) -> torch.Tensor:
         last = math.ceil(last)
     first = max(first, 0)
     last = min(last, rope.width - 1)
-    slowed = ((torch.arange(len(found), dtype=torch.float64) - first) / max(last - first, 1e-3)).clamp(0, 1)
+    # as transformers has it also where the last comes before the first: theta is small, or the length large
+    slowed = ((torch.arange(len(found), dtype=torch.float64) - first) / ((last - first) or 1e-3)).clamp(0, 1)
     return found * (1 - slowed) + found / rope.factor * slowed
 
 

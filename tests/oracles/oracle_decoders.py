@@ -119,6 +119,6 @@ def rates(width, has):
     if has["yarn_rounded"]:
         ends = [math.floor(ends[0]), math.ceil(ends[1])]
     low, high = max(ends[0], 0), min(ends[1], width - 1)
-    ramp = [min(1.0, max(0.0, (i - low) / max(high - low, 1e-3))) for i in range(width // 2)]
+    ramp = [min(1.0, max(0.0, (i - low) / (high - low or 1e-3))) for i in range(width // 2)]
     slowed = torch.tensor(ramp, dtype=torch.float64)
     return found * (1 - slowed) + found / factor * slowed, 0.1 * has["yarn_mscale"] * math.log(factor) + 1
