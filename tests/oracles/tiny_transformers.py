@@ -38,6 +38,7 @@ CASES = {name: (kind, keys) for name, (kind, keys, *_) in MODELS.items()} | {
         dict(num_local_experts=4, num_experts_per_tok=2, head_dim=16, sliding_window=7,
             rope_parameters=dict(rope_type="default", rope_theta=10_000.0)),
     ),
+    "deepseek-v3-none-shared": ("DeepseekV3Config", dict(MODELS["deepseek-v3"][1], n_shared_experts=0)),
     "deepseek-v3-eps": ("DeepseekV3Config", dict(MODELS["deepseek-v3"][1], rms_norm_eps=1e-2)),
     # GLM-4.5-Air, and GLM-4.5: norms of queries and keys, some blocks more without experts, a factor
     "glm-4.5-air": (

@@ -102,6 +102,14 @@ def test_trained_and_exported_it_is_what_transformers_loads(name, tmp_path):
     assert digest(again.stdout) == digest(done.stdout)
 
 
+def test_the_proof_passes_over_weights_that_have_no_numbers(tmp_path):
+    path = save("deepseek-v3-none-shared", tmp_path / "model")
+    assert command("import", path, "--to", tmp_path / "run").returncode == 0
+    done = command("export", tmp_path / "run", "--to", tmp_path / "out", "--prove")
+    assert done.returncode == 0, done.stderr
+    assert "as transformers 5." in done.stdout
+
+
 def test_the_proof_has_transformers_compute_the_logits(tmp_path):
     path = save("llama3.1", tmp_path / "model", "bfloat16")
     run = tmp_path / "run"

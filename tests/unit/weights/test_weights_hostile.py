@@ -374,6 +374,14 @@ def test_blocks_of_further_tokens_are_ignored_where_config_json_says_so(tmp_path
     assert done.exception is None and "ignored: 1 tensor" in done.output
 
 
+def test_tensors_without_numbers_are_ignored(tmp_path):
+    """transformers writes those of shared experts where n_shared_experts is 0."""
+    path = folder(tmp_path / "model")
+    write(path / SINGLE, tensors() | {"model.layers.1.mlp.shared_experts.up_proj.weight": np.ones((0, 16))})
+    done = attempted(tmp_path, "import", path, "--to", tmp_path / "to" / "run")
+    assert done.exception is None and "ignored: 1 tensor" in done.output
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_a_tied_head_that_lies_there_has_to_be_the_embedding(same, tmp_path):
     path = folder(tmp_path / "model", tie_word_embeddings=True)
