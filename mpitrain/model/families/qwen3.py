@@ -68,6 +68,10 @@ def _read_qwen3_moe(fields: Fields) -> None:
     fields.integer("num_experts_per_tok", 8, to="experts.active")
     fields.integer("moe_intermediate_size", 768, to="experts.width")
     fields.flag("norm_topk_prob", False, to="experts.normalised")
+    # published with Qwen3-Coder besides; transformers doesn't read them
+    fields.only("qkv_bias", False)
+    fields.only("use_qk_norm", True)
+    fields.only("shared_expert_intermediate_size", 0)
 
 
 def _read_window_of_all(fields: Fields) -> None:

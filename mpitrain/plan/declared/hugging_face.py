@@ -115,7 +115,9 @@ HARMLESS = frozenset({
     "_attn_implementation_autoset", "tokenizer_class", "prefix", "summary_type", "summary_use_proj",
     "summary_activation", "summary_proj_to_labels", "summary_first_dropout", "torchscript",
     "unsloth_version", "unsloth_fixed", "num_nextn_predict_layers", "num_mtp_layers",
-    # published with SmolLM2, Gemma 2 and 3, DistilGPT-2, DialoGPT, and by 4.x and before
+    # published with SmolLM2, Gemma 2 and 3, DistilGPT-2, DialoGPT, GPT-2 Medium, the first Llamas, and by
+    # 4.x and before
+    "n_special", "predict_special_tokens", "max_sequence_length",
     "is_llama_config", "cache_implementation", "_num_labels", "output_past", "gradient_checkpointing",
     "tie_encoder_decoder", "tf_legacy_loss", "use_bfloat16", "cross_attention_hidden_size", "_commit_hash",
     # of how text is generated, which 5.x takes out of it
@@ -224,15 +226,17 @@ class Fields:
         return self._given(name, float(value), to)
 
     def flag(self, name: str, default: Any = REQUIRED, *, to: str = "") -> bool:
-        """Return true or false, and give it to the key `to`."""
-        value = self.take(name, default)
+        """Return true or false, and give it to the key `to`. Null is false, as in transformers."""
+        value = self.take(name, default, null=False)
         if not isinstance(value, bool):
             self.refuse(name, "needed true or false", value)
         return self._given(name, value, to)
 
     def only(self, name: str, *allowed: Any) -> None:
-        """Refuse a field unless it has one of these values; absent or null means the first."""
-        value = self.take(name, allowed[0])
+        """Refuse a field unless it has one of these values; absent means the first, and null, but false for
+        true.
+        """
+        value = self.take(name, allowed[0], null=False if allowed[0] is True else REQUIRED)
         if not any(_same(value, each) for each in allowed):
             what = "it may be" if name in self.tree else "absent, it means another model: add it, as"
             self.refuse(name, f"{what} {' or '.join(map(_json, allowed))} in a model of this family", value)

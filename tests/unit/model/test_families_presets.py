@@ -636,10 +636,28 @@ def test_what_would_be_read_otherwise_than_it_is_computed_is_refused_by_name(fam
         ("gemma2", dict(cache_implementation="hybrid", sliding_window_size=4096)),
         ("gemma3", dict(cache_implementation="hybrid", num_mtp_layers=0)),
         ("qwen2", dict(use_mrope=False, use_sliding_window=False, max_window_layers=28)),
+        ("llama", dict(max_sequence_length=2048)),
+        ("qwen3-moe", dict(qkv_bias=False, use_qk_norm=True, shared_expert_intermediate_size=0)),
     ],
 )
 def test_fields_of_published_folders_that_say_nothing_of_logits_are_read(family, more):
     assert read_back(family, SIZES | more)[0] == read_back(family, SIZES)[0]
+
+
+def test_what_gpt2_medium_was_published_with_is_read():
+    sizes = dict(n_layer=2, n_embd=8, n_head=2, vocab_size=16)
+    more = dict(n_ctx=1024, n_special=0, predict_special_tokens=True)
+    assert read_back("gpt2", sizes | more)[0] == read_back("gpt2", sizes)[0]
+
+
+WITH_LATENT = {**SIZES, "head_dim": 64}
+
+
+def test_null_is_false_as_in_transformers_also_where_absent_is_true():
+    assert read_back("deepseek-v3", WITH_LATENT)[0]["experts.normalised"] is True
+    assert read_back("deepseek-v3", WITH_LATENT | dict(norm_topk_prob=None))[0]["experts.normalised"] is False
+    with pytest.raises(ConfigError, match=r"config\.json: rope_interleave = null: it may be true"):
+        read_back("deepseek-v3", WITH_LATENT | dict(rope_interleave=None))
 
 
 @pytest.mark.parametrize(("layers", "without"), [(1, [0]), (2, [1, 0]), (3, [0, 1, 2]), (4, [0, 2])])
