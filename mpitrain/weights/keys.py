@@ -183,7 +183,8 @@ def config_json(
     ends: numbers of special tokens, where that one says nothing.
     """
     kind, fields = fields_of(config)
-    special = {name: carried.get(name, value) for name, value in ends.items()}
+    kept = {name: carried[name] for name in ends if name in carried and _are_tokens(carried[name])}
+    special = {**ends, **kept}
     positions = carried.get("max_position_embeddings")
     if isinstance(positions, int) and positions > fields.get("max_position_embeddings", 0):
         fields["max_position_embeddings"] = positions
@@ -195,6 +196,12 @@ def config_json(
         "dtype": TORCH[code],
         "use_cache": True,
     }
+
+
+def _are_tokens(value: Any) -> bool:
+    """Return whether a value of a stranger's JSON is the number of a token, or several, or null."""
+    each = value if isinstance(value, list) else [value]
+    return value is None or all(isinstance(token, int) and not isinstance(token, bool) for token in each)
 
 
 def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:

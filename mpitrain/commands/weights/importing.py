@@ -34,7 +34,7 @@ from mpitrain.inputs import remove, shown
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.beginning import keep_companions
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
-from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank
+from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank, require_model
 from mpitrain.weights.matching import Matched, match, tensors_of
 from mpitrain.weights.proof import digest_of_checkpoint
 from mpitrain.weights.weight_source import FolderSource, require_tied_head
@@ -159,6 +159,7 @@ def _understood(
 ) -> tuple[Config, Plan, ModelKeys, Matched]:
     """Return the configuration of the run to be, its plan, and where the folder has which weight."""
     found = keys_of(folder)
+    require_model(found, folder.where(CONFIG))
     run = f"run.dir={shown(where.run.path)}" if where.run else "run.dir=imported"
     asked = settings.load(None, (run, *overrides))
     asked = filled(asked, found, folder.where(CONFIG))

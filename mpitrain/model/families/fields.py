@@ -1,6 +1,7 @@
 """Fields of config.json that families share (transformers 5.24), read and written."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from mpitrain.config import Config
@@ -10,6 +11,8 @@ from mpitrain.model.families.sparse import has_experts
 from mpitrain.plan.declared.hugging_face import ROPE_KEYS, Fields
 from mpitrain.plan.settings.attention import head_width
 
+MOST_LAYERS = 10_000  # as model.layers: what a stranger's file has of each layer is gone through
+
 
 def read_sizes(fields: Fields, *, kv_heads: int | None = None, tied: bool = False) -> None:
     """Read what all families have.
@@ -17,7 +20,7 @@ def read_sizes(fields: Fields, *, kv_heads: int | None = None, tied: bool = Fals
     kv_heads: where num_key_value_heads is absent; None: as many as heads. Null always means that.
     tied: where tie_word_embeddings is absent.
     """
-    fields.integer("num_hidden_layers", to="model.layers")
+    fields.integer("num_hidden_layers", most=MOST_LAYERS, to="model.layers")
     fields.integer("hidden_size", to="model.width")
     heads = fields.integer("num_attention_heads", to="model.heads")
     fields.integer("num_key_value_heads", kv_heads or heads, to="model.kv_heads", null=heads)
@@ -372,16 +375,23 @@ def read_sparse_blocks(fields: Fields) -> None:
     without = fields.take("mlp_only_layers", [])
     if not isinstance(without, list) or not all(isinstance(each, int) for each in without):
         fields.refuse("mlp_only_layers", "needed a list of numbers of layers")
-    wanted = [(number + 1) % step == 0 and number not in without for number in range(layers)]
-    for first, every in [
-        (0, step),
-        *((first, every) for first in range(layers + 1) for every in range(1, layers + 1)),
-    ]:
+    dense = set(without)
+    wanted = [(number + 1) % step == 0 and number not in dense for number in range(layers)]
+    for first, every in ((0, step), _first_and_every(wanted)):
         if wanted == has_experts(layers, first, every):
             fields.give("experts.first", first, "mlp_only_layers")
             fields.give("experts.every", every, "decoder_sparse_step")
             return
     fields.refuse("mlp_only_layers", "no experts.first and experts.every mean these blocks")
+
+
+def _first_and_every(wanted: Sequence[bool]) -> tuple[int, int]:
+    """Return the only experts.first and experts.every that may mean these blocks; they needn't."""
+    sparse = [number for number, each in enumerate(wanted) if each]
+    if not sparse:
+        return len(wanted), 1
+    every = sparse[1] - sparse[0] if len(sparse) > 1 else sparse[0] + 1
+    return max(0, sparse[0] + 1 - every), every
 
 
 def write_sparse_blocks(config: Config) -> dict[str, Any]:

@@ -18,7 +18,6 @@ does here has a Stored instead of a name:
 """
 
 import json
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -165,6 +164,7 @@ class _Required:
 
 
 REQUIRED: Any = _Required()
+MOST = 2**31 - 1  # of a whole number
 Value = TypeVar("Value")
 
 
@@ -201,12 +201,20 @@ class Fields:
         return value
 
     def integer(
-        self, name: str, default: Any = REQUIRED, *, to: str = "", least: int = 1, null: Any = REQUIRED
+        self,
+        name: str,
+        default: Any = REQUIRED,
+        *,
+        to: str = "",
+        least: int = 1,
+        most: int = MOST,
+        null: Any = REQUIRED,
     ) -> int:
-        """Return a whole number of at least `least`, and give it to the key `to`."""
+        """Return a whole number from `least` to `most`, and give it to the key `to`."""
         value = self.take(name, default, null)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-            self.refuse(name, f"needed a whole number from {least} on", value)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            end = "on" if most == MOST else f"to {most:,}"
+            self.refuse(name, f"needed a whole number from {least} {end}", value)
         return self._given(name, value, to)
 
     def number(self, name: str, default: Any = REQUIRED, *, to: str = "") -> float:
@@ -304,6 +312,7 @@ class Fields:
         found.pop("type", None)
         if kind not in known:
             self.refuse(name, f"rope_type may be {' or '.join(known)} in a model of this family")
+        of_theta = name if "rope_theta" in found else "rope_theta"
         found.setdefault("rope_theta", self.tree.get("rope_theta", theta))
         found.pop("finetuned", None)  # YaRN's authors wrote it
         if _same(found.get("partial_rotary_factor"), 1):
@@ -312,9 +321,10 @@ class Fields:
             self.refuse(name, f"{listed(unread)} isn't understood beside rope_type {kind}")
         for key, value in found.items():
             if not _is_of_rope(key, value):
-                self.refuse(name, f"{key} = {shown(_json(value))}, needed a number above 0")
+                of_key = of_theta if key == "rope_theta" else name
+                self.refuse(of_key, f"{key} = {shown(_json(value))}, needed a number above 0")
         if not found["rope_theta"] > 1:
-            self.refuse("rope_theta" if "rope_theta" in self.tree else name, "rope_theta, needed above 1")
+            self.refuse(of_theta, "rope_theta, needed above 1")
         return {"rope_type": kind, **found}
 
     def rope_objects(self) -> dict[str, Mapping[str, Any] | None]:
@@ -347,8 +357,8 @@ def _is_of_rope(key: str, value: Any) -> bool:
     """Return whether a value can be that of a key of rotary positions."""
     if key == "truncate":
         return isinstance(value, bool)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return is_number and (value > 0 or (key in OR_ZERO and value == 0))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and (0 < value < 1e300 or (key in OR_ZERO and value == 0))
 
 
 def _same(value: Any, allowed: Any) -> bool:

@@ -609,6 +609,7 @@ def test_positions_are_read_as_transformers_reads_them(family, more, expected):
         ("llama", scaled(**LLAMA3) | dict(max_position_embeddings=float("inf")), ".*found inf"),
         ("llama", scaled(type="yarn", factor=1, attention_factor=1.5, **LENGTH_16), ".*attention_factor 1.5"),
         ("llama", dict(rope_theta=0.5), "rope_theta = 0.5: .*needed above 1"),
+        ("llama", dict(rope_theta=None), "rope_theta = null: .*needed a number above 0"),
         ("llama", dict(use_mrope=True), "use_mrope = true"),
         ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
         ("glm-4.5", dict(partial_rotary_factor=0.25), "partial_rotary_factor = 0.25: of 4 features 1 turn"),
@@ -618,6 +619,7 @@ def test_positions_are_read_as_transformers_reads_them(family, more, expected):
         ("olmo3", dict(rope_parameters=dict(rope_theta=300.0)), "rope_parameters = .*an object for full_att"),
         ("gemma3", scaled(type="linear", factor=8.0), "rope_scaling = .*rename it"),
         ("gemma3", scaled(rope_type="yarn", factor=8.0, truncate=False, **LENGTH_16), ".*truncate false"),
+        ("smollm3", dict(no_rope_layers=[1.0, 0, 1, 1]), r"no_rope_layers = \[1.0, 0, 1, 1\]: needed 1"),
         ("smollm3", dict(sliding_window=5, layer_types=[WINDOWED] * 4), "layer_types = .*use_sliding_window"),
         ("qwen2", dict(layer_types=["linear_attention"] * 4), "layer_types = "),
     ],
@@ -666,6 +668,22 @@ def test_blocks_of_qwen3_moe_that_no_expert_is_in_are_read(layers, without):
     keys, _ = read_back("qwen3-moe", SIZES | more)
     blocks = has_experts(layers, keys["experts.first"], keys["experts.every"])
     assert [number for number, each in enumerate(blocks) if not each] == sorted(without)
+
+
+@pytest.mark.parametrize("layers", range(1, 8))
+def test_blocks_of_qwen3_moe_are_refused_only_where_no_keys_mean_them(layers):
+    for number in range(2**layers):
+        wanted = [bool(number >> layer & 1) for layer in range(layers)]
+        pairs = [(first, every) for first in range(layers + 1) for every in range(1, layers + 1)]
+        more = dict(
+            num_hidden_layers=layers, mlp_only_layers=[i for i, each in enumerate(wanted) if not each]
+        )
+        if wanted in [has_experts(layers, *pair) for pair in pairs]:
+            keys, _ = read_back("qwen3-moe", SIZES | more)
+            assert has_experts(layers, keys["experts.first"], keys["experts.every"]) == wanted
+        else:
+            with pytest.raises(ConfigError, match="mlp_only_layers = "):
+                read_back("qwen3-moe", SIZES | more)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "olmo3", "gpt-oss"])

@@ -156,8 +156,8 @@ def _wrong_fields():
     )
     others = dict(
         hidden_act=["relu", "gelu", None.__class__.__name__, 1], rms_norm_eps=[0, "1e-5", -1],
-        rope_theta=["x", 0, -1, [], True], tie_word_embeddings=[1, "true"], attention_bias=[True, 1, "no"],
-        mlp_bias=[True], torch_dtype=["int8", 5], attention_dropout=[0.1],
+        rope_theta=["x", 0, -1, [], True, 10**400], tie_word_embeddings=[1, "true"],
+        attention_bias=[True, 1, "no"], mlp_bias=[True], torch_dtype=["int8", 5], attention_dropout=[0.1],
         architectures=[["BertModel"], "x", 5],
         model_type=["bert", "gemma9", None, 5, EVIL, ["llama"], "qwen3", "mixtral", "gpt_oss", "deepseek_v3"],
         text_config=[{"model_type": "llama"}], quantization_config=[{"quant_method": "fp8"}, {}],
@@ -165,6 +165,7 @@ def _wrong_fields():
         head_dim=[4, 7, "8", 0], num_nextn_predict_layers=[-1, "x"], partial_rotary_factor=[0.5],
         rope_scaling=[
             5, [], "x", {"rope_type": "dynamic", "factor": 2.0}, {"type": "su"}, {"rope_type": "llama3"},
+            {"rope_type": "linear", "factor": 10**400},
             {"rope_type": EVIL}, {"rope_type": "yarn", "factor": 4.0}, {"rope_type": ["yarn"]},
             {"rope_type": "llama3", "factor": "8", "low_freq_factor": 1, "high_freq_factor": 4,
              "original_max_position_embeddings": 16},
@@ -177,6 +178,16 @@ def _wrong_fields():
         for name, values in others.items()
         for value in values
     )
+
+
+def _of_other_families():
+    """Fields of each layer, and so many layers that going through them again and again is no end."""
+    several = dict(architectures=None, mlp_bias=None)
+    yield "no-rope-floats", config_with(model_type="smollm3", **several, no_rope_layers=[1.0, 0])
+    yield "no-rope-endless", config_with(model_type="smollm3", **several, num_hidden_layers=2**31 - 1)
+    sparse = dict(several, model_type="qwen3_moe", num_experts=4, mlp_only_layers=[1])
+    yield "sparse-many", config_with(**sparse, num_hidden_layers=10_000)
+    yield "sparse-endless", config_with(**sparse, num_hidden_layers=2**31 - 1)
 
 
 def _config_texts():
@@ -298,6 +309,7 @@ def _of_pickles(path):
 
 
 CASES = {f"config-{name}": (folder, change) for name, change in _wrong_fields()}
+CASES |= {f"config-{name}": (folder, change) for name, change in _of_other_families()}
 CASES |= {f"config-{name}": (folder, config_text(text)) for name, text in _config_texts().items()}
 CASES |= {f"config-{name}": (folder, replaced("config.json", make)) for name, make in KINDS.items()}
 CASES |= {f"single-{name}": (folder, replaced(SINGLE, make)) for name, make in KINDS.items()}
@@ -382,6 +394,17 @@ def test_tensors_without_numbers_are_ignored(tmp_path):
     assert done.exception is None and "ignored: 1 tensor" in done.output
 
 
+@pytest.mark.parametrize("value", ["\ud800", {"a": 1}, [2, "x"], True, 2.0])
+def test_an_export_keeps_numbers_of_tokens_alone(value, tmp_path):
+    path = folder(tmp_path / "model", bos_token_id=value)
+    run = tmp_path / "to" / "run"
+    assert attempted(tmp_path, "import", path, "--to", run).exception is None
+    done = CliRunner().invoke(cli, ["export", str(run), "--to", str(tmp_path / "out"), "--no-prove"])
+    assert done.exit_code == 0, done.output
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert written["bos_token_id"] is None and written["eos_token_id"] == [2, 3]
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_a_tied_head_that_lies_there_has_to_be_the_embedding(same, tmp_path):
     path = folder(tmp_path / "model", tie_word_embeddings=True)
@@ -404,5 +427,7 @@ def test_a_tied_head_that_lies_there_has_to_be_the_embedding(same, tmp_path):
 )
 def test_sizes_that_no_configuration_may_have_are_refused_by_the_name_of_the_file(tmp_path, changes, message):
     path = folder(tmp_path / "model", **changes)
-    with pytest.raises(ConfigError, match=r"model/config.json:? " + message):
+    with pytest.raises(ConfigError, match=r"model/config.json:? " + message) as refused:
         begins(settings.parse({"model": {"init": str(path)}}))
+    done = attempted(tmp_path, "import", path, "--to", tmp_path / "to" / "run")
+    assert str(done.exception) == str(refused.value)
