@@ -66,7 +66,10 @@ class LogicalArray:
 
 def digest(array: np.ndarray) -> bytes:
     """Return the xxh3-128 of the elements in C order."""
-    return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    found = xxhash.xxh3_128()
+    # xxh3_128_digest() keeps the interpreter's lock meanwhile, from threads that compute or read
+    found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return found.digest()
 
 
 def root_digest(arrays: Iterable[LogicalArray]) -> str:
