@@ -46,7 +46,7 @@ Experts after more steps, each a prediction's multiple; 20 and 200 steps on the 
 
     mixtral    0.99   1.02   1.03
     ep=4       0.96   0.93   0.94
-    etp=4      1.13   1.15      -
+    etp=4      1.13   1.15   1.13
 
 Holes are the rest: with MALLOC_MMAP_THRESHOLD_=131072, where no tensor is in the heap, what is measured on
 the Xeon is 1.02 (tp=2), 1.02 (v-half) and 1.12 (dp=8) times the prediction without their row.

@@ -57,7 +57,7 @@ GRID = [(model, layout, ranks) for model in MODELS for pp in LAYOUTS for layout,
 GRID = [
     each
     for number, each in enumerate(GRID)
-    if EVERY or number % 6 == 1 or each[1] in ("dp=8", "dp=2 pp=2 schedule=v-half")
+    if EVERY or number % 12 == 1 or (each[1] in ("dp=8", "dp=2 pp=2 schedule=v-half") and number % 2)
 ]
 GIVEN = (
     *("batch.global=8", "batch.micro=1", "data.sequence=512", *MODELS["reference"]),
