@@ -84,6 +84,7 @@ def layouts_in(
         fused=convention.fused or "compile" in precision,
         sequence_parallel=_sequence_parallel(fields, convention, tp),
         overlapped=convention.overlapped, wire_bytes=convention.wire_bytes,
+        gradient_bytes=convention.wire_bytes,
         tp_overlap=0.7 if "AsyncTP" in precision else convention.tp_overlap,
         ends_count=convention.ends_count, again=convention.again, dispatch=_dispatch(fields, convention),
     )  # fmt: skip

@@ -17,9 +17,12 @@ from mpitrain.commands.plan.planner import PlanRequest, base_layout, with_layout
 from mpitrain.commands.plan.search import search
 from mpitrain.config import flatten, load
 from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.published import PUBLISHED, find_published
+from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.step_time.advice import advice
+from mpitrain.plan.predict.step_time.footprint import footprint_of
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
@@ -72,6 +75,16 @@ def test_a_plan_sums_gradients_as_often_as_a_run(reproducible, zero, each):
     keys = ("batch.global=8", f"parallel.zero={zero}", f"numerics.reproducible={reproducible}")
     run = resolve(load(None, keys), 8, 256)
     assert (run.parallel.reduce == "microbatch") == each
+
+
+@pytest.mark.parametrize("reduce", ["same", "bf16"])
+@pytest.mark.parametrize("zero", [0, 2])
+def test_gradients_that_travel_in_16_bits_are_kept_as_they_are(reduce, zero):
+    """As a run's own prediction has it."""
+    keys = ("model.preset=llama3-8b", "parallel.dp=2", f"parallel.zero={zero}", "precision.compute=bf16")
+    run = resolve(load(None, (*keys, "batch.global=8", f"precision.reduce={reduce}")), 2, 128256)
+    found = footprint_of(shape_of(run), of_config.layout_of(run, H100), [1])
+    assert found.gradients == pytest.approx(predict(plan_of(run))[0].gradients, rel=0.01)
 
 
 def test_a_small_model_needs_nothing_but_dp():

@@ -66,7 +66,7 @@ def _of_rank(
     owned = dense // shards + experts // of_experts
     whole = dense + experts
     weights = layout.item * (owned if layout.zero == 3 and fetches_each(layout) else whole)
-    gradients = layout.wire_bytes * (owned if layout.zero >= 2 and layout.sums_each else whole)
+    gradients = layout.gradient_bytes * (owned if layout.zero >= 2 and layout.sums_each else whole)
     gathered = 2 * layout.item * whole // max(1, num_dense + num_sparse) if fetches_each(layout) else 0
     per_stash = _mean_blocks(num_dense, len(held)), _mean_blocks(num_sparse, len(held))
     kept = stashes * _stash(shape, layout, *per_stash) + _working(shape, layout)

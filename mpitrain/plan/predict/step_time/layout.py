@@ -24,7 +24,8 @@ class StepLayout(NamedTuple):
     batch: sequences of a step over all ranks. micro: of a microbatch. chunks: stages a rank.
     sharded: ranks that share the state of ZeRO; 0: all data ranks. schedule: of
     schedules/catalog.py.
-    compute: type of numbers, as precision.compute. wire_bytes: of a gradient's number on the wire.
+    compute: type of numbers, as precision.compute.
+    wire_bytes, gradient_bytes: of a gradient's number on the wire, and where it is kept.
     flash: attention keeps no scores. fused: losses and activations are one kernel each (compile).
     overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the
     share.
@@ -57,6 +58,7 @@ class StepLayout(NamedTuple):
     compute: str = "bf16"
     sequence_parallel: bool = True
     wire_bytes: int = 4
+    gradient_bytes: int = 4
     flash: bool = True
     fused: bool = True
     overlapped: bool = True
