@@ -22,18 +22,21 @@ ONE_STAGE = dict(schedule="1f1b", chunks=1, stages=None, segments=None, group=No
 
 def idle_axes(plan: Plan) -> list[str]:
     """Say which axes hold no less than a rank without them, with as many data ranks, and why."""
+    others = {axis: other for axis in _divided(plan) if (other := _without(plan, axis))}
+    mine = fullest(plan) if others else None
+    return [
+        f"{_said_of(plan, axis)} {more_than(mine.on_device - other.on_device)} {_said_without(axis)} here: "
+        f"{_reason(plan, axis, mine, other)}"
+        for axis, other in others.items()
+        if mine and mine.on_device >= other.on_device
+    ]
+
+
+def _divided(plan: Plan) -> list[str]:
+    """Return the axes that divide anything, as UNDIVIDED names them."""
     parallel = plan.config.parallel
-    degrees = {axis: getattr(parallel, axis) for axis in ("tp", "cp", "pp")}
-    degrees["experts"] = parallel.ep * parallel.etp
-    lines = []
-    for axis, degree in degrees.items():
-        without = _without(plan, axis) if degree > 1 else None
-        mine = fullest(plan) if without else None
-        if mine and without and mine.on_device >= without.on_device:
-            held = more_than(mine.on_device - without.on_device)
-            lines.append(f"{_said_of(plan, axis)} {held} {_said_without(axis)}")
-            lines[-1] += f" here: {_reason(plan, axis, mine, without)}"
-    return lines
+    degrees = {"tp": parallel.tp, "cp": parallel.cp, "pp": parallel.pp, "experts": parallel.ep * parallel.etp}
+    return [axis for axis, degree in degrees.items() if degree > 1]
 
 
 def _without(plan: Plan, axis: str) -> MemoryUsage | None:

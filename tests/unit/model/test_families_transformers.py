@@ -21,7 +21,7 @@ OF_ALL = "vocab_size", "tie_word_embeddings"
 LIKE = (f"data.sequence={LENGTH}", "batch.global=2", "batch.micro=2", "precision.compute=fp64")
 OURS = ("model.layers=4", "model.width=32", "model.heads=4", "model.ffn=40", "model.tied=false")
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
-LONG = dict(original_max_position_embeddings=4096)
+AFAR = dict(original_max_position_embeddings=4096)
 KV = ("model.kv_heads=2",)
 
 
@@ -73,7 +73,7 @@ MODELS = {  # name: (configuration in transformers, its keys, our settings)
             "attention.yarn_mscale=0"),
     ),
     "llama-yarn-turned": (  # the last pair that is slowed comes before the first that isn't
-        "LlamaConfig", dict(rms_norm_eps=1e-5, **rope(2.0, **{**YARN, **LONG})),
+        "LlamaConfig", dict(rms_norm_eps=1e-5, **rope(2.0, **{**YARN, **AFAR})),
         ("model.family=llama", *KV, "attention.theta=2", "attention.yarn_factor=4",
             "attention.yarn_length=4096"),
     ),
