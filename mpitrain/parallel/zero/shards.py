@@ -54,15 +54,15 @@ class ZeroGroup:
     wire: what gradients are rounded to before they are sent; None, if they aren't.
     offload: master weights are in host memory.
     exact: weights are computed with as the optimiser has them, whatever the others are rounded to.
-    drops: ZeRO-3 drops weights after each use; otherwise their memory stays, and the shard lies in
-    it.
+    drops_weights: after each use (plan/division/domains.py); otherwise their memory stays, and the
+    shard lies in it.
     cores: that this rank may use while it makes its weights.
     weights, gradients: lend the buffers of what isn't kept whole.
     """
 
     def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *,
         each: bool = False, tree: bool = False, wire: torch.dtype | None = None, offload: bool = False,
-        exact: bool = False, drops: bool = True, cores: int = 1,
+        exact: bool = False, drops_weights: bool = False, cores: int = 1,
     ):  # fmt: skip
         self.stage = stage
         self.shard = shard
@@ -75,7 +75,7 @@ class ZeroGroup:
         self.cores = cores
         self.lends_gradients = stage >= 2 or each
         self.rank, self.size = (shard.rank, shard.size) if shard is not None else (0, 1)
-        self.drops_weights = stage == 3 and drops and self.size > 1
+        self.drops_weights = drops_weights
         # the axis that reads the gradients of the others first
         self._reduced = shard if self.size > 1 else replicate
         self.weights, self.gradients = Pool(self.allocate), Pool(self.allocate)
@@ -126,8 +126,7 @@ def zero_groups_of(config: Config, mesh: Mesh) -> dict[str, ZeroGroup]:
         sent = shard.size * replicate.size > 1
         exact = name == COUNTED
         wire = wire_type(config.precision) if sent and not exact else None
-        drops = drops_weights(config, name)
-        more = {"wire": wire, "exact": exact, "drops": drops}
+        more = {"wire": wire, "exact": exact, "drops_weights": drops_weights(config, name)}
         found[name] = ZeroGroup(config.parallel.zero, shard, replicate, **more, **facts)
     return found
 
