@@ -58,14 +58,18 @@ def calibrate(run: MeasuredRun, file: CalibrationFile, today: date) -> str:
     except NO_PREDICTION as error:
         return f"--calibrate: nothing was written: no step is predicted: {error}"
     lines = [_line(each) for each in found]
-    if not any(each.factor != 1.0 for each in found):
+    changes = any(each.factor != 1.0 for each in found)
+    if not changes and file.exists:
         return "\n".join([f"--calibrate: nothing was written to {file.shown}:", *lines])
     where = f"a run of {shown(run.plan.config.model.preset)} on {run.plan.axes.grid.size} ranks"
-    if not file.exists:
+    if not file.exists:  # a next run is to find it, whatever this one could tell
         after = _here(after, run)
     trouble = file.write(after, LoggedChange(before, today, where))
     if trouble:
         return f"--calibrate: {trouble}"
+    if not changes:
+        begun = f"--calibrate: {file.shown} begins with the figures of {source}, which this run can't change:"
+        return "\n".join([begun, *lines])
     begun = "" if file.exists else f", begun with the figures of {source}"
     step_s = sum(measured_parts(run).values())
     end = f"  with them {1e3 * predicted:,.1f} ms are predicted of a step that took {1e3 * step_s:,.1f} ms"
