@@ -62,6 +62,8 @@ def test_16_bits_are_the_same_bits_for_every_stage_of_zero(world, compute):
 @pytest.mark.parametrize("layout", ["parallel.tp=2", "parallel.pp=2"])
 def test_gradients_that_are_sent_are_rounded(world, layout):
     """With one data rank, where nothing is sent, the key is refused (tests/unit/plan/test_config.py)."""
+    if world.size == 2:
+        pytest.skip("one data rank")
     layout = layout, f"parallel.dp={world.size // 2}", "model.kv_heads=2"
     exact, rounded = (
         train(world, resolved(world, *layout, f"precision.reduce={kind}")) for kind in ("same", "bf16")
