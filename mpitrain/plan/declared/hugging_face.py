@@ -165,6 +165,8 @@ class _Required:
 
 REQUIRED: Any = _Required()
 MOST = 2**31 - 1  # of a whole number
+# of a number of rotary positions: a whole one in JSON may be beyond any float, which math.isfinite can't take
+MOST_OF_ROPE = 1e300
 Value = TypeVar("Value")
 
 
@@ -358,7 +360,7 @@ def _is_of_rope(key: str, value: Any) -> bool:
     if key == "truncate":
         return isinstance(value, bool)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and (0 < value < 1e300 or (key in OR_ZERO and value == 0))
+    return is_number and (0 < value < MOST_OF_ROPE or (key in OR_ZERO and value == 0))
 
 
 def _same(value: Any, allowed: Any) -> bool:

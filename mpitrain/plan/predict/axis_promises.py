@@ -23,12 +23,14 @@ ONE_STAGE = dict(schedule="1f1b", chunks=1, stages=None, segments=None, group=No
 def idle_axes(plan: Plan) -> list[str]:
     """Say which axes hold no less than a rank without them, with as many data ranks, and why."""
     others = {axis: other for axis in _divided(plan) if (other := _without(plan, axis))}
-    mine = fullest(plan) if others else None
+    if not others:
+        return []
+    mine = fullest(plan)
     return [
         f"{_said_of(plan, axis)} {more_than(mine.on_device - other.on_device)} {_said_without(axis)} here: "
         f"{_reason(plan, axis, mine, other)}"
         for axis, other in others.items()
-        if mine and mine.on_device >= other.on_device
+        if mine.on_device >= other.on_device
     ]
 
 
@@ -44,6 +46,8 @@ def _without(plan: Plan, axis: str) -> MemoryUsage | None:
     config = plan.config
     pipeline = msgspec.structs.replace(config.pipeline, **(ONE_STAGE if axis == "pp" else {}))
     parallel = msgspec.structs.replace(config.parallel, **UNDIVIDED[axis])
+    if (parallel.dp * parallel.tp * parallel.cp) % (parallel.ep * parallel.etp):
+        return None  # experts are divided over ranks of this axis
     try:
         return fullest(
             Plan(msgspec.structs.replace(config, parallel=parallel, pipeline=pipeline), plan.model)
@@ -67,7 +71,7 @@ def _reason(plan: Plan, axis: str, mine: MemoryUsage, without: MemoryUsage) -> s
     """Return why a rank that is divided along an axis holds no less, by what it holds more of."""
     messages = mine.messages - without.messages
     lent = mine.lent - without.lent
-    computed = sum(mine[5:8]) - sum(without[5:8])  # activations, recomputed, working
+    computed = mine.computed - without.computed
     if axis == "experts" and computed > 0:
         return (
             "rows are counted as the most that a rank takes at once, experts.buffer = "
@@ -81,15 +85,15 @@ def _reason(plan: Plan, axis: str, mine: MemoryUsage, without: MemoryUsage) -> s
     if axis == "pp" and computed >= max(lent, messages):
         flight = max(plan.training.report.peak_in_flight)
         return (
-            f"up to {flight} microbatches are in flight on a rank, so that their activations are not "
-            "divided, and weights are less than these"
+            f"up to {flight} microbatches are in flight on a rank, and their activations take more than "
+            "dividing the weights saves"
         )
     if messages >= lent:
         return (
-            f"windows and buffers of messages are {messages / 1e6:,.2f} MB more, and what is divided is less "
-            "than that; a larger model, or longer sequences, divide more"
+            f"windows and buffers of messages take {messages / 1e6:,.2f} MB more, which is more than "
+            "dividing saves; it saves more of a larger model, or of longer sequences"
         )
     return (
-        f"what is lent of weights and gradients for one computation is {lent / 1e6:,.2f} MB more, and what "
-        "is divided is less than that"
+        f"weights and gradients that are lent for one computation take {lent / 1e6:,.2f} MB more, which is "
+        "more than dividing saves"
     )

@@ -74,6 +74,11 @@ class MemoryUsage(NamedTuple):
         return self.gathered + self.unreduced
 
     @property
+    def computed(self) -> int:
+        """What microbatches keep, and what a computation takes."""
+        return self.activations + self.recomputed + self.working
+
+    @property
     def on_device(self) -> int:
         return sum(self) - self.host
 

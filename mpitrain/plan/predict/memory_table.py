@@ -16,8 +16,8 @@ from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage
 # bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
 # mapped from files
 LIBRARY = 180_000_000
-# what those make with the first step, oneDNN's kernels most of it, and HDF5 with the first save; by all
-# rows of benchmarks/memory.py on two processors, of which the smallest model has 3 to 9 MB with its holes
+# what those make with the first step, oneDNN's kernels most of it, and HDF5 with the first save. By the
+# rows of benchmarks/memory.py on two processors; with the holes of its heap a tiny model has 7 to 9 MB
 FIRST_USES = 7_000_000
 # the same beside a GPU: torch's build for CUDA; then the driver's, cuBLAS's and the kernels that are loaded
 # with the first step. Measured: NVIDIA H200, driver 580.159.04, torch 2.11.0+cu130, 2026-11-26
@@ -59,7 +59,7 @@ def of_a_process(usage: MemoryUsage, on_gpu: bool = False) -> tuple[int, int, in
     """
     if on_gpu:
         return LIBRARY_ON_A_GPU, FIRST_USES_ON_A_GPU, HOLES
-    computed = min(usage.activations + usage.recomputed + usage.working, COMPUTED_IN_HEAP)
+    computed = min(usage.computed, COMPUTED_IN_HEAP)
     return LIBRARY, FIRST_USES, HOLES + computed // HOLES_OF_COMPUTED
 
 

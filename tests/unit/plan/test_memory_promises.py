@@ -115,6 +115,15 @@ TINY = "model.layers=4", "model.width=64", "model.heads=4", "model.kv_heads=4", 
 WIDE = "model.layers=8", "model.width=512", "model.heads=8", "model.kv_heads=4", "model.ffn=1408"
 
 
+def test_experts_over_ranks_of_tp_are_not_compared_with_a_rank_without_it():
+    """Which would have no ranks to divide the experts over."""
+    small = *TINY, "model.layers=1", "data.sequence=32", "batch.global=4"
+    given = "model.family=mixtral", "experts.count=4", *small
+    for keys, said in ((("parallel.ep=4",), False), ((), True)):
+        lines = idle_axes(planned(4, *given, "parallel.tp=4", *keys))
+        assert any(line.startswith("parallel.tp = 4 holds") for line in lines) == said, lines
+
+
 @pytest.mark.parametrize("dp", [1, 2])
 @pytest.mark.parametrize("model", [TINY, WIDE], ids=["tiny", "wide"])
 @pytest.mark.parametrize(
