@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 MEASURED = """Three steps on an AMD EPYC with AVX-512 (2026-11-26), six on an Intel Xeon with AMX
-(2026-11-27), two cores each, torch 2.13.0, MPICH 5.0.2, growth in MB of rank 0:
+(2026-11-27), two cores each, torch 2.13.0, MPICH 5.0.2, growth in MB of rank 0,
+predicted as on the second day:
 
                                ranks  predicted      EPYC  ratio      Xeon  ratio
     quickstart                     1       59.4      57.7   0.97      51.3   0.86
