@@ -72,6 +72,11 @@ def leftovers(folder: Path) -> list[Path]:
     ]
 
 
+def remove_leftovers(folder: Path) -> None:
+    for path in leftovers(folder):
+        remove(path, STEP)
+
+
 def publish(tmp: Path) -> Path:
     """Give a complete step its final name, atomically.
 

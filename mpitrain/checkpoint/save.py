@@ -23,13 +23,13 @@ from mpitrain.checkpoint.arrays import LogicalArray, by_shard, check_tiles, dige
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.dtypes import NAMES, check_dtype
 from mpitrain.checkpoint.files import STAGING, creating, drain, require_space, saving
-from mpitrain.checkpoint.folders import TMP, leftovers, name_of, publish, require_own, step_of
+from mpitrain.checkpoint.folders import TMP, name_of, publish, remove_leftovers, require_own, step_of
 from mpitrain.checkpoint.hdf5_bytes import STEP, ForeignError
 from mpitrain.checkpoint.index import write_index
 from mpitrain.checkpoint.meta import NOBODY, StepInfo
 from mpitrain.checkpoint.shards import OWN, ArrayPart, Shards, file_name, gather, write_parts
 from mpitrain.errors import CheckpointError
-from mpitrain.inputs import make_folder, remove, shown, sync_folder
+from mpitrain.inputs import make_folder, shown, sync_folder
 
 Each = Callable[[str], object]
 
@@ -54,8 +54,7 @@ def begin(folder: Path, step: int, num_bytes: int = 0) -> Path:
                 folder.parent.mkdir(parents=True)
             make_folder(folder)
             sync_folder(folder.parent)
-        for path in leftovers(folder):
-            remove(path, STEP)
+        remove_leftovers(folder)
         require_space(folder, num_bytes)
         tmp = folder / (name_of(step) + TMP)
         for path in (tmp, folder / name_of(step)):

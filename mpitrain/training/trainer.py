@@ -615,6 +615,8 @@ class Trainer:
             steps = self.config.run.steps
             over = f": nothing is left to do, run.steps = {steps}" if step >= steps else ""
             self.report.say(f"going on after step {step} of {folder}{over}")
+            if over:
+                self.saver.remove_rest()
 
     def _begin_with_weights(self) -> None:
         """Read the first weights, if a run has some: of its own step 0, or of model.init.

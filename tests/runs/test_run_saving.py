@@ -94,6 +94,18 @@ def test_a_run_keeps_what_it_was_asked_to(folder):
     assert steps(folder / "kept" / "checkpoints") == sorted({4, 8, 10, 12, best})
 
 
+def test_a_run_that_was_killed_after_its_last_save_removes_the_rest_on_the_next_start(folder, tmp_path, text):
+    run_dir = shutil.copytree(folder / "kept", tmp_path / "run")
+    checkpoints = run_dir / "checkpoints"
+    left = steps(checkpoints)
+    shutil.copytree(checkpoints / "step-00000004", checkpoints / "step-00000006.gone")
+    shutil.copytree(folder / "background" / "checkpoints" / "step-00000002", checkpoints / "step-00000002")
+    (checkpoints / "step-00000012.tmp").mkdir()
+    done = run_tiny(2, run_dir, text, **SETTINGS | dict(run_keep=2, run_keep_every=4, run_keep_best=1, parallel_pp=2))
+    assert done.returncode == 0 and "nothing is left to do" in done.output, tail(done.output)
+    assert steps(checkpoints) == left and not list(checkpoints.glob("*.*"))
+
+
 def test_what_is_staged_on_the_node_arrives_and_leaves_nothing_there(folder):
     assert digests(folder / "staged") == {step: digests(folder / "blocking")[step] for step in (2, 4)}
     assert list((folder / "staging").iterdir()) == []

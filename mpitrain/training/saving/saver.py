@@ -27,8 +27,9 @@ from typing import Any
 from mpitrain.actor.actor import Actor
 from mpitrain.checkpoint import save
 from mpitrain.checkpoint.files import saving
-from mpitrain.checkpoint.folders import TMP, name_of
+from mpitrain.checkpoint.folders import TMP, name_of, remove_leftovers
 from mpitrain.checkpoint.hdf5_bytes import STEP
+from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.checkpoint.retention import Policy, Retention
 from mpitrain.cluster import code_identity
@@ -310,6 +311,13 @@ class Saver:
         if not self._background:
             self.finish()
 
+    def remove_rest(self) -> None:
+        """Remove what a run that was killed in its last save had still to remove: no other save will."""
+        what = "removing checkpoints that are not kept"
+        with self.patiently(), self._place.at("save", what, BUSY):
+            reason = self._world.from_first_rank(what, self._remove_rest)
+        self._say(f"what isn't kept of earlier steps was not removed: {reason}" if reason else "")
+
     def pass_over(self, damaged: Iterable[int]) -> None:
         """Take note of steps that were found damaged: they take no place of those that are kept."""
         self._retention.damaged.update(damaged)
@@ -406,6 +414,16 @@ class Saver:
         try:
             save.begin(self._folder, step, self._num_bytes)
         except CheckpointError as error:
+            return error.args[0]
+        return ""
+
+    def _remove_rest(self) -> str:
+        try:
+            with saving(self._folder):
+                remove_leftovers(self._folder)
+            with open_step(self._folder, self.newest) as saved:
+                self._retention.prune(self.newest, saved.meta.get("val_loss"))
+        except CheckpointError as error:  # the run is over all the same
             return error.args[0]
         return ""
 
