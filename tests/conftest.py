@@ -24,9 +24,13 @@ LONG = pytest.mark.skipif(
     not WITH_LONG,
     reason="MPITRAIN_LONG=1 runs what takes seconds and has a shorter test of its kind",
 )
+BY_CHOICE = pytest.mark.skip(reason="MPITRAIN_LONG=1 runs it; other cases have each of its values")
+THINNED = ("unit", "ranks", "hardware")
+FEW = 3  # cases, all of which are told
 ROOT = Path(__file__).parent
 MANY = 1000  # tests that take longer than a lane does
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+APART = ("unit/checkpoint", "unit/kernels", "unit/plan", "unit/schedules")
 ALONGSIDE = ("test_lane[1]", "test_lane[2]")
 EARLY = pytest.StashKey()
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
@@ -114,20 +118,51 @@ def pytest_runtest_makereport(item, call):
         MPI.COMM_WORLD.Abort(1)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """After the serial tests come the lanes beside them, the runs of the whole program, and the other lanes.
 
-    No rank starts them again.
+    No rank starts them again. Where there are many tests, the first lane starts now, and some of the
+    serial ones have a lane of their own.
     """
     size = _num_ranks()
     items.sort(key=_turn)
+    lanes = [item for item in items if item.name in ALONGSIDE]
+    if lanes and len(items) > MANY and not UNDER_MPIRUN:
+        early = config.stash[EARLY] = lanes[0].module.EARLY
+        early.serial = [ROOT / folder for folder in APART]
+        moved = {item for item in items if any(item.path.is_relative_to(each) for each in early.serial)}
+        config.hook.pytest_deselected(items=[*moved])
+        items[:] = [item for item in items if item not in moved]
+    if len(items) > MANY and not (EVERY or WITH_LONG):
+        _thin(items)
     for item in items:
         if UNDER_MPIRUN and _room(item) == "runs":
             item.add_marker(pytest.mark.skip(reason="starts mpirun itself"))
         sizes = item.get_closest_marker("sizes")
         # what tells on one rank alone has a layout of one
         if size and sizes and size not in sizes.args and (not EVERY or sizes.args == (1,)):
-            item.add_marker(pytest.mark.skip(reason=f"{sizes.args} ranks tell"))
+            item.add_marker(
+                pytest.mark.skip(reason=f"MPITRAIN_LAYOUTS=all runs it here; {sizes.args} ranks tell")
+            )
+
+
+def _thin(items):
+    """Leave cases of units and of ranks to MPITRAIN_LONG=1 if other cases have each of their values.
+
+    Who names a file, or fewer, gets every case.
+    """
+    from covering import once
+
+    tests = {}
+    for item in items:
+        if _room(item) in THINNED and hasattr(item, "callspec"):
+            num_ranks = item.callspec.params.get("size")
+            tests.setdefault((item.path, item.originalname, num_ranks), []).append(item)
+    for cases in tests.values():
+        kept = once(cases, lambda item: item.callspec.params) if len(cases) > FEW else cases
+        for item in cases:
+            if item not in kept:
+                item.add_marker(BY_CHOICE)
 
 
 def _turn(item):
@@ -147,11 +182,9 @@ def _room(item):
 
 
 def pytest_collection_finish(session):
-    """Start the first lane now if there are many tests before it."""
-    lanes = [item for item in session.items if item.name in ALONGSIDE]
-    if lanes and len(session.items) > MANY and not UNDER_MPIRUN:
-        session.config.stash[EARLY] = lanes[0].module.EARLY
-        lanes[0].module.EARLY.go_on()
+    """Start the first lane."""
+    if EARLY in session.config.stash:
+        session.config.stash[EARLY].go_on()
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)

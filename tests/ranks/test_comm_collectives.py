@@ -425,6 +425,7 @@ def _fake():
         return torch.ones(8)
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_wrong_buffers_are_refused_before_anything_is_sent(axis, library):
     """On all ranks; the operation that comes next meets its own."""
@@ -618,6 +619,7 @@ def test_sums_in_rounds_have_the_same_bits_and_take_no_more_memory(axis, monkeyp
     agree(axis.comm, all(a.equal(b) for a, b in zip(*found, strict=True)), "other bits in rounds")
 
 
+@pytest.mark.sizes(2)
 def test_memory_of_a_sum_is_bounded():
     from mpitrain.comm.base.grid import Grid
     from mpitrain.comm.base.mpi import MPI

@@ -182,6 +182,7 @@ def config_of(world, kind, layout):
     )
 
 
+@pytest.mark.sizes(1, 2)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "kind", "layout"), CASES, ids=str)
 def test_no_operation_is_one_that_a_gpu_does_in_any_order_and_a_cpu_has_the_same_bits_when_set(

@@ -79,6 +79,7 @@ def plain(weights, rows, window, blocks=4):
     return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
+@pytest.mark.sizes(1, 2)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "layout", "window"), CASES)
 def test_it_trains_like_plain_torch_holds_and_sends_what_it_declares(world, size, layout, window):

@@ -68,6 +68,7 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world, layout, optimizer)
         agree(world, not differing(found, expected), f"zero={zero}: {differing(found, expected)[:3]}")
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize(("schedule", "optimizer"), [("1f1b", OPTIMIZERS[0]), ("zbv", OPTIMIZERS[2])])
 def test_stages_compute_what_one_rank_does(world, schedule, optimizer):
     from training import resolved
@@ -82,6 +83,7 @@ def test_stages_compute_what_one_rank_does(world, schedule, optimizer):
     agree(world, not differing(found, expected), f"{differing(found, expected)[:3]}")
 
 
+@pytest.mark.sizes(2)
 def test_tensor_parallel_ranks_round_with_the_bits_of_the_whole(world):
     """In fp64 sums in another order are the same numbers but for 1e-15, and so is what is rounded.
 

@@ -81,7 +81,7 @@ def test_a_window_of_steps_names_who_was_slow_and_the_summary_how_often(world):
 
 
 @pytest.mark.mpi
-@pytest.mark.sizes(2, 4)
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize("transport", ["messages", "shared", "collectives"])
 def test_waits_are_counted_by_the_rank_that_is_waited_for(world, transport):
     """Of its own collectives MPI doesn't tell for whom they wait: all others share the time."""

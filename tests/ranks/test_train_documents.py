@@ -62,6 +62,7 @@ def weights_of(actor):
     return [piece.weight.clone() for piece in actor.gradients.pieces]
 
 
+@pytest.mark.sizes(1, 2)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_step_in_which_nothing_carries_loss_is_skipped(world, precision):
     """And the next step trains as if it hadn't been, with the same loss scale."""

@@ -54,6 +54,7 @@ def plan_with(world_size, layout, settings=SETTINGS):
     return plan_of(resolve(config.load(None, (*settings, *keys)), world_size, VOCAB))
 
 
+@pytest.mark.sizes(1, 2)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "layout"), CASES)
 def test_dropout_trains_like_plain_torch_with_the_same_masks(world, size, layout):

@@ -61,6 +61,7 @@ def test_the_bits_are_the_same_however_memory_is_saved(world, mode):
     agree(world, same(found, expected), f"{found[0]} instead of {expected[0]}")
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize(("size", "layout"), every(SAME), ids=name_of)
 def test_the_bits_are_those_of_one_rank_for_every_pipeline(world, size, layout):
     """With dp, of dp alone: sums over ranks come in another order than on one."""

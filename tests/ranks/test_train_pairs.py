@@ -85,6 +85,7 @@ HELD = [
 ]
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize(("size", "schedule", "choice", "kept"), HELD, ids=named)
 def test_what_was_predicted_is_held(world, size, schedule, choice, kept):
     """Weights, gradients and buffers to the byte, activations within 5%, in host memory within 2%."""

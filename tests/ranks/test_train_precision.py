@@ -22,6 +22,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize("compute", ["bf16", "fp16"])
 @pytest.mark.parametrize(
     "layout", [layout for found in LAYOUTS.values() for layout in found], ids=lambda layout: layout[0]
@@ -44,6 +45,7 @@ def test_the_loss_scale_is_taken_out_of_gradients(world):
     agree(world, all(abs(found[name] - x).max() < 1e-3 for name, x in expected.items()), "weights differ")
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize("compute", ["bf16", "fp16"])
 def test_16_bits_are_the_same_bits_for_every_stage_of_zero(world, compute):
     layout = (f"parallel.dp={world.size}", f"precision.compute={compute}", "precision.reduce=bf16")

@@ -50,6 +50,7 @@ def halves(one, other):
     return [(one, 0), (other, 1), *([(one, 1), (other, 0)] if EVERY else [])]
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize(("form", "half"), halves("txt", "csv"))
 def test_a_schedule_written_as_a_table_trains_to_the_bits_of_its_name(world, tmp_path, form, half):
     from mpitrain.commands.schedule.command import Files, answer
@@ -84,6 +85,7 @@ def test_a_schedule_written_as_a_table_trains_to_the_bits_of_its_name(world, tmp
     agree(world, not wrong, "; ".join(wrong))
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize(("form", "half"), halves(*FORMATS))
 def test_pytorchs_tables_train_to_the_bits_of_ours(world, tmp_path, form, half):
     """Of 1 to 3 stages a rank, in loops and Vs, with its messages and without."""

@@ -290,6 +290,7 @@ def activation(itemsize=4):
     return SEQUENCE * WIDTH * itemsize
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize("t", [2, 4])
 def test_tensor_parallelism_reduces_four_times_a_layer(world, t):
     """arXiv:1909.08053, section 3.
@@ -308,6 +309,7 @@ def test_tensor_parallelism_reduces_four_times_a_layer(world, t):
 REGATHER = "parallel.regather=true"
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize(
     ("t", "more"), [(2, ()), (4, ()), (2, ("parallel.async_tp=true",)), (2, (REGATHER,)), (4, (REGATHER,))]
 )
@@ -362,6 +364,7 @@ SPREAD = (
 )
 
 
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize(("c", "kind"), SPREAD)
 def test_context_parallelism_sends_keys_and_values(world, c, kind):
     check(world, (f"parallel.cp={c}", f"parallel.context={kind}"), KINDS[kind])

@@ -22,6 +22,7 @@ from conftest import LONG
 from launch import WITH_GPU, mpirun, patience, preloaded, started, tail
 
 EVERY = (1, 2, 4, 8)
+NO_RANK = 0
 SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(","))) if "MPITRAIN_LANES" in os.environ else EVERY
 OF_RANKS = ("ranks", "hardware")
 BY_CHOICE = "MPITRAIN_"  # a skip that an environment variable undoes
@@ -101,13 +102,16 @@ def asked(num_ranks, report):
 class Early:
     """Lanes beside other tests, one after the other.
 
-    Of one and two ranks beside the serial tests, which take one core; those of more beside whole
-    runs, in the time that these only wait. `jobs` is empty if none is early.
+    Of one and two ranks beside the serial tests, which take one core; the others beside whole runs,
+    in the time that these only wait. `jobs` is empty if none is early.
+
+    serial: folders of tests that a lane of no rank takes, which is a pytest of its own.
     """
 
     def __init__(self):
         self.jobs = {}
-        self._waiting = list(SIZES)
+        self.serial = ()
+        self._waiting = [*SIZES[:2], NO_RANK, *SIZES[2:]]
         self._stack = ExitStack()
 
     def go_on(self):
@@ -120,6 +124,8 @@ class Early:
             )
             behind = ("--beside", *hang_limit(patience(SLOWEST_S))) if num_ranks > 2 else hang_limit()
             command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
+            if num_ranks == NO_RANK:
+                command = [sys.executable, "-m", "pytest", *LANE[3:], "-rfE", *map(str, self.serial)]
             self.jobs[num_ranks] = (
                 report,
                 self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=ROOT)),
@@ -149,14 +155,19 @@ def test_lane(num_ranks, outcomes, tmp_path):
         done = lane(num_ranks, *hang_limit(), *asked(num_ranks, report))
     assert done.returncode == 0, f"exit code {done.returncode}\n{tail(done.output)}"
     for case in ET.parse(report).iter("testcase"):
-        skips = case.findall("skipped")
-        if any(
-            "does not use mpi" in skip.get("message", "") or skip.get("message", "").startswith(BY_CHOICE)
-            for skip in skips
-        ):
+        skips = [skip.get("message", "") for skip in case.findall("skipped")]
+        if any("does not use mpi" in skip for skip in skips):
             continue
         ran = outcomes.setdefault(f"{case.get('classname')}::{case.get('name')}", [])
-        ran += [] if skips else [num_ranks]
+        by_choice = any(skip.startswith(BY_CHOICE) for skip in skips)
+        ran += [] if skips and not by_choice else [num_ranks]
+
+
+def test_serial_tests_of_another_process_passed():
+    if not EARLY.jobs:
+        pytest.skip("they run in this process")
+    _, done = EARLY.wait(NO_RANK)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{tail(done.output)}"
 
 
 def test_every_multi_rank_test_ran_in_some_lane(request, outcomes):

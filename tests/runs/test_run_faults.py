@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LONG
-from launch import MPITRAIN, Done, cases, loss_lines, mpirun, planted, short, tail, tiny, write_text
+from launch import MPITRAIN, Done, cases, loss_lines, mpirun, patience, planted, short, tail, tiny, write_text
 
 from mpitrain.checkpoint.load import steps
 from mpitrain.checkpoint.verify import verify
@@ -177,7 +177,7 @@ def test_a_save_that_can_have_no_thread_is_made_in_the_foreground(tmp_path, text
         verify(tmp_path / "run" / "checkpoints" / f"step-{step:08d}")
 
 
-def test_a_rank_that_can_have_no_thread_ends_the_job_by_mpi_abort(tmp_path, text):
+def test_a_rank_that_can_have_no_thread_ends_the_job_at_once(tmp_path, text):
     done = run(
         tmp_path / "run",
         text,
@@ -189,7 +189,8 @@ def test_a_rank_that_can_have_no_thread_ends_the_job_by_mpi_abort(tmp_path, text
         and "failed in phase step" in done.output
         and "can't start new thread" not in done.output
     ), tail(done.output)
-    assert re.search("MPI_ABORT was invoked|application called MPI_Abort", done.output), tail(done.output)
+    # not by the watchdog, which the other ranks' wait would tell; the launcher may lose what MPI_Abort prints
+    assert done.wall_s < patience(30), tail(done.output)
 
 
 def test_a_rank_that_can_have_no_thread_from_its_start_is_refused_by_one_message(tmp_path, text):

@@ -164,6 +164,7 @@ def test_tokens_go_on_where_a_signal_left_them(tmp_path, corpus, at_once, number
     assert_equal(run_dir, at_once)
 
 
+@LONG
 def test_a_corpus_that_takes_longer_than_an_allocation_is_trained_on(tmp_path, corpus, at_once):
     """As under a scheduler: each start has so much time, and whether there is another one is asked
     of `mpitrain job again`.

@@ -1,9 +1,10 @@
-"""Which cases of a long list are told by default: few in which every two features that meet in the
-list meet.
+"""Which cases of a long list are told by default: few in which every feature is met, or every two that
+meet in the list.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 Case = TypeVar("Case")
@@ -20,12 +21,38 @@ def covering(
     hashable. cost: more than 0.
     """
     pairs = [set(itertools.combinations(dict.fromkeys(features(case)), 2)) for case in cases]
-    chosen = set()
-    while any(pairs):
-        best = max(range(len(cases)), key=lambda i: (len(pairs[i]) / cost(cases[i]), -i))
-        chosen.add(best)
-        for i, others in enumerate(pairs):
+    return [cases[i] for i in _fewest(pairs, [cost(case) for case in cases])]
+
+
+def once(cases: Sequence[Case], parameters: Callable[[Case], Mapping[str, object]]) -> list[Case]:
+    """Return some of `cases`, in their order, in which each value of each parameter is met.
+
+    Of a layout, "tp=2 pp=2" or a dictionary, each setting is met.
+    """
+    features = [
+        {(name, each) for name, value in parameters(case).items() for each in _settings(value)}
+        for case in cases
+    ]
+    return [cases[i] for i in _fewest(features, [1.0] * len(cases))]
+
+
+def _settings(value: object) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f"{key}={each}" for key, each in value.items()]
+    words = re.split(r"[ ,]+", value) if isinstance(value, str) else []
+    if words and all("=" in word for word in words):
+        return words
+    return [f"{type(value).__name__} {value}"]
+
+
+def _fewest(features: Sequence[set], cost: Sequence[float]) -> list[int]:
+    """Return the numbers of few sets that have together what all have. Empties the sets."""
+    chosen = list[int]()
+    while any(features):
+        best = max(range(len(features)), key=lambda i: (len(features[i]) / cost[i], -i))
+        chosen.append(best)
+        for i, others in enumerate(features):
             if i != best:
-                others -= pairs[best]
-        pairs[best] = set()
-    return [case for i, case in enumerate(cases) if i in chosen]
+                others -= features[best]
+        features[best].clear()
+    return sorted(chosen)
