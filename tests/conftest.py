@@ -24,7 +24,7 @@ LONG = pytest.mark.skipif(
     not WITH_LONG,
     reason="MPITRAIN_LONG=1 runs what takes seconds and has a shorter test of its kind",
 )
-BY_CHOICE = pytest.mark.skip(reason="MPITRAIN_LONG=1 runs it; other cases have each of its values")
+LONG_CASE = pytest.mark.skip(reason="MPITRAIN_LONG=1 runs it; other cases have each of its values")
 THINNED = ("unit", "ranks", "hardware")
 FEW = 3  # cases, all of which are told
 ROOT = Path(__file__).parent
@@ -141,9 +141,10 @@ def pytest_collection_modifyitems(config, items):
         sizes = item.get_closest_marker("sizes")
         # what tells on one rank alone has a layout of one
         if size and sizes and size not in sizes.args and (not EVERY or sizes.args == (1,)):
-            item.add_marker(
-                pytest.mark.skip(reason=f"MPITRAIN_LAYOUTS=all runs it here; {sizes.args} ranks tell")
-            )
+            # what no lane ever runs, test_lanes.py finds
+            by_choice = sizes.args != (1,) and not {*sizes.args}.isdisjoint((1, 2, 4, 8))
+            where = "MPITRAIN_LAYOUTS=all runs it here; " if by_choice else ""
+            item.add_marker(pytest.mark.skip(reason=f"{where}{sizes.args} ranks tell"))
 
 
 def _thin(items):
@@ -162,7 +163,7 @@ def _thin(items):
         kept = once(cases, lambda item: item.callspec.params) if len(cases) > FEW else cases
         for item in cases:
             if item not in kept:
-                item.add_marker(BY_CHOICE)
+                item.add_marker(LONG_CASE)
 
 
 def _turn(item):

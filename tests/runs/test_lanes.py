@@ -123,9 +123,10 @@ class Early:
                 / "lane.xml"
             )
             behind = ("--beside", *hang_limit(patience(SLOWEST_S))) if num_ranks > 2 else hang_limit()
-            command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
             if num_ranks == NO_RANK:
                 command = [sys.executable, "-m", "pytest", *LANE[3:], "-rfE", *map(str, self.serial)]
+            else:
+                command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
             self.jobs[num_ranks] = (
                 report,
                 self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=ROOT)),

@@ -101,7 +101,8 @@ def test_a_run_that_was_killed_after_its_last_save_removes_the_rest_on_the_next_
     shutil.copytree(checkpoints / "step-00000004", checkpoints / "step-00000006.gone")
     shutil.copytree(folder / "background" / "checkpoints" / "step-00000002", checkpoints / "step-00000002")
     (checkpoints / "step-00000012.tmp").mkdir()
-    done = run_tiny(2, run_dir, text, **SETTINGS | dict(run_keep=2, run_keep_every=4, run_keep_best=1, parallel_pp=2))
+    kept = dict(run_keep=2, run_keep_every=4, run_keep_best=1, parallel_pp=2)
+    done = run_tiny(2, run_dir, text, **SETTINGS | kept)
     assert done.returncode == 0 and "nothing is left to do" in done.output, tail(done.output)
     assert steps(checkpoints) == left and not list(checkpoints.glob("*.*"))
 
