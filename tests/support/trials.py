@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 
 def host(_):
@@ -15,13 +16,17 @@ def host(_):
 
 
 def asks_for_its_world(argument):
-    """The same, after a look at who the child is: alone, and no rank of the job that started it."""
+    """The same, after a look at who the child is: alone, and started without a launcher's variables."""
     from mpi4py import MPI
 
+    given = Path("/proc/self/environ").read_text().split("\0")  # MPI's start may have removed them since
     names = sorted(
-        name for name in os.environ if name.startswith(("PMI_", "PMIX_RANK", "OMPI_COMM_WORLD", "SLURM_"))
+        line.split("=")[0]
+        for line in given
+        if line.startswith(("PMI_", "PMIX_RANK", "OMPI_COMM_WORLD", "SLURM_"))
     )
-    if (MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank) != (1, 0) or os.environ.get("OMPI_MCA_KEPT") != argument:
+    alone = (MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank) == (1, 0)
+    if not alone or names or os.environ.get("OMPI_MCA_KEPT") != argument:
         sys.exit(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, told {names}")
     return host(argument)
 
