@@ -249,7 +249,6 @@ BUGS = [
     ("mpitrain/checkpoint/load.py", "        if refused:", "        if False:"),
     ("mpitrain/checkpoint/lookup3.py", "(c << 11 & MASK | c >> 21)", "(c << 12 & MASK | c >> 20)"),
     ("mpitrain/checkpoint/meta.py", "if known.step != step:", "if False:"),
-    ("mpitrain/checkpoint/reader.py", 'if kind_of(path) == "a symbolic link":', "if False:"),
     ("mpitrain/checkpoint/save.py", "return publish(tmp)", "return tmp"),
     ("mpitrain/checkpoint/shards.py", "if file.size != self.sizes[name]:", "if False:"),
     ("mpitrain/checkpoint/shards.py", "if (array.dtype, array.shape) != (dtype, shape):", "if None:"),

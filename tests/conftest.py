@@ -30,7 +30,6 @@ FEW = 3  # cases, all of which are told
 ROOT = Path(__file__).parent
 MANY = 1000  # tests that take longer than a lane does
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-APART = ("unit/checkpoint", "unit/kernels", "unit/plan", "unit/schedules")
 ALONGSIDE = ("test_lane[1]", "test_lane[2]")
 EARLY = pytest.StashKey()
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
@@ -41,6 +40,12 @@ def pytest_configure(config):
     _measure_no_time(config)
     if not UNDER_MPIRUN:
         _begin_harness(config)
+        if _is_whole(config):
+            from early_lanes import EarlyLanes
+
+            # the first lane needs no list of tests, which takes a quarter minute to make
+            config.stash[EARLY] = EarlyLanes()
+            config.stash[EARLY].go_on()
         return
     from mpi4py import MPI
 
@@ -58,6 +63,13 @@ def pytest_configure(config):
         MPI.COMM_WORLD.Abort(1)
 
     sys.excepthook = abort
+
+
+def _is_whole(config):
+    """Return whether all tests are asked for, none chosen by name or mark."""
+    chosen = config.option.keyword or config.option.markexpr or config.option.collectonly
+    asked = {Path(config.invocation_params.dir, each).resolve() for each in config.args}
+    return not chosen and asked in ({ROOT}, {ROOT.parent}) and (ROOT / "runs" / "test_lanes.py").exists()
 
 
 def _measure_no_time(config):
@@ -121,18 +133,10 @@ def pytest_runtest_makereport(item, call):
 def pytest_collection_modifyitems(config, items):
     """After the serial tests come the lanes beside them, the runs of the whole program, and the other lanes.
 
-    No rank starts them again. Where there are many tests, the first lane starts now, and some of the
-    serial ones have a lane of their own.
+    No rank starts them again.
     """
     size = _num_ranks()
     items.sort(key=_turn)
-    lanes = [item for item in items if item.name in ALONGSIDE]
-    if lanes and len(items) > MANY and not UNDER_MPIRUN:
-        early = config.stash[EARLY] = lanes[0].module.EARLY
-        early.serial = [ROOT / folder for folder in APART]
-        moved = {item for item in items if any(item.path.is_relative_to(each) for each in early.serial)}
-        config.hook.pytest_deselected(items=[*moved])
-        items[:] = [item for item in items if item not in moved]
     if len(items) > MANY and not (EVERY or WITH_LONG):
         _thin(items)
     for item in items:
@@ -182,10 +186,13 @@ def _room(item):
     return below[0] if below else ""
 
 
-def pytest_collection_finish(session):
-    """Start the first lane."""
-    if EARLY in session.config.stash:
-        session.config.stash[EARLY].go_on()
+def pytest_ignore_collect(collection_path, config):
+    """Leave to a lane of its own what it takes of the serial tests."""
+    if EARLY in config.stash:
+        from early_lanes import APART
+
+        return collection_path in APART or None
+    return None
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)

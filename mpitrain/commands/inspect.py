@@ -152,7 +152,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     lines = [
         *said,
         "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
-        table_of_usage(usages, copies, staged),
+        table_of_usage(plan, usages, copies, staged),
         parameter_line(plan),
         fits,
         zero_line(given, plan.config),

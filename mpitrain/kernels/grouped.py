@@ -7,7 +7,7 @@ oneDNN keeps a kernel of each shape it has multiplied, of 0.3 to 0.6 MB, and eac
 groups of other sizes: a thousand of them held 600 MB. So fp32 groups are MKL's whatever their size.
 Of one shape again and again oneDNN's are 2 to 20 % faster; of new ones they aren't, for a kernel
 takes a millisecond to make. Groups in 16 bits, which no other library multiplies as they are, are
-filled up with rows of zeros, to one of a few numbers.
+filled up with rows of zeros, to one of a few numbers (plan/declared/expert_rows.py).
 
 Weight gradients are a loop on all devices: each is added in place, and summed in the type of the
 buffer. grouped_mm would make a second buffer of them, and round it to the type of its factors.
@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from mpitrain.kernels.pinned import on_device
 from mpitrain.kernels.products import add_product, product
+from mpitrain.plan.declared.expert_rows import padded
 
-STEP = 32  # rows: groups are filled up to a multiple of it at least
 ALIGNED = 16  # bytes, of which grouped_mm wants all strides to be multiples, and on CUDA addresses
 
 
@@ -35,12 +35,6 @@ def grouped_product(x_NX: torch.Tensor, weights_EYX: torch.Tensor, sizes: Sequen
         return functional.grouped_mm(x_NX, weights_EYX.transpose(1, 2), offs=ends)
     multiply = functional.linear if _by_mkl(x_NX) else product
     return torch.cat([multiply(rows, weight) for rows, weight in zip(x_NX.split(sizes), weights_EYX)])
-
-
-def padded(num_rows: int) -> int:
-    """Return how many rows stand for so many: multiples of 32, from 256 on one of four in each octave."""
-    step = max(STEP, 1 << max(0, num_rows.bit_length() - 3))
-    return -(-num_rows // step) * step
 
 
 def _padded_products(x_NX: torch.Tensor, weights_EYX: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:

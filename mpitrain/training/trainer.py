@@ -36,7 +36,7 @@ from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import compare as compare_memory
-from mpitrain.plan.predict.memory_table import of_a_process
+from mpitrain.plan.predict.process_memory import ON_A_GPU, of_a_process
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.log_pace import log_pace
@@ -301,8 +301,11 @@ class Trainer:
         staged = 0 if self.mesh.device_aware or not on_gpu else staged_bytes(self.plan, rank)
         predicted = predict(self.plan, shards, on_gpu)[rank]
         measured = measure(self.actor, self.watch)
-        self.report.say(compare_memory(predicted, measured, copies, self.bare, resident_most, on_gpu, staged))
-        expected = sum(predicted) + copies[0] + sum(of_a_process(predicted))
+        process = ON_A_GPU if on_gpu else of_a_process(self.plan, rank, predicted)
+        self.report.say(
+            compare_memory(predicted, measured, copies, process, self.bare, resident_most, on_gpu, staged)
+        )
+        expected = sum(predicted) + copies[0] + sum(process)
         held = resident_most
         if on_gpu:
             expected = predicted.on_device

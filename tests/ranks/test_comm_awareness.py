@@ -5,10 +5,13 @@ a hang, or wrong bytes.
 """
 
 import os
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import agree
+from launch import patience
 
 WAYS = pytest.mark.parametrize(
     ("factory", "expected"),
@@ -130,10 +133,15 @@ def test_how_a_child_ended_is_reported(factory, expected):
     assert attempt(f"trials:{factory}", "0") == expected
 
 
-def test_a_child_that_hangs_is_ended_with_all_that_it_started():
+def test_a_child_that_hangs_is_ended_with_all_that_it_started(tmp_path):
     from mpitrain.comm.device.gpu_probe import attempt
 
-    assert attempt("trials:hangs", "0", limit_s=3.0) == "hadn't ended after 3 s"
+    assert attempt("trials:hangs", str(tmp_path / "pid"), limit_s=3.0) == "hadn't ended after 3 s"
+    for_ever = Path(f"/proc/{(tmp_path / 'pid').read_text()}/cmdline")
+    ends = time.monotonic() + patience(10)
+    while for_ever.exists() and for_ever.read_bytes():  # of a zombie it is empty
+        assert time.monotonic() < ends, "what it started is still there"
+        time.sleep(0.01)
 
 
 # ---------------------------------------------------------------- among ranks

@@ -255,6 +255,7 @@ def test_many_operations_at_once_meet_their_own(world):
 
 
 @pytest.mark.mpi(min_size=4)
+@pytest.mark.sizes(4)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=LONG)])
 def test_memory_in_which_data_is_sorted_does_not_grow(world, monkeypatch, dtype):
     """With the length of a buffer, or the number of operations under way; it is what the plan counts."""

@@ -84,9 +84,9 @@ def test_as_much_memory_is_alive_after_each_step(world, monkeypatch, kind, kept,
     microbatches = actor.cut(rows, 7 if kind == "documents" else None)
     found = []
     noting, alive = made_and_alive()
-    for step in (1, 2, 3, 4):
+    for step in (1, 2, 3):
         with noting:
             actor.run_step(step, microbatches, 1e-3)
         found.append(alive())
     mesh.free()
-    agree(world, found[1] == found[2] == found[3], f"bytes alive after each step: {found}")
+    agree(world, found[1] == found[2], f"bytes alive after each step: {found}")

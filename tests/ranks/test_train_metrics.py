@@ -166,6 +166,7 @@ def wrong_in(found, expected, where):
 
 
 @pytest.mark.mpi
+@pytest.mark.sizes(1, 4)
 @pytest.mark.parametrize(("size", "number", "variant"), CASES)
 def test_metrics_of_a_step_are_what_plain_torch_computes(world, size, number, variant):
     import torch

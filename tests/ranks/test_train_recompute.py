@@ -64,6 +64,7 @@ def name_of(settings):
     return ",".join(s.split(".")[-1] for s in settings)
 
 
+@pytest.mark.sizes(1, 4)
 @pytest.mark.parametrize("layout", CHOSEN, ids=name_of)
 def test_the_run_is_the_same_for_every_mode(world, layout):
     lines, weights = train(world, resolved(world, *SMALL, *layout))

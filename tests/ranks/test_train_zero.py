@@ -57,6 +57,7 @@ CHOSEN = [
 ]
 
 
+@pytest.mark.few_ranks
 @pytest.mark.parametrize(
     ("layout", "reduce"),
     CHOSEN,
@@ -150,6 +151,7 @@ def test_a_rank_keeps_its_share_of_the_state(world):
 SLOTS = [(slots, zero) for slots in (16, 24) for zero in range(4) if EVERY or (slots == 24) == zero % 2]
 
 
+@pytest.mark.sizes(4)
 @pytest.mark.parametrize(("slots", "zero"), SLOTS)
 def test_sums_in_a_tree_have_the_same_bits_for_every_dp(world, zero, slots):
     """Against one rank; 24 slots are groups of 3.

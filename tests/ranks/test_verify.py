@@ -23,6 +23,7 @@ def verified(world, *settings):
     return differences, report(resolved, differences)
 
 
+@pytest.mark.sizes(4)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -7,29 +7,19 @@ everything.
 MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
 """
 
-from folders import ROOT, SUPPORT, files_of_tests
-import os
 import shutil
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import EVERY as EVERY_LAYOUT
-from conftest import LONG
-from launch import WITH_GPU, mpirun, patience, preloaded, started, tail
+from conftest import EARLY, LONG
+from early_lanes import EVERY, LANE, NO_RANK, SIZES, SLOWEST_S, TESTS, asked, hang_limit
+from folders import ROOT, SUPPORT
+from launch import WITH_GPU, mpirun, preloaded, started, tail
 
-EVERY = (1, 2, 4, 8)
-NO_RANK = 0
-SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(","))) if "MPITRAIN_LANES" in os.environ else EVERY
-OF_RANKS = ("ranks", "hardware")
 BY_CHOICE = "MPITRAIN_"  # a skip that an environment variable undoes
-TESTS = os.environ.get("MPITRAIN_TESTS", "*")
-SLOWEST_S = 900
-LIMIT_S = 100  # as in setup.cfg
-LANE = (sys.executable, str(SUPPORT / "lane.py"), "--only-mpi", "-p", "no:cacheprovider", "-q")
 
 HANG = """
 def test_one_rank_stays_away(world):
@@ -58,11 +48,6 @@ def lane(num_ranks, *options, cwd=ROOT, timeout=SLOWEST_S):
     return mpirun(num_ranks, *preloaded([*LANE, *options]), env=WITH_GPU, cwd=cwd, timeout=timeout)
 
 
-def hang_limit(seconds=None):
-    """Return the options for the limit of a test on ranks: the project's is of an idle machine."""
-    return "-o", f"faulthandler_timeout={seconds or patience(LIMIT_S):.0f}"
-
-
 @pytest.fixture
 def project(tmp_path):
     """A project of one test file with this one's settings and fixtures."""
@@ -89,68 +74,16 @@ def outcomes():
     return {}
 
 
-def asked(num_ranks, report):
-    """Return the options of a lane: what is to be told, and its files."""
-    found = [path for name in TESTS.split() for path in files_of_tests(name) if path.parent.name in OF_RANKS]
-    # the others take seconds to skip
-    files = [str(path) for path in found if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]
-    assert files, f"MPITRAIN_TESTS={TESTS!r}: no such files"
-    chosen = ("-m", "not few_ranks") if num_ranks == 8 and TESTS == "*" and not EVERY_LAYOUT else ()
-    return "-rfE", f"--junitxml={report}", *chosen, *files
-
-
-class Early:
-    """Lanes beside other tests, one after the other.
-
-    Of one and two ranks beside the serial tests, which take one core; the others beside whole runs,
-    in the time that these only wait. `jobs` is empty if none is early.
-
-    serial: folders of tests that a lane of no rank takes, which is a pytest of its own.
-    """
-
-    def __init__(self):
-        self.jobs = {}
-        self.serial = ()
-        self._waiting = [*SIZES[:2], NO_RANK, *SIZES[2:]]
-        self._stack = ExitStack()
-
-    def go_on(self):
-        """Start the next lane, unless one is running."""
-        if self._waiting and all(job.process.poll() is not None for _, job in self.jobs.values()):
-            num_ranks = self._waiting.pop(0)
-            report = (
-                Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-")))
-                / "lane.xml"
-            )
-            behind = ("--beside", *hang_limit(patience(SLOWEST_S))) if num_ranks > 2 else hang_limit()
-            if num_ranks == NO_RANK:
-                command = [sys.executable, "-m", "pytest", *LANE[3:], "-rfE", *map(str, self.serial)]
-            else:
-                command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
-            self.jobs[num_ranks] = (
-                report,
-                self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=ROOT)),
-            )
-
-    def wait(self, num_ranks):
-        """Return the report of a lane and how it ended."""
-        while num_ranks not in self.jobs:
-            list(self.jobs.values())[-1][1].wait(SLOWEST_S)
-            self.go_on()
-        report, job = self.jobs[num_ranks]
-        return report, job.wait(SLOWEST_S)
-
-    def end(self):
-        self._stack.close()
-
-
-EARLY = Early()  # conftest.py starts and ends it
+@pytest.fixture
+def early(pytestconfig):
+    """The lanes that conftest.py started; None if some tests were chosen."""
+    return pytestconfig.stash.get(EARLY, None)
 
 
 @pytest.mark.parametrize("num_ranks", SIZES)
-def test_lane(num_ranks, outcomes, tmp_path):
-    if EARLY.jobs:
-        report, done = EARLY.wait(num_ranks)
+def test_lane(num_ranks, early, outcomes, tmp_path):
+    if early:
+        report, done = early.wait(num_ranks)
     else:
         report = tmp_path / "lane.xml"
         done = lane(num_ranks, *hang_limit(), *asked(num_ranks, report))
@@ -164,10 +97,10 @@ def test_lane(num_ranks, outcomes, tmp_path):
         ran += [] if skips and not by_choice else [num_ranks]
 
 
-def test_serial_tests_of_another_process_passed():
-    if not EARLY.jobs:
+def test_serial_tests_of_another_process_passed(early):
+    if not early:
         pytest.skip("they run in this process")
-    _, done = EARLY.wait(NO_RANK)
+    _, done = early.wait(NO_RANK)
     assert done.returncode == 0, f"exit code {done.returncode}\n{tail(done.output)}"
 
 

@@ -27,7 +27,7 @@ def covering(
 def once(cases: Sequence[Case], parameters: Callable[[Case], Mapping[str, object]]) -> list[Case]:
     """Return some of `cases`, in their order, in which each value of each parameter is met.
 
-    Of a layout, "tp=2 pp=2" or a dictionary, each setting is met.
+    Of a layout, "tp=2 pp=2", ("tp=2", "pp=2") or a dictionary, each setting is met.
     """
     features = [
         {(name, each) for name, value in parameters(case).items() for each in _settings(value)}
@@ -39,6 +39,8 @@ def once(cases: Sequence[Case], parameters: Callable[[Case], Mapping[str, object
 def _settings(value: object) -> list[str]:
     if isinstance(value, Mapping):
         return [f"{key}={each}" for key, each in value.items()]
+    if isinstance(value, tuple) and all(isinstance(each, str) for each in value):
+        value = " ".join(value)
     words = re.split(r"[ ,]+", value) if isinstance(value, str) else []
     if words and all("=" in word for word in words):
         return words

@@ -43,11 +43,11 @@ def aborts(_):
     return lambda x: os.kill(os.getpid(), signal.SIGABRT), lambda x: x
 
 
-def hangs(_):
-    """An MPI that waits for ever, and a grandchild that holds on to the pipe."""
+def hangs(path):
+    """An MPI that waits for ever, and a grandchild that holds on to the pipe; the file has its number."""
     import subprocess
 
-    subprocess.Popen(["sleep", "60"])
+    Path(path).write_text(str(subprocess.Popen(["sleep", "600"]).pid))
     return lambda x: time.sleep(60), lambda x: x
 
 

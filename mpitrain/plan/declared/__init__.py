@@ -4,6 +4,7 @@ parameters      a parameter, and the box of it that a rank holds
 resolved        types of a resolved configuration: the keys that always have a value
 layer           what a layer declares: parameters, FLOPs, bytes kept, what it sends
 probabilities   attention's probabilities in bf16 on a CPU
+expert_rows     how many rows of an expert are multiplied at once in 16 bits
 dropout_sites   which dropouts there are, and what their masks take
 family          a family of models: layers, keys with their defaults, presets
 optimizers      an optimiser: its keys, its moments (optimizer state), whether it needs whole matrices

@@ -1,6 +1,7 @@
 """What a plan will hold and send, before there is memory for it: `mpitrain memory`.
 
 memory, memory_table                          all rows of a rank, and their table
+process_memory                                what a process takes besides: libraries, kernels, holes
 bucket_buffers, pool_sizes, arena             weights, gradients, and what is lent for a while
 message_memory, staged_bytes, snapshot_bytes  what messages, their copies and a save hold
 rounded_copies                                copies in 16 bits, of what is summed

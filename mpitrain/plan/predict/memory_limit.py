@@ -8,7 +8,7 @@ from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.memory_table import FIRST_USES, HOLES, LIBRARY, of_a_process
+from mpitrain.plan.predict.process_memory import FIRST_USES, HOLES, LIBRARY, of_a_process
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.step_time.machine import find_machine
 
@@ -72,7 +72,8 @@ def held_by_ranks(plan: Plan, on_gpu: bool) -> list[int]:
     if on_gpu:
         return [usage.on_device for usage in usages]
     return [
-        sum(usage) + copy_bytes(plan, rank) + sum(of_a_process(usage)) for rank, usage in enumerate(usages)
+        sum(usage) + copy_bytes(plan, rank) + sum(of_a_process(plan, rank, usage))
+        for rank, usage in enumerate(usages)
     ]
 
 

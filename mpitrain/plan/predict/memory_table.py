@@ -12,26 +12,8 @@ from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage
+from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory, of_a_process
 
-# bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
-# mapped from files
-LIBRARY = 180_000_000
-# what those make with the first step, oneDNN's kernels most of it, and HDF5 with the first save. By the
-# rows of benchmarks/memory.py on two processors; with the holes of its heap a tiny model has 7 to 9 MB
-FIRST_USES = 7_000_000
-# the same beside a GPU: torch's build for CUDA; then the driver's, cuBLAS's and the kernels that are loaded
-# with the first step. Measured: NVIDIA H200, driver 580.159.04, torch 2.11.0+cu130, 2026-11-26
-LIBRARY_ON_A_GPU = 430_000_000
-FIRST_USES_ON_A_GPU = 820_000_000
-# torch begins a tensor at a multiple of 64 bytes, and malloc finds that only in a piece some 100 bytes
-# longer than the tensor. So a hole that one leaves between two others can't take the next of its length.
-# Measured by walking the heap of the runs of benchmarks/memory.py: a fifth to a half of what
-# microbatches take, most of small ones. With MALLOC_MMAP_THRESHOLD_=131072, where each tensor has pages
-# of its own, there are none, and every page is cleared by the kernel again.
-HOLES = 8_000_000
-HOLES_OF_COMPUTED = 4  # one of so many bytes
-# of larger models most tensors are longer than what malloc takes from the heap (cluster/heap.py)
-COMPUTED_IN_HEAP = 1 << 30
 MEANING = {
     "weights": "with 16-bit types their fp32 masters, too",
     "gathered": "lent: whole weights of ZeRO-3, one block and one ahead",
@@ -45,36 +27,31 @@ MEANING = {
     "staged": "pinned copies of messages, in host memory",
     "library": "Python, torch, MPI, data",
     "first uses": "what torch, MPI and HDF5 make then, and keep",
+    "kernels": "oneDNN's, one of each shape in 16 bits",
     "holes": "of the heap, between tensors",
 }
-OF_A_PROCESS = "library", "first uses", "holes"
+OF_A_PROCESS = "library", "first uses", "kernels", "holes"
 STAGED = "staged"
-UNCOUNTED = "working", STAGED, "first uses", "holes"  # by a run; they are in what is resident
-
-
-def of_a_process(usage: MemoryUsage, on_gpu: bool = False) -> tuple[int, int, int]:
-    """Return what a process takes of a host's memory besides, as OF_A_PROCESS names it.
-
-    Pieces that malloc takes from the system one by one leave no holes.
-    """
-    if on_gpu:
-        return LIBRARY_ON_A_GPU, FIRST_USES_ON_A_GPU, HOLES
-    computed = min(usage.computed, COMPUTED_IN_HEAP)
-    return LIBRARY, FIRST_USES, HOLES + computed // HOLES_OF_COMPUTED
+UNCOUNTED = "working", STAGED, *OF_A_PROCESS[1:]  # by a run; they are in what is resident
 
 
 def on_host(usage: MemoryUsage, copy: int, staged: int = 0) -> int:
     """Return what a process that computes on a GPU takes of its host's memory."""
-    return usage.host + copy + staged + sum(of_a_process(usage, on_gpu=True))
+    return usage.host + copy + staged + sum(ON_A_GPU)
 
 
-def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int], staged: Sequence[int]) -> str:
+def table_of_usage(
+    plan: Plan, usages: Sequence[MemoryUsage], copies: Sequence[int], staged: Sequence[int]
+) -> str:
     """Draw what a rank of each pipeline rank holds, a column each, and together with what any process has.
 
     staged: pinned memory of messages, where MPI can't read a GPU's.
     """
     names = *PARTS, COPY, *OF_A_PROCESS
-    columns = [(*usage, copy, *of_a_process(usage)) for usage, copy in zip(usages, copies, strict=True)]
+    columns = [
+        (*usage, copy, *of_a_process(plan, rank, usage))
+        for rank, (usage, copy) in enumerate(zip(usages, copies, strict=True))
+    ]
     rows = [("MB of a rank of pp", *map(str, range(len(columns))))]
     for name, numbers in zip(names, zip(*columns)):
         if any(numbers):
@@ -118,7 +95,10 @@ def parameter_line(plan: Plan) -> str:
 def needed_on_node(plan: Plan, usages: Sequence[MemoryUsage], copies: Sequence[int]) -> tuple[int, int]:
     """Return how many ranks share a node, and the bytes that they need as processes on CPUs."""
     number = min(plan.config.comm.node_ranks or plan.axes.grid.size, plan.axes.grid.size)
-    each = [sum(usage) + copy + sum(of_a_process(usage)) for usage, copy in zip(usages, copies)]
+    each = [
+        sum(usage) + copy + sum(of_a_process(plan, rank, usage))
+        for rank, (usage, copy) in enumerate(zip(usages, copies))
+    ]
     return number, number * sum(each) // len(each)
 
 
@@ -153,22 +133,26 @@ def compare(
     predicted: MemoryUsage,
     measured: MemoryUsage,
     copies: tuple[int, int],
+    process: ProcessMemory,
     bare: int | None,
     most: int | None,
     on_gpu: bool = False,
     staged: int = 0,
 ) -> str:
-    """Draw what a rank was to hold, and what it has. copies: to save from, predicted and measured.
+    """Draw what a rank was to hold, and what it has.
+
+    copies: to save from, predicted and measured.
+    process: predicted.
 
     staged: pinned memory of messages.
 
     bare, most: bytes of the process that no file backs, before it has a model and at most; None:
-    nobody knows. What one block works with, first uses and holes are measured in the last alone.
+    nobody knows. What one block works with, first uses, kernels and holes are measured in the last alone.
     """
     names = *PARTS, COPY, STAGED, *OF_A_PROCESS
     columns = (
-        (*predicted, copies[0], staged, *of_a_process(predicted, on_gpu)),
-        (*measured, copies[1], 0, bare or 0, 0, 0),
+        (*predicted, copies[0], staged, *process),
+        (*measured, copies[1], 0, bare or 0, 0, 0, 0),
     )
     rows = [("memory of rank 0, MB", "predicted", "measured")]
     for name, expected, found in zip(names, *columns):

@@ -144,7 +144,7 @@ def test_every_function_is_compared_with_plain_torch():
     assert {name for name, *_ in calls(torch.float32)} == {field.name for field in fields(EAGER)} - others
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [torch.float32, pytest.param(torch.bfloat16, marks=LONG)], ids=str)
 def test_what_is_made_again_has_the_same_bits(fused, kind):
     """And so has what is computed of others' gradients.
 

@@ -68,14 +68,6 @@ def test_both_ways_make_the_same(monkeypatch):
     torch.testing.assert_close(at_once, one_by_one)
 
 
-def test_rows_of_zeros_make_few_shapes_of_many():
-    from mpitrain.kernels.grouped import padded
-
-    numbers = range(1, 4097)
-    assert all(number <= padded(number) < max(number + 32, 1.26 * number) for number in numbers)
-    assert len({padded(number) for number in numbers}) <= 25
-
-
 @pytest.mark.parametrize(
     ("width", "name"), [(256, "float32"), (258, "float32"), (256, "bfloat16"), (256, "float16")]
 )

@@ -5,7 +5,7 @@ Hypothesis makes the layouts.
 
 import hypothesis
 import pytest
-from conftest import EVERY
+from conftest import EVERY, WITH_LONG
 from hypothesis import strategies as st
 
 from mpitrain import config as settings
@@ -24,7 +24,9 @@ IDLE = (  # what holds nothing, in any layout
 )
 SCHEDULES = "1f1b", "gpipe", "zb-h1", "zbv", "v-half", "interleaved", "seq1f1b", "dualpipe"
 MODEL = {"layers": 8, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 256, "vocab": 512}
-FEW = hypothesis.settings(max_examples=400 if EVERY else 30, derandomize=True, deadline=None)
+FEW = hypothesis.settings(
+    max_examples=400 if EVERY else 30 if WITH_LONG else 12, derandomize=True, deadline=None
+)
 
 
 @st.composite

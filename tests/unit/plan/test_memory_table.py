@@ -15,11 +15,13 @@ from mpitrain.commands.inspect import show_memory
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.bucket_buffers import held_by
 from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.memory_table import compare, fit_line, of_a_process, parameter_line
+from mpitrain.plan.predict.memory_table import compare, fit_line, parameter_line
+from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory, of_a_process
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.resolve import resolve
 
 BF16 = "precision.compute=bf16"
+NO_MORE = ProcessMemory(0, 0, 0, 0)
 
 
 def planned(*given, ranks=1):
@@ -41,6 +43,7 @@ def test_every_part_of_a_process_has_a_row():
         "messages",
         "library",
         "first uses",
+        "kernels",
         "holes",
     ):
         assert f"\n  {row}" in text, row
@@ -77,7 +80,7 @@ def test_bytes_of_a_parameter_are_what_its_state_takes(given, begins):
 def test_what_does_not_fit_says_by_how_much():
     plan = planned("model.preset=smollm2-135m", "parallel.dp=2", "parallel.zero=0", ranks=2)
     usages = predict(plan)
-    needed = 2 * (sum(usages[0]) + sum(of_a_process(usages[0])))
+    needed = 2 * (sum(usages[0]) + sum(of_a_process(plan, 0, usages[0])))
     asked = []
 
     def said(found):
@@ -92,17 +95,18 @@ def test_what_does_not_fit_says_by_how_much():
 
 def test_the_table_at_the_end_has_the_peak_of_the_process_next_to_its_prediction():
     usage = predict(planned())[0]
-    text = compare(usage, usage._replace(activations=1_000_000), (0, 0), 170_000_000, 180_000_000)
+    text = compare(usage, usage._replace(activations=1_000_000), (0, 0), NO_MORE, 170_000_000, 180_000_000)
     activations = next(line for line in text.splitlines() if "activations" in line)
     last = text.splitlines()[-1]
     assert activations.split()[-2:] == [f"{usage.activations / 1e6:,.2f}", "1.00"]
     assert last.split()[-1] == "180.00" and "resident at most" in last
-    assert compare(usage, usage, (0, 0), None, None).splitlines()[-1].split()[-1] == "-"
+    assert compare(usage, usage, (0, 0), NO_MORE, None, None).splitlines()[-1].split()[-1] == "-"
 
 
 def test_on_a_gpu_a_process_takes_of_its_host_what_is_there_alone():
     usage = predict(planned(BF16), on_gpu=True)[0]._replace(host=5_000_000)
-    lines = compare(usage, usage, (2_000_000, 2_000_000), 430_000_000, 1_258_850_000, True).splitlines()
+    copies = 2_000_000, 2_000_000
+    lines = compare(usage, usage, copies, ON_A_GPU, 430_000_000, 1_258_850_000, True).splitlines()
     # of the H200 that the constants are of: quickstart, with its copy of 14.57 MB
     assert lines[-1].split()[-2:] == ["1,265.00", "1,258.85"]
 

@@ -21,6 +21,8 @@ def test_of_a_layout_each_setting_counts():
     assert few == ["tp=2 dp=2", "dp=2 zero=3"]
     settings = [dict(pair.split("=") for pair in layout.split()) for layout in LAYOUTS]
     assert once(settings, lambda each: {"settings": each}) == settings[1:3]
+    tuples = [tuple(layout.split()) for layout in LAYOUTS]
+    assert once(tuples, lambda each: {"settings": each}) == tuples[1:3]
 
 
 def test_a_name_of_several_words_is_one_value():

@@ -1,0 +1,100 @@
+"""What a process takes besides the tensors of a plan: its libraries, their kernels, and holes of its heap.
+
+All but `library` comes with the first steps. Measured as benchmarks/memory.py says.
+"""
+
+from typing import NamedTuple
+
+from mpitrain.plan.declared.expert_rows import num_lengths
+from mpitrain.plan.declared.parameters import EXPERT, Spec, itemsizes_of
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory import MemoryUsage
+from mpitrain.plan.settings.experts import positions
+
+# bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
+# mapped from files
+LIBRARY = 180_000_000
+# what those make with the first step, and HDF5 with the first save. By the rows of
+# benchmarks/memory.py on two processors; with the holes of its heap a tiny model has 7 to 9 MB
+FIRST_USES = 7_000_000
+# the same beside a GPU: torch's build for CUDA; then the driver's, cuBLAS's and the kernels that are loaded
+# with the first step. Measured: NVIDIA H200, driver 580.159.04, torch 2.11.0+cu130, 2026-11-26
+LIBRARY_ON_A_GPU = 430_000_000
+FIRST_USES_ON_A_GPU = 820_000_000
+# oneDNN keeps a kernel of each shape of a product in 16 bits: 0.04 to 1.2 MB, this in the mean of the
+# forward and the gradients of input and weight, by 64 lengths of experts of widths 256 and 512
+KERNEL = 600_000
+DIRECTIONS = 3  # forward, gradient of the input, of the weight
+# how many rows come to an expert, as multiples of what equal loads would bring
+FEWEST, MOST = 0.25, 2.5
+# torch begins a tensor at a multiple of 64 bytes, and malloc finds that only in a piece some 100 bytes
+# longer than the tensor. So a hole that one leaves between two others can't take the next of its length.
+# With MALLOC_MMAP_THRESHOLD_=131072, where each tensor has pages of its own, there are none, and
+# every page is cleared by the kernel again.
+HOLES = 8_000_000
+# of what microbatches take. Between tensors that are kept, holes are left by those that a forward makes
+# and drops: partial outputs, copies in another type, and all that is recomputed.
+HOLES_OF_COMPUTED = 0.25
+MORE_HOLES = {"tp": 0.25, "16 bits": 0.25, "recompute": 0.5}
+# of larger models most tensors are longer than what malloc takes from the heap (cluster/heap.py)
+COMPUTED_IN_HEAP = 1 << 30
+
+
+class ProcessMemory(NamedTuple):
+    """Bytes of a process besides its tensors."""
+
+    library: int
+    first_uses: int
+    kernels: int
+    holes: int
+
+
+ON_A_GPU = ProcessMemory(LIBRARY_ON_A_GPU, FIRST_USES_ON_A_GPU, 0, HOLES)
+
+
+def of_a_process(plan: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:
+    """Return what a process of a pipeline rank takes on a CPU besides `usage`."""
+    return ProcessMemory(LIBRARY, FIRST_USES, _kernels(plan, rank), HOLES + _holes(plan, usage))
+
+
+def _holes(plan: Plan, usage: MemoryUsage) -> int:
+    """Return the holes between tensors of microbatches.
+
+    Pieces that malloc takes from the system one by one leave none.
+    """
+    config = plan.config
+    makes = {
+        "tp": config.parallel.tp > 1,
+        "16 bits": itemsizes_of(config)[0] == 2,
+        "recompute": config.memory.recompute != "none",
+    }
+    share = HOLES_OF_COMPUTED + sum(MORE_HOLES[what] for what, is_made in makes.items() if is_made)
+    return int(share * min(usage.computed, COMPUTED_IN_HEAP))
+
+
+def _kernels(plan: Plan, rank: int) -> int:
+    """Return what oneDNN keeps of products in 16 bits: those in 32 are MKL's, which keeps nothing."""
+    if itemsizes_of(plan.config)[0] != 2:
+        return 0
+    stages = {number % plan.table.depth for number in plan.table.chunks[rank]}
+    specs = [spec for number in stages for spec in _multiplied(plan, number)]
+    dense = {spec.shape for spec in specs if spec.domain != EXPERT}
+    of_experts = {spec.shape[1:] for spec in specs if spec.domain == EXPERT}
+    lengths = _lengths_of_experts(plan) if of_experts else 0
+    return KERNEL * DIRECTIONS * (len(dense) + lengths * len(of_experts))
+
+
+def _multiplied(plan: Plan, number: int) -> list[Spec]:
+    """Return the matrices of a stage, and the table by which its last block makes logits."""
+    stage = plan.stage(number)
+    blocks = stage.specs(stage.shard(0))
+    head = [spec for spec in blocks[-1] if spec.group == "table"] if stage.last else []
+    return [spec for block in blocks for spec in block if spec.group == "matrix"] + head
+
+
+def _lengths_of_experts(plan: Plan) -> int:
+    """Return how many numbers of rows one expert multiplies in the course of a run."""
+    config = plan.config
+    sent = config.batch.micro * positions(config, config.parallel) // plan.table.segments
+    balanced = sent * config.experts.active * config.parallel.ep * config.parallel.etp / config.experts.count
+    return num_lengths(int(FEWEST * balanced), int(MOST * balanced))

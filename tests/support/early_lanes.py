@@ -1,0 +1,87 @@
+"""Lanes that run beside other tests: starts of pytest on 1, 2, 4 and 8 ranks, and one of no rank.
+
+MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
+"""
+
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import folders
+from conftest import EVERY as EVERY_LAYOUT
+from launch import WITH_GPU, patience, preloaded, started
+
+EVERY = (1, 2, 4, 8)
+NO_RANK = 0
+# what the lane of no rank takes, which is a pytest of its own
+APART = [folders.TESTS / "unit" / room for room in ("checkpoint", "kernels", "plan", "schedules")]
+SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(","))) if "MPITRAIN_LANES" in os.environ else EVERY
+OF_RANKS = ("ranks", "hardware")
+TESTS = os.environ.get("MPITRAIN_TESTS", "*")
+SLOWEST_S = 900
+LIMIT_S = 100  # as in setup.cfg
+LANE = (sys.executable, str(folders.SUPPORT / "lane.py"), "--only-mpi", "-p", "no:cacheprovider", "-q")
+
+
+def hang_limit(seconds=None):
+    """Return the options for the limit of a test on ranks: the project's is of an idle machine."""
+    return "-o", f"faulthandler_timeout={seconds or patience(LIMIT_S):.0f}"
+
+
+def asked(num_ranks, report):
+    """Return the options of a lane: what is to be told, and its files."""
+    found = [
+        path
+        for name in TESTS.split()
+        for path in folders.files_of_tests(name)
+        if path.parent.name in OF_RANKS
+    ]
+    # the others take seconds to skip
+    files = [str(path) for path in found if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]
+    assert files, f"MPITRAIN_TESTS={TESTS!r}: no such files"
+    chosen = ("-m", "not few_ranks") if num_ranks == 8 and TESTS == "*" and not EVERY_LAYOUT else ()
+    return "-rfE", f"--junitxml={report}", *chosen, *files
+
+
+class EarlyLanes:
+    """Lanes beside other tests, one after the other.
+
+    Of one and two ranks beside the serial tests, which take one core; the others beside whole runs,
+    in the time that these only wait.
+    """
+
+    def __init__(self):
+        self.jobs = {}
+        self._waiting = [*SIZES[:2], NO_RANK, *SIZES[2:]]
+        self._stack = ExitStack()
+
+    def go_on(self):
+        """Start the next lane, unless one is running."""
+        if self._waiting and all(job.process.poll() is not None for _, job in self.jobs.values()):
+            num_ranks = self._waiting.pop(0)
+            report = (
+                Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-")))
+                / "lane.xml"
+            )
+            behind = ("--beside", *hang_limit(patience(SLOWEST_S))) if num_ranks > 2 else hang_limit()
+            if num_ranks == NO_RANK:
+                command = [sys.executable, "-m", "pytest", *LANE[3:], "-rfE", *map(str, APART)]
+            else:
+                command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
+            self.jobs[num_ranks] = (
+                report,
+                self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=folders.ROOT)),
+            )
+
+    def wait(self, num_ranks):
+        """Return the report of a lane and how it ended."""
+        while num_ranks not in self.jobs:
+            list(self.jobs.values())[-1][1].wait(SLOWEST_S)
+            self.go_on()
+        report, job = self.jobs[num_ranks]
+        return report, job.wait(SLOWEST_S)
+
+    def end(self):
+        self._stack.close()
