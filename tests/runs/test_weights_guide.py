@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from model_folders import folder
-from launch import HERE, environment, finished
+from launch import HERE, mpirun, tail
 
 PAGE = DOCS / "guides/hugging-face.md"
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -30,7 +30,8 @@ def test_the_page_has_commands():
 def test_a_command_of_the_page_does_what_it_says(line, place):
     if line.startswith(ELSEWHERE):
         pytest.skip("it fetches from the hub")
-    words = shlex.split(line)
-    command = [str(HERE / words[0]), *words[1:]]
-    done = finished(command, timeout=240, cwd=place, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ranks, words = 0, shlex.split(line)
+    if words[:2] == ["mpirun", "-n"]:
+        ranks, words = int(words[2]), words[3:]
+    done = mpirun(ranks, str(HERE / words[0]), *words[1:], timeout=240, cwd=place)
+    assert done.returncode == 0, tail(done.output)

@@ -5,6 +5,8 @@ All but `library` comes with the first steps. Measured as benchmarks/memory.py s
 
 from typing import NamedTuple
 
+from mpitrain.plan.activations.kept import Activations
+from mpitrain.plan.activations.peak import put_away
 from mpitrain.plan.declared.expert_rows import num_lengths
 from mpitrain.plan.declared.parameters import EXPERT, Spec, itemsizes_of
 from mpitrain.plan.plan import Plan
@@ -33,9 +35,9 @@ FEWEST, MOST = 0.25, 2.5
 # every page is cleared by the kernel again.
 HOLES = 8_000_000
 # of what microbatches take. Between tensors that are kept, holes are left by those that a forward makes
-# and drops: partial outputs, copies in another type, and all that is recomputed.
+# and drops: partial outputs, copies in another type, all that is recomputed, and what was copied to the host.
 HOLES_OF_COMPUTED = 0.25
-MORE_HOLES = {"tp": 0.25, "16 bits": 0.25, "recompute": 0.5}
+MORE_HOLES = {"tp": 0.25, "16 bits": 0.25, "recompute": 0.5, "offload": 0.25}
 # of larger models most tensors are longer than what malloc takes from the heap (cluster/heap.py)
 COMPUTED_IN_HEAP = 1 << 30
 
@@ -54,10 +56,10 @@ ON_A_GPU = ProcessMemory(LIBRARY_ON_A_GPU, FIRST_USES_ON_A_GPU, 0, HOLES)
 
 def of_a_process(plan: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:
     """Return what a process of a pipeline rank takes on a CPU besides `usage`."""
-    return ProcessMemory(LIBRARY, FIRST_USES, _kernels(plan, rank), HOLES + _holes(plan, usage))
+    return ProcessMemory(LIBRARY, FIRST_USES, _kernels(plan, rank), HOLES + _holes(plan, rank, usage))
 
 
-def _holes(plan: Plan, usage: MemoryUsage) -> int:
+def _holes(plan: Plan, rank: int, usage: MemoryUsage) -> int:
     """Return the holes between tensors of microbatches.
 
     Pieces that malloc takes from the system one by one leave none.
@@ -67,9 +69,18 @@ def _holes(plan: Plan, usage: MemoryUsage) -> int:
         "tp": config.parallel.tp > 1,
         "16 bits": itemsizes_of(config)[0] == 2,
         "recompute": config.memory.recompute != "none",
+        "offload": config.memory.offload in ("activations", "all"),
     }
     share = HOLES_OF_COMPUTED + sum(MORE_HOLES[what] for what, is_made in makes.items() if is_made)
-    return int(share * min(usage.computed, COMPUTED_IN_HEAP))
+    computed = usage.computed + (_copied_away(plan, rank) if makes["offload"] else 0)
+    return int(share * min(computed, COMPUTED_IN_HEAP))
+
+
+def _copied_away(plan: Plan, rank: int) -> int:
+    """Return the bytes of activations that are on the host."""
+    table = plan.table
+    formulas = {stage: Activations(plan.stage(stage), plan.sizes) for stage in table.chunks[rank]}
+    return put_away(plan.training.ranks[rank], table, formulas)
 
 
 def _kernels(plan: Plan, rank: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from sampled import command, make_run, text
+from sampled import make_run, text
 
 from mpitrain.cli import cli
 from mpitrain.commands.generate import SamplingRequest, TextSampler, read_prompts, sample
@@ -118,22 +118,22 @@ def test_a_text_ends_before_the_stop_string_that_is_complete_first(behind, stops
     assert shown.stopped is bool(cuts)
 
 
+def generated(*given):
+    """Run the command in this process: others import torch for seconds each."""
+    return CliRunner().invoke(cli, ["generate", *map(str, given)])
+
+
 def test_prompts_of_a_file_have_the_texts_that_each_has_alone(tmp_path):
     run = make_run(tmp_path / "run")
     (tmp_path / "lines.txt").write_text("def \n\nclass A\n")
     (tmp_path / "objects.jsonl").write_text('{"prompt": "def "}\n{"prompt": "class A", "id": 3}\n')
     for name in ("lines.txt", "objects.jsonl"):
-        done = command(run, "--prompts", tmp_path / name, "--tokens", 8)
-        assert done.returncode == 0, done.stderr
+        done = generated(run, "--prompts", tmp_path / name, "--tokens", 8)
+        assert done.exit_code == 0, done.stderr
         found = [json.loads(line) for line in done.stdout.splitlines()]
         assert found == [
             {"prompt": each, "text": text(run, tokens=8, prompt=each)} for each in ("def ", "class A")
         ]
-
-
-def generated(*given):
-    """Run the command in this process: others import torch for seconds each."""
-    return CliRunner().invoke(cli, ["generate", *map(str, given)])
 
 
 def test_the_command_takes_all_rules(tmp_path):

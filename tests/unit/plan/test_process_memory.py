@@ -76,6 +76,20 @@ def test_experts_multiply_as_many_shapes_as_rows_come_in_lengths():
     assert kept("batch.micro=4", "batch.global=8", "parallel.tp=2", "parallel.etp=2", ranks=2) < many
 
 
+def test_what_is_copied_to_the_host_leaves_holes_too():
+    """Masters and moments that are there don't."""
+    given = *DENSE, "batch.micro=4", "optimizer.name=adamw"
+    found = {}
+    for offload in ("activations", "optimizer", "all"):
+        plan = plan_of(resolve(settings.load(None, (*given, f"memory.offload={offload}")), 1, 256))
+        usage = predict(plan)[0]
+        found[offload] = usage, of_a_process(plan, 0, usage).holes - HOLES
+    copied, holes = found["activations"]
+    assert holes == int(0.5 * (copied.computed + copied.host)) == found["all"][1]
+    kept, fewer = found["optimizer"]
+    assert fewer == int(0.25 * kept.computed) and kept.host > 0
+
+
 @pytest.mark.parametrize(
     ("given", "ranks", "share"),
     [
