@@ -24,27 +24,27 @@ AMX (2026-11-27), two cores each, torch 2.13.0, MPICH 5.0.2, growth in MB of ran
 
                                ranks  predicted      EPYC  ratio      Xeon  ratio
     quickstart                     1       59.4      57.7   0.97      52.6   0.88
-    quickstart bf16                1       68.1         -      -      64.8   0.95
+    quickstart bf16                1       69.6         -      -      64.8   0.93
     large, 1 microbatch            1     1721.2    1742.0   1.01    1704.4   0.99
     large, 16 microbatches         1     1254.3    1264.9   1.01    1249.3   1.00
     large, full recomputation      1     1246.4    1256.1   1.01    1257.0   1.01
-    large, bf16                    1     1613.2    1585.6   0.98    1591.4   0.99
+    large, bf16                    1     1614.4    1585.6   0.98    1591.4   0.99
     dp=2 zero=1                    2      318.7     328.7   1.03     318.8   1.00
     dp=2 zero=3                    2      293.3     301.0   1.03     290.5   0.99
     dp=4 zero=2                    4      229.6     239.1   1.04     227.9   0.99
-    dp=8 zero=3 bf16               8      143.8     138.3   0.96     145.2   1.01
+    dp=8 zero=3 bf16               8      145.3     138.3   0.95     145.2   1.00
     pp=2 gpipe                     2      474.7     453.0   0.95     443.1   0.93
     pp=4 v-half                    4      164.4     181.5   1.10     171.5   1.04
     tp=2                           2      393.9     404.6   1.03     386.7   0.98
     tp=2 selective                 2      384.5         -      -     371.2   0.97
     tp=2 full recomputation        2      255.4         -      -     263.0   1.03
-    tp=2 pp=2 bf16                 4      190.1         -      -     187.1   0.98
+    tp=2 pp=2 bf16                 4      191.6         -      -     187.1   0.98
     cp=2                           2      391.4     395.7   1.01     387.6   0.99
     mixtral                        1      513.0     505.4   0.99     519.8   1.01
-    mixtral bf16                   1      562.3         -      -     581.1   1.03
-    mixtral pp=2 bf16              2      305.9         -      -     335.0   1.10
+    mixtral bf16                   1      570.4         -      -     581.1   1.02
+    mixtral pp=2 bf16              2      312.2         -      -     335.0   1.07
     mixtral ep=4                   4      318.8     306.0   0.96     314.6   0.99
-    mixtral ep=4 bf16              4      334.9         -      -     371.8   1.11
+    mixtral ep=4 bf16              4      344.2         -      -     371.8   1.08
     mixtral etp=4                  4      176.6     175.0   0.99     180.7   1.02
 
 After three steps ep=4 had 264.9 on the EPYC: it meets more tokens with each.

@@ -144,7 +144,6 @@ def test_steps_equal_a_plain_torch_loop(world, name, layout):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"] if EVERY else ["fp32"])
-@pytest.mark.few_ranks
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

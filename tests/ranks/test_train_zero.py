@@ -57,7 +57,6 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.few_ranks
 @pytest.mark.parametrize(
     ("layout", "reduce"),
     CHOSEN,

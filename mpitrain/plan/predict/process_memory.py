@@ -25,7 +25,7 @@ LIBRARY_ON_A_GPU = 430_000_000
 FIRST_USES_ON_A_GPU = 820_000_000
 # oneDNN keeps a kernel of each shape of a product in 16 bits: 0.04 to 1.2 MB, this in the mean of the
 # forward and the gradients of input and weight, by 64 lengths of experts of widths 256 and 512
-KERNEL = 600_000
+KERNEL = 700_000
 DIRECTIONS = 3  # forward, gradient of the input, of the weight
 # how many rows come to an expert, as multiples of what equal loads would bring
 FEWEST, MOST = 0.25, 2.5
