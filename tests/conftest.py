@@ -30,7 +30,7 @@ FEW = 3  # cases, all of which are told
 ROOT = Path(__file__).parent
 MANY = 1000  # tests that take longer than a lane does
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-ALONGSIDE = ("test_lane[1]",)  # over when the serial tests are
+ALONGSIDE = ("test_lane[1]", "test_lane[2]")
 EARLY = pytest.StashKey()
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
 
@@ -160,14 +160,19 @@ def _thin(items):
 
     tests = {}
     for item in items:
-        if _room(item) in THINNED and hasattr(item, "callspec"):
-            num_ranks = item.callspec.params.get("size")
-            tests.setdefault((item.path, item.originalname, num_ranks), []).append(item)
+        if _room(item) in THINNED and hasattr(item, "callspec") and _has_a_lane(item):
+            tests.setdefault((item.path, item.originalname), []).append(item)
     for cases in tests.values():
         kept = once(cases, lambda item: item.callspec.params) if len(cases) > FEW else cases
         for item in cases:
             if item not in kept:
                 item.add_marker(LONG_CASE)
+
+
+def _has_a_lane(item):
+    """Return whether a case runs on a number of ranks that its test is marked for."""
+    size, sizes = item.callspec.params.get("size"), item.get_closest_marker("sizes")
+    return size is None or sizes is None or size in sizes.args
 
 
 def _turn(item):

@@ -5,12 +5,13 @@ the bits of the run without a stop.
 import json
 
 import pytest
-from conftest import EVERY
+from conftest import EVERY, WITH_LONG
 from launch import loss_lines, several, tail, tiny, write_text
 
 KEYS = dict(run_save_every=4, run_eval_every=4, schedule_name="constant", parallel_dp=2)
 STEPS = 10
-CHOSEN = [("sgd", "fp32"), ("muon", "bf16"), *([("muon", "fp32"), ("adamw", "bf16")] if EVERY else [])]
+CHOSEN = [("muon", "bf16"), *([("sgd", "fp32")] if EVERY or WITH_LONG else [])]
+CHOSEN += [("muon", "fp32"), ("adamw", "bf16")] if EVERY else []
 
 
 # run directory, steps, zero

@@ -46,7 +46,7 @@ def asked(num_ranks, report):
 
 
 class EarlyLanes:
-    """Lanes beside other tests: of ranks one after the other, and the one of no rank beside them.
+    """Lanes beside other tests, one after the other.
 
     Of one and two ranks beside the serial tests, which take one core; the others beside whole runs,
     in the time that these only wait.
@@ -58,15 +58,13 @@ class EarlyLanes:
         self._stack = ExitStack()
 
     def go_on(self):
-        """Start the next lane, unless one is running that has ranks."""
-        running = {num_ranks for num_ranks, (_, job) in self.jobs.items() if job.process.poll() is None}
-        if self._waiting and running <= {NO_RANK}:
+        """Start the next lane, unless one is running: two cores have enough to do with one."""
+        if self._waiting and all(job.process.poll() is not None for _, job in self.jobs.values()):
             self._start(self._waiting.pop(0))
 
     def _start(self, num_ranks):
         report = (
-            Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-")))
-            / "lane.xml"
+            Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
         )
         behind = ("--beside", *hang_limit(patience(SLOWEST_S))) if num_ranks > 2 else hang_limit()
         if num_ranks == NO_RANK:
@@ -81,8 +79,7 @@ class EarlyLanes:
     def wait(self, num_ranks):
         """Return the report of a lane and how it ended."""
         while num_ranks not in self.jobs:
-            last = [job for number, (_, job) in self.jobs.items() if number != NO_RANK][-1]
-            last.wait(SLOWEST_S)
+            list(self.jobs.values())[-1][1].wait(SLOWEST_S)
             self.go_on()
         report, job = self.jobs[num_ranks]
         return report, job.wait(SLOWEST_S)
