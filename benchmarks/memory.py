@@ -50,11 +50,14 @@ AMX (2026-11-27), two cores each, torch 2.13.0, MPICH 5.0.2, growth in MB of ran
 After three steps ep=4 had 264.9 on the EPYC: it meets more tokens with each.
 Beside 20 other processes on the EPYC: 399.3 (tp=2), 186.2 (v-half), 139.1 (dp=8), 57.9 (quickstart).
 
-Experts after more steps, each a prediction's multiple; 20 and 200 steps on the EPYC, 200 on the Xeon:
+Experts after more steps, each a prediction's multiple; 20 and 200 steps on the EPYC, 20 and 200 on the Xeon:
 
-    mixtral    0.99   1.02   1.03
-    ep=4       0.96   0.93   0.94
-    etp=4      1.13   1.15   1.13
+    mixtral       0.99   1.02      -   1.03
+    ep=4          0.96   0.93      -   0.94
+    etp=4         1.07   1.09      -   1.07
+    bf16             -      -   1.03   1.04
+    pp=2 bf16        -      -   1.07   1.10
+    ep=4 bf16        -      -   1.07   1.10
 
 Holes and kernels: with MALLOC_MMAP_THRESHOLD_=131072, where no tensor is in the heap and no hole, what
 is measured on the Xeon is 0.96 to 1.10 times the prediction without holes, in 39 layouts. In 16 bits it

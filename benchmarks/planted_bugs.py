@@ -32,7 +32,7 @@ from preload import LIBRARIES, WHAT  # noqa: E402
 
 FOUND = Path(__file__).with_suffix(".txt")
 LIMIT_S = {
-    "one process": 600,
+    "one process": 200,
     "1 rank": 600,
     "2 ranks": 600,
     "4 ranks": 600,

@@ -129,6 +129,8 @@ class Model(ConfigTable, frozen=True):
     eps: Annotated[float, Meta(gt=0, lt=1)] | None = None
     ffn_biased: bool | None = None  # feed-forwards have biases
     positions: Length | None = None  # number of positions that have a learned vector: the longest sequence
+    # GELU: approximated by tanh, or exact, by the error function; absent: as the family says
+    gelu: Literal["tanh", "exact"] | None = None
     # soft cap c of logits: they become c tanh(logit / c); 0: none
     logit_cap: Annotated[float, Meta(ge=0)] | None = None
     # dropout of the sum of token and position embeddings: share dropped in training, the rest scaled up;

@@ -76,6 +76,7 @@ OTHER_NAMES = {
     "recompute_granularity",
     "model.attention_dropout": "attn_pdrop attn_dropout attention_dropout_prob",
     "model.embedding_dropout": "embd_pdrop embd_dropout embed_dropout",
+    "model.gelu": "activation_function hidden_act hidden_activation activation",
     "model.ffn": "intermediate_size ffn_hidden_size d_ff hidden_dim ffn_dim",
     "model.heads": "num_attention_heads num_heads n_head n_heads",
     "model.kv_heads": "num_key_value_heads n_kv_heads num_query_groups",

@@ -54,14 +54,17 @@ class Silu:
 
 @dataclass(frozen=True)
 class Gelu:
-    """gelu(gate) * up (GEGLU, arXiv:2002.05202), gelu approximated by tanh (arXiv:1606.08415, section 2)."""
+    """gelu(gate) * up (GEGLU, arXiv:2002.05202).
 
-    APPROXIMATION: ClassVar[str] = "tanh"
+    approximation: of gelu, as torch names it: by tanh (arXiv:1606.08415, section 2), or "none".
+    """
+
+    approximation: str = "tanh"
 
     def activation(self, gate: "torch.Tensor") -> "torch.Tensor":
         from torch.nn import functional
 
-        return functional.gelu(gate, approximate=self.APPROXIMATION)
+        return functional.gelu(gate, approximate=self.approximation)
 
     def scale(self, up: "torch.Tensor") -> "torch.Tensor":
         return up
@@ -69,7 +72,7 @@ class Gelu:
     def grad_of_gate(self, grad: "torch.Tensor", gate: "torch.Tensor") -> "torch.Tensor":
         import torch
 
-        return torch.ops.aten.gelu_backward(grad, gate, approximate=self.APPROXIMATION)
+        return torch.ops.aten.gelu_backward(grad, gate, approximate=self.approximation)
 
     def grad_of_up(self, grad: "torch.Tensor", up: "torch.Tensor") -> "torch.Tensor":
         return grad

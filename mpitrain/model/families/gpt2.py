@@ -1,7 +1,8 @@
 """GPT-2 (Radford et al. 2019, section 2.3), and GPT-3 (arXiv:2005.14165, section 2.1) without its sparse
 attention.
 
-Learned positions; LayerNorm; biases everywhere; a feed-forward with GELU and no gate; dropout.
+Learned positions; LayerNorm; biases everywhere; a feed-forward with GELU, by tanh or exact (Cerebras-GPT,
+arXiv:2304.03208), and no gate; dropout.
 """
 
 from collections.abc import Mapping
@@ -27,6 +28,13 @@ DROPOUTS = {  # fields of config.json, and our keys
     "attn_pdrop": "attention_dropout",
     "resid_pdrop": "residual_dropout",
 }
+GELU = {  # activation_function, and model.gelu
+    "gelu_new": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_fast": "tanh",
+    "gelu": "exact",
+    "gelu_python": "exact",
+}
 
 
 def _gpt2(config: Config) -> ModelLayers:
@@ -51,7 +59,8 @@ def _gpt2(config: Config) -> ModelLayers:
             'use "joined"'
         )
     rate = model.residual_dropout
-    ffn = Mlp(model.width, model.ffn, 2 * model.layers, model.eps, Gelu(), dropout=rate)
+    gelu = Gelu("none" if model.gelu == "exact" else "tanh")
+    ffn = Mlp(model.width, model.ffn, 2 * model.layers, model.eps, gelu, dropout=rate)
     dropout = dict(dropout=model.attention_dropout, residual_dropout=rate)
     blocks = tuple(
         (replace(attention, block=number), replace(ffn, block=number))
@@ -79,7 +88,8 @@ def _read(fields: Fields) -> None:
     fields.integer(fields.either("n_positions", "max_position_embeddings"), 1024, to="model.positions")
     fields.flag("tie_word_embeddings", True, to="model.tied")
     fields.number("layer_norm_epsilon", 1e-5, to="model.eps")
-    fields.only("activation_function", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+    fields.only("activation_function", *GELU)
+    fields.give("model.gelu", GELU[fields.take("activation_function", "gelu_new")], "activation_function")
     fields.only("scale_attn_weights", True)
     fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.only("reorder_and_upcast_attn", False)
@@ -99,7 +109,7 @@ def _write(config: Config) -> dict[str, Any]:
         n_positions=model.positions,
         tie_word_embeddings=model.tied,
         layer_norm_epsilon=model.eps,
-        activation_function="gelu_new",
+        activation_function="gelu" if model.gelu == "exact" else "gelu_new",
         **{name: getattr(model, key) for name, key in DROPOUTS.items()},
     )
 
@@ -157,7 +167,7 @@ GPT2 = ModelFamily(
     name="gpt2",
     layers=_gpt2,
     attention={},
-    model=dict(eps=1e-5, positions=1024, **dict.fromkeys(DROPOUTS.values(), 0.0)),
+    model=dict(eps=1e-5, positions=1024, gelu="tanh", **dict.fromkeys(DROPOUTS.values(), 0.0)),
     heads=_heads,
     grouped=False,
     weight_names={HUGGING_FACE: _names()},

@@ -31,7 +31,7 @@ WINDOWS: dict[str, Any] = dict(window=0, window_blocks="w")
 ALL_ALIKE: dict[str, Any] = dict(shared=0, groups=1, groups_active=1, first=0, every=1, z_weight=0.0)
 # keys of the table `model` that not all families have
 OF_SOME = (
-    "eps", "ffn_biased", "logit_cap", "positions",
+    "eps", "ffn_biased", "gelu", "logit_cap", "positions",
     "embedding_dropout", "attention_dropout", "residual_dropout",
 )  # fmt: skip
 # of a router that chooses by softmax

@@ -11,6 +11,7 @@ from mpitrain.model.segment import Tape
 PLAIN = {
     SILU: lambda gate, up: functional.silu(gate) * up,
     Gelu(): lambda gate, up: functional.gelu(gate, approximate="tanh") * up,
+    Gelu("none"): lambda gate, up: functional.gelu(gate) * up,
     Clamped(1.5): lambda gate, up: (
         gate.clamp(max=1.5) * torch.sigmoid(1.702 * gate.clamp(max=1.5)) * (up.clamp(-1.5, 1.5) + 1)
     ),

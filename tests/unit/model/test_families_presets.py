@@ -466,10 +466,30 @@ def test_sizes_of_a_gpt2_folder_have_two_names_each():
         read_back("gpt2", own | dict(hidden_size=9))
 
 
-def test_a_gpt2_run_older_than_dropout_goes_on_without():
+@pytest.mark.parametrize(
+    ("given", "key", "written"),
+    [
+        (dict(activation_function="gelu"), "exact", "gelu"),
+        (dict(activation_function="gelu_python"), "exact", "gelu"),
+        (dict(activation_function="gelu_pytorch_tanh"), "tanh", "gelu_new"),
+        ({}, "tanh", "gelu_new"),
+    ],
+)
+def test_gelu_of_a_gpt2_folder_is_exact_or_by_tanh(given, key, written):
+    """Cerebras-GPT's is exact."""
+    keys, _ = read_back("gpt2", dict(n_layer=2, n_embd=8, n_head=2, vocab_size=16, **given))
+    assert keys["model.gelu"] == key
+    config = resolve(settings.load(None, ("model.preset=gpt2", f"model.gelu={key}")), 1, 256)
+    assert FAMILIES.find("gpt2").model_types[0].write(config)["activation_function"] == written
+
+
+def test_a_gpt2_run_older_than_dropout_and_exact_gelu_goes_on_without():
     config = resolve(settings.load(None, ("model.preset=gpt2",)), 1, 256)
     assert config.model.attention_dropout == config.model.residual_dropout == 0.0
-    keys = dict.fromkeys(key for key in config.model.__struct_fields__ if key.endswith("_dropout"))
+    assert config.model.gelu == "tanh"
+    keys = dict.fromkeys(
+        key for key in config.model.__struct_fields__ if key.endswith("_dropout") or key == "gelu"
+    )
     older = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, **keys))
     assert identity(older) == identity(config)
 

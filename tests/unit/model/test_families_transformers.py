@@ -23,6 +23,11 @@ OURS = ("model.layers=4", "model.width=32", "model.heads=4", "model.ffn=40", "mo
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 AFAR = dict(original_max_position_embeddings=4096)
 KV = ("model.kv_heads=2",)
+GPT2 = dict(
+    n_embd=32, n_layer=4, n_head=4, n_inner=40, n_positions=30, embd_pdrop=0.0, attn_pdrop=0.0,
+    resid_pdrop=0.0, layer_norm_epsilon=1e-4, bos_token_id=None, eos_token_id=None,
+)  # fmt: skip
+OUR_GPT2 = "model.family=gpt2", "model.positions=30", "model.eps=1e-4"
 
 
 def rope(theta=10_000.0, **more):
@@ -108,12 +113,8 @@ MODELS = {  # name: (configuration in transformers, its keys, our settings)
             "attention.theta=500", "attention.window_theta=500", "attention.yarn_factor=4",
             "attention.yarn_length=16", "attention.yarn_fast=4"),
     ),
-    "gpt2": (
-        "GPT2Config",
-        dict(n_embd=32, n_layer=4, n_head=4, n_inner=40, n_positions=30, embd_pdrop=0.0, attn_pdrop=0.0,
-            resid_pdrop=0.0, layer_norm_epsilon=1e-4, bos_token_id=None, eos_token_id=None),
-        ("model.family=gpt2", "model.positions=30", "model.eps=1e-4"),
-    ),
+    "gpt2": ("GPT2Config", GPT2, OUR_GPT2),
+    "gpt2-exact": ("GPT2Config", dict(GPT2, activation_function="gelu"), (*OUR_GPT2, "model.gelu=exact")),
     "gemma2": (
         "Gemma2Config", dict(GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, **rope()),
         ("model.family=gemma2", *OUR_GEMMA, "attention.score_cap=2", "model.logit_cap=3"),
