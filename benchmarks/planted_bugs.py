@@ -374,7 +374,7 @@ BUGS = [
     ("mpitrain/model/linear.py", "self.parameter.grad += fp8.multiply(", "self.parameter.grad[:] = fp8.multiply("),
     ("mpitrain/kernels/activation_functions.py", ".masked_fill_(gate > self.limit, 0)", ""),
     ("mpitrain/kernels/activation_functions.py", "torch.ops.aten.silu_backward(grad, gate)", "grad * torch.sigmoid(gate)"),
-    ("mpitrain/kernels/activation_functions.py", "gelu_backward(grad, gate, approximate=self.APPROXIMATION)", "gelu_backward(grad, gate)"),
+    ("mpitrain/kernels/activation_functions.py", "gelu_backward(grad, gate, approximate=self.approximation)", "gelu_backward(grad, gate)"),
     ("mpitrain/kernels/activation_functions.py", "self.activation.grad_of_up(grad * activated, up)", "grad * activated"),
     ("mpitrain/model/latent_attention.py", "q = q * self.magnitude**2", "q = q * self.magnitude"),
     ("mpitrain/model/latent_attention.py", "self.rotary(k_turned.unsqueeze(1), context.start).expand", "self.rotary(k_turned.unsqueeze(1), 0).expand"),
