@@ -409,6 +409,7 @@ BUGS = [
     ("mpitrain/model/rotary.py", "here = slice(start, start + x_BHTC.shape[-2])", "here = slice(0, x_BHTC.shape[-2])"),
     ("mpitrain/model/segment.py", "not self.selective and functions.keep_activated:", "True:"),
     ("mpitrain/kernels/functions.py", "addcmul_(unit, along, value=-1)", "addcmul_(unit, along, value=1)"),
+    ("mpitrain/kernels/functions.py", "addcmul_(unit.to(weight.dtype), along, value=-1)", "addcmul_(unit.to(weight.dtype), along, value=1)"),
     ("mpitrain/model/kv_history.py", ".tril(begin)", ".tril(begin + 1)"),
     ("mpitrain/model/attention_functions.py", "else mask == 0", "else mask < 0"),
     ("mpitrain/model/build_context.py", "self.plan.positions(self.cp.rank if self.cp else 0)", "self.plan.positions(0)"),

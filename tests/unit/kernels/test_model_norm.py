@@ -1,4 +1,4 @@
-"""RMSNorm against plain torch in fp64.
+"""RMSNorm and LayerNorm against plain torch in fp64.
 
 Its statistics aren't rounded to the type of the activations, and don't overflow in it.
 """
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mpitrain.kernels.functions import layer_norm, layer_norm_again, layer_norm_backward
 from mpitrain.model.selective import Norm
 
 WIDTH = 2048
@@ -56,6 +57,29 @@ def test_it_is_that_of_fp64_but_for_the_rounding_of_numbers(kind, size, again):
         assert a.dtype == kind and a.isfinite().all(), name
         error = (a.double() - b).abs() / (b.abs() + b.abs().mean())
         assert error.max() < 8 * step, f"{name}: {error.max() / step:.1f} units in the last place"
+
+
+@pytest.mark.parametrize("size", [1e-2, 1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_layer_norm_is_that_of_fp64_but_for_the_rounding_of_numbers(kind, size):
+    """Of rows whose mean isn't 0."""
+    dice = torch.Generator().manual_seed(1)
+    x = (size * (1 + torch.randn(4, 3, WIDTH, generator=dice))).to(kind)
+    weight, bias, grad = (
+        (0.5 + torch.rand(*shape, generator=dice)).to(kind) for shape in ((WIDTH,), (WIDTH,), (4, 3, WIDTH))
+    )
+    y, unit, scale = layer_norm(x, weight, bias, 1e-5)
+    assert all(map(torch.equal, layer_norm_again(x, weight, bias, scale), (y, unit)))
+    found = y, *layer_norm_backward(grad, weight, unit, scale)
+    leaves = [each.double().requires_grad_() for each in (x, weight, bias)]
+    exact = torch.nn.functional.layer_norm(leaves[0], (WIDTH,), leaves[1], leaves[2], 1e-5)
+    expected = exact, *torch.autograd.grad(exact, leaves, grad.double())
+    step = torch.finfo(kind).eps
+    for name, a, b in zip(("output", "gradient", "weight's", "bias's"), found, expected):
+        assert a.isfinite().all(), name
+        error = (a.double() - b).abs() / (b.abs() + b.abs().mean())
+        # sums over the width cancel
+        assert error.max() < 64 * step, f"{name}: {error.max() / step:.1f} units in the last place"
 
 
 @pytest.mark.parametrize("kind", KINDS[2:], ids=str)
