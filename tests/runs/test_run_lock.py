@@ -1,6 +1,7 @@
 """One run at a time in a run directory."""
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -114,11 +115,13 @@ def test_a_holder_whose_signs_of_life_are_held_up_by_the_file_system_is_respecte
     answers = threading.Event()
     over = threading.Event()
     monkeypatch.setattr(locks, "SLOW_S", 1.0)
-    monkeypatch.setattr(locks.os, "fsync", lambda file: answers.wait())
+    calls = itertools.count()  # the first makes the file that is written again at each look
+    monkeypatch.setattr(locks.os, "fsync", lambda file: next(calls) and answers.wait())
 
     def beat():
         time.sleep(3.0)
         answers.set()
+        time.sleep(0.7)  # time enough to take over, for who doesn't begin anew
         while not over.wait(0.2):
             sign = msgspec.structs.replace(owner, beat=str(time.monotonic()))
             (tmp_path / "sign").write_bytes(msgspec.json.encode(sign))
