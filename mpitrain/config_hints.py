@@ -145,7 +145,7 @@ def of_another_name(key: str) -> str:
 def instead_of_value(key: str, value: Any) -> str:
     """Return what to use for a value that others have for a key; "" for one that nobody has."""
     every = OTHER_VALUES.get(key, {}).items()
-    return next((words for words, names in every if str(value).lower() in names.split()), "")
+    return next((words for words, names in every if shown(value).lower() in names.split()), "")
 
 
 MOST_SHOWN = 1e15  # of a number that is to be written as text
@@ -167,7 +167,7 @@ def form_that_works(key: str, value: Any, kind: Any) -> str:
 
 
 def _bool_form(value: Any) -> str:
-    return SWITCHES.get(str(value).lower(), "")
+    return SWITCHES.get(shown(value).lower(), "")
 
 
 def _int_form(value: Any) -> str:

@@ -1015,3 +1015,20 @@ def test_several_paths_are_kept_in_config_toml():
         settings.load(None, ['data.path=["a", "b\\nc"]'])
     with pytest.raises(ConfigError, match=r"data.path\[1\]: expected `str`, got `int`"):
         settings.load(None, ['data.path=["a", 3]'])
+
+
+def refusal(key, value):
+    """Return what is said of a value; "" if it is taken."""
+    table, _, name = key.partition(".")
+    try:
+        settings.parse({table: {name: value}})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_number_that_cannot_be_printed_is_refused_in_one_line_by_every_key():
+    """Python makes no text of more than 4300 digits; in TOML such a number can be hexadecimal."""
+    said = {key: refusal(key, 1 << 20_000) for key in settings.flatten(settings.Config())}
+    assert [key for key, text in said.items() if not text] == []
+    assert all(f"{key}: " in text and len(text.splitlines()) == 1 for key, text in said.items()), said
