@@ -36,7 +36,7 @@ AMX (2026-11-27), two cores each, torch 2.13.0, MPICH 5.0.2, growth in MB of ran
     pp=2 gpipe                     2      474.7     453.0   0.95     443.1   0.93
     pp=4 v-half                    4      164.4     181.5   1.10     171.5   1.04
     tp=2                           2      393.9     404.6   1.03     386.7   0.98
-    tp=2 selective                 2      384.5         -      -     371.2   0.97
+    tp=2 selective                 2      375.0         -      -     371.2   0.99
     tp=2 full recomputation        2      255.4         -      -     263.0   1.03
     tp=2 pp=2 bf16                 4      191.6         -      -     187.1   0.98
     cp=2                           2      391.4     395.7   1.01     387.6   0.99

@@ -6,10 +6,11 @@ All but `library` comes with the first steps. Measured as benchmarks/memory.py s
 from typing import NamedTuple
 
 from mpitrain.plan.activations.kept import Activations
-from mpitrain.plan.activations.peak import put_away
+from mpitrain.plan.activations.peak import peak_of, put_away
 from mpitrain.plan.declared.expert_rows import num_lengths
 from mpitrain.plan.declared.parameters import EXPERT, Spec, itemsizes_of
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.alternatives import with_recompute
 from mpitrain.plan.predict.memory import MemoryUsage
 from mpitrain.plan.settings.experts import positions
 
@@ -35,9 +36,11 @@ FEWEST, MOST = 0.25, 2.5
 # every page is cleared by the kernel again.
 HOLES = 8_000_000
 # of what microbatches take. Between tensors that are kept, holes are left by those that a forward makes
-# and drops: partial outputs, copies in another type, all that is recomputed, and what was copied to the host.
+# and drops: partial outputs, copies in another type, what was copied to the host.
 HOLES_OF_COMPUTED = 0.25
-MORE_HOLES = {"tp": 0.25, "16 bits": 0.25, "recompute": 0.5, "offload": 0.25}
+MORE_HOLES = {"tp": 0.25, "16 bits": 0.25, "offload": 0.25}
+# and what is recomputed: as much as that, but no more than this share
+HOLES_OF_RECOMPUTED = 0.5
 # of larger models most tensors are longer than what malloc takes from the heap (cluster/heap.py)
 COMPUTED_IN_HEAP = 1 << 30
 
@@ -68,12 +71,20 @@ def _holes(plan: Plan, rank: int, usage: MemoryUsage) -> int:
     makes = {
         "tp": config.parallel.tp > 1,
         "16 bits": itemsizes_of(config)[0] == 2,
-        "recompute": config.memory.recompute != "none",
         "offload": config.memory.offload in ("activations", "all"),
     }
     share = HOLES_OF_COMPUTED + sum(MORE_HOLES[what] for what, is_made in makes.items() if is_made)
-    computed = usage.computed + (_copied_away(plan, rank) if makes["offload"] else 0)
-    return int(share * min(computed, COMPUTED_IN_HEAP))
+    computed = min(usage.computed + (_copied_away(plan, rank) if makes["offload"] else 0), COMPUTED_IN_HEAP)
+    dropped = 0 if config.memory.recompute == "none" else _dropped(plan, rank, usage)
+    return int(share * computed + min(dropped, HOLES_OF_RECOMPUTED * computed))
+
+
+def _dropped(plan: Plan, rank: int, usage: MemoryUsage) -> int:
+    """Return the bytes that a forward drops to make them again: how much more there is without that."""
+    whole = with_recompute(plan, "none")
+    formulas = {stage: Activations(whole.stage(stage), whole.sizes) for stage in whole.table.chunks[rank]}
+    peak = peak_of(whole.training.ranks[rank], whole.table, formulas)
+    return max(0, sum(peak) - usage.computed)
 
 
 def _copied_away(plan: Plan, rank: int) -> int:

@@ -97,8 +97,6 @@ def test_what_is_copied_to_the_host_leaves_holes_too():
         ((BF16,), 1, 0.5),
         (("parallel.tp=2",), 2, 0.5),
         (("parallel.tp=2", BF16), 2, 0.75),
-        (("memory.recompute=full",), 1, 0.75),
-        (("memory.recompute=selective", "parallel.tp=2"), 2, 1.0),
         (("parallel.dp=2", "parallel.zero=3"), 2, 0.25),
     ],
 )
@@ -106,6 +104,30 @@ def test_holes_are_a_share_of_what_is_computed(given, ranks, share):
     plan = plan_of(resolve(settings.load(None, (*DENSE, *given)), ranks, 256))
     usage = predict(plan)[0]
     assert of_a_process(plan, 0, usage).holes == HOLES + int(share * usage.computed)
+
+
+LIKE = {
+    "fp32": ((*DENSE, "batch.micro=4"), 1),
+    "bf16 tp=2": ((*DENSE, "batch.micro=4", BF16, "parallel.tp=2"), 2),
+    "experts bf16": ((*MIXTRAL, "batch.micro=4", BF16), 1),
+    "pp=2": ((*DENSE, "model.layers=4", "parallel.pp=2"), 2),
+}
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize(("given", "ranks"), LIKE.values(), ids=LIKE)
+def test_what_is_recomputed_leaves_as_many_holes_as_is_dropped_and_a_process_takes_less(given, ranks, mode):
+    def usage_and_holes(*more):
+        plan = plan_of(resolve(settings.load(None, (*given, *more)), ranks, 256))
+        usage = predict(plan)[0]
+        return usage, of_a_process(plan, 0, usage).holes - HOLES
+
+    whole, before = usage_and_holes()
+    usage, holes = usage_and_holes(f"memory.recompute={mode}")
+    share = before / whole.computed
+    dropped = whole.computed - usage.computed
+    assert holes == pytest.approx(share * usage.computed + min(dropped, usage.computed / 2), abs=2)
+    assert sum(usage) + holes < sum(whole) + before
 
 
 def test_predictions_of_the_benchmark_are_within_15_percent_of_what_was_measured(benchmark):
