@@ -42,6 +42,7 @@ from mpitrain.plan.predict.memory_table import (
     parameter_line,
     table_of_usage,
 )
+from mpitrain.plan.predict.process_memory import of_processes
 from mpitrain.plan.predict.schedule_promises import idle_schedule
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
@@ -143,7 +144,8 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         usages = predict(plan)
         ranks = range(plan.config.parallel.pp)
         copies = [copy_bytes(plan, rank) for rank in ranks]
-        fits = fit_line(plan, usages, copies, _cheapest(plan, chosen, num_ranks))
+        processes = of_processes(plan, usages)
+        fits = fit_line(plan, usages, copies, processes, _cheapest(plan, chosen, num_ranks))
         is_direct = plan.config.comm.device == "direct"
         staged = [0 if is_direct else staged_bytes(plan, rank) for rank in ranks]
         stages = by_stage(plan)
@@ -152,7 +154,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     lines = [
         *said,
         "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
-        table_of_usage(plan, usages, copies, staged),
+        table_of_usage(usages, copies, staged, processes),
         parameter_line(plan),
         fits,
         zero_line(given, plan.config),
@@ -180,7 +182,8 @@ def _cheapest(plan: Plan, chosen: Config, num_ranks: int) -> Callable[[int], str
 
     def needs(other: Plan) -> int:
         copies = [copy_bytes(other, rank) for rank in range(other.config.parallel.pp)]
-        return needed_on_node(other, predict(other), copies)[1]
+        usages = predict(other)
+        return needed_on_node(other, usages, copies, of_processes(other, usages))[1]
 
     return lambda found: cheapest_change(plan, chosen, planned, lambda other: needs(other) <= found)
 

@@ -8,7 +8,7 @@ from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.process_memory import FIRST_USES, HOLES, LIBRARY, of_a_process
+from mpitrain.plan.predict.process_memory import FIRST_USES, HOLES, LIBRARY, of_processes
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.step_time.machine import find_machine
 
@@ -71,9 +71,10 @@ def held_by_ranks(plan: Plan, on_gpu: bool) -> list[int]:
     usages = predict(plan, on_gpu=on_gpu)
     if on_gpu:
         return [usage.on_device for usage in usages]
+    processes = of_processes(plan, usages)
     return [
-        sum(usage) + copy_bytes(plan, rank) + sum(of_a_process(plan, rank, usage))
-        for rank, usage in enumerate(usages)
+        sum(usage) + copy_bytes(plan, rank) + sum(process)
+        for rank, (usage, process) in enumerate(zip(usages, processes))
     ]
 
 

@@ -12,7 +12,7 @@ from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage
-from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory, of_a_process
+from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory
 
 MEANING = {
     "weights": "with 16-bit types their fp32 masters, too",
@@ -41,16 +41,18 @@ def on_host(usage: MemoryUsage, copy: int, staged: int = 0) -> int:
 
 
 def table_of_usage(
-    plan: Plan, usages: Sequence[MemoryUsage], copies: Sequence[int], staged: Sequence[int]
+    usages: Sequence[MemoryUsage],
+    copies: Sequence[int],
+    staged: Sequence[int],
+    processes: Sequence[ProcessMemory],
 ) -> str:
-    """Draw what a rank of each pipeline rank holds, a column each, and together with what any process has.
+    """Draw what a rank of each pipeline rank holds, a column each, and together with what its process has.
 
     staged: pinned memory of messages, where MPI can't read a GPU's.
     """
     names = *PARTS, COPY, *OF_A_PROCESS
     columns = [
-        (*usage, copy, *of_a_process(plan, rank, usage))
-        for rank, (usage, copy) in enumerate(zip(usages, copies, strict=True))
+        (*usage, copy, *process) for usage, copy, process in zip(usages, copies, processes, strict=True)
     ]
     rows = [("MB of a rank of pp", *map(str, range(len(columns))))]
     for name, numbers in zip(names, zip(*columns)):
@@ -92,13 +94,12 @@ def parameter_line(plan: Plan) -> str:
     )
 
 
-def needed_on_node(plan: Plan, usages: Sequence[MemoryUsage], copies: Sequence[int]) -> tuple[int, int]:
+def needed_on_node(
+    plan: Plan, usages: Sequence[MemoryUsage], copies: Sequence[int], processes: Sequence[ProcessMemory]
+) -> tuple[int, int]:
     """Return how many ranks share a node, and the bytes that they need as processes on CPUs."""
     number = min(plan.config.comm.node_ranks or plan.axes.grid.size, plan.axes.grid.size)
-    each = [
-        sum(usage) + copy + sum(of_a_process(plan, rank, usage))
-        for rank, (usage, copy) in enumerate(zip(usages, copies))
-    ]
+    each = [sum(usage) + copy + sum(process) for usage, copy, process in zip(usages, copies, processes)]
     return number, number * sum(each) // len(each)
 
 
@@ -106,6 +107,7 @@ def fit_line(
     plan: Plan,
     usages: Sequence[MemoryUsage],
     copies: Sequence[int],
+    processes: Sequence[ProcessMemory],
     cheapest: Callable[[int], str],
     found: int = 0,
 ) -> str:
@@ -116,7 +118,7 @@ def fit_line(
     found: bytes of this node.
     """
     found = found or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    number, needed = needed_on_node(plan, usages, copies)
+    number, needed = needed_on_node(plan, usages, copies, processes)
     who = f"{number} rank{'s' if number > 1 else ''} on a node like this one, of {_shown(found)} MB"
     if needed <= found:
         return f"{who}, need {_shown(needed)} MB and fit, with {_shown(found - needed)} MB to spare"

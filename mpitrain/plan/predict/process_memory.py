@@ -3,6 +3,7 @@
 All but `library` comes with the first steps. Measured as benchmarks/memory.py says.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpitrain.plan.activations.kept import Activations
@@ -57,15 +58,29 @@ class ProcessMemory(NamedTuple):
 ON_A_GPU = ProcessMemory(LIBRARY_ON_A_GPU, FIRST_USES_ON_A_GPU, 0, HOLES)
 
 
+def of_processes(plan: Plan, usages: Sequence[MemoryUsage]) -> list[ProcessMemory]:
+    """Return what a process of each pipeline rank takes on a CPU besides its `usages`."""
+    # one plan for all ranks: its program is made anew
+    whole = with_recompute(plan, "none")
+    return [_of_a_process(plan, whole, rank, usage) for rank, usage in enumerate(usages)]
+
+
 def of_a_process(plan: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:
-    """Return what a process of a pipeline rank takes on a CPU besides `usage`."""
-    return ProcessMemory(LIBRARY, FIRST_USES, _kernels(plan, rank), HOLES + _holes(plan, rank, usage))
+    """Return the same of one pipeline rank."""
+    return _of_a_process(plan, with_recompute(plan, "none"), rank, usage)
 
 
-def _holes(plan: Plan, rank: int, usage: MemoryUsage) -> int:
+def _of_a_process(plan: Plan, whole: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:
+    holes = HOLES + _holes(plan, whole, rank, usage)
+    return ProcessMemory(LIBRARY, FIRST_USES, _kernels(plan, rank), holes)
+
+
+def _holes(plan: Plan, whole: Plan, rank: int, usage: MemoryUsage) -> int:
     """Return the holes between tensors of microbatches.
 
     Pieces that malloc takes from the system one by one leave none.
+
+    whole: the plan without recomputation.
     """
     config = plan.config
     makes = {
@@ -75,13 +90,12 @@ def _holes(plan: Plan, rank: int, usage: MemoryUsage) -> int:
     }
     share = HOLES_OF_COMPUTED + sum(MORE_HOLES[what] for what, is_made in makes.items() if is_made)
     computed = min(usage.computed + (_copied_away(plan, rank) if makes["offload"] else 0), COMPUTED_IN_HEAP)
-    dropped = 0 if config.memory.recompute == "none" else _dropped(plan, rank, usage)
+    dropped = 0 if config.memory.recompute == "none" else _dropped(whole, rank, usage)
     return int(share * computed + min(dropped, HOLES_OF_RECOMPUTED * computed))
 
 
-def _dropped(plan: Plan, rank: int, usage: MemoryUsage) -> int:
+def _dropped(whole: Plan, rank: int, usage: MemoryUsage) -> int:
     """Return the bytes that a forward drops to make them again: how much more there is without that."""
-    whole = with_recompute(plan, "none")
     formulas = {stage: Activations(whole.stage(stage), whole.sizes) for stage in whole.table.chunks[rank]}
     peak = peak_of(whole.training.ranks[rank], whole.table, formulas)
     return max(0, sum(peak) - usage.computed)

@@ -15,6 +15,7 @@ from mpitrain.plan.predict import memory_table
 from mpitrain.plan.predict.cheapest_change import changes
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import needed_on_node
+from mpitrain.plan.predict.process_memory import of_processes
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.settings.resolve import resolve
 
@@ -44,7 +45,8 @@ def needed(given: tuple[str, ...], ranks: int) -> int:
     """Return the bytes that the ranks of a node need."""
     plan = plan_of(resolve(settings.load(None, given), ranks, 256))
     copies = [copy_bytes(plan, rank) for rank in range(plan.config.parallel.pp)]
-    return needed_on_node(plan, predict(plan), copies)[1]
+    usages = predict(plan)
+    return needed_on_node(plan, usages, copies, of_processes(plan, usages))[1]
 
 
 def said_as(keys: tuple[str, ...]) -> str:

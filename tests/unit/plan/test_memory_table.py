@@ -16,7 +16,7 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.bucket_buffers import held_by
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import compare, fit_line, parameter_line
-from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory, of_a_process
+from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory, of_processes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.resolve import resolve
 
@@ -80,17 +80,20 @@ def test_bytes_of_a_parameter_are_what_its_state_takes(given, begins):
 def test_what_does_not_fit_says_by_how_much():
     plan = planned("model.preset=smollm2-135m", "parallel.dp=2", "parallel.zero=0", ranks=2)
     usages = predict(plan)
-    needed = 2 * (sum(usages[0]) + sum(of_a_process(plan, 0, usages[0])))
+    processes = of_processes(plan, usages)
+    needed = 2 * (sum(usages[0]) + sum(processes[0]))
     asked = []
 
     def said(found):
-        return fit_line(plan, usages, [0], lambda limit: asked.append(limit) or "parallel.zero = 1", found)
+        return fit_line(
+            plan, usages, [0], processes, lambda limit: asked.append(limit) or "parallel.zero = 1", found
+        )
 
     assert f"fit, with {1.0:,.2f} MB to spare" in said(needed + 1_000_000) and not asked
     line = said(needed - 900_000_000)
     assert "900.00 MB too much; the cheapest change that fits: parallel.zero = 1" in line
     assert asked == [needed - 900_000_000]
-    assert "take more ranks" in fit_line(plan, usages, [0], lambda limit: "", needed - 1)
+    assert "take more ranks" in fit_line(plan, usages, [0], processes, lambda limit: "", needed - 1)
 
 
 def test_the_table_at_the_end_has_the_peak_of_the_process_next_to_its_prediction():

@@ -10,7 +10,7 @@ from mpitrain import config as settings
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.expert_rows import num_lengths, padded
 from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.process_memory import HOLES, KERNEL, LIBRARY, of_a_process
+from mpitrain.plan.predict.process_memory import HOLES, KERNEL, LIBRARY, of_a_process, of_processes
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.settings.resolve import resolve
 
@@ -24,7 +24,10 @@ ROW = re.compile(
 
 def processes(*given, ranks=1):
     plan = plan_of(resolve(settings.load(None, given), ranks, 256))
-    return [of_a_process(plan, rank, usage) for rank, usage in enumerate(predict(plan))]
+    usages = predict(plan)
+    found = of_processes(plan, usages)
+    assert found == [of_a_process(plan, rank, usage) for rank, usage in enumerate(usages)]
+    return found
 
 
 @pytest.fixture(scope="module")
