@@ -1,6 +1,6 @@
 """Plant a bug in each module, one at a time, in a copy of the tree, and tell which test finds it first.
 
-    python benchmarks/planted_bugs.py                      all of them, a quarter of an hour on two cores
+    python benchmarks/planted_bugs.py                      all of them, an hour on two cores
     python benchmarks/planted_bugs.py schedules optim/     those in files whose path holds one of the words
     python benchmarks/planted_bugs.py --all optim/norm     not only the first: every test file that finds it
     python benchmarks/planted_bugs.py --after FILE         other than planted_bugs.txt, in which is what this printed last

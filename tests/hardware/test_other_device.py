@@ -8,7 +8,7 @@ for a GPU. Experts read how many rows go where, and aren't here.
 """
 
 import pytest
-from conftest import WITH_LONG
+from conftest import LONG
 
 KINDS = {
     "dense": (),
@@ -28,7 +28,7 @@ SIMILAR = "dense", "selective", "fp16", "segments"  # what others do, and more
 
 @pytest.mark.mpi
 @pytest.mark.sizes(1)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if WITH_LONG or kind not in SIMILAR])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[LONG] * (kind in SIMILAR)) for kind in KINDS])
 def test_a_step_stays_on_the_device(world, kind):
     import torch
     from training import resolved

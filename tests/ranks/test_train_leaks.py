@@ -7,7 +7,7 @@ import gc
 from itertools import product
 
 import pytest
-from conftest import EVERY, WITH_LONG, agree
+from conftest import EVERY, LONG, agree
 
 pytestmark = [pytest.mark.mpi, pytest.mark.sizes(1)]
 
@@ -28,8 +28,10 @@ KEPT = (
     "memory.offload=activations",
 )
 OTHERS = [kept for kept in KEPT if kept != KEPT[1]]
-TELLING = list(KINDS) if WITH_LONG else ["bf16", "documents", "experts", "further tokens"]
-FEW = [(kind, KEPT[1], "torch's") for kind in TELLING] + list(product(["plain"], OTHERS, ["ours"]))
+SIMILAR = "plain", "fp8", "segments", "muon"  # leave what others leave
+FEW = [pytest.param(kind, KEPT[1], "torch's", marks=[LONG] * (kind in SIMILAR)) for kind in KINDS] + list(
+    product(["plain"], OTHERS, ["ours"])
+)
 # whose rows no buffer fits
 ALL = [case for case in product(KINDS, KEPT, ("ours", "torch's")) if case[:2] != ("experts", KEPT[3])]
 
