@@ -40,12 +40,6 @@ def pytest_configure(config):
     _measure_no_time(config)
     if not UNDER_MPIRUN:
         _begin_harness(config)
-        if _is_whole(config):
-            from early_lanes import EarlyLanes
-
-            # the first lane needs no list of tests, which takes a quarter minute to make
-            config.stash[EARLY] = EarlyLanes()
-            config.stash[EARLY].go_on()
         return
     from mpi4py import MPI
 
@@ -63,6 +57,15 @@ def pytest_configure(config):
         MPI.COMM_WORLD.Abort(1)
 
     sys.excepthook = abort
+
+
+def pytest_sessionstart(session):
+    """Start the first lane: it needs no list of tests, which takes a quarter minute to make."""
+    if not UNDER_MPIRUN and _is_whole(session.config):
+        from early_lanes import EarlyLanes
+
+        session.config.stash[EARLY] = EarlyLanes()
+        session.config.stash[EARLY].go_on()
 
 
 def _is_whole(config):
