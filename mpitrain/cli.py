@@ -215,8 +215,9 @@ def run(
 
     def body(guard: Guard) -> int:
         # here: what can't be imported on one node is reported as any other trouble
-        from mpitrain.commands.plan.run_layout import choose_layout
-        from mpitrain.training.prepare import open_run
+        with entry.loading():
+            from mpitrain.commands.plan.run_layout import choose_layout
+            from mpitrain.training.prepare import open_run
 
         opened, world = open_run(config, overrides, guard, choose_layout, record_request)
         with opened.rundir:
@@ -224,7 +225,8 @@ def run(
 
             compare = comparison(calibrate, opened.plan.config.run.machine, world)
             guard.place.enter("build", "loading torch", BUSY)
-            from mpitrain.training.trainer import run as train
+            with entry.loading():
+                from mpitrain.training.trainer import run as train
 
             return train(opened, world, guard, record_request, compare)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:12]
 
 
+@cache  # a rank compares its code and writes it into checkpoints: the code that it has begun with
 def _digest_of_sources() -> str:
     """Digest every source file of the three packages, by its place in them.
 
@@ -50,6 +52,7 @@ def _digest_of_sources() -> str:
     return found.hexdigest()[:12]
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return version(name)

@@ -1,9 +1,11 @@
 """What a process does first, and how it reports an error, whether it came by the command line or a script."""
 
+import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from mpitrain.comm.base import launchers
@@ -24,6 +26,23 @@ def settle_libraries() -> None:
     """Set what libraries read from the environment when they load, unless the user has."""
     for name, value in LIBRARIES.items():
         os.environ.setdefault(name, value)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Load modules without garbage collection; what there is then is never looked through again.
+
+    Torch makes half a million objects that stay to the end. To look through them while it loads,
+    once behind it, and when the process ends is a fifth of the time of a run of one step.
+    """
+    found = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if found:
+            gc.enable()
 
 
 def on_first_rank(show: Callable[[], None], code: int) -> int:
