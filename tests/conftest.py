@@ -98,6 +98,8 @@ def _begin_harness(config):
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     # compiled once for all tests, and gone the next time
     os.environ.setdefault(INDUCTOR, f"{folder}/inductor")
+    # else each process compiles and loads a program for each width of vectors, to see whether it can
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     os.environ[launch.MARK] = uuid.uuid4().hex[: launch.SESSION_LENGTH]
     command = [sys.executable, "-S", "-E", reaper.__file__, folder]
     ended = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

@@ -8,6 +8,9 @@ from covering import covering
 from family_settings import FAMILIES
 from test_model_new_layer import differences
 
+from mpitrain.schedules.catalog import FAMILIES as SCHEDULES
+from mpitrain.schedules.catalog import NAMES
+
 VOCAB = 64
 SETTINGS = (
     "model.layers=4", "model.width=16", "model.ffn=24", f"model.vocab={VOCAB}", "model.heads=4",
@@ -15,6 +18,7 @@ SETTINGS = (
     "optimizer.momentum=0", "optimizer.decay=0", "optimizer.clip=0", "comm.bucket_mb=0.002",
     "comm.timeout_s=200",
 )  # fmt: skip
+TWO_CHUNKS = [name for name, schedule in SCHEDULES.items() if schedule.placed in ("looped", "v")]
 LAYOUTS = {
     1: ("", "memory.recompute=selective", "pipeline.schedule=seq1f1b memory.recompute=full"),
     2: (
@@ -28,8 +32,16 @@ LAYOUTS = {
         "tp=4", "tp=2 pp=2 pipeline.schedule=zb-h1", "cp=2 tp=2 context=gather", "cp=2 context=ulysses dp=2",
         "tp=2 dp=2 zero=2", "cp=2 context=zigzag tp=2 async_tp=true",
     ),
-    8: ("tp=2 cp=2 pp=2", "tp=4 dp=2 zero=3", "cp=2 dp=2 pp=2 pipeline.schedule=zbv zero=2"),
+    8: (
+        "tp=2 cp=2 pp=2", "tp=4 dp=2 zero=3", "cp=2 dp=2 pp=2 pipeline.schedule=zbv zero=2",
+        "tp=2 cp=2 dp=2 context=zigzag zero=3", "tp=2 dp=2 pp=2 pipeline.schedule=interleaved",
+        "tp=2 pp=4 pipeline.schedule=zb-h2", "cp=2 pp=4 context=ulysses", "dp=8 zero=3",
+        "cp=4 tp=2 context=ring", "dp=4 pp=2 pipeline.schedule=dualpipe zero=1",
+    ),
 }  # fmt: skip
+if EVERY:
+    LAYOUTS[2] += tuple(f"pp=2 pipeline.schedule={name}" for name in NAMES)
+    LAYOUTS[4] += tuple(f"pp=4 pipeline.schedule={name}" for name in NAMES if name not in TWO_CHUNKS)
 CASES = [
     (family, size, layout)
     for size, layouts in LAYOUTS.items()
@@ -56,6 +68,11 @@ def keys_of(case):
 CASES += [
     ("glm-4.5", 2, "ep=2"), ("glm-4.5", 2, "etp=2"), ("glm-4.5", 4, "tp=2 ep=4"),
     ("glm-4.5", 4, "ep=2 dp=2 pp=2 zero=2"),
+    *[
+        ("glm-4.5", 8, layout)
+        for layout in ("tp=2 ep=4 pp=2", "ep=4 dp=4 tp=2 zero=3", "ep=2 etp=2 tp=2 cp=2 pp=2")
+        if EVERY
+    ],
 ]  # fmt: skip
 if not EVERY:
     CASES = covering(CASES, features if WITH_LONG else keys_of, lambda case: case[1])

@@ -16,6 +16,7 @@ from training import of_tensors
 from mpitrain.model.layers.latent_attention import latent_heads
 from mpitrain.plan.declared.family import ModelFamily
 from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.schedules.catalog import NAMES
 
 WIDTH = 16
 FFN = 24
@@ -98,6 +99,17 @@ SPREAD = {
         "cp=2 context=ulysses dp=2 zero=3",
     ),
 }
+WHOLE = {  # with MPITRAIN_LAYOUTS=all: every schedule, and eight ranks
+    2: tuple(f"pp=2 pipeline.schedule={name}" for name in NAMES),
+    8: (
+        "tp=2 cp=2 pp=2 context=zigzag",
+        "tp=4 dp=2 zero=3",
+        "cp=2 dp=2 pp=2 context=ulysses pipeline.schedule=zbv zero=2",
+        "cp=4 context=ring tp=2",
+        "tp=2 pp=4 pipeline.schedule=zb-h2",
+        "tp=2 dp=2 pp=2 pipeline.schedule=interleaved",
+    ),
+}
 ENOUGH = (
     "",
     "tp=2",
@@ -119,7 +131,23 @@ FOLDED = {
     2: ("tp=2 ep=2", "etp=2", "ep=2 zero=3", "pp=2 pipeline.schedule=zbv"),
     4: ("tp=2 ep=4 experts.buffer=0.4", "ep=2 etp=2 tp=2", "tp=2 pp=2 ep=2 pipeline.schedule=zb-h1"),
 }
+FOLDED_ON_8 = (
+    "tp=2 ep=4 pp=2",
+    "ep=4 tp=2 zero=3",
+    "cp=2 context=zigzag ep=2 zero=2",
+    "tp=2 cp=2 pp=2 ep=4 pipeline.schedule=zbv",
+    "ep=2 etp=2 tp=2 pp=2 pipeline.schedule=dualpipe",
+)
 CASES += [(kind, size, layout) for kind in SPARSE for size, layouts in FOLDED.items() for layout in layouts]
+if EVERY:
+    CASES += [
+        (kind, size, layout)
+        for kind in (*KINDS, *SPARSE)
+        for size, layouts in {**WHOLE, 4: SPREAD[4]}.items()
+        for layout in layouts
+    ]
+    CASES += [(kind, 8, layout) for kind in SPARSE for layout in FOLDED_ON_8]
+    CASES = list(dict.fromkeys(CASES))
 FURTHER = {  # predicted tokens besides the next
     ("sinking", 1): (
         "model.mtp=2 model.mtp_weight=0.7",

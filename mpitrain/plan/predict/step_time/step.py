@@ -11,7 +11,7 @@ needs.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.published import ModelShape
@@ -32,6 +32,8 @@ from mpitrain.plan.predict.step_time.stage_seconds import (
 )
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import COMPUTE, Action
+from mpitrain.schedules.lowering.messages import with_messages
+from mpitrain.schedules.lowering.needs import Programs
 from mpitrain.schedules.options import Options
 from mpitrain.schedules.play.simulate import Link, simulate
 from mpitrain.schedules.play.timeline import Timeline
@@ -42,6 +44,16 @@ UPDATE_BYTES = 34  # of each owned number: read weight, moments and gradient, wr
 TURN = 1.12
 STRAGGLERS = 0.01  # of a step: the slowest of many ranks, data, logging
 MOST_PLAYED = 40_000  # forwards of a table that is played
+
+
+class PlayedSize(NamedTuple):
+    """A schedule and its size: the microbatches are those that are played."""
+
+    schedule: str
+    pp: int
+    num_microbatches: int
+    chunks: int
+    segments: int
 
 
 class Prediction(NamedTuple):
@@ -141,14 +153,14 @@ def _pipeline_seconds(
     if table is None:
         waiting = (layout.pp - 1) * bubble_share(layout.schedule, layout.chunks)
         return (count + waiting) * slowest, stashes_in_flight(layout)
-    timeline = play_pipeline(stages, table, message)
+    timeline = play_pipeline(stages, layout, table, message)
     in_flight = [-(-timeline.peak_in_flight(rank) // table.segments) for rank in range(layout.pp)]
     played = table.num_microbatches * table.copies // table.segments
     return timeline.makespan + (count - played) * slowest, in_flight
 
 
-def play_pipeline(stages: list[StageSeconds], table: Table, message: float) -> Timeline:
-    """Play a schedule with the seconds of stages and of a message between them.
+def play_pipeline(stages: list[StageSeconds], layout: StepLayout, table: Table, message: float) -> Timeline:
+    """Play the table of a layout with the seconds of stages and of a message between them.
 
     Segments of a sequence take equal shares. Of a PAIR each half takes its own time: a rank has one
     compute resource.
@@ -164,7 +176,7 @@ def play_pipeline(stages: list[StageSeconds], table: Table, message: float) -> T
 
     segments = table.segments
     message /= segments
-    return simulate(table, cost, Link(0.1 * message, 0.9 * message))
+    return simulate(_programs(_played(layout)), cost, Link(0.1 * message, 0.9 * message))
 
 
 def bubble_share(schedule: str, chunks: int) -> float:
@@ -192,6 +204,11 @@ def stashes_in_flight(layout: StepLayout) -> list[int]:
     return [min(count, pp - rank + more) for rank in range(pp)]
 
 
+def _played(layout: StepLayout) -> PlayedSize:
+    count = _few(layout.num_microbatches, layout)
+    return PlayedSize(layout.schedule, layout.pp, count, layout.chunks, layout.segments)
+
+
 def _few(count: int, layout: StepLayout) -> int:
     """Return how many microbatches are played of many: whole rounds of the pipeline, and the rest."""
     rounds = 4 if layout.pp <= 8 else 3
@@ -203,8 +220,7 @@ def _few(count: int, layout: StepLayout) -> int:
 
 def table_of(layout: StepLayout) -> Table | None:
     """Return the table that is played of a layout."""
-    played = _few(layout.num_microbatches, layout)
-    return _table(layout.schedule, layout.pp, played, layout.chunks, layout.segments)
+    return _table(_played(layout))
 
 
 def is_defined(layout: StepLayout) -> bool:
@@ -219,19 +235,25 @@ def is_defined(layout: StepLayout) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _table(schedule: str, pp: int, count: int, chunks: int, segments: int) -> Table | None:
+def _table(played: PlayedSize) -> Table | None:
     """Return the table of a schedule, or None where it isn't defined or too large to be played."""
-    family = catalog.FAMILIES.get(schedule)
-    if family is None or pp * count * chunks * segments > MOST_PLAYED:
+    family = catalog.FAMILIES.get(played.schedule)
+    if family is None or played.pp * played.num_microbatches * played.chunks * played.segments > MOST_PLAYED:
         return None
     options = Options(
-        chunks=chunks if "chunks" in family.takes else None,
-        segments=segments if "segments" in family.takes else None,
+        chunks=played.chunks if "chunks" in family.takes else None,
+        segments=played.segments if "segments" in family.takes else None,
     )
     try:
-        return catalog.build(schedule, pp, count, options)
+        return catalog.build(played.schedule, played.pp, played.num_microbatches, options)
     except ScheduleError:
         return None
+
+
+@lru_cache(maxsize=64)
+def _programs(played: PlayedSize) -> Programs:
+    """Return a table with its messages: a search plays few tables many times."""
+    return with_messages(cast(Table, _table(played)))
 
 
 def state_exposed(
