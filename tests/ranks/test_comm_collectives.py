@@ -38,11 +38,16 @@ def numbers(rank, length):
     return np.random.default_rng([rank, length]).standard_normal(length)
 
 
-def values(rank, length, dtype, library="torch"):
-    """Numbers that need rounding when added, different on every rank."""
+@cache
+def rounded(rank, length, dtype):
     import torch
 
-    x = torch.from_numpy(numbers(rank, length) * (50 if "int" in dtype else 1)).to(getattr(torch, dtype))
+    return torch.from_numpy(numbers(rank, length) * (50 if "int" in dtype else 1)).to(getattr(torch, dtype))
+
+
+def values(rank, length, dtype, library="torch"):
+    """Numbers that need rounding when added, different on every rank."""
+    x = rounded(rank, length, dtype).clone()
     return x.numpy() if library == "numpy" else x
 
 
