@@ -3,6 +3,8 @@
     python benchmarks/predictions.py                 a quarter of an hour on two cores
     python benchmarks/predictions.py --machine FILE  by figures that were measured before
     python benchmarks/predictions.py --steps 3 --set model.width=256
+    python benchmarks/predictions.py --hosts 1gbit   on two hosts that such a cable joins, as root:
+                                                     network namespaces (ip and tc make them)
 
 1, 2, 4 and 8 ranks; dp, ZeRO-3, tp, async tp, cp, pp with four schedules, ep, combinations; fp32 and bf16.
 Prints the rows of `mpitrain sweep`, medians and the worst of |measured / predicted - 1|, and the rank
@@ -17,6 +19,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 MEASURED = """Two cores of an AMD EPYC (Zen 5), MPICH 5.0.2, 2026-11-26: 3.2 % in the median, 19 % at worst
@@ -28,7 +33,8 @@ took 2.23 to 2.39 s there within half an hour."""
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from launch import MPITRAIN, mpirun, tail  # noqa: E402
+from hosts import Hosts, two_hosts  # noqa: E402
+from launch import MPITRAIN, Done, mpirun, tail  # noqa: E402
 
 MODEL = {
     "model.layers": 8, "model.width": 512, "model.heads": 8, "model.kv_heads": 4, "model.ffn": 1408,
@@ -49,12 +55,29 @@ LAYOUTS = {
     ),
     8: ("parallel.zero=3", "parallel.tp=2 parallel.pp=2 parallel.zero=1"),
 }  # fmt: skip
+OVER_HOSTS = {  # as many ranks on each
+    2: (
+        "parallel.zero=1", "parallel.zero=1 precision.compute=bf16", "parallel.zero=3",
+        "parallel.zero=3 parallel.gather=step", f"{PIPELINE}1f1b", f"{PIPELINE}zb-h1", "parallel.cp=2",
+        "parallel.tp=2",
+    ),
+    4: (
+        "parallel.tp=2 parallel.zero=1", "parallel.tp=2 parallel.pp=2", "parallel.pp=4",
+        "parallel.pp=2 parallel.zero=1", "parallel.zero=3 parallel.dp_shard=2", "parallel.zero=1",
+    ),
+}  # fmt: skip
+Start = Callable[..., Done]
 
 
-def measured_machine(folder: Path, ranks: int) -> Path:
+def on_hosts(pair: Hosts, ranks: int, *command: str, timeout: float) -> Done:
+    """Run a command on two hosts, half of its ranks on each."""
+    return mpirun(0, *pair.mpirun(ranks // 2, *command), env={"UCX_TLS": "tcp,self"}, timeout=timeout)
+
+
+def measured_machine(folder: Path, ranks: int, start: Start) -> Path:
     """Measure this machine, and print what was found."""
     path = folder / "machine.toml"
-    done = mpirun(ranks, MPITRAIN, "bench", "machine", "--out", str(path), timeout=300)
+    done = start(ranks, MPITRAIN, "bench", "machine", "--out", str(path), timeout=300)
     print(tail(done.output))
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, "bench machine")
@@ -62,15 +85,20 @@ def measured_machine(folder: Path, ranks: int) -> Path:
 
 
 def swept(
-    folder: Path, ranks: int, machine: Path, given: argparse.Namespace
+    folder: Path,
+    ranks: int,
+    layouts: tuple[str, ...],
+    machine: Path,
+    given: argparse.Namespace,
+    start: Start,
 ) -> list[tuple[str, float, float]]:
     """Return layout, measured and predicted seconds of all layouts of so many ranks."""
     rows = folder / f"{ranks}.csv"
     settings = [f"{key}={value}" for key, value in MODEL.items()] + given.set
     words = [word for each in settings for word in ("--set", each)]
-    words += [word for layout in LAYOUTS[ranks] for word in ("--layout", layout)]
+    words += [word for layout in layouts for word in ("--layout", layout)]
     words += ["--machine", str(machine), "--steps", str(given.steps), "--out", str(rows)]
-    done = mpirun(ranks, MPITRAIN, "sweep", *words, timeout=1200)
+    done = start(ranks, MPITRAIN, "sweep", *words, timeout=1200)
     print(tail(done.output), flush=True)
     with rows.open() as file:
         return [
@@ -107,12 +135,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2, help="that measure the machine")
     parser.add_argument("--only", type=int, action="append", choices=LAYOUTS, help="layouts of so many ranks")
+    parser.add_argument("--hosts", metavar="RATE", help="two hosts with a cable of this rate between them")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        machine = given.machine or measured_machine(folder, given.ranks)
-        rows = [row for ranks in given.only or LAYOUTS for row in swept(folder, ranks, machine, given)]
+    layouts = OVER_HOSTS if given.hosts else LAYOUTS
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        start: Start = mpirun
+        if given.hosts:
+            start = partial(on_hosts, stack.enter_context(two_hosts(folder, given.hosts)))
+        machine = given.machine or measured_machine(folder, given.ranks, start)
+        rows = [
+            row
+            for ranks in layouts
+            if not given.only or ranks in given.only
+            for row in swept(folder, ranks, layouts[ranks], machine, given, start)
+        ]
     print(summary(rows))
 
 

@@ -177,6 +177,11 @@ def cli() -> None:
     callback=_require_number,
     help="With --dry-run: sleep as long as a rank of this rate computes.",
 )
+@click.option(
+    "--machine",
+    metavar="NAME|FILE",
+    help="With --dry-run: sleep as long as a rank of this machine is predicted to compute.",
+)
 @OVERRIDE
 def run(
     config: str | None,
@@ -203,6 +208,8 @@ def run(
         overrides += (f"run.time_limit={time_limit}",)
 
     chosen = {name: value for name, value in dry.items() if value is not None}
+    if {"tflops", "machine"} <= chosen.keys():
+        raise ConfigError("--tflops and --machine both say how long ranks compute; leave one of them out")
     if dry_run and calibrate is not None:
         raise ConfigError("--calibrate does nothing with --dry-run, which measures nothing; leave it out")
     if dry_run:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import EVERY, LONG, agree
+from folders import ROOT
 from launch import MPIRUN, MPITRAIN, finished, started
 from training import resolved
 
@@ -112,15 +113,55 @@ def test_bytes_are_shown_with_three_digits_at_least():
 
 
 def test_computations_sleep_as_long_as_their_flops_take():
-    from mpitrain.commands.dryrun.silent_walk import seconds_of
+    from mpitrain.commands.dryrun.asleep import at_rate
 
     found = plan(4, *LAYOUT)
-    seconds = seconds_of(found, 1e9)
-    whole = sum(
-        seconds(action) for program in found.training.ranks for action in program if action.kind in "FB"
-    )
+    seconds = at_rate(found, 1e-3).seconds
+    whole = sum(seconds(action) for program in found.training.ranks for action in program)
     tokens = found.config.batch.global_ * found.config.data.sequence
     assert whole == pytest.approx(found.flops_per_token() * tokens / 2 / 1e9)  # tp halves them
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LAYOUT,
+        ("parallel.pp=4", "pipeline.schedule=zb-h1"),
+        ("parallel.pp=2", "pipeline.schedule=interleaved", "parallel.zero=1"),
+        ("parallel.pp=2", "pipeline.schedule=dualpipe"),
+        ("parallel.pp=2", "pipeline.schedule=seq1f1b"),
+        ("parallel.zero=3", "memory.recompute=full"),
+        ("parallel.cp=2", "parallel.context=ring", "pipeline.tail=2"),
+    ],
+    ids=" ".join,
+)
+def test_on_a_machine_they_sleep_as_long_as_a_plan_predicts_without_messages(settings):
+    from mpitrain.commands.dryrun.asleep import on_machine
+    from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
+    from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+    from mpitrain.plan.predict.step_time.step import predict_step
+
+    found = plan(4, *settings)
+    seconds = on_machine(found, "h100-80gb", 4).seconds
+    whole = [sum(map(seconds, program)) for program in found.training.ranks]
+    machine = machine_of(find_machine("h100-80gb")).with_ranks_per_node(4)
+    predicted = predict_step(
+        shape_of_resolved(found.config), layout_of(found.config, machine), machine, play=False
+    )
+    assert max(whole) == pytest.approx(predicted.computing + predicted.update)
+
+
+def test_a_machine_waits_for_what_is_real_alone(monkeypatch):
+    """What a stage's time has of messages is left out, and of the backward what is the backward's."""
+    from mpitrain.commands.dryrun import asleep
+    from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds
+    from mpitrain.schedules.actions import GATHER, Action
+
+    stage = StageSeconds(5.0, 7.0, 2.0, {"tp": 4.0, "dp": 2.0}, {"tp": 1.0}, 4)
+    monkeypatch.setattr(asleep, "stages_of", lambda *_: [stage])
+    seconds = asleep.on_machine(plan(1), "laptop", 1).seconds
+    taken = {kind: seconds(Action(kind, 0, 0)) for kind in "FBIW"}
+    assert taken == {"F": 4.0, "B": 4.0, "I": 2.0, "W": 2.0} and seconds(GATHER(0, 0)) == 0
 
 
 COMPUTES_AND_STOPS = """
@@ -315,6 +356,42 @@ def test_no_rank_loads_torch_and_what_was_sent_is_reported(tmp_path):
     for what in ("start", "recipes", "communicators", "step 1", "step 2", "memory", "headers"):
         assert f"\n{what} " in done.output, done.output
     assert not list(tmp_path.glob("runs*"))
+
+
+def test_a_step_takes_as_long_as_a_machine_computes(tmp_path):
+    """No rank loads torch for that, either."""
+    laptop = (ROOT / "jobs" / "machines" / "laptop.toml").read_text()
+    slow = laptop.replace("sustained = 60e9", "sustained = 20e6")
+    assert slow != laptop
+    (tmp_path / "slow.toml").write_text(slow)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(ONLY_WITH_RANKS)
+    layout = "parallel.tp=1", "parallel.dp=1", "precision.compute=fp32"
+    words = (*command(*layout), "--steps", "1", "--machine", "slow.toml")
+    with started(2, *words, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, forked=False) as job:
+        done = job.wait(90)
+    assert done.returncode == 0, done.output
+    assert "asleep for what is predicted of A laptop: two cores of a CPU, one rank each" in done.output
+    took = float(re.search(r"^a step +(\S+) s", done.output, re.MULTILINE)[1])
+    flops = plan(2, *LAYOUT[1:]).flops_per_token() * 8 * 16
+    assert took > flops / 2 / 20e6  # of two stages the larger one has half of all at least
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--machine", "laptop", "--tflops", "1"), "--tflops and --machine both say"),
+        (("--machine", "lapptop"), "did you mean A laptop"),
+        (("--machine", "none.toml"), "none.toml"),
+        (("--machine", "laptop", "--set=pipeline.schedule=table.csv"), "table.csv"),
+    ],
+    ids=str,
+)
+def test_a_machine_that_cannot_be_used_is_refused(tmp_path, words, message):
+    with started(0, *command("parallel.tp=1", "parallel.pp=1"), *words, cwd=tmp_path) as job:
+        done = job.wait(60)
+    assert done.returncode == 2 and message in done.output, done.output
+    assert len(done.output.splitlines()) == 1
 
 
 PLANTS = [

@@ -165,18 +165,17 @@ def report_of_killed(path, what):
     (path / "killed.py").write_text(
         imports + EXITS.replace("world = ", KILLED.replace("WHAT", what) + "world = ", 1)
     )
-    with open(path / "log", "w") as log:
-        command = MPIRUN, "-n", "4", sys.executable, "killed.py"
-        finished(
-            command,
-            cwd=path,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            timeout=60,
-        )
-    output = (path / "log").read_text(errors="replace")
+    # to the end of all that write there: the launcher may be gone before the watchdog speaks
+    said = finished(
+        (MPIRUN, "-n", "4", sys.executable, "killed.py"),
+        cwd=path,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+    )
+    output = said.stdout.decode(errors="replace")
     # the launcher's end makes MPICH's proxy kill the others, and one of them may be missed first
     rank = "rank . of 4 in phase" if what == "killed_with_launcher" else "rank 2 of 4 in phase build"
     found = re.findall(f"mpitrain: {rank}.*: the process is gone: killed.*", output)

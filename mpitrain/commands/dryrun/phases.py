@@ -31,8 +31,9 @@ from mpitrain.comm.base.world import World, connect
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.comm.standins.recipe import Event, decoded
+from mpitrain.commands.dryrun.asleep import Asleep, at_rate, on_machine
 from mpitrain.commands.dryrun.recipes import Rehearsals
-from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun, seconds_of
+from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun
 from mpitrain.commands.plan.run_layout import choose_layout
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
@@ -56,12 +57,14 @@ class DryRunOptions:
     """steps: how many.
 
     share: of the length of each message.
-    tflops: the rate at which computations take time; None: they take none.
+    tflops: the rate at which computations take time.
+    machine: the one on which they take as long as is predicted. Both None: they take none.
     """
 
     steps: int = 3
     share: float = 1.0
     tflops: float | None = None
+    machine: str | None = None
 
 
 class Measured(NamedTuple):
@@ -101,7 +104,8 @@ def run(
     start_s = age_s()
     guard.join(world)
     plan = _agreed_plan(read, overrides, world, rehearsals, guard, say)
-    phases = Phases(plan, world, options, guard, say)
+    asleep = world.on_every_rank("predicting computations", lambda: _asleep(plan, options, world))
+    phases = Phases(plan, world, options, asleep, guard, say)
     phases.report_start(start_s)
     recipe = phases.rehearse(rehearsals)
     mesh = phases.build_mesh()
@@ -159,6 +163,7 @@ class Phases:
     plan: Plan
     world: World
     options: DryRunOptions
+    asleep: Asleep | None
     guard: Guard
     say: Callable[[str], None]
 
@@ -166,7 +171,7 @@ class Phases:
         """Say what is run, and how long the slowest rank took to join MPI."""
         times = self.world.gather("how long they took to start", start_s)
         if times is not None:
-            self.say(_title(self.plan, self.world, self.options))
+            self.say(_title(self.plan, self.world, self.options, self.asleep))
             self.say(f"start          {max(times):.1f} s, to the last process in MPI")
         self.guard.leave_if_asked(self.world, NOTHING)
 
@@ -197,10 +202,8 @@ class Phases:
         Raises MessageError unless what was sent is what the recipe has.
         """
         options = self.options
-        rate = {}
-        if options.tflops is not None:
-            rate["seconds"] = seconds_of(self.plan, options.tflops * 1e12)
-        walk = DryRun(self.plan, mesh, recipe, self.guard.place, options.share, **rate)
+        times = {} if self.asleep is None else {"seconds": self.asleep.seconds}
+        walk = DryRun(self.plan, mesh, recipe, self.guard.place, options.share, **times)
         steps_s = []
         for step in range(1, options.steps + 1):
             steps_s.append(_timed_step(walk, step, self.world))
@@ -238,6 +241,13 @@ def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
     return plan
 
 
+def _asleep(plan: Plan, options: DryRunOptions, world: World) -> Asleep | None:
+    """Return how long instructions take; None: no time. Raises ConfigError where that can't be known."""
+    if options.machine is not None:
+        return on_machine(plan, options.machine, world.node_ranks or -(-world.size // world.num_nodes))
+    return None if options.tflops is None else at_rate(plan, options.tflops)
+
+
 def _timed_step(walk: DryRun, step: int, world: World) -> float:
     """Run a step that all ranks begin together, and return its time on this rank."""
     world.barrier(f"to begin step {step}")
@@ -272,15 +282,11 @@ def _memory() -> tuple[int, int]:
 # ---------------------------------------------------------------- what rank 0 says
 
 
-def _title(plan: Plan, world: World, options: DryRunOptions) -> str:
+def _title(plan: Plan, world: World, options: DryRunOptions, asleep: Asleep | None) -> str:
     length = (
         "messages of full length" if options.share == 1 else f"messages of {options.share:g} of their length"
     )
-    work = (
-        "nothing is computed"
-        if options.tflops is None
-        else f"asleep for what {options.tflops:g} TFLOP/s would compute"
-    )
+    work = f"asleep for what {asleep.words}" if asleep else "nothing is computed"
     layout = f"{plan.axes.grid}; {plan.config.pipeline.schedule}, {plan.num_microbatches} microbatches a rank"
     title = f"dry run of {world.size} ranks on {world.num_nodes} nodes, {layout}; {length}, {work}"
     return "\n".join([title, *(f"{plan.table.name}: {note}" for note in plan.table.notes)])

@@ -2,8 +2,8 @@
 
 It walks its program, with the operations that a rehearsal of it has written down.
 
-    instruction  the next one of the program of the plan; a computation takes the time it is given,
-                 asleep
+    instruction  the next one of the program of the plan; what computes takes the time it is given,
+                 asleep (commands/dryrun/asleep.py)
     operation    a real one, over the communicators that training has, its messages checked as they
                  come (commands/dryrun/signed.py)
     wait         where the actor would wait
@@ -24,9 +24,7 @@ from mpitrain.comm.standins.recipe import At, Event, Start
 from mpitrain.commands.dryrun.signed import Sender, Signed
 from mpitrain.errors import MessageError
 from mpitrain.plan.plan import Plan
-from mpitrain.schedules.actions import COMPUTE, Action
-
-SHARES = {"F": 1 / 3, "B": 2 / 3, "I": 1 / 3, "W": 1 / 3}  # of the FLOPs of a training step
+from mpitrain.schedules.actions import Action
 
 
 @dataclass
@@ -46,7 +44,7 @@ class DryRun:
 
     recipe: of a step.
     share: of the length of each message.
-    seconds: of a computation.
+    seconds: of an instruction, asleep.
     place: as for an Actor.
     """
 
@@ -104,7 +102,7 @@ class DryRun:
                 f"{event.instruction}"
             )
         both = self._program[event.position + 1 :][:2] if action.kind == "PAIR" else [action]
-        if seconds := sum(self._seconds(each) for each in both if each.kind in COMPUTE):
+        if seconds := sum(map(self._seconds, both)):
             sleep(seconds)
 
     def _start(self, event: Start) -> None:
@@ -142,32 +140,3 @@ def _counts(recipe: Iterable[Event], mesh: Mesh) -> dict[str, list[list[int]]]:
         if isinstance(event, Start) and event.operation == "all_to_all_v":
             mine[event.axis].append(event.num_bytes)
     return {name: list(zip(*mesh[name].all_gather_objects(counts))) for name, counts in mine.items()}
-
-
-def seconds_of(plan: Plan, flops_per_s: float) -> Callable[[Action], float]:
-    """Return what says how long a rank computes for an instruction, at a rate.
-
-    Model FLOPs, divided evenly over tp, cp and parts.
-    """
-    config = plan.config
-    table = plan.table
-    parallel = config.parallel
-    tokens = config.batch.micro * config.data.sequence / table.segments
-
-    def of_stage(number: int) -> float:
-        stage = plan.stage(number)
-        layers = [placed.layer for block in stage.blocks for placed in block]
-        return (
-            sum(layer.flops(config.data.sequence) for layer in layers)
-            * tokens
-            / (parallel.tp * parallel.cp)
-            / flops_per_s
-        )
-
-    whole = [of_stage(number) for number in range(table.num_stages)]
-
-    def seconds(action: Action) -> float:
-        parts = 1 if action.part is None else len(plan.stage(action.stage).parts)
-        return whole[action.stage] * SHARES[action.kind] / parts
-
-    return seconds
