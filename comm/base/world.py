@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from mpitrain.comm.base import launchers, library
+from mpitrain.comm.base import cores, launchers, library
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.errors import InputError, MeshError, MpitrainError, StoppedEarly
 
@@ -82,6 +82,8 @@ class World:
 
     Every call is collective over all ranks; meanwhile `place` says what it is for.
 
+    node_cores: that the ranks of this node may use, together.
+
     is_asked: returns whether this rank was asked to leave; beat() tells rank 0 of the others.
     """
 
@@ -97,6 +99,7 @@ class World:
             self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
             self.num_nodes = comm.allreduce(int(self.node.rank == 0))
             self.node_ranks = self._ranks_of_each_node()
+            self.node_cores = len(frozenset().union(*self.node.allgather(cores.of_this_process())))
         self._beaten = 0.0
         self._help: Callable[[Any], Any] = _no_help
 

@@ -11,15 +11,12 @@ HINTS = {
 }
 
 
-def crowded(vendor: str, ranks: int) -> str:
-    """Return what to set where a node has more ranks than cores, whichever of these rank 0 is bound to.
+def crowded(vendor: str, ranks: int, cores: int) -> str:
+    """Return what to set where a node has more ranks than cores that they may use.
 
     Nothing where it is set.
     """
     variable, setting = HINTS.get(vendor, ("", ""))
-    if ranks <= (os.cpu_count() or 1) or not variable or variable in os.environ:
+    if ranks <= cores or not variable or variable in os.environ:
         return ""
-    return (
-        f"{ranks} ranks on {os.cpu_count()} cores: set {setting}, or waiting ranks keep the cores from "
-        "working ones"
-    )
+    return f"{ranks} ranks on {cores} cores: set {setting}, or waiting ranks keep the cores from working ones"

@@ -1,7 +1,6 @@
 """`mpitrain doctor`: what a user wants to know before blaming the trainer."""
 
 import importlib
-import os
 import shutil
 import statistics
 import time
@@ -16,6 +15,7 @@ from mpitrain.cluster.crowding import crowded
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.comm.base import launchers, library
+from mpitrain.comm.base.cores import of_this_process
 from mpitrain.comm.base.world import World, connect
 from mpitrain.comm.device import gpu_support
 from mpitrain.errors import DONE, LibraryError, MeshError, library_fault
@@ -77,7 +77,7 @@ def _without_mpi() -> Iterator[tuple[str, str]]:
     yield "MPI", "can't be loaded, see below"
     started = launchers.launch()
     yield "launcher", _launcher(started.name if started else None)
-    yield "cores", str(len(os.sched_getaffinity(0)))
+    yield "cores", str(len(of_this_process()))
     yield "shared memory", shared_memory.describe()
     try:
         from mpitrain.training.machine import gpus
@@ -115,11 +115,9 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
         f"{mesh.size} on {world.num_nodes} nodes: "
         + ", ".join(f"{host} {count}" for host, count in hosts.items()),
     )
-    cores = len(os.sched_getaffinity(0))
-    yield (
-        "cores",
-        "; ".join(filter(None, [f"{cores} for rank 0", crowded(library.vendor(), world.node.size)])),
-    )
+    cores = len(of_this_process())
+    hint = crowded(library.vendor(), world.node.size, world.node_cores)
+    yield "cores", "; ".join(filter(None, [f"{cores} for rank 0", hint]))
     if many := launcher_options(library.vendor(), world.node.size, cores):
         yield "many ranks", many
     yield "shared memory", shared_memory.describe()

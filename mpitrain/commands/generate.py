@@ -17,6 +17,7 @@ from mpitrain.actor.stage import Stage, assemble
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.rundir import RunDir, read_config
+from mpitrain.comm.base.cores import of_this_process
 from mpitrain.commands.decoding import NextToken, require_cache_memory, why_not_cached
 from mpitrain.commands.sampling import SamplingRules, ShownText
 from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
@@ -292,7 +293,7 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
     Raises ConfigError before anything is allocated.
     """
     one = on_one_rank(config)
-    threads = min(one.run.threads, os.cpu_count() or 1)
+    threads = min(one.run.threads, len(of_this_process()))
     one = msgspec.structs.replace(
         one,
         run=msgspec.structs.replace(one.run, threads=threads, device="cpu"),

@@ -37,7 +37,7 @@ class Announcements:
         yield from self._of_the_model()
         yield self._of_validation()
         yield "\n".join(f"{self.plan.table.name}: {note}" for note in self.plan.table.notes)
-        yield crowded(library.vendor(), self.world.node.size)
+        yield crowded(library.vendor(), self.world.node.size, self.world.node_cores)
         yield from self._of_costs()
         texts = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
         yield next(filter(None, texts), "")

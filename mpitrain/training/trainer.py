@@ -322,6 +322,7 @@ class Trainer:
             [each.totals for each in usages],
             self.ledger.num_steps,
             self.world.node.size,
+            self.world.node_cores,
             self.placement.gpu.name if self.placement.gpu else "",
             self.peak.flops / self.world.size,
             expected,

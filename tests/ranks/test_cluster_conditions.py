@@ -1,5 +1,7 @@
 """The table of conditions: what it says of ranks that agree, and whom it names where they don't."""
 
+import os
+
 import numpy as np
 import pytest
 from conftest import agree
@@ -117,3 +119,22 @@ def test_what_ranks_that_agree_hear(world, tmp_path_factory):
     if quiet or not said.startswith("preflight, in "):  # one node, and nothing is wrong
         problems.append(f"{quiet!r}, {said!r}")
     agree(world, not problems, problems)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.sizes(2)
+def test_a_node_has_the_cores_that_its_ranks_may_use(world):
+    """Launchers bind ranks, and batch systems whole jobs: not all cores that there are."""
+    from mpitrain.cluster.status_board import RankStatus
+    from mpitrain.comm.base.world import World
+
+    given = os.sched_getaffinity(0)
+    mine = sorted(given)[world.rank % len(given)]
+    try:
+        os.sched_setaffinity(0, {mine})
+        bound = World(world, RankStatus())
+    finally:
+        os.sched_setaffinity(0, given)
+    expected = len(set(world.allgather(mine)))
+    agree(world, bound.node_cores == expected, f"{bound.node_cores}, not {expected}")
+    bound.node.Free()

@@ -44,11 +44,10 @@ def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
     assert planned.returncode == 0 and found.name in planned.output, tail(planned.output)
 
 
-def test_ranks_that_share_cores_are_measured_as_if_each_had_one(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+def test_ranks_that_share_cores_are_measured_as_if_each_had_one():
     rate, launch, link = (Samples(name, [8.0]) for name in ("products.fp32", "launch_s", "links.inside"))
-    assert [bench_machine.of_a_core(each, 8).values for each in (rate, launch, link)] == [[32.0], [2.0], [8.0]]
-    assert bench_machine.of_a_core(rate, 1) == rate
+    assert [bench_machine.of_a_core(each, 8, 2).values for each in (rate, launch, link)] == [[32.0], [2.0], [8.0]]
+    assert bench_machine.of_a_core(rate, 1, 2) == rate
 
 
 def test_a_figure_is_the_median_of_all_ranks_and_says_how_far_they_are_apart():
@@ -58,7 +57,7 @@ def test_a_figure_is_the_median_of_all_ranks_and_says_how_far_they_are_apart():
 
 def test_a_gpu_has_the_peaks_of_one_like_it_and_no_peak_is_below_what_was_measured():
     base = known()["h200"]
-    found = machine_of(figures(**LINKS | {"products.fp32": 5e13}), base, H200, 2, "here")
+    found = machine_of(figures(**LINKS | {"products.fp32": 5e13}), base, H200, 2, 2, "here")
     assert (
         found.products["bf16"].peak == base.products["bf16"].peak > found.products["bf16"].sustained == 7e14
     )
@@ -66,7 +65,7 @@ def test_a_gpu_has_the_peaks_of_one_like_it_and_no_peak_is_below_what_was_measur
     assert found.memory_bytes == 140 << 30 and found.ranks_per_node == 2
     assert found.links.inside.sustained == 3e9 and found.links.inside_latency_s == 4e-4
     assert found.links.between == base.links.between
-    faster = machine_of(figures(**{"products.bf16": 2e15}), base, H200, 1, "here")
+    faster = machine_of(figures(**{"products.bf16": 2e15}), base, H200, 1, 1, "here")
     assert faster.products["bf16"].peak == 2e15 and faster.ranks_per_node == base.ranks_per_node
     assert msgspec.convert(msgspec.to_builtins(found), type(found)) == found
 
@@ -101,7 +100,7 @@ def test_what_cannot_be_done_is_said_once_and_nothing_is_written(tmp_path, optio
 
 def test_the_file_is_toml_that_names_where_and_when(tmp_path):
     made = machine_of(
-        figures(), known()["h200"], H200, 1, "mpitrain bench machine, 1 ranks, node7, 2026-11-26"
+        figures(), known()["h200"], H200, 1, 1, "mpitrain bench machine, 1 ranks, node7, 2026-11-26"
     )
     bench_machine._write(str(tmp_path / "m.toml"), made)
     tree = tomllib.loads((tmp_path / "m.toml").read_text())

@@ -31,7 +31,7 @@ DAY = date(2026, 11, 26)
 def ended(keys, factors, ranks=4, machine=""):
     """Return a run whose parts took factors times what is predicted of them."""
     plan = planned(None, (*keys, f"run.machine={machine}"), ranks)
-    run = MeasuredRun(plan, 1.0, 10, [{}] * ranks, COUNTED, ranks, "", 100e9, 10**6, None)
+    run = MeasuredRun(plan, 1.0, 10, [{}] * ranks, COUNTED, ranks, 2, "", 100e9, 10**6, None)
     parts = parts_predicted(run, machine_of(machine_of_run(run)[0]))
     took = {name: factors.get(name, 1.0) * seconds for name, seconds in parts.items()}
     usages = {

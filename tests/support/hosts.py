@@ -1,6 +1,6 @@
 """Two hosts on one machine: network namespaces joined by a cable of a given rate, which can be cut or slowed.
 
-Needs root, ip and tc.
+Each has half of the cores. Needs root, ip, tc and taskset.
 
     with two_hosts("1gbit") as hosts:
         command = hosts.mpirun(2, MPITRAIN, "run", ...)      two ranks on each
@@ -23,8 +23,8 @@ CHOSEN = os.environ.get("MPITRAIN_NETNS") == "1"
 LAUNCH = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift
-[ $host = {first} ] && name={names[0]} || name={names[1]}
-exec ip netns exec $name bash -c "$*"
+[ $host = {first} ] && name={names[0]} cores={cores[0]} || name={names[1]} cores={cores[1]}
+exec ip netns exec $name taskset --cpu-list $cores bash -c "$*"
 """
 
 
@@ -35,7 +35,7 @@ class Hosts:
         self.names = [f"mpt{os.getpid()}{which}" for which in "ab"]
         self.cables = [f"v{os.getpid()}{which}" for which in "ab"]
         self._script = folder / "launch.sh"
-        self._script.write_text(LAUNCH.format(first=ADDRESSES[0], names=self.names))
+        self._script.write_text(LAUNCH.format(first=ADDRESSES[0], names=self.names, cores=_halves()))
         self._script.chmod(0o755)
 
     def up(self, rate: str) -> None:
@@ -80,7 +80,8 @@ class Hosts:
         ]
 
     def _rate(self, verb: str, name: str, cable: str, rate: str) -> None:
-        shape = "root", "tbf", "rate", rate, "burst", "1mb", "latency", "50ms"
+        # a larger burst is a message that takes no time
+        shape = "root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms"
         _run("ip", "netns", "exec", name, "tc", "qdisc", verb, "dev", cable, *shape)
 
 
@@ -94,6 +95,13 @@ def two_hosts(folder: Path, rate: str = "1gbit") -> Iterator[Hosts]:
         yield hosts
     finally:
         hosts.down()
+
+
+def _halves() -> list[str]:
+    """Return the cores of each host, which has one at least."""
+    cores = sorted(os.sched_getaffinity(0))
+    middle = len(cores) // 2
+    return [",".join(map(str, each)) for each in (cores[: middle or 1], cores[middle:])]
 
 
 def _run(*command: str) -> None:

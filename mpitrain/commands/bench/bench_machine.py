@@ -75,12 +75,13 @@ def bench(
         samples += node_links.measured(world, placement, way)
     node = world.of_node("who is on this node", world.rank)
     near = max(world.all_gather("their nodes", len(node)))
+    cores = min(world.all_gather("their cores", world.node_cores))
     if placement.gpu is None:
-        samples = [of_a_core(each, near) for each in samples]
+        samples = [of_a_core(each, near, cores) for each in samples]
     figures = together(world.all_gather("what they measured", samples))
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
     where = f"mpitrain bench machine, {ranks}, {library.host()}, {time.strftime('%Y-%m-%d')}"
-    made = machine_of(figures, base, placement.gpu, near, where)
+    made = machine_of(figures, base, placement.gpu, near, cores, where)
     if world.rank == 0:
         _write(out, made)
         say(_table(figures, made, base, out))
@@ -121,9 +122,9 @@ def _like(name: str | None, placement: DevicePlacement) -> MachineFile:
     )
 
 
-def of_a_core(samples: Samples, near: int) -> Samples:
+def of_a_core(samples: Samples, near: int, cores: int) -> Samples:
     """Return samples as they were if each of the ranks of a node had a core; links are left as they are."""
-    turns = max(1.0, near / (os.cpu_count() or 1))
+    turns = max(1.0, near / cores)
     if samples.name.startswith("links."):
         return samples
     faster = 1 / turns if samples.name == "launch_s" else turns
@@ -179,9 +180,17 @@ class _Filed(NamedTuple):
 
 
 def machine_of(
-    figures: Mapping[str, MeasuredFigure], base: MachineFile, gpu: Gpu | None, near: int, where: str
+    figures: Mapping[str, MeasuredFigure],
+    base: MachineFile,
+    gpu: Gpu | None,
+    near: int,
+    cores: int,
+    where: str,
 ) -> MachineFile:
-    """Return the measured machine. near: ranks of a node. where: it was measured."""
+    """Return the measured machine.
+
+    near: ranks of a node. cores: that they may use. where: it was measured.
+    """
     filed = _Filed(figures, base if gpu else None, where)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // near
     return MachineFile(
@@ -194,7 +203,7 @@ def machine_of(
         attention=filed.table("attention"),
         memory=filed.table("memory"),
         links=filed.links(base.links),
-        cores_per_node=0 if gpu else os.cpu_count() or 1,
+        cores_per_node=0 if gpu else cores,
     )
 
 

@@ -197,7 +197,7 @@ def _here(machine: MachineFile, run: MeasuredRun) -> MachineFile:
     if machine.device != "cpu":
         return _with(machine, ranks_per_node=near)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(1, run.node_ranks)
-    return _with(machine, ranks_per_node=near, memory_bytes=memory, cores_per_node=os.cpu_count() or 1)
+    return _with(machine, ranks_per_node=near, memory_bytes=memory, cores_per_node=run.node_cores)
 
 
 def _with(given, **changes):
