@@ -36,6 +36,8 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from hosts import Hosts, two_hosts  # noqa: E402
 from launch import MPITRAIN, Done, mpirun, tail  # noqa: E402
 
+from mpitrain.plan.predict.step_time.machine import read_machine  # noqa: E402
+
 MODEL = {
     "model.layers": 8, "model.width": 512, "model.heads": 8, "model.kv_heads": 4, "model.ffn": 1408,
     "data.sequence": 256, "batch.global": 16, "batch.micro": 2,
@@ -74,9 +76,8 @@ def on_hosts(pair: Hosts, ranks: int, *command: str, timeout: float) -> Done:
     return mpirun(0, *pair.mpirun(ranks // 2, *command), env={"UCX_TLS": "tcp,self"}, timeout=timeout)
 
 
-def measured_machine(folder: Path, ranks: int, start: Start) -> Path:
+def measured_machine(path: Path, ranks: int, start: Start) -> Path:
     """Measure this machine, and print what was found."""
-    path = folder / "machine.toml"
     done = start(ranks, MPITRAIN, "bench", "machine", "--out", str(path), timeout=300)
     print(tail(done.output))
     if done.returncode:
@@ -106,6 +107,15 @@ def swept(
             for row in csv.DictReader(file)
             if row["measured_s"] and row["predicted_s"]
         ]
+
+
+def drift(before: Path, after: Path) -> str:
+    """Return by how much products of this machine are faster after all steps than before them."""
+    first, last = (read_machine(str(path)).products["fp32"].sustained for path in (before, after))
+    return (
+        f"products in fp32: {first / 1e9:.0f} GFLOP/s before all steps, {last / 1e9:.0f} behind them "
+        f"({last / first - 1:+.0%})"
+    )
 
 
 def summary(rows: list[tuple[str, float, float]]) -> str:
@@ -144,14 +154,16 @@ def main() -> None:
         start: Start = mpirun
         if given.hosts:
             start = partial(on_hosts, stack.enter_context(two_hosts(folder, given.hosts)))
-        machine = given.machine or measured_machine(folder, given.ranks, start)
+        machine = given.machine or measured_machine(folder / "before.toml", given.ranks, start)
         rows = [
             row
             for ranks in layouts
             if not given.only or ranks in given.only
             for row in swept(folder, ranks, layouts[ranks], machine, given, start)
         ]
-    print(summary(rows))
+        after = measured_machine(folder / "after.toml", given.ranks, start)
+        print(summary(rows))
+        print(drift(machine, after))
 
 
 if __name__ == "__main__":

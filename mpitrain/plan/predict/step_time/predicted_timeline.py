@@ -70,7 +70,9 @@ def predict_timeline(shape: ModelShape, layout: StepLayout, machine: MachineRate
     slowest = max(ranks_of(stages, layout), key=lambda held: sum(each.total for each in held))
     return PredictedTimeline(
         table,
-        play_pipeline(stages, layout, table, message_seconds(shape, layout, machine)),
+        play_pipeline(
+            stages, layout, table, message_seconds(shape, layout, machine), machine.sends_meanwhile
+        ),
         stages,
         table.num_microbatches * table.copies // table.segments,
         layout.num_microbatches,

@@ -85,7 +85,7 @@ def predict_step(
     require_possible(layout, shape)
     stages = stages_of(shape, layout, machine)
     message = message_seconds(shape, layout, machine)
-    pipeline, in_flight = _pipeline_seconds(stages, layout, message, play)
+    pipeline, in_flight = _pipeline_seconds(stages, layout, message, machine.sends_meanwhile, play)
     slowest = max(ranks_of(stages, layout), key=lambda held: sum(each.total for each in held))
     count = layout.num_microbatches
     exposed = {axis: 0.0 for axis in ("tp", "cp", "ep", "etp", "dp")}
@@ -142,7 +142,7 @@ def message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates
 
 
 def _pipeline_seconds(
-    stages: list[StageSeconds], layout: StepLayout, message: float, play: bool
+    stages: list[StageSeconds], layout: StepLayout, message: float, meanwhile: bool, play: bool
 ) -> tuple[float, list[int]]:
     """Return the seconds of all microbatches, and stashes in flight by rank."""
     count = layout.num_microbatches
@@ -153,15 +153,18 @@ def _pipeline_seconds(
     if table is None:
         waiting = (layout.pp - 1) * bubble_share(layout.schedule, layout.chunks)
         return (count + waiting) * slowest, stashes_in_flight(layout)
-    timeline = play_pipeline(stages, layout, table, message)
+    timeline = play_pipeline(stages, layout, table, message, meanwhile)
     in_flight = [-(-timeline.peak_in_flight(rank) // table.segments) for rank in range(layout.pp)]
     played = table.num_microbatches * table.copies // table.segments
     return timeline.makespan + (count - played) * slowest, in_flight
 
 
-def play_pipeline(stages: list[StageSeconds], layout: StepLayout, table: Table, message: float) -> Timeline:
+def play_pipeline(
+    stages: list[StageSeconds], layout: StepLayout, table: Table, message: float, meanwhile: bool
+) -> Timeline:
     """Play the table of a layout with the seconds of stages and of a message between them.
 
+    meanwhile: messages travel under computation; else who sends has to wait until they have.
     Segments of a sequence take equal shares. Of a PAIR each half takes its own time: a rank has one
     compute resource.
     """
@@ -172,11 +175,20 @@ def play_pipeline(stages: list[StageSeconds], layout: StepLayout, table: Table, 
             return 0.0
         stage = stages[action.stage % depth]
         times = {"F": stage.forward, "I": stage.inputs, "W": stage.weights, "B": stage.inputs + stage.weights}
-        return times[action.kind] / segments
+        waits = 0.0 if meanwhile or not _crosses(table, action) else message
+        return times[action.kind] / segments + waits
 
     segments = table.segments
     message /= segments
-    return simulate(_programs(_played(layout)), cost, Link(0.1 * message, 0.9 * message))
+    link = Link(0.1 * message, 0.9 * message if meanwhile else 0.0)
+    return simulate(_programs(_played(layout)), cost, link)
+
+
+def _crosses(table: Table, action: Action) -> bool:
+    """Return whether what a computation makes goes to another rank."""
+    to = action.stage + {"F": 1, "B": -1, "I": -1, "W": 0}[action.kind]
+    is_last = to % table.depth == (0 if action.kind == "F" else table.depth - 1)
+    return action.kind != "W" and not is_last and table.rank_of[to] != table.rank_of[action.stage]
 
 
 def bubble_share(schedule: str, chunks: int) -> float:
