@@ -6,7 +6,7 @@ Where nothing is wrong, nothing is said.
 import os
 
 import pytest
-from conftest import agree
+from conftest import LONG, agree
 from training import resolved, train
 
 # settings, and how many ranks have a copy of what is flipped on rank 1: the first weights of its
@@ -145,7 +145,7 @@ def twice(world, settings, *, faults=(), of_rank=1):
     [
         ("parallel.dp=2", "parallel.tp=2"),
         ("parallel.pp=2", "parallel.dp=2", "parallel.zero=3"),
-        ("parallel.pp=4", "pipeline.schedule=zbv", "model.layers=8"),
+        pytest.param(("parallel.pp=4", "pipeline.schedule=zbv", "model.layers=8"), marks=LONG),
         (
             "model.family=mixtral",
             "experts.count=4",

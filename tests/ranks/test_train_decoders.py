@@ -36,7 +36,7 @@ LAYOUTS = {
         "tp=2 cp=2 pp=2", "tp=4 dp=2 zero=3", "cp=2 dp=2 pp=2 pipeline.schedule=zbv zero=2",
         "tp=2 cp=2 dp=2 context=zigzag zero=3", "tp=2 dp=2 pp=2 pipeline.schedule=interleaved",
         "tp=2 pp=4 pipeline.schedule=zb-h2", "cp=2 pp=4 context=ulysses", "dp=8 zero=3",
-        "cp=4 tp=2 context=ring", "dp=4 pp=2 pipeline.schedule=dualpipe zero=1",
+        "cp=4 tp=2 context=ring", "tp=2 dp=2 pp=2 pipeline.schedule=dualpipe zero=1",
     ),
 }  # fmt: skip
 if EVERY:

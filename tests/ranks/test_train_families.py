@@ -136,7 +136,7 @@ FOLDED_ON_8 = (
     "ep=4 tp=2 zero=3",
     "cp=2 context=zigzag ep=2 zero=2",
     "tp=2 cp=2 pp=2 ep=4 pipeline.schedule=zbv",
-    "ep=2 etp=2 tp=2 pp=2 pipeline.schedule=dualpipe",
+    "ep=2 etp=2 tp=2 pp=2 pipeline.schedule=dualpipe batch.micro=1",
 )
 CASES += [(kind, size, layout) for kind in SPARSE for size, layouts in FOLDED.items() for layout in layouts]
 if EVERY:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from conftest import agree
+from conftest import LONG, agree
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.few_ranks]
 
@@ -27,14 +27,16 @@ def verified(world, *settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        ("parallel.dp=2", "parallel.pp={half}"),
-        ("parallel.tp={size}", "model.kv_heads=2"),
+        pytest.param(("parallel.dp=2", "parallel.pp={half}"), marks=LONG),
+        pytest.param(("parallel.tp={size}", "model.kv_heads=2"), marks=LONG),
         ("parallel.tp={size}", "model.kv_heads=2", "parallel.async_tp=true"),
         ("parallel.tp=2", "parallel.pp={half}", "parallel.async_tp=true", "pipeline.schedule=seq1f1b"),
         ("parallel.cp={size}", "parallel.context=ring"),
         ("parallel.tp=2", "parallel.pp={half}", "pipeline.schedule=zbv", "model.layers=8", "batch.global=8"),
         ("parallel.cp=2", "parallel.dp={half}", "data.documents=separate"),
-        ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "data.documents=separate"),
+        pytest.param(
+            ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "data.documents=separate"), marks=LONG
+        ),
         ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "model.family=deepseek-v3"),
         (
             "model.family=deepseek-v3",

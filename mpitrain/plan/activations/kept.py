@@ -7,7 +7,7 @@ is held is counted in actor/memory_meter.py.
 
 from collections.abc import Collection
 
-from mpitrain.plan.declared.layer import Layer, Sizes, Working
+from mpitrain.plan.declared.layer import Layer, Sizes, Working, cache_bytes_of
 from mpitrain.plan.division.stages import StagePlan
 
 
@@ -101,6 +101,15 @@ class Activations:
             for layer in self._layers(self.blocks, inner=inner)
         )
 
+    @property
+    def _attends(self) -> bool:
+        """Whether a layer of the stage has keys and values; of one that doesn't say, yes.
+
+        The layer of further tokens has some, and caches none.
+        """
+        layers = (placed.layer for block in self.stage.blocks for placed in block)
+        return any(layer.history(self.sizes) or cache_bytes_of(layer, 1, 1) != 0 for layer in layers)
+
     def _layers(self, blocks: Collection[int], *, inner: bool) -> list[Layer]:
         """Return the layers of blocks: of those between the ends of the model, or of the ends."""
         return [
@@ -126,10 +135,10 @@ class Activations:
     def _mask(self, segment: int) -> int:
         """Numbers that are added to the scores, unless these are causal alone.
 
-        Over cp they are made tile by tile, and not counted.
+        Over cp they are made tile by tile, and not counted. A stage without attention keeps none.
         """
         separate = self.config.data.documents == "separate"
-        if self.config.parallel.cp > 1 or not (separate or self.segments > 1):
+        if self.config.parallel.cp > 1 or not (separate or self.segments > 1) or not self._attends:
             return 0
         return (
             (self.config.batch.micro if separate else 1)
