@@ -29,7 +29,11 @@ def peak_of(
     table: Table,
     stages: Mapping[int, Activations],
 ) -> PeakBytes:
-    """Return what a rank holds at most."""
+    """Return what a rank holds at most.
+
+    Of a pair the forward keeps as much more as the backward has done with: both take turns, block by
+    block, so the larger of the two is there, and what each holds beside what it keeps.
+    """
     player = _MemoryPlayer(instructions, table, stages)
     kept = 0
     recorded = 0
@@ -40,11 +44,17 @@ def peak_of(
             continue
         others = player.others(computed)
         inside = [player.inside(action) for action in computed]
-        recorded = max(recorded, others + sum(each.recorded for each in inside))
-        working = max(working, others + sum(each.working for each in inside))
+        before = [player.held_of(action) for action in computed]
         for action in computed:
             player.play(action)
         kept = max(kept, player.held)
+        stashes = [max(had, player.held_of(action)) for had, action in zip(before, computed)]
+        if len(computed) == 1:
+            stashes = [inside[0].recorded]
+        most = others + max(stashes)
+        most += sum(max(0, each.recorded - stash) for each, stash in zip(inside, stashes))
+        recorded = max(recorded, most)
+        working = max(working, most + max(each.working - each.recorded for each in inside))
     recorded = max(kept, recorded)
     return PeakBytes(kept, recorded - kept, max(working - recorded, 0))
 
@@ -69,6 +79,10 @@ class _MemoryPlayer:
     def held(self) -> int:
         """What is kept now."""
         return self._held.total() + self._returned.total()
+
+    def held_of(self, action: Action) -> int:
+        """What is kept now of the microbatch of a computation in its stage."""
+        return self._held[action.index, action.stage]
 
     def others(self, computed: Sequence[Action]) -> int:
         """Return what is kept of microbatches that nothing is computed of."""

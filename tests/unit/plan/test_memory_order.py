@@ -98,6 +98,23 @@ def test_memory_falls_from_zero_0_to_3(model, layout, ranks, batches):
         assert falls and not notes, (found, notes)
 
 
+@pytest.mark.parametrize("pairs", [("whole", 1), ("parts", 3)], ids=str)
+@pytest.mark.parametrize("schedule", ["dualpipe", "dualpipev"])
+def test_a_pair_holds_what_the_forward_adds_or_the_backward_has_left_not_both(schedule, pairs):
+    """They take turns block by block. What is made again is there for one block of each."""
+    layout = f"dp=2 pp=2 schedule={schedule}"
+
+    def kept_and_more(*keys):
+        walked = f"pipeline.pairs={pairs[0]}", f"parallel.zero={pairs[1]}"
+        found = predict(planned("reference", layout, 4, *walked, *keys))
+        return [(usage.activations, usage.recomputed) for usage in found]
+
+    assert all(more == 0 for _, more in kept_and_more())
+    blocks = 8 / 2 / (2 if schedule == "dualpipev" else 1)
+    stash = max(kept for kept, _ in kept_and_more()) / 4
+    assert all(0 < more <= 2 * stash / blocks for _, more in kept_and_more("memory.recompute=full"))
+
+
 @pytest.mark.parametrize("zero", [2, 3])
 def test_both_copies_of_dualpipe_keep_whole_gradients_and_it_is_said(zero):
     plan = planned("reference", "dp=2 pp=2 schedule=dualpipe", 4, f"parallel.zero={zero}")
