@@ -32,7 +32,8 @@ def peak_of(
     """Return what a rank holds at most.
 
     Of a pair the forward keeps as much more as the backward has done with: both take turns, block by
-    block, so the larger of the two is there, and what each holds beside what it keeps.
+    block, so the larger of the two is there, and what each holds beside what it keeps. A process has
+    both for a while, for memory that one has done with isn't where the other wants it.
     """
     player = _MemoryPlayer(instructions, table, stages)
     kept = 0
@@ -54,7 +55,7 @@ def peak_of(
         most = others + max(stashes)
         most += sum(max(0, each.recorded - stash) for each, stash in zip(inside, stashes))
         recorded = max(recorded, most)
-        working = max(working, most + max(each.working - each.recorded for each in inside))
+        working = max(working, others + sum(each.working for each in inside))
     recorded = max(kept, recorded)
     return PeakBytes(kept, recorded - kept, max(working - recorded, 0))
 
