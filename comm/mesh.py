@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from mpitrain.comm.axis import Axis
+from mpitrain.comm.base import cores
 from mpitrain.comm.base.axis_operations import EVERYTHING, NOTHING, AxisOperations
 from mpitrain.comm.base.grid import Grid
 from mpitrain.comm.base.mpi import MPI
@@ -78,8 +79,8 @@ class Mesh:
         self.rank = comm.rank
         self.size = comm.size
         self.coordinates = grid.coordinates(comm.rank)
-        (near, self.budget), self.axes = _ranks_of_this_node(comm), dict[str, Axis]()
-        self.progress = Progress(timeout_s, place, comm.rank, len(near))
+        (near, num_cores, self.budget), self.axes = _ranks_of_this_node(comm), dict[str, Axis]()
+        self.progress = Progress(timeout_s, place, comm.rank, len(near), num_cores)
         self.transport = transport
         self.place = place
         self.way = way
@@ -173,13 +174,17 @@ class Mesh:
         self.axes = {}
 
 
-def _ranks_of_this_node(comm: MPI.Intracomm) -> tuple[frozenset[int], Budget]:
-    """Return the ranks of `comm` that share this rank's memory, and what it may take of that. Collective."""
+def _ranks_of_this_node(comm: MPI.Intracomm) -> tuple[frozenset[int], int, Budget]:
+    """Return the ranks of `comm` that share this rank's memory, their cores, and what it may take of memory.
+
+    Collective.
+    """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     here = node.Get_group()
     all_ = comm.Get_group()
     ranks = frozenset(here.Translate_ranks(None, all_))
     budget = Budget(node)
+    num_cores = cores.num_of_node(node)
     for each in (here, all_, node):
         each.Free()
-    return ranks, budget
+    return ranks, num_cores, budget

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from os import cpu_count, sched_yield
+from os import sched_yield
 from typing import Any, NamedTuple
 
 from mpitrain.comm.base.mpi import MPI
@@ -169,7 +169,7 @@ class Progress:
 
     place: notes waits that last.
     rank: this one, of the world.
-    num_neighbours: ranks on this node, which has `cpu_count` cores for them all.
+    num_neighbours: ranks on this node, which have `num_cores` cores for them all.
     """
 
     def __init__(
@@ -178,12 +178,13 @@ class Progress:
         place: StatusReporter = NOWHERE,
         rank: int = -1,
         num_neighbours: int = 1,
+        num_cores: int = 1,
     ):
         self.timeout_s = timeout_s
         self.place = place
         self.rank = rank
         self._waited = Spans()
-        self._crowded = num_neighbours >= CROWD * (cpu_count() or 1)
+        self._crowded = num_neighbours >= CROWD * num_cores
         self.active: list[Pending] = []
         self._waiting = False
         self._waited_for = defaultdict[int, float](float)

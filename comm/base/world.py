@@ -99,7 +99,7 @@ class World:
             self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
             self.num_nodes = comm.allreduce(int(self.node.rank == 0))
             self.node_ranks = self._ranks_of_each_node()
-            self.node_cores = len(frozenset().union(*self.node.allgather(cores.of_this_process())))
+            self.node_cores = cores.num_of_node(self.node)
         self._beaten = 0.0
         self._help: Callable[[Any], Any] = _no_help
 

@@ -118,7 +118,7 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
     cores = len(of_this_process())
     hint = crowded(library.vendor(), world.node.size, world.node_cores)
     yield "cores", "; ".join(filter(None, [f"{cores} for rank 0", hint]))
-    if many := launcher_options(library.vendor(), world.node.size, cores):
+    if many := launcher_options(library.vendor(), world.node.size, world.node_cores):
         yield "many ranks", many
     yield "shared memory", shared_memory.describe()
     yield "largest tag", str(mesh["world"].num_tags)

@@ -21,7 +21,7 @@ def _with_messages(table: Table, actions: Iterable[Action], num_parts: Sequence[
     program: list[Action] = []
     for group in grouped(actions):
         members = [action for action in group if action != PAIR]
-        messages = [_messages(table, member) for member in members]
+        messages = [messages_of(table, member) for member in members]
         program += [receive for receive, _ in messages if receive]
         sends = {member: send for member, (_, send) in zip(members, messages) if send}
         if num_parts and PAIR in group:
@@ -42,7 +42,7 @@ def _in_parts(
         yield from (last[part] for part in group if part in last)
 
 
-def _messages(table: Table, action: Action) -> tuple[Action | None, Action | None]:
+def messages_of(table: Table, action: Action) -> tuple[Action | None, Action | None]:
     """Return the receive that a computation needs and the send of what it makes."""
     kind, m, stage, _ = action
     rank_of = table.rank_of

@@ -383,7 +383,6 @@ def test_a_step_takes_as_long_as_a_machine_computes(tmp_path):
         (("--machine", "laptop", "--tflops", "1"), "--tflops and --machine both say"),
         (("--machine", "lapptop"), "did you mean A laptop"),
         (("--machine", "none.toml"), "none.toml"),
-        (("--machine", "laptop", "--set=pipeline.schedule=table.csv"), "table.csv"),
     ],
     ids=str,
 )

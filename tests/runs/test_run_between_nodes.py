@@ -116,7 +116,7 @@ def test_nothing_is_measured_where_data_ranks_exchange_within_nodes(tmp_path):
 def test_over_a_slow_link_weights_are_kept(tmp_path):
     text = write_text(tmp_path / "text.txt")
     with hosts.two_hosts(tmp_path, "100mbit") as pair:
-        keys = {**MANY, **STEPS, "parallel_dp": 2, "parallel_zero": 3}
+        keys = {**MANY, **STEPS, "parallel_dp": 2, "parallel_zero": 3, "parallel_reduce": "step"}
         done = mpirun(
             0,
             *pair.mpirun(1, MPITRAIN, "run", *tiny(tmp_path / "run", text, **keys)),

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
-from mpitrain.errors import ConfigError
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
@@ -63,11 +62,6 @@ def on_machine(plan: Plan, name: str, node_ranks: int) -> Asleep:
     require_possible(layout, shape)
     stages = stages_of(shape, layout, machine)
     table = plan.table
-    if len(stages) != table.depth:
-        raise ConfigError(
-            f"--machine: {table.name} has {table.depth} stages, formulas have {len(stages)} for it; use "
-            "--tflops, or a schedule of the catalogue"
-        )
     update = update_seconds(shape, layout, machine)
     of_kinds = [_alone(stage) for stage in stages]
 

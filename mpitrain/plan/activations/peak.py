@@ -50,8 +50,6 @@ def peak_of(
             player.play(action)
         kept = max(kept, player.held)
         stashes = [max(had, player.held_of(action)) for had, action in zip(before, computed)]
-        if len(computed) == 1:
-            stashes = [inside[0].recorded]
         most = others + max(stashes)
         most += sum(max(0, each.recorded - stash) for each, stash in zip(inside, stashes))
         recorded = max(recorded, most)

@@ -18,7 +18,6 @@ from mpitrain.plan.predict.step_time.machine import find_machine, known, machine
 from mpitrain.plan.predict.step_time.stage_seconds import blocks_of_stages
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
-from mpitrain.schedules.actions import Action
 
 A100 = machine_of(find_machine("a100-80gb"))
 H100 = machine_of(find_machine("h100-80gb"))
@@ -401,18 +400,6 @@ def test_who_sends_to_another_stage_waits_where_nothing_travels_under_computatio
     message = step.message_seconds(SMALL_SHAPE, StepLayout(2, 256, 16, micro=2, compute="fp32", pp=2), own)
     assert message > 2 * 256 * 512 * 4 / 1e8
     assert 5 * message < none - spare < 16 * message
-
-
-def test_the_turn_of_a_v_sends_nothing():
-    table = step.table_of(StepLayout(2, 256, 16, micro=2, pp=2, schedule="zbv", chunks=2))
-    sends = {
-        (kind, stage): step._crosses(table, Action(kind, 0, stage)) for kind in "FBIW" for stage in range(4)
-    }
-    forward, backward = [True, False, True, False], [False, True, False, True]
-    assert [sends["F", stage] for stage in range(4)] == forward
-    assert [sends["B", stage] for stage in range(4)] == backward
-    assert [sends["I", stage] for stage in range(4)] == backward
-    assert not any(sends["W", stage] for stage in range(4))
 
 
 def test_numbers_of_fp32_are_twice_as_many_bytes():

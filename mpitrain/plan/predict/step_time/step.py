@@ -32,7 +32,7 @@ from mpitrain.plan.predict.step_time.stage_seconds import (
 )
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import COMPUTE, Action
-from mpitrain.schedules.lowering.messages import with_messages
+from mpitrain.schedules.lowering.messages import messages_of, with_messages
 from mpitrain.schedules.lowering.needs import Programs
 from mpitrain.schedules.options import Options
 from mpitrain.schedules.play.simulate import Link, simulate
@@ -175,20 +175,13 @@ def play_pipeline(
             return 0.0
         stage = stages[action.stage % depth]
         times = {"F": stage.forward, "I": stage.inputs, "W": stage.weights, "B": stage.inputs + stage.weights}
-        waits = 0.0 if meanwhile or not _crosses(table, action) else message
-        return times[action.kind] / segments + waits
+        sends = not meanwhile and messages_of(table, action)[1] is not None
+        return times[action.kind] / segments + (message if sends else 0.0)
 
     segments = table.segments
     message /= segments
     link = Link(0.1 * message, 0.9 * message if meanwhile else 0.0)
     return simulate(_programs(_played(layout)), cost, link)
-
-
-def _crosses(table: Table, action: Action) -> bool:
-    """Return whether what a computation makes goes to another rank."""
-    to = action.stage + {"F": 1, "B": -1, "I": -1, "W": 0}[action.kind]
-    is_last = to % table.depth == (0 if action.kind == "F" else table.depth - 1)
-    return action.kind != "W" and not is_last and table.rank_of[to] != table.rank_of[action.stage]
 
 
 def bubble_share(schedule: str, chunks: int) -> float:
