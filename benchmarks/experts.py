@@ -116,7 +116,7 @@ class Mixture(nn.Module):
         return y_ND.view_as(x_BTD), balance
 
 
-class Block(nn.Module):
+class MixtralBlock(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         model = config.model
@@ -150,7 +150,7 @@ class Plain(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(VOCAB, config.model.width)
         self.head = nn.Linear(config.model.width, VOCAB, bias=False)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.model.layers))
+        self.blocks = nn.ModuleList(MixtralBlock(config) for _ in range(config.model.layers))
         self.norm = nn.RMSNorm(config.model.width, eps=1e-5)
         self.config = config
 

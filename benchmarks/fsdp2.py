@@ -39,7 +39,7 @@ MEASURED = """2026-11-26, Intel Xeon with AMX, two cores, torch 2.13.0, MPICH 5.
 """
 
 
-class Run(NamedTuple):
+class FsdpRun(NamedTuple):
     """Seconds of a step, and bytes by which a process grew."""
 
     step_s: float
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 def train_torch(way: str, steps: int) -> None:
     """Be a rank of torch's trainer; rank 0 prints what it took."""
     import torch
-    from plain_torch import Model
+    from plain_torch import PlainModel
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -66,7 +66,7 @@ def train_torch(way: str, steps: int) -> None:
     mesh = init_device_mesh("cpu", (size,))
     before = resident()
     sizes = Sizes(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False)
-    model = Model(sizes, 1e4)
+    model = PlainModel(sizes, 1e4)
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -91,16 +91,16 @@ def train_torch(way: str, steps: int) -> None:
     distributed.destroy_process_group()
 
 
-def of_torch(way: str, ranks: int, steps: int) -> Run:
+def of_torch(way: str, ranks: int, steps: int) -> FsdpRun:
     command = [str(BIN / "torchrun"), "--nproc-per-node", str(ranks), __file__, "--rank", way]
     output = _output([*command, "--steps", str(steps)])
-    return Run(*json.loads(next(line for line in output.splitlines() if line.startswith("["))))
+    return FsdpRun(*json.loads(next(line for line in output.splitlines() if line.startswith("["))))
 
 
 # ---------------------------------------------------------------- mpitrain
 
 
-def of_mpitrain(way: str, ranks: int, steps: int) -> Run:
+def of_mpitrain(way: str, ranks: int, steps: int) -> FsdpRun:
     from memory import read
 
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +114,7 @@ def of_mpitrain(way: str, ranks: int, steps: int) -> Run:
         output = _output([*launched, *(f"--set={setting}" for setting in settings)])
         lines = [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()]
     times = [line["step_s"] for line in lines if line.get("step", 0) > FIRST and "step_s" in line]
-    return Run(statistics.median(times), read(output).measured * 1e6)
+    return FsdpRun(statistics.median(times), read(output).measured * 1e6)
 
 
 def _output(command: list[str]) -> str:

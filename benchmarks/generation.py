@@ -110,18 +110,18 @@ def text_by_theirs(model: torch.nn.Module) -> Text:
     return write
 
 
-class Seconds(NamedTuple):
+class TokenSeconds(NamedTuple):
     """What a text took: by the clock, and of processor time."""
 
     wall: float
     cpu: float
 
 
-def timed(write: Text, prompt: list[int], num_tokens: int) -> tuple[Seconds, list[int]]:
+def timed(write: Text, prompt: list[int], num_tokens: int) -> tuple[TokenSeconds, list[int]]:
     """Return the seconds and the tokens of a text."""
-    begin = Seconds(time.perf_counter(), time.process_time())
+    begin = TokenSeconds(time.perf_counter(), time.process_time())
     made = write(prompt, num_tokens)
-    return Seconds(time.perf_counter() - begin.wall, time.process_time() - begin.cpu), made
+    return TokenSeconds(time.perf_counter() - begin.wall, time.process_time() - begin.cpu), made
 
 
 def median_and_range(ratios: list[float]) -> str:
@@ -147,7 +147,7 @@ def main() -> None:
         writers["transformers"] = text_by_theirs(theirs(plan, stage, dtype))
     with torch.no_grad():
         texts = {name: timed(write, prompt, 4)[1] for name, write in writers.items()}  # warm
-        seconds: dict[str, list[Seconds]] = {name: [] for name in writers}
+        seconds: dict[str, list[TokenSeconds]] = {name: [] for name in writers}
         for _ in range(given.turns):
             for name, write in writers.items():
                 took, texts[name] = timed(write, prompt, given.tokens)

@@ -59,7 +59,7 @@ PARITY = {
 }
 
 
-class Machine:
+class GpuMachine:
     """What parts are given: how to run something for at most so long, and where."""
 
     def __init__(self, device: str, small: bool, folder: Path):
@@ -363,7 +363,7 @@ def main() -> None:
     }
     over = time.monotonic() + 60 * given.minutes
     with TemporaryDirectory(prefix="gpu-first-") as folder:
-        machine = Machine(given.device, given.small, Path(folder))
+        machine = GpuMachine(given.device, given.small, Path(folder))
         for name in given.only:
             part, limit = PARTS[name]
             begin = time.monotonic()

@@ -127,13 +127,13 @@ def waits_of(step: Callable[[], None], device: str) -> dict[str, int]:
 
 def theirs(plan: Plan, device: str) -> dict[str, object]:
     """Return how fast plain torch takes them."""
-    from plain_torch import Model
+    from plain_torch import PlainModel
 
     config = plan.config
     torch.use_deterministic_algorithms(False)
     torch.backends.cuda.enable_cudnn_sdp(True)
     torch.autograd.set_multithreading_enabled(True)
-    model = Model(config.model, 10_000.0).to(device)
+    model = PlainModel(config.model, 10_000.0).to(device)
     model.compile_blocks("inductor" if device == "cuda" else "eager")
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True

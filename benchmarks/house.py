@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = ("mpitrain", "schedules", "comm", "jobs")
 OTHER_CODE = ("tests", "benchmarks")
 LONG, TOO_LONG = 100, 110  # characters
-LONGEST_FUNCTION, MOST_COMPLEX = 60, 15
+LONGEST_FUNCTION, MOST_COMPLEX = 59, 15
 # Why a file name stands in several folders. One subject, and the folder says what of it stands there.
 TWINS = {
     "attention.py": "plan/settings its keys; model/layers what it declares, model what computes it; "

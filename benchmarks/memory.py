@@ -127,7 +127,7 @@ CASES = {  # name: (ranks, settings)
 }
 
 
-class Row(NamedTuple):
+class MemoryRow(NamedTuple):
     """Bytes of 10**6: growth predicted and measured, and what there was before."""
 
     predicted: float
@@ -139,7 +139,7 @@ class Row(NamedTuple):
         return self.measured / self.predicted
 
 
-def read(output: str) -> Row:
+def read(output: str) -> MemoryRow:
     """Read the table at the end of a run."""
     last = {
         line.split("(")[0].strip().rsplit("  ", 1)[0].strip(): line.split()[-2:]
@@ -150,10 +150,10 @@ def read(output: str) -> Row:
     predicted, measured = (
         float(a.replace(",", "")) - float(b.replace(",", "")) for a, b in zip(most, library)
     )
-    return Row(predicted, measured, float(library[1].replace(",", "")))
+    return MemoryRow(predicted, measured, float(library[1].replace(",", "")))
 
 
-def run(ranks: int, settings: tuple[str, ...], steps: int, show: bool) -> Row:
+def run(ranks: int, settings: tuple[str, ...], steps: int, show: bool) -> MemoryRow:
     with tempfile.TemporaryDirectory() as folder:
         every = (
             f"run.dir={folder}/run",

@@ -14,7 +14,7 @@ from torch.nn import functional
 from mpitrain.config import Model as Sizes
 
 
-class Block(nn.Module):
+class PlainBlock(nn.Module):
     """Attention and a gated feed-forward, each behind a norm and added to its input."""
 
     def __init__(self, sizes: Sizes):
@@ -53,13 +53,13 @@ def mean_loss(x, norm, weight, targets):
     )
 
 
-class Model(nn.Module):
+class PlainModel(nn.Module):
     """The whole: from tokens [B, T] and targets to the mean loss."""
 
     def __init__(self, sizes: Sizes, theta: float):
         super().__init__()
         self.embedding = nn.Embedding(sizes.vocab, sizes.width)
-        self.blocks = nn.ModuleList([Block(sizes) for _ in range(sizes.layers)])
+        self.blocks = nn.ModuleList([PlainBlock(sizes) for _ in range(sizes.layers)])
         self.norm = nn.RMSNorm(sizes.width, eps=1e-5)
         self.head = (
             self.embedding.weight if sizes.tied else nn.Parameter(torch.empty(sizes.vocab, sizes.width))

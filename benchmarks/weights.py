@@ -51,7 +51,7 @@ os.fsync(out)
 """
 
 
-class Cost(NamedTuple):
+class CopyCost(NamedTuple):
     """What a process took: seconds, seconds of processor time, bytes resident at most."""
 
     wall_s: float
@@ -92,7 +92,7 @@ def make(folder: Path, layers: int) -> int:
     return max(2 * math.prod(shape) for shape in tensors.values())
 
 
-def measured(*command: str) -> Cost:
+def measured(*command: str) -> CopyCost:
     """Run a command to its end. Raises RuntimeError if it fails."""
     with tempfile.TemporaryFile("w+") as out:
         begin_s = time.monotonic()
@@ -103,17 +103,17 @@ def measured(*command: str) -> Cost:
         output = out.read()
     if status:
         raise RuntimeError(f"{command}: {output[-2000:]}")
-    return Cost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, output)
+    return CopyCost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, output)
 
 
-def copied(source: Path, target: Path, wanted: int) -> Cost:
+def copied(source: Path, target: Path, wanted: int) -> CopyCost:
     """Copy `wanted` bytes of what lies in a folder, all of which is read."""
     cost = measured(sys.executable, "-c", COPY, str(source), str(target), str(wanted))
     target.unlink()
     return cost
 
 
-def report(what: str, cost: Cost, copy: Cost, largest: int) -> None:
+def report(what: str, cost: CopyCost, copy: CopyCost, largest: int) -> None:
     bound = largest + BOUND
     print(
         f"{what:8} {cost.wall_s:7.1f} s, {cost.wall_s / copy.wall_s:5.2f} of a copy ({copy.wall_s:.1f} s)   "

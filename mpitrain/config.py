@@ -163,6 +163,10 @@ class AttentionTable(ConfigTable, frozen=True):
     yarn_rounded: bool | None = None
     # factor that positions are divided by (linear scaling); 1: none
     linear_factor: Annotated[float, Meta(ge=1)] | None = None
+    # dynamic scaling: how many times attention.dynamic_length the sequences may become; theta grows with
+    # data.sequence beyond that length; 1: none
+    dynamic_factor: Annotated[float, Meta(ge=1)] | None = None
+    dynamic_length: CountOrNone | None = None  # length of sequences that the model was trained with before
     # factor of Llama 3.1's scaling for longer sequences; 1: none
     llama3_factor: Annotated[float, Meta(ge=1)] | None = None
     llama3_length: CountOrNone | None = None  # length of sequences that the model was trained with before

@@ -81,7 +81,8 @@ class BuildContext:
         """Return the tables for the positions that are here, once for all layers of the stage."""
         if rope not in self.rotaries:
             positions = torch.from_numpy(self.plan.positions(self.cp.rank if self.cp else 0))
-            self.rotaries[rope] = Rotary(rope, positions, self.dtype, self.device, self.functions)
+            length = self.plan.config.data.sequence
+            self.rotaries[rope] = Rotary(rope, positions, length, self.dtype, self.device, self.functions)
         return self.rotaries[rope]
 
     def constants(self) -> list[torch.Tensor]:

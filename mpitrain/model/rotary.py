@@ -6,11 +6,13 @@ import torch
 
 from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.kernels.precision import wide
-from mpitrain.model.layers.rope import Llama3, Rope
+from mpitrain.model.layers.rope import Dynamic, Llama3, Rope
 
 
 class Rotary:
     """Rotary position embedding of heads, halves rotated, tables for the positions [T] of this rank.
+
+    length: of the whole sequence, on all ranks.
 
     Features behind the first `rope.width` stay as they are.
     Only distances show in the scores: positions needn't start anew with each document.
@@ -20,13 +22,14 @@ class Rotary:
         self,
         rope: Rope,
         positions: torch.Tensor,
+        length: int,
         dtype: torch.dtype,
         device: torch.device,
         functions: Functions = EAGER,
     ):
         self.width = rope.width
         self.functions = functions
-        angles = torch.outer(positions.to(torch.float64), rates(rope))
+        angles = torch.outer(positions.to(torch.float64), rates(rope, length))
         self.cos, self.sin = (
             (table * rope.magnitude).to(device, wide(dtype)) for table in (angles.cos(), angles.sin())
         )
@@ -59,9 +62,13 @@ class _Turned(torch.autograd.Function):
         return ctx.functions.turned(grad_of_output, *ctx.tables, -1), None, None, None
 
 
-def rates(rope: Rope) -> torch.Tensor:
-    """Return by how much each pair of features turns from one position to the next, fp64 [C/2]."""
-    found = rope.theta ** (-torch.arange(0, rope.width, 2, dtype=torch.float64) / rope.width)
+def rates(rope: Rope, length: int) -> torch.Tensor:
+    """Return by how much each pair of features turns from one position to the next, fp64 [C/2].
+
+    length: of the sequence.
+    """
+    theta = rope.theta if rope.dynamic is None else _grown(rope.theta, rope.width, rope.dynamic, length)
+    found = theta ** (-torch.arange(0, rope.width, 2, dtype=torch.float64) / rope.width)
     if rope.llama3 is not None:
         return _scaled_as_llama3(found, rope.llama3)
     if rope.linear != 1:
@@ -82,6 +89,14 @@ def rates(rope: Rope) -> torch.Tensor:
     # as transformers has it also where the last comes before the first: theta is small, or the length large
     slowed = ((torch.arange(len(found), dtype=torch.float64) - first) / ((last - first) or 1e-3)).clamp(0, 1)
     return found * (1 - slowed) + found / rope.factor * slowed
+
+
+def _grown(theta: float, width: int, scaling: Dynamic, length: int) -> float:
+    """Return the theta of sequences of `length` tokens after dynamic scaling."""
+    if width == 2:
+        return theta  # one pair, which turns by 1 with any
+    beyond = max(length, scaling.length) / scaling.length - 1
+    return theta * (1 + scaling.factor * beyond) ** (width / (width - 2))
 
 
 def _scaled_as_llama3(found: torch.Tensor, scaling: Llama3) -> torch.Tensor:

@@ -149,10 +149,7 @@ def open_run(
     )
     require_same_configuration(world, plan.config)
     world.require_same(same)
-    checkpoints = RunDir(plan.config.run.dir).checkpoints
-    world.on_first_rank("looking at model.init", lambda: _require_init(plan, checkpoints))
-    if config.run.machine:
-        world.on_first_rank("reading run.machine", lambda: _require_machine(plan.config.run.machine))
+    _require_files(plan, world)
     guard.leave_if_asked(world)
     _require_device(plan, world)
     guard.leave_if_asked(world)
@@ -172,6 +169,14 @@ def beginning(config: Config) -> tuple[Config, list[str]]:
     if has_steps(rundir.checkpoints) and kind_of(rundir.config) == "a file":
         before = read_config(rundir.config, plugins_of(config))
     return tuple(begins(config, before))
+
+
+def _require_files(plan: Plan, world: World) -> None:
+    """Refuse a model.init or a run.machine that can't be read. Collective over all ranks."""
+    checkpoints = RunDir(plan.config.run.dir).checkpoints
+    world.on_first_rank("looking at model.init", lambda: _require_init(plan, checkpoints))
+    if plan.config.run.machine:
+        world.on_first_rank("reading run.machine", lambda: _require_machine(plan.config.run.machine))
 
 
 def _require_init(plan: Plan, checkpoints: Path) -> None:

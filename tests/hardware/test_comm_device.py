@@ -50,7 +50,7 @@ class Stream:
             self.happened += 1
 
 
-class Event:
+class CopiedEvent:
     def __init__(self, device):
         self.device = device
 
@@ -63,7 +63,7 @@ class Event:
         return self.stream.happened >= self.place
 
 
-class Device:
+class CopiedDevice:
     """Some streams and a clock. `current` is what torch calls the current stream."""
 
     def __init__(self, monkeypatch, num_streams):
@@ -73,7 +73,7 @@ class Device:
         self.current, self.tensor = self.streams[0], late_tensor(self)
         self.carried = {"to the host": 0, "back": 0}  # elements
         self.seed(0)
-        monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))
+        monkeypatch.setattr(torch.cuda, "Event", lambda: CopiedEvent(self))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
 
     def seed(self, *numbers):
@@ -172,7 +172,7 @@ def late_tensor(device):
 # ---------------------------------------------------------------- what every operation has to give
 
 
-class Case:
+class DeviceExchange:
     """The n-th operation of a round.
 
     The same kind, length and numbers on all ranks, and which rank gave what.
@@ -414,7 +414,7 @@ def setting(mesh, monkeypatch):
     from mpitrain.comm.links import Links
 
     # direct buffers are added on the stream of the moment
-    device = Device(monkeypatch, 1 if mesh["dp"].device_aware else 3)
+    device = CopiedDevice(monkeypatch, 1 if mesh["dp"].device_aware else 3)
     # ranks that share cores wait for one another
     seeds = range(SEEDS if mesh.size <= 4 else SEEDS // 4)
     return SimpleNamespace(mesh=mesh, device=device, links=Links(mesh["links"], mesh.size, MOST), seeds=seeds)
@@ -434,7 +434,7 @@ def play(setting, operations, seed, number=5, sometimes_host=False):
     device.seed(seed, mesh.rank)
     started = []
     for n in range(number):
-        case = Case(setting, alike, n)
+        case = DeviceExchange(setting, alike, n)
         case.on_host = sometimes_host and alike.random() < 0.4
         operation = operations[alike.integers(len(operations))]
         with device.stream(own.integers(len(device.streams))):
@@ -756,7 +756,7 @@ def test_over_two_nodes_all_kinds_give_what_they_should(direct, monkeypatch):
             level.device_aware = direct
     assert mesh["dp"].near is not None
     mesh.allocated = torch.from_numpy(mesh["dp"].allocate(2 * MOST << 19)).view(MOST, 2, 1 << 19)
-    device = Device(monkeypatch, 1 if direct else 3)
+    device = CopiedDevice(monkeypatch, 1 if direct else 3)
     links = Links(mesh["links"], mesh.size, MOST)
     setting = SimpleNamespace(mesh=mesh, device=device, links=links)
     wrong = [

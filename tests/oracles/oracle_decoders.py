@@ -90,16 +90,20 @@ def rotate(x, has, windowed):
     """Turn pairs (i, i + C/2) of the first C features of each head, as complex numbers."""
     width = has.get("rotary_width") or x.shape[-1]
     local = windowed and has.get("window_theta")
-    rate, magnitude = rates(width, dict(theta=has["window_theta"]) if local else has)
+    of_kind = dict(theta=has["window_theta"]) if local else has
+    rate, magnitude = rates(width, of_kind, x.shape[-2])
     angles = torch.outer(torch.arange(x.shape[-2], dtype=torch.float64), rate)
     turn = torch.polar(torch.full_like(angles, magnitude), angles)
     z = torch.complex(x[..., : width // 2], x[..., width // 2 : width]) * turn
     return torch.cat((z.real, z.imag, x[..., width:]), -1)
 
 
-def rates(width, has):
+def rates(width, has, length):
     """Return the angle of each pair from one position to the next, and by what vectors grow."""
-    found = has["theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    theta = has["theta"]
+    if (factor := has.get("dynamic_factor") or 1) > 1 and length > (before := has["dynamic_length"]):
+        theta *= (factor * length / before - factor + 1) ** (width / (width - 2))
+    found = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     if (factor := has.get("linear_factor") or 1) > 1:
         return found / factor, 1.0
     if (factor := has.get("llama3_factor") or 1) > 1:

@@ -30,7 +30,7 @@ def attention(p, h, sees, heads, kv_heads):
     return (weights @ v).transpose(1, 2).reshape(B, T, -1) @ p["attention.output.weight"].T
 
 
-class Batch:
+class MetricBatch:
     """What the microbatches of a step, or of a validation, add up to.
 
     has: heads, layers and so on.
@@ -127,7 +127,7 @@ def one_step(weights, moments, microbatches, step, has, experts, lr, optimizer):
     """Train a step in place; return its line, and the shares of the experts by block."""
     trained = {name: w for name, w in weights.items() if not name.endswith(("router.load", "router.bias"))}
     w = weights | {name: value.clone().requires_grad_() for name, value in trained.items()}
-    batch = Batch(w, has, experts)
+    batch = MetricBatch(w, has, experts)
     for rows, ends in microbatches:
         batch.add(rows, ends)
     (batch.trained() / batch.count).backward()
@@ -143,7 +143,7 @@ def one_step(weights, moments, microbatches, step, has, experts, lr, optimizer):
 
 def validate(weights, microbatches, has, experts):
     """Return the mean loss of the next token: nothing is dropped, and nothing further is predicted."""
-    batch = Batch(weights, has | {"depths": 0}, experts | {"capacity": 0.0})
+    batch = MetricBatch(weights, has | {"depths": 0}, experts | {"capacity": 0.0})
     for rows, ends in microbatches:
         batch.add(rows, ends)
     return float(batch.sums["loss"]) / batch.count

@@ -23,6 +23,11 @@ CASES = {name: (kind, keys) for name, (kind, keys, *_) in MODELS.items()} | {
     "llama-tied": ("LlamaConfig", dict(rms_norm_eps=1e-5, tie_word_embeddings=True)),
     "llama-one-kv-head": ("LlamaConfig", dict(rms_norm_eps=1e-5, num_key_value_heads=1, head_dim=12)),
     "llama-yarn": ("LlamaConfig", dict(rms_norm_eps=1e-5, rope_parameters=YARN)),
+    "llama-dynamic": (  # TOKENS are longer
+        "LlamaConfig",
+        dict(rms_norm_eps=1e-5, max_position_embeddings=LENGTH // 2,
+            rope_parameters=dict(rope_type="dynamic", rope_theta=500.0, factor=3.0)),
+    ),
     "llama-yarn-sharper": (
         "LlamaConfig",
         dict(rms_norm_eps=1e-5, rope_parameters=dict(YARN, attention_factor=1.3)),
@@ -85,9 +90,11 @@ def double():
     kept = torch.float32, torch.float, torch.Tensor.float
     torch.float32 = torch.float = torch.float64
     torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)  # of a number times a length
     try:
         yield
     finally:
+        torch.set_default_dtype(kept[0])
         torch.float32, torch.float, torch.Tensor.float = kept
 
 

@@ -179,7 +179,7 @@ def test_messages_are_counted_at_both_ends(mesh):
     agree(axis.comm, log == [("send", 800), ("receive", 800)] and used[:2] == (2, 800), f"{log} {used}")
 
 
-class Clock:
+class SetClock:
     """Time that passes only when somebody says so; a nap in wait() takes a second."""
 
     def __init__(self):
@@ -203,7 +203,7 @@ def clock(monkeypatch):
     from mpitrain.comm import progress
     from mpitrain.comm.meters import clocks
 
-    clock = Clock()
+    clock = SetClock()
     monkeypatch.setattr(clocks, "time", clock)
     monkeypatch.setattr(progress, "time", clock)
     monkeypatch.setattr(progress, "SPIN_S", 0)

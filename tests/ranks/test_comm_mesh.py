@@ -283,14 +283,14 @@ def test_a_progress_thread_has_a_device_before_it_enters_mpi(world, monkeypatch)
 
     done = []
 
-    class Watched(progress.MPI.Intracomm):
+    class WatchedComm(progress.MPI.Intracomm):
         def Iprobe(self, *arguments):
             done.append((threading.current_thread().name, "MPI"))
             return super().Iprobe(*arguments)
 
     start = progress.Progress.start_thread
     monkeypatch.setattr(
-        progress.Progress, "start_thread", lambda self, comm, *first: start(self, Watched(comm), *first)
+        progress.Progress, "start_thread", lambda self, comm, *first: start(self, WatchedComm(comm), *first)
     )
     way = dict(progress="thread", on_thread=lambda: done.append((threading.current_thread().name, "device")))
     mesh = Mesh(world, Grid({"dp": world.size}), transport="messages", timeout_s=30, **way)

@@ -64,7 +64,7 @@ def segments(axis, length):
         *(parameter(axis, 4, WIDTH) for _ in range(2)),
         parameter(axis, WIDTH, FFN),
     )
-    rotary = Rotary(Rope(4, 10_000.0), torch.arange(3 + whole), torch.float64, torch.device("cpu"))
+    rotary = Rotary(Rope(4, 10_000.0), torch.arange(3 + whole), 3 + whole, torch.float64, torch.device("cpu"))
     heads = [(BATCH, n, whole, 4) for n in (3, 1, 1)]
     return {
         "both": (

@@ -27,7 +27,8 @@ COUNTED = 9
 def measured(*keys, ranks=4, gpu="", peak=100e9, usages=None, held=2_000_000):
     """Return a run whose peak is that of a laptop, unless it is given."""
     plan = planned(None, (*SMALL, *keys), ranks)
-    return MeasuredRun(plan, 0.5, 10, usages or [{}] * ranks, COUNTED, ranks, ranks, gpu, peak, 1_000_000, held)
+    usages = usages or [{}] * ranks
+    return MeasuredRun(plan, 0.5, 10, usages, COUNTED, ranks, ranks, gpu, peak, 1_000_000, held)
 
 
 def cells(table):

@@ -46,7 +46,8 @@ def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
 
 def test_ranks_that_share_cores_are_measured_as_if_each_had_one():
     rate, launch, link = (Samples(name, [8.0]) for name in ("products.fp32", "launch_s", "links.inside"))
-    assert [bench_machine.of_a_core(each, 8, 2).values for each in (rate, launch, link)] == [[32.0], [2.0], [8.0]]
+    of_two = [bench_machine.of_a_core(each, 8, 2).values for each in (rate, launch, link)]
+    assert of_two == [[32.0], [2.0], [8.0]]
     assert bench_machine.of_a_core(rate, 1, 2) == rate
 
 

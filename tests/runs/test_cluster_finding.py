@@ -29,7 +29,7 @@ guard.place.enter("end", "leaving", LEFT)
 """
 
 
-class Job:
+class NodesJob:
     """Ranks that a launcher has started on one of `nodes` nodes, as far as they can tell; MPI isn't there."""
 
     def __init__(self, nodes: int = 1):
@@ -48,7 +48,7 @@ class Job:
                 subprocess.Popen([sys.executable, "-c", RANK], env=env, **pipes, start_new_session=True)
             )
 
-    def wait_for_all(self) -> "Job":
+    def wait_for_all(self) -> "NodesJob":
         assert [rank.stdout.readline() for rank in self.ranks] == [b"there True\n"] * len(self.ranks)
         return self
 
@@ -85,7 +85,7 @@ class Job:
 
 @pytest.fixture
 def job():
-    found = Job()
+    found = NodesJob()
     yield found
     found.end()
 
@@ -93,7 +93,7 @@ def job():
 @pytest.fixture
 def node():
     """One of two."""
-    found = Job(nodes=2)
+    found = NodesJob(nodes=2)
     yield found
     found.end()
 

@@ -81,7 +81,7 @@ def run_dir(tmp_path_factory):
 # ---------------------------------------------------------------- what strangers and accidents do
 
 
-class Case:
+class HostileCase:
     """A copy of the run, and the choices of one case. `outside` holds what no reader may open."""
 
     def __init__(self, number: int, run_dir: Path, folder: Path):
@@ -536,9 +536,10 @@ READERS = {"generate": generated, "resume": resumed, "data": data_read}
 
 @pytest.mark.parametrize("number", range(COUNT), ids=lambda number: f"case-{number}")
 def test_hostile_run_directory(run_dir, tmp_path, monkeypatch, number):
-    import mpitrain.commands.generate  # what is imported now is no file that a stranger had opened  # noqa: F401
+    # what is imported now is no file that a stranger had opened
+    import mpitrain.commands.generate  # noqa: F401
 
-    case = Case(number, run_dir, tmp_path)
+    case = HostileCase(number, run_dir, tmp_path)
     before = tree(tmp_path)
     if not case.sums:  # as if the stranger had put them right
         unchecked = property(lambda self: False, lambda self, value: None)
@@ -573,7 +574,7 @@ def reported(case, *command):
 
 @pytest.mark.parametrize("number", range(0, COUNT, EVERY_GENERATE))
 def test_generate_reports_it_once(run_dir, tmp_path, number):
-    case = Case(number, run_dir, tmp_path)
+    case = HostileCase(number, run_dir, tmp_path)
     reported(case, "generate", case.run, "--prompt", "def ", "--tokens", 3)
 
 
@@ -611,7 +612,7 @@ def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_
 @pytest.mark.parametrize("number", range(0, COUNT, EVERY_RUN))
 def test_resume_reports_it_once(run_dir, tmp_path, number):
     """The configuration is the user's own here: to start a stranger's is to trust it."""
-    case = Case(number, run_dir, tmp_path)
+    case = HostileCase(number, run_dir, tmp_path)
     settings = tmp_path / "mine.toml"
     mine = (run_dir / "config.toml").read_text().replace(str(run_dir), str(case.run))
     settings.write_text(mine)

@@ -21,13 +21,13 @@ from mpitrain.errors import DataError
 MARK = b"\xef\xbb\xbf"
 
 
-class Link(NamedTuple):
+class SymbolicLink(NamedTuple):
     """A symbolic link."""
 
     to: str
 
 
-class Case(NamedTuple):
+class OddCorpus(NamedTuple):
     """files: by path below the folder.  left_out: what the line says of it; or a part of the error.
 
     counts: files, documents, bytes, tokens.
@@ -50,11 +50,11 @@ def lines(*texts, key="text"):
 
 
 def text(files, counts, left_out, ends, **others):
-    return Case("text", files, counts, left_out, ends, **others)
+    return OddCorpus("text", files, counts, left_out, ends, **others)
 
 
 def jsonl(files, counts, left_out, ends, **others):
-    return Case("jsonl", files, counts, left_out, ends, **others)
+    return OddCorpus("jsonl", files, counts, left_out, ends, **others)
 
 
 COPY = "the same as a file before"
@@ -62,35 +62,35 @@ NO_LINES = "JSON that is no lines of JSON"
 READ = {
     # ------------------------------------------------ links
     "a linked file, to one in the folder": text(
-        {"a": b"one", "b": Link("a")}, (1, 1, 3, 3), f"1 {COPY} (b)", [3]
+        {"a": b"one", "b": SymbolicLink("a")}, (1, 1, 3, 3), f"1 {COPY} (b)", [3]
     ),
     "a linked file, to one elsewhere": text(
-        {"in/a": b"one", "out/b": b"three", "in/b": Link("../out/b")},
+        {"in/a": b"one", "out/b": b"three", "in/b": SymbolicLink("../out/b")},
         (2, 2, 8, 9),
         "nothing",
         [4, 9],
         path="in",
     ),
     "a linked folder": text(
-        {"in/a": b"one", "out/b": b"three", "out/c": b"x", "in/more": Link("../out")},
+        {"in/a": b"one", "out/b": b"three", "out/c": b"x", "in/more": SymbolicLink("../out")},
         *((3, 3, 9, 11), "nothing", [4, 6 + 4, 11]),
         path="in",
     ),
     "a folder linked twice": text(
-        {"in/a": b"one", "out/b": b"three", "in/m": Link("../out"), "in/n": Link("../out")},
+        {"in/a": b"one", "out/b": b"three", "in/m": SymbolicLink("../out"), "in/n": SymbolicLink("../out")},
         *((2, 2, 8, 9), f"1 {COPY} (n)", [4, 9]),
         path="in",
     ),
     "a link that leads back": text(
-        {"in/a": b"one", "in/sub/b": b"two", "in/sub/up": Link("..")},
+        {"in/a": b"one", "in/sub/b": b"two", "in/sub/up": SymbolicLink("..")},
         *((2, 2, 6, 7), f"1 {COPY} (sub/up)", [4, 7]),
         path="in",
     ),
     "a chain of links": text(
-        {"in/a": Link("../b"), "b": Link("c"), "c": b"one"}, (1, 1, 3, 3), "nothing", [3], path="in"
+        {"in/a": SymbolicLink("../b"), "b": SymbolicLink("c"), "c": b"one"}, (1, 1, 3, 3), "nothing", [3], path="in"
     ),
     "only links": text(
-        {"in/a": Link("../x"), "in/b": Link("../y"), "x": b"1", "y": b"22"},
+        {"in/a": SymbolicLink("../x"), "in/b": SymbolicLink("../y"), "x": b"1", "y": b"22"},
         (2, 2, 3, 4),
         "nothing",
         [2, 4],
@@ -245,8 +245,8 @@ REFUSED = {
         {"b.json": b"{}", ".c.jsonl": lines("c")}, None, rf"holds no text \(.*{NO_LINES}: b.json", []
     ),
     "nothing but empty files": text({"a": b"", "b": b""}, None, r"holds no text \(empty: a, b\)", []),
-    "a broken link": text({"a": b"one", "b": Link("nowhere")}, None, "b cannot be read: No such file", []),
-    "a link to itself": text({"a": b"one", "b": Link("b")}, None, "b cannot be read: .*symbolic links", []),
+    "a broken link": text({"a": b"one", "b": SymbolicLink("nowhere")}, None, "b cannot be read: No such file", []),
+    "a link to itself": text({"a": b"one", "b": SymbolicLink("b")}, None, "b cannot be read: .*symbolic links", []),
 }
 
 
@@ -255,7 +255,7 @@ def laid(folder, files):
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, Link):
+        if isinstance(content, SymbolicLink):
             path.symlink_to(content.to)
         else:
             path.write_bytes(content)
@@ -336,7 +336,7 @@ WHOLE = {
                 "in/c.json": b"{}",
                 "in/copy.jsonl": lines("z" * 500),
                 "in/d.jsonl.gz": b"\x1f\x8b",
-                "in/more": Link("../out"),
+                "in/more": SymbolicLink("../out"),
                 "out/e.ndjson": lines("w" * 500),
             },
             (3, 4, 2000, 2003),

@@ -86,7 +86,10 @@ def rates(run_dir):
     return {line["step"]: line["lr"] for line in lines if line["step"]}
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=LONG) for case in TELLING] + OTHERS[: cases(0, len(OTHERS))])
+BY_CHOICE = [pytest.param(case, marks=LONG) for case in TELLING]
+
+
+@pytest.mark.parametrize("case", BY_CHOICE + OTHERS[: cases(0, len(OTHERS))])
 def test_each_command_runs_as_it_is_typed(tmp_path, case):
     num_ranks, others, changes = CASES[case]
     text = write_text(tmp_path / "text.txt")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from pages import DOCS, ROOT, SWITCH, Block, blocks, run
+from pages import DOCS, ROOT, SWITCH, CommandBlock, blocks, run
 
 SLOW = [block for block in blocks() if block.is_slow]
 pytestmark = pytest.mark.skipif(SWITCH not in os.environ, reason=f"{SWITCH}=1 runs it")
@@ -34,7 +34,7 @@ def test_the_ten_commands_of_the_readme_run(tmp_path):
         line.partition("#")[0].replace("mpitrain run --set", f"mpitrain run {SMALL} --set")
         for line in commands
     ]
-    run(Block("README.md", 0, "run", "\n".join(shorter)), tmp_path)
+    run(CommandBlock("README.md", 0, "run", "\n".join(shorter)), tmp_path)
 
 
 @pytest.fixture(scope="module")

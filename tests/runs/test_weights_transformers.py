@@ -11,13 +11,14 @@ pytest.importorskip("transformers")
 LAYOUTS = {  # of the families whose layers are divided in ways of their own
     "llama-one-kv-head": ("tp", "cp", "pp"),
     "llama-tied": ("tp", "pp"),
+    "llama-dynamic": ("cp",),
     "gpt-oss": ("tp", "cp", "pp", "ep"),
     "deepseek-v3": ("tp", "cp", "pp", "ep"),
     "qwen3-moe": ("ep",),
     "mixtral": ("ep", "tp"),
     "glm-4.5": ("tp", "ep"),
 }
-TRAINED = ("llama3.1", "llama-tied", "gpt-oss", "deepseek-v3", "qwen3-moe-some", "mixtral", "glm-4.5")
+TRAINED = ("llama3.1", "llama-dynamic", "llama-tied", "gpt-oss", "deepseek-v3", "qwen3-moe-some", "mixtral", "glm-4.5")
 PAIRS = [(name, axis) for name, axes in LAYOUTS.items() for axis in axes]
 
 

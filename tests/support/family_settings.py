@@ -17,7 +17,10 @@ FAMILIES = {
     ),
     "smollm3": ("model.kv_heads=2", "attention.rotary_blocks=rn", "model.ffn_biased=true"),
     "gemma2": (*GEMMA, "attention.score_cap=0.05", "model.logit_cap=0.1"),
-    "olmo2": ("model.kv_heads=2", "attention.head_width=6"),
+    "olmo2": (
+        "model.kv_heads=2", "attention.head_width=6", "attention.dynamic_factor=2",
+        "attention.dynamic_length=6",
+    ),
     "olmo3": ("model.kv_heads=2", "attention.window=5", "attention.window_blocks=wf"),
     "gpt2": ("model.positions=20",),
     "glm-4.5": (

@@ -22,7 +22,7 @@ GARBAGE = 113.0
 class Event:
     """The place behind what a queue had when it was recorded."""
 
-    def __init__(self, queue: "Queue"):
+    def __init__(self, queue: "LateQueue"):
         self.queue = queue
         self.place = len(queue.work)
 
@@ -40,7 +40,7 @@ class Event:
             self.queue.device.tick(certainly=True)
 
 
-class Queue:
+class LateQueue:
     """Work in its order: functions that happen, and events that are waited for."""
 
     def __init__(self, device: "Device"):
@@ -89,7 +89,7 @@ class Device:
         self.random = random.Random(seed)
         # how often something happens while the host goes on
         self.speed = self.random.choice([0.05, 0.3, 1.0])
-        self.compute = Queue(self)
+        self.compute = LateQueue(self)
         self.queues = [self.compute]
         # the device's time; how often the host has waited for it
         self.now = 0.0
@@ -101,8 +101,8 @@ class Device:
 
     # ------------------------------------------------------------ as Streams
 
-    def further(self) -> Queue:
-        self.queues.append(Queue(self))
+    def further(self) -> LateQueue:
+        self.queues.append(LateQueue(self))
         return self.queues[-1]
 
     def has(self, tensor: torch.Tensor) -> bool:
@@ -229,7 +229,7 @@ class Eager(Device):
         return self.on_host(length, dtype)
 
 
-class _Now(Queue):
+class _Now(LateQueue):
     """Nothing is ever queued in it: it waits at once."""
 
     def wait(self, event: Event) -> None:

@@ -26,7 +26,7 @@ LINK = re.compile(r"\[[^][]*(?:\[[^][]*\][^][]*)*\]\(([^()\s]+)\)")
 FOLDERS = ("jobs", "docs", "examples", "tests", "benchmarks")  # that commands name, as in a clone
 
 
-class Block(NamedTuple):
+class CommandBlock(NamedTuple):
     """Commands of a page. marker: the comment above them, without its brackets; "" for none."""
 
     page: str
@@ -55,17 +55,17 @@ def of_the_course(path: Path) -> bool:
     return path.is_relative_to(DOCS / "course")
 
 
-def blocks() -> list[Block]:
+def blocks() -> list[CommandBlock]:
     """Return the blocks of commands of all pages but the course's."""
     return [
-        Block(str(path.relative_to(ROOT)), number, each["marker"] or "", each["text"])
+        CommandBlock(str(path.relative_to(ROOT)), number, each["marker"] or "", each["text"])
         for path in pages()
         if not of_the_course(path)
         for number, each in enumerate(BLOCK.finditer(path.read_text()))
     ]
 
 
-def run(block: Block, folder: Path) -> str:
+def run(block: CommandBlock, folder: Path) -> str:
     """Run a block by bash in a folder of its own; return what it has printed, if it ended as it should."""
     for name in FOLDERS:
         (folder / name).symlink_to(ROOT / name)

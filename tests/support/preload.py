@@ -180,7 +180,9 @@ def _become(connection: socket.socket) -> None:
     sys.argv = request["command"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.stdin, sys.stdout = (open(number, mode, closefd=False) for number, mode in ((0, "r"), (1, "w")))  # noqa: SIM115 - they stay
+    # they stay open
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     threading.Thread(target=_listen, args=(socket.socket(fileno=high[0]),), daemon=True).start()
     if "PLANTED" in os.environ:  # as Python does when it starts

@@ -8,7 +8,7 @@ from mpitrain.cluster.watchdog import GREETING
 from mpitrain.cluster.watchdog_rendezvous import connect
 
 
-class Played:
+class PlayedRank:
     """A rank that has greeted the watchdog behind an address. `die` is what the others see of its end."""
 
     def __init__(self, address: str, rank: int, limit_s: float = 60.0):

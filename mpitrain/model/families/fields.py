@@ -11,6 +11,8 @@ from mpitrain.model.families.sparse import has_experts
 from mpitrain.plan.declared.hugging_face import ROPE_KEYS, Fields
 from mpitrain.plan.settings.attention import head_width
 
+MOST = "max_position_embeddings"
+TRAINED = "original_max_position_embeddings"
 MOST_LAYERS = 10_000  # as model.layers: what a stranger's file has of each layer is gone through
 
 
@@ -40,9 +42,15 @@ def write_sizes(config: Config) -> dict[str, Any]:
         intermediate_size=model.ffn,
         vocab_size=model.vocab - (model.padding or 0),
         tie_word_embeddings=model.tied,
-        max_position_embeddings=config.data.sequence,
+        max_position_embeddings=longest(config),
         initializer_range=0.02,
     )
+
+
+def longest(config: Config) -> int:
+    """Return max_position_embeddings: dynamic scaling begins there."""
+    attention = config.attention
+    return attention.dynamic_length if (attention.dynamic_factor or 1) > 1 else config.data.sequence
 
 
 def read_head_width(fields: Fields, default: int = 0) -> None:
@@ -115,6 +123,9 @@ def read_rope(
         return  # the same as none
     if kind == "linear":
         fields.give("attention.linear_factor", float(rope["factor"]), f"{name}.factor")
+    elif kind == "dynamic":
+        fields.give("attention.dynamic_factor", float(rope["factor"]), f"{name}.factor")
+        fields.give("attention.dynamic_length", rope[TRAINED], name)
     elif kind == "llama3":
         _give_llama3(fields, name, rope)
     else:
@@ -124,19 +135,21 @@ def read_rope(
 def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, Any]:
     """Return a scaling with the length that was trained with: the longest, unless another is there.
 
+    transformers has the longest begin dynamic scaling, whatever else is there.
+
     Where YaRN's factor is absent, it is the longest sequence over that length.
     """
-    key = "original_max_position_embeddings"
-    longest = fields.take("max_position_embeddings", None)
-    length = rope.get(key, longest)
+    most = fields.take(MOST, None)
+    length = most if rope["rope_type"] == "dynamic" else rope.get(TRAINED, most)
     if length is None:
-        fields.refuse(name, f"rope_type {rope['rope_type']} without {key}, which is needed")
-    for where, value in ((name, length), ("max_position_embeddings", longest)):
+        needed = MOST if rope["rope_type"] == "dynamic" else TRAINED
+        fields.refuse(name, f"rope_type {rope['rope_type']} without {needed}, which is needed")
+    for where, value in ((name, length), (MOST, most)):
         if value is not None and not _is_length(value):
             fields.refuse(where, f"needed a whole number of positions, found {shown(value)}")
-    rope = {**rope, key: int(length)}
-    if rope["rope_type"] == "yarn" and longest is not None:
-        rope.setdefault("factor", longest / length)
+    rope = {**rope, TRAINED: int(length)}
+    if rope["rope_type"] == "yarn" and most is not None:
+        rope.setdefault("factor", most / length)
     return rope
 
 
@@ -152,7 +165,7 @@ def _give_llama3(fields: Fields, name: str, rope: dict[str, Any]) -> None:
             fields.refuse(name, f"rope_type llama3 without {key}, which is needed")
     _require_order(fields, name, rope["low_freq_factor"], rope["high_freq_factor"], "high_freq_factor")
     fields.give("attention.llama3_factor", float(rope["factor"]), f"{name}.factor")
-    fields.give("attention.llama3_length", rope["original_max_position_embeddings"], name)
+    fields.give("attention.llama3_length", rope[TRAINED], name)
     fields.give("attention.llama3_low", float(rope["low_freq_factor"]), name)
     fields.give("attention.llama3_high", float(rope["high_freq_factor"]), name)
 
@@ -174,7 +187,7 @@ def _give_yarn(fields: Fields, name: str, rope: dict[str, Any]) -> None:
     if magnitude is not None and (magnitude < 1 or factor == 1):
         fields.refuse(name, f"attention_factor {magnitude:g} with factor {factor:g}, which no key has")
     fields.give("attention.yarn_factor", factor, f"{name}.factor")
-    fields.give("attention.yarn_length", rope["original_max_position_embeddings"], name)
+    fields.give("attention.yarn_length", rope[TRAINED], name)
     fields.give("attention.yarn_fast", fast, f"{name}.beta_fast")
     fields.give("attention.yarn_slow", slow, f"{name}.beta_slow")
     fields.give("attention.yarn_rounded", bool(rope.get("truncate", True)), f"{name}.truncate")
@@ -196,6 +209,8 @@ def scaling(config: Config) -> dict[str, Any]:
     attention = config.attention
     if (attention.linear_factor or 1) > 1:
         return dict(rope_type="linear", factor=attention.linear_factor)
+    if (attention.dynamic_factor or 1) > 1:
+        return dict(rope_type="dynamic", factor=attention.dynamic_factor)
     if (attention.llama3_factor or 1) > 1:
         return dict(
             rope_type="llama3",

@@ -1,6 +1,7 @@
 """Rotary positions as a layer declares them (arXiv:2104.09864), and their scalings for sequences
-longer than was trained: linear (arXiv:2306.15595), YaRN (arXiv:2309.00071) and Llama 3.1's
-(arXiv:2407.21783, section 3.2; `rope_type` llama3 in transformers).
+longer than was trained: linear (arXiv:2306.15595), YaRN (arXiv:2309.00071), dynamic (the same,
+section 3.3: "Dynamic NTK") and Llama 3.1's (arXiv:2407.21783, section 3.2; `rope_type` llama3 in
+transformers).
 """
 
 import math
@@ -21,6 +22,13 @@ class Llama3(NamedTuple):
     high: float
 
 
+class Dynamic(NamedTuple):
+    """Theta grows with what sequences have beyond `length`, the slowest pair by `factor` for each."""
+
+    factor: float
+    length: int
+
+
 @dataclass(frozen=True)
 class Rope:
     """Rotary positions of the first `width` features of a head.
@@ -32,6 +40,7 @@ class Rope:
     rounded: its ramp between fast and slow pairs begins and ends with a whole pair.
     llama3: Llama 3.1's scaling, None for none.
     linear: by which positions are divided (arXiv:2306.15595); 1: none.
+    dynamic: the scaling by how long sequences are, None for none.
     fast, slow: turns within `length` of pairs that YaRN leaves as they are, and of those that it
     slows by the whole factor.
     """
@@ -46,6 +55,7 @@ class Rope:
     linear: float = 1.0
     fast: float = 32.0
     slow: float = 1.0
+    dynamic: "Dynamic | None" = None
 
     @property
     def magnitude(self) -> float:
@@ -60,6 +70,9 @@ def rope_of(attention: AttentionTable, width: int, *, rounded: bool = True) -> R
         llama3 = Llama3(
             attention.llama3_factor, attention.llama3_length, attention.llama3_low, attention.llama3_high
         )
+    dynamic = None
+    if (attention.dynamic_factor or 1) > 1:
+        dynamic = Dynamic(attention.dynamic_factor, attention.dynamic_length)
     return Rope(
         width,
         attention.theta,
@@ -71,4 +84,5 @@ def rope_of(attention: AttentionTable, width: int, *, rounded: bool = True) -> R
         attention.linear_factor or 1.0,
         attention.yarn_fast or Rope.fast,
         attention.yarn_slow or Rope.slow,
+        dynamic,
     )

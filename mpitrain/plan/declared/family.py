@@ -23,6 +23,7 @@ from mpitrain.plugins import Catalog
 ROTARY: dict[str, Any] = dict(
     head_width=0, theta=10_000.0, yarn_factor=1.0, yarn_length=0, yarn_mscale=1.0,
     yarn_fast=32.0, yarn_slow=1.0, yarn_rounded=True, linear_factor=1.0,
+    dynamic_factor=1.0, dynamic_length=0,
     llama3_factor=1.0, llama3_length=0, llama3_low=1.0, llama3_high=4.0,
 )  # fmt: skip
 # of windows, where a configuration chooses the blocks that have one

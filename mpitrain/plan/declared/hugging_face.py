@@ -149,6 +149,7 @@ QUANTIZED = (
 ROPE_KEYS = {  # of each rope_type, besides rope_type and rope_theta
     "default": (),
     "linear": ("factor",),
+    "dynamic": ("factor", "original_max_position_embeddings"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": (
         *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     class ResolvedAttention(AttentionTable, kw_only=True, frozen=True):
         head_width: int
         yarn_length: int
+        dynamic_length: int
         llama3_length: int
         kv_rank: int
         rotary_width: int

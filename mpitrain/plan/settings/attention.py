@@ -20,6 +20,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn": dict(yarn_length=0, yarn_mscale=1.0, yarn_fast=32.0, yarn_slow=1.0, yarn_rounded=None),
     "llama3": dict(llama3_length=0, llama3_low=1.0, llama3_high=4.0),
     "linear": {},
+    "dynamic": dict(dynamic_length=0),
 }
 
 

@@ -4,6 +4,7 @@ damaged, replaced or killed.
 
 import os
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -100,7 +101,8 @@ def test_killed_at_every_call_of_a_removal_leaves_whole_steps(tmp_path):
         folder = tmp_path / str(events)
         for step in (10, 20, 30):
             save(folder, step)
-        if not killed_at(events, lambda: Retention(folder, Policy(1)).prune(30, None)):  # noqa: B023  (called at once)
+        retention = Retention(folder, Policy(1))
+        if not killed_at(events, partial(retention.prune, 30, None)):
             break
         for step in reversed(steps(folder)):  # each that is still called a step is one
             with open_latest(folder, warn=pytest.fail) as checkpoint:

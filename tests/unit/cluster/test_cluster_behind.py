@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from launch import patience
-from watched import Played, listener_at
+from watched import PlayedRank, listener_at
 
 from mpitrain.cluster import nodes, watchdog
 from mpitrain.cluster.hang_analysis import Rank, at_fault, report
@@ -306,9 +306,9 @@ class Node:
         self.thread.start()
         self.rank = self.joined_by(rank, state, limit_s)
 
-    def joined_by(self, rank: int, state: int, limit_s: float) -> Played:
+    def joined_by(self, rank: int, state: int, limit_s: float) -> PlayedRank:
         """Let a rank be known to the watchdog, and return it."""
-        played = Played(self.address, rank, limit_s)
+        played = PlayedRank(self.address, rank, limit_s)
         played.place.enter("save", f"at work for rank {rank}", state)
         assert played.connection.recv(16).startswith(watchdog.READY)
         played.connection.settimeout(0.1)

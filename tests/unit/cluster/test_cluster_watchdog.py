@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 from launch import finished, patience
-from watched import Played, listener_at
+from watched import PlayedRank, listener_at
 
 from mpitrain.cluster import console
 from mpitrain.cluster.nodes import Meeting, WatchdogNodes
@@ -36,7 +36,7 @@ def watched():
     """A watchdog, and two ranks that have greeted it; rank 0 has told it that these are all."""
     address = f"\0mpitrain-test-{os.urandom(8).hex()}"
     dog = Held(listener_at(address))
-    ranks = [Played(address, number) for number in range(2)]
+    ranks = [PlayedRank(address, number) for number in range(2)]
     meeting_fd = Meeting(names=("here",)).written()
     stderr = os.dup(2)
     socket.send_fds(ranks[0].connection, [MEET + b"2"], [stderr, meeting_fd])
@@ -127,7 +127,7 @@ def test_a_number_that_is_anothers_by_now_is_not_taken_for_its_first_owner(monke
     """
     address = f"\0mpitrain-test-{os.urandom(8).hex()}"
     dog = Held(listener_at(address))
-    first = Played(address, 0)
+    first = PlayedRank(address, 0)
     others = []
     there = []
     filled = []
@@ -166,7 +166,7 @@ def started_with(ulimit: str, address: str) -> None:
 def test_there_may_be_more_ranks_than_a_shell_allows_descriptors(num_ranks):
     address = f"\0mpitrain-test-{os.urandom(8).hex()}"
     started_with("-Sn 64", address)
-    ranks = [Played(address, number) for number in range(num_ranks)]
+    ranks = [PlayedRank(address, number) for number in range(num_ranks)]
     for rank in ranks:
         rank.connection.settimeout(20)
         assert rank.connection.recv(16).startswith(READY)
@@ -183,7 +183,7 @@ def test_a_watchdog_that_can_have_no_more_descriptors_turns_away_and_goes_on(mos
     started_with(f"-n {most}", address)
     for number in range(20):
         with suppress(OSError):  # closed at the other end
-            rank = Played(address, number)
+            rank = PlayedRank(address, number)
             rank.connection.settimeout(20)
             known += [rank] if rank.connection.recv(16).startswith(READY) else []
     meeting_fd = Meeting(names=("here", "there")).written()

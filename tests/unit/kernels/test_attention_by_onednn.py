@@ -159,7 +159,12 @@ def trained(q, k, v, grad, visible, again):
     """Return the result and the gradients, and the bytes that are kept for them."""
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     kept = {}
-    note = lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) and x  # noqa: E731
+
+    def note(x):
+        storage = x.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
         out, recompute = attention(*leaves, AttentionRequest(mask=visible), again, selective=again)
     assert (recompute is not None) == again

@@ -15,7 +15,7 @@ WIDTH = 2048
 KINDS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
-class Weight:
+class NormWeight:
     """As a parameter is seen by the norm."""
 
     spec = SimpleNamespace(plus_one=False)
@@ -30,7 +30,7 @@ def both(x, weight, grad, again):
     """
     small = []
     leaf = x.clone().requires_grad_()
-    y = Norm.apply(leaf, Weight(weight), small, 1e-5, again)
+    y = Norm.apply(leaf, NormWeight(weight), small, 1e-5, again)
     if again:
         with torch.no_grad():  # as in a backward
             assert torch.equal(Norm.again(y.grad_fn), y)
@@ -86,6 +86,6 @@ def test_layer_norm_is_that_of_fp64_but_for_the_rounding_of_numbers(kind, size):
 def test_a_row_is_scaled_by_what_is_not_rounded(kind):
     """All elements of a row share their factor: each is that of fp64, rounded once."""
     x = torch.randn(256, WIDTH, generator=torch.Generator().manual_seed(1)).to(kind)
-    y = Norm.apply(x, Weight(torch.ones(WIDTH, dtype=kind)), [], 1e-5, False)
+    y = Norm.apply(x, NormWeight(torch.ones(WIDTH, dtype=kind)), [], 1e-5, False)
     exact = (x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()).to(kind)
     assert (y == exact).double().mean() > 0.999

@@ -158,7 +158,10 @@ def test_presets_carry_the_constants_that_were_published(preset):
     published = PUBLISHED[preset]
     config = plan.config
     layers = [layer for block in plan.model.blocks for layer in block]
-    scaling = lambda name: tuple(getattr(config.attention, f"{name}_{key}") for key in SCALED[name])  # noqa: E731
+
+    def scaling(name):
+        return tuple(getattr(config.attention, f"{name}_{key}") for key in SCALED[name])
+
     found = dict(
         msgspec.to_builtins(config.attention),
         theta=config.attention.theta, vocab=config.model.vocab, tied=config.model.tied,
@@ -199,6 +202,14 @@ LATENT = ("model.family=deepseek-v3", "experts.count=8", "experts.active=2", "ex
         (
             ("attention.yarn_factor=4",),
             "attention.yarn_factor = 4.0 without attention.yarn_length; set it to the positions",
+        ),
+        (
+            ("attention.dynamic_factor=4",),
+            "attention.dynamic_factor = 4.0 without attention.dynamic_length; set it to the positions",
+        ),
+        (
+            ("attention.dynamic_length=64",),
+            "attention.dynamic_length = 64 does nothing with attention.dynamic_factor = 1",
         ),
         (
             ("attention.yarn_length=64",),
@@ -588,6 +599,10 @@ def scaled(**rope):
         ("llama", scaled(**LENGTH_16, **{**LLAMA3, "factor": 1}), {"llama3_factor": None}),
         ("llama", scaled(type="yarn", factor=4), {"yarn_length": 64}),
         ("llama", scaled(**LLAMA3), {"llama3_length": 64}),
+        # it begins with the longest, whatever was trained with
+        ("llama", scaled(type="dynamic", factor=2), {"dynamic_factor": 2.0, "dynamic_length": 64}),
+        ("llama", scaled(type="dynamic", factor=2, **LENGTH_16), {"dynamic_length": 64}),
+        ("llama", scaled(type="dynamic", factor=1), {"dynamic_factor": None, "dynamic_length": None}),
         ("llama", scaled(type="yarn", factor=None, finetuned=True, **LENGTH_16), {"yarn_factor": 4.0}),
         (
             "llama",
@@ -623,6 +638,12 @@ def test_positions_are_read_as_transformers_reads_them(family, more, expected):
     ("family", "more", "message"),
     [
         ("llama", scaled(type="linear", factor=0.5), "rope_scaling = .*factor 0.5 below 1"),
+        ("llama", scaled(type="dynamic"), ".*rope_type dynamic without factor"),
+        (
+            "llama",
+            dict(rope_scaling=dict(type="dynamic", factor=2.0)),
+            ".*rope_type dynamic without max_position_embeddings",
+        ),
         ("llama", scaled(type="yarn", factor=4, beta_fast=1, beta_slow=4, **LENGTH_16), ".*beta_fast is 1"),
         ("llama", scaled(**{**LLAMA3, "high_freq_factor": 1}), ".*high_freq_factor is 1"),
         ("llama", scaled(type="yarn", factor=4, original_max_position_embeddings=16.5), ".*found 16.5"),

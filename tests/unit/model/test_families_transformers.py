@@ -55,6 +55,12 @@ MODELS = {  # name: (configuration in transformers, its keys, our settings)
         "LlamaConfig", dict(rms_norm_eps=1e-5, **rope(500.0, rope_type="linear", factor=3.0)),
         ("model.family=llama", *KV, "attention.theta=500", "attention.linear_factor=3"),
     ),
+    "llama-dynamic": (
+        "LlamaConfig",
+        dict(rms_norm_eps=1e-5, max_position_embeddings=16, **rope(500.0, rope_type="dynamic", factor=3.0)),
+        ("model.family=llama", *KV, "attention.theta=500", "attention.dynamic_factor=3",
+            "attention.dynamic_length=16"),
+    ),
     "llama-llama3": (
         "LlamaConfig",
         dict(
@@ -148,11 +154,16 @@ def in_fp64():
     """Have transformers compute in fp64 where its code says fp32: norms, angles and softmax."""
     import torch
 
+    narrow = torch.float32
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "float32", torch.float64)
         patch.setattr(torch, "float", torch.float64)
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        yield
+        torch.set_default_dtype(torch.float64)  # of a number times a length
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(narrow)
 
 
 def their_model(name):

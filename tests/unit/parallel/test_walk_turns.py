@@ -39,7 +39,7 @@ def test_a_walk_goes_on_while_the_other_ones_operation_travels():
     assert {3, 4} <= set(polls)  # messages are moved on meanwhile
 
 
-class Product:
+class TurnProduct:
     def __init__(self, log, name):
         self.log = log
         self.name = name
@@ -48,7 +48,7 @@ class Product:
         self.log.append(f"add {self.name}")
 
 
-class Item:
+class TurnItem:
     """Its backward sends a gradient there and back, as that of experts does, and leaves two weight
     gradients.
     """
@@ -61,14 +61,16 @@ class Item:
         yield Travelling(f"{self.name} there", self.log)
         self.log.append(f"{self.name} experts")
         back = Travelling(f"{self.name} back", self.log)
-        later(WeightGradients([Product(self.log, f"{self.name}1"), Product(self.log, f"{self.name}2")]))
+        later(
+            WeightGradients([TurnProduct(self.log, f"{self.name}1"), TurnProduct(self.log, f"{self.name}2")])
+        )
         yield back
 
 
 def test_weight_gradients_are_added_while_two_operations_travel():
     """The other walk starts its own before they are; alone, they cover what was started last."""
     log = []
-    run(backward([Item("b", log)], [None], None))
+    run(backward([TurnItem("b", log)], [None], None))
     assert log == [
         "start b there",
         "wait b there",
@@ -79,7 +81,7 @@ def test_weight_gradients_are_added_while_two_operations_travel():
         "wait b back",
     ]
     log.clear()
-    run_together([walk("f", log, "RaSb"), backward([Item("b", log)], [None], None)])
+    run_together([walk("f", log, "RaSb"), backward([TurnItem("b", log)], [None], None)])
     assert log == [
         "start fR", "start b there", "wait fR", "fa", "start fS", "wait b there", "b experts",
         "start b back", "wait fS", "fb", "add b2",

@@ -20,7 +20,10 @@ def layouts(draw):
     tp, cp, dp, pp = (draw(st.integers(1, 5)) for _ in GRID)
     dp_shard = draw(st.sampled_from([n for n in range(1, dp + 1) if dp % n == 0]))
     ends = draw(st.sampled_from([(), (0,), (pp - 1,), (0, pp - 1), (pp - 1, 0)]))
-    divisor = lambda number: draw(st.sampled_from([n for n in range(1, number + 1) if number % n == 0]))  # noqa: E731
+
+    def divisor(number):
+        return draw(st.sampled_from([n for n in range(1, number + 1) if number % n == 0]))
+
     inside = divisor(tp * cp * dp)
     folded = draw(st.sampled_from([None, (inside, 1, divisor(tp * cp * dp // inside))]))
     return Axes(

@@ -48,7 +48,7 @@ def recomputed(function):
     """Keep the input of `function` alone; run it again when its gradient is asked for."""
     import torch
 
-    class Recomputed(torch.autograd.Function):
+    class RecomputedBlock(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             ctx.save_for_backward(x)
@@ -62,7 +62,7 @@ def recomputed(function):
             torch.autograd.backward(output, grad_of_output)
             return x.grad
 
-    return Recomputed.apply
+    return RecomputedBlock.apply
 
 
 def feed_forward(width, hidden):

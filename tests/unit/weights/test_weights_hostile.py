@@ -164,7 +164,7 @@ def _wrong_fields():
         sliding_window=[16], layer_types=[["linear_attention"] * 2], made_up=[1, EVIL], clip_qkv=[8.0],
         head_dim=[4, 7, "8", 0], num_nextn_predict_layers=[-1, "x"], partial_rotary_factor=[0.5],
         rope_scaling=[
-            5, [], "x", {"rope_type": "dynamic", "factor": 2.0}, {"type": "su"}, {"rope_type": "llama3"},
+            5, [], "x", {"rope_type": "dynamic"}, {"type": "su"}, {"rope_type": "llama3"},
             {"rope_type": "linear", "factor": 10**400},
             {"rope_type": EVIL}, {"rope_type": "yarn", "factor": 4.0}, {"rope_type": ["yarn"]},
             {"rope_type": "llama3", "factor": "8", "low_freq_factor": 1, "high_freq_factor": 4,
