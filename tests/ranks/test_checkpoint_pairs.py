@@ -24,7 +24,7 @@ from mpitrain.plan.settings.resolve import resolve
 
 pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.sizes(4)]
 
-PAIRS = int(os.environ.get("MPITRAIN_PAIRS", "3"))
+PAIRS = int(os.environ.get("MPITRAIN_PAIRS", "2"))
 SETTINGS = (
     "model.layers=4", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=64",
     "data.sequence=16", "batch.global=8",

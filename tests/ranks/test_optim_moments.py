@@ -1,7 +1,7 @@
 """Moments of bf16: they follow those of fp32, and their bits know nothing of layout, division or restart."""
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, LONG, agree
 
 pytestmark = [pytest.mark.mpi, pytest.mark.few_ranks]
 
@@ -156,7 +156,11 @@ def test_the_second_moment_follows_small_gradients(alone, beta2):
     assert (narrow["weight"] - exact["weight"]).norm() < 0.05 * exact["weight"].norm()
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda keys: keys[0])
+@pytest.mark.parametrize(
+    "optimizer",
+    [OPTIMIZERS[0], *(pytest.param(keys, marks=LONG) for keys in OPTIMIZERS[1:])],
+    ids=lambda keys: keys[0],
+)
 def test_the_loss_follows_that_of_fp32_moments(alone, optimizer):
     import shutil
     from pathlib import Path

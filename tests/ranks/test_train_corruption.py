@@ -143,7 +143,7 @@ def twice(world, settings, *, faults=(), of_rank=1):
 @pytest.mark.parametrize(
     "settings",
     [
-        ("parallel.dp=2", "parallel.tp=2"),
+        pytest.param(("parallel.dp=2", "parallel.tp=2"), marks=LONG),
         ("parallel.pp=2", "parallel.dp=2", "parallel.zero=3"),
         pytest.param(("parallel.pp=4", "pipeline.schedule=zbv", "model.layers=8"), marks=LONG),
         (

@@ -7,7 +7,7 @@ whole runs. MPITRAIN_LAYOUTS=all takes all variants with all layouts, not half o
 import json
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, LONG, agree
 from launch import MPITRAIN, mpirun, options, tail
 
 MOST = 1e-12  # of what is expected
@@ -223,9 +223,9 @@ OF_RUN = {
     "data.val_fraction": 0.1,
 }
 RUNS = [
-    (1, "microbatch", {}),
+    pytest.param(1, "microbatch", {}, marks=LONG),
     (2, "bias", {"parallel.dp": 2, "parallel.zero": 3}),
-    (2, "global", {"parallel.pp": 2, "pipeline.schedule": "zb-h1"}),
+    pytest.param(2, "global", {"parallel.pp": 2, "pipeline.schedule": "zb-h1"}, marks=LONG),
     (4, "sequence", {"parallel.tp": 2, "parallel.ep": 2, "parallel.dp": 2}),
 ]
 NOT_OF_A_MODEL = {"step_s", "tokens_per_s", "mfu", "hfu", "comm", "waited_for", "peak_in_flight"}

@@ -30,8 +30,7 @@ LAYOUTS = {
         ("parallel.dp=2", "parallel.zero=3"),
     ],
     4: [
-        ("parallel.tp=2", *ZBV),
-        ("parallel.tp=2", "parallel.async_tp=true", "parallel.cp=2", "data.documents=separate"),
+        ("parallel.tp=2", "parallel.async_tp=true", *ZBV),
         ("parallel.dp=2", *ZBV, "parallel.zero=3"),
     ],
 }
@@ -50,6 +49,8 @@ MORE = {
     ],
     4: [
         ("parallel.tp=2", "parallel.pp=2", "pipeline.schedule=dualpipe"),
+        ("parallel.tp=2", *ZBV),
+        ("parallel.tp=2", "parallel.async_tp=true", "parallel.cp=2", "data.documents=separate"),
         ("parallel.tp=2", "parallel.async_tp=true", *ZBV, "data.documents=separate"),
         ("parallel.cp=2", *ZBV),
         ("parallel.tp=2", "parallel.dp=2", "parallel.zero=3"),

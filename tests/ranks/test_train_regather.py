@@ -1,7 +1,7 @@
 """parallel.regather: a backward gathers inputs again instead of keeping them; the bits are the same."""
 
 import pytest
-from conftest import agree
+from conftest import LONG, agree
 from training import one_step, same, train
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -28,7 +28,18 @@ CASES = {
         (TP, "parallel.dp=2", "parallel.zero=3"),
     ],
 }
-EVERY_CASE = [(size, settings) for size, cases in CASES.items() for settings in cases]
+LONGER = [  # another case has each of their keys
+    (TP, "memory.recompute=selective"),
+    (TP, "model.family=gpt2", "model.kv_heads=2"),
+    (TP, "model.family=gemma2", "run.compile=false"),
+    (TP, "parallel.pp=2", "pipeline.schedule=1f1b", "memory.recompute=selective"),
+    (TP, "parallel.pp=2", "pipeline.schedule=zb-h1"),
+]
+EVERY_CASE = [
+    pytest.param(size, settings, marks=[LONG] * (settings in LONGER))
+    for size, cases in CASES.items()
+    for settings in cases
+]
 
 
 @pytest.mark.parametrize(("size", "settings"), EVERY_CASE, ids=str)

@@ -30,8 +30,11 @@ def verified(world, *settings):
         pytest.param(("parallel.dp=2", "parallel.pp={half}"), marks=LONG),
         pytest.param(("parallel.tp={size}", "model.kv_heads=2"), marks=LONG),
         ("parallel.tp={size}", "model.kv_heads=2", "parallel.async_tp=true"),
-        ("parallel.tp=2", "parallel.pp={half}", "parallel.async_tp=true", "pipeline.schedule=seq1f1b"),
-        ("parallel.cp={size}", "parallel.context=ring"),
+        pytest.param(
+            ("parallel.tp=2", "parallel.pp={half}", "parallel.async_tp=true", "pipeline.schedule=seq1f1b"),
+            marks=LONG,
+        ),
+        pytest.param(("parallel.cp={size}", "parallel.context=ring"), marks=LONG),
         ("parallel.tp=2", "parallel.pp={half}", "pipeline.schedule=zbv", "model.layers=8", "batch.global=8"),
         ("parallel.cp=2", "parallel.dp={half}", "data.documents=separate"),
         pytest.param(

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, mpirun, tail
 
 MODEL = ("--set", "model.layers=2", "--set", "batch.global=8", "--set", "data.sequence=64")
@@ -40,9 +41,9 @@ def test_a_pipeline_with_experts_over_ranks_takes_steps():
     ("words", "message"),
     [
         (("--node-hours", "9"), "--node-hours does nothing without --tokens"),
-        (("--json",), "--measure does nothing with --json; leave it out"),
+        pytest.param(("--json",), "--measure does nothing with --json; leave it out", marks=LONG),
         (("--ranks", "3"), "--ranks 3 with --measure: found 2 started ranks; leave --ranks out"),
-        (("--machine", "no-such"), "machine no-such: found no such machine"),
+        pytest.param(("--machine", "no-such"), "machine no-such: found no such machine", marks=LONG),
         (("--set", "parallel.tp=3"), "parallel.tp = 3"),
     ],
 )

@@ -56,7 +56,7 @@ def test_same_bits_with_the_experts_on_as_many_ranks(tmp_path, text, whole):
     ("num_ranks", "changes"),
     [
         (2, dict(WITH_TWO, parallel_zero=3, parallel_reduce="step", comm_transport="messages")),
-        (1, dict(parallel_ep=1, parallel_dp=1)),
+        pytest.param(1, dict(parallel_ep=1, parallel_dp=1), marks=LONG),
         pytest.param(
             4, dict(parallel_tp=2, parallel_etp=2, parallel_ep=2, parallel_dp=2, parallel_zero=3), marks=LONG
         ),

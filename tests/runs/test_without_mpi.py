@@ -101,7 +101,15 @@ def test_checkpoints_are_looked_at(python, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", ["run", "run --dry-run", "verify --layout tp=1", "replay {}/none.npz", "generate {} --prompt a"]
+    "words",
+    [
+        "run",
+        "verify --layout tp=1",
+        *(
+            pytest.param(words, marks=LONG)
+            for words in ("run --dry-run", "replay {}/none.npz", "generate {} --prompt a")
+        ),
+    ],
 )
 def test_what_needs_one_says_so_once(python, tmp_path, words):
     text = fault(call(python, *MPITRAIN, *words.format(tmp_path).split()))
@@ -203,10 +211,10 @@ def test_one_rank_that_lacks_it_ends_the_job_with_one_report(tmp_path):
 
 MISSING = [
     ("torch", "run"),
-    ("h5py", "run"),
+    pytest.param("h5py", "run", marks=LONG),
     ("h5py", "ckpt inspect ."),
     ("msgspec", "check"),
-    ("numpy", "run"),
+    pytest.param("numpy", "run", marks=LONG),
 ]
 
 
