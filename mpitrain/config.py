@@ -473,7 +473,15 @@ class Config(ConfigTable, frozen=True):
 NEUTRAL: dict[str, dict[str, Any]] = {
     # the weight: DeepSeek-V3 (arXiv:2412.19437, section 4.2), for most of its training
     "model": dict(mtp=0, mtp_weight=0.3, vocab_multiple=1, padding=0),
-    "attention": dict(head_width=0, yarn_length=0, llama3_length=0, kv_rank=0, rotary_width=0, value_width=0),
+    "attention": dict(
+        head_width=0,
+        yarn_length=0,
+        dynamic_length=0,
+        llama3_length=0,
+        kv_rank=0,
+        rotary_width=0,
+        value_width=0,
+    ),
     "experts": dict(count=0, active=0, width=0, groups=0, groups_active=0, every=0),
 }
 
