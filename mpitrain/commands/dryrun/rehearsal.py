@@ -26,6 +26,7 @@ from mpitrain.comm.base.nodes import nodes_of
 from mpitrain.comm.base.wire import sent_bytes, sent_over_nodes, transport_on_a_node
 from mpitrain.comm.standins.recipe import At, Event, Start, encoded
 from mpitrain.comm.standins.rehearsal import Script, SilentMesh
+from mpitrain.commands.dryrun.uncomputed import Uncomputed
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.model.blocks import Blocks, joined
@@ -48,9 +49,15 @@ class Rehearsal:
     def __init__(self, plan: Plan, rank: int):
         self._plan = plan
         self._mesh = SilentMesh(rank, plan.axes.of(rank), plan.axes.carried)
-        self._actor = Actor(
-            plan, self._mesh, META, place=_Marks(self._mesh.script), build=empty_blocks, measure=_Nothing()
-        )
+        with Uncomputed():
+            self._actor = Actor(
+                plan,
+                self._mesh,
+                META,
+                place=_Marks(self._mesh.script),
+                build=empty_blocks,
+                measure=_Nothing(),
+            )
         self._microbatches = [Microbatch()] * (plan.table.copies * plan.table.num_microbatches)
 
     def recipe(self) -> list[Event]:
@@ -62,7 +69,8 @@ class Rehearsal:
         """
         self._mesh.script.take()
         for step in (1, 2):
-            self._actor.run_step(step, self._microbatches, 0.0)
+            with Uncomputed():
+                self._actor.run_step(step, self._microbatches, 0.0)
             events = self._mesh.script.take()
         return events
 
@@ -72,7 +80,8 @@ class Rehearsal:
         Of axes of one rank, nothing.
         """
         self._mesh.script.take()
-        self._actor.run_step(1, self._microbatches, 0.0)
+        with Uncomputed():
+            self._actor.run_step(1, self._microbatches, 0.0)
         return _by_axis(self._mesh.script.take())
 
     def sent(self) -> dict[str, int]:
@@ -85,7 +94,8 @@ class Rehearsal:
     def evaluation(self) -> dict[str, list[tuple[str, int]]]:
         """Return the same for the evaluation of a batch."""
         self._mesh.script.take()
-        self._actor.evaluate(1, self._microbatches)
+        with Uncomputed():
+            self._actor.evaluate(1, self._microbatches)
         return _by_axis(self._mesh.script.take())
 
     def table(self) -> str:
@@ -232,7 +242,7 @@ class _EmptyItem:
 
     def forward(self, x: torch.Tensor | None, context: Context) -> Walk:
         yield from self._start(self._traffic.forward)
-        return torch.empty_like(self._like), None
+        return self._like.new_empty(self._like.shape), None
 
     def backward(self, saved: None, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
         has_weights = self._traffic.has_weights
@@ -241,7 +251,7 @@ class _EmptyItem:
         yield from self._start(self._traffic.backward)
         if has_weights:
             later(WeightGradients([]))
-        return None if self.reads_tokens else torch.empty_like(self._like)
+        return None if self.reads_tokens else self._like.new_empty(self._like.shape)
 
     def _start(self, operations: Sequence[Started]) -> Walk:
         for operation, axis, num_bytes in operations:
