@@ -12,7 +12,7 @@ import time
 import weakref
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, LONG, agree
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.few_ranks]
 
@@ -108,7 +108,7 @@ def names_for(world, dp):
     return [name for name in NAMES if name not in OTHER_ORDER]
 
 
-@pytest.mark.parametrize(("dp", "tied"), [(1, "true"), (2, "false")])
+@pytest.mark.parametrize(("dp", "tied"), [(1, "true"), pytest.param(2, "false", marks=LONG)])
 def test_every_schedule_gives_the_same_bits_and_holds_what_it_promised(world, dp, tied):
     if world.size < 2 * dp:
         pytest.skip(f"dp = {dp} leaves no pipeline")

@@ -11,7 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, LONG, agree
 from training import alone, resolved, train, trained
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -178,6 +178,7 @@ def test_sums_in_a_tree_have_the_same_bits_for_every_dp(world, zero, slots):
 FLAT = [("parallel.zero=3", "parallel.dp={all}"), ("parallel.pp=2", "parallel.dp={half}", "parallel.zero=2")]
 
 
+@LONG
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("layout", FLAT if EVERY else FLAT[:1])
 def test_resident_memory_stays_flat(world, layout):

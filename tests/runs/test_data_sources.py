@@ -228,15 +228,15 @@ def theirs(tmp_path_factory):
 
 COMMANDS = [
     ("run", "{run}/config.toml"),
-    ("run", "{run}/config.toml", "--dry-run"),
+    pytest.param(("run", "{run}/config.toml", "--dry-run"), marks=LONG, id="dry run"),
     pytest.param(("verify", "{run}/config.toml", "--layout", "pp=2"), marks=LONG, id="verify "),
     pytest.param(("generate", "{run}", "--prompt", "a", "--tokens", "2"), marks=LONG, id="generate "),
     ("memory", "{run}/config.toml", "--ranks", "2"),
-    ("program", "{run}/config.toml", "--ranks", "2"),
+    pytest.param(("program", "{run}/config.toml", "--ranks", "2"), marks=LONG, id="program "),
     ("check", "{run}/config.toml", "--ranks", "2"),
     ("ckpt", "inspect", "{run}"),
     ("ckpt", "verify", "{run}"),
-    ("ckpt", "diff", "{run}", "{run}"),
+    pytest.param(("ckpt", "diff", "{run}", "{run}"), marks=LONG, id="diff "),
     ("ckpt", "prune", "{run}"),
     ("job", "again", "{run}", "--after", "1"),
 ]

@@ -31,7 +31,7 @@ from mpitrain.data.tokenizer import ByteTokenizer
 from mpitrain.data.tokens import describe, open_tokens
 from mpitrain.errors import CheckpointError, InputError
 
-COUNT = cases(60, 2000)
+COUNT = cases(45, 2000)
 # cases that the command line reads, too
 EVERY_GENERATE = 60
 EVERY_RUN = 60

@@ -382,7 +382,11 @@ SHORT = ["mpitrain --help", "mpitrain check", "mpitrain program", "mpitrain sche
     ("command", "end"),
     [
         *((LONG_OUTPUT, end) for end in ENDS),
-        *((short, end) for i, short in enumerate(SHORT) for end in ENDS[i % 2 :: 3]),
+        *(
+            pytest.param(short, end, marks=LONG) if short in SHORT[1:3] else (short, end)
+            for i, short in enumerate(SHORT)
+            for end in ENDS[i % 2 :: 3]
+        ),
     ],
 )
 def test_nobody_has_to_read(command, end):

@@ -5,13 +5,13 @@ the bits of the run without a stop.
 import json
 
 import pytest
-from conftest import EVERY, WITH_LONG
+from conftest import EVERY, LONG, WITH_LONG
 from launch import loss_lines, several, tail, tiny, write_text
 
 KEYS = dict(run_save_every=4, run_eval_every=4, schedule_name="constant", parallel_dp=2)
 STEPS = 10
-CHOSEN = [("muon", "bf16"), *([("sgd", "fp32")] if EVERY or WITH_LONG else [])]
-CHOSEN += [("muon", "fp32"), ("adamw", "bf16")] if EVERY else []
+DIVIDED = [("muon", "bf16"), ("sgd", "fp32"), *([("muon", "fp32"), ("adamw", "bf16")] if EVERY else [])]
+CHOSEN = DIVIDED if WITH_LONG else []
 
 
 # run directory, steps, zero
@@ -67,7 +67,8 @@ def ended(folder):
     return found
 
 
-@pytest.mark.parametrize(("name", "moments"), CHOSEN)
+@LONG
+@pytest.mark.parametrize(("name", "moments"), DIVIDED)
 def test_a_run_goes_on_in_another_division_with_the_same_bits(folder, ended, name, moments):
     whole, stopped = (f"{name} {moments} {which}" for which in ("whole", "stopped"))
     assert all(done.returncode == 0 for done in ended[whole] + ended[stopped]), "".join(

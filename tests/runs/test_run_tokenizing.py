@@ -40,7 +40,7 @@ def files_of(run_dir):
     return [(run_dir / "data" / name).read_bytes() for name in ("tokens.bin", "ends.bin", "tokens.json")]
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=LONG)])
+@pytest.mark.parametrize("num_ranks", [pytest.param(number, marks=LONG) for number in (2, 4)])
 def test_tokens_and_losses_are_the_same_and_one_line_says_who_makes_them(tmp_path, corpus, alone, num_ranks):
     """Ranks but the first start where the tokenizer isn't: they get it from rank 0."""
     os.mkdir(tmp_path / "elsewhere")

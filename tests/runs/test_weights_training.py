@@ -55,7 +55,10 @@ def model(tmp_path):
     return folder(tmp_path / "model", vocabulary=300)
 
 
-@pytest.mark.parametrize("layout", [(1,), (2, "parallel.zero=3"), (2, "parallel.tp=2", MUON)])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param((1,), marks=LONG), (2, "parallel.zero=3"), pytest.param((2, "parallel.tp=2", MUON), marks=LONG)],
+)
 def test_frozen_weights_stay_and_have_no_moments(tmp_path, model, layout):
     frozen = 'optimizer.frozen=["embedding.weight", "blocks.0.*"]'
     run(tmp_path / "run", f"model.init={model}", frozen, *layout[1:], ranks=layout[0])

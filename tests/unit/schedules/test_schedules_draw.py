@@ -4,7 +4,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import EVERY_SIZE
+from conftest import EVERY_SIZE, LONG
 
 from mpitrain.commands.schedule.played import Request, play
 from mpitrain.errors import ScheduleError
@@ -156,6 +156,7 @@ def test_files_are_what_they_are_called(picture):
     assert svg == picture.draw(played, "svg")
 
 
+@LONG
 def test_a_large_picture_takes_seconds_and_few_bytes(picture):
     svg = picture.draw(play(Request("1f1b", 64, 256)), "svg")
     assert len(svg) < 4_000_000
