@@ -31,9 +31,9 @@ Two cores of an Intel Xeon with AMX, other programs beside it, 2026-11-26: 9.6 %
 worst (tp=2 pp=2 on 8 ranks); of one rank in fp32 at most 1 %; rank correlation 0.93. The same step of dp=2
 took 2.23 to 2.39 s there within half an hour.
 
---hosts 1gbit, a core of that Xeon each, 2026-11-27: 11.4 % in the median, 28 % at worst (zero=3
-dp_shard=2 on 4 ranks); rank correlation 0.89; products 17 % faster behind the steps than before
-them."""
+--hosts 1gbit, a core of that Xeon each, 2026-11-27, two runs: 7.7 and 11.0 % in the median, 30 and 23 % at
+worst (pp=4 before it waited for the other host, and zero=1 in bf16); rank correlation 0.80: ten of the
+layouts take 3.1 to 4.4 s. Products were 6 and 2 % slower behind the steps than before them."""
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 

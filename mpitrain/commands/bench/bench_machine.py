@@ -197,7 +197,7 @@ def machine_of(
         name=f"{gpu.name if gpu else f'CPU of {library.host()}'}, measured",
         device="cuda" if gpu else "cpu",
         memory_bytes=gpu.memory_bytes if gpu else memory,
-        ranks_per_node=near if near > 1 else base.ranks_per_node,
+        ranks_per_node=near if near > 1 or "links.between" in figures else base.ranks_per_node,
         launch_s=figures["launch_s"].median,
         products=filed.table("products"),
         attention=filed.table("attention"),

@@ -634,6 +634,17 @@ def test_positions_are_read_as_transformers_reads_them(family, more, expected):
     assert {name: keys.get(f"attention.{name}") for name in expected} == expected
 
 
+@pytest.mark.parametrize("length", [24, 64, 65, 128])
+def test_theta_grows_with_what_sequences_have_beyond_the_length_of_before(length):
+    from mpitrain.model.layers.rope import Dynamic, Rope
+    from mpitrain.model.rotary import rates
+
+    found = rates(Rope(8, 500.0, dynamic=Dynamic(3.0, 64)), length)
+    theta = 500.0 * (3 * max(length, 64) / 64 - 2) ** (8 / 6)
+    assert found.tolist() == pytest.approx([theta ** (-pair / 4) for pair in range(4)], rel=1e-12)
+    assert rates(Rope(2, 500.0, dynamic=Dynamic(3.0, 64)), length).tolist() == [1.0]
+
+
 @pytest.mark.parametrize(
     ("family", "more", "message"),
     [

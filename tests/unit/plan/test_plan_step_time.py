@@ -15,7 +15,7 @@ from mpitrain.plan.predict.step_time import network, step, work
 from mpitrain.plan.predict.step_time.compute import core_seconds, pass_seconds, product_seconds
 from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, known, machine_of, read_machine
-from mpitrain.plan.predict.step_time.stage_seconds import blocks_of_stages
+from mpitrain.plan.predict.step_time.stage_seconds import WITHOUT_A_CORE, blocks_of_stages
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 
@@ -391,6 +391,43 @@ def test_a_bubble_is_time_for_the_others_on_the_same_cores():
     assert own.bubble > 0.2 * own.seconds and shared.bubble < 0.1 * shared.seconds
 
 
+HOSTS = CPU._replace(ranks_per_node=1, cores_per_node=1, between=1e8)  # of one rank each
+
+
+@pytest.mark.parametrize(("layout", "share"), [(dict(zero=1), 3 / 4), (dict(tp=2, zero=1), 1 / 2)], ids=str)
+def test_ranks_that_take_turns_on_a_core_share_a_card(layout, share):
+    """Two ranks on each of two nodes: what crosses takes what both send, and no turn of a core."""
+    crowded = HOSTS.with_ranks_per_node(2)
+    assert crowded.between == HOSTS.between / 2
+    fast, slow = (took(crowded._replace(between=rate), ranks=4, **layout) for rate in (1e12, 5e7))
+    each_way = SMALL_SHAPE.parameters() * 4 * share / HOSTS.between
+    found = slow.exposed["dp"] - fast.exposed["dp"]
+    assert found == pytest.approx(2 * WITHOUT_A_CORE * each_way, rel=0.1)
+
+
+def test_ranks_of_one_stage_leave_their_core_idle_at_the_same_time():
+    """A node with several stages fills the bubbles of each, and waits for the other node."""
+    crowded = HOSTS.with_ranks_per_node(2)
+    one, several = (took(crowded, ranks=4, pp=pp, zero=1, schedule="1f1b") for pp in (2, 4))
+    assert one.bubble > 0.9 * one.computing / 4  # of 4 microbatches, arXiv:2104.04473, section 2.2
+    assert took(crowded, ranks=4, pp=2, zero=1, schedule="zb-h1").bubble < 0.8 * one.bubble
+    sends = 2 * 8 * 2 * 256 * 512 * 4 / crowded.between
+    assert several.bubble == pytest.approx(several.computing / 8 + sends, rel=0.1)
+    alone = took(CPU._replace(ranks_per_node=4, cores_per_node=2), ranks=4, pp=4)
+    assert alone.bubble < 0.05 * alone.computing
+
+
+def test_a_cpu_without_a_core_to_spare_waits_for_most_of_what_goes_to_another_node():
+    for zero in (1, 3):
+        spare, none, whole = (
+            took(HOSTS._replace(cores_per_node=cores), zero=zero, overlapped=overlapped).exposed["dp"]
+            for cores, overlapped in ((2, True), (1, True), (1, False))
+        )
+        assert spare < none == pytest.approx(WITHOUT_A_CORE * whole, rel=0.01)
+    inside = took(CPU, zero=1), took(CPU, zero=1, overlapped=False)
+    assert inside[0].exposed["dp"] == inside[1].exposed["dp"]  # it is the cores that copy
+
+
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("zbv", 2)])
 def test_who_sends_to_another_stage_waits_where_nothing_travels_under_computation(schedule, chunks):
     """One core a rank on each of two nodes. Of 8 microbatches each rank sends 8 messages, in a V 16."""
@@ -467,8 +504,8 @@ def test_experts_of_a_cpu_have_the_rate_of_grouped_products():
 def test_ranks_of_a_node_divide_the_memory_of_a_host():
     more = CPU.with_ranks_per_node(8)
     assert (more.ranks_per_node, more.memory_bytes) == (8, CPU.memory_bytes // 4)
-    fewer = machine_of(find_machine("laptop")).with_ranks_per_node(2)
-    assert (fewer.ranks_per_node, fewer.memory_bytes) == (2, CPU.memory_bytes)
+    fewer = CPU.with_ranks_per_node(1)
+    assert (fewer.ranks_per_node, fewer.memory_bytes, fewer.between) == (1, CPU.memory_bytes, 2 * CPU.between)
     assert H100.with_ranks_per_node(4).memory_bytes == H100.memory_bytes and CPU.with_ranks_per_node(0) is CPU
 
 

@@ -120,13 +120,35 @@ class MachineRates(NamedTuple):
         """Return the same node with so many ranks on it; 0: as it is.
 
         More ranks of a CPU's divide its memory. Of fewer each has no more than the file says: that can be
-        an estimate of one rank.
+        an estimate of one rank. They have one card to other nodes; GPUs have one each.
         """
         if not count:
             return self
-        more = not self.on_gpu and count > self.ranks_per_node
-        memory = self.memory_bytes * self.ranks_per_node // count if more else self.memory_bytes
-        return self._replace(ranks_per_node=count, memory_bytes=memory)
+        if self.on_gpu:
+            return self._replace(ranks_per_node=count)
+        memory = min(self.memory_bytes, self.memory_bytes * self.ranks_per_node // count)
+        between = self.between * self.ranks_per_node / count
+        return self._replace(ranks_per_node=count, memory_bytes=memory, between=between)
+
+    def slowed(self, turns: float) -> "MachineRates":
+        """Return the same for a rank that has its core in one of so many turns; cards have no turns."""
+
+        def of(rates: Mapping[str, float]) -> dict[str, float]:
+            return {name: rate / turns for name, rate in rates.items()}
+
+        return self._replace(
+            products=of(self.products),
+            attention_forward=self.attention_forward / turns,
+            attention_backward=self.attention_backward / turns,
+            attention_forward_16=self.attention_forward_16 / turns,
+            attention_backward_16=self.attention_backward_16 / turns,
+            attention_short=of(self.attention_short),
+            memory_bandwidth=self.memory_bandwidth / turns,
+            memory_passes=self.memory_passes / turns,
+            inside=self.inside / turns,
+            inside_latency_s=self.inside_latency_s * turns,
+            launch_s=self.launch_s * turns,
+        )
 
 
 def as_fast_as(machine: MachineFile, peak: float) -> MachineFile:

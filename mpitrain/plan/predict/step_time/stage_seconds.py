@@ -26,6 +26,9 @@ from mpitrain.schedules import catalog
 
 # of what travels beside computation, what it takes from it: copies and sums run on the same cores
 SLOWED = 0.1
+# of what goes to another node, what a CPU without a core to spare waits for: messages move while it
+# computes, but only as far as sockets take them. Two hosts, 1 Gbit/s, ZeRO-1 and -3: 0.69, 0.65, 0.72
+WITHOUT_A_CORE = 0.7
 # rows of the rank that has most, over the mean: random tokens, 4 experts on 2 ranks. A GPU's rates were
 # fitted to published steps, which have theirs in them
 UNEVEN = 1.2
@@ -231,9 +234,9 @@ def _with_fetches(
     gathered, reduced = (sum(each) for each in zip(*_of_state(layout, machine, groups, weights)))
     gathered *= fetches_each(layout)
     reduced *= layout.sums_each
-    hides = layout.overlapped and machine.sends_meanwhile
-    forward, exposed = _overlapped(part.forward, gathered, hides)
-    backward, exposed_backward = _overlapped(part.inputs + part.weights, gathered + reduced, hides)
+    least = exposed_share(layout, machine)
+    forward, exposed = _overlapped(part.forward, gathered, least)
+    backward, exposed_backward = _overlapped(part.inputs + part.weights, gathered + reduced, least)
     later = backward - part.inputs - part.weights
     of_weights = later * reduced / (gathered + reduced) if gathered + reduced else 0.0
     return Part(
@@ -245,9 +248,18 @@ def _with_fetches(
     )
 
 
-def _overlapped(computed: float, sent: float, hides: bool) -> tuple[float, float]:
-    """Return how long both take together, and what of it is exposed. hides: one goes on under the other."""
-    exposed = max(sent - computed, SLOWED * sent) if hides else sent
+def exposed_share(layout: StepLayout, machine: MachineRates) -> float:
+    """Return the share of weights and gradients between data ranks that is exposed at least."""
+    if not layout.overlapped:
+        return 1.0
+    if machine.sends_meanwhile:
+        return SLOWED
+    return WITHOUT_A_CORE if groups_of(layout, machine)["dp"].nodes > 1 else 1.0
+
+
+def _overlapped(computed: float, sent: float, least: float) -> tuple[float, float]:
+    """Return how long both take together, and what of it is exposed, of which `least` is a share."""
+    exposed = max(sent - computed, least * sent)
     return computed + exposed, exposed
 
 

@@ -21,9 +21,11 @@ from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, seconds
 from mpitrain.plan.predict.step_time.stage_seconds import (
     CALLS_OF_MESSAGE,
+    SLOWED,
     StageSeconds,
     blocks_of_stages,
     copies_of,
+    exposed_share,
     fetches_each,
     stages_of,
     stages_of_ranks,
@@ -83,6 +85,23 @@ def predict_step(
     play: the schedule; else its bubble is a formula's, which is faster and knows equal stages only.
     """
     require_possible(layout, shape)
+    found = _undisturbed(shape, layout, machine, play)
+    here = min(layout.ranks, machine.ranks_per_node)
+    if not 0 < machine.cores_per_node < here:
+        return found
+    slowed = machine.slowed(TURN * here / machine.cores_per_node)
+    if layout.ranks // layout.pp >= here:  # of one stage: they wait for others at the same time
+        return _undisturbed(shape, layout, slowed, play)
+    turned = _undisturbed(shape, layout, slowed, play=False)
+    nodes = -(-layout.ranks // here)
+    # a node with several stages fills the bubbles of each; it still waits for other nodes
+    waiting = (min(nodes, layout.pp) - 1) / layout.num_microbatches
+    sends = 2 * layout.num_microbatches * _message_seconds(shape, layout, machine, nodes > 1)
+    return _crowded(found, turned, sends, waiting)
+
+
+def _undisturbed(shape: ModelShape, layout: StepLayout, machine: MachineRates, play: bool) -> Prediction:
+    """Return the step of ranks that have a core each."""
     stages = stages_of(shape, layout, machine)
     message = message_seconds(shape, layout, machine)
     pipeline, in_flight = _pipeline_seconds(stages, layout, message, machine.sends_meanwhile, play)
@@ -99,25 +118,21 @@ def predict_step(
     update = update_seconds(shape, layout, machine)
     footprint = footprint_of(shape, layout, in_flight)
     total = (pipeline + state + update) * (1 + STRAGGLERS)
-    found = Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
-    return crowded(found, layout, machine)
+    return Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
 
 
-def crowded(found: Prediction, layout: StepLayout, machine: MachineRates) -> Prediction:
+def _crowded(found: Prediction, turned: Prediction, sends: float, waiting: float) -> Prediction:
     """Return the step where ranks take turns on the cores of a node.
 
     They have to do all of their work one after the other. A bubble is time for the others, and stays
     as far as the pipeline takes longer than that.
+
+    found: of ranks that have a core each. turned: of one that waits for its turns. sends: seconds of
+    its messages to other stages. waiting: for stages on other nodes, a share of the work.
     """
-    here = min(layout.ranks, machine.ranks_per_node)
-    if not 0 < machine.cores_per_node < here:
-        return found
-    turns = TURN * here / machine.cores_per_node
-    exposed = {axis: turns * took for axis, took in found.exposed.items()}
-    computing, update = turns * found.computing, turns * found.update
-    work = (computing + update + sum(exposed.values())) * (1 + STRAGGLERS)
-    bubble = max(0.0, found.seconds - work)
-    return Prediction(work + bubble, computing, bubble, exposed, update, found.footprint)
+    work = (turned.computing + turned.update + turned.sent) * (1 + STRAGGLERS)
+    bubble = max(work * waiting + sends, found.seconds - work)
+    return turned._replace(seconds=work + bubble, bubble=bubble, footprint=found.footprint)
 
 
 def ranks_of(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
@@ -134,9 +149,13 @@ def message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates
     """Return the seconds of an activation from one stage to the next."""
     if layout.pp == 1:
         return 0.0
+    return _message_seconds(shape, layout, machine, layout.ranks // layout.pp * 2 > machine.ranks_per_node)
+
+
+def _message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates, far: bool) -> float:
+    """Return the same of a stage on the same node, or on another. far: on another."""
     # scattered over tp, arXiv:2104.04473, section 4.1
     num_bytes = layout.positions * shape.width * layout.item // layout.tp
-    far = layout.ranks // layout.pp * 2 > machine.ranks_per_node
     took = seconds("send", num_bytes, RankGroup(2, 1 if far else 2), machine)
     return took if machine.on_gpu else took + CALLS_OF_MESSAGE * machine.launch_s
 
@@ -273,13 +292,16 @@ def state_exposed(
     gathered, reduced = state_seconds(layout, machine, weights)
     gathered *= not fetches_each(layout)  # else microbatches have it
     reduced *= not layout.sums_each
-    if not (layout.overlapped and machine.sends_meanwhile):
-        return gathered + reduced
+    sent = gathered + reduced
+    if not sent:
+        return 0.0
     blocks = max(1, sum(stage.blocks for stage in slowest))
     backward = sum(stage.inputs + stage.weights for stage in slowest)
     forward = sum(stage.forward for stage in slowest)
-    last = (gathered + reduced) / blocks
-    return last + max(0.0, reduced - backward) + max(0.0, gathered - forward)
+    last = sent / blocks
+    exposed = last + max(0.0, reduced - backward) + max(0.0, gathered - forward)
+    least = exposed_share(layout, machine)
+    return exposed if least == SLOWED else min(1.0, max(least, exposed / sent)) * sent
 
 
 def _most_weights(shape: ModelShape, layout: StepLayout) -> tuple[int, int]:
