@@ -71,6 +71,13 @@ def test_a_gpu_has_the_peaks_of_one_like_it_and_no_peak_is_below_what_was_measur
     assert msgspec.convert(msgspec.to_builtins(found), type(found)) == found
 
 
+@pytest.mark.parametrize(("gpu", "base", "expected"), [(None, "laptop", 1), (H200, "h200", 8)])
+def test_ranks_that_are_alone_on_their_hosts_measure_a_card_that_others_would_share(gpu, base, expected):
+    rates = {"products.fp32": 5e10, "links.between": 1e8, "links.between_latency_s": 1e-4}
+    found = machine_of(figures(**rates), known()[base], gpu, 1, 1, "here")
+    assert found.ranks_per_node == expected and found.links.between.sustained == 1e8
+
+
 @pytest.mark.parametrize(
     ("name", "like"),
     [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100-80gb"), ("Tesla V100", "v100")],

@@ -193,11 +193,13 @@ def machine_of(
     """
     filed = _Filed(figures, base if gpu else None, where)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // near
+    # of a host the card to others was measured with as many ranks; a GPU has one of its own
+    counts = near > 1 or (gpu is None and "links.between" in figures)
     return MachineFile(
         name=f"{gpu.name if gpu else f'CPU of {library.host()}'}, measured",
         device="cuda" if gpu else "cpu",
         memory_bytes=gpu.memory_bytes if gpu else memory,
-        ranks_per_node=near if near > 1 or "links.between" in figures else base.ranks_per_node,
+        ranks_per_node=near if counts else base.ranks_per_node,
         launch_s=figures["launch_s"].median,
         products=filed.table("products"),
         attention=filed.table("attention"),
