@@ -72,7 +72,10 @@ def test_a_gpu_has_the_peaks_of_one_like_it_and_no_peak_is_below_what_was_measur
 
 
 @pytest.mark.parametrize(("gpu", "base", "expected"), [(None, "laptop", 1), (H200, "h200", 8)])
-def test_ranks_that_are_alone_on_their_hosts_measure_a_card_that_others_would_share(gpu, base, expected):
+def test_ranks_that_are_alone_on_their_hosts_measure_a_card_that_others_would_share(
+    monkeypatch, gpu, base, expected
+):
+    monkeypatch.setattr(bench_machine.library, "host", lambda: "here")  # MPI's word; this is no rank
     rates = {"products.fp32": 5e10, "links.between": 1e8, "links.between_latency_s": 1e-4}
     found = machine_of(figures(**rates), known()[base], gpu, 1, 1, "here")
     assert found.ranks_per_node == expected and found.links.between.sustained == 1e8
