@@ -12,7 +12,13 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import presets
 from mpitrain.plan.declared.published import PUBLISHED, find_published
 from mpitrain.plan.predict.step_time import network, step, work
-from mpitrain.plan.predict.step_time.compute import core_seconds, pass_seconds, product_seconds
+from mpitrain.plan.predict.step_time.compute import (
+    accumulated_seconds,
+    core_seconds,
+    pass_seconds,
+    product_seconds,
+    seconds_of,
+)
 from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, known, machine_of, read_machine
 from mpitrain.plan.predict.step_time.stage_seconds import WITHOUT_A_CORE, blocks_of_stages
@@ -451,6 +457,22 @@ def test_between_products_a_cpu_computes_16_bits_as_32():
     }
     narrow, wide = (pass_seconds(found, CPU, dtype) for dtype, found in works.items())
     assert narrow == pytest.approx(wide) and narrow > works["bf16"].pass_bytes / CPU.memory_bandwidth
+
+
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("fp32", 8), ("bf16", 12), ("fp64", 16)])
+def test_a_cpu_adds_each_microbatch_to_gradients_that_caches_do_not_hold(dtype, num_bytes):
+    """Read and written, and in 16 bits the product, too."""
+    layout = StepLayout(1, 256, 16, compute=dtype)
+    products = work.dense_work(SMALL_SHAPE._replace(layers=1), layout).products
+    weights = sum(each.number * each.k * each.n for each in products)
+    found = sum(accumulated_seconds(each, CPU, dtype) for each in products)
+    assert weights == 3 * 512 * 1408 and found == pytest.approx(num_bytes * weights / CPU.memory_bandwidth)
+    slow, fast = (
+        seconds_of(work.PartWork(products), CPU._replace(memory_bandwidth=rate), dtype, True).weights
+        for rate in (1e9, 1e15)
+    )
+    assert slow - fast > 0.99 * num_bytes * weights / 1e9
+    assert not any(accumulated_seconds(each, H100, dtype) for each in products)
 
 
 def test_attention_of_a_cpu_is_slower_in_short_sequences_and_narrow_heads():

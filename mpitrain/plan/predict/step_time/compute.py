@@ -173,6 +173,7 @@ def seconds_of(work: PartWork, machine: MachineRates, dtype: str, flash: bool) -
     forward = sum(product_seconds(each, machine, dtype) for each in work.products)
     inputs = sum(product_seconds(_of_inputs(each), machine, dtype) for each in work.products)
     weights = sum(product_seconds(_of_weights(each), machine, dtype) for each in work.products)
+    weights += sum(accumulated_seconds(each, machine, dtype) for each in work.products)
     passes = pass_seconds(work, machine, dtype)
     forward += passes
     inputs += 1.5 * passes
@@ -201,6 +202,20 @@ def pass_seconds(work: PartWork, machine: MachineRates, dtype: str) -> float:
     item = item_of(dtype)
     rate = machine.memory_passes or machine.memory_bandwidth / PASSES_ON_CPU
     return max(item, ITEM_ON_CPU) / item * work.pass_bytes / rate
+
+
+def accumulated_seconds(product: Product, machine: MachineRates, dtype: str) -> float:
+    """Return the seconds in which a CPU adds a product to gradients in memory, for each microbatch anew.
+
+    `bench machine` adds to some that caches hold. In 16 bits the product is written and read, too. A GPU's
+    rates were fitted to published steps.
+    """
+    if machine.on_gpu:
+        return 0.0
+    item = item_of(dtype)
+    exact = max(item, ITEM_ON_CPU)
+    num_bytes = 2 * exact + (2 * item if item < exact else 0)
+    return product.number * product.k * product.n * num_bytes / machine.memory_bandwidth
 
 
 def _of_inputs(product: Product) -> Product:
