@@ -187,7 +187,15 @@ def test_spread_sequences_equal_a_plain_torch_loop(world, kind, cp, tp, dp, pp, 
         f"parallel.sequence={sequence}",
     )
     compare_with_plain_torch(
-        world, dp, pp, tied, schedule, *spread, "data.sequence=16", "model.vocab=259", num_steps=FIRST
+        world,
+        dp,
+        pp,
+        tied,
+        schedule,
+        *spread,
+        "data.sequence=16",
+        "model.vocab=259",
+        num_steps=FIRST,
     )
 
 
@@ -266,7 +274,12 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra, budget=FP64,
     from mpitrain.plan.settings.resolve import resolve
     from mpitrain.training.trainer import build_mesh
 
-    layout = (f"parallel.dp={dp}", f"parallel.pp={pp}", f"model.tied={tied}", f"pipeline.schedule={schedule}")
+    layout = (
+        f"parallel.dp={dp}",
+        f"parallel.pp={pp}",
+        f"model.tied={tied}",
+        f"pipeline.schedule={schedule}",
+    )
     parsed = settings.load(None, (*SETTINGS, *layout, *extra))
     needed = dp * pp * parsed.parallel.tp * parsed.parallel.cp
     if world.size != needed:

@@ -68,7 +68,9 @@ def run(*commands, num_ranks=0):
 def test_inspect_says_who_wrote_what_and_how_it_is(folder):
     step = folder / "run" / "checkpoints" / "step-00000030"
     whole, one, as_json = run(
-        ("inspect", folder / "run"), ("inspect", step, "--arrays"), ("inspect", folder / "run", "--json")
+        ("inspect", folder / "run"),
+        ("inspect", step, "--arrays"),
+        ("inspect", folder / "run", "--json"),
     )
     assert whole.returncode == one.returncode == as_json.returncode == 0, whole.output
     for words in (
@@ -81,14 +83,17 @@ def test_inspect_says_who_wrote_what_and_how_it_is(folder):
         "bf16, fp32",
     ):
         assert words in whole.output, whole.output
-    assert "5 x 3 x 7 x 2" in one.output and "3 steps" not in one.output and "one number" in one.output, (
-        one.output
-    )
+    assert (
+        "5 x 3 x 7 x 2" in one.output and "3 steps" not in one.output and "one number" in one.output
+    ), one.output
     found = json.loads(as_json.output)["steps"]
     assert [each["step"] for each in found] == [10, 20, 30] and found[2]["digest"] == digest_of(
         step.parent, 30
     )
-    assert found[0]["meta"] == meta_of(10) | {"val_loss": 3.0} and found[0]["writer"]["host"] == "node7"
+    assert (
+        found[0]["meta"] == meta_of(10) | {"val_loss": 3.0}
+        and found[0]["writer"]["host"] == "node7"
+    )
 
 
 def test_inspect_names_damage_and_the_newest_that_can_be_used(folder):
@@ -96,9 +101,9 @@ def test_inspect_names_damage_and_the_newest_that_can_be_used(folder):
     (checkpoints / "step-00000030" / "shard-00001.h5").unlink()
     begin(checkpoints, 40)
     (done,) = run(("inspect", checkpoints))
-    assert done.returncode == 1 and "damaged: step-00000030: shard-00001.h5 is missing" in done.output, (
-        done.output
-    )
+    assert (
+        done.returncode == 1 and "damaged: step-00000030: shard-00001.h5 is missing" in done.output
+    ), done.output
     assert "\nstep 20\n" in done.output and "step-00000040.tmp" in done.output, done.output
 
 
@@ -142,17 +147,21 @@ def test_a_path_that_means_another_folder_or_none_is_refused_in_one_line(folder)
         ["reshard", folder / "run", folder / ("a" * 300)],
         ["diff", old, checkpoints / "step-00000030"],
     ):
-        assert done.returncode == 2 and "Traceback" not in done.output and "Error: " in done.output, (
-            done.output
-        )
+        assert (
+            done.returncode == 2 and "Traceback" not in done.output and "Error: " in done.output
+        ), done.output
 
 
 def test_what_a_stranger_says_of_his_libraries_is_shown_not_obeyed(tmp_path):
     tmp = begin(tmp_path, 10)
     write_shard(tmp, 0, {"parameters/w": np.zeros((2, 2), np.float32)})
-    commit(tmp, meta_of(10), about=StepInfo("", {"user": "me", "the version of \x1b]0;evil\x07": "1"}))
+    commit(
+        tmp, meta_of(10), about=StepInfo("", {"user": "me", "the version of \x1b]0;evil\x07": "1"})
+    )
     (done,) = run(("inspect", tmp_path))
-    assert done.returncode == 0 and "evil" in done.output and "\x1b" not in done.output, repr(done.output)
+    assert done.returncode == 0 and "evil" in done.output and "\x1b" not in done.output, repr(
+        done.output
+    )
 
 
 # ---------------------------------------------------------------- verify
@@ -214,28 +223,35 @@ def test_verify_names_every_altered_chunk(folder, num_ranks):
         ("verify", folder / "run", "--all"),
     ]
     newest, altered, every = run(*commands, num_ranks=num_ranks)
-    assert newest.returncode == 0 and "step 30: whole; read 6 chunks, 3.3 MB" in newest.output, newest.output
-    assert altered.returncode == every.returncode == 1, every.output
-    assert "step-00000020: shard-00001.h5: chunk 2 of parameters/w is altered\n" in altered.output, (
-        altered.output
+    assert newest.returncode == 0 and "step 30: whole; read 6 chunks, 3.3 MB" in newest.output, (
+        newest.output
     )
+    assert altered.returncode == every.returncode == 1, every.output
+    assert (
+        "step-00000020: shard-00001.h5: chunk 2 of parameters/w is altered\n" in altered.output
+    ), altered.output
     assert "shard-00000.h5 or shard-00001.h5: chunk 0 of adam/m/w is altered\n" in altered.output, (
         altered.output
     )
-    assert altered.output.count("altered") == 2 and "step 20: damaged; read 6 chunks" in altered.output, (
-        altered.output
-    )
     assert (
-        every.output.count("index.h5 or index.xxh3 is altered") == 1 and "step 30: whole" in every.output
+        altered.output.count("altered") == 2 and "step 20: damaged; read 6 chunks" in altered.output
+    ), altered.output
+    assert (
+        every.output.count("index.h5 or index.xxh3 is altered") == 1
+        and "step 30: whole" in every.output
     ), every.output
 
 
 def test_a_sample_reads_fewer_and_the_same_on_all_ranks(folder):
     step = save(folder / "many", 1, {f"parameters/{i}": np.full(10, i) for i in range(300)})
-    one, two = (run(("verify", step, "--sample", 0.1), num_ranks=num_ranks)[0] for num_ranks in (0, 2))
+    one, two = (
+        run(("verify", step, "--sample", 0.1), num_ranks=num_ranks)[0] for num_ranks in (0, 2)
+    )
     counts = [int(done.output.split("read ")[1].split(" chunks")[0]) for done in (one, two)]
     assert (
-        "no damage in 10.0% of the chunks" in one.output and counts[0] == counts[1] and 10 < counts[0] < 60
+        "no damage in 10.0% of the chunks" in one.output
+        and counts[0] == counts[1]
+        and 10 < counts[0] < 60
     ), one.output
 
 
@@ -289,7 +305,9 @@ def test_diff_compares_arrays_whatever_layouts_wrote_them(folder, num_ranks):
 
 @pytest.mark.parametrize("num_ranks", [0, 2])
 def test_a_beginning_that_no_name_has_is_bad_input(folder, num_ranks):
-    (done,) = run(("diff", folder / "run", folder / "run", "--only", "paramters/"), num_ranks=num_ranks)
+    (done,) = run(
+        ("diff", folder / "run", folder / "run", "--only", "paramters/"), num_ranks=num_ranks
+    )
     assert (
         done.returncode == 2
         and "names begin with adam, parameters" in done.output
@@ -302,9 +320,14 @@ def test_a_beginning_that_no_name_has_is_bad_input(folder, num_ranks):
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 16])
 def test_a_resharded_step_has_the_same_digest_and_says_the_same(folder, num_shards):
-    reshard(TeamOfOne(), str(folder / "run"), str(folder / "new"), 20, num_shards, lambda text: None)
+    reshard(
+        TeamOfOne(), str(folder / "run"), str(folder / "new"), 20, num_shards, lambda text: None
+    )
     verify(folder / "new" / "step-00000020")
-    with open_step(folder / "run" / "checkpoints", 20) as before, open_step(folder / "new", 20) as after:
+    with (
+        open_step(folder / "run" / "checkpoints", 20) as before,
+        open_step(folder / "new", 20) as after,
+    ):
         assert (before.digest, before.meta, before.about.config) == (
             after.digest,
             after.meta,
@@ -313,7 +336,11 @@ def test_a_resharded_step_has_the_same_digest_and_says_the_same(folder, num_shar
         assert len(after.shards) == num_shards and after.about.writer["resharded_from"] == 2
         for name, array in arrays_of(20).items():
             found = after.read(name)
-            assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+            assert (found.dtype, found.shape, found.tobytes()) == (
+                array.dtype,
+                array.shape,
+                array.tobytes(),
+            )
 
 
 def test_one_shard_is_a_plain_file_with_every_array_whole(folder):
@@ -337,7 +364,14 @@ def test_what_is_damaged_is_not_made_to_look_whole(folder):
     """New digests would be right for the wrong bytes."""
     flip(folder / "run" / "checkpoints" / "step-00000030" / "shard-00001.h5", 500_000)
     with pytest.raises(CheckpointError, match="what was read isn't what was written once"):
-        reshard(TeamOfOne(), str(folder / "run"), str(folder / "new" / "below"), None, 3, lambda text: None)
+        reshard(
+            TeamOfOne(),
+            str(folder / "run"),
+            str(folder / "new" / "below"),
+            None,
+            3,
+            lambda text: None,
+        )
     assert not (folder / "new").exists()
 
 
@@ -355,7 +389,12 @@ def test_no_step_is_written_where_a_run_is(folder):
     (folder / "run" / "run.lock").write_text("")
     with pytest.raises(CheckpointError, match=r"run\.lock says that a run uses it"):
         reshard(
-            TeamOfOne(), str(folder / "run"), str(folder / "run" / "checkpoints"), None, 3, lambda text: None
+            TeamOfOne(),
+            str(folder / "run"),
+            str(folder / "run" / "checkpoints"),
+            None,
+            3,
+            lambda text: None,
         )
 
 
@@ -407,7 +446,10 @@ def test_prune_removes_nothing_where_nothing_is_whole(folder):
 
 @pytest.mark.parametrize(
     ("version", "about", "words"),
-    [(1, StepInfo(), "version 1 of the format"), (2, StepInfo("[run]\n", {"layout": "dp(2)"}), "dp(2)")],
+    [
+        (1, StepInfo(), "version 1 of the format"),
+        (2, StepInfo("[run]\n", {"layout": "dp(2)"}), "dp(2)"),
+    ],
 )
 def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, about, words):
     shutil.copytree(OLD[version], tmp_path / "old")
@@ -431,5 +473,7 @@ def test_commands_load_neither_torch_nor_mpi(folder):
         f"{str(folder / 'run')!r}], "
     )
     code += "standalone_mode=False)\nprint(*sys.modules)"
-    done = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = finished(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert not {"torch", "mpi4py.MPI", "rich"} & set(done.stdout.split())

@@ -45,7 +45,14 @@ SMALL = dict(
     run_save_every=1,
     run_eval_every=0,
 )
-CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:", "Error:")
+CLASSES = (
+    "ConfigError:",
+    "MeshError:",
+    "ScheduleError:",
+    "DataError:",
+    "CheckpointError:",
+    "Error:",
+)
 NUMBERS = [
     0,
     1,
@@ -153,7 +160,9 @@ def flip_and_put_right(case):
     raw = bytearray(path.read_bytes())
     marks = [
         m.start()
-        for m in re.finditer(rb"OHDR|OCHK|GCOL|BTHD|BTLF|BTIN|FRHP|FHDB|FHIB|shard-|parameters|\x89HDF", raw)
+        for m in re.finditer(
+            rb"OHDR|OCHK|GCOL|BTHD|BTLF|BTIN|FRHP|FHDB|FHIB|shard-|parameters|\x89HDF", raw
+        )
     ]
     for _ in range(case.random.choice([1, 1, 2, 5])):
         at = min(case.random.choice(marks) + case.random.randrange(200), len(raw) - 8)
@@ -209,7 +218,16 @@ def put_something_else(case):
     others = [case.run / name for name in ("checkpoints", "data", "run.lock", "trace.json")]
     path = case.random.choice([*case.files(), *others, case.step(), case.file()])
     how = case.random.choice(
-        ["link", "link to a secret", "dangling link", "link to itself", "FIFO", "folder", "device", "nothing"]
+        [
+            "link",
+            "link to a secret",
+            "dangling link",
+            "link to itself",
+            "FIFO",
+            "folder",
+            "device",
+            "nothing",
+        ]
     )
     if path.exists():
         path.rename(case.outside / f"away-{len(case.done)}")
@@ -218,7 +236,11 @@ def put_something_else(case):
     elif how == "folder":
         path.mkdir()
     elif "link" in how:
-        targets = {"link": f"away-{len(case.done)}", "link to a secret": "secret", "dangling link": "nothing"}
+        targets = {
+            "link": f"away-{len(case.done)}",
+            "link to a secret": "secret",
+            "dangling link": "nothing",
+        }
         path.symlink_to(case.outside / targets[how] if how in targets else path)
     elif how == "device":
         path.symlink_to("/dev/zero")
@@ -292,7 +314,11 @@ def external_storage(case, file, name, shape, dtype, secret):
     parent, _, _ = name.rpartition("/")
     file.require_group(parent or "/")
     h5py.h5d.create(
-        file.id, name.encode(), h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape or (1,)), creation
+        file.id,
+        name.encode(),
+        h5py.h5t.py_create(dtype),
+        h5py.h5s.create_simple(shape or (1,)),
+        creation,
     )
 
 
@@ -372,7 +398,9 @@ def change_meta(case):
             meta.pop(key, None)
         else:
             lists = [[], [1.0, -1], ["x", 0], [float("inf"), 0]]
-            meta[key] = case.random.choice(["3", None, -1, 1.5, 2**70, {}, True, "\x1b", "x" * 99999, *lists])
+            meta[key] = case.random.choice(
+                ["3", None, -1, 1.5, 2**70, {}, True, "\x1b", "x" * 99999, *lists]
+            )
         file.attrs["meta"] = json.dumps(meta)
     case.seal(step)
     return f"{step.name} {key}"
@@ -396,7 +424,9 @@ def change_names(case):
     ]
     new = case.random.choice(new)
     path.write_bytes(
-        path.read_bytes().replace(old, (new + b"\0" * len(old))[: len(old)], case.random.choice([-1, 1, 3]))
+        path.read_bytes().replace(
+            old, (new + b"\0" * len(old))[: len(old)], case.random.choice([-1, 1, 3])
+        )
     )
     case.seal(step)
     return f"{step.name} {old} {new}"
@@ -441,7 +471,9 @@ def change_tokens(case):
     tree = json.loads(path.read_text())
     table = case.random.choice([tree, tree["origin"]])
     key = case.random.choice(list(table))
-    table[key] = case.random.choice([None, -1, 0, 2**62, 2**70, "O", "<u8", "V999999999", "x", [], {}, 1.5])
+    table[key] = case.random.choice(
+        [None, -1, 0, 2**62, 2**70, "O", "<u8", "V999999999", "x", [], {}, 1.5]
+    )
     path.write_text(json.dumps(tree))
     return key
 
@@ -468,7 +500,9 @@ CHANGES = [
     change_tokens,
 ]
 CHANGES += (
-    [flip_and_put_right] * 4 + [replace_dataset] * 4 + [splice, change_ids, change_config, put_something_else]
+    [flip_and_put_right] * 4
+    + [replace_dataset] * 4
+    + [splice, change_ids, change_config, put_something_else]
 )
 
 
@@ -498,7 +532,8 @@ def resumed(case):
         meta = saved.meta
         counts = [meta[key] for key in ("step", "tokens", "updates", "skipped")]
         assert (
-            all(type(count) is int and count >= 0 for count in counts) and meta["step"] == saved.step == step
+            all(type(count) is int and count >= 0 for count in counts)
+            and meta["step"] == saved.step == step
         )
         assert type(meta["data"]) is str and len(meta["loss_scale"]) == 2
 
@@ -527,7 +562,9 @@ def outcome(case, read, *allowed):
         except InputError as error:
             refusal = str(error)
         except (Exception, Hang) as error:
-            raise AssertionError(f"{read.__name__}: {type(error).__name__}: {error}: {case.done}") from error
+            raise AssertionError(
+                f"{read.__name__}: {type(error).__name__}: {error}: {case.done}"
+            ) from error
     return watched.opened, refusal
 
 
@@ -546,7 +583,9 @@ def test_hostile_run_directory(run_dir, tmp_path, monkeypatch, number):
         monkeypatch.setattr("mpitrain.checkpoint.hdf5_bytes.Bytes.sums", unchecked, raising=False)
     for name, read in READERS.items():
         opened, refusal = outcome(case, read, case.run)
-        assert not opened and tree(tmp_path) == before, f"{name}: opened {opened}: {refusal!r}: {case.done}"
+        assert not opened and tree(tmp_path) == before, (
+            f"{name}: opened {opened}: {refusal!r}: {case.done}"
+        )
         assert refusal is None or (refusal.isprintable() and "root:x" not in refusal), (
             f"{name}: {case.done}: {refusal!r}"
         )
@@ -563,8 +602,12 @@ def reported(case, *command):
     """
     before = tree(case.run.parent)
     done = mpirun(0, MPITRAIN, *map(str, command), timeout=60)
-    assert done.returncode in (0, 2), f"exit code {done.returncode}: {case.done}\n{tail(done.output)}"
-    assert "Traceback" not in done.output and "root:x" not in done.output, f"{case.done}\n{tail(done.output)}"
+    assert done.returncode in (0, 2), (
+        f"exit code {done.returncode}: {case.done}\n{tail(done.output)}"
+    )
+    assert "Traceback" not in done.output and "root:x" not in done.output, (
+        f"{case.done}\n{tail(done.output)}"
+    )
     if done.returncode == 2:
         assert sum(line.startswith(CLASSES) for line in done.output.splitlines()) == 1, (
             f"{case.done}\n{done.output}"
@@ -585,9 +628,10 @@ def test_a_run_goes_on_from_the_step_before(run_dir, tmp_path):
     (folder / "step-00000003").rename(folder / "step-00000004")
     done = run_tiny(1, tmp_path / "run", run_dir.parent / "text.txt", **SMALL)
     assert done.returncode == 0, tail(done.output)
-    assert "step-00000004: index.h5 is of step 3" in done.output and "using step-00000002" in done.output, (
-        done.output
-    )
+    assert (
+        "step-00000004: index.h5 is of step 3" in done.output
+        and "using step-00000002" in done.output
+    ), done.output
 
 
 def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_path):
@@ -597,11 +641,21 @@ def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_
     precious.write_text("mine")
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(b"".join([lines[0], b"damaged\n", *lines[2:]]))
-    for name in ("config.toml", "metrics.jsonl", "metrics.jsonl.damaged", "trace.json", "record-0-5.npz"):
+    for name in (
+        "config.toml",
+        "metrics.jsonl",
+        "metrics.jsonl.damaged",
+        "trace.json",
+        "record-0-5.npz",
+    ):
         (run / f"{name}.tmp").symlink_to(precious)
     settings = SMALL | {"run_steps": 5, "run_trace": 1}
-    done = mpirun(1, MPITRAIN, "run", "--record", "0:5", *tiny(run, run_dir.parent / "text.txt", **settings))
-    assert done.returncode == 0 and "kept as metrics.jsonl.damaged" in done.output, tail(done.output)
+    done = mpirun(
+        1, MPITRAIN, "run", "--record", "0:5", *tiny(run, run_dir.parent / "text.txt", **settings)
+    )
+    assert done.returncode == 0 and "kept as metrics.jsonl.damaged" in done.output, tail(
+        done.output
+    )
     assert precious.read_bytes() == b"mine" and not list(run.glob("*.tmp"))
     assert (
         not any(path.is_symlink() for path in run.iterdir())
@@ -625,4 +679,6 @@ def test_refusals_name_every_reason(run_dir, tmp_path):
         path.unlink()
     with pytest.raises(CheckpointError) as caught:
         load.open_latest(tmp_path / "run" / "checkpoints", warn=lambda text: None)
-    assert all(f"step-0000000{step}: index.h5 is missing" in str(caught.value) for step in (1, 2, 3))
+    assert all(
+        f"step-0000000{step}: index.h5 is missing" in str(caught.value) for step in (1, 2, 3)
+    )

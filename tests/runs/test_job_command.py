@@ -28,7 +28,18 @@ from mpitrain.data.tokenizer import ByteTokenizer
 from mpitrain.errors import CheckpointError, ConfigError, StoppedEarly
 
 BATCH = [kind for kind in SCHEDULERS if kind != "kubernetes"]
-SITE = ["--account", "abc123", "--queue", "long", "--gpus", "4", "--ranks-per-node", "4", "--cores", "6"]
+SITE = [
+    "--account",
+    "abc123",
+    "--queue",
+    "long",
+    "--gpus",
+    "4",
+    "--ranks-per-node",
+    "4",
+    "--cores",
+    "6",
+]
 EXPECTED = {  # directives that each scheduler needs for that, 3 nodes and 26.5 hours
     "slurm": [
         "#SBATCH --nodes=3",
@@ -52,9 +63,9 @@ EXPECTED = {  # directives that each scheduler needs for that, 3 nodes and 26.5 
     ],
     "lsf": [
         "#BSUB -n 12",
-        "#BSUB -R \"span[ptile=4]\"",
+        '#BSUB -R "span[ptile=4]"',
         "#BSUB -W 1590",
-        "#BSUB -Q \"75\"",
+        '#BSUB -Q "75"',
         "#BSUB -P abc123",
         "#BSUB -q long",
         "#BSUB -gpu num=4",
@@ -80,7 +91,10 @@ def folder(tmp_path, monkeypatch):
 
 def job(kind, *options, config="my run.toml", **more):
     return CliRunner().invoke(
-        cli, ["job", kind, config, "--nodes=3", "--time=1-02:30:00", *options], catch_exceptions=True, **more
+        cli,
+        ["job", kind, config, "--nodes=3", "--time=1-02:30:00", *options],
+        catch_exceptions=True,
+        **more,
     )
 
 
@@ -98,7 +112,9 @@ def test_a_script_asks_for_what_was_said(folder, kind):
     assert not missing, "\n".join(lines)
     assert "ARGUMENTS=('my run.toml' --set run.logs=true --set 'data.path=a b')" in lines
     assert f"cd {folder} || exit 2" in lines and "export OMP_NUM_THREADS=6" in lines
-    assert not any("@" in line.replace("[@]", "") for line in lines), "a place that nothing filled in"
+    assert not any("@" in line.replace("[@]", "") for line in lines), (
+        "a place that nothing filled in"
+    )
 
 
 @pytest.mark.parametrize("kind", BATCH)
@@ -118,7 +134,9 @@ def test_a_script_is_clean_shell(folder, kind):
 
 
 def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
-    found = yaml.safe_load(written("kubernetes", *SITE, "--image", "site/mpitrain:1", "--claim", "lustre"))
+    found = yaml.safe_load(
+        written("kubernetes", *SITE, "--image", "site/mpitrain:1", "--claim", "lustre")
+    )
     spec = found["spec"]
     launcher, workers = (spec["mpiReplicaSpecs"][name] for name in ("Launcher", "Worker"))
     assert (found["apiVersion"], found["kind"], found["metadata"]["name"]) == (
@@ -126,12 +144,18 @@ def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
         "MPIJob",
         "my-run",
     )
-    assert (spec["slotsPerWorker"], spec["runPolicy"]["activeDeadlineSeconds"], workers["replicas"]) == (
+    assert (
+        spec["slotsPerWorker"],
+        spec["runPolicy"]["activeDeadlineSeconds"],
+        workers["replicas"],
+    ) == (
         4,
         95400,
         3,
     )
-    (worker,), (container,) = (each["template"]["spec"]["containers"] for each in (workers, launcher))
+    (worker,), (container,) = (
+        each["template"]["spec"]["containers"] for each in (workers, launcher)
+    )
     assert (
         worker["resources"] == {"limits": {"cpu": "24", "nvidia.com/gpu": "4"}}
         and worker["image"] == "site/mpitrain:1"
@@ -143,7 +167,11 @@ def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
     assert "LAUNCH=(mpirun -n 12)" in script and f"cd {folder} || exit 2" in script
     if shutil.which("shellcheck"):
         done = finished(
-            ["shellcheck", "--shell=bash", "-"], input=script, text=True, capture_output=True, timeout=20
+            ["shellcheck", "--shell=bash", "-"],
+            input=script,
+            text=True,
+            capture_output=True,
+            timeout=20,
         )
         assert done.returncode == 0, done.stdout
 
@@ -153,14 +181,19 @@ def test_kubernetes_gets_names_of_any_characters(folder, monkeypatch):
     odd.mkdir()
     monkeypatch.chdir(odd)
     Path("my run.toml").touch()
-    said = job("kubernetes", *SITE, "--image", 'i"m: g', "--claim", "c: d, e", "--out", "w x.yaml").output
+    said = job(
+        "kubernetes", *SITE, "--image", 'i"m: g', "--claim", "c: d, e", "--out", "w x.yaml"
+    ).output
     replicas = yaml.safe_load(Path("w x.yaml").read_text())["spec"]["mpiReplicaSpecs"]
     for spec in (replicas[name]["template"]["spec"] for name in ("Launcher", "Worker")):
         (container,), (volume,) = spec["containers"], spec["volumes"]
         assert (container["image"], container["workingDir"]) == ('i"m: g', str(odd))
         assert container["volumeMounts"] == [{"name": "runs", "mountPath": str(odd)}]
         assert volume["persistentVolumeClaim"] == {"claimName": "c: d, e"}
-    assert "submit    kubectl create -f 'w x.yaml'" in said and "left out  --account, --queue: " in said, said
+    assert (
+        "submit    kubectl create -f 'w x.yaml'" in said
+        and "left out  --account, --queue: " in said
+    ), said
 
 
 def test_a_job_is_explained(folder):
@@ -196,7 +229,9 @@ def test_a_job_is_explained(folder):
 def test_what_cant_run_is_refused_before_anything_is_written(folder, monkeypatch, options, message):
     monkeypatch.setenv("PATH", "/nowhere")
     done = job("slurm", *options)
-    assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception)), done.exception
+    assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception)), (
+        done.exception
+    )
     assert [path.name for path in folder.iterdir()] == ["my run.toml"]
 
 
@@ -228,7 +263,10 @@ def test_no_name_puts_a_line_of_its_own_into_a_script(folder, monkeypatch):
             refusals.append(("the folder of Python", job(kind)))
         monkeypatch.chdir(folder / f"d{evil}")
         refusals.append(
-            ("the working directory", job(kind, "--out", f"{folder}/job.sh", config=f"{folder}/my run.toml"))
+            (
+                "the working directory",
+                job(kind, "--out", f"{folder}/job.sh", config=f"{folder}/my run.toml"),
+            )
         )
         monkeypatch.chdir(folder)
         for name, done in refusals:
@@ -250,15 +288,19 @@ def test_names_that_only_look_odd_are_quoted(folder, monkeypatch, kind):
     assert done.exit_code == 0, done.exception or done.output
     text = Path("s c.sh").read_text()
     if kind == "kubernetes":
-        text = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][
-            0
-        ]["args"][0]
-    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("ARGUMENTS=", "cd "))]
+        text = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
+            "containers"
+        ][0]["args"][0]
+    lines = [
+        line.strip() for line in text.splitlines() if line.strip().startswith(("ARGUMENTS=", "cd "))
+    ]
     asked = "\n".join([*lines, 'printf "%s\\n" "$PWD" "${ARGUMENTS[0]}"'])
     found = subprocess.run(
         ["bash", "-c", asked], text=True, capture_output=True, check=True, timeout=20
     ).stdout.splitlines()
-    assert found == [str(odd), "./-c @body@ $(touch PWNED) #.toml"] and not list(folder.rglob("PWNED"))
+    assert found == [str(odd), "./-c @body@ $(touch PWNED) #.toml"] and not list(
+        folder.rglob("PWNED")
+    )
 
 
 @pytest.mark.parametrize("what", ["FIFO", "sparse", "folder", "device"])
@@ -274,7 +316,9 @@ def test_what_lies_where_a_script_is_to_go_is_left_alone(folder, what):
         with open(out, "wb") as file:
             file.truncate(1 << 40)
     done = job("slurm", "--out", str(out))
-    assert isinstance(done.exception, ConfigError) and "choose another name with --out" in str(done.exception)
+    assert isinstance(done.exception, ConfigError) and "choose another name with --out" in str(
+        done.exception
+    )
 
 
 def test_a_script_that_somebody_changed_is_kept(folder):
@@ -416,7 +460,9 @@ def test_tokens_are_progress(steps, tokens, again):
     assert judge(steps, 100, tokens).again is again
 
 
-def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_three_times(folder, tmp_path):
+def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_three_times(
+    folder, tmp_path
+):
     text = tmp_path / "texts"
     text.mkdir()
     for number in range(6):
@@ -432,13 +478,16 @@ def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_thre
                 raise StoppedEarly("tokens", "a test")
 
         with pytest.raises(StoppedEarly):
-            prepare(Corpus("text", text), ByteTokenizer(), "runs/my run/data", report=Reporter(each))
+            prepare(
+                Corpus("text", text), ByteTokenizer(), "runs/my run/data", report=Reporter(each)
+            )
         return CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False)
 
     for count in (9, 19, 29, 39):  # one more each time
         done = start(1)
         assert (
-            done.return_value == 0 and f"{count} tokens are prepared, no step is saved: again" in done.output
+            done.return_value == 0
+            and f"{count} tokens are prepared, no step is saved: again" in done.output
         ), done.output
     found = [start(0) for _ in range(3)]
     assert [each.return_value for each in found] == [0, 0, 1]
@@ -458,7 +507,9 @@ def test_ends_are_counted_in_the_run_directory(folder):
     for step, idle in ((10, 0), (20, 0), (20, 1), (20, 2)):
         (checkpoints / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
         done = again(75)
-        assert done.return_value == 0 and f"newest checkpoint is of step {step}: again" in done.output, (
+        assert (
+            done.return_value == 0 and f"newest checkpoint is of step {step}: again" in done.output
+        ), (
             idle,
             done.output,
         )
@@ -466,7 +517,13 @@ def test_ends_are_counted_in_the_run_directory(folder):
     done = again(137)
     assert done.return_value == 1 and "no newer checkpoint after 3 starts in a row" in done.output
     ends = [json.loads(line) for line in Path("runs/my run/ends.jsonl").read_text().splitlines()]
-    assert [(end["code"], end["step"]) for end in ends] == [(75, 10), (75, 20), (75, 20), (75, 20), (137, 20)]
+    assert [(end["code"], end["step"]) for end in ends] == [
+        (75, 10),
+        (75, 20),
+        (75, 20),
+        (75, 20),
+        (137, 20),
+    ]
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -479,7 +536,10 @@ def test_an_end_is_not_noted_through_a_link_of_a_strangers_run_directory(folder,
     (run_dir / "ends.jsonl").symlink_to(outside.absolute())
     with pytest.raises(CheckpointError, match=r"ends\.jsonl is a symbolic link, needed a file"):
         CliRunner().invoke(
-            cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False
+            cli,
+            ["job", "again", "75", "my run.toml"],
+            standalone_mode=False,
+            catch_exceptions=False,
         )
     assert outside.exists() is there and (not there or outside.read_text() == "mine\n")
 
@@ -519,7 +579,10 @@ def test_what_is_no_ends_jsonl_is_refused(folder, what):
             file.truncate(1 << 40)
     with pytest.raises(CheckpointError, match=r"ends\.jsonl"):
         CliRunner().invoke(
-            cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False
+            cli,
+            ["job", "again", "75", "my run.toml"],
+            standalone_mode=False,
+            catch_exceptions=False,
         )
 
 

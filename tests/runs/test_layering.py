@@ -235,17 +235,23 @@ def test_an_import_that_points_up_within_a_package_is_found(tmp_path, file, plan
 
 def module_of(path: Path, root: Path) -> str:
     parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts if parts[0] == "mpitrain" else ("mpitrain", *parts)).removesuffix(".__init__")
+    return ".".join(parts if parts[0] == "mpitrain" else ("mpitrain", *parts)).removesuffix(
+        ".__init__"
+    )
 
 
 def circles(root: Path) -> set[frozenset[str]]:
     """Return the circles of files that import one another, late imports included: the files of each."""
     paths = {
-        module_of(path, root): path for top in ("mpitrain", *HEAVY) for path in (root / top).rglob("*.py")
+        module_of(path, root): path
+        for top in ("mpitrain", *HEAVY)
+        for path in (root / top).rglob("*.py")
     }
     arrows = {}
     for module, path in paths.items():
-        names = (name if name in paths else name.rpartition(".")[0] for name in imported_names(path))
+        names = (
+            name if name in paths else name.rpartition(".")[0] for name in imported_names(path)
+        )
         arrows[module] = {name for name in names if name in paths} - {module}
     found = set()
     while True:
@@ -268,14 +274,21 @@ def test_a_circle_of_files_is_found(tmp_path):
     for top in ("mpitrain", *HEAVY):
         copied(top, tmp_path)
     path = tmp_path / "schedules/play/timeline.py"
-    path.write_text(f"{path.read_text()}\ndef late():\n    from mpitrain.schedules.play import scale\n")
+    path.write_text(
+        f"{path.read_text()}\ndef late():\n    from mpitrain.schedules.play import scale\n"
+    )
     (found,) = circles(tmp_path)
     assert found >= {"schedules/play/timeline.py", "schedules/play/scale.py"}
 
 
 @pytest.mark.parametrize("package", HEAVY)
 def test_schedules_and_comm_know_nothing_but_errors(package):
-    names = {name for path in files(package) for name in imported_names(path) if name.startswith("mpitrain.")}
+    names = {
+        name
+        for path in files(package)
+        for name in imported_names(path)
+        if name.startswith("mpitrain.")
+    }
     assert {name.split(".")[1] for name in names} == {package, "errors"}
 
 
@@ -299,7 +312,9 @@ def test_an_import_that_points_up_is_found(tmp_path, file, planted):
 
 def importers_of_mpi(root: Path) -> Iterator[str]:
     """Yield the files outside comm/ that import mpi4py, late imports within functions included."""
-    for path in sorted(file for top in ("mpitrain", "schedules") for file in (root / top).rglob("*.py")):
+    for path in sorted(
+        file for top in ("mpitrain", "schedules") for file in (root / top).rglob("*.py")
+    ):
         if any(name.split(".")[0] == "mpi4py" for name in imported_names(path)):
             yield str(path.relative_to(root))
 
@@ -310,7 +325,11 @@ def test_mpi_is_called_in_comm_only():
 
 @pytest.mark.parametrize(
     "planted",
-    ["import mpi4py.MPI as m", "from mpi4py import MPI", "def late():\n    from mpi4py.MPI import Comm"],
+    [
+        "import mpi4py.MPI as m",
+        "from mpi4py import MPI",
+        "def late():\n    from mpi4py.MPI import Comm",
+    ],
 )
 def test_a_call_of_mpi_outside_of_comm_is_found(tmp_path, planted):
     for top in ("mpitrain", *HEAVY):
@@ -371,7 +390,9 @@ def defined_twice(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef | ast.Module):
             functions = [each for each in node.body if isinstance(each, ast.FunctionDef)]
-            names = [each.name for each in functions if not each.decorator_list]  # setters, overloads
+            names = [
+                each.name for each in functions if not each.decorator_list
+            ]  # setters, overloads
             found += sorted({name for name in names if names.count(name) > 1})
     return found
 
@@ -395,7 +416,9 @@ def test_every_package_is_installed():
     setup.read(ROOT / "setup.cfg")
     tops = [ROOT / "mpitrain", *(ROOT / "mpitrain" / top for top in HEAVY)]  # a link isn't followed
     folders = {
-        ".".join(path.parent.relative_to(ROOT).parts) for top in tops for path in top.rglob("__init__.py")
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for top in tops
+        for path in top.rglob("__init__.py")
     }
     assert folders | {"mpitrain.jobs"} == set(setup["options"]["packages"].split())
 
@@ -407,10 +430,16 @@ def test_a_clone_is_one_tree(tmp_path):
     names = [f"mpitrain.{name}" for name in ("comm", "schedules", "jobs", "errors")]
     code = f"import sys, importlib\nfor name in {names}: print(importlib.import_module(name).__file__)\n"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = finished([sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True)
+    done = finished(
+        [sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True
+    )
     assert len(done.stdout.split()) == len(names), done.stderr
-    assert all(path.startswith(f"{tmp_path}/mpitrain/") for path in done.stdout.split()), done.stdout
-    alone = "import importlib.util, sys; sys.exit(importlib.util.find_spec('schedules') is not None)"
+    assert all(path.startswith(f"{tmp_path}/mpitrain/") for path in done.stdout.split()), (
+        done.stdout
+    )
+    alone = (
+        "import importlib.util, sys; sys.exit(importlib.util.find_spec('schedules') is not None)"
+    )
     assert finished([sys.executable, "-c", alone], cwd="/").returncode == 0
 
 
@@ -496,7 +525,11 @@ def opened_in(source: str) -> list[tuple[str, int]]:
             continue
         called = ast.unparse(node.func)
         given = node.args[0] if node.args else None
-        if called in NO_FILES or called.endswith(").open") or (given is not None and _is_door(given)):
+        if (
+            called in NO_FILES
+            or called.endswith(").open")
+            or (given is not None and _is_door(given))
+        ):
             continue
         if given is None or ast.unparse(given) not in by_name:
             found.append((called, node.lineno))
@@ -519,7 +552,9 @@ def _is_door(node: ast.expr) -> bool:
 
 def _is_known(file: str, called: str) -> bool:
     known = ELSEWHERE.get(file, {})
-    return called in known or (called.rpartition(".")[2] in known and called not in ("os.open", "np.load"))
+    return called in known or (
+        called.rpartition(".")[2] in known and called not in ("os.open", "np.load")
+    )
 
 
 def test_files_of_a_run_directory_are_opened_by_one_door():
@@ -531,7 +566,9 @@ def test_files_of_a_run_directory_are_opened_by_one_door():
         for file, called, line in opened_elsewhere(ROOT)
         if not _is_known(file, called)
     ]
-    assert not unknown, "open it by mpitrain/inputs.py, or say in ELSEWHERE why not: " + ", ".join(unknown)
+    assert not unknown, "open it by mpitrain/inputs.py, or say in ELSEWHERE why not: " + ", ".join(
+        unknown
+    )
 
 
 def test_what_is_said_to_be_opened_elsewhere_is():
@@ -539,13 +576,20 @@ def test_what_is_said_to_be_opened_elsewhere_is():
     for file, known in ELSEWHERE.items():
         for name in known:
             assert any(
-                file == where and (called == name or called.endswith(f".{name}")) for where, called in found
+                file == where and (called == name or called.endswith(f".{name}"))
+                for where, called in found
             ), (file, name)
 
 
 @pytest.mark.parametrize(
     "planted",
-    ["open(path)", "path.read_text()", "np.load(path)", "os.open(path, 0)", "with path.open() as x: pass"],
+    [
+        "open(path)",
+        "path.read_text()",
+        "np.load(path)",
+        "os.open(path, 0)",
+        "with path.open() as x: pass",
+    ],
 )
 def test_a_file_that_is_opened_by_its_path_is_found(tmp_path, planted):
     for top in ("mpitrain", *HEAVY):
@@ -553,6 +597,8 @@ def test_a_file_that_is_opened_by_its_path_is_found(tmp_path, planted):
     path = tmp_path / "mpitrain/cluster/rundir.py"
     path.write_text(f"{path.read_text()}\n\ndef late(path):\n    {planted}\n")
     unknown = [
-        (file, called) for file, called, _ in opened_elsewhere(tmp_path) if not _is_known(file, called)
+        (file, called)
+        for file, called, _ in opened_elsewhere(tmp_path)
+        if not _is_known(file, called)
     ]
     assert [file for file, _ in unknown] == ["mpitrain/cluster/rundir.py"], unknown

@@ -77,7 +77,12 @@ READ = {
         path="in",
     ),
     "a folder linked twice": text(
-        {"in/a": b"one", "out/b": b"three", "in/m": SymbolicLink("../out"), "in/n": SymbolicLink("../out")},
+        {
+            "in/a": b"one",
+            "out/b": b"three",
+            "in/m": SymbolicLink("../out"),
+            "in/n": SymbolicLink("../out"),
+        },
         *((2, 2, 8, 9), f"1 {COPY} (n)", [4, 9]),
         path="in",
     ),
@@ -87,7 +92,11 @@ READ = {
         path="in",
     ),
     "a chain of links": text(
-        {"in/a": SymbolicLink("../b"), "b": SymbolicLink("c"), "c": b"one"}, (1, 1, 3, 3), "nothing", [3], path="in"
+        {"in/a": SymbolicLink("../b"), "b": SymbolicLink("c"), "c": b"one"},
+        (1, 1, 3, 3),
+        "nothing",
+        [3],
+        path="in",
     ),
     "only links": text(
         {"in/a": SymbolicLink("../x"), "in/b": SymbolicLink("../y"), "x": b"1", "y": b"22"},
@@ -96,7 +105,9 @@ READ = {
         [2, 4],
         path="in",
     ),
-    "a copy": text({"a": b"same", "b": b"same", "c": b"else"}, (2, 2, 8, 9), f"1 {COPY} (b)", [5, 9]),
+    "a copy": text(
+        {"a": b"same", "b": b"same", "c": b"else"}, (2, 2, 8, 9), f"1 {COPY} (b)", [5, 9]
+    ),
     # ------------------------------------------------ suffixes, names, places
     "suffixes in capitals": jsonl(
         {"a.JSONL": lines("a"), "b.Jsonl": lines("bb")}, (2, 2, 3, 4), "nothing", [2, 4]
@@ -108,18 +119,29 @@ READ = {
         [2, 5, 6],
     ),
     "other kinds beside lines": jsonl(
-        {"a.jsonl": lines("a"), "b.json": b"{}", "c.jsonl.gz": b"x", "d.parquet": b"PAR1", "e.txt": b"text"},
+        {
+            "a.jsonl": lines("a"),
+            "b.json": b"{}",
+            "c.jsonl.gz": b"x",
+            "d.parquet": b"PAR1",
+            "e.txt": b"text",
+        },
         (1, 1, 1, 1),
         f"1 {NO_LINES} (b.json), 1 gzip (c.jsonl.gz), 1 Parquet (d.parquet), 1 of another suffix (e.txt)",
         [1],
     ),
     "text of any suffix": text(
-        {"a.TXT": b"a", "b": b"b", "c.md": b"c", "d.py": b"d"}, (4, 4, 4, 7), "nothing", [2, 4, 6, 7]
+        {"a.TXT": b"a", "b": b"b", "c.md": b"c", "d.py": b"d"},
+        (4, 4, 4, 7),
+        "nothing",
+        [2, 4, 6, 7],
     ),
     "hidden files and folders": text(
         {"a": b"a", ".b": b"b", ".git/c": b"c"}, (1, 1, 1, 1), "2 hidden (.git)", [1]
     ),
-    "names that are no ASCII": text({"ä b\n.txt": b"a", "模型": b"b"}, (2, 2, 2, 3), "nothing", [2, 3]),
+    "names that are no ASCII": text(
+        {"ä b\n.txt": b"a", "模型": b"b"}, (2, 2, 2, 3), "nothing", [2, 3]
+    ),
     "a file named itself, of any suffix": jsonl(
         {"a.json": lines("a", "b")}, (1, 2, 2, 3), "nothing", [2, 3], path="a.json"
     ),
@@ -134,7 +156,9 @@ READ = {
         {"a/1": b"one", "b/2": b"two", "c": b"x"}, (2, 2, 4, 5), "nothing", [2, 5], path=("c", "a")
     ),
     # ------------------------------------------------ marks, NULs, holes, line ends
-    "byte order marks": text({"a": MARK + b"one", "b": MARK + b"two"}, (2, 2, 6, 7), "nothing", [4, 7]),
+    "byte order marks": text(
+        {"a": MARK + b"one", "b": MARK + b"two"}, (2, 2, 6, 7), "nothing", [4, 7]
+    ),
     "a mark within a text": text({"a": b"x" + MARK + b"y"}, (1, 1, 5, 5), "nothing", [5]),
     "a mark before lines of JSON": jsonl(
         {"a.jsonl": MARK + lines("one", "two")}, (1, 2, 6, 7), "nothing", [4, 7]
@@ -174,11 +198,17 @@ READ = {
         [30_000_001, 30_000_002],
     ),
     "surrogates and NaN under other keys": jsonl(
-        {"a.jsonl": b'{"text": "a", "x": "\\ud800", "y": NaN}\n{"y": Infinity, "text": "\\ud83d\\ude80"}'},
+        {
+            "a.jsonl": b'{"text": "a", "x": "\\ud800", "y": NaN}\n{"y": Infinity, "text": "\\ud83d\\ude80"}'
+        },
         *((1, 2, 5, 6), "nothing", [2, 6]),
     ),
     "another key": jsonl(
-        {"a.jsonl": lines("a", "b", key="content")}, (1, 2, 2, 3), "nothing", [2, 3], text_key="content"
+        {"a.jsonl": lines("a", "b", key="content")},
+        (1, 2, 2, 3),
+        "nothing",
+        [2, 3],
+        text_key="content",
     ),
     "a key of several lines and keys twice": jsonl(
         {"a.jsonl": b'{"te\\u0078t": "a", "other": {"text": "no"}}'}, (1, 1, 1, 1), "nothing", [1]
@@ -222,13 +252,24 @@ REFUSED = {
         ),
     ),
     "one line of 100 MB": jsonl(
-        {"a.jsonl": lines("x") + lines("x" * 100_000_000)}, None, "line 2 has more than 67,108,864 bytes", []
+        {"a.jsonl": lines("x") + lines("x" * 100_000_000)},
+        None,
+        "line 2 has more than 67,108,864 bytes",
+        [],
     ),
     "an array of objects": jsonl(
-        {"a.json": b'[{"text": "a"}]'}, None, "a.json is one JSON array, not lines", [], path="a.json"
+        {"a.json": b'[{"text": "a"}]'},
+        None,
+        "a.json is one JSON array, not lines",
+        [],
+        path="a.json",
     ),
     "gzip that is named": jsonl(
-        {"a.gz": gzip.compress(b"x")}, None, "a.gz is gzip, not lines of JSON: unpack it", [], path="a.gz"
+        {"a.gz": gzip.compress(b"x")},
+        None,
+        "a.gz is gzip, not lines of JSON: unpack it",
+        [],
+        path="a.gz",
     ),
     "two damaged files": jsonl(
         {"a.jsonl": b"{\n", "b.jsonl": lines("b"), "c.jsonl": b'{"txt": "c"}'},
@@ -242,11 +283,20 @@ REFUSED = {
         {"a.jsonl": b'{"text": "\\ud800"}'}, None, "line 1: found half of a character", []
     ),
     "nothing but what isn't read": jsonl(
-        {"b.json": b"{}", ".c.jsonl": lines("c")}, None, rf"holds no text \(.*{NO_LINES}: b.json", []
+        {"b.json": b"{}", ".c.jsonl": lines("c")},
+        None,
+        rf"holds no text \(.*{NO_LINES}: b.json",
+        [],
     ),
-    "nothing but empty files": text({"a": b"", "b": b""}, None, r"holds no text \(empty: a, b\)", []),
-    "a broken link": text({"a": b"one", "b": SymbolicLink("nowhere")}, None, "b cannot be read: No such file", []),
-    "a link to itself": text({"a": b"one", "b": SymbolicLink("b")}, None, "b cannot be read: .*symbolic links", []),
+    "nothing but empty files": text(
+        {"a": b"", "b": b""}, None, r"holds no text \(empty: a, b\)", []
+    ),
+    "a broken link": text(
+        {"a": b"one", "b": SymbolicLink("nowhere")}, None, "b cannot be read: No such file", []
+    ),
+    "a link to itself": text(
+        {"a": b"one", "b": SymbolicLink("b")}, None, "b cannot be read: .*symbolic links", []
+    ),
 }
 
 
@@ -282,7 +332,9 @@ def letters(file, end):
 
 def paths_of(case, corpus):
     return (
-        str(corpus / case.path) if isinstance(case.path, str) else [str(corpus / each) for each in case.path]
+        str(corpus / case.path)
+        if isinstance(case.path, str)
+        else [str(corpus / each) for each in case.path]
     )
 
 
@@ -380,7 +432,9 @@ def test_a_run_says_it_in_one_line(tmp_path, name):
     corpus = laid(tmp_path / "corpus", case.files)
     if case.tokenizer != "bytes":
         more = more | dict(data_tokenizer=letters(tmp_path / "t.json", case.tokenizer))
-    done = run_tiny(2, tmp_path / "run", corpus / case.path, data_source=case.source, **SHORT, **more)
+    done = run_tiny(
+        2, tmp_path / "run", corpus / case.path, data_source=case.source, **SHORT, **more
+    )
     assert done.returncode == 0 and reported_in(done, case), tail(done.output)
     assert open_ends(tmp_path / "run" / "data").tolist() == case.ends
     assert [line.partition(" ")[0] for line in done.output.splitlines()][:3] == [
@@ -397,20 +451,24 @@ def test_a_corpus_is_moved_and_then_removed(tmp_path):
     assert done.returncode == 0 and reported_in(done, case), tail(done.output)
     corpus.rename(tmp_path / "moved")
     done = run_tiny(2, tmp_path / "run", tmp_path / "moved", **SHORT | dict(run_steps=3))
-    assert done.returncode == 0 and reported_in(done, case) and "going on after step 2" in done.output, tail(
-        done.output
-    )
+    assert (
+        done.returncode == 0 and reported_in(done, case) and "going on after step 2" in done.output
+    ), tail(done.output)
     done = run_tiny(2, tmp_path / "run", tmp_path / "gone", **SHORT | dict(run_steps=4))
-    assert done.returncode == 0 and reported_in(done, case) and "gone cannot be read" in done.output, tail(
-        done.output
-    )
+    assert (
+        done.returncode == 0 and reported_in(done, case) and "gone cannot be read" in done.output
+    ), tail(done.output)
 
 
 def test_everything_that_is_damaged_is_named_in_one_message(tmp_path):
     case = REFUSED["UTF-16 and Latin-1 beside UTF-8"]
     corpus = laid(tmp_path / "corpus", case.files)
     settings = ("data.source=text", f"data.path={corpus}", f"run.dir={tmp_path}/run")
-    done = mpirun(2, MPITRAIN, "run", *(word for setting in settings for word in ("--set", setting)))
+    done = mpirun(
+        2, MPITRAIN, "run", *(word for setting in settings for word in ("--set", setting))
+    )
     said = [line for line in done.output.splitlines() if not line.startswith("tokenizing: ")]
-    assert done.returncode == 2 and len(said) == 1 and "2 files can't be read: " in said[0], tail(done.output)
+    assert done.returncode == 2 and len(said) == 1 and "2 files can't be read: " in said[0], tail(
+        done.output
+    )
     assert not (tmp_path / "run").exists()

@@ -81,7 +81,12 @@ def test_a_plan_sums_gradients_as_often_as_a_run(reproducible, zero, each):
 @pytest.mark.parametrize("zero", [0, 2])
 def test_gradients_that_travel_in_16_bits_are_kept_as_they_are(reduce, zero):
     """As a run's own prediction has it."""
-    keys = ("model.preset=llama3-8b", "parallel.dp=2", f"parallel.zero={zero}", "precision.compute=bf16")
+    keys = (
+        "model.preset=llama3-8b",
+        "parallel.dp=2",
+        f"parallel.zero={zero}",
+        "precision.compute=bf16",
+    )
     run = resolve(load(None, (*keys, "batch.global=8", f"precision.reduce={reduce}")), 2, 128256)
     found = footprint_of(shape_of(run), of_config.layout_of(run, H100), [1])
     assert found.gradients == pytest.approx(predict(plan_of(run))[0].gradients, rel=0.01)
@@ -160,7 +165,10 @@ def test_a_kind_sends_what_a_layer_of_it_declares():
 
 def test_weights_are_kept_over_the_step_where_they_fit_and_gain():
     shape = find_published("llama3-8b")
-    base, fixed = StepLayout(64, 8192, 512), {"zero": 3, "pp": 1, "tp": 1, "micro": 1, "recompute": "none"}
+    base, fixed = (
+        StepLayout(64, 8192, 512),
+        {"zero": 3, "pp": 1, "tp": 1, "micro": 1, "recompute": "none"},
+    )
     roomy = search(shape, base, H100, fixed, 80e9).ranked[0]
     tight = search(shape, base, H100, fixed, 50e9).ranked[0]
     assert (roomy.layout.gather, tight.layout.gather) == ("step", "auto")
@@ -327,7 +335,12 @@ def test_recomputing_groups_of_blocks_takes_the_time_of_a_forward():
     ],
 )
 def test_experts_rows_go_to_nodes_first_where_they_can(dispatch, ranks, found):
-    keys = ("model.preset=qwen3-30b-a3b", "data.sequence=4096", f"parallel.ep={ranks}", "batch.global=64")
+    keys = (
+        "model.preset=qwen3-30b-a3b",
+        "data.sequence=4096",
+        f"parallel.ep={ranks}",
+        "batch.global=64",
+    )
     tree = json.loads(
         planned(
             "--ranks", str(ranks), "--machine", "h100-80gb", "--memory", "1e4", "--json",
