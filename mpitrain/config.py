@@ -163,10 +163,11 @@ class AttentionTable(ConfigTable, frozen=True):
     yarn_rounded: bool | None = None
     # factor that positions are divided by (linear scaling); 1: none
     linear_factor: Annotated[float, Meta(ge=1)] | None = None
-    # dynamic scaling: how many times attention.dynamic_length the sequences may become; theta grows with
-    # data.sequence beyond that length; 1: none
+    # dynamic scaling ("dynamic NTK"): theta grows so many times with what data.sequence has beyond
+    # attention.dynamic_length
     dynamic_factor: Annotated[float, Meta(ge=1)] | None = None
-    dynamic_length: CountOrNone | None = None  # length of sequences that the model was trained with before
+    # dynamic scaling: length of sequences that the model was trained with before; 0: no such scaling
+    dynamic_length: CountOrNone | None = None
     # factor of Llama 3.1's scaling for longer sequences; 1: none
     llama3_factor: Annotated[float, Meta(ge=1)] | None = None
     llama3_length: CountOrNone | None = None  # length of sequences that the model was trained with before

@@ -186,8 +186,8 @@ def config_json(
     kept = {name: carried[name] for name in ends if name in carried and _are_tokens(carried[name])}
     special = {**ends, **kept}
     positions = carried.get("max_position_embeddings")
-    begins = (config.attention.dynamic_factor or 1) > 1  # a scaling, with the sequences that are longer
-    if isinstance(positions, int) and positions > fields.get("max_position_embeddings", 0) and not begins:
+    is_longer = isinstance(positions, int) and positions > fields.get("max_position_embeddings", 0)
+    if is_longer and not config.attention.dynamic_length:  # dynamic scaling begins there
         fields["max_position_embeddings"] = positions
     return {
         "architectures": [kind.architecture],

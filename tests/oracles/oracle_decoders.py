@@ -101,7 +101,8 @@ def rotate(x, has, windowed):
 def rates(width, has, length):
     """Return the angle of each pair from one position to the next, and by what vectors grow."""
     theta = has["theta"]
-    if (factor := has.get("dynamic_factor") or 1) > 1 and length > (before := has["dynamic_length"]):
+    if 0 < (before := has.get("dynamic_length") or 0) < length:
+        factor = has["dynamic_factor"]
         theta *= (factor * length / before - factor + 1) ** (width / (width - 2))
     found = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     if (factor := has.get("linear_factor") or 1) > 1:

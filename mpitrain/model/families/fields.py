@@ -11,8 +11,8 @@ from mpitrain.model.families.sparse import has_experts
 from mpitrain.plan.declared.hugging_face import ROPE_KEYS, Fields
 from mpitrain.plan.settings.attention import head_width
 
-MOST = "max_position_embeddings"
-TRAINED = "original_max_position_embeddings"
+MAX_POSITIONS = "max_position_embeddings"
+ORIGINAL_POSITIONS = "original_max_position_embeddings"
 MOST_LAYERS = 10_000  # as model.layers: what a stranger's file has of each layer is gone through
 
 
@@ -49,8 +49,7 @@ def write_sizes(config: Config) -> dict[str, Any]:
 
 def longest(config: Config) -> int:
     """Return max_position_embeddings: dynamic scaling begins there."""
-    attention = config.attention
-    return attention.dynamic_length if (attention.dynamic_factor or 1) > 1 else config.data.sequence
+    return config.attention.dynamic_length or config.data.sequence
 
 
 def read_head_width(fields: Fields, default: int = 0) -> None:
@@ -119,13 +118,13 @@ def read_rope(
         fields.refuse(name, f"rope_type {kind} without factor, which is needed")
     if rope["factor"] < 1:
         fields.refuse(name, f"factor {rope['factor']:g} below 1, which no key has")
-    if rope["factor"] == 1 and rope.get("attention_factor", 1) == 1:
+    if kind != "dynamic" and rope["factor"] == 1 and rope.get("attention_factor", 1) == 1:
         return  # the same as none
     if kind == "linear":
         fields.give("attention.linear_factor", float(rope["factor"]), f"{name}.factor")
     elif kind == "dynamic":
         fields.give("attention.dynamic_factor", float(rope["factor"]), f"{name}.factor")
-        fields.give("attention.dynamic_length", rope[TRAINED], name)
+        fields.give("attention.dynamic_length", rope[ORIGINAL_POSITIONS], name)
     elif kind == "llama3":
         _give_llama3(fields, name, rope)
     else:
@@ -139,15 +138,15 @@ def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, A
 
     Where YaRN's factor is absent, it is the longest sequence over that length.
     """
-    most = fields.take(MOST, None)
-    length = most if rope["rope_type"] == "dynamic" else rope.get(TRAINED, most)
+    most = fields.take(MAX_POSITIONS, None)
+    length = most if rope["rope_type"] == "dynamic" else rope.get(ORIGINAL_POSITIONS, most)
     if length is None:
-        needed = MOST if rope["rope_type"] == "dynamic" else TRAINED
+        needed = MAX_POSITIONS if rope["rope_type"] == "dynamic" else ORIGINAL_POSITIONS
         fields.refuse(name, f"rope_type {rope['rope_type']} without {needed}, which is needed")
-    for where, value in ((name, length), (MOST, most)):
+    for where, value in ((name, length), (MAX_POSITIONS, most)):
         if value is not None and not _is_length(value):
             fields.refuse(where, f"needed a whole number of positions, found {shown(value)}")
-    rope = {**rope, TRAINED: int(length)}
+    rope = {**rope, ORIGINAL_POSITIONS: int(length)}
     if rope["rope_type"] == "yarn" and most is not None:
         rope.setdefault("factor", most / length)
     return rope
@@ -165,7 +164,7 @@ def _give_llama3(fields: Fields, name: str, rope: dict[str, Any]) -> None:
             fields.refuse(name, f"rope_type llama3 without {key}, which is needed")
     _require_order(fields, name, rope["low_freq_factor"], rope["high_freq_factor"], "high_freq_factor")
     fields.give("attention.llama3_factor", float(rope["factor"]), f"{name}.factor")
-    fields.give("attention.llama3_length", rope[TRAINED], name)
+    fields.give("attention.llama3_length", rope[ORIGINAL_POSITIONS], name)
     fields.give("attention.llama3_low", float(rope["low_freq_factor"]), name)
     fields.give("attention.llama3_high", float(rope["high_freq_factor"]), name)
 
@@ -187,7 +186,7 @@ def _give_yarn(fields: Fields, name: str, rope: dict[str, Any]) -> None:
     if magnitude is not None and (magnitude < 1 or factor == 1):
         fields.refuse(name, f"attention_factor {magnitude:g} with factor {factor:g}, which no key has")
     fields.give("attention.yarn_factor", factor, f"{name}.factor")
-    fields.give("attention.yarn_length", rope[TRAINED], name)
+    fields.give("attention.yarn_length", rope[ORIGINAL_POSITIONS], name)
     fields.give("attention.yarn_fast", fast, f"{name}.beta_fast")
     fields.give("attention.yarn_slow", slow, f"{name}.beta_slow")
     fields.give("attention.yarn_rounded", bool(rope.get("truncate", True)), f"{name}.truncate")
@@ -209,7 +208,7 @@ def scaling(config: Config) -> dict[str, Any]:
     attention = config.attention
     if (attention.linear_factor or 1) > 1:
         return dict(rope_type="linear", factor=attention.linear_factor)
-    if (attention.dynamic_factor or 1) > 1:
+    if attention.dynamic_length:
         return dict(rope_type="dynamic", factor=attention.dynamic_factor)
     if (attention.llama3_factor or 1) > 1:
         return dict(

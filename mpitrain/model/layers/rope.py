@@ -71,8 +71,8 @@ def rope_of(attention: AttentionTable, width: int, *, rounded: bool = True) -> R
             attention.llama3_factor, attention.llama3_length, attention.llama3_low, attention.llama3_high
         )
     dynamic = None
-    if (attention.dynamic_factor or 1) > 1:
-        dynamic = Dynamic(attention.dynamic_factor, attention.dynamic_length)
+    if attention.dynamic_length:
+        dynamic = Dynamic(attention.dynamic_factor or 1.0, attention.dynamic_length)
     return Rope(
         width,
         attention.theta,

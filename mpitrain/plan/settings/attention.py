@@ -20,8 +20,10 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn": dict(yarn_length=0, yarn_mscale=1.0, yarn_fast=32.0, yarn_slow=1.0, yarn_rounded=None),
     "llama3": dict(llama3_length=0, llama3_low=1.0, llama3_high=4.0),
     "linear": {},
-    "dynamic": dict(dynamic_length=0),
+    "dynamic": dict(dynamic_factor=1.0),
 }
+# the key that turns a scaling on, where its factor doesn't: theta grows with a factor of 1, too
+TURNED_ON_BY = {"dynamic": "dynamic_length"}
 
 
 def head_width(config: ResolvedConfig) -> int:
@@ -64,7 +66,7 @@ def resolve_attention(
     scalings = [name for name in SCALINGS if f"{name}_factor" in known]
     for name in scalings:
         found |= _scaling(name, found, given, known)
-    _refuse_two_scalings([name for name in scalings if found[f"{name}_factor"] > 1], found)
+    _refuse_two_scalings([name for name in scalings if _is_on(name, found)], found)
     found |= _without_window(found, given, known)
     found |= family.heads(model, found)
     if model.heads % model.kv_heads:
@@ -77,18 +79,18 @@ def resolve_attention(
 def _scaling(
     name: str, found: dict[str, Any], given: dict[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the keys of a scaling of rotary positions that have no effect: all of them without a factor.
+    """Return the keys of a scaling of rotary positions that have no effect: all of them if it is off.
 
     known: the keys of the family.
 
     Raises ConfigError for one of them that is given then, and for a factor without the length that
     it is a multiple of.
     """
-    factor = found[f"{name}_factor"]
+    turned_on_by = _turned_on_by(name)
     length = f"{name}_length"
-    if factor > 1:
+    if _is_on(name, found):
         if length in SCALINGS[name] and not found[length]:
-            what = f"attention.{name}_factor = {factor} without attention.{length}"
+            what = f"attention.{turned_on_by} = {found[turned_on_by]} without attention.{length}"
             raise ConfigError(f"{what}; set it to the positions that were trained with before")
         return {}
     without = {
@@ -96,15 +98,31 @@ def _scaling(
     }
     for key, value in without.items():
         if given.get(key, value) != value:
-            alone = f"does nothing with attention.{name}_factor = 1; leave it out, or raise the factor"
+            off = f"attention.{turned_on_by} = {_off(turned_on_by)}"
+            alone = f"does nothing with {off}; leave it out, or raise attention.{turned_on_by}"
             raise ConfigError(f"attention.{key} = {given[key]} {alone}")
     return without
 
 
+def _turned_on_by(name: str) -> str:
+    return TURNED_ON_BY.get(name, f"{name}_factor")
+
+
+def _off(key: str) -> int:
+    """Return the value of a key with which its scaling is off: a factor of 1, no length."""
+    return 1 if key.endswith("_factor") else 0
+
+
+def _is_on(name: str, found: Mapping[str, Any]) -> bool:
+    key = _turned_on_by(name)
+    return found[key] > _off(key)
+
+
 def _refuse_two_scalings(used: list[str], found: dict[str, Any]) -> None:
     if len(used) > 1:
-        factors = " with ".join(f"attention.{name}_factor = {found[f'{name}_factor']}" for name in used)
-        raise ConfigError(f"{factors}: positions are scaled in one way; set one of the factors to 1")
+        keys = map(_turned_on_by, used)
+        several = " with ".join(f"attention.{key} = {found[key]}" for key in keys)
+        raise ConfigError(f"{several}: positions are scaled in one way; leave out all but one of these")
     if "llama3" in used and found["llama3_low"] >= found["llama3_high"]:
         low, high = (f"attention.llama3_{end} = {found[f'llama3_{end}']}" for end in ("low", "high"))
         raise ConfigError(f"{low} is not below {high}; pairs are interpolated between them, raise the second")

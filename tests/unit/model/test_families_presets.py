@@ -223,11 +223,11 @@ LATENT = ("model.family=deepseek-v3", "experts.count=8", "experts.active=2", "ex
         ),
         (
             ("attention.dynamic_factor=4",),
-            "attention.dynamic_factor = 4.0 without attention.dynamic_length; set it to the positions",
+            "attention.dynamic_factor = 4.0 does nothing with attention.dynamic_length = 0",
         ),
         (
-            ("attention.dynamic_length=64",),
-            "attention.dynamic_length = 64 does nothing with attention.dynamic_factor = 1",
+            ("attention.dynamic_length=64", "attention.linear_factor=2"),
+            "attention.linear_factor = 2.0 with attention.dynamic_length = 64: positions are scaled in one",
         ),
         (
             ("attention.yarn_length=64",),
@@ -635,7 +635,8 @@ def scaled(**rope):
         # it begins with the longest, whatever was trained with
         ("llama", scaled(type="dynamic", factor=2), {"dynamic_factor": 2.0, "dynamic_length": 64}),
         ("llama", scaled(type="dynamic", factor=2, **LENGTH_16), {"dynamic_length": 64}),
-        ("llama", scaled(type="dynamic", factor=1), {"dynamic_factor": None, "dynamic_length": None}),
+        # theta grows with a factor of 1, too
+        ("llama", scaled(type="dynamic", factor=1), {"dynamic_factor": 1.0, "dynamic_length": 64}),
         ("llama", scaled(type="yarn", factor=None, finetuned=True, **LENGTH_16), {"yarn_factor": 4.0}),
         (
             "llama",

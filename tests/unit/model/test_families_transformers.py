@@ -61,6 +61,11 @@ MODELS = {  # name: (configuration in transformers, its keys, our settings)
         ("model.family=llama", *KV, "attention.theta=500", "attention.dynamic_factor=3",
             "attention.dynamic_length=16"),
     ),
+    "llama-dynamic-1": (
+        "LlamaConfig",
+        dict(rms_norm_eps=1e-5, max_position_embeddings=16, **rope(500.0, rope_type="dynamic", factor=1.0)),
+        ("model.family=llama", *KV, "attention.theta=500", "attention.dynamic_length=16"),
+    ),
     "llama-llama3": (
         "LlamaConfig",
         dict(
