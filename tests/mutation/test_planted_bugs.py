@@ -1,4 +1,4 @@
-"""Every bug of benchmarks/planted_bugs.py can still be planted: what it replaces is in its file, once."""
+"""Every bug of benchmarks/planted_bugs.toml can still be planted: what it replaces is in its file, once."""
 
 import ast
 import re

@@ -90,17 +90,20 @@ def rotate(x, has, windowed):
     """Turn pairs (i, i + C/2) of the first C features of each head, as complex numbers."""
     width = has.get("rotary_width") or x.shape[-1]
     local = windowed and has.get("window_theta")
-    of_kind = dict(theta=has["window_theta"]) if local else has
-    rate, magnitude = rates(width, of_kind, x.shape[-2])
+    rate, magnitude = rates(width, dict(theta=has["window_theta"]) if local else has)
     angles = torch.outer(torch.arange(x.shape[-2], dtype=torch.float64), rate)
     turn = torch.polar(torch.full_like(angles, magnitude), angles)
     z = torch.complex(x[..., : width // 2], x[..., width // 2 : width]) * turn
     return torch.cat((z.real, z.imag, x[..., width:]), -1)
 
 
-def rates(width, has, length):
-    """Return the angle of each pair from one position to the next, and by what vectors grow."""
+def rates(width, has):
+    """Return the angle of each pair from one position to the next, and by what vectors grow.
+
+    Dynamic scaling goes by the whole sequence, also where documents are apart.
+    """
     theta = has["theta"]
+    length = has.get("sequence", 0)
     if 0 < (before := has.get("dynamic_length") or 0) < length:
         factor = has["dynamic_factor"]
         theta *= (factor * length / before - factor + 1) ** (width / (width - 2))

@@ -98,6 +98,7 @@ def meaning(config):
     return dict(
         own, experts=experts, eps=model.eps, logit_cap=model.logit_cap, blocks=model.layers,
         head_width=own["head_width"] or model.width // model.heads, plus_one=gemma, gelu=gemma,
+        sequence=config.data.sequence,
         scale=model.width**0.5 if gemma else 1.0, whole=model.family.startswith("olmo"),
     )  # fmt: skip
 

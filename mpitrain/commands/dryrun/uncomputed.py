@@ -19,13 +19,17 @@ OF_EACH_NUMBER = frozenset((
 ))  # fmt: skip
 PRODUCTS = frozenset(("matmul", "__matmul__", "mm", "addmm"))  # the last two operands are multiplied
 TYPES = {"double": torch.float64, "float": torch.float32}  # of results; of others, their operand's
+IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__", "__iand__", "__ior__", "__ixor__"))
+OF_THE_SHAPE = frozenset((
+    "requires_grad_", "detach_", "resize_", "set_", "squeeze_", "unsqueeze_", "transpose_", "t_",
+))  # fmt: skip
 OF_ONE_NUMBER = frozenset(("sum", "mean", "norm", "vector_norm", "linalg_vector_norm"))
 
 
 class Uncomputed(TorchFunctionMode):
     """While it is entered, operations give tensors of the right shape and leave what they would change.
 
-    Views, products, and what isn't named above are torch's own.
+    Views, and what isn't named in this file, are torch's own.
     """
 
     def __torch_function__(
@@ -61,17 +65,19 @@ def _shape_of(
         return np.broadcast_shapes(*(tuple(each.shape) for each in tensors))
     if name in OF_ONE_NUMBER and not more and kwargs.keys() <= {"dtype"}:
         return ()
-    if name in PRODUCTS:
-        return (*tensors[-2].shape[:-1], tensors[-1].shape[-1])
+    if name in PRODUCTS and min(each.dim() for each in tensors[-2:]) > 1:
+        a, b = (tuple(each.shape) for each in tensors[-2:])
+        return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
     if name == "cat":
         return _joined(tensors, *more, **kwargs)
     return None
 
 
 def _changes_its_first(name: str) -> bool:
-    """Return whether it is one like add_ or +=, which give what they change."""
-    is_operator = name.startswith("__i") and name.endswith("__") and name not in ("__index__", "__invert__")
-    return is_operator or (name.endswith("_") and not name.startswith("_") and name != "requires_grad_")
+    """Return whether it is one like add_ or +=, which give what they change: its numbers, not its shape."""
+    if name in OF_THE_SHAPE:
+        return False
+    return name in IN_PLACE or (name.endswith("_") and not name.startswith("_"))
 
 
 def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> list[int]:

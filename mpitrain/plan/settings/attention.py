@@ -115,7 +115,7 @@ def _off(key: str) -> int:
 
 def _is_on(name: str, found: Mapping[str, Any]) -> bool:
     key = _turned_on_by(name)
-    return found[key] > _off(key)
+    return bool(found[key] > _off(key))
 
 
 def _refuse_two_scalings(used: list[str], found: dict[str, Any]) -> None:

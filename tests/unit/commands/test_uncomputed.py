@@ -29,6 +29,8 @@ OPERATIONS = {
     "a product": lambda x, row: x @ x.mT,
     "a product and a sum": lambda x, row: torch.addmm(x @ x.mT, x, x.mT, beta=2.0),
     "of many matrices": lambda x, row: x.expand(5, -1, -1) @ row[:, None],
+    "of many by many": lambda x, row: x.expand(5, 1, -1, -1) @ x.mT.expand(2, -1, -1),
+    "of a vector": lambda x, row: x @ row,
     "joined": lambda x, row: torch.cat([x.new_empty(0), x.flatten(), row]),
     "joined sideways": lambda x, row: torch.cat([x, x], 1),
     "places": lambda x, row: torch.arange(2, 7, dtype=torch.int32, device=META),

@@ -576,17 +576,13 @@ def test_an_empty_rope_scaling_leaves_the_word_to_rope_parameters():
     assert (keys["attention.theta"], keys["attention.linear_factor"]) == (5e5, 2.0)
 
 
+SMALL = ("model.layers=4", "model.width=8", "model.heads=2", "model.kv_heads=2", "model.ffn=16")
+
+
 @pytest.mark.parametrize("family", ["gemma3", "olmo3"])
 def test_windows_that_are_scaled_as_all_blocks_are_written_and_read(family):
-    chosen = (
-        "model.layers=4",
-        "model.width=8",
-        "model.heads=2",
-        "model.kv_heads=2",
-        "model.ffn=16",
-    )
     scaled = ("attention.window_theta=0", "attention.linear_factor=8.0")
-    config = resolved_of(f"model.family={family}", *chosen, *scaled)
+    config = resolved_of(f"model.family={family}", *SMALL, *scaled)
     (model_type,) = FAMILIES.built_in()[family].model_types
     keys, _ = read_back(family, model_type.write(config))
     assert (keys["attention.window_theta"], keys["attention.linear_factor"]) == (0.0, 8.0)
@@ -778,14 +774,7 @@ def test_blocks_of_qwen3_moe_are_refused_only_where_no_keys_mean_them(layers):
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "olmo3", "gpt-oss"])
 def test_a_model_without_windows_is_written_with_the_number_that_transformers_needs(family):
-    chosen = (
-        "model.layers=4",
-        "model.width=8",
-        "model.heads=2",
-        "model.kv_heads=2",
-        "model.ffn=16",
-    )
-    config = resolved_of(f"model.family={family}", *chosen, "attention.window=0")
+    config = resolved_of(f"model.family={family}", *SMALL, "attention.window=0")
     (model_type,) = FAMILIES.built_in()[family].model_types
     written = model_type.write(config)
     assert written["sliding_window"] > 0 and set(written["layer_types"]) == {FULL}

@@ -21,7 +21,7 @@ from mpitrain.plan.predict.step_time.compute import (
 )
 from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, known, machine_of, read_machine
-from mpitrain.plan.predict.step_time.stage_seconds import WITHOUT_A_CORE, blocks_of_stages
+from mpitrain.plan.predict.step_time.stage_seconds import EXPOSED_WITHOUT_SPARE_CORE, blocks_of_stages
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 
@@ -423,7 +423,7 @@ def test_ranks_that_take_turns_on_a_core_share_a_card(layout, share):
     fast, slow = (took(crowded._replace(between=rate), ranks=4, **layout) for rate in (1e12, 5e7))
     each_way = SMALL_SHAPE.parameters() * 4 * share / HOSTS.between
     found = slow.exposed["dp"] - fast.exposed["dp"]
-    assert found == pytest.approx(2 * WITHOUT_A_CORE * each_way, rel=0.1)
+    assert found == pytest.approx(2 * EXPOSED_WITHOUT_SPARE_CORE * each_way, rel=0.1)
 
 
 def test_ranks_of_one_stage_leave_their_core_idle_at_the_same_time():
@@ -444,7 +444,7 @@ def test_a_cpu_without_a_core_to_spare_waits_for_most_of_what_goes_to_another_no
             took(HOSTS._replace(cores_per_node=cores), zero=zero, overlapped=overlapped).exposed["dp"]
             for cores, overlapped in ((2, True), (1, True), (1, False))
         )
-        assert spare < none == pytest.approx(WITHOUT_A_CORE * whole, rel=0.01)
+        assert spare < none == pytest.approx(EXPOSED_WITHOUT_SPARE_CORE * whole, rel=0.01)
     inside = took(CPU, zero=1), took(CPU, zero=1, overlapped=False)
     assert inside[0].exposed["dp"] == inside[1].exposed["dp"]  # it is the cores that copy
 

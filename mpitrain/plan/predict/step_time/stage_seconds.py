@@ -26,9 +26,10 @@ from mpitrain.schedules import catalog
 
 # of what travels beside computation, what it takes from it: copies and sums run on the same cores
 SLOWED = 0.1
-# of what goes to another node, what a CPU without a core to spare waits for: messages move while it
-# computes, but only as far as sockets take them. Two hosts, 1 Gbit/s, ZeRO-1 and -3: 0.69, 0.65, 0.72
-WITHOUT_A_CORE = 0.7
+# of what goes to another node, the share that is exposed on a CPU without a core to spare: messages move
+# while it computes, but only as far as sockets take them. Two hosts at 1 Gbit/s, a core of an Intel Xeon
+# each, ZeRO-1 and -3, 2026-11-27: 0.69, 0.65, 0.72
+EXPOSED_WITHOUT_SPARE_CORE = 0.7
 # rows of the rank that has most, over the mean: random tokens, 4 experts on 2 ranks. A GPU's rates were
 # fitted to published steps, which have theirs in them
 UNEVEN = 1.2
@@ -254,7 +255,7 @@ def exposed_share(layout: StepLayout, machine: MachineRates) -> float:
         return 1.0
     if machine.sends_meanwhile:
         return SLOWED
-    return WITHOUT_A_CORE if groups_of(layout, machine)["dp"].nodes > 1 else 1.0
+    return EXPOSED_WITHOUT_SPARE_CORE if groups_of(layout, machine)["dp"].nodes > 1 else 1.0
 
 
 def _overlapped(computed: float, sent: float, least: float) -> tuple[float, float]:

@@ -21,7 +21,6 @@ from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, seconds
 from mpitrain.plan.predict.step_time.stage_seconds import (
     CALLS_OF_MESSAGE,
-    SLOWED,
     StageSeconds,
     blocks_of_stages,
     copies_of,
@@ -92,12 +91,12 @@ def predict_step(
     slowed = machine.slowed(TURN * here / machine.cores_per_node)
     if layout.ranks // layout.pp >= here:  # of one stage: they wait for others at the same time
         return _undisturbed(shape, layout, slowed, play)
-    turned = _undisturbed(shape, layout, slowed, play=False)
+    in_turns = _undisturbed(shape, layout, slowed, play=False)
     nodes = -(-layout.ranks // here)
     # a node with several stages fills the bubbles of each; it still waits for other nodes
     waiting = (min(nodes, layout.pp) - 1) / layout.num_microbatches
     sends = 2 * layout.num_microbatches * _message_seconds(shape, layout, machine, nodes > 1)
-    return _crowded(found, turned, sends, waiting)
+    return _crowded(found, in_turns, sends, waiting)
 
 
 def _undisturbed(shape: ModelShape, layout: StepLayout, machine: MachineRates, play: bool) -> Prediction:
@@ -121,18 +120,18 @@ def _undisturbed(shape: ModelShape, layout: StepLayout, machine: MachineRates, p
     return Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
 
 
-def _crowded(found: Prediction, turned: Prediction, sends: float, waiting: float) -> Prediction:
+def _crowded(found: Prediction, in_turns: Prediction, sends: float, waiting: float) -> Prediction:
     """Return the step where ranks take turns on the cores of a node.
 
     They have to do all of their work one after the other. A bubble is time for the others, and stays
     as far as the pipeline takes longer than that.
 
-    found: of ranks that have a core each. turned: of one that waits for its turns. sends: seconds of
+    found: of ranks that have a core each. in_turns: of one that waits for its turns. sends: seconds of
     its messages to other stages. waiting: for stages on other nodes, a share of the work.
     """
-    work = (turned.computing + turned.update + turned.sent) * (1 + STRAGGLERS)
+    work = (in_turns.computing + in_turns.update + in_turns.sent) * (1 + STRAGGLERS)
     bubble = max(work * waiting + sends, found.seconds - work)
-    return turned._replace(seconds=work + bubble, bubble=bubble, footprint=found.footprint)
+    return in_turns._replace(seconds=work + bubble, bubble=bubble, footprint=found.footprint)
 
 
 def ranks_of(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
@@ -153,7 +152,7 @@ def message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates
 
 
 def _message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates, far: bool) -> float:
-    """Return the same of a stage on the same node, or on another. far: on another."""
+    """Return the seconds of an activation to a stage on the same node or, far, on another."""
     # scattered over tp, arXiv:2104.04473, section 4.1
     num_bytes = layout.positions * shape.width * layout.item // layout.tp
     took = seconds("send", num_bytes, RankGroup(2, 1 if far else 2), machine)
@@ -293,15 +292,14 @@ def state_exposed(
     gathered *= not fetches_each(layout)  # else microbatches have it
     reduced *= not layout.sums_each
     sent = gathered + reduced
-    if not sent:
-        return 0.0
     blocks = max(1, sum(stage.blocks for stage in slowest))
     backward = sum(stage.inputs + stage.weights for stage in slowest)
     forward = sum(stage.forward for stage in slowest)
     last = sent / blocks
     exposed = last + max(0.0, reduced - backward) + max(0.0, gathered - forward)
-    least = exposed_share(layout, machine)
-    return exposed if least == SLOWED else min(1.0, max(least, exposed / sent)) * sent
+    if layout.overlapped and machine.sends_meanwhile:
+        return exposed
+    return min(sent, max(exposed_share(layout, machine) * sent, exposed))
 
 
 def _most_weights(shape: ModelShape, layout: StepLayout) -> tuple[int, int]:
