@@ -25,6 +25,14 @@ LONG = pytest.mark.skipif(
     not WITH_LONG,
     reason="MPITRAIN_LONG=1 runs what takes seconds and has a shorter test of its kind",
 )
+
+
+def but_for(cases, longer):
+    """Return cases for parametrize(); MPITRAIN_LONG=1 runs those in `longer`, too."""
+    assert not [case for case in longer if case not in cases], "no such case"
+    return [pytest.param(*case, marks=LONG) if case in longer else case for case in cases]
+
+
 LONG_CASE = pytest.mark.skip(reason="MPITRAIN_LONG=1 runs it; other cases have each of its values")
 THINNED = ("unit", "ranks", "hardware")
 FEW = 3  # cases, all of which are told
@@ -141,20 +149,51 @@ def pytest_collection_modifyitems(config, items):
 
     No rank starts them again.
     """
-    size = _num_ranks()
     items.sort(key=_turn)
-    if len(items) > MANY and not (EVERY or WITH_LONG):
-        _thin(items)
+    many = len(items) > MANY
+    left_out = {item: LONG_CASE for item in _thinned(items)} if many and not (EVERY or WITH_LONG) else {}
+    left_out |= _of_other_sizes(items)
+    if UNDER_MPIRUN and many:  # to skip one takes a millisecond on each rank
+        gone = {item for item in left_out if _some_lane_has(item)}  # test_lanes.py finds the others
+        config.hook.pytest_deselected(items=[*gone])
+        items[:] = [item for item in items if item not in gone]
     for item in items:
+        if item in left_out:
+            item.add_marker(left_out[item])
         if UNDER_MPIRUN and _room(item) == "runs":
             item.add_marker(pytest.mark.skip(reason="starts mpirun itself"))
-        sizes = item.get_closest_marker("sizes")
-        # what tells on one rank alone has a layout of one
-        if size and sizes and size not in sizes.args and (not EVERY or sizes.args == (1,)):
-            # what no lane ever runs, test_lanes.py finds
-            by_choice = sizes.args != (1,) and not {*sizes.args}.isdisjoint((1, 2, 4, 8))
+
+
+def _of_other_sizes(items):
+    """Return marks for what doesn't run on as many ranks as there are."""
+    size = _num_ranks()
+    found = {}
+    for item in items if size else ():
+        tell = _tell(item)
+        # what tells on one rank alone has a layout of one; a case that names its size has no other
+        if tell and size not in tell and (not EVERY or tell == (1,) or _named(item)):
+            by_choice = tell != (1,) and _some_lane_has(item) and not _named(item)
             where = "MPITRAIN_LAYOUTS=all runs it here; " if by_choice else ""
-            item.add_marker(pytest.mark.skip(reason=f"{where}{sizes.args} ranks tell"))
+            found[item] = pytest.mark.skip(reason=f"{where}{tell} ranks tell")
+    return found
+
+
+def _tell(item):
+    """Return on how many ranks a test says something; () for any."""
+    sizes = item.get_closest_marker("sizes")
+    return _named(item) or (sizes.args if sizes else ())
+
+
+def _named(item):
+    """Return (4,) for a case of several ranks with size=4 among its parameters."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    size = params.get("size") if item.get_closest_marker("mpi") else None
+    return (size,) if isinstance(size, int) else ()
+
+
+def _some_lane_has(item):
+    tell = _tell(item)
+    return not tell or not {*tell}.isdisjoint((1, 2, 4, 8))
 
 
 def pytest_collection_finish():
@@ -163,8 +202,8 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def _thin(items):
-    """Leave cases of units and of ranks to MPITRAIN_LONG=1 if other cases have each of their values.
+def _thinned(items):
+    """Return cases of units and of ranks that MPITRAIN_LONG=1 runs: others have each of their values.
 
     Who names a file, or fewer, gets every case.
     """
@@ -174,11 +213,11 @@ def _thin(items):
     for item in items:
         if _room(item) in THINNED and hasattr(item, "callspec") and _has_a_lane(item):
             tests.setdefault((item.path, item.originalname), []).append(item)
+    found = set()
     for cases in tests.values():
-        kept = once(cases, lambda item: item.callspec.params) if len(cases) > FEW else cases
-        for item in cases:
-            if item not in kept:
-                item.add_marker(LONG_CASE)
+        if len(cases) > FEW:
+            found |= {*cases} - {*once(cases, lambda item: item.callspec.params)}
+    return found
 
 
 def _has_a_lane(item):

@@ -50,7 +50,7 @@ def test_a_step_stays_on_the_device(world, kind):
 
     if world.size > 1:
         pytest.skip("runs on 1 rank")
-    config = resolved(world, "parallel.dp=1", "batch.micro=2", *KINDS[kind])
+    config = resolved(world, "parallel.dp=1", "batch.micro=4", "model.layers=2", *KINDS[kind])
     plan = plan_of(config)
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("meta"), measure=Shapes())

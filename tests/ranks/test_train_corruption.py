@@ -45,6 +45,8 @@ LAYOUTS = {
     "bf16": (("precision.compute=bf16", "parallel.dp=4", "parallel.zero=2", "parallel.reduce=microbatch"), 4),
 }
 
+SIMILAR = "bf16", "cp", "pp"  # others have copies where these have
+
 
 def everyone(world):
     from mpitrain.comm.base.world import NOWHERE, World
@@ -61,7 +63,7 @@ def flip(x) -> None:
 
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.sizes(4)
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[LONG] * (name in SIMILAR)) for name in LAYOUTS])
 def test_a_bit_flipped_in_one_copy_is_named_and_none_otherwise(world, name):
     from mpitrain.training.checks.replicas import different
 
@@ -146,13 +148,16 @@ def twice(world, settings, *, faults=(), of_rank=1):
         pytest.param(("parallel.dp=2", "parallel.tp=2"), marks=LONG),
         ("parallel.pp=2", "parallel.dp=2", "parallel.zero=3"),
         pytest.param(("parallel.pp=4", "pipeline.schedule=zbv", "model.layers=8"), marks=LONG),
-        (
-            "model.family=mixtral",
-            "experts.count=4",
-            "experts.active=2",
-            "experts.balance=global",
-            "parallel.ep=2",
-            "parallel.dp=4",
+        pytest.param(
+            (
+                "model.family=mixtral",
+                "experts.count=4",
+                "experts.active=2",
+                "experts.balance=global",
+                "parallel.ep=2",
+                "parallel.dp=4",
+            ),
+            marks=LONG,
         ),
     ],
 )

@@ -3,7 +3,7 @@ predicted and sends what its layers declare. MPITRAIN_LAYOUTS=all takes every la
 """
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, agree, but_for
 from test_model_new_layer import differences
 
 VOCAB = 64
@@ -56,7 +56,9 @@ def plan_with(world_size, layout, settings=SETTINGS):
 
 @pytest.mark.sizes(1, 2)
 @pytest.mark.mpi
-@pytest.mark.parametrize(("size", "layout"), CASES)
+@pytest.mark.parametrize(
+    ("size", "layout"), but_for(CASES, [(2, "cp=2 context=zigzag memory.recompute=full")])
+)
 def test_dropout_trains_like_plain_torch_with_the_same_masks(world, size, layout):
     import oracle_dropout
 

@@ -34,6 +34,8 @@ LONGER = [  # another case has each of their keys
     (TP, "model.family=gemma2", "run.compile=false"),
     (TP, "parallel.pp=2", "pipeline.schedule=1f1b", "memory.recompute=selective"),
     (TP, "parallel.pp=2", "pipeline.schedule=zb-h1"),
+    (TP, "parallel.pp=2", "pipeline.schedule=dualpipe"),
+    (TP, "model.family=mixtral", "experts.count=4"),
 ]
 EVERY_CASE = [
     pytest.param(size, settings, marks=[LONG] * (settings in LONGER))

@@ -391,7 +391,6 @@ PIPELINES = [
     (2, "zbv"),
     (4, "1f1b"),
     (4, "interleaved"),
-    (4, "v-half"),
     (4, "dualpipe"),
     (4, "seq1f1b"),
 ]

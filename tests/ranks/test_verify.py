@@ -29,7 +29,7 @@ def verified(world, *settings):
     [
         pytest.param(("parallel.dp=2", "parallel.pp={half}"), marks=LONG),
         pytest.param(("parallel.tp={size}", "model.kv_heads=2"), marks=LONG),
-        ("parallel.tp={size}", "model.kv_heads=2", "parallel.async_tp=true"),
+        pytest.param(("parallel.tp={size}", "model.kv_heads=2", "parallel.async_tp=true"), marks=LONG),
         pytest.param(
             ("parallel.tp=2", "parallel.pp={half}", "parallel.async_tp=true", "pipeline.schedule=seq1f1b"),
             marks=LONG,
@@ -49,7 +49,10 @@ def verified(world, *settings):
             "parallel.ep=2",
             "parallel.pp={half}",
         ),
-        ("model.family=gpt-oss", "parallel.cp={size}", "parallel.ep={size}", "parallel.context=ulysses"),
+        pytest.param(
+            ("model.family=gpt-oss", "parallel.cp={size}", "parallel.ep={size}", "parallel.context=ulysses"),
+            marks=LONG,
+        ),
     ],
 )
 def test_right_layouts_are_found_right(world, settings):

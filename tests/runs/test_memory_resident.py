@@ -36,7 +36,7 @@ class Falling(NamedTuple):
 
 
 ROWS = [
-    Falling(2, "parallel.zero", (0, 1, 3), DP),
+    Falling(2, "parallel.zero", (0, 3), DP),
     pytest.param(Falling(1, "memory.recompute", ("none", "full"), COMPUTED), marks=LONG),
 ]
 MORE = [

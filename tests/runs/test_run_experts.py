@@ -11,9 +11,9 @@ import pytest
 from conftest import LONG
 from launch import loss_lines, run_tiny, tail, write_text
 
-STEPS = 12
+STEPS = 8
 SETTINGS = dict(
-    model_family="mixtral", experts_count=4, run_steps=STEPS, run_save_every=6, run_eval_every=6,
+    model_family="mixtral", experts_count=4, run_steps=STEPS, run_save_every=4, run_eval_every=4,
     schedule_name="constant",
     precision_compute="fp64", experts_balance="bias",
 )  # fmt: skip

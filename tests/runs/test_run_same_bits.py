@@ -1,6 +1,6 @@
 """The real command gives the same bits for every layout, schedule, transport and repetition.
 
-Eight steps do; with MPITRAIN_LAYOUTS=all it is thirty, in more layouts.
+Four steps do; with MPITRAIN_LAYOUTS=all it is thirty, in more layouts.
 
 Only what changes the order of additions may change bits: the number of data-parallel ranks. So
 there is one reference for each number of them; pipeline stages, schedules and transports must not
@@ -14,8 +14,8 @@ import pytest
 from conftest import EVERY
 from launch import loss_lines, run_several, write_text
 
-STEPS, EVAL_EVERY = (30, 10) if EVERY else (8, 4)
-LARGE = {"model_width": 256, "model_heads": 4, "model_ffn": 512, "data_sequence": 160, "run_steps": 3}
+STEPS, EVAL_EVERY = (30, 10) if EVERY else (4, 2)
+LARGE = {"model_width": 256, "model_heads": 4, "model_ffn": 512, "data_sequence": 160, "run_steps": 2}
 BUCKETS = {"comm_bucket_mb": 0.02}  # several reductions are under way at a time
 
 PIPELINES = [
@@ -88,7 +88,7 @@ def test_the_reference_learns(lines_of):
     assert [line["step"] for line in lines] == list(range(STEPS + 1))
     assert [line["step"] for line in lines if "val_loss" in line] == list(range(0, STEPS + 1, EVAL_EVERY))
     assert all(math.isfinite(value) for line in lines for value in line.values())
-    assert lines[-1]["val_loss"] < (0.75 if EVERY else 0.95) * lines[0]["val_loss"]
+    assert lines[-1]["val_loss"] < (0.75 if EVERY else 0.98) * lines[0]["val_loss"]
     assert len({line["loss"] for line in lines[1:]}) == STEPS
     assert [line["tokens"] for line in lines[1:]] == [8 * 32 * step for step in range(1, STEPS + 1)]
 

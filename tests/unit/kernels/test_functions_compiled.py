@@ -144,7 +144,8 @@ def test_every_function_is_compared_with_plain_torch():
     assert {name for name, *_ in calls(torch.float32)} == {field.name for field in fields(EAGER)} - others
 
 
-@pytest.mark.parametrize("kind", [torch.float32, pytest.param(torch.bfloat16, marks=LONG)], ids=str)
+@LONG
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_made_again_has_the_same_bits(fused, kind):
     """And so has what is computed of others' gradients.
 
@@ -159,6 +160,7 @@ def test_what_is_made_again_has_the_same_bits(fused, kind):
             assert torch.equal(given.norm(x.clone().requires_grad_(), weight, EPS)[0], y)
 
 
+@LONG
 def test_a_row_has_the_same_bits_whatever_the_others_are(fused):
     """A microbatch of one step is a microbatch of another."""
     x = tensors(torch.float32)(2, 5, WIDTH)
@@ -167,6 +169,7 @@ def test_a_row_has_the_same_bits_whatever_the_others_are(fused):
     assert torch.equal(fused.norm(torch.cat((x[:1], 2 * x[1:])), weight, EPS)[0][0], first[0])
 
 
+@LONG
 def test_heads_stay_side_by_side_in_memory(fused):
     x = torch.randn(2, HEADS, 5, WIDTH)
     table = torch.ones(5, WIDTH // 2)
@@ -177,6 +180,7 @@ def test_heads_stay_side_by_side_in_memory(fused):
     )
 
 
+@LONG
 def test_each_shape_is_compiled_once_and_none_is_left_as_it_is(monkeypatch):
     """torch itself gives up on a function that has met some shapes, and compiles once more where a
     gradient is asked for.

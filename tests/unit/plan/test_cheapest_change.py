@@ -6,6 +6,7 @@ Whatever is cheaper doesn't.
 import re
 
 import pytest
+from conftest import LONG
 
 from mpitrain import config as settings
 from mpitrain.commands.inspect import show_memory
@@ -27,8 +28,8 @@ QUOTED = "memory.recompute", "parallel.gather"
 LAYOUTS = [
     (2, "parallel.dp=2 parallel.zero=0"),
     (2, "parallel.pp=2"),  # ranks hold more and less, and share a node's memory
-    (4, "parallel.dp=2 parallel.pp=2 pipeline.schedule=v-half parallel.zero=0"),
-    (4, "parallel.dp=2 parallel.tp=2 parallel.regather=true"),
+    pytest.param(4, "parallel.dp=2 parallel.pp=2 pipeline.schedule=v-half parallel.zero=0", marks=LONG),
+    pytest.param(4, "parallel.dp=2 parallel.tp=2 parallel.regather=true", marks=LONG),
     (4, "parallel.dp=4 parallel.zero=3 parallel.gather=step parallel.ahead=2"),
     (2, "parallel.dp=2 parallel.zero=2 parallel.reduce=step batch.global=2"),
     (2, "parallel.dp=2 parallel.zero=1 memory.recompute=every-k memory.every=8"),
