@@ -34,6 +34,8 @@ def but_for(cases, longer):
 
 
 LONG_CASE = pytest.mark.skip(reason="MPITRAIN_LONG=1 runs it; other cases have each of its values")
+BY_CHOICE = "MPITRAIN_"  # in the reason of a skip that an environment variable undoes
+LEFT_OUT = ".left-out"  # behind the name of a lane's report
 THINNED = ("unit", "ranks", "hardware")
 FEW = 3  # cases, all of which are told
 ROOT = Path(__file__).parent
@@ -157,11 +159,24 @@ def pytest_collection_modifyitems(config, items):
         gone = {item for item in left_out if _some_lane_has(item)}  # test_lanes.py finds the others
         config.hook.pytest_deselected(items=[*gone])
         items[:] = [item for item in items if item not in gone]
+        _say_what_runs_by_choice(
+            config, [item for item in gone if BY_CHOICE in left_out[item].kwargs["reason"]]
+        )
     for item in items:
         if item in left_out:
             item.add_marker(left_out[item])
         if UNDER_MPIRUN and _room(item) == "runs":
             item.add_marker(pytest.mark.skip(reason="starts mpirun itself"))
+
+
+def _say_what_runs_by_choice(config, items):
+    """Write the names of tests beside a lane's report, one a line."""
+    from mpi4py import MPI
+
+    if config.option.xmlpath and MPI.COMM_WORLD.rank == 0:
+        Path(f"{config.option.xmlpath}{LEFT_OUT}").write_text(
+            "".join(f"{item.nodeid}\n" for item in items), encoding="utf-8"
+        )
 
 
 def _of_other_sizes(items):

@@ -14,12 +14,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from conftest import EARLY, LONG
+from conftest import BY_CHOICE, EARLY, LEFT_OUT, LONG
 from early_lanes import EVERY, LANE, NO_RANK, SIZES, SLOWEST_S, TESTS, asked, hang_limit
 from folders import ROOT, SUPPORT
 from launch import WITH_GPU, mpirun, preloaded, started, tail
-
-BY_CHOICE = "MPITRAIN_"  # a skip that an environment variable undoes
 
 HANG = """
 def test_one_rank_stays_away(world):
@@ -95,6 +93,10 @@ def test_lane(num_ranks, early, outcomes, tmp_path):
         ran = outcomes.setdefault(f"{case.get('classname')}::{case.get('name')}", [])
         by_choice = any(skip.startswith(BY_CHOICE) for skip in skips)
         ran += [] if skips and not by_choice else [num_ranks]
+    left_out = Path(f"{report}{LEFT_OUT}")  # not there if few tests were asked for
+    for test in left_out.read_text(encoding="utf-8").splitlines() if left_out.exists() else ():
+        file, _, name = test.partition("::")
+        outcomes.setdefault(f"{file.removesuffix('.py').replace('/', '.')}::{name}", []).append(num_ranks)
 
 
 def test_serial_tests_of_another_process_passed(early):
