@@ -30,7 +30,10 @@ LONG = pytest.mark.skipif(
 def but_for(cases, longer):
     """Return cases for parametrize(); MPITRAIN_LONG=1 runs those in `longer`, too."""
     assert not [case for case in longer if case not in cases], "no such case"
-    return [pytest.param(*case, marks=LONG) if case in longer else case for case in cases]
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=LONG) if case in longer else case
+        for case in cases
+    ]
 
 
 LONG_CASE = pytest.mark.skip(reason="MPITRAIN_LONG=1 runs it; other cases have each of its values")

@@ -4,7 +4,7 @@ The bits of a run without, however the state is divided, and after a restart.
 """
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, WITH_LONG, agree
 
 pytestmark = [pytest.mark.mpi, pytest.mark.few_ranks]
 
@@ -22,7 +22,7 @@ LAYOUTS = {
     "dp=2": CHOICES,
     "pp=2": CHOICES,
     "dp=2 tp=2": CHOICES if EVERY else CHOICES[1:2],
-    "dp=2 pp=2": CHOICES,
+    "dp=2 pp=2": CHOICES if EVERY or WITH_LONG else CHOICES[:1],
 }
 
 

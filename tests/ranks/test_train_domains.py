@@ -47,9 +47,10 @@ CHOICES += [("cp", "dp", zero, ("parallel.reduce=microbatch",)) for zero in (1, 
 CHOICES += [("cp", "dp", zero, ("numerics.reproducible=layout",)) for zero in (1, 2, 3) if EVERY or zero == 3]
 
 
-@pytest.mark.parametrize(
-    ("shard", "replicate", "zero", "extra"), but_for(CHOICES, [("cp", "dp", 1, ())]), ids=str
-)
+LONGER = [("cp", "dp", 1, ()), ("cp", "dp", 2, ("parallel.reduce=microbatch",))]
+
+
+@pytest.mark.parametrize(("shard", "replicate", "zero", "extra"), but_for(CHOICES, LONGER), ids=str)
 def test_the_run_is_the_same_with_two_domains_in_a_stage(world, divided, shard, replicate, zero, extra):
     if world.size != 4:
         pytest.skip("runs on 4 ranks")

@@ -258,7 +258,10 @@ CAPACITY = [
 
 @pytest.mark.parametrize(
     ("layout", "variant"),
-    but_for(dict.fromkeys(CASES + CUT + CAPACITY), [("tp=4 ep=2 buffer=0.2", "mixtral")]),
+    but_for(
+        dict.fromkeys(CASES + CUT + CAPACITY),
+        [("tp=4 ep=2 buffer=0.2", "mixtral"), ("cp=2 tp=2 ep=4 buffer=0.3", "global")],
+    ),
 )
 def test_as_plain_torch(world, layout, variant):
     if layout not in LAYOUTS.get(world.size, ()):
@@ -270,7 +273,10 @@ def test_as_plain_torch(world, layout, variant):
     ("layout", "variant"),
     but_for(
         [*CASES_ON_NODES, ("ep=4 node_ranks=2", "capacity")],
-        [("ep=4 etp=2 node_ranks=4 buffer=0.6 zero=2 micro=1", "z")],
+        [
+            ("ep=4 etp=2 node_ranks=4 buffer=0.6 zero=2 micro=1", "z"),
+            ("tp=4 ep=4 node_ranks=2 recompute=selective", "deepseek"),
+        ],
     ),
 )
 def test_rows_that_go_to_nodes_first(world, layout, variant):

@@ -4,7 +4,7 @@ Its bits are those of one rank for every pipeline, stage of ZeRO and way to save
 """
 
 import pytest
-from conftest import agree
+from conftest import LONG, agree, but_for
 from training import alone, resolved, same, train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.few_ranks]
@@ -85,7 +85,11 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world):
     agree(world, all(weight.dtype == "float32" for weight in expected[1].values()), "master weights are fp32")
 
 
-@pytest.mark.parametrize(("size", "layout"), every(CLOSE), ids=name_of)
+@pytest.mark.parametrize(
+    ("size", "layout"),
+    but_for(every(CLOSE), [(4, ("parallel.tp=2", "parallel.async_tp=true", "parallel.cp=2"))]),
+    ids=name_of,
+)
 def test_layouts_that_divide_tensors_stay_close_to_one_rank(world, size, layout):
     """They scale parts of tensors, and round partial sums to bf16: losses and norms within 1%.
 
@@ -101,6 +105,7 @@ def test_layouts_that_divide_tensors_stay_close_to_one_rank(world, size, layout)
     agree(world, max(errors) < 0.01, f"{max(errors)}: {found} instead of {expected}")
 
 
+@LONG
 def test_fifty_steps_follow_bf16(world):
     """From 5.3 to below 3.3: not the same, but never 0.03 apart, 0.01 over the last twenty steps
     (0.013 and 0.005 when it was written).

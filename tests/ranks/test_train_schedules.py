@@ -148,7 +148,7 @@ def test_a_split_backward_gives_the_same_bits_where_lookups_and_a_head_add_to_on
     )
 
 
-@pytest.mark.parametrize(("dp", "tied"), [(1, "true"), (2, "false")])
+@pytest.mark.parametrize(("dp", "tied"), [(1, "true"), pytest.param(2, "false", marks=LONG)])
 @pytest.mark.parametrize("name", OTHER_ORDER)
 def test_other_orders_agree_in_fp64(world, name, dp, tied):
     if world.size < 2 * dp:
@@ -237,6 +237,7 @@ def test_activations_are_freed_on_the_way(world, name):
     )
 
 
+@LONG
 @pytest.mark.parametrize("seed", SEEDS)
 def test_late_ranks_and_messages_change_nothing(world, seed):
     if world.size != 4 and len(SEEDS) == 1:

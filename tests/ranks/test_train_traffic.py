@@ -11,7 +11,7 @@ send N (n-1)/n, an all-reduce twice as much.
 import itertools
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, LONG, agree, but_for
 
 from mpitrain.schedules.catalog import NAMES
 
@@ -257,7 +257,9 @@ def test_zero_3_fetches_weights_for_every_use(world, settings, facts, dp):
     check(world, (f"parallel.dp={dp}", "parallel.zero=3", *settings), expected)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", *(pytest.param(each, marks=LONG) for each in ("gpipe", "zb-h1"))]
+)
 def test_zero_3_under_a_pipeline_fetches_in_the_order_of_the_schedule(world, schedule):
     """Two stages of half the layers. The backward for weights of a split one needs no weights."""
     half = LAYERS // 2
@@ -391,12 +393,15 @@ PIPELINES = [
     (2, "zbv"),
     (4, "1f1b"),
     (4, "interleaved"),
+    (4, "v-half"),
     (4, "dualpipe"),
     (4, "seq1f1b"),
 ]
 
 
-@pytest.mark.parametrize(("p", "schedule"), itertools.product((2, 4), NAMES) if EVERY else PIPELINES)
+@pytest.mark.parametrize(
+    ("p", "schedule"), itertools.product((2, 4), NAMES) if EVERY else but_for(PIPELINES, [(4, "v-half")])
+)
 def test_stages_send_activations_on_and_gradients_back(world, p, schedule):
     def expected(config, rank):
         ways = path(schedule, p)

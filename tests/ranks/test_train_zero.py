@@ -59,7 +59,13 @@ CHOSEN = [
 
 @pytest.mark.parametrize(
     ("layout", "reduce"),
-    but_for(CHOSEN, [(("parallel.dp=2", "parallel.cp=2"), "step")]),
+    but_for(
+        CHOSEN,
+        [
+            (("parallel.dp=2", "parallel.cp=2"), "step"),
+            (("parallel.dp=4", "comm.transport=messages"), "step"),
+        ],
+    ),
     ids=lambda each: each if isinstance(each, str) else ",".join(s.split(".")[-1] for s in each),
 )
 def test_the_run_is_the_same_for_every_stage_of_zero(world, layout, reduce):

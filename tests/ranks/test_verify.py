@@ -41,13 +41,16 @@ def verified(world, *settings):
             ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "data.documents=separate"), marks=LONG
         ),
         ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "model.family=deepseek-v3"),
-        (
-            "model.family=deepseek-v3",
-            "experts.count=16",
-            "experts.active=4",
-            "parallel.tp=2",
-            "parallel.ep=2",
-            "parallel.pp={half}",
+        pytest.param(
+            (
+                "model.family=deepseek-v3",
+                "experts.count=16",
+                "experts.active=4",
+                "parallel.tp=2",
+                "parallel.ep=2",
+                "parallel.pp={half}",
+            ),
+            marks=LONG,
         ),
         pytest.param(
             ("model.family=gpt-oss", "parallel.cp={size}", "parallel.ep={size}", "parallel.context=ulysses"),

@@ -1,6 +1,6 @@
-"""Lanes that run beside other tests: starts of pytest on 1, 2, 4 and 8 ranks, and one of no rank.
+"""Lanes that run beside other tests: starts of pytest on 1, 2 and 4 ranks, and one of no rank.
 
-MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
+MPITRAIN_LANES=2,8 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
 """
 
 import os
@@ -13,11 +13,14 @@ import folders
 from conftest import EVERY as EVERY_LAYOUT
 from launch import WITH_GPU, patience, preloaded, started
 
-EVERY = (1, 2, 4, 8)
+FEW = (1, 2, 4)
+MANY = 8  # on two cores slow, and by choice
 NO_RANK = 0
 # what the lane of no rank takes, which is a pytest of its own
 APART = [folders.TESTS / "unit" / room for room in ("checkpoint", "kernels", "plan", "schedules")]
-SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(","))) if "MPITRAIN_LANES" in os.environ else EVERY
+SIZES = (*FEW, MANY) if EVERY_LAYOUT else FEW
+if "MPITRAIN_LANES" in os.environ:
+    SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(",")))
 OF_RANKS = ("ranks", "hardware")
 TESTS = os.environ.get("MPITRAIN_TESTS", "*")
 SLOWEST_S = 900
@@ -41,7 +44,7 @@ def asked(num_ranks, report):
     # the others take seconds to skip
     files = [str(path) for path in found if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]
     assert files, f"MPITRAIN_TESTS={TESTS!r}: no such files"
-    chosen = ("-m", "not few_ranks") if num_ranks == 8 and TESTS == "*" and not EVERY_LAYOUT else ()
+    chosen = ("-m", "not few_ranks") if num_ranks == MANY and TESTS == "*" and not EVERY_LAYOUT else ()
     return "-rfE", f"--junitxml={report}", *chosen, *files
 
 
