@@ -44,7 +44,6 @@ FEW = 3  # cases, all of which are told
 ROOT = Path(__file__).parent
 MANY = 1000  # tests that take longer than a lane does
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-ALONGSIDE = ("test_lane[1]", "test_lane[2]")
 EARLY = pytest.StashKey()
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
 
@@ -150,7 +149,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_collection_modifyitems(config, items):
-    """After the serial tests come the lanes beside them, the runs of the whole program, and the other lanes.
+    """After the serial tests come the runs of the whole program, and the lanes beside them.
 
     No rank starts them again.
     """
@@ -245,13 +244,8 @@ def _has_a_lane(item):
 
 
 def _turn(item):
-    """Return when it is a test's turn.
-
-    0 with the serial ones, 1 for a lane beside them, 2 with the whole runs, 3 with the other lanes.
-    """
-    if item.path.name == "test_lanes.py":
-        return 1 if item.name in ALONGSIDE else 3
-    return 2 * (_room(item) == "runs")
+    """Return when it is a test's turn: 0 with the serial ones, 1 with the whole runs, 2 with the lanes."""
+    return 2 if item.path.name == "test_lanes.py" else int(_room(item) == "runs")
 
 
 def _room(item):

@@ -68,8 +68,7 @@ def project(tmp_path):
 # ---------------------------------------------------------------- the lanes themselves
 
 
-# of this file, other tests come between the early lanes and the others
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def outcomes():
     """{test: the lanes in which it ran}: filled by the lanes, looked at when they are through."""
     return {}

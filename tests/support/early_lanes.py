@@ -16,8 +16,11 @@ from launch import WITH_GPU, patience, preloaded, started
 FEW = (1, 2, 4)
 MANY = 8  # on two cores slow, and by choice
 NO_RANK = 0
-# what the lane of no rank takes, which is a pytest of its own
-APART = [folders.TESTS / "unit" / room for room in ("checkpoint", "kernels", "plan", "schedules")]
+# what the lane of no rank takes, which is a pytest of its own: no test of times
+OF_UNIT = ("checkpoint", "commands", "kernels", "model", "optim", "plan", "schedules", "tree", "weights")
+OF_RUNS = ("checkpoint_save", "ckpt_commands", "help", "job_command", "layering", "without_mpi")
+APART = [folders.TESTS / "unit" / room for room in OF_UNIT]
+APART += [folders.TESTS / "runs" / f"test_{name}.py" for name in OF_RUNS]
 SIZES = (*FEW, MANY) if EVERY_LAYOUT else FEW
 if "MPITRAIN_LANES" in os.environ:
     SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(",")))
@@ -49,30 +52,32 @@ def asked(num_ranks, report):
 
 
 class EarlyLanes:
-    """Lanes beside other tests, one after the other.
+    """Lanes beside other tests, in the time that these leave of the cores: most runs wait at times.
 
-    Of one and two ranks beside the serial tests, which take one core; the others beside whole runs,
-    in the time that these only wait.
+    That of no rank takes its whole time; the others come one after the other.
     """
 
     def __init__(self):
         self.jobs = {}
-        self._waiting = [*SIZES[:2], NO_RANK, *SIZES[2:]]
+        self._waiting = [*SIZES]
         self._stack = ExitStack()
+        self._start(NO_RANK)
 
     def go_on(self):
-        """Start the next lane, unless one is running: two cores have enough to do with one."""
-        if self._waiting and all(job.process.poll() is not None for _, job in self.jobs.values()):
+        """Start the next lane of ranks, unless one is running."""
+        running = (job for size, (_, job) in self.jobs.items() if size != NO_RANK)
+        if self._waiting and all(job.process.poll() is not None for job in running):
             self._start(self._waiting.pop(0))
 
     def _start(self, num_ranks):
         report = (
             Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
         )
-        behind = ("--beside", *hang_limit(patience(SLOWEST_S))) if num_ranks > 2 else hang_limit()
         if num_ranks == NO_RANK:
-            command = [sys.executable, "-m", "pytest", *LANE[3:], "-rfE", *map(str, APART)]
+            program = folders.SUPPORT / "behind.py"
+            command = [sys.executable, str(program), *LANE[3:], "-rfE", *map(str, APART)]
         else:
+            behind = ("--beside", *hang_limit(patience(SLOWEST_S)))
             command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
         self.jobs[num_ranks] = (
             report,

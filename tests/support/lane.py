@@ -7,25 +7,12 @@ mpirun -n 2 python lane.py --beside --only-mpi -q ...        takes the time of c
                                                              else wants
 """
 
-import os
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
+from behind import stay_behind
 from mpi4py import MPI
-
-
-def stay_behind() -> None:
-    """Leave the cores to others that want them, all but a few hundredths.
-
-    Who gets nothing at all for a minute runs into its limits.
-    """
-    os.nice(15)
-    with suppress(OSError):  # where Linux divides time between sessions first
-        Path("/proc/self/autogroup").write_text("15", encoding="ascii")
-
 
 if __name__ == "__main__":
     if sys.argv[1] == "--beside":
