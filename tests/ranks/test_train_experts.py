@@ -264,8 +264,7 @@ CAPACITY = [
     ),
 )
 def test_as_plain_torch(world, layout, variant):
-    if layout not in LAYOUTS.get(world.size, ()):
-        pytest.skip("runs on other ranks")
+    require_ranks(world, LAYOUTS, layout)
     require_as_plain_torch(world, layout, variant)
 
 
@@ -280,10 +279,15 @@ def test_as_plain_torch(world, layout, variant):
     ),
 )
 def test_rows_that_go_to_nodes_first(world, layout, variant):
-    if layout not in ON_NODES.get(world.size, ()):
-        pytest.skip("runs on other ranks")
+    require_ranks(world, ON_NODES, layout)
     assert plan_of_case(world.size, layout, variant).config.experts.dispatch == "hierarchical"
     require_as_plain_torch(world, layout, variant)
+
+
+def require_ranks(world, layouts, layout):
+    if layout not in layouts.get(world.size, ()):
+        sizes = [size for size, found in layouts.items() if layout in found]
+        pytest.skip(f"runs on {sizes} ranks")
 
 
 def require_as_plain_torch(world, layout, variant):
