@@ -25,17 +25,6 @@ LONG = pytest.mark.skipif(
     not WITH_LONG,
     reason="MPITRAIN_LONG=1 runs what takes seconds and has a shorter test of its kind",
 )
-
-
-def but_for(cases, longer):
-    """Return cases for parametrize(); MPITRAIN_LONG=1 runs those in `longer`, too."""
-    assert not [case for case in longer if case not in cases], "no such case"
-    return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=LONG) if case in longer else case
-        for case in cases
-    ]
-
-
 LONG_CASE = pytest.mark.skip(reason="MPITRAIN_LONG=1 runs it; other cases have each of its values")
 BY_CHOICE = "MPITRAIN_"  # in the reason of a skip that an environment variable undoes
 LEFT_OUT = ".left-out"  # behind the name of a lane's report
@@ -46,6 +35,15 @@ MANY = 1000  # tests that take longer than a lane does
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 EARLY = pytest.StashKey()
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
+
+
+def but_for(cases, longer):
+    """Return cases for parametrize(); MPITRAIN_LONG=1 runs those in `longer`, too."""
+    assert not [case for case in longer if case not in cases], "no such case"
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=LONG) if case in longer else case
+        for case in cases
+    ]
 
 
 @pytest.hookimpl(trylast=True)  # the terminal reporter has to be there before it can go

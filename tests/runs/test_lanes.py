@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from conftest import BY_CHOICE, EARLY, LEFT_OUT, LONG
-from early_lanes import FEW, LANE, MANY, NO_RANK, SIZES, SLOWEST_S, TESTS, asked, hang_limit
+from early_lanes import DEFAULT, LANE, LARGEST, NO_RANK, SIZES, SLOWEST_S, TESTS, asked, hang_limit
 from folders import ROOT, SUPPORT
 from launch import WITH_GPU, mpirun, preloaded, started, tail
 
-OF_MANY = re.compile(rf"\b{MANY}\b.* ranks")  # a skip on fewer
+OF_LARGEST = re.compile(rf"\b{LARGEST}\b.* ranks")  # a skip on fewer
 
 HANG = """
 def test_one_rank_stays_away(world):
@@ -94,7 +94,7 @@ def test_lane(num_ranks, early, outcomes, tmp_path):
             continue
         ran = outcomes.setdefault(f"{case.get('classname')}::{case.get('name')}", [])
         by_choice = any(
-            skip.startswith(BY_CHOICE) or (MANY not in SIZES and OF_MANY.search(skip)) for skip in skips
+            skip.startswith(BY_CHOICE) or (LARGEST not in SIZES and OF_LARGEST.search(skip)) for skip in skips
         )
         ran += [] if skips and not by_choice else [num_ranks]
     left_out = Path(f"{report}{LEFT_OUT}")  # not there if few tests were asked for
@@ -117,7 +117,7 @@ def test_every_multi_rank_test_ran_in_some_lane(request, outcomes):
         for item in request.session.items
         if getattr(item, "originalname", "") == "test_lane"
     ]
-    if not {*FEW} <= {*through} or TESTS != "*":
+    if not {*DEFAULT} <= {*through} or TESTS != "*":
         pytest.skip("not all lanes were asked for")
     devices = ("gpu", "cuda")
     never = [test for test, ran in outcomes.items() if not ran and not any(word in test for word in devices)]

@@ -13,15 +13,15 @@ import folders
 from conftest import EVERY as EVERY_LAYOUT
 from launch import WITH_GPU, patience, preloaded, started
 
-FEW = (1, 2, 4)
-MANY = 8  # on two cores slow, and by choice
+DEFAULT = (1, 2, 4)
+LARGEST = 8  # on two cores slow, and by choice
 NO_RANK = 0
-# what the lane of no rank takes, which is a pytest of its own: no test of times
+# what the lane of no rank takes, which is a pytest of its own: nothing that a busy core makes fail
 OF_UNIT = ("checkpoint", "commands", "kernels", "model", "optim", "plan", "schedules", "tree", "weights")
 OF_RUNS = ("checkpoint_save", "ckpt_commands", "help", "job_command", "layering", "without_mpi")
 APART = [folders.TESTS / "unit" / room for room in OF_UNIT]
 APART += [folders.TESTS / "runs" / f"test_{name}.py" for name in OF_RUNS]
-SIZES = (*FEW, MANY) if EVERY_LAYOUT else FEW
+SIZES = (*DEFAULT, LARGEST) if EVERY_LAYOUT else DEFAULT
 if "MPITRAIN_LANES" in os.environ:
     SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(",")))
 OF_RANKS = ("ranks", "hardware")
@@ -47,7 +47,7 @@ def asked(num_ranks, report):
     # the others take seconds to skip
     files = [str(path) for path in found if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]
     assert files, f"MPITRAIN_TESTS={TESTS!r}: no such files"
-    chosen = ("-m", "not few_ranks") if num_ranks == MANY and TESTS == "*" and not EVERY_LAYOUT else ()
+    chosen = ("-m", "not few_ranks") if num_ranks == LARGEST and TESTS == "*" and not EVERY_LAYOUT else ()
     return "-rfE", f"--junitxml={report}", *chosen, *files
 
 
