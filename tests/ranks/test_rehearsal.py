@@ -62,6 +62,8 @@ LONGER = [
     "pp=2 tp=2 schedule=dualpipe reduce=microbatch pairs=parts",
     "tp=4 pp=1 transport=messages precision=fp64",
     "pp=2 tp=2 schedule=zbv memory.recompute=every-k memory.every=2",
+    "pp=2 tp=2 schedule=zb-h1 regather=true",
+    "pp=4 schedule=zbv tied=false transport=collectives",
 ]
 MORE = ["pp=2 tp=2 cp=2 schedule=dualpipe context=gather"]
 PARALLEL = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}

@@ -36,6 +36,7 @@ LONGER = [  # another case has each of their keys
     (TP, "parallel.pp=2", "pipeline.schedule=zb-h1"),
     (TP, "parallel.pp=2", "pipeline.schedule=dualpipe"),
     (TP, "parallel.pp=2", "pipeline.schedule=seq1f1b"),
+    (TP, "parallel.cp=2", "parallel.context=zigzag"),
     (TP, "model.family=mixtral", "experts.count=4"),
 ]
 EVERY_CASE = [

@@ -62,6 +62,7 @@ CHOSEN = [
     but_for(
         CHOSEN,
         [
+            (("parallel.dp=2", "parallel.tp=2"), "step"),
             (("parallel.dp=2", "parallel.cp=2"), "step"),
             (("parallel.dp=4", "comm.transport=messages"), "step"),
         ],

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, mpirun, tail
 
 from mpitrain.commands.bench import bench_machine
@@ -94,8 +95,12 @@ def test_a_machine_like_it_is_found_by_the_name_of_the_gpu(name, like):
     ("options", "message"),
     [
         (("--out", "{}/missing/m.toml"), "--out {}/missing/m.toml: No such file or directory; give a file"),
-        (("--out", "{}/m.toml", "--like", "h20"), "machine h20: found no such machine; did you mean"),
-        (("--out", "{}/m.toml", "--set", "run.threads=0.5"), "run.threads"),
+        pytest.param(
+            ("--out", "{}/m.toml", "--like", "h20"),
+            "machine h20: found no such machine; did you mean",
+            marks=LONG,
+        ),
+        pytest.param(("--out", "{}/m.toml", "--set", "run.threads=0.5"), "run.threads", marks=LONG),
         (
             ("--out", "{}/m.toml", "--set", "parallel.tp=2"),
             "--set parallel.tp does nothing",

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
+from conftest import LONG
 from checkpoints import ABOUT, digest_of, meta_of, save
 from launch import MPIRUN, finished, several, started
 
@@ -107,7 +108,8 @@ def test_inspect_names_damage_and_the_newest_that_can_be_used(folder):
     assert "\nstep 20\n" in done.output and "step-00000040.tmp" in done.output, done.output
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "prune --keep 1"])
+@pytest.mark.parametrize("command", ["inspect", *(pytest.param(each, marks=LONG) for each in ("verify", "prune --keep 1"))]
+)
 def test_what_is_no_checkpoint_is_bad_input(tmp_path, folder, command):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.txt").touch()

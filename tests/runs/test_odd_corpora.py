@@ -10,6 +10,7 @@ import os
 from typing import NamedTuple
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, mpirun, run_tiny, tail
 
 from mpitrain.data.corpus import Corpus
@@ -426,7 +427,9 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[LONG] * (number > 0)) for number, name in enumerate(WHOLE)]
+)
 def test_a_run_says_it_in_one_line(tmp_path, name):
     case, more = WHOLE[name]
     corpus = laid(tmp_path / "corpus", case.files)

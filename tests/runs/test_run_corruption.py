@@ -8,6 +8,7 @@ from pathlib import Path
 
 import flipped
 import pytest
+from conftest import LONG
 from launch import loss_lines, mpirun, run_tiny, tail, tiny, write_text
 
 SETTINGS = dict(run_steps=8, run_save_every=4, run_eval_every=8)
@@ -44,6 +45,7 @@ def test_a_bit_flipped_in_the_weights_of_a_replica_ends_the_run_before_it_is_sav
     ]
 
 
+@LONG
 def test_a_rollback_hides_no_corruption(tmp_path, text):
     """Batch 5, which step 6 reads, is noise.
 

@@ -34,7 +34,7 @@ FAULTS = (
 )
 OF_A_SAVE = [(phase, fault) for phase in ("save", "saving") for fault in ("full disk", "missing file")]
 INPUT_ERRORS = ("DataError: ", "CheckpointError: ")
-FIRST = (1, 5, 9, 12)  # which take seconds; a rank that is stopped is found by test_run_hang.py as well
+FIRST = (1, 5, 9)  # which take seconds; a rank that is stopped is found by test_run_hang.py as well
 LIMIT_S = 5
 CAUSES = {
     "exception": "RuntimeError: planted",

@@ -6,6 +6,7 @@ import os
 import re
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, planted, run_tiny, started, tail, tiny, write_text
 
 SETTINGS = dict(run_steps=3, run_eval_every=0, parallel_pp=2, run_logs="true")
@@ -55,6 +56,7 @@ def test_a_line_comes_every_so_many_steps_with_its_time_and_what_is_left(tmp_pat
     assert found[-1][-1] == "0:00:00" and all(float(seconds) < 60 for _, _, seconds, *_ in found), found
 
 
+@LONG
 def test_a_start_with_more_ranks_than_cores_says_what_to_set(tmp_path, text):
     """Not where it is set, nor with a core for each rank."""
     ranks = os.cpu_count() + 1

@@ -83,6 +83,8 @@ def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_
     after = several(2, *first, program=Path(spiked.__file__), env=env)
     assert [each.returncode for each in after] == [0, 0], tail(after[0].output + after[1].output)
     assert {do: loss_lines(path) for do, path in runs.items()} == lines
+    if not WITH_LONG:
+        return
     # 24 is behind the spike: it knows of the update left out, or of the data
     for path in runs.values():
         shutil.rmtree(path / "checkpoints" / "step-00000028")
@@ -91,11 +93,10 @@ def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_
         last[0].output + last[1].output
     )
     assert {do: loss_lines(path) for do, path in runs.items()} == lines
-    if WITH_LONG:
-        overflow = ("run", *tiny(tmp_path / "overflow", text, **KEYS, spikes_do="rollback"))
-        (done,) = several(2, overflow, program=Path(spiked.__file__), env=env | {"OVERFLOW": "21"})
-        assert "rolled back to step 16" in done.output, tail(done.output)
-        assert loss_lines(tmp_path / "overflow") == lines["rollback"], tail(done.output)
+    overflow = ("run", *tiny(tmp_path / "overflow", text, **KEYS, spikes_do="rollback"))
+    (done,) = several(2, overflow, program=Path(spiked.__file__), env=env | {"OVERFLOW": "21"})
+    assert "rolled back to step 16" in done.output, tail(done.output)
+    assert loss_lines(tmp_path / "overflow") == lines["rollback"], tail(done.output)
 
 
 @LONG
