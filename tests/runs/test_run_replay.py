@@ -36,7 +36,7 @@ LAYOUTS = {
     "two nodes": (dict(parallel_dp=4, parallel_zero=3, comm_node_ranks=2), 2),
 }
 NUM_RANKS = {"two nodes": 4}  # of others 2
-FEW = ("tp", "ep", "zero-3")
+FEW = ("tp", "pp", "ep", "zero-3")
 KEYS = dict(run_steps=3, run_save_every=0, run_eval_every=3, numerics_check_every=0)
 
 
