@@ -65,15 +65,15 @@ SMALL = ("--ranks", "2", "--set", "model.layers=2", "--set", "batch.global=4")
     "words",
     [
         "--help",
-        "--version",
+        pytest.param("--version", marks=LONG),
         "schedule zbv --stages 2 --microbatches 4",
         f"check {' '.join(SMALL)}",
         f"program --rank 1 {' '.join(SMALL)}",
         f"memory {' '.join(SMALL)}",
         "job slurm --nodes 2 --time 1:00:00 --out {}/job.sh",
         "job again 0",
-        "run --help",
-        "ckpt --help",
+        pytest.param("run --help", marks=LONG),
+        pytest.param("ckpt --help", marks=LONG),
     ],
 )
 def test_what_sends_no_message_works(python, tmp_path, words):
