@@ -38,8 +38,10 @@ UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_
 
 
 def but_for(cases, longer):
-    """Return cases for parametrize(); MPITRAIN_LONG=1 runs those in `longer`, too."""
+    """Return cases for parametrize(); those in `longer` run with MPITRAIN_LONG=1 or MPITRAIN_LAYOUTS=all."""
     assert not [case for case in longer if case not in cases], "no such case"
+    if EVERY:
+        return [*cases]
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=LONG) if case in longer else case
         for case in cases

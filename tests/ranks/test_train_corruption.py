@@ -11,6 +11,10 @@ from training import resolved, train
 
 # settings, and how many ranks have a copy of what is flipped on rank 1: the first weights of its
 # first bucket
+MIXTRAL = (
+    "model.family=mixtral", "experts.count=4", "experts.active=2", "experts.balance=global",
+    "parallel.ep=2", "parallel.dp=4",
+)  # fmt: skip
 LAYOUTS = {
     "dp": (("parallel.dp=4", "parallel.zero=0"), 4),
     "zero-1": (("parallel.dp=4", "parallel.zero=1"), 4),
@@ -20,14 +24,7 @@ LAYOUTS = {
     "dualpipe": (("parallel.pp=4", "pipeline.schedule=dualpipe", "model.layers=8"), 2),
     "cp": (("parallel.cp=2", "parallel.dp=2", "parallel.zero=2", "optimizer.moments=bf16"), 4),
     "ep": (
-        (
-            "model.family=mixtral",
-            "experts.count=4",
-            "experts.active=2",
-            "experts.balance=global",
-            "parallel.ep=2",
-            "parallel.dp=4",
-        ),
+        MIXTRAL,
         0,
     ),
     "bias": (
@@ -148,17 +145,7 @@ def twice(world, settings, *, faults=(), of_rank=1):
         pytest.param(("parallel.dp=2", "parallel.tp=2"), marks=LONG),
         ("parallel.pp=2", "parallel.dp=2", "parallel.zero=3"),
         pytest.param(("parallel.pp=4", "pipeline.schedule=zbv", "model.layers=8"), marks=LONG),
-        pytest.param(
-            (
-                "model.family=mixtral",
-                "experts.count=4",
-                "experts.active=2",
-                "experts.balance=global",
-                "parallel.ep=2",
-                "parallel.dp=4",
-            ),
-            marks=LONG,
-        ),
+        pytest.param(MIXTRAL, marks=LONG),
     ],
 )
 def test_a_step_computed_twice_is_the_same_and_one_wrong_pass_is_found(world, settings):
