@@ -64,6 +64,8 @@ LONGER = [
     "pp=2 tp=2 schedule=zbv memory.recompute=every-k memory.every=2",
     "pp=2 tp=2 schedule=zb-h1 regather=true",
     "pp=4 schedule=zbv tied=false transport=collectives",
+    "tp=2 cp=2 regather=true context=ring",
+    "pp=2 tp=2 schedule=dualpipe memory.recompute=full",
 ]
 MORE = ["pp=2 tp=2 cp=2 schedule=dualpipe context=gather"]
 PARALLEL = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}

@@ -38,11 +38,15 @@ CASES = [(size, layout) for size, layouts in LAYOUTS.items() for layout in layou
 ENOUGH = (
     "batch.micro=2", "pipeline.schedule=seq1f1b memory.recompute=full", "tp=2 async_tp=true",
     "tp=2 sequence=false", "pp=2 pipeline.schedule=dualpipe batch.micro=2", "dp=2 zero=3",
-    "cp=2 context=zigzag memory.recompute=full",
+    "cp=2 context=zigzag memory.recompute=full", "cp=2 context=ring", "cp=2 context=ulysses",
     "cp=2 context=gather memory.recompute=selective", "tp=2 pipeline.schedule=seq1f1b",
     "tp=2 pp=2 pipeline.schedule=zb-h1", "cp=2 tp=2 context=ulysses", "cp=4 context=ring",
 )  # fmt: skip
 CASES = CASES if EVERY else [(size, layout) for size, layout in CASES if layout in ENOUGH]
+LONGER = [
+    (2, "cp=2 context=zigzag memory.recompute=full"), (4, "cp=2 tp=2 context=ulysses"),
+    (4, "cp=4 context=ring"),
+]  # fmt: skip
 
 
 def plan_with(world_size, layout, settings=SETTINGS):
@@ -56,9 +60,7 @@ def plan_with(world_size, layout, settings=SETTINGS):
 
 @pytest.mark.sizes(1, 2)
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("size", "layout"), but_for(CASES, [(2, "cp=2 context=zigzag memory.recompute=full")])
-)
+@pytest.mark.parametrize(("size", "layout"), but_for(CASES, LONGER))
 def test_dropout_trains_like_plain_torch_with_the_same_masks(world, size, layout):
     import oracle_dropout
 

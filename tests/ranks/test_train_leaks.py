@@ -28,7 +28,7 @@ KEPT = (
     "memory.offload=activations",
 )
 OTHERS = [kept for kept in KEPT if kept != KEPT[1]]
-SIMILAR = "plain", "fp8", "segments", "muon", "documents", "further tokens"  # leave what others leave
+SIMILAR = "plain", "bf16", "fp8", "segments", "muon", "documents", "further tokens"  # leave what others leave
 FEW = [pytest.param(kind, KEPT[1], "torch's", marks=[LONG] * (kind in SIMILAR)) for kind in KINDS] + list(
     product(["plain"], OTHERS, ["ours"])
 )

@@ -38,6 +38,8 @@ LONGER = [  # another case has each of their keys
     (TP, "parallel.pp=2", "pipeline.schedule=seq1f1b"),
     (TP, "parallel.cp=2", "parallel.context=zigzag"),
     (TP, "model.family=mixtral", "experts.count=4"),
+    (TP, "model.family=olmo2", "model.kv_heads=2", "batch.micro=2"),
+    (TP, "parallel.dp=2", "parallel.zero=3"),
 ]
 EVERY_CASE = [
     pytest.param(size, settings, marks=[LONG] * (settings in LONGER))

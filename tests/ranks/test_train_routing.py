@@ -37,6 +37,11 @@ CASES = [
 ]
 
 
+LONGER = [
+    ("cp=2 ep=2 etp=2", "one", 0.1), ("pp=2 ep=2 schedule=dualpipev layers=4 micro=1", "spikes", 2),
+]  # fmt: skip
+
+
 def routing(pattern, shape):
     """Return experts of [steps, sequences, positions, active]."""
     dice = np.random.default_rng(1)
@@ -76,7 +81,7 @@ def trained(plan, mesh):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("layout", "pattern", "buffer"), but_for(CASES, [("cp=2 ep=2 etp=2", "one", 0.1)]))
+@pytest.mark.parametrize(("layout", "pattern", "buffer"), but_for(CASES, LONGER))
 def test_any_routing_in_any_buffer(world, tmp_path, layout, pattern, buffer):
     from training import once, part
 
