@@ -131,7 +131,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-SHORT = dict(run_steps=3, run_eval_every=1, model_layers=2, batch_global=4, parallel_pp=2, run_save_every=0)
+SHORT = dict(
+    run_steps=3, run_eval_every=1, model_layers=2, batch_global=4, batch_micro=1, parallel_pp=2, run_save_every=0
+)  # fmt: skip
 
 
 def test_two_pipeline_ranks_are_profiled_with_the_same_bits(folder):

@@ -14,8 +14,8 @@ from conftest import LONG
 from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
 
 # tokens: to fetch the weights for them takes longer than to compute
-FEW = {"data_sequence": 4, "batch_global": 2}
-MANY = {"data_sequence": 256, "batch_global": 8}
+FEW = {"data_sequence": 4, "batch_global": 2, "batch_micro": 1}
+MANY = {"data_sequence": 256, "batch_global": 8, "batch_micro": 1}
 STEPS = {"run_steps": 3, "run_eval_every": 0, "run_eval_batches": 1, "run_preflight": "off"}
 
 

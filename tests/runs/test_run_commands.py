@@ -241,10 +241,10 @@ def test_a_table_from_a_file_trains_as_its_name_and_the_run_needs_it_no_more(tmp
     text = write_text(tmp_path / "text.txt")
     table = tmp_path / "zbv.csv"
     table.write_text(torch_table("ZBVZeroBubble", 2, 8, 2, "compute_comms"))
-    sizes = {"run_steps": 2, "pipeline_schedule": table}
+    sizes = {"run_steps": 2, "batch_micro": 1, "pipeline_schedule": table}
     named, read, verified = several(
         2,
-        ("run", *tiny(tmp_path / "named", text, run_steps=2, parallel_pp=2, pipeline_schedule="zbv")),
+        ("run", *tiny(tmp_path / "named", text, **sizes | {"parallel_pp": 2, "pipeline_schedule": "zbv"})),
         ("run", *tiny(tmp_path / "read", text, **sizes)),
         ("verify", "--layout", "pp=2", *tiny(tmp_path / "none", text, **sizes)),
     )

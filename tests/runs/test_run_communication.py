@@ -25,7 +25,7 @@ def test_each_step_reports_what_rank_0_sent_and_the_end_what_all_did(tmp_path, t
 
     So many activations go one way, so many gradients come back.
     """
-    done = run_tiny(2, tmp_path / "run", text, parallel_pp=2, run_steps=4, run_eval_every=2)
+    done = run_tiny(2, tmp_path / "run", text, parallel_pp=2, batch_micro=1, run_steps=4, run_eval_every=2)
     assert done.returncode == 0, tail(done.output)
     steps = steps_of(tmp_path / "run")
     assert len(steps) == 4

@@ -90,7 +90,7 @@ def test_a_tokenizer_that_one_node_lacks_is_not_missed(folder):
 
 def test_a_schedule_file_that_one_node_lacks(folder):
     (folder / "here" / "mine.txt").write_text(EARLY)
-    given = usual(folder, pipeline_schedule="mine.txt", parallel_pp=2, batch_global=2)
+    given = usual(folder, pipeline_schedule="mine.txt", parallel_pp=2, batch_global=2, batch_micro=1)
     refused(folder, "cd ../there", ["mine.txt", "on rank 1 only"], *given)
 
 
@@ -113,7 +113,7 @@ def test_a_configuration_that_differs(folder):
 def test_a_schedule_table_that_differs(folder):
     (folder / "here" / "mine.txt").write_text(EARLY)
     (folder / "there" / "mine.txt").write_text(LATE)
-    given = usual(folder, pipeline_schedule="mine.txt", parallel_pp=2, batch_global=2)
+    given = usual(folder, pipeline_schedule="mine.txt", parallel_pp=2, batch_global=2, batch_micro=1)
     refused(folder, "cd ../there", ["the table of pipeline.schedule", "on rank 1"], *given)
 
 

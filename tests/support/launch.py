@@ -449,7 +449,7 @@ TINY = {
     "data.source": "text",
     "data.sequence": 32,
     "batch.global": 8,
-    "batch.micro": 1,
+    "batch.micro": 2,
     "run.steps": 30,
     "run.eval_every": 10,
     "comm.timeout_s": 200,
