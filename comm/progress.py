@@ -22,7 +22,7 @@ from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.world import NOWHERE, ExpectedAction, StatusReporter
 from mpitrain.comm.meters.account import Account
 from mpitrain.comm.meters.clocks import Mark, Spans
-from mpitrain.errors import HangError, MessageError
+from mpitrain.errors import DeliveryError, HangError, MessageError
 
 # one that has waiting_on(), too, tells which ranks it waits for; any other is a turn in a queue
 Ready = Callable[[], bool]
@@ -56,9 +56,13 @@ class Arrived:
     def __init__(self, posted: Sequence[Posted]):
         self._requests = [each.request for each in posted]
         self._ranks = [each.ranks for each in posted]
+        self._statuses = [MPI.Status() for _ in posted]
 
     def __call__(self) -> bool:
-        return MPI.Request.Testall(self._requests)
+        try:
+            return MPI.Request.Testall(self._requests, self._statuses)
+        except MPI.Exception as error:
+            raise error_of_one(error, self._statuses) from error
 
     def waiting_on(self) -> set[int]:
         """Return the ranks whose messages haven't arrived, or that haven't taken theirs."""
@@ -75,14 +79,24 @@ def arrived(posted: Sequence[Posted]) -> Ready:
     return Arrived(posted)
 
 
-def _message_error(what: object, error: MPI.Exception) -> MessageError:
+def error_of_one(error: MPI.Exception, statuses: Sequence[MPI.Status]) -> MPI.Exception:
+    """Return the error of the first message that has one, where MPI says only that one of several has."""
+    if error.Get_error_class() != MPI.ERR_IN_STATUS:
+        return error
+    codes = [status.Get_error() for status in statuses]
+    failed = [code for code in codes if MPI.Get_error_class(code) not in (MPI.SUCCESS, MPI.ERR_PENDING)]
+    return MPI.Exception(failed[0]) if failed else error
+
+
+def _of_operation(what: object, error: MPI.Exception) -> MessageError | DeliveryError:
     """Return an error of MPI with the operation that it came to."""
-    text = str(error)
-    if error.Get_error_class() in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
-        text = (
-            f"found a longer message than was due ({error}); all ranks need the same configuration and code"
+    if error.Get_error_class() == MPI.ERR_TRUNCATE:
+        return MessageError(
+            f"{what}: found a longer message than was due ({error}); "
+            "all ranks need the same configuration and code"
         )
-    return MessageError(f"{what}: {text}")
+    text = " ".join(str(error).split())  # MPICH's has a line for each function
+    return DeliveryError(f"{what}: {text}; the other rank has ended, or MPI can't get at what it sends")
 
 
 class Pending:
@@ -120,7 +134,7 @@ class Pending:
             begin = self.account.clock.mark()
             self._advance()
         except MPI.Exception as error:
-            raise _message_error(self.what, error) from error
+            raise _of_operation(self.what, error) from error
         self._progress.advanced(self, begin)
         return self.done
 
@@ -158,7 +172,7 @@ class Pending:
         try:
             waiting_on: Iterable[int] = getattr(self._ready, "waiting_on", tuple)()
         except MPI.Exception as error:
-            raise _message_error(self.what, error) from error
+            raise _of_operation(self.what, error) from error
         return sorted(rank for rank in waiting_on if rank != self._progress.rank)
 
 

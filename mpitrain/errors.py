@@ -99,6 +99,10 @@ class MessageError(MpitrainError):
     """A message that isn't the one that was due: of another length, or of another operation."""
 
 
+class DeliveryError(MpitrainError):
+    """A message that MPI failed to deliver. A rank that has ended may be the reason."""
+
+
 class HangError(MpitrainError):
     """A message that did not come within comm.timeout_s."""
 

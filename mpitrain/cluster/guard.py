@@ -49,6 +49,7 @@ from mpitrain.errors import (
     BAD_INPUT,
     FAILED,
     STOPPED_EARLY,
+    DeliveryError,
     HangError,
     MpitrainError,
     StoppedEarly,
@@ -58,6 +59,8 @@ from mpitrain.errors import (
 LOOK_S = 0.25
 READY_S = 20.0  # for a process to start, on a node where all ranks do
 VERDICT_S = 15.0  # for the watchdog to report and end the job; then a rank does it itself
+# for the watchdog to name a rank that is gone, before one that got no more of it reports that
+MISS_S = 1.0
 # Open MPI sends SIGTERM when another rank has failed, SIGKILL 2 s later; who lives longer was asked
 # by somebody else
 TERM_S = 3.0
@@ -517,6 +520,8 @@ class Guard:
         """Report what happened to this rank, and end the whole job; does not return."""
         try:
             where = self.place.read()
+            if isinstance(error, DeliveryError):
+                time.sleep(MISS_S)
             if isinstance(error, HangError):
                 self.place.enter(where.phase, where.what, HUNG)
                 self._end(f"mpitrain: {where}: {error.args[0]}", FAILED, watchdog.GAVE_UP)

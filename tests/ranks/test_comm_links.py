@@ -125,3 +125,19 @@ def test_a_message_longer_than_was_due_is_named_whoever_finds_it(mesh, looks):
             said = str(error)
     found = "F3 for stage 1 from rank 0 of links: found a longer message than was due" in said
     agree(axis.comm, mesh.rank != 1 or found, said)
+
+
+def test_of_several_messages_the_one_that_failed_says_why(world):
+    """MPI says of several only that there is an error in a status."""
+    from mpi4py import MPI
+
+    from mpitrain.comm.progress import error_of_one
+
+    statuses = [MPI.Status() for _ in range(3)]
+    for status, code in zip(statuses, (MPI.SUCCESS, MPI.ERR_PENDING, MPI.ERR_TRUNCATE), strict=True):
+        status.Set_error(code)
+    several = MPI.Exception(MPI.ERR_IN_STATUS)
+    agree(world, error_of_one(several, statuses).Get_error_class() == MPI.ERR_TRUNCATE, "of the third")
+    agree(world, error_of_one(several, statuses[:2]) is several, "of none")
+    other = MPI.Exception(MPI.ERR_OTHER)
+    agree(world, error_of_one(other, statuses) is other, "of no message")

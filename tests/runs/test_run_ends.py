@@ -9,12 +9,13 @@ few.
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from conftest import LONG
-from launch import HERE, MPIRUN, MPITRAIN, Job, lines_in, started, tail, tiny, write_text
+from launch import HERE, MPIRUN, MPITRAIN, Job, lines_in, mpirun, started, tail, tiny, write_text
 
 SIGNALS = ("TERM", "INT", "HUP", "KILL", "STOP")
 TARGETS = ("mpirun", "group", "rank", "watchdog")
@@ -188,3 +189,44 @@ def test_ranks_that_have_lost_the_daemon_of_their_node_end(tmp_path, text):
         send([*daemons, job.process.pid], "KILL")
         took_s, _ = ended(job, ranks, may_train=False)
     assert took_s < GONE_S
+
+
+ENDS_BEFORE_ITS_MESSAGE_IS_READ = """
+import os, signal, sys, time
+import torch
+from mpi4py import MPI
+from mpitrain.comm.base.grid import Grid
+from mpitrain.comm.links import Links
+from mpitrain.comm.mesh import Mesh
+from mpitrain.errors import DeliveryError
+
+world = MPI.COMM_WORLD
+mesh = Mesh(world, Grid({"pp": 2}), {"links": range(2)}, timeout_s=20)
+links = Links(mesh["links"], 2, 4)
+pid = world.bcast(os.getpid(), 1)
+if world.rank == 1:
+    links.send("B", 0, 2, torch.zeros(1 << 20), 0)
+    world.Barrier()
+    os.kill(pid, signal.SIGKILL)
+world.Barrier()
+while os.path.exists(f"/proc/{pid}/exe"):
+    time.sleep(0.01)
+try:
+    links.receive("B", 0, 2, torch.empty(1 << 20), 1).wait()
+except DeliveryError as error:
+    with open(sys.argv[1], "w") as file:
+        file.write(str(error))
+os._exit(0)
+"""
+
+
+def test_a_message_of_a_rank_that_has_ended_is_not_one_that_was_too_long(tmp_path):
+    """A large one is read out of the memory of the rank that sends it (CMA), which is gone by then."""
+    if not (HERE / "mpichversion").exists():
+        pytest.skip("MPICH's launcher can leave the other ranks alone")
+    program, found = tmp_path / "ends.py", tmp_path / "found"
+    program.write_text(ENDS_BEFORE_ITS_MESSAGE_IS_READ)
+    ranks = MPIRUN, "-disable-auto-cleanup", "-n", "2"
+    mpirun(0, *ranks, sys.executable, str(program), str(found), timeout=60)
+    assert found.read_text().startswith("DeliveryError: B2 for stage 0 from rank 1 of links: ")
+    assert "\n" not in found.read_text() and "longer message" not in found.read_text()
