@@ -20,6 +20,6 @@ device/                         buffers of GPUs: whether MPI takes them, and the
 tap                             listens to what is started
 progress                        started operations, and the one place that moves them forward
 meters/                         accounts of axes, clocks, measured link speed
-base/                           the MPI library, the world, grids and nodes, buffers, bytes on the
-                                wire
+base/                           the MPI library and its errors, the world, grids and nodes, buffers,
+                                bytes on the wire
 """

@@ -19,10 +19,11 @@ from os import sched_yield
 from typing import Any, NamedTuple
 
 from mpitrain.comm.base.mpi import MPI
+from mpitrain.comm.base.mpi_errors import error_of_one, of_operation
 from mpitrain.comm.base.world import NOWHERE, ExpectedAction, StatusReporter
 from mpitrain.comm.meters.account import Account
 from mpitrain.comm.meters.clocks import Mark, Spans
-from mpitrain.errors import DeliveryError, HangError, MessageError
+from mpitrain.errors import HangError
 
 # one that has waiting_on(), too, tells which ranks it waits for; any other is a turn in a queue
 Ready = Callable[[], bool]
@@ -79,26 +80,6 @@ def arrived(posted: Sequence[Posted]) -> Ready:
     return Arrived(posted)
 
 
-def error_of_one(error: MPI.Exception, statuses: Sequence[MPI.Status]) -> MPI.Exception:
-    """Return the error of the first message that has one, where MPI says only that one of several has."""
-    if error.Get_error_class() != MPI.ERR_IN_STATUS:
-        return error
-    codes = [status.Get_error() for status in statuses]
-    failed = [code for code in codes if MPI.Get_error_class(code) not in (MPI.SUCCESS, MPI.ERR_PENDING)]
-    return MPI.Exception(failed[0]) if failed else error
-
-
-def _of_operation(what: object, error: MPI.Exception) -> MessageError | DeliveryError:
-    """Return an error of MPI with the operation that it came to."""
-    if error.Get_error_class() == MPI.ERR_TRUNCATE:
-        return MessageError(
-            f"{what}: found a longer message than was due ({error}); "
-            "all ranks need the same configuration and code"
-        )
-    text = " ".join(str(error).split())  # MPICH's has a line for each function
-    return DeliveryError(f"{what}: {text}; the other rank has ended, or MPI can't get at what it sends")
-
-
 class Pending:
     """A started operation. It owns its buffers until wait() returns.
 
@@ -134,7 +115,7 @@ class Pending:
             begin = self.account.clock.mark()
             self._advance()
         except MPI.Exception as error:
-            raise _of_operation(self.what, error) from error
+            raise of_operation(self.what, error) from error
         self._progress.advanced(self, begin)
         return self.done
 
@@ -172,7 +153,7 @@ class Pending:
         try:
             waiting_on: Iterable[int] = getattr(self._ready, "waiting_on", tuple)()
         except MPI.Exception as error:
-            raise _of_operation(self.what, error) from error
+            raise of_operation(self.what, error) from error
         return sorted(rank for rank in waiting_on if rank != self._progress.rank)
 
 

@@ -1,1 +1,1 @@
-"""What lies below all axes: the MPI library, the world, grids and nodes, buffers, bytes on the wire."""
+"""What lies below all axes: the MPI library, its errors, the world, grids and nodes, buffers, bytes sent."""

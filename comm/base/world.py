@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mpitrain.comm.base import cores, launchers, library
 from mpitrain.comm.base.mpi import MPI
+from mpitrain.comm.base.mpi_errors import of_operation
 from mpitrain.errors import InputError, MeshError, MpitrainError, StoppedEarly
 
 if TYPE_CHECKING:
@@ -127,12 +128,12 @@ class World:
                 result = action()
             except (InputError, StoppedEarly) as found:
                 error = found
-        with self.place.waiting(f"for rank 0: {what}"):
+        with self._waiting(f"for rank 0: {what}"):
             state, result, error = self.comm.bcast((OVER, result, error))
         while state != OVER:
             if state == SHARED:
                 self._take_part(what)
-            with self.place.waiting(f"for rank 0: {what}"):
+            with self._waiting(f"for rank 0: {what}"):
                 if state == AT_WORK:
                     self.comm.allreduce(self._is_asked(), MPI.LOR)
                 state, result, error = self.comm.bcast(None)
@@ -157,7 +158,7 @@ class World:
         self, what: str, items: Sequence[Any] | None = None
     ) -> list[tuple[Any, InputError | None]]:
         """Do this rank's part of share(); return all results on rank 0."""
-        with self.place.waiting(f"for rank 0: {what}"):
+        with self._waiting(f"for rank 0: {what}"):
             item = self.comm.scatter(items)
         result = error = None
         try:
@@ -165,7 +166,7 @@ class World:
                 result = self._help(item)
         except InputError as found:
             error = found
-        with self.place.waiting(f"for all ranks: {what}"):
+        with self._waiting(f"for all ranks: {what}"):
             return self.comm.gather((result, error)) or []
 
     def from_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
@@ -174,7 +175,7 @@ class World:
         An error there is that rank's alone, and the end of the job.
         """
         result = action() if self.rank == 0 else None
-        with self.place.waiting(f"for rank 0: {what}"):
+        with self._waiting(f"for rank 0: {what}"):
             return self.comm.bcast(result)
 
     def on_first_of_node(self, what: str, action: Callable[[], Any]) -> Any:
@@ -183,12 +184,12 @@ class World:
         An error there ends the job.
         """
         result = action() if self.node.rank == 0 else None
-        with self.place.waiting(f"for the first rank of this node: {what}"):
+        with self._waiting(f"for the first rank of this node: {what}"):
             return self.node.bcast(result)
 
     def of_node(self, what: str, mine: Any) -> list[Any]:
         """Return what each rank of this node gives, in their order."""
-        with self.place.waiting(f"for the ranks of this node: {what}"):
+        with self._waiting(f"for the ranks of this node: {what}"):
             return self.node.allgather(mine)
 
     def beat(self) -> bool:
@@ -246,17 +247,17 @@ class World:
 
     def all_gather(self, what: str, mine: Any) -> list[Any]:
         """Return what each rank gives."""
-        with self.place.waiting(f"for all ranks: {what}"):
+        with self._waiting(f"for all ranks: {what}"):
             return self.comm.allgather(mine)
 
     def all_to_all(self, what: str, mine: list[Any]) -> list[Any]:
         """Give each rank its item of `mine`, and return what every rank has for this one."""
-        with self.place.waiting(f"for all ranks: {what}"):
+        with self._waiting(f"for all ranks: {what}"):
             return self.comm.alltoall(mine)
 
     def gather(self, what: str, mine: Any) -> list[Any] | None:
         """Return what each rank gives on rank 0, and None on the others."""
-        with self.place.waiting(f"for all ranks: {what}"):
+        with self._waiting(f"for all ranks: {what}"):
             return self.comm.gather(mine)
 
     def scatter(self, what: str, parts: Callable[[], list[Any]]) -> Any:
@@ -267,7 +268,7 @@ class World:
         The others sleep meanwhile: hundreds that poll would leave rank 0 no core.
         """
         found = parts() if self.rank == 0 else None
-        with self.place.waiting(f"for rank 0: {what}"):
+        with self._waiting(f"for rank 0: {what}"):
             ready = self.comm.Ibarrier()
             while not ready.Test():
                 time.sleep(NAP_S)
@@ -275,8 +276,17 @@ class World:
 
     def barrier(self, what: str) -> None:
         """Wait for all ranks."""
-        with self.place.waiting(f"for all ranks: {what}"):
+        with self._waiting(f"for all ranks: {what}"):
             self.comm.Barrier()
+
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Note that this rank waits for others in the block; what MPI can't do there has its name."""
+        try:
+            with self.place.waiting(what):
+                yield
+        except MPI.Exception as error:
+            raise of_operation(what, error) from error
 
     def _names(self, ranks: list[int]) -> str:
         more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""

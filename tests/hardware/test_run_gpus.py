@@ -80,7 +80,7 @@ def test_a_gpu_of_its_own_for_each_rank_is_number_0_of_each(tmp_path, text):
 def test_a_gpu_too_small_for_all_ranks_on_it_is_refused_before_anything_is_written(tmp_path, text):
     """The tiny model keeps about 0.7 MB a rank."""
     device = options({"run.device": "cuda"})
-    command = ["run", *tiny(tmp_path / "run", text, run_steps=1), *device]
+    command = ["run", *tiny(tmp_path / "run", text, run_steps=1, batch_micro=1), *device]
     planted = H100 | {"memory_gib": 0.001, "seen": [["GPU-a"]]}
     (shared,), _ = run(tmp_path, 2, command, **planted)
     assert shared.returncode == 2 and not (tmp_path / "run").exists(), tail(shared.output)

@@ -131,7 +131,7 @@ def test_of_several_messages_the_one_that_failed_says_why(world):
     """MPI says of several only that there is an error in a status."""
     from mpi4py import MPI
 
-    from mpitrain.comm.progress import error_of_one
+    from mpitrain.comm.base.mpi_errors import error_of_one
 
     statuses = [MPI.Status() for _ in range(3)]
     for status, code in zip(statuses, (MPI.SUCCESS, MPI.ERR_PENDING, MPI.ERR_TRUNCATE), strict=True):
@@ -141,3 +141,19 @@ def test_of_several_messages_the_one_that_failed_says_why(world):
     agree(world, error_of_one(several, statuses[:2]) is several, "of none")
     other = MPI.Exception(MPI.ERR_OTHER)
     agree(world, error_of_one(other, statuses) is other, "of no message")
+
+
+def test_what_mpi_cannot_do_for_all_ranks_says_what_it_was_for(world):
+    from mpi4py import MPI
+
+    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.errors import DeliveryError
+
+    class Failing:
+        def allgather(self, mine):
+            raise MPI.Exception(MPI.ERR_OTHER)
+
+    every = World(world, NOWHERE)
+    every.comm = Failing()
+    with pytest.raises(DeliveryError, match=r"^DeliveryError: for all ranks: their sizes: "):
+        every.all_gather("their sizes", 1)

@@ -200,19 +200,17 @@ from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import DeliveryError
 
-world = MPI.COMM_WORLD
-mesh = Mesh(world, Grid({"pp": 2}), {"links": range(2)}, timeout_s=20)
+comm = MPI.COMM_WORLD
+mesh = Mesh(comm, Grid({"pp": 2}), {"links": range(2)}, timeout_s=20)
 links = Links(mesh["links"], 2, 4)
-pid = world.bcast(os.getpid(), 1)
-if world.rank == 1:
-    links.send("B", 0, 2, torch.zeros(1 << 20), 0)
-    world.Barrier()
-    os.kill(pid, signal.SIGKILL)
-world.Barrier()
+pid = comm.bcast(os.getpid(), 0)
+if comm.rank == 0:
+    signal.setitimer(signal.ITIMER_REAL, 0.3)  # it dies of it
+    links.send("F", 1, 2, torch.zeros(1 << 20), 1).wait()
 while os.path.exists(f"/proc/{pid}/exe"):
     time.sleep(0.01)
 try:
-    links.receive("B", 0, 2, torch.empty(1 << 20), 1).wait()
+    links.receive("F", 1, 2, torch.empty(1 << 20), 0).wait()
 except DeliveryError as error:
     with open(sys.argv[1], "w") as file:
         file.write(str(error))
@@ -228,5 +226,5 @@ def test_a_message_of_a_rank_that_has_ended_is_not_one_that_was_too_long(tmp_pat
     program.write_text(ENDS_BEFORE_ITS_MESSAGE_IS_READ)
     ranks = MPIRUN, "-disable-auto-cleanup", "-n", "2"
     mpirun(0, *ranks, sys.executable, str(program), str(found), timeout=60)
-    assert found.read_text().startswith("DeliveryError: B2 for stage 0 from rank 1 of links: ")
+    assert found.read_text().startswith("DeliveryError: F2 for stage 1 from rank 0 of links: ")
     assert "\n" not in found.read_text() and "longer message" not in found.read_text()

@@ -1,0 +1,26 @@
+"""Errors of MPI, with the operation that they came to."""
+
+from collections.abc import Sequence
+
+from mpitrain.comm.base.mpi import MPI
+from mpitrain.errors import DeliveryError, MessageError
+
+
+def error_of_one(error: "MPI.Exception", statuses: "Sequence[MPI.Status]") -> "MPI.Exception":
+    """Return the error of the first message that has one, where MPI says only that one of several has."""
+    if error.Get_error_class() != MPI.ERR_IN_STATUS:
+        return error
+    codes = [status.Get_error() for status in statuses]
+    failed = [code for code in codes if MPI.Get_error_class(code) not in (MPI.SUCCESS, MPI.ERR_PENDING)]
+    return MPI.Exception(failed[0]) if failed else error
+
+
+def of_operation(what: object, error: "MPI.Exception") -> MessageError | DeliveryError:
+    """Return an error of MPI with the operation that it came to."""
+    if error.Get_error_class() == MPI.ERR_TRUNCATE:
+        return MessageError(
+            f"{what}: found a longer message than was due ({error}); "
+            "all ranks need the same configuration and code"
+        )
+    text = " ".join(str(error).split())  # MPICH's has a line for each function
+    return DeliveryError(f"{what}: {text}; the other rank has ended, or MPI can't get at what it sends")
