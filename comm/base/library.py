@@ -8,6 +8,7 @@ from mpitrain.comm.base import launchers
 from mpitrain.comm.base.mpi import MPI
 
 LEVELS = ("single", "funneled", "serialized", "multiple")
+READS_OTHERS = "MPIR_CVAR_CH4_CMA_ENABLE"  # MPICH: whether it reads messages out of other ranks' memory
 
 
 def vendor() -> str:
@@ -63,6 +64,26 @@ def loaded() -> ctypes.CDLL:
     if not ctypes.CDLL(None).dladdr(begin, ctypes.byref(found)) or not found.file:
         return extension  # it finds what its own libraries have, too
     return ctypes.CDLL(os.fsdecode(found.file), mode=os.RTLD_NOW | getattr(os, "RTLD_NOLOAD", 0))
+
+
+class _Extent(ctypes.Structure):
+    """What process_vm_readv(2) takes: where, and how many bytes."""
+
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+def may_read_others() -> bool:
+    """Return whether a process may read another one's memory (process_vm_readv): some containers forbid it.
+
+    By its own memory, which is forbidden with it. Of what Linux has besides (ptrace_scope) MPICH asks itself.
+    """
+    read = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if read is None:  # no Linux, and no MPI that would call it
+        return True
+    here, there = (ctypes.create_string_buffer(1) for _ in range(2))
+    to, of = (ctypes.byref(_Extent(ctypes.addressof(each), 1)) for each in (here, there))
+    one, no_flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    return bool(read(os.getpid(), to, one, of, one, no_flags) == 1)
 
 
 def launcher() -> str | None:

@@ -392,13 +392,16 @@ def start() -> None:
     It is called by ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched.
 
     Where this process has the variables of a rank, and is none, they are removed: MPI would look
-    for a server that isn't there.
+    for a server that isn't there. Where a container forbids processes to read each other's memory, MPICH
+    is told: it would try, and fail at the first large message.
     """
     if MPI.Is_initialized():
         return
     if launchers.inherited() is not None:
         for name in os.environ.keys() - launchers.without_rank(os.environ).keys():
             del os.environ[name]
+    if not library.may_read_others():
+        os.environ.setdefault(library.READS_OTHERS, "0")
     provided = ctypes.c_int()
     ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
     for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):

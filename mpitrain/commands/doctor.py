@@ -121,6 +121,8 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
     if many := launcher_options(library.vendor(), world.node.size, world.node_cores):
         yield "many ranks", many
     yield "shared memory", shared_memory.describe()
+    if not library.may_read_others():
+        yield "in a node", "large messages are copied twice: process_vm_readv is forbidden here"
     yield "largest tag", str(mesh["world"].num_tags)
     yield "bandwidth", bandwidth
 

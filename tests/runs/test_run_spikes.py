@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import spiked
-from conftest import LONG, WITH_LONG
+from conftest import LONG
 from launch import lines_in, loss_lines, several, tail, tiny, write_text
 
 from mpitrain.config import SpikesTable as Settings
@@ -19,6 +19,7 @@ from mpitrain.training.checks.spikes import Spikes
 
 KEYS = dict(run_steps=28, run_save_every=8, run_eval_every=100, schedule_name="constant", optimizer_lr=0.01)
 KEYS |= dict(spikes_window=16, spikes_threshold=5.0)
+NOISE = {"NOISE": "[20]"}
 
 
 def test_a_spike_is_a_loss_far_above_the_median_once_enough_are_known():
@@ -57,46 +58,56 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("spikes") / "text.txt", 60_000)
 
 
-def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_path, text):
-    """Batch 20, which step 21 reads, is noise.
+def train(text, runs):
+    """Train each run to its end, or go on; return their output by name. Batch 20, which step 21 reads, is noise."""
+    commands = [("run", *tiny(path, text, **KEYS, spikes_do=do)) for do, path in runs.items()]
+    done = several(2, *commands, program=Path(spiked.__file__), env=NOISE)
+    assert all(each.returncode == 0 for each in done), tail(done[0].output + done[1].output)
+    return {do: each.output for do, each in zip(runs, done, strict=True)}
 
-    Both runs go on from a copy of the checkpoint of step 16 and end with the same lines.
 
-    So does one in which the gradients of step 21 aren't finite, besides.
-    """
-    runs = {"skip": tmp_path / "skip", "rollback": tmp_path / "rollback"}
-    first = [("run", *tiny(path, text, **KEYS, spikes_do=do)) for do, path in runs.items()]
-    env = {"NOISE": "[20]"}
-    done = several(2, *first, program=Path(spiked.__file__), env=env)
-    assert [each.returncode for each in done] == [0, 0], tail(done[0].output + done[1].output)
-    assert all("step 21 is a spike" in each.output for each in done), tail(done[0].output)
-    assert "rolled back to step 16, rollback 1; 5 batches are not read again" in done[1].output, tail(
-        done[1].output
-    )
-    lines = {do: loss_lines(path) for do, path in runs.items()}
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, text):
+    """Run directories of runs that met the noise, and what they said, by name."""
+    folder = tmp_path_factory.mktemp("whole")
+    runs = {do: folder / do for do in ("skip", "rollback")}
+    return runs, train(text, runs)
+
+
+def lines_of(runs):
+    return {do: loss_lines(path) for do, path in runs.items()}
+
+
+def test_spikes_are_left_out_or_undone(whole):
+    runs, said = whole
+    assert all("step 21 is a spike" in output for output in said.values()), tail(said["skip"])
+    undone = "rolled back to step 16, rollback 1; 5 batches are not read again"
+    assert undone in said["rollback"], tail(said["rollback"])
     assert all(lines_in(path) == 28 for path in runs.values())
     # the first is of step 0
-    assert lines["skip"][:17] == lines["rollback"][:17] and lines["skip"][17:] != lines["rollback"][17:]
-    for path in runs.values():
-        for late in (24, 28):
-            shutil.rmtree(path / "checkpoints" / f"step-{late:08d}")
-    after = several(2, *first, program=Path(spiked.__file__), env=env)
-    assert [each.returncode for each in after] == [0, 0], tail(after[0].output + after[1].output)
-    assert {do: loss_lines(path) for do, path in runs.items()} == lines
-    if not WITH_LONG:
-        return
-    # 24 is behind the spike: it knows of the update left out, or of the data
-    for path in runs.values():
-        shutil.rmtree(path / "checkpoints" / "step-00000028")
-    last = several(2, *first, program=Path(spiked.__file__), env=env)
-    assert all(each.returncode == 0 and "going on after step 24" in each.output for each in last), tail(
-        last[0].output + last[1].output
-    )
-    assert {do: loss_lines(path) for do, path in runs.items()} == lines
+    skip, rollback = lines_of(runs).values()
+    assert skip[:17] == rollback[:17] and skip[17:] != rollback[17:]
+
+
+# 24 is behind the spike: it knows of the update left out, or of the data
+@pytest.mark.parametrize(("step", "later"), [(16, (24, 28)), pytest.param(24, (28,), marks=LONG)])
+def test_a_run_that_goes_on_decides_alike(tmp_path, text, whole, step, later):
+    runs = {do: tmp_path / do for do in whole[0]}
+    for do, path in runs.items():
+        shutil.copytree(whole[0][do], path)
+        for each in later:
+            shutil.rmtree(path / "checkpoints" / f"step-{each:08d}")
+    said = train(text, runs)
+    assert all(f"going on after step {step}" in output for output in said.values()), tail(said["skip"])
+    assert lines_of(runs) == lines_of(whole[0])
+
+
+@LONG
+def test_a_step_that_is_undone_may_have_no_finite_gradients_besides(tmp_path, text, whole):
     overflow = ("run", *tiny(tmp_path / "overflow", text, **KEYS, spikes_do="rollback"))
-    (done,) = several(2, overflow, program=Path(spiked.__file__), env=env | {"OVERFLOW": "21"})
+    (done,) = several(2, overflow, program=Path(spiked.__file__), env=NOISE | {"OVERFLOW": "21"})
     assert "rolled back to step 16" in done.output, tail(done.output)
-    assert loss_lines(tmp_path / "overflow") == lines["rollback"], tail(done.output)
+    assert loss_lines(tmp_path / "overflow") == loss_lines(whole[0]["rollback"]), tail(done.output)
 
 
 @LONG
