@@ -54,10 +54,8 @@ FIELDS = {  # keys of the configuration, and the fields of a layout that they fi
     "parallel.context": "context", "parallel.gather": "gather", "parallel.regather": "regathers",
     "memory.recompute": "recompute", "pipeline.schedule": "schedule", "pipeline.chunks": "chunks",
 }  # fmt: skip
-OFFLOADED = (
-    'nothing fits without memory.offload = "optimizer": what its copies to the host and its update there '
-    "take is not in the times"
-)
+NOT_IN_THE_TIMES = "what its copies to the host and back, and an update there, take is not in the times"
+OFFLOADED = f'nothing fits without memory.offload = "optimizer": {NOT_IN_THE_TIMES}'
 # of the others 0 means that they are open
 MEANING_0 = ("parallel.zero", "parallel.dp_shard", "parallel.regather")
 
@@ -214,6 +212,8 @@ def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tupl
             f'memory.recompute = "{config.memory.recompute}": its time is that of '
             f'"{recompute_of(config.memory.recompute)}"'
         )
+    if config.memory.offload != "none":
+        notes.append(f'memory.offload = "{config.memory.offload}": {NOT_IN_THE_TIMES}')
     layout = StepLayout(
         asked.ranks, config.data.sequence, batch, compute=compute, fused=fused_by(config, rates),
         sequence_parallel=config.parallel.sequence, tp_overlap=0.5 if config.parallel.async_tp else 0.0,

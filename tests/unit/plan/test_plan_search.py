@@ -193,6 +193,13 @@ def test_the_optimizer_is_offloaded_only_where_nothing_else_fits(tmp_path):
     assert "offload" not in planned("--ranks", "8", *words)
 
 
+@pytest.mark.parametrize("offload", ["activations", "optimizer", "all"])
+def test_what_is_offloaded_by_hand_is_said_not_to_be_in_the_times(offload):
+    words = sets("model.preset=llama3.2-1b", "precision.compute=bf16", f"memory.offload={offload}")
+    said = planned("--ranks", "1", "--machine", "h100-80gb", *words)
+    assert f'memory.offload = "{offload}": what its copies to the host and back' in said
+
+
 def test_less_memory_is_kept():
     shape = find_published("llama3-8b")
     for limit in (30e9, 50e9, 80e9):
