@@ -7,6 +7,7 @@ matching         which tensors a model's weights are, and whether all are there
 weight_source    any box of any weight, from a folder or a checkpoint
 beginning        model.init: the model of a run, before torch is loaded
 first_weights    ... and its first weights
+ahead            what comes next is read and cast while this is written, or compared
 writing          which tensors are in which file; writing one
 card             the README of an export
 proof            what was written, read back and compared

@@ -18,6 +18,7 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.errors import InputError, MpitrainError
 from mpitrain.inputs import listed, shown
 from mpitrain.plan.plan import Plan
+from mpitrain.weights.ahead import ahead
 from mpitrain.weights.bits import DTYPES, cast, difference_from_bf16, widened
 from mpitrain.weights.folder import ModelFolder
 from mpitrain.weights.keys import require_same_model
@@ -74,7 +75,7 @@ def read_back(
     source = FolderSource(folder, matched, plan.config)
     digests: dict[str, dict[int, bytes]] = {}
     largest = 0.0
-    for weight, band, kept in _whole_bands([matched.weights[number] for number in share], saved):
+    for weight, band, kept in ahead(_whole_bands([matched.weights[number] for number in share], saved)):
         chunks = Chunks(weight.box.shape, kept.dtype.itemsize)
         mine = digests.setdefault(weight.name, {})
         found = np.empty(band.shape, np.float64 if kept.dtype.itemsize == 8 else np.float32)

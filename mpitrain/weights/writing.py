@@ -18,6 +18,7 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, WeightsError
 from mpitrain.inputs import open_regular, shown
+from mpitrain.weights.ahead import ahead
 from mpitrain.weights.bits import CODES, DTYPES, NAME_OF, all_finite, cast
 from mpitrain.weights.folder import SINGLE
 from mpitrain.weights.header import header_of
@@ -85,15 +86,14 @@ def write_shard(
     with open(open_regular(path, NEW, own=2), "wb", buffering=0) as file:
         file.write(header_of((tensor.name, tensor.code, tensor.shape) for tensor in tensors))
         sent = 0
-        for tensor in tensors:
-            for part in _contents(tensor, saved, config):
-                content = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
-                while content:
-                    content = content[file.write(content) :]
-                each(part.nbytes)
-                if file.tell() - sent >= SEND_BYTES:
-                    start_writeback(file.fileno(), sent, file.tell() - sent)
-                    sent = file.tell()
+        for part in ahead(part for tensor in tensors for part in _contents(tensor, saved, config)):
+            content = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+            while content:
+                content = content[file.write(content) :]
+            each(part.nbytes)
+            if file.tell() - sent >= SEND_BYTES:
+                start_writeback(file.fileno(), sent, file.tell() - sent)
+                sent = file.tell()
         os.fsync(file.fileno())
 
 
