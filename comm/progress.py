@@ -19,7 +19,7 @@ from os import sched_yield
 from typing import Any, NamedTuple
 
 from mpitrain.comm.base.mpi import MPI
-from mpitrain.comm.base.mpi_errors import error_of_one, of_operation
+from mpitrain.comm.base.mpi_errors import error_in_status, error_of_operation
 from mpitrain.comm.base.world import NOWHERE, ExpectedAction, StatusReporter
 from mpitrain.comm.meters.account import Account
 from mpitrain.comm.meters.clocks import Mark, Spans
@@ -63,7 +63,7 @@ class Arrived:
         try:
             return MPI.Request.Testall(self._requests, self._statuses)
         except MPI.Exception as error:
-            raise error_of_one(error, self._statuses) from error
+            raise error_in_status(error, self._statuses) from error
 
     def waiting_on(self) -> set[int]:
         """Return the ranks whose messages haven't arrived, or that haven't taken theirs."""
@@ -115,7 +115,7 @@ class Pending:
             begin = self.account.clock.mark()
             self._advance()
         except MPI.Exception as error:
-            raise of_operation(self.what, error) from error
+            raise error_of_operation(self.what, error) from error
         self._progress.advanced(self, begin)
         return self.done
 
@@ -130,7 +130,8 @@ class Pending:
     def wait(self) -> Any:
         """Wait until the operation is complete and return its result.
 
-        Raises HangError after the time limit.
+        Raises HangError after the time limit, MessageError for a message of another length than was due, and
+        DeliveryError for one that MPI failed to deliver.
         """
         self._progress.wait(self)
         return self._result
@@ -153,7 +154,7 @@ class Pending:
         try:
             waiting_on: Iterable[int] = getattr(self._ready, "waiting_on", tuple)()
         except MPI.Exception as error:
-            raise of_operation(self.what, error) from error
+            raise error_of_operation(self.what, error) from error
         return sorted(rank for rank in waiting_on if rank != self._progress.rank)
 
 

@@ -25,7 +25,9 @@ LONG = pytest.mark.skipif(
     not WITH_LONG,
     reason="MPITRAIN_LONG=1 runs what takes seconds and has a shorter test of its kind",
 )
-LONG_CASE = pytest.mark.skip(reason="MPITRAIN_LONG=1 runs it; other cases have each of its values")
+LONG_CASE = pytest.mark.skip(
+    reason="MPITRAIN_LONG=1 runs it; others, some by that choice too, have its values"
+)
 BY_CHOICE = "MPITRAIN_"  # in the reason of a skip that an environment variable undoes
 LEFT_OUT = ".left-out"  # behind the name of a lane's report
 THINNED = ("unit", "ranks", "hardware")

@@ -8,7 +8,7 @@ from mpitrain.comm.base import launchers
 from mpitrain.comm.base.mpi import MPI
 
 LEVELS = ("single", "funneled", "serialized", "multiple")
-READS_OTHERS = "MPIR_CVAR_CH4_CMA_ENABLE"  # MPICH: whether it reads messages out of other ranks' memory
+READS_OTHERS = "MPIR_CVAR_CH4_CMA_ENABLE"  # MPICH: whether it reads messages where they lie (CMA)
 
 
 def vendor() -> str:
@@ -75,7 +75,8 @@ class _Extent(ctypes.Structure):
 def may_read_others() -> bool:
     """Return whether a process may read another one's memory (process_vm_readv): some containers forbid it.
 
-    By its own memory, which is forbidden with it. Of what Linux has besides (ptrace_scope) MPICH asks itself.
+    MPICH does so with messages of 8 KB and more (cross-memory attach, CMA). The call is tried on this
+    process's own memory, which such a container refuses, too; ptrace_scope MPICH looks at itself.
     """
     read = getattr(ctypes.CDLL(None), "process_vm_readv", None)
     if read is None:  # no Linux, and no MPI that would call it

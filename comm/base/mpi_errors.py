@@ -6,8 +6,11 @@ from mpitrain.comm.base.mpi import MPI
 from mpitrain.errors import DeliveryError, MessageError
 
 
-def error_of_one(error: "MPI.Exception", statuses: "Sequence[MPI.Status]") -> "MPI.Exception":
-    """Return the error of the first message that has one, where MPI says only that one of several has."""
+def error_in_status(error: "MPI.Exception", statuses: "Sequence[MPI.Status]") -> "MPI.Exception":
+    """Return the error of the first message that has one, where MPI says only that one of several has.
+
+    statuses: as the call that failed has left them, one a message.
+    """
     if error.Get_error_class() != MPI.ERR_IN_STATUS:
         return error
     codes = [status.Get_error() for status in statuses]
@@ -15,12 +18,12 @@ def error_of_one(error: "MPI.Exception", statuses: "Sequence[MPI.Status]") -> "M
     return MPI.Exception(failed[0]) if failed else error
 
 
-def of_operation(what: object, error: "MPI.Exception") -> MessageError | DeliveryError:
-    """Return an error of MPI with the operation that it came to."""
+def error_of_operation(what: object, error: "MPI.Exception") -> MessageError | DeliveryError:
+    """Return what to raise for an error of MPI. what: the operation, or the agreement, that it came to."""
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return MessageError(
             f"{what}: found a longer message than was due ({error}); "
             "all ranks need the same configuration and code"
         )
     text = " ".join(str(error).split())  # MPICH's has a line for each function
-    return DeliveryError(f"{what}: {text}; the other rank has ended, or MPI can't get at what it sends")
+    return DeliveryError(f"{what}: {text}; another rank has ended, or MPI can't read what it sends")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mpitrain.comm.base import cores, launchers, library
 from mpitrain.comm.base.mpi import MPI
-from mpitrain.comm.base.mpi_errors import of_operation
+from mpitrain.comm.base.mpi_errors import error_of_operation
 from mpitrain.errors import InputError, MeshError, MpitrainError, StoppedEarly
 
 if TYPE_CHECKING:
@@ -281,12 +281,15 @@ class World:
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """Note that this rank waits for others in the block; what MPI can't do there has its name."""
+        """Note that this rank waits for others in the block.
+
+        An error of MPI there becomes a DeliveryError that says for what they waited.
+        """
         try:
             with self.place.waiting(what):
                 yield
         except MPI.Exception as error:
-            raise of_operation(what, error) from error
+            raise error_of_operation(what, error) from error
 
     def _names(self, ranks: list[int]) -> str:
         more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
@@ -393,7 +396,7 @@ def start() -> None:
 
     Where this process has the variables of a rank, and is none, they are removed: MPI would look
     for a server that isn't there. Where a container forbids processes to read each other's memory, MPICH
-    is told: it would try, and fail at the first large message.
+    is set not to: its first large message would fail.
     """
     if MPI.Is_initialized():
         return

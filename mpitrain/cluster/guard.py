@@ -59,7 +59,7 @@ from mpitrain.errors import (
 LOOK_S = 0.25
 READY_S = 20.0  # for a process to start, on a node where all ranks do
 VERDICT_S = 15.0  # for the watchdog to report and end the job; then a rank does it itself
-# for the watchdog to name a rank that is gone, before one that got no more of it reports that
+# that a rank whose message has failed waits: the other one may be gone, and the watchdog names it
 MISS_S = 1.0
 # Open MPI sends SIGTERM when another rank has failed, SIGKILL 2 s later; who lives longer was asked
 # by somebody else

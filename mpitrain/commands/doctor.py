@@ -122,7 +122,7 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
         yield "many ranks", many
     yield "shared memory", shared_memory.describe()
     if not library.may_read_others():
-        yield "in a node", "large messages are copied twice: process_vm_readv is forbidden here"
+        yield "in a node", "large messages are copied twice: process_vm_readv (CMA) is forbidden here"
     yield "largest tag", str(mesh["world"].num_tags)
     yield "bandwidth", bandwidth
 

@@ -131,16 +131,16 @@ def test_of_several_messages_the_one_that_failed_says_why(world):
     """MPI says of several only that there is an error in a status."""
     from mpi4py import MPI
 
-    from mpitrain.comm.base.mpi_errors import error_of_one
+    from mpitrain.comm.base.mpi_errors import error_in_status
 
     statuses = [MPI.Status() for _ in range(3)]
     for status, code in zip(statuses, (MPI.SUCCESS, MPI.ERR_PENDING, MPI.ERR_TRUNCATE), strict=True):
         status.Set_error(code)
     several = MPI.Exception(MPI.ERR_IN_STATUS)
-    agree(world, error_of_one(several, statuses).Get_error_class() == MPI.ERR_TRUNCATE, "of the third")
-    agree(world, error_of_one(several, statuses[:2]) is several, "of none")
+    agree(world, error_in_status(several, statuses).Get_error_class() == MPI.ERR_TRUNCATE, "of the third")
+    agree(world, error_in_status(several, statuses[:2]) is several, "of none")
     other = MPI.Exception(MPI.ERR_OTHER)
-    agree(world, error_of_one(other, statuses) is other, "of no message")
+    agree(world, error_in_status(other, statuses) is other, "of no message")
 
 
 def test_what_mpi_cannot_do_for_all_ranks_says_what_it_was_for(world):
