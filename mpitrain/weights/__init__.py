@@ -9,6 +9,7 @@ beginning        model.init: the model of a run, before torch is loaded
 first_weights    ... and its first weights
 ahead            what comes next is read and cast while this is written, or compared
 writing          which tensors are in which file; writing one
+syncing          a thread that syncs what is written
 card             the README of an export
 proof            what was written, read back and compared
 logits           the same logits by transformers, in a child process

@@ -53,15 +53,18 @@ def difference_from_bf16(exact: np.ndarray, rounded: np.ndarray) -> float | None
     2^16 apart.
     """
     apart = rounded.view(np.int32) - exact.view(np.int32)
-    if not apart.any():
+    low, high = int(apart.min(initial=0)), int(apart.max(initial=0))
+    if low == high == 0:
         return 0.0
     half = 1 << (SHIFT - 1)
-    if apart.min() < -half or apart.max() > half:
+    bits = rounded.view(np.uint32)
+    if low < -half or high > half or np.bitwise_or.reduce(bits, axis=None) & ((1 << SHIFT) - 1):
         return None
-    halfway = rounded.view(np.uint32)[np.abs(apart) == half]
-    if ((halfway >> SHIFT) & 1).any() or (rounded.view(np.uint32) & ((1 << SHIFT) - 1)).any():
-        return None
-    difference = rounded - exact
+    if half in (-low, high):
+        halfway = bits[np.abs(apart, out=apart) == half]
+        if ((halfway >> SHIFT) & 1).any():
+            return None
+    difference = np.subtract(rounded, exact, out=apart.view(np.float32))
     return float(max(difference.max(), -difference.min()))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from mpitrain.checkpoint.arrays import digest
+from mpitrain.checkpoint.arrays import LogicalArray, digest
 from mpitrain.checkpoint.boxes import Box, Chunks
 from mpitrain.checkpoint.dtypes import BF16, NAMES
 from mpitrain.checkpoint.reader import Checkpoint
@@ -72,14 +72,15 @@ def read_back(
 
     Raises ExportError for the first number that differs.
     """
+    weights = [matched.weights[number] for number in share]
     source = FolderSource(folder, matched, plan.config)
     digests: dict[str, dict[int, bytes]] = {}
     largest = 0.0
-    for weight, band, kept in ahead(_whole_bands([matched.weights[number] for number in share], saved)):
+    # each is read by a thread of its own
+    pairs = zip(ahead(_whole_bands(weights, saved)), ahead(_bands_of(source, weights, saved)), strict=True)
+    for (weight, band, kept), found in pairs:
         chunks = Chunks(weight.box.shape, kept.dtype.itemsize)
         mine = digests.setdefault(weight.name, {})
-        found = np.empty(band.shape, np.float64 if kept.dtype.itemsize == 8 else np.float32)
-        source.read(weight.name, band, found)
         largest = max(largest, _compare(weight, band, kept, found, folder.entry(weight.tensors[0]).code))
         for chunk in chunks.inside(band):
             mine[chunk] = digest(found[chunks.box(chunk).seen_from(band)])
@@ -89,14 +90,28 @@ def read_back(
 
 def _whole_bands(weights: Sequence[Weight], saved: Checkpoint) -> Iterator[tuple[Weight, Box, np.ndarray]]:
     """Yield runs of rows of weights as the checkpoint has them, held against its digests."""
+    for weight, band, array in _all_bands(weights, saved):
+        kept = saved.read(PARAMETERS + weight.name, _slices(band))
+        own = Chunks(array.shape, array.dtype.itemsize)
+        _require_whole(saved, array.digests, own, band, kept, weight)
+        yield weight, band, kept
+
+
+def _bands_of(source: FolderSource, weights: Sequence[Weight], saved: Checkpoint) -> Iterator[np.ndarray]:
+    """Yield the same runs of rows as the folder has them."""
+    for weight, band, array in _all_bands(weights, saved):
+        found = np.empty(band.shape, np.float64 if array.dtype.itemsize == 8 else np.float32)
+        source.read(weight.name, band, found)
+        yield found
+
+
+def _all_bands(weights: Sequence[Weight], saved: Checkpoint) -> Iterator[tuple[Weight, Box, LogicalArray]]:
+    """Yield runs of rows of weights, each of whole chunks, with the array of the checkpoint."""
     for weight in weights:
         array = saved.array(PARAMETERS + weight.name)
-        own = Chunks(array.shape, array.dtype.itemsize)
         row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
         for band in bands(weight.box, row_bytes, Chunks(weight.box.shape, array.dtype.itemsize).rows):
-            kept = saved.read(PARAMETERS + weight.name, _slices(band))
-            _require_whole(saved, array.digests, own, band, kept, weight)
-            yield weight, band, kept
+            yield weight, band, array
 
 
 def _slices(box: Box) -> tuple[slice, ...]:

@@ -7,6 +7,7 @@ lies otherwise than here, that tensor.
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from mpitrain.weights.bits import CODES, DTYPES, NAME_OF, all_finite, cast
 from mpitrain.weights.folder import SINGLE
 from mpitrain.weights.header import header_of
 from mpitrain.weights.matching import Weight, tensors_of
+from mpitrain.weights.syncing import Syncing
 from mpitrain.weights.weight_source import bands
 
 Each = Callable[[int], object]
@@ -77,13 +79,14 @@ def shards_of(tensors: Sequence[OutTensor], most_bytes: int) -> dict[str, list[O
 
 
 def write_shard(
-    path: Path, tensors: Sequence[OutTensor], saved: Checkpoint, config: Config, each: Each
+    path: Path, tensors: Sequence[OutTensor], saved: Checkpoint, config: Config, syncing: Syncing, each: Each
 ) -> None:
-    """Write a file that isn't there yet, and sync it. Raises OSError and InputError.
+    """Write a file that isn't there yet, and have it synced. Raises OSError and InputError.
 
     each: hears how many bytes were written.
     """
-    with open(open_regular(path, NEW, own=2), "wb", buffering=0) as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(open(open_regular(path, NEW, own=2), "wb", buffering=0))
         file.write(header_of((tensor.name, tensor.code, tensor.shape) for tensor in tensors))
         sent = 0
         for part in ahead(part for tensor in tensors for part in _contents(tensor, saved, config)):
@@ -94,7 +97,8 @@ def write_shard(
             if file.tell() - sent >= SEND_BYTES:
                 start_writeback(file.fileno(), sent, file.tell() - sent)
                 sent = file.tell()
-        os.fsync(file.fileno())
+        stack.pop_all()
+        syncing.add(path, file)
 
 
 def _contents(tensor: OutTensor, saved: Checkpoint, config: Config) -> Iterator[np.ndarray]:

@@ -2,6 +2,7 @@
 whole or isn't there; what it must refuse.
 """
 
+import errno
 import json
 import os
 import signal
@@ -135,6 +136,24 @@ def test_an_export_that_is_killed_leaves_nothing_by_its_name(tmp_path, model):
             return
     assert command("export", tmp_path / "run", "--to", out, "--no-prove").returncode == 0
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+
+
+def test_an_export_that_does_not_reach_the_disk_is_refused_and_leaves_nothing(tmp_path, model, monkeypatch):
+    """A file system over a network says so when a file is synced."""
+    from mpitrain.commands.ckpt.team import TeamOfOne
+    from mpitrain.commands.weights import exporting
+    from mpitrain.errors import WeightsError
+    from mpitrain.weights import syncing
+
+    def fail(descriptor):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    assert command("import", model, "--to", tmp_path / "run").returncode == 0
+    monkeypatch.setattr(syncing.os, "fsync", fail)
+    options = exporting.ExportOptions(prove=False)
+    with pytest.raises(WeightsError, match=r"model\.safetensors: Disk quota exceeded; free some space"):
+        exporting.main(TeamOfOne(), str(tmp_path / "run"), str(tmp_path / "out"), options, print)
+    assert sorted(os.listdir(tmp_path)) == ["model", "run"]
 
 
 def test_a_target_that_is_there_is_left_as_it_is(tmp_path, model):

@@ -12,7 +12,7 @@ import re
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +58,7 @@ from mpitrain.weights.header import parsed
 from mpitrain.weights.keys import config_json, plan_on_one_rank
 from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of
 from mpitrain.weights.proof import ExportError, ReadBack, digest_of, opened, read_back
+from mpitrain.weights.syncing import Syncing
 from mpitrain.weights.writing import NEW, OutTensor, shards_of, tensors_to_write, write_shard
 
 Rows = list[tuple[str, str]]  # of the table of the proof
@@ -137,21 +138,21 @@ def main(
             "planning the files", lambda: _planned(source, out, options.dtype, most_bytes)
         )
         team.on_first_rank("making the folder", lambda: _begin(out, written))
-        try:
-            with ProgressBar(
-                f"exporting step {saved.step}", written.num_bytes // team.size, team.rank
-            ) as progress:
-                team.on_every_rank("writing shards", lambda: _write(written, source, team, progress.add))
-            team.on_first_rank("writing config.json", lambda: _write_others(written, source))
-        except InputError:
-            team.on_first_rank("removing what was written", lambda: remove(written.path))
-            raise
-        wrote_s = time.monotonic() - begin_s
-        rows = _prove(team, written, source, options.prove)
+        with Syncing() as syncing:
+            try:
+                _write_all(team, written, source, syncing)
+                wrote_s = time.monotonic() - begin_s
+                rows = _prove(team, written, source, options.prove)
+                team.on_every_rank("syncing shards", lambda: _sync(written, syncing))
+            except InputError:
+                # a file that is open stays in a folder of NFS
+                team.on_every_rank("closing shards", syncing.close)
+                team.on_first_rank("removing what was written", lambda: remove(written.path))
+                raise
         team.on_first_rank("giving it its name", lambda: _publish(written.path, out))
     if team.rank == 0:
         total_s = time.monotonic() - begin_s
-        rows.append(("time", f"{wrote_s:.1f} s to write, {total_s - wrote_s:.1f} s to prove"))
+        rows.append(("time", f"{wrote_s:.1f} s to write, {total_s - wrote_s:.1f} s to sync and prove"))
         say(f"step {saved.step} is in {shown(out)}, read back and equal:\n{table(rows)}")
         for spec in left_out(source.plan)[:1]:
             say(f"left out: {len(left_out(source.plan))} weights for further tokens, as {spec.name}")
@@ -235,17 +236,26 @@ def _begin(out: Path, written: ExportPlan) -> None:
 # ---------------------------------------------------------------- writing
 
 
+def _write_all(team: Team, written: ExportPlan, source: ExportSource, syncing: Syncing) -> None:
+    """Write all files of the folder. Collective."""
+    title = f"exporting step {source.saved.step}"
+    with ProgressBar(title, written.num_bytes // team.size, team.rank) as progress:
+        team.on_every_rank("writing shards", lambda: _write(written, source, team, syncing, progress.add))
+    team.on_first_rank("writing config.json", lambda: _write_others(written, source, syncing))
+
+
 def _write(
     written: ExportPlan,
     source: ExportSource,
     team: Team,
+    syncing: Syncing,
     each: Callable[[int], object],
 ) -> None:
     """Write this rank's files."""
     mine = list(written.shards.items())[team.rank :: team.size]
     for name, tensors in mine:
         try:
-            write_shard(written.path / name, tensors, source.saved, source.config, each)
+            write_shard(written.path / name, tensors, source.saved, source.config, syncing, each)
         except OSError as error:
             raise WeightsError(
                 f"{shown(written.path / name)}: {shown(error.strerror)}; free some space, or give another "
@@ -253,7 +263,7 @@ def _write(
             ) from None
 
 
-def _write_others(written: ExportPlan, source: ExportSource) -> None:
+def _write_others(written: ExportPlan, source: ExportSource, syncing: Syncing) -> None:
     """Write all but the weights."""
     ends = _ends(source)
     described = config_json(source.config, NAMED[written.dtype], source.carried, ends)
@@ -268,13 +278,26 @@ def _write_others(written: ExportPlan, source: ExportSource) -> None:
     files["README.md"] = card(source.config, source.saved, written.dtype, facts, _data(source)).encode()
     try:
         for name, content in files.items():
-            with open(open_regular(written.path / name, NEW, own=2), "wb") as file:
+            with ExitStack() as stack:
+                file = stack.enter_context(open(open_regular(written.path / name, NEW, own=2), "wb"))
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
-        sync_folder(written.path)
+                stack.pop_all()
+                syncing.add(written.path / name, file)
     except OSError as error:
         raise WeightsError(f"{shown(written.path)}: {shown(error.strerror)}; free some space") from None
+
+
+def _sync(written: ExportPlan, syncing: Syncing) -> None:
+    """Wait until this rank's files are on the disk: most of it is done while they are read back."""
+    try:
+        syncing.wait()
+        sync_folder(written.path)
+    except OSError as error:
+        where = error.filename or written.path
+        raise WeightsError(
+            f"{shown(where)}: {shown(error.strerror)}; free some space, or give another folder"
+        ) from None
 
 
 def _json(tree: Mapping[str, Any]) -> bytes:
