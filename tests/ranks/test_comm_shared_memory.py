@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import agree
+from conftest import LONG, agree
 from launch import MPIRUN, environment, finished
 from mounts import CONTAINER, may_mount
 
@@ -55,7 +55,7 @@ def in_container(size, ranks, *command):
         ("1g", 4, 25, "windows ['tp', 'dp'] lent 1 refused []"),
         # each of two groups alone would fit
         ("200m", 4, 25, "windows ['tp', 'dp'] lent 0 refused ['dp']"),
-        ("64m", 8, 1, "windows [] lent 0 refused ['tp', 'dp']"),
+        pytest.param("64m", 8, 1, "windows [] lent 0 refused ['tp', 'dp']", marks=LONG),
     ],
 )
 def test_no_more_is_taken_than_there_is(tmp_path, size, ranks, megabytes, expected):

@@ -79,7 +79,9 @@ CASES = [
 LONGER = [
     (2, "dense", "tp=2 sequence=false model.mtp=1"), (2, "documents", "cp=2 context=gather"),
     (2, "experts", "dp=2 ep=2 comm.node_ranks=1"), (4, "experts", "dp=4 ep=4 comm.node_ranks=2"),
-    (4, "dense", "tp=2 cp=2"),
+    (4, "dense", "tp=2 cp=2"), (4, "experts", "dp=4 ep=4 comm.node_ranks=2 experts.wire=bf16"),
+    (2, "experts", "dp=2 etp=2 experts.buffer=0.5"), (1, "selective", "dp=1"), (1, "segments", "dp=1"),
+    (1, "bf16", "dp=1"),
 ]  # fmt: skip
 
 # ---------------------------------------------------------------- torch's list, as names of aten

@@ -41,6 +41,8 @@ LONGER = [
     (2, "tp=2 async_tp=true", 0), (2, "tp=2 sequence=false", 0), (2, "cp=2 context=ring", 0),
     (2, "cp=2 context=ulysses", 0), (2, "cp=2 context=gather", 0), (4, "tp=2 dp=2 zero=2", 0),
     (4, "tp=2 dp=2 zero=2", 5), (4, "cp=4 context=zigzag", 0), (4, "cp=4 context=zigzag", 5),
+    (4, "cp=2 tp=2 context=gather", 5), (2, "dp=2 zero=3", 0), (1, "memory.recompute=full", 0),
+    (1, "memory.recompute=selective", 0), (1, "pipeline.schedule=seq1f1b", 0),
 ]  # fmt: skip
 CASES = CASES if EVERY else but_for(covering(CASES, features, lambda case: case[0]), LONGER)
 

@@ -56,7 +56,7 @@ def differing(found, expected):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda keys: keys[0])
-@pytest.mark.parametrize("layout", ["dp=2", "dp=2 pp=2", "dp=2 tp=2"])
+@pytest.mark.parametrize("layout", ["dp=2", "dp=2 pp=2", pytest.param("dp=2 tp=2", marks=LONG)])
 def test_the_bits_are_the_same_for_every_stage_of_zero(world, layout, optimizer):
     from training import resolved
 
@@ -156,11 +156,8 @@ def test_the_second_moment_follows_small_gradients(alone, beta2):
     assert (narrow["weight"] - exact["weight"]).norm() < 0.05 * exact["weight"].norm()
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [OPTIMIZERS[0], *(pytest.param(keys, marks=LONG) for keys in OPTIMIZERS[1:])],
-    ids=lambda keys: keys[0],
-)
+@LONG
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda keys: keys[0])
 def test_the_loss_follows_that_of_fp32_moments(alone, optimizer):
     import shutil
     from pathlib import Path

@@ -4,7 +4,7 @@ The bits of a run without, however the state is divided, and after a restart.
 """
 
 import pytest
-from conftest import EVERY, WITH_LONG, agree
+from conftest import EVERY, WITH_LONG, agree, but_for
 
 pytestmark = [pytest.mark.mpi, pytest.mark.few_ranks]
 
@@ -28,7 +28,10 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(
     ("layout", "choice"),
-    [(layout, choice) for layout, choices in LAYOUTS.items() for choice in choices],
+    but_for(
+        [(layout, choice) for layout, choices in LAYOUTS.items() for choice in choices],
+        [("dp=2 tp=2", CHOICES[1])],
+    ),
     ids=lambda each: each if isinstance(each, str) else ",".join(each) or "adamw",
 )
 def test_offloading_shows_in_no_bit(world, layout, choice, monkeypatch):

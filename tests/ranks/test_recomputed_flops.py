@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import but_for
 from launch import MPITRAIN, mpirun
 
 from mpitrain import config as settings
@@ -57,7 +58,7 @@ def test_attention_that_stands_alone_is_kept_by_selective_recomputation(given):
 
 @pytest.mark.mpi
 @pytest.mark.sizes(1)
-@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize("mode", but_for(MODES[1:], ["full"]))
 def test_torch_counts_as_many_in_a_step(world, mode):
     """The products that torch runs more than without recomputation. torch counts masked scores, too."""
     products, attention = _counted(world, mode)

@@ -42,7 +42,7 @@ LAYOUTS = {
     "bf16": (("precision.compute=bf16", "parallel.dp=4", "parallel.zero=2", "parallel.reduce=microbatch"), 4),
 }
 
-SIMILAR = "bf16", "cp", "pp", "muon", "zero-1"  # others have copies where these have
+SIMILAR = "bf16", "cp", "pp", "muon", "zero-1", "dualpipe", "ep"  # others have copies where these have
 
 
 def everyone(world):

@@ -78,7 +78,8 @@ if not EVERY:
     CASES = covering(CASES, features if WITH_LONG else keys_of, lambda case: case[1])
     LONGER = [
         ("llama", 4, "cp=2 tp=2 context=gather"), ("llama", 4, "cp=2 context=zigzag tp=2 async_tp=true"),
-        ("glm-4.5", 4, "tp=2 ep=4"),
+        ("glm-4.5", 4, "tp=2 ep=4"), ("glm-4.5", 4, "ep=2 dp=2 pp=2 zero=2"),
+        ("gpt2", 4, "cp=2 context=ulysses dp=2"), ("llama", 2, "tp=2 memory.recompute=selective"),
     ]  # fmt: skip
     CASES = but_for(CASES, [case for case in LONGER if case in CASES])
 

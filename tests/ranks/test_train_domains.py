@@ -7,7 +7,7 @@ once a step, and else the same to 1e-12 in fp64.
 """
 
 import pytest
-from conftest import EVERY, agree, but_for
+from conftest import EVERY, LONG, agree, but_for
 from training import of_tensors, one_step, resolved, train, trained
 
 pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.few_ranks]
@@ -47,7 +47,12 @@ CHOICES += [("cp", "dp", zero, ("parallel.reduce=microbatch",)) for zero in (1, 
 CHOICES += [("cp", "dp", zero, ("numerics.reproducible=layout",)) for zero in (1, 2, 3) if EVERY or zero == 3]
 
 
-LONGER = [("cp", "dp", 1, ()), ("cp", "dp", 2, ("parallel.reduce=microbatch",))]
+LONGER = [
+    ("cp", "dp", 1, ()),
+    ("cp", "dp", 2, ("parallel.reduce=microbatch",)),
+    ("cp", "dp", 2, ("optimizer.name=muon",)),
+    ("dp", "cp", 2, ()),
+]
 
 
 @pytest.mark.parametrize(("shard", "replicate", "zero", "extra"), but_for(CHOICES, LONGER), ids=str)
@@ -84,7 +89,7 @@ def shares(actor):
     return found
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("zero", [pytest.param(1, marks=LONG), 2, 3])
 def test_the_state_that_was_predicted_is_allocated(world, divided, zero):
     if world.size != 4:
         pytest.skip("runs on 4 ranks")

@@ -45,7 +45,9 @@ ENOUGH = (
 CASES = CASES if EVERY else [(size, layout) for size, layout in CASES if layout in ENOUGH]
 LONGER = [
     (2, "cp=2 context=zigzag memory.recompute=full"), (4, "cp=2 tp=2 context=ulysses"),
-    (4, "cp=4 context=ring"),
+    (4, "cp=4 context=ring"), (2, "cp=2 context=ring"), (2, "tp=2 async_tp=true"),
+    (2, "cp=2 context=gather memory.recompute=selective"), (2, "tp=2 sequence=false"),
+    (2, "pp=2 pipeline.schedule=dualpipe batch.micro=2"),
 ]  # fmt: skip
 
 

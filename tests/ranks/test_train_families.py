@@ -193,7 +193,16 @@ def features(case):
     )
 
 
-LONGER = [("normed", 4, "cp=2 context=gather tp=2"), ("sinking", 4, "cp=4 context=ulysses")]
+LONGER = [
+    ("normed", 4, "cp=2 context=gather tp=2"),
+    ("normed", 2, "cp=2 context=zigzag"),
+    ("sinking", 2, "dp=2 zero=1 data.documents=separate"),
+    ("sinking", 4, "cp=4 context=ulysses"),
+    ("sinking", 4, "cp=2 context=zigzag tp=2 async_tp=true"),
+    ("sinking", 4, "tp=4 sequence=false"),
+    ("latent", 2, "model.mtp=2 dp=2 zero=2 data.documents=separate model.tied=false"),
+    ("qwen3-moe", 4, "ep=2 etp=2 tp=2"),
+]
 CASES = CASES if EVERY else but_for(covering(CASES, features, lambda case: case[1]), LONGER)
 
 

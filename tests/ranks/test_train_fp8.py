@@ -26,6 +26,7 @@ SAME = {
     ],
     4: [("parallel.pp=4",), ("parallel.pp=2", "pipeline.schedule=zbv", "parallel.dp=2", "parallel.zero=3")],
 }
+SAME_LONGER = [(2, SAME[2][1]), (2, SAME[2][3]), (4, ("parallel.pp=4",))]
 CLOSE = {
     2: [
         ("parallel.tp=2",),
@@ -52,7 +53,10 @@ def name_of(value):
 ONE = ("parallel.dp=1", FP8, SINGLE)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=name_of)
+# a pipeline's case recomputes all
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=[LONG] * (mode in (MODES[0], MODES[2]))) for mode in MODES], ids=name_of
+)
 def test_the_bits_are_the_same_however_memory_is_saved(world, mode):
     if world.size > 1:
         pytest.skip("one rank tells")
@@ -62,7 +66,7 @@ def test_the_bits_are_the_same_however_memory_is_saved(world, mode):
 
 
 @pytest.mark.sizes(2)
-@pytest.mark.parametrize(("size", "layout"), but_for(every(SAME), [(4, ("parallel.pp=4",))]), ids=name_of)
+@pytest.mark.parametrize(("size", "layout"), but_for(every(SAME), SAME_LONGER), ids=name_of)
 def test_the_bits_are_those_of_one_rank_for_every_pipeline(world, size, layout):
     """With dp, of dp alone: sums over ranks come in another order than on one."""
     if world.size != size:
@@ -74,6 +78,7 @@ def test_the_bits_are_those_of_one_rank_for_every_pipeline(world, size, layout):
     agree(world, same(found, expected), f"{found[0]} instead of {expected[0]}")
 
 
+@LONG  # a pipeline's case has ZeRO-3
 def test_the_bits_are_the_same_for_every_stage_of_zero(world):
     if world.size != 2:
         pytest.skip("2 ranks tell")
@@ -87,7 +92,7 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world):
 
 @pytest.mark.parametrize(
     ("size", "layout"),
-    but_for(every(CLOSE), [(4, ("parallel.tp=2", "parallel.async_tp=true", "parallel.cp=2"))]),
+    but_for(every(CLOSE), [(4, layout) for layout in CLOSE[4]]),
     ids=name_of,
 )
 def test_layouts_that_divide_tensors_stay_close_to_one_rank(world, size, layout):

@@ -29,9 +29,9 @@ KEPT = (
 )
 OTHERS = [kept for kept in KEPT if kept != KEPT[1]]
 SIMILAR = "plain", "bf16", "fp8", "segments", "muon", "documents", "further tokens"  # leave what others leave
-FEW = [pytest.param(kind, KEPT[1], "torch's", marks=[LONG] * (kind in SIMILAR)) for kind in KINDS] + list(
-    product(["plain"], OTHERS, ["ours"])
-)
+FEW = [pytest.param(kind, KEPT[1], "torch's", marks=[LONG] * (kind in SIMILAR)) for kind in KINDS] + [
+    pytest.param("plain", kept, "ours", marks=[LONG] * ("offload" not in kept)) for kept in OTHERS
+]
 # whose rows no buffer fits
 ALL = [case for case in product(KINDS, KEPT, ("ours", "torch's")) if case[:2] != ("experts", KEPT[3])]
 

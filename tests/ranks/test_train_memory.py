@@ -1,7 +1,7 @@
 """What `mpitrain memory` predicts is what a rank allocates."""
 
 import pytest
-from conftest import EVERY, WITH_LONG, agree
+from conftest import EVERY, WITH_LONG, agree, but_for
 from training import of_tensors, one_step
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.few_ranks]
@@ -148,9 +148,15 @@ BETWEEN = [
         "parallel.zero=3 parallel.dp_shard=2",
     )
 ]
+BETWEEN_LONGER = [
+    "comm.levels=auto comm.transport=auto parallel.zero=1",
+    "comm.levels=auto comm.transport=auto parallel.zero=2 precision.compute=bf16",
+]
 
 
-@pytest.mark.parametrize("settings", [each for n, each in enumerate(BETWEEN) if EVERY or n % 3 != 2])
+@pytest.mark.parametrize(
+    "settings", but_for([each for n, each in enumerate(BETWEEN) if EVERY or n % 3 != 2], BETWEEN_LONGER)
+)
 def test_what_sums_and_gathers_over_nodes_hold_is_predicted(world, settings):
     """On two nodes of two ranks.
 
@@ -168,9 +174,22 @@ def test_what_sums_and_gathers_over_nodes_hold_is_predicted(world, settings):
 
 
 LARGE = ("model.layers=8", "model.width=64", "model.vocab=256", "data.sequence=64", "batch.global=8")
+HELD_LONGER = [
+    (2, "parallel.tp=2 parallel.async_tp=true memory.offload=activations"),
+    (2, "parallel.pp=2 pipeline.schedule=seq1f1b pipeline.segments=4 memory.recompute=none"),
+    (2, "parallel.tp=2 parallel.regather=true batch.micro=2 model.family=olmo2"),
+    (2, "parallel.tp=2 parallel.sequence=false"),
+    (2, "parallel.cp=2 parallel.context=gather"),
+    (2, "parallel.pp=2 precision.compute=fp16"),
+    (4, "parallel.pp=2 parallel.tp=2 pipeline.schedule=zb-h1 data.documents=separate"),
+    (4, "parallel.pp=4 pipeline.schedule=v-half"),
+]
 
 
-@pytest.mark.parametrize(("size", "settings"), [(size, settings) for size in HELD for settings in HELD[size]])
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    but_for([(size, settings) for size in HELD for settings in HELD[size]], HELD_LONGER),
+)
 def test_the_activations_that_were_predicted_are_held(world, size, settings):
     """Within 5%, at the peak of a step.
 

@@ -105,7 +105,8 @@ CASES = [
 ]
 LONGER = [
     (1, 0, "microbatch"), (2, 0, "microbatch"), (2, 0, "sequence"), (2, 1, "bias"), (2, 2, "microbatch"),
-    (2, 3, "global"), (2, 4, "sequence"), (2, 5, "global"), (4, 1, "global"),
+    (2, 3, "global"), (2, 4, "sequence"), (2, 5, "global"), (4, 1, "global"), (2, 0, "capacity"),
+    (2, 2, "sequence"), (2, 3, "bias"), (2, 5, "bias"),
 ]  # fmt: skip
 
 

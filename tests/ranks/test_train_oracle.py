@@ -101,6 +101,7 @@ for tp, kind, dp, pp, tied in (
     cp = 2 if kind and not (kind == "ulysses" and tp == 4) else 1
     layouts = [(tp, cp, kind if cp > 1 else "ring", dp, pp, tied, kv_heads) for kv_heads in (1, 2, 4)]
     ASYNCHRONOUS += [layout for layout in layouts if tp * cp * dp * pp <= 8 and layout not in ASYNCHRONOUS]
+CHUNKS_LONGER = [(4, 1, "ring", 1, 1, "true", 2), (2, 1, "ring", 2, 1, "false", 1)]
 SEPARATE = [  # (dp, pp, tp, cp, how layers or sequences are divided, schedule)
     (1, 1, 1, 1, "sequence=true", "1f1b"),
     (1, 1, 1, 1, "sequence=true", "seq1f1b"),
@@ -128,7 +129,8 @@ for degrees in itertools.product((1, 2, 4), repeat=4) if EVERY else ():
     SEPARATE += [(*degrees, *way) for way in ways if (*degrees, *way) not in SEPARATE]
 SEPARATE_LONGER = [
     (2, 1, 2, 1, "async_tp=true", "1f1b"), (1, 1, 2, 1, "sequence=false", "1f1b"),
-    (1, 4, 1, 1, "sequence=true", "1f1b"),
+    (1, 4, 1, 1, "sequence=true", "1f1b"), (1, 1, 1, 2, "context=ulysses", "1f1b"),
+    (1, 2, 1, 2, "context=gather", "zbv"),
 ]  # fmt: skip
 END = 0  # the byte between documents
 # Greatest difference from fp64, relative to the greatest element of the tensor, over all steps.
@@ -203,7 +205,9 @@ def test_spread_sequences_equal_a_plain_torch_loop(world, kind, cp, tp, dp, pp, 
     )
 
 
-@pytest.mark.parametrize(("tp", "cp", "kind", "dp", "pp", "tied", "kv_heads"), ASYNCHRONOUS)
+@pytest.mark.parametrize(
+    ("tp", "cp", "kind", "dp", "pp", "tied", "kv_heads"), but_for(ASYNCHRONOUS, CHUNKS_LONGER)
+)
 def test_layers_by_chunks_equal_a_plain_torch_loop(world, tp, cp, kind, dp, pp, tied, kv_heads):
     """16 positions: chunks of 2 to 8.
 
@@ -238,7 +242,14 @@ SINGLE = SPREAD if EVERY else [each for each in SPREAD[::3] if math.prod(each[1:
 
 @pytest.mark.parametrize(
     ("kind", "cp", "tp", "dp", "pp", "schedule", "sequence", "tied"),
-    but_for(SINGLE, [("zigzag", 2, 2, 1, 1, "1f1b", "true", "false")]),
+    but_for(
+        SINGLE,
+        [
+            ("zigzag", 2, 2, 1, 1, "1f1b", "true", "false"),
+            ("ulysses", 2, 1, 1, 1, "1f1b", "true", "false"),
+            ("ring", 2, 1, 2, 1, "1f1b", "true", "true"),
+        ],
+    ),
 )
 def test_fp32_stays_within_its_budget(world, kind, cp, tp, dp, pp, schedule, sequence, tied):
     spread = (

@@ -5,7 +5,7 @@ hold what was predicted.
 import itertools
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, agree, but_for
 from test_train_memory import one_step
 from test_train_zero import resolved, train
 from training import of_tensors
@@ -38,6 +38,7 @@ CASES = [
     )
     if (EVERY or (a + b + c) % len(models) == 0) and walks(size, choice)
 ]
+LONGER = [(4, SCHEDULES[0], CHOICES[2], MODELS[4][1]), (4, SCHEDULES[0], CHOICES[1], MODELS[4][2])]
 
 
 def layout_of(world, size, model, *settings):
@@ -51,7 +52,7 @@ def named(each):
     return ",".join(word.split(".", 1)[-1] for word in each) if isinstance(each, tuple) else str(each)
 
 
-@pytest.mark.parametrize(("size", "schedule", "choice", "model"), CASES, ids=named)
+@pytest.mark.parametrize(("size", "schedule", "choice", "model"), but_for(CASES, LONGER), ids=named)
 def test_part_with_part_the_bits_are_those_of_each_alone(world, size, schedule, choice, model):
     layout = layout_of(world, size, model, *schedule, *choice)
     together = []
@@ -83,10 +84,11 @@ HELD = [
     for number, each in enumerate(itertools.product(MEMORY, CHOICES, KEPT))
     if (EVERY or number % (6 if size == 2 else 13) == size // 2) and walks(size, each[1])
 ]
+HELD_LONGER = [(4, MEMORY[0], CHOICES[0], KEPT[2]), (4, MEMORY[1], CHOICES[1], KEPT[3])]
 
 
 @pytest.mark.sizes(2)
-@pytest.mark.parametrize(("size", "schedule", "choice", "kept"), HELD, ids=named)
+@pytest.mark.parametrize(("size", "schedule", "choice", "kept"), but_for(HELD, HELD_LONGER), ids=named)
 def test_what_was_predicted_is_held(world, size, schedule, choice, kept):
     """Weights, gradients and buffers to the byte, activations within 5%, in host memory within 2%."""
     layout = layout_of(world, size, (), *LARGE, *schedule, *choice, *kept, "pipeline.pairs=parts")

@@ -3,7 +3,7 @@ no bits.
 """
 
 import pytest
-from conftest import agree
+from conftest import LONG, agree
 from training import resolved, train, trained
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.few_ranks]
@@ -46,7 +46,7 @@ def test_the_loss_scale_is_taken_out_of_gradients(world):
 
 
 @pytest.mark.sizes(2)
-@pytest.mark.parametrize("compute", ["bf16", "fp16"])
+@pytest.mark.parametrize("compute", [pytest.param("bf16", marks=LONG), "fp16"])
 def test_16_bits_are_the_same_bits_for_every_stage_of_zero(world, compute):
     layout = (f"parallel.dp={world.size}", f"precision.compute={compute}", "precision.reduce=bf16")
     lines, weights = train(world, resolved(world, *layout, "parallel.reduce=step", "parallel.zero=0"))
@@ -61,7 +61,7 @@ def test_16_bits_are_the_same_bits_for_every_stage_of_zero(world, compute):
 
 
 @pytest.mark.sizes(4)
-@pytest.mark.parametrize("layout", ["parallel.tp=2", "parallel.pp=2"])
+@pytest.mark.parametrize("layout", [pytest.param("parallel.tp=2", marks=LONG), "parallel.pp=2"])
 def test_gradients_that_are_sent_are_rounded(world, layout):
     """With one data rank, where nothing is sent, the key is refused (tests/unit/plan/test_config.py)."""
     if world.size == 2:

@@ -4,7 +4,7 @@ MPITRAIN_LAYOUTS=all tries every layout instead of a few.
 """
 
 import pytest
-from conftest import EVERY, agree
+from conftest import EVERY, LONG, agree
 from training import resolved, train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.few_ranks]
@@ -59,6 +59,7 @@ MORE = {
     ],
 }
 CHOSEN = [layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE[size] if EVERY else [])]
+LONGER = LAYOUTS[4][:1]
 
 
 def name_of(settings):
@@ -66,7 +67,9 @@ def name_of(settings):
 
 
 @pytest.mark.sizes(1, 4)
-@pytest.mark.parametrize("layout", CHOSEN, ids=name_of)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(each, marks=[LONG] * (each in LONGER)) for each in CHOSEN], ids=name_of
+)
 def test_the_run_is_the_same_for_every_mode(world, layout):
     lines, weights = train(world, resolved(world, *SMALL, *layout))
     number = CHOSEN.index(layout)

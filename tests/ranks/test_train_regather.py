@@ -28,7 +28,7 @@ CASES = {
         (TP, "parallel.dp=2", "parallel.zero=3"),
     ],
 }
-LONGER = [  # another case has each of their keys
+LONGER = [  # another case has their keys, but for those of the last two
     (TP, "memory.recompute=selective"),
     (TP, "model.family=gpt2", "model.kv_heads=2"),
     (TP, "model.family=gemma2", "run.compile=false"),
@@ -40,6 +40,8 @@ LONGER = [  # another case has each of their keys
     (TP, "model.family=mixtral", "experts.count=4"),
     (TP, "model.family=olmo2", "model.kv_heads=2", "batch.micro=2"),
     (TP, "parallel.dp=2", "parallel.zero=3"),
+    (TP, "precision.compute=bf16", "memory.offload=activations"),
+    (TP, "precision.compute=fp8", "model.width=64", "model.kv_heads=2", "model.ffn=128"),
 ]
 EVERY_CASE = [
     pytest.param(size, settings, marks=[LONG] * (settings in LONGER))
@@ -63,7 +65,7 @@ def test_losses_norms_and_weights_have_the_same_bits(world, size, settings):
 LARGE = "model.layers=8", "model.width=64", "data.sequence=64", "batch.micro=2", "parallel.tp=2"
 
 
-@pytest.mark.parametrize("mode", ["none", "selective"])
+@pytest.mark.parametrize("mode", ["none", pytest.param("selective", marks=LONG)])
 def test_what_a_block_held_of_gathered_inputs_is_gone(world, mode):
     """Two tensors [2, 64, 64] in fp32 for each of 8 blocks, as predicted and as counted."""
     if world.size != 2:

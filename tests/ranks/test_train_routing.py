@@ -38,8 +38,10 @@ CASES = [
 
 
 LONGER = [
-    ("cp=2 ep=2 etp=2", "one", 0.1), ("pp=2 ep=2 schedule=dualpipev layers=4 micro=1", "spikes", 2),
-]  # fmt: skip
+    ("tp=4 ep=2", "spikes", 0.5),
+    ("cp=2 ep=2 etp=2", "one", 0.1),
+    ("pp=2 ep=2 schedule=dualpipev layers=4 micro=1", "spikes", 2),
+]
 
 
 def routing(pattern, shape):

@@ -132,7 +132,7 @@ def test_every_schedule_gives_the_same_bits_and_holds_what_it_promised(world, dp
     agree(world, not wrong, "; ".join(wrong))
 
 
-@pytest.mark.parametrize("more", [(), ("parallel.tp=2", "parallel.pp=1")])
+@pytest.mark.parametrize("more", [(), pytest.param(("parallel.tp=2", "parallel.pp=1"), marks=LONG)])
 def test_a_split_backward_gives_the_same_bits_where_lookups_and_a_head_add_to_one_gradient(world, more):
     if world.size != 2:
         pytest.skip("2 ranks tell")

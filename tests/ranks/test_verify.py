@@ -35,7 +35,16 @@ def verified(world, *settings):
             marks=LONG,
         ),
         pytest.param(("parallel.cp={size}", "parallel.context=ring"), marks=LONG),
-        ("parallel.tp=2", "parallel.pp={half}", "pipeline.schedule=zbv", "model.layers=8", "batch.global=8"),
+        pytest.param(
+            (
+                "parallel.tp=2",
+                "parallel.pp={half}",
+                "pipeline.schedule=zbv",
+                "model.layers=8",
+                "batch.global=8",
+            ),
+            marks=LONG,
+        ),
         ("parallel.cp=2", "parallel.dp={half}", "data.documents=separate"),
         pytest.param(
             ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "data.documents=separate"), marks=LONG
