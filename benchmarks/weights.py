@@ -1,30 +1,33 @@
 """What import and export cost: peak memory and time, of a model of 1.5 G parameters on one rank.
 
-    python benchmarks/weights.py [FOLDER] [LAYERS]      FOLDER: where 12 GB are free; LAYERS: 28
+    python benchmarks/weights.py [FOLDER] [LAYERS] [DTYPE]    FOLDER: where 15 GB are free; LAYERS: 28
 
-It makes a Hugging Face folder in bf16 of the sizes of Qwen2.5-1.5B (random numbers), imports it, and exports
-the run. Before each, a process of its own copies as many bytes: reads what the command reads, writes as much
-as it writes, in pieces of 8 MB, and syncs once a file. The page cache is as full for one as for the other.
+It makes a Hugging Face folder of the sizes of Qwen2.5-1.5B (random numbers, DTYPE: BF16, or F32, which an
+export to bf16 rounds), imports it, and exports the run. Before and behind each, a process of its own copies
+as many bytes: reads what the command reads, writes as much as it writes, in pieces of 8 MB, and syncs once a
+file. The page cache is as full for one as for the other.
 
     memory   the most that was resident in the process, less the bound: the largest tensor + 300 MB
-    time     of the command, over that of the copy; of export, of what it writes before the proof, too
+    time     of the command, over the mean of the two copies
     cpu      seconds of processor time, which other programs on the machine change less
 """
 
 import json
 import math
 import os
-import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from mpitrain.weights.bits import DTYPES
 from mpitrain.weights.header import header_of
 
 SIZES = dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=2, intermediate_size=8960,
@@ -51,7 +54,7 @@ os.fsync(out)
 """
 
 
-class CopyCost(NamedTuple):
+class CommandCost(NamedTuple):
     """What a process took: seconds, seconds of processor time, bytes resident at most."""
 
     wall_s: float
@@ -75,24 +78,26 @@ def shapes(layers: int) -> dict[str, tuple[int, ...]]:
     return found | {f"model.layers.{n}.{name}": shape for n in range(layers) for name, shape in block.items()}
 
 
-def make(folder: Path, layers: int) -> int:
+def make(folder: Path, layers: int, code: str) -> int:
     """Write the model; return the bytes of the largest tensor."""
     folder.mkdir()
     tensors = shapes(layers)
     (folder / "config.json").write_text(json.dumps({**FIXED, **SIZES, "num_hidden_layers": layers}))
-    # bits of bf16 numbers below 1 in absolute value
-    random = np.random.default_rng(0).integers(0x3C00, 0x3E00, PIECE // 2, dtype=np.uint16)
+    width = DTYPES[code].itemsize
+    # numbers below 1 in absolute value
+    bits = np.random.default_rng(0).integers(0x3C00_0000, 0x3E00_0000, PIECE // 4, dtype=np.uint32)
+    random = bits.tobytes() if width == 4 else (bits >> 16).astype(np.uint16).tobytes()
     with open(folder / "model.safetensors", "wb") as file:
-        file.write(header_of((name, "BF16", shape) for name, shape in tensors.items()))
+        file.write(header_of((name, code, shape) for name, shape in tensors.items()))
         for shape in tensors.values():
-            left = 2 * math.prod(shape)
+            left = width * math.prod(shape)
             while left:
-                left -= file.write(random.tobytes()[:left])
+                left -= file.write(random[:left])
         os.fsync(file.fileno())
-    return max(2 * math.prod(shape) for shape in tensors.values())
+    return max(width * math.prod(shape) for shape in tensors.values())
 
 
-def measured(*command: str) -> CopyCost:
+def measured(*command: str) -> CommandCost:
     """Run a command to its end. Raises RuntimeError if it fails."""
     with tempfile.TemporaryFile("w+") as out:
         begin_s = time.monotonic()
@@ -103,21 +108,23 @@ def measured(*command: str) -> CopyCost:
         output = out.read()
     if status:
         raise RuntimeError(f"{command}: {output[-2000:]}")
-    return CopyCost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, output)
+    return CommandCost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, output)
 
 
-def copied(source: Path, target: Path, wanted: int) -> CopyCost:
+def copied(source: Path, target: Path, wanted: int) -> CommandCost:
     """Copy `wanted` bytes of what lies in a folder, all of which is read."""
     cost = measured(sys.executable, "-c", COPY, str(source), str(target), str(wanted))
     target.unlink()
     return cost
 
 
-def report(what: str, cost: CopyCost, copy: CopyCost, largest: int) -> None:
+def report(what: str, cost: CommandCost, copies: Sequence[CommandCost], largest: int) -> None:
     bound = largest + BOUND
+    copy_s = statistics.mean(copy.wall_s for copy in copies)
     print(
-        f"{what:8} {cost.wall_s:7.1f} s, {cost.wall_s / copy.wall_s:5.2f} of a copy ({copy.wall_s:.1f} s)   "
-        f"cpu {cost.cpu_s:6.1f} s, copy {copy.cpu_s:.1f} s   "
+        f"{what:8} {cost.wall_s:7.1f} s, {cost.wall_s / copy_s:5.2f} of a copy "
+        f"({', '.join(f'{copy.wall_s:.1f}' for copy in copies)} s)   "
+        f"cpu {cost.cpu_s:6.1f} s, copy {copies[0].cpu_s:.1f} s   "
         f"peak {cost.peak_bytes / 1e6:6.0f} MB, bound {bound / 1e6:.0f} MB "
         f"({'within' if cost.peak_bytes < bound else 'OVER'})",
         flush=True,
@@ -131,22 +138,25 @@ def size_of(folder: Path) -> int:
 def main() -> None:
     where = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     layers = int(sys.argv[2]) if len(sys.argv) > 2 else 28
+    code = sys.argv[3] if len(sys.argv) > 3 else "BF16"
     mpitrain = str(Path(sys.executable).with_name("mpitrain"))
     with tempfile.TemporaryDirectory(dir=where) as there:
         model, run, out, scratch = (Path(there) / name for name in ("model", "run", "out", "scratch"))
-        largest = make(model, layers)
+        largest = make(model, layers, code)
         parameters = sum(map(math.prod, shapes(layers).values()))
-        read = size_of(model)
-        print(f"{parameters:,} parameters, {read:,} bytes in bf16, largest tensor {largest:,}", flush=True)
-        copy = copied(model, scratch, 2 * read)
+        print(
+            f"{parameters:,} parameters, {size_of(model):,} bytes in {code}, largest tensor {largest:,}",
+            flush=True,
+        )
+        copies = [copied(model, scratch, 4 * parameters)]
         imported = measured(mpitrain, "import", str(model), "--to", str(run))
-        report("import", imported, copy, largest)
+        copies.append(copied(model, scratch, 4 * parameters))
+        report("import", imported, copies, largest)
         shutil.rmtree(model)
-        copy = copied(run / "checkpoints", scratch, read)
-        exported = measured(mpitrain, "export", str(run), "--to", str(out), "--no-prove")
-        writing = float(re.search(r"([0-9.]+) s to write", exported.output)[1])
-        report("export", exported, copy, largest)
-        report("  writes", exported._replace(wall_s=writing), copy, largest)
+        copies = [copied(run / "checkpoints", scratch, 2 * parameters)]
+        exported = measured(mpitrain, "export", str(run), "--to", str(out), "--dtype", "bf16", "--no-prove")
+        copies.append(copied(run / "checkpoints", scratch, 2 * parameters))
+        report("export", exported, copies, largest)
         print(exported.output)
 
 

@@ -7,7 +7,7 @@ import pytest
 from launch import MPITRAIN, mpirun, tail
 
 MODEL = ("--set", "model.layers=2", "--set", "batch.global=8", "--set", "data.sequence=64", "--steps", "2")
-KEYS = {"layout", "measured_s", "predicted_s", "tokens_per_s", "held_gb", "refused"}
+KEYS = {"layout", "measured_s", "predicted_s", "speed", "tokens_per_s", "held_gb", "refused"}
 
 
 def test_layouts_are_measured_and_what_cannot_run_is_named(tmp_path):
@@ -30,11 +30,12 @@ def test_layouts_are_measured_and_what_cannot_run_is_named(tmp_path):
     assert list(rows) == ["parallel.pp=2", "parallel.tp=3", "parallel.dp=2 parallel.zero=3"]
     fastest_first = []
     for line in lines:
-        took, predicted, ratio, tokens, held, layout = line.split(maxsplit=5)
+        took, predicted, ratio, speed, tokens, held, layout = line.split(maxsplit=6)
         row = rows[layout]
         assert float(took) == pytest.approx(float(row["measured_s"]), rel=0.01)
         assert float(predicted) == pytest.approx(float(row["predicted_s"]), rel=0.01)
         assert float(ratio) == pytest.approx(float(row["measured_s"]) / float(row["predicted_s"]), rel=0.01)
+        assert float(speed) == pytest.approx(float(row["speed"]), rel=0.01) and 0 < float(speed) < 100
         assert float(tokens.replace(",", "")) == pytest.approx(8 * 64 / float(row["measured_s"]), rel=0.01)
         assert float(held) == pytest.approx(float(row["held_gb"]), rel=0.01)
         fastest_first.append(float(row["measured_s"]))

@@ -21,6 +21,7 @@ from mpitrain.plan.predict.step_time.compute import SHORT_LENGTH, SHORT_WIDTH, s
 from mpitrain.plan.predict.step_time.machine import SHORT
 
 REPEATS = 7
+REPEATS_NOW = 3  # beside steps, of each layout
 QUEUED = 5  # calls that a GPU is timed over: the time until the first begins is in none
 FLOPS_OF_BACKWARD = 2.5  # of a flash kernel's forward (arXiv:2205.14135, section 3)
 TINY_CALLS = 300
@@ -87,12 +88,23 @@ def _torch_name(dtype: str) -> str:
     return {"bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}.get(dtype, "float32")
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return how long one call takes on the device."""
+def rate_of_products(device: torch.device, dtype: str) -> float:
+    """Return FLOP/s of large products as they are now, in one type.
+
+    On a CPU by the time of this thread, which doesn't run on while another rank has the core.
+    """
+    sizes = SIZES_OF_GPU if device.type == "cuda" else SIZES_OF_CPU
+    return statistics.median(_products(device, dtype, sizes, REPEATS_NOW, time.thread_time))
+
+
+def _seconds(
+    work: Callable[[], object], device: torch.device, now: Callable[[], float] = time.perf_counter
+) -> float:
+    """Return how long one call takes on the device. now: the clock of a CPU."""
     if device.type != "cuda":
-        begin = time.perf_counter()
+        begin = now()
         work()
-        return time.perf_counter() - begin
+        return now() - begin
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     work()
     marks[0].record()
@@ -103,15 +115,21 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     return marks[0].elapsed_time(marks[1]) / 1e3 / QUEUED
 
 
-def _products(device: torch.device, dtype: str, sizes: BenchSizes) -> list[float]:
+def _products(
+    device: torch.device,
+    dtype: str,
+    sizes: BenchSizes,
+    repeats: int = REPEATS,
+    now: Callable[[], float] = time.perf_counter,
+) -> list[float]:
     """Return FLOP/s of large products: y = x W^T, the gradient of x and, added, the gradient of W."""
     made = [_of_fp8 if dtype == "fp8" else _in_place] * len(sizes.products)
     works = [make(device, dtype, shape) for make, shape in zip(made, sizes.products)]
     on_gpu = device.type == "cuda"
     exact = sum(6.0 * rows * k * n / shape_share(rows, n, k, on_gpu) for rows, k, n in sizes.products)
     rates = []
-    for _ in range(REPEATS + 1):
-        rates.append(exact / sum(_seconds(work, device) for work in works))
+    for _ in range(repeats + 1):
+        rates.append(exact / sum(_seconds(work, device, now) for work in works))
     return rates[1:]
 
 

@@ -26,14 +26,15 @@ from mpitrain.plan.predict.step_time.machine import MachineRates
 class SweptLayout(NamedTuple):
     """A layout, and what came of it.
 
-    measured_s, predicted_s: seconds of a step. held_gb: of the fullest rank, by prediction, in
-    10**9 bytes.
+    measured_s, predicted_s: seconds of a step. speed: of products before and behind the steps, as a
+    share of what the machine's file says. held_gb: of the fullest rank, by prediction, in 10**9 bytes.
     refused: why it can't run, else "". What isn't known is None.
     """
 
     layout: str
     measured_s: float | None = None
     predicted_s: float | None = None
+    speed: float | None = None
     tokens_per_s: float | None = None
     held_gb: float | None = None
     refused: str = ""
@@ -104,33 +105,37 @@ def _swept(asked: SweepRequest, layout: str, rates: MachineRates, world: World, 
     machine = world.size, world.num_nodes, world.node_ranks
     try:
         plan = world.on_every_rank(f"planning {layout}", lambda: plan_on(asked.config_of(layout), *machine))
-        took = measured_step(plan, world, guard, asked.steps).seconds
+        step = measured_step(plan, world, guard, asked.steps)
     except InputError as error:  # the same on all ranks
         return SweptLayout(layout, refused=error.args[0])
     config = plan.config
     held = max(held_by_ranks(plan, computes_on_gpu(config)))
     tokens = config.batch.global_ * config.data.sequence
     predicted = predicted_step(plan, rates)
-    return SweptLayout(layout, took, predicted and predicted.seconds, tokens / took, held / 1e9)
+    return SweptLayout(
+        layout, step.seconds, predicted and predicted.seconds, step.speed(plan, rates), tokens / step.seconds,
+        held / 1e9,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- what is said
 
 
 def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> str:
-    table = [("measured s", "predicted s", "measured / predicted", "tokens/s", "GB/rank", "layout")]
+    table = [("measured s", "predicted s", "measured / predicted", "speed", "tokens/s", "GB/rank", "layout")]
     measured = [row for row in rows if row.measured_s is not None]
     for row in sorted(measured, key=lambda row: row.measured_s or 0.0):
         ratio = row.measured_s / row.predicted_s if row.predicted_s else None
         table.append(
             (
-                number(row.measured_s), number(row.predicted_s), number(ratio), f"{row.tokens_per_s:,.0f}",
-                number(row.held_gb), row.layout,
+                number(row.measured_s), number(row.predicted_s), number(ratio), number(row.speed),
+                f"{row.tokens_per_s:,.0f}", number(row.held_gb), row.layout,
             )
         )  # fmt: skip
     title = (
         f"{len(measured)} of {len(rows)} layouts on these {world.size} ranks, the fastest first; a step is "
-        f"the median of {asked.steps}, GB/rank are predicted:"
+        f"the median of {asked.steps}, GB/rank are predicted, speed is that of products beside the steps as "
+        "a share of what the machine's file says:"
     )
     refused = [f"refused: {row.layout}: {row.refused}" for row in rows if row.refused]
     return "\n".join([title, *([aligned(table)] if measured else []), *refused])

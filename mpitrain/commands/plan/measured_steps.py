@@ -16,13 +16,15 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World, connect
 from mpitrain.comm.mesh import Mesh
+from mpitrain.commands.bench.device import rate_of_products
 from mpitrain.commands.plan.planner import PlanRequest, find_layouts, planned
 from mpitrain.config import Config
 from mpitrain.errors import DONE, ConfigError
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.plan import Plan
-from mpitrain.training.machine.device_placement import place, way_of_messages
+from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.training.machine.device_placement import DevicePlacement, place, way_of_messages
 from mpitrain.training.microbatches import microbatches_of
 
 STEPS = 5  # that are timed, behind one that isn't
@@ -83,11 +85,17 @@ class MeasuredStep(NamedTuple):
     """A step: its seconds, of the slowest rank, and how long the rank that waited least stood still.
 
     Both of so many steps: the median, and the mean. waiting_s: for messages of every axis, and of
-    pp for the schedule's bubble.
+    pp for the schedule's bubble. products: FLOP/s of the slowest rank's, before and behind the steps.
     """
 
     seconds: float
     waiting_s: float
+    products: float
+
+    def speed(self, plan: Plan, rates: MachineRates) -> float | None:
+        """Return the products' rate as a share of what a machine's file says, if it says one."""
+        expected = rates.products.get(_type_of_products(plan))
+        return self.products / expected if expected else None
 
 
 def measured_step(
@@ -104,8 +112,32 @@ def measured_step(
     placement = place(plan, world)
     way = way_of_messages(placement, world, plan.config.comm.device, TIMEOUT_S)
     mesh = build_mesh(plan, world.comm, guard.place, way, placement.use)
+    mesh.keep_time(clock_of(placement.device))
+    before = rate_of_products(placement.device, _type_of_products(plan))
+    seconds, waiting_s = _timed(plan, mesh, placement, world, guard, steps, sign_of_life)
+    mesh.free()
+    behind = rate_of_products(placement.device, _type_of_products(plan))
+    rates = world.all_gather("how fast products are", (before + behind) / 2)
+    return MeasuredStep(seconds, waiting_s, min(rates))
+
+
+def _type_of_products(plan: Plan) -> str:
+    """Return the type of most products of a step."""
+    compute = plan.config.precision.compute
+    return "bf16" if compute == "fp8" else compute
+
+
+def _timed(
+    plan: Plan,
+    mesh: Mesh,
+    placement: DevicePlacement,
+    world: World,
+    guard: Guard,
+    steps: int,
+    sign_of_life: Callable[[], None],
+) -> tuple[float, float]:
+    """Return the seconds of a step, and how long the rank that waited least stood still. Collective."""
     clock = clock_of(placement.device)
-    mesh.keep_time(clock)
     with guard.place.at("build", "building the model", BUSY):
         actor = Actor(plan, mesh, placement.device, place=guard.place, compiled=placement.compiled)
     batch = plan.config.batch
@@ -128,8 +160,7 @@ def measured_step(
         took = max(clock.seconds(begin, clock.mark()), time.perf_counter() - begin_s)
         found.append(max(world.all_gather("how long a step took", took)))
     waited = min(world.all_gather("how long ranks waited", _blocked_s(mesh) - blocked_s))
-    mesh.free()
-    return MeasuredStep(statistics.median(found[1:]), waited / steps)
+    return statistics.median(found[1:]), waited / steps
 
 
 def _blocked_s(mesh: Mesh) -> float:
