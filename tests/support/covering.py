@@ -2,6 +2,7 @@
 meet in the list.
 """
 
+import heapq
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,12 +50,22 @@ def _settings(value: object) -> list[str]:
 
 def _fewest(features: Sequence[set], cost: Sequence[float]) -> list[int]:
     """Return the numbers of few sets that have together what all have. Empties the sets."""
+    having: dict[object, list[set]] = {}
+    for each in features:
+        for feature in each:
+            having.setdefault(feature, []).append(each)
     chosen = list[int]()
-    while any(features):
-        best = max(range(len(features)), key=lambda i: (len(features[i]) / cost[i], -i))
-        chosen.append(best)
-        for i, others in enumerate(features):
-            if i != best:
-                others -= features[best]
-        features[best].clear()
+    # what a set adds only falls: who comes first by what it once added, and still adds it, is the best
+    heap = [(-len(each) / cost[i], i) for i, each in enumerate(features)]
+    heapq.heapify(heap)
+    while heap:
+        before, i = heapq.heappop(heap)
+        now = -len(features[i]) / cost[i]
+        if now != before:
+            heapq.heappush(heap, (now, i))
+        elif now:
+            chosen.append(i)
+            for feature in [*features[i]]:
+                for others in having[feature]:
+                    others.discard(feature)
     return sorted(chosen)
