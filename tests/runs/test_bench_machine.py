@@ -94,7 +94,11 @@ def test_a_machine_like_it_is_found_by_the_name_of_the_gpu(name, like):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--out", "{}/missing/m.toml"), "--out {}/missing/m.toml: No such file or directory; give a file"),
+        pytest.param(
+            ("--out", "{}/missing/m.toml"),
+            "--out {}/missing/m.toml: No such file or directory; give a file",
+            marks=LONG,
+        ),
         pytest.param(
             ("--out", "{}/m.toml", "--like", "h20"),
             "machine h20: found no such machine; did you mean",

@@ -244,6 +244,7 @@ def test_verify_names_every_altered_chunk(folder, num_ranks):
     ), every.output
 
 
+@LONG
 def test_a_sample_reads_fewer_and_the_same_on_all_ranks(folder):
     step = save(folder / "many", 1, {f"parameters/{i}": np.full(10, i) for i in range(300)})
     one, two = (

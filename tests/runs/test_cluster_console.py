@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import LONG
+from conftest import LONG, but_for
 from launch import MPIRUN, environment, finished, patience, tail
 
 from mpitrain.cluster import console
@@ -108,9 +108,8 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "ends", [end if "start()" in end else pytest.param(end, marks=LONG) for end in ENDS]
-)
+@LONG
+@pytest.mark.parametrize("ends", ENDS)
 def test_a_rank_ends_though_nobody_reads_what_it_says(ends):
     """MPI says that it aborts, too; no watchdog ends this rank."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(PYTHONUNBUFFERED=None)}
@@ -133,7 +132,13 @@ os._exit(3) if world.rank == 1 else world.barrier("none comes")
 """
 
 
-@pytest.mark.parametrize("to", ["> log 2>&1", ">> log 2>&1", "2>&1 | cat > log", "a terminal"])
+@pytest.mark.parametrize(
+    "to",
+    but_for(
+        ["> log 2>&1", ">> log 2>&1", "2>&1 | cat > log", "a terminal"],
+        longer=[">> log 2>&1", "2>&1 | cat > log"],
+    ),
+)
 def test_a_rank_that_exits_is_reported_once_wherever_the_output_goes(tmp_path, to):
     """Launchers may read no more of what ranks say then."""
     (tmp_path / "exits.py").write_text(EXITS)
@@ -183,7 +188,7 @@ def report_of_killed(path, what):
     return found[0]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", but_for(range(5), longer=range(1, 5)))
 def test_a_rank_that_is_killed_in_mpi_init_is_reported(tmp_path, number):
     """MPICH's proxy is then about to answer it now and then, and ends with what it has not forwarded."""
     report_of_killed(tmp_path, "killed")

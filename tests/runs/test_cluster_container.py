@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 from launch import MPIRUN, MPITRAIN, mpirun, tail, tiny, write_text
 
 FORBIDDING = str(Path(__file__).parents[1] / "support" / "forbidding.py")
@@ -19,6 +20,7 @@ def test_ranks_send_each_other_large_messages(tmp_path):
     assert done.returncode == 0, tail(done.output)
 
 
+@LONG
 def test_doctor_says_so():
     done = mpirun(0, sys.executable, FORBIDDING, MPITRAIN, "doctor", forked=False)
     assert done.returncode == 0 and "process_vm_readv (CMA) is forbidden here" in done.output, tail(done.output)

@@ -90,6 +90,7 @@ CHOSEN = [
 ]
 
 
+@LONG
 @pytest.mark.parametrize(
     "variables",
     CHOSEN[: cases(1, len(CHOSEN))],

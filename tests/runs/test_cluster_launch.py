@@ -8,7 +8,7 @@ import socket
 import sys
 
 import pytest
-from conftest import LONG
+from conftest import LONG, but_for
 from launch import MPITRAIN, mpirun, options, run_tiny, tail, tiny, write_text
 
 from mpitrain.comm.base.launchers import Process, command_of_ranks, inherited, launch, torchrun, without_rank
@@ -269,7 +269,9 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("command", ALONE)
+@pytest.mark.parametrize(
+    "command", but_for([*ALONE], longer=[name for name in ALONE if name not in ("inspect", "layout")])
+)
 def test_a_command_in_a_batch_script_of_slurm_is_of_one_process(trained, command):
     done = mpirun(0, MPITRAIN, *ALONE[command], env=variables(SCRIPT), cwd=trained)
     assert done.returncode == 0, tail(done.output)
@@ -317,6 +319,7 @@ def test_a_run_that_a_rank_starts_is_refused(trained):
     assert "is none of them" in done.output and "for one rank type: env -u " in done.output, tail(done.output)
 
 
+@LONG
 def test_copies_of_torchrun_are_refused_by_name(trained):
     command = [MPITRAIN, "run", *tiny(trained / "copies", trained / "text.txt")]
     port = socket.create_server(("127.0.0.1", 0))

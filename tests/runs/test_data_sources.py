@@ -57,6 +57,7 @@ def test_those_there_are():
     assert sorted(SOURCES.built_in()) == ["jsonl", "python-stdlib", "text"]
 
 
+@LONG
 def test_a_file_in_the_folder_is_one_more_source(tmp_path):
     """A copy of the tree with one file more, and nothing else changed."""
     for top in ("mpitrain", "comm", "schedules"):
@@ -233,11 +234,11 @@ COMMANDS = [
     pytest.param(("generate", "{run}", "--prompt", "a", "--tokens", "2"), marks=LONG, id="generate "),
     ("memory", "{run}/config.toml", "--ranks", "2"),
     pytest.param(("program", "{run}/config.toml", "--ranks", "2"), marks=LONG, id="program "),
-    ("check", "{run}/config.toml", "--ranks", "2"),
+    pytest.param(("check", "{run}/config.toml", "--ranks", "2"), marks=LONG, id="check "),
     ("ckpt", "inspect", "{run}"),
-    ("ckpt", "verify", "{run}"),
+    pytest.param(("ckpt", "verify", "{run}"), marks=LONG, id="ckpt verify"),
     pytest.param(("ckpt", "diff", "{run}", "{run}"), marks=LONG, id="diff "),
-    ("ckpt", "prune", "{run}"),
+    pytest.param(("ckpt", "prune", "{run}"), marks=LONG, id="ckpt prune"),
     ("job", "again", "{run}", "--after", "1"),
 ]
 
@@ -268,7 +269,7 @@ def test_tokens_that_name_a_plug_in_load_none(theirs, tmp_path):
     assert not noted.exists()
 
 
-@pytest.mark.parametrize("way", ["--set", "variable"])
+@pytest.mark.parametrize("way", ["--set", pytest.param("variable", marks=LONG)])
 def test_a_run_goes_on_with_a_plug_in_that_the_user_names_in_this_command(theirs, tmp_path, way):
     run = tmp_path / "run"
     shutil.copytree(theirs / "run", run)

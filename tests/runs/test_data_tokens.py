@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import xxhash
+from conftest import LONG
 from launch import two_texts, words_file
 
 from mpitrain.data import draft as draft_module
@@ -498,6 +499,7 @@ def test_killed_again_and_again_preparation_gets_on(lines, tmp_path):
     assert_whole(folder, tmp_path)
 
 
+@LONG
 def test_a_long_text_leaves_other_threads_their_time(tmp_path):
     """A thread hears signals and sees that time is over.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
+from conftest import LONG
 from launch import MPITRAIN, finished, patience
 
 from mpitrain.cli import cli
@@ -386,9 +387,15 @@ def ended(process, script, signals=()):
 @pytest.mark.parametrize(
     ("kind", "code", "signals", "expected", "again"),
     [
-        *((kind, 1, [], 1, True) for kind in BATCH),
-        *((kind, 0, [signal.SIGUSR1], 75, True) for kind in BATCH),
-        *((kind, 0, [signal.SIGTERM], 75, False) for kind in BATCH),
+        *(
+            pytest.param(kind, *case, marks=[LONG] * (kind not in kinds))
+            for kinds, *case in (
+                (("slurm", "lsf"), 1, [], 1, True),
+                (("slurm", "pbs"), 0, [signal.SIGUSR1], 75, True),
+                (("slurm", "flux"), 0, [signal.SIGTERM], 75, False),
+            )
+            for kind in BATCH
+        ),
         ("slurm", 0, [], 0, False),
         ("lsf", 2, [], 2, False),
     ],

@@ -68,6 +68,7 @@ def growth(output: str) -> float:
     return float(most[-1].replace(",", "")) - float(library[-1].replace(",", ""))
 
 
+@LONG
 @pytest.mark.parametrize("row", [*ROWS, *MORE] if EVERY else ROWS, ids=lambda row: f"{row.key} {row.values}")
 def test_what_is_resident_falls(row, tmp_path):
     data = {"data.source": "text", "data.path": write_text(tmp_path / "text.txt")}

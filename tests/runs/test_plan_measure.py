@@ -23,6 +23,7 @@ def test_two_layouts_are_measured_and_compared_with_what_was_predicted(tmp_path)
     assert out.exists() and "written to" in planned
 
 
+@LONG
 def test_a_pipeline_with_experts_over_ranks_takes_steps():
     """Ranks of the last stage read targets only."""
     keys = (
@@ -40,11 +41,11 @@ def test_a_pipeline_with_experts_over_ranks_takes_steps():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--node-hours", "9"), "--node-hours does nothing without --tokens"),
+        pytest.param(("--node-hours", "9"), "--node-hours does nothing without --tokens", marks=LONG),
         pytest.param(("--json",), "--measure does nothing with --json; leave it out", marks=LONG),
         (("--ranks", "3"), "--ranks 3 with --measure: found 2 started ranks; leave --ranks out"),
         pytest.param(("--machine", "no-such"), "machine no-such: found no such machine", marks=LONG),
-        (("--set", "parallel.tp=3"), "parallel.tp = 3"),
+        pytest.param(("--set", "parallel.tp=3"), "parallel.tp = 3", marks=LONG),
     ],
 )
 def test_what_cannot_be_done_is_said_once(words, message):

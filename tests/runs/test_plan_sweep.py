@@ -4,6 +4,7 @@ import csv
 import json
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, mpirun, tail
 
 MODEL = ("--set", "model.layers=2", "--set", "batch.global=8", "--set", "data.sequence=64", "--steps", "2")
@@ -56,11 +57,15 @@ def test_json_is_one_object():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "needed layouts: --layout"),
+        pytest.param((), "needed layouts: --layout", marks=LONG),
         (("--layout", "paralel.pp=2"), "unknown key paralel"),
-        (("--layout", "parallel.pp='2"), "No closing quotation"),
+        pytest.param(("--layout", "parallel.pp='2"), "No closing quotation", marks=LONG),
         (("--layouts", "no-such.txt"), "--layouts no-such.txt: No such file or directory; give a text file"),
-        (("--layout", "parallel.pp=2", "--machine", "no-such"), "machine no-such: found no such machine"),
+        pytest.param(
+            ("--layout", "parallel.pp=2", "--machine", "no-such"),
+            "machine no-such: found no such machine",
+            marks=LONG,
+        ),
     ],
 )
 def test_what_was_typed_wrong_is_said_once(words, message):

@@ -7,6 +7,7 @@ import time
 
 import launch
 import pytest
+from conftest import LONG
 from launch import mpirun, patience, preloaded, started, tail
 
 REPORTS = """
@@ -81,7 +82,7 @@ def test_what_a_test_starts_sees_no_gpu(tmp_path):
     assert "sees  False" in mpirun(2, *program(tmp_path, SEES)).output
 
 
-@pytest.mark.parametrize("given", [None, "1"])
+@pytest.mark.parametrize("given", [None, pytest.param("1", marks=LONG)])
 def test_but_for_tests_of_the_gpu(tmp_path, monkeypatch, given):
     monkeypatch.setitem(launch.WITH_GPU, "CUDA_VISIBLE_DEVICES", given)
     assert f"sees {given} " in mpirun(1, *program(tmp_path, SEES), env=launch.WITH_GPU).output

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from conftest import LONG
 from launch import loss_lines, several, tail, tiny, write_text
 
 from mpitrain.actor.profile_events import OUTSIDE, Cost, Operation, ProfilerOutput, merged, rank_profile
@@ -192,6 +193,7 @@ def is_within(event: dict, outer: dict) -> bool:
     return outer["ts"] - 0.002 <= event["ts"] and end <= outer["ts"] + outer["dur"] + 0.002
 
 
+@LONG
 def test_a_run_alone_is_profiled_and_not_again(folder):
     keys = SHORT | {"parallel_pp": 1, "run_profile": "steps=2-3"}
     commands = [

@@ -8,6 +8,7 @@ import re
 import resource
 
 import pytest
+from conftest import LONG
 from launch import MPITRAIN, lines_in, mpirun, options, run_tiny, several, started, tail, tiny, write_text
 
 from mpitrain.cluster.guard import Guard
@@ -266,6 +267,7 @@ def test_what_one_rank_refuses_is_bad_input_until_steps_begin(monkeypatch, phase
     ]
 
 
+@LONG
 def test_a_rank_that_cannot_write_a_line_of_metrics_keeps_it_until_it_can(tmp_path):
     """A shard that can't be written ends nothing either: tests/runs/test_run_saving.py."""
     text = write_text(tmp_path / "text.txt")

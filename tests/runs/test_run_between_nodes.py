@@ -68,6 +68,7 @@ def test_the_choice_is_reported_and_gives_the_same_bits(tmp_path):
     )
 
 
+@LONG
 def test_what_was_left_open_stays_so_for_the_next_start(tmp_path):
     """config.toml has what its user wrote, not what was chosen: the next start may be on other nodes."""
     text = write_text(tmp_path / "text.txt")

@@ -190,6 +190,7 @@ def test_doctor_says_how_more_ranks_than_cores_leave_them_to_others(monkeypatch,
     assert crowded(vendor, 5, 4) == ""
 
 
+@LONG
 def test_memory_says_what_only_a_run_settles():
     def idle_keys(*settings):
         command = [
@@ -231,6 +232,7 @@ def test_data_parallel_ranks_on_two_nodes_reduce_early_and_give_the_same_bits(tm
     assert loss_lines(tmp_path / "one") == loss_lines(tmp_path / "two")
 
 
+@LONG
 def test_a_table_from_a_file_trains_as_its_name_and_the_run_needs_it_no_more(tmp_path):
     """What PyTorch writes, with messages.
 

@@ -63,6 +63,7 @@ def test_a_rollback_hides_no_corruption(tmp_path, text):
     ), tail(done.output)
 
 
+@LONG
 def test_a_bit_flipped_in_the_gradient_of_one_step_is_found_and_put_right(tmp_path, text):
     keys = dict(parallel_dp=2, parallel_pp=2)
     plan = {"rank": 1, "step": 6, "what": "gradient"}

@@ -82,6 +82,7 @@ def test_the_first_lines_say_what_was_read(ended):
         assert done.returncode or done.output.count("text: 1 files, 400 documents, ") == 1, tail(done.output)
 
 
+@LONG
 def test_no_sequence_counts_twice_in_a_validation(tmp_path):
     """With fewer than are asked for, all of them count once, on one data rank or on two, and the
     run says how many.
@@ -165,6 +166,7 @@ def test_validation_can_have_files_of_its_own(tmp_path):
     assert done.returncode == 2 and "data.path has 0" in done.output, tail(done.output)
 
 
+@LONG
 def test_copies_of_held_out_documents_are_left_out_of_training_and_purged_files_are_not_needed(tmp_path):
     """The line says how many copies; a run goes on without files that a purge has taken, in any layout."""
     (tmp_path / "texts").mkdir()

@@ -52,6 +52,7 @@ def test_same_bits_with_the_experts_on_as_many_ranks(tmp_path, text, whole):
     assert loss_lines(tmp_path / "run") == loss_lines(whole)
 
 
+@LONG
 @pytest.mark.parametrize(
     ("num_ranks", "changes"),
     [

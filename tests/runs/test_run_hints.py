@@ -132,6 +132,7 @@ def undone(changes):
     }
 
 
+@LONG
 def test_a_tokenizer_of_words_samples_from_one_that_it_has(tmp_path):
     words = {"one": 0, "two": 1}
     (tmp_path / "text.txt").write_text("two one one two " * 500)

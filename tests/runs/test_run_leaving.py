@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import noted
 import pytest
-from conftest import LONG
+from conftest import LONG, but_for
 from launch import (
     MPITRAIN,
     lines_in,
@@ -136,8 +136,10 @@ def test_a_third_signal_ends_a_run_that_gets_no_further(tmp_path, text):
     assert saved(run_dir) == ["step-00000001"]
 
 
-@pytest.mark.parametrize("num_ranks", [0, 2])
-@pytest.mark.parametrize("name", ["INT", "HUP"])
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    but_for([("INT", 0), ("HUP", 0), ("INT", 2), ("HUP", 2)], longer=[("INT", 0), ("HUP", 2)]),
+)
 def test_ctrl_c_and_a_closed_terminal_ask_a_run_to_leave_with_a_checkpoint(tmp_path, text, num_ranks, name):
     run_dir = tmp_path / "run"
     settings = SETTINGS | dict(run_steps=10**6, run_save_every=0, parallel_pp=max(1, num_ranks))
@@ -175,6 +177,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_says_what_is_saved(tmp_path, tex
         assert "start again to go on; step 1 is saved" in done.output and saved(run_dir) == ["step-00000001"]
 
 
+@LONG
 def test_what_a_shell_ignores_for_a_run_in_the_background_ends_none(tmp_path, text):
     """nohup has SIGHUP ignored, and a script's `mpitrain run &` SIGINT."""
     run_dir = tmp_path / "run"

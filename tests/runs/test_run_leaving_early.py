@@ -211,6 +211,7 @@ def test_a_time_in_which_no_start_fits_ends_after_three(tmp_path, text):
     ), again.output
 
 
+@LONG
 @pytest.mark.parametrize("cause", ["signal", "time"][: cases(1, 2)])
 def test_a_dry_run_leaves_too(tmp_path, text, cause):
     limits = dict(run_time_limit=allowed(short(10)), run_time_margin_s=2) if cause == "time" else {}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import LONG
+from conftest import LONG, WITH_LONG
 from launch import MPITRAIN, lines_in, loss_lines, mpirun, patience, run_tiny, started, tail, tiny, write_text
 
 from mpitrain.cluster import lock as locks
@@ -381,7 +381,7 @@ def test_who_is_refused_leaves_the_data_of_the_run_that_is_there(tmp_path):
 
 
 def test_of_jobs_started_at_once_one_runs_and_the_others_say_who(tmp_path):
-    num_jobs = 5
+    num_jobs = 5 if WITH_LONG else 3
     text = write_text(tmp_path / "text.txt")
     run_dir = tmp_path / "run"
     done = [None] * num_jobs
@@ -406,6 +406,7 @@ def test_of_jobs_started_at_once_one_runs_and_the_others_say_who(tmp_path):
     assert not list(run_dir.glob("run.lock*"))
 
 
+@LONG
 def test_a_run_that_was_killed_is_taken_over_and_said(tmp_path):
     text = write_text(tmp_path / "text.txt")
     run_dir = tmp_path / "run"

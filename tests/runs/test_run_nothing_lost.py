@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from conftest import EVERY, LONG, WITH_LONG, but_for
 from launch import (
     MPITRAIN,
     lines_in,
@@ -33,6 +34,18 @@ from mpitrain.plan.settings.resolve import resolve
 SETTINGS = dict(run_steps=20, run_save_every=10, schedule_name="constant")
 
 
+BY_CHOICE = {"longer", "a folder for trace.json", "a file for data", "fp16"}  # cases
+
+
+def named(names, case="{}"):
+    """Return cases for parametrize()."""
+    return but_for([*names], longer=[name for name in names if case.format(name) in BY_CHOICE])
+
+
+def chosen(cases):
+    return {name: case for name, case in cases.items() if WITH_LONG or EVERY or name not in BY_CHOICE}
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("lost") / "text.txt", 20_000)
@@ -50,7 +63,7 @@ def whole(tmp_path_factory, text):
         shutil.copy(text, folder / f"{name}.txt")
     short = {
         folder / name: {**SETTINGS, "run_steps": 2, "data_path": folder / f"{name}.txt"}
-        for name in CHANGED
+        for name in chosen(CHANGED)
     }
     run_several(1, text, {folder / "whole": SETTINGS, **short})
     return folder / "whole"
@@ -125,7 +138,7 @@ def ended(whole, text):
     for name, change in CHANGED.items():
         (folder / f"{name}.txt").write_bytes(change(text.read_bytes()))
     found = {}
-    for num_ranks, cases in ((1, CASES), (2, ON_TWO)):
+    for num_ranks, cases in ((1, chosen(CASES)), (2, chosen(ON_TWO))):
         commands = []
         before = []
         for name, (change, what, asked) in cases.items():
@@ -155,12 +168,13 @@ def require_refused(case, words):
 # ---------------------------------------------------------------- check everything, then write
 
 
-@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("name", named(CHANGED))
 def test_a_corpus_that_changed_under_its_name_changes_nothing(ended, name):
     """Known only when it is tokenised."""
     require_refused(ended[name], "trained on other data")
 
 
+@LONG
 def test_another_tokenizer_is_named(tmp_path):
     """One with the same words in another order, and one with a word more.
 
@@ -205,12 +219,12 @@ def test_another_tokenizer_is_named(tmp_path):
     assert spaced.returncode == 0, tail(spaced.output)
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", named(FOLDERS, "a folder for {}"))
 def test_a_folder_in_the_place_of_a_file_is_refused(ended, name):
     require_refused(ended[f"a folder for {name}"], f"{name} is a folder, needed a file")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", named(FILES, "a file for {}"))
 def test_a_file_in_the_place_of_a_folder_is_refused(ended, name):
     require_refused(ended[f"a file for {name}"], f"{name} is a file, needed a folder")
 
@@ -357,6 +371,7 @@ def test_a_run_that_ends_diverged_is_no_success(ended):
     assert not list(run_dir.glob("checkpoints/step*"))
 
 
+@LONG
 def test_fp16_looks_for_its_scale_and_is_saved(ended):
     """Skips are part of it; steps without a finite gradient are few, and the weights are good."""
     run_dir, _, done = ended["fp16"]
@@ -364,6 +379,7 @@ def test_fp16_looks_for_its_scale_and_is_saved(ended):
     assert len(list(run_dir.glob("checkpoints/step*"))) == 12
 
 
+@LONG
 def test_the_configuration_of_a_moved_run_says_where_it_leads(tmp_path, text):
     first = tmp_path / "first"
     moved = tmp_path / "moved"

@@ -77,7 +77,7 @@ def order_in(run_dir, step):
         return checkpoint.meta["order"]
 
 
-@pytest.mark.parametrize("settings", [(), ("data.order=sorted",)])
+@pytest.mark.parametrize("settings", [(), pytest.param(("data.order=sorted",), marks=LONG)])
 def test_a_run_goes_on_in_the_order_it_has_begun_with(sorted_run, settings):
     """Over the end of an epoch; and from a checkpoint of its own, later."""
     for steps in (14, 20):
@@ -94,6 +94,7 @@ def test_a_run_goes_on_in_the_order_it_has_begun_with(sorted_run, settings):
         assert ", order sorted" in done.output, tail(done.output)
 
 
+@LONG
 def test_a_new_run_has_the_losses_of_before_if_it_asks_for_their_order(sorted_run):
     for name, settings in (("asked", ("data.order=sorted",)), ("new", ())):
         done = run(sorted_run / "config.toml", sorted_run.with_name(name), *settings)

@@ -253,7 +253,9 @@ def test_a_run_outlives_its_watchdog(tmp_path):
 # ---------------------------------------------------------------- the last save
 
 
-@pytest.mark.parametrize(("phase", "call"), [("save", 5), ("saving", 2000), ("saving", 9_000)])
+@pytest.mark.parametrize(
+    ("phase", "call"), [("save", 5), pytest.param("saving", 2000, marks=LONG), ("saving", 9_000)]
+)
 def test_a_full_disk_at_the_last_save_is_never_a_success(tmp_path, phase, call):
     text = write_text(tmp_path / "text.txt")
     run_dir = tmp_path / "run"

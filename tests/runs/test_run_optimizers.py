@@ -81,6 +81,7 @@ def test_a_run_goes_on_in_another_division_with_the_same_bits(folder, ended, nam
     assert losses[1] < losses[0]
 
 
+@LONG
 def test_bf16_moments_are_saved_as_such_and_go_on_as_nothing_else(folder, ended):
     import h5py
 

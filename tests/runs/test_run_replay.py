@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import EVERY
+from conftest import EVERY, WITH_LONG
 from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
 
 from mpitrain.comm.tap import TappedOperation
@@ -36,7 +36,7 @@ LAYOUTS = {
     "two nodes": (dict(parallel_dp=4, parallel_zero=3, comm_node_ranks=2), 2),
 }
 NUM_RANKS = {"two nodes": 4}  # of others 2
-FEW = ("tp", "pp", "ep", "zero-3")
+FEW = ("tp", "pp", "ep", "zero-3") if WITH_LONG else ("tp", "pp")
 KEYS = dict(run_steps=3, run_save_every=0, run_eval_every=3, numerics_check_every=0)
 
 
@@ -70,7 +70,7 @@ def replay(path, *options):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_rank_alone_makes_the_same_gradients(recorded, name):
     if name not in recorded:
-        pytest.skip("MPITRAIN_LAYOUTS=all")
+        pytest.skip("MPITRAIN_LAYOUTS=all runs it, and some MPITRAIN_LONG=1")
     done = replay(recorded[name])
     assert done.returncode == 0, tail(done.output)
     assert "all that this rank gave to others, and all gradients, have the recorded bits" in done.output, (

@@ -11,7 +11,7 @@ import json
 import math
 
 import pytest
-from conftest import EVERY
+from conftest import EVERY, WITH_LONG
 from launch import loss_lines, run_several, write_text
 
 STEPS, EVAL_EVERY = (30, 10) if EVERY else (4, 2)
@@ -23,8 +23,8 @@ PIPELINES = [
     (4, {"pipeline_schedule": "gpipe", "comm_transport": "messages"}),
     (2, {"model_tied": "false", "pipeline_stages": "[3,1]"}),
     (2, {**LARGE, "pipeline_schedule": "zbv"}),
-    (2, {**LARGE, "memory_recompute": "full", "memory_offload": "activations"}),
 ]
+LONGER = [(2, {**LARGE, "memory_recompute": "full", "memory_offload": "activations"})]
 MORE_PIPELINES = [
     (2, {"pipeline_schedule": "gpipe", "comm_transport": "shared"}),
     (4, {"pipeline_schedule": "1f1b", "comm_transport": "auto"}),
@@ -37,6 +37,8 @@ MORE_DATA_PARALLEL = [
     (1, {"comm_transport": "collectives", **BUCKETS}),
     (4, {"comm_transport": "auto", **BUCKETS}),
 ]
+if EVERY or WITH_LONG:
+    PIPELINES = PIPELINES + LONGER
 if EVERY:
     PIPELINES = PIPELINES + MORE_PIPELINES
     DATA_PARALLEL = DATA_PARALLEL + MORE_DATA_PARALLEL

@@ -37,12 +37,14 @@ def text(tmp_path_factory):
 def folder(tmp_path_factory, text):
     """Runs on two ranks, each with a stage."""
     folder = tmp_path_factory.mktemp("saving")
+    (folder / "staging").mkdir()
     runs = {
         "background": {},
         "blocking": {"run_save": "blocking"},
         "together": {"run_shards": "node", "run_steps": 4},
         "one file": {"run_shards": "one", "run_save": "blocking", "run_steps": 4},
         "kept": {"run_keep": 2, "run_keep_every": 4, "run_keep_best": 1},
+        "staged": {"run_staging": folder / "staging", "run_steps": 4},
     }
     run_several(
         2,
@@ -52,9 +54,6 @@ def folder(tmp_path_factory, text):
             for name, changes in runs.items()
         },
     )
-    (folder / "staging").mkdir()
-    staged = {"run_staging": folder / "staging", "run_steps": 4}
-    run_several(2, text, {folder / "staged": {**SETTINGS, "parallel_pp": 2, **staged}})
     return folder
 
 
@@ -191,7 +190,7 @@ sys.addaudithook(lambda event, given: note("renamed", given[0]) if event == "os.
 """
 
 
-@pytest.mark.parametrize("save", ["background", "blocking"])
+@pytest.mark.parametrize("save", ["background", pytest.param("blocking", marks=LONG)])
 def test_the_lines_up_to_a_step_are_on_disk_when_it_is_saved(tmp_path, text, save):
     """After a power cut nothing makes them again. All that is synced or renamed is noted, in its order."""
     (tmp_path / "sitecustomize.py").write_text(NOTED)

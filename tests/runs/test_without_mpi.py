@@ -68,8 +68,8 @@ SMALL = ("--ranks", "2", "--set", "model.layers=2", "--set", "batch.global=4")
         pytest.param("--version", marks=LONG),
         "schedule zbv --stages 2 --microbatches 4",
         f"check {' '.join(SMALL)}",
-        f"program --rank 1 {' '.join(SMALL)}",
-        f"memory {' '.join(SMALL)}",
+        pytest.param(f"program --rank 1 {' '.join(SMALL)}", marks=LONG),
+        pytest.param(f"memory {' '.join(SMALL)}", marks=LONG),
         "job slurm --nodes 2 --time 1:00:00 --out {}/job.sh",
         "job again 0",
         pytest.param("run --help", marks=LONG),
@@ -86,6 +86,7 @@ def test_what_sends_no_message_works(python, tmp_path, words):
     assert done.returncode in (0, 1 if "again" in words else 0) and done.stdout and not done.stderr, done
 
 
+@LONG
 def test_checkpoints_are_looked_at(python, tmp_path):
     done = mpirun(
         1,
@@ -153,7 +154,7 @@ def test_a_library_that_needs_another_one(python, tmp_path):
     assert "an MPI library is there but can't be loaded: libneeded.so: cannot open" in text, text
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/nowhere/libmpi.so"])
+@pytest.mark.parametrize("path", ["/nowhere", pytest.param("/nowhere/libmpi.so", marks=LONG)])
 def test_a_variable_that_points_nowhere_is_named(python, path):
     text = fault(call(python, *MPITRAIN, "run", MPI4PY_LIBMPI=path))
     assert (

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from checkpoints import meta_of
+from conftest import LONG, WITH_LONG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,7 +179,7 @@ def test_digest_is_the_same_for_any_number_of_writers(tmp_path, model):
     by_name = [dict([item]) for item in model.items()]
     rows = by_rows(model, [0, 0.25, 0.5, 0.75, 1])
     uneven = by_rows(model, [0, 0, 0.001, 0.9, 1])  # the first writer holds no rows
-    runs = [by_runs(model, np.linspace(0, 1, n + 1)) for n in (2, 7, 64)]
+    runs = [by_runs(model, np.linspace(0, 1, n + 1)) for n in ((2, 7, 64) if WITH_LONG else (2, 7))]
     columns = [by_runs(model, [0, 1], columns=2), by_runs(model, [0, 0.3, 0.31, 1], columns=3)]
     layouts = [[model], by_name, rows, uneven, *runs, *columns]
     digests = set()
@@ -190,7 +191,7 @@ def test_digest_is_the_same_for_any_number_of_writers(tmp_path, model):
     assert len(digests) == 1
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12 if WITH_LONG else 6, deadline=None)
 @given(
     borders=st.lists(st.floats(0, 1), max_size=12),
     columns=st.integers(1, 3),
@@ -253,6 +254,7 @@ def test_one_group_of_a_file_is_read_without_the_others(tmp_path):
         file.close()
 
 
+@LONG
 def test_many_shards_are_opened_about_once_each(tmp_path, monkeypatch):
     """Otherwise 512 writers open half a million files for a model of a thousand arrays."""
     arrays = {f"parameters/{i}": noise((50, 7), "f4", i) for i in range(20)}

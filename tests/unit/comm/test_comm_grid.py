@@ -1,4 +1,5 @@
 import pytest
+from conftest import WITH_LONG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ def test_groups_of_an_axis_tile_the_world(found):
         assert all(len(group) == found[name] for group in groups)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=100 if WITH_LONG else 30)
 @given(degrees, st.sets(st.sampled_from(["tp", "cp", "dp", "pp"])))
 def test_ranks_of_a_group_differ_along_its_axes_only(found, axes):
     grid = Grid(found)

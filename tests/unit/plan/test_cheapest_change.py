@@ -30,9 +30,9 @@ LAYOUTS = [
     (2, "parallel.pp=2"),  # ranks hold more and less, and share a node's memory
     pytest.param(4, "parallel.dp=2 parallel.pp=2 pipeline.schedule=v-half parallel.zero=0", marks=LONG),
     pytest.param(4, "parallel.dp=2 parallel.tp=2 parallel.regather=true", marks=LONG),
-    (4, "parallel.dp=4 parallel.zero=3 parallel.gather=step parallel.ahead=2"),
+    pytest.param(4, "parallel.dp=4 parallel.zero=3 parallel.gather=step parallel.ahead=2", marks=LONG),
     (2, "parallel.dp=2 parallel.zero=2 parallel.reduce=step batch.global=2"),
-    (2, "parallel.dp=2 parallel.zero=1 memory.recompute=every-k memory.every=8"),
+    pytest.param(2, "parallel.dp=2 parallel.zero=1 memory.recompute=every-k memory.every=8", marks=LONG),
 ]
 
 

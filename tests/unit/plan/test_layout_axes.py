@@ -4,6 +4,7 @@ import itertools
 import time
 
 import pytest
+from conftest import WITH_LONG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,7 +102,7 @@ def listed(axes):
     }
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=100 if WITH_LONG else 30)
 @given(layouts())
 def test_the_ranks_of_each_axis_are_those_that_a_list_of_all_has(axes):
     every = listed(axes)

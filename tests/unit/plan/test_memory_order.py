@@ -6,7 +6,7 @@ Or `mpitrain memory` says that it doesn't.
 import itertools
 
 import pytest
-from conftest import EVERY
+from conftest import EVERY, LONG, but_for
 
 from mpitrain import config as settings
 from mpitrain.commands.inspect import show_proof
@@ -235,6 +235,7 @@ CHOICES = [  # (what holds more, what holds less, with what)
 ]
 
 
+@LONG
 @pytest.mark.parametrize(("model", "layout", "ranks"), GRID[:: 3 if EVERY else 9], ids=str)
 @pytest.mark.parametrize(("more", "less", "common"), CHOICES, ids=str)
 def test_each_saving_saves(model, layout, ranks, more, less, common):
@@ -257,7 +258,11 @@ def test_each_saving_saves(model, layout, ranks, more, less, common):
 
 
 @pytest.mark.parametrize(
-    "schedule", ["1f1b", "gpipe", "zb-h1", "zbv", "v-half", "v-min", "interleaved", "seq1f1b"]
+    "schedule",
+    but_for(
+        ["1f1b", "gpipe", "zb-h1", "zbv", "v-half", "v-min", "interleaved", "seq1f1b"],
+        longer=["gpipe", "zb-h1", "zbv", "v-min"],
+    ),
 )
 @pytest.mark.parametrize("zero", [2, 3])
 def test_a_sum_after_each_microbatch_holds_less_under_every_schedule(schedule, zero):
@@ -299,6 +304,7 @@ GROWTH = (
 )
 
 
+@LONG
 @pytest.mark.parametrize(
     ("key", "values"), [(key, values) for key, *values in GROWTH], ids=lambda part: str(part)
 )

@@ -8,6 +8,7 @@ import mmap
 from collections import Counter
 
 import pytest
+from conftest import LONG
 
 from mpitrain import config as settings
 from mpitrain.cluster.resident import peak_resident, resident
@@ -119,6 +120,7 @@ H200_GIVEN = (
 )  # fmt: skip
 
 
+@LONG
 def test_messages_that_are_staged_take_what_an_h200_s_host_had():
     """18,702.81 MB of each of two ranks, 2026-11-26; the copy to save is rounded up there, too."""
     text = show_memory(None, (*H200_GIVEN, "parallel.zero=1"), 2)

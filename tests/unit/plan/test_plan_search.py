@@ -6,6 +6,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from conftest import LONG, but_for
 
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
@@ -338,7 +339,7 @@ def test_recomputing_groups_of_blocks_takes_the_time_of_a_forward():
         ("auto", 8, "alltoall"),
         ("auto", 16, "hierarchical"),
         ("hierarchical", 16, "hierarchical"),
-        ("flat", 16, "alltoall"),
+        pytest.param("flat", 16, "alltoall", marks=LONG),
     ],
 )
 def test_experts_rows_go_to_nodes_first_where_they_can(dispatch, ranks, found):
@@ -466,7 +467,12 @@ def test_check_says_nothing_of_a_memory_that_it_does_not_know():
     assert "fits without" in planned("--ranks", "4", *sets(*SMALL, "parallel.zero=3"))
 
 
-@pytest.mark.parametrize("name", catalog.NAMES)
+FEW_SCHEDULES = ("1f1b", "interleaved", "v-half", "zbv-auto", "dualpipev", "seq1f1b")
+
+
+@pytest.mark.parametrize(
+    "name", but_for(catalog.NAMES, longer=[name for name in catalog.NAMES if name not in FEW_SCHEDULES])
+)
 def test_check_and_plan_have_every_schedule(name):
     keys = (*SMALL, "model.layers=8", f"pipeline.schedule={name}", "parallel.pp=4")
     assert "proved:" in show_proof(None, keys, 4)

@@ -8,7 +8,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from conftest import EVERY_SIZE
+from conftest import EVERY_SIZE, LONG, WITH_LONG
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import limits
@@ -32,6 +32,7 @@ from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.proof.check import check
 from mpitrain.schedules.table import Table
 
+SOME_RANKS = (1, 2, 3, 5) if WITH_LONG else (1, 2, 3)
 FUNCTIONS = {
     "gpipe": gpipe.gpipe,
     "1f1b": one_f_one_b.one_f_one_b,
@@ -122,7 +123,7 @@ def test_a_schedule_is_complete_and_ascending_and_runs_to_the_end(name, p):
 @pytest.mark.parametrize("name", ["interleaved", "interleaved-zb"])
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4])
 def test_any_chunks_and_any_groups_of_at_least_a_microbatch_per_rank(name, chunks):
-    for p in (1, 2, 3, 5):
+    for p in SOME_RANKS:
         for m in sizes(p):
             for group in (None, *range(min(p, m), m + 2)):
                 table = build(name, p, m, Options(chunks=chunks, group=group))
@@ -178,7 +179,7 @@ AUTOS = ["zb-auto", "zbv-auto"]
     "times", [Times(3, 2, 1, 0), Times(0.7, 1.1, 0.4, 0.25), Times(Fraction(2, 3), 1, Fraction(1, 7), 2)]
 )
 def test_automatic_tables_hold_no_more_than_the_limit(name, times):
-    for p in (1, 2, 3, 5):
+    for p in SOME_RANKS:
         for m in sizes(p):
             for limit in (p, 1.5 * p, 2 * p, Fraction(7 * p, 3)):
                 table = build(name, p, m, Options(times=times, memory_limit=limit, weight_memory=1))
@@ -267,6 +268,7 @@ def test_a_long_search_notifies_of_each_step(name):
     assert all(done <= total for done, total in heard)
 
 
+@LONG
 def test_the_automatic_schedulers_are_quick():
     started = time.process_time()
     for name in AUTOS:

@@ -5,7 +5,7 @@ microbatch: all of it proved.
 from collections import Counter
 
 import pytest
-from conftest import EVERY_SIZE
+from conftest import EVERY_SIZE, WITH_LONG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -211,7 +211,7 @@ def residencies(draw, num_stages: int) -> Residency:
     return Residency(draw(uses), draw(st.integers(0, 5)), draw(st.sampled_from(("use", "step"))))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 if WITH_LONG else 12, deadline=None)
 @given(st.data(), st.sampled_from(NAMES), st.integers(1, 4), st.booleans())
 def test_whatever_parts_use_it_is_there_and_nothing_else(data, name, half, each):
     table = build(name, 2 * half, 4 * half + 2)

@@ -40,10 +40,14 @@ def split_literals(source: str) -> Iterator[int]:
 def docstrings(source: str) -> Iterator[tuple[int, list[str]]]:
     """Yield every docstring as the number of its first line, and its lines."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
+    blocks = ast.stmt | ast.excepthandler | ast.match_case  # no expression has any
+    lines = source.splitlines()
+    nodes: list[ast.AST] = [ast.parse(source)]
+    for node in nodes:
+        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
             text = node.body[0]
-            yield text.lineno, source.splitlines()[text.lineno - 1 : text.end_lineno]
+            yield text.lineno, lines[text.lineno - 1 : text.end_lineno]
+        nodes += (child for child in ast.iter_child_nodes(node) if isinstance(child, blocks))
 
 
 def indent(line: str) -> int:

@@ -8,6 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from conftest import LONG
 from hypothesis import given
 from hypothesis import strategies as st
 from launch import MPITRAIN
@@ -50,6 +51,7 @@ def faults(*words, **variables):
     return usage.ru_minflt
 
 
+@LONG
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_an_export_takes_its_memory_from_the_system_once(tmp_path):
     """Bands of a megabyte, each cast, compared and digested, in pages that are there already."""
