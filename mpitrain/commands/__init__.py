@@ -9,5 +9,6 @@ generate, decoding, sampling
 ckpt/, weights/      checkpoints; import and export
 job/, dryrun/        a batch script; a run that sends and computes nothing
 bench/, reference/   a machine, measured; pages made from the source
+output_file          a file that --out or --svg names: checked before any work, and written at once
 waiting              a progress bar
 """

@@ -1,6 +1,5 @@
 """Saving: all or nothing, whatever the writers send, the disk does or the scheduler kills."""
 
-from folders import SUPPORT
 import os
 import resource
 import shutil
@@ -12,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import LONG, WITH_LONG
 from checkpoints import killed_at, meta_of
+from conftest import LONG, WITH_LONG
+from folders import SUPPORT
 
 from mpitrain.checkpoint.boxes import run_boxes
 from mpitrain.checkpoint.files import drain

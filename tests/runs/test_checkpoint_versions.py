@@ -6,7 +6,6 @@ MPITRAIN_H5PY=all installs four versions of h5py, lets each write a checkpoint, 
 all of them; or name versions: MPITRAIN_H5PY="3.11.0 3.14.0".
 """
 
-from folders import GOLDEN, SUPPORT, files_of_tests
 import json
 import os
 import shutil
@@ -18,8 +17,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import LONG
 from checkpoints import digest_of, killed_at, meta_of
+from conftest import LONG
+from folders import GOLDEN, SUPPORT, files_of_tests
 from launch import several
 from other_h5py import arrays, as_seen, read, summary, write
 

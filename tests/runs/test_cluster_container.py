@@ -23,4 +23,6 @@ def test_ranks_send_each_other_large_messages(tmp_path):
 @LONG
 def test_doctor_says_so():
     done = mpirun(0, sys.executable, FORBIDDING, MPITRAIN, "doctor", forked=False)
-    assert done.returncode == 0 and "process_vm_readv (CMA) is forbidden here" in done.output, tail(done.output)
+    assert done.returncode == 0 and "process_vm_readv (CMA) is forbidden here" in done.output, tail(
+        done.output
+    )

@@ -1,17 +1,16 @@
 """A source of data is one file: of text or of tokens, in data/sources/ or a module of the user's own."""
 
-from folders import ROOT, SUPPORT
 import json
 import os
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import LONG
 import token_ids
+from conftest import LONG
+from folders import ROOT, SUPPORT
 from launch import (
     MPITRAIN,
     finished,

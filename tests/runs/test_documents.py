@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from conftest import LONG
 from pages import DOCS, ROOT, SWITCH, anchors, blocks, links, of_the_course, pages, run, whole
 
 from mpitrain.schedules.catalog import NAMES
@@ -61,7 +60,6 @@ OLD_HEADINGS = (
 )  # fmt: skip
 PAGES = pages()
 SITE = [path for path in PAGES if path.is_relative_to(DOCS)]
-FIRST = ("README.md", "docs/start/", "docs/tutorials/", "docs/extending/", "docs/concepts/")
 FAST = [block for block in blocks() if block.marker.startswith("run") and not block.is_slow]
 
 
@@ -114,11 +112,7 @@ def test_every_block_of_commands_is_run_or_says_why_not():
     assert len(blocks()) > 60
 
 
-@pytest.mark.parametrize(
-    "block",
-    [pytest.param(block, marks=[LONG] * (not str(block.page).startswith(FIRST))) for block in FAST],
-    ids=lambda block: f"{block.page}-{block.number}",
-)
+@pytest.mark.parametrize("block", FAST, ids=lambda block: f"{block.page}-{block.number}")
 def test_commands_of_a_page_run(block, tmp_path):
     run(block, tmp_path)
 

@@ -10,18 +10,14 @@ import tomllib
 
 import numpy as np
 import pytest
-from checkpoints import meta_of
-from launch import MPITRAIN, environment, finished, several, write_text
+from launch import several, write_text
 from sampled import command, make_run, text
 
-from mpitrain import config as settings
-from mpitrain.checkpoint.save import begin, commit, write_shard
 from mpitrain.data.corpus import Corpus
 from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError
-from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.settings.resolve import resolve
+
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):

@@ -3,7 +3,6 @@
 One that is only slow goes on to its summary.
 """
 
-from folders import SUPPORT, TESTS
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LONG
+from folders import SUPPORT, TESTS
 from launch import cases, environment, finished, hear_all, patience, short
 from reaper import processes, shared_memory
 

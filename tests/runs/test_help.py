@@ -7,8 +7,8 @@ import sys
 
 import click
 import pytest
-from conftest import LONG
 from click.testing import CliRunner
+from conftest import LONG
 from launch import MPITRAIN, environment, finished, mpirun
 
 from mpitrain.cli import cli

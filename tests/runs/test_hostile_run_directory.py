@@ -160,9 +160,7 @@ def flip_and_put_right(case):
     raw = bytearray(path.read_bytes())
     marks = [
         m.start()
-        for m in re.finditer(
-            rb"OHDR|OCHK|GCOL|BTHD|BTLF|BTIN|FRHP|FHDB|FHIB|shard-|parameters|\x89HDF", raw
-        )
+        for m in re.finditer(rb"OHDR|OCHK|GCOL|BTHD|BTLF|BTIN|FRHP|FHDB|FHIB|shard-|parameters|\x89HDF", raw)
     ]
     for _ in range(case.random.choice([1, 1, 2, 5])):
         at = min(case.random.choice(marks) + case.random.randrange(200), len(raw) - 8)
@@ -398,9 +396,7 @@ def change_meta(case):
             meta.pop(key, None)
         else:
             lists = [[], [1.0, -1], ["x", 0], [float("inf"), 0]]
-            meta[key] = case.random.choice(
-                ["3", None, -1, 1.5, 2**70, {}, True, "\x1b", "x" * 99999, *lists]
-            )
+            meta[key] = case.random.choice(["3", None, -1, 1.5, 2**70, {}, True, "\x1b", "x" * 99999, *lists])
         file.attrs["meta"] = json.dumps(meta)
     case.seal(step)
     return f"{step.name} {key}"
@@ -424,9 +420,7 @@ def change_names(case):
     ]
     new = case.random.choice(new)
     path.write_bytes(
-        path.read_bytes().replace(
-            old, (new + b"\0" * len(old))[: len(old)], case.random.choice([-1, 1, 3])
-        )
+        path.read_bytes().replace(old, (new + b"\0" * len(old))[: len(old)], case.random.choice([-1, 1, 3]))
     )
     case.seal(step)
     return f"{step.name} {old} {new}"
@@ -471,9 +465,7 @@ def change_tokens(case):
     tree = json.loads(path.read_text())
     table = case.random.choice([tree, tree["origin"]])
     key = case.random.choice(list(table))
-    table[key] = case.random.choice(
-        [None, -1, 0, 2**62, 2**70, "O", "<u8", "V999999999", "x", [], {}, 1.5]
-    )
+    table[key] = case.random.choice([None, -1, 0, 2**62, 2**70, "O", "<u8", "V999999999", "x", [], {}, 1.5])
     path.write_text(json.dumps(tree))
     return key
 
@@ -500,9 +492,7 @@ CHANGES = [
     change_tokens,
 ]
 CHANGES += (
-    [flip_and_put_right] * 4
-    + [replace_dataset] * 4
-    + [splice, change_ids, change_config, put_something_else]
+    [flip_and_put_right] * 4 + [replace_dataset] * 4 + [splice, change_ids, change_config, put_something_else]
 )
 
 
@@ -532,8 +522,7 @@ def resumed(case):
         meta = saved.meta
         counts = [meta[key] for key in ("step", "tokens", "updates", "skipped")]
         assert (
-            all(type(count) is int and count >= 0 for count in counts)
-            and meta["step"] == saved.step == step
+            all(type(count) is int and count >= 0 for count in counts) and meta["step"] == saved.step == step
         )
         assert type(meta["data"]) is str and len(meta["loss_scale"]) == 2
 
@@ -562,9 +551,7 @@ def outcome(case, read, *allowed):
         except InputError as error:
             refusal = str(error)
         except (Exception, Hang) as error:
-            raise AssertionError(
-                f"{read.__name__}: {type(error).__name__}: {error}: {case.done}"
-            ) from error
+            raise AssertionError(f"{read.__name__}: {type(error).__name__}: {error}: {case.done}") from error
     return watched.opened, refusal
 
 
@@ -583,9 +570,7 @@ def test_hostile_run_directory(run_dir, tmp_path, monkeypatch, number):
         monkeypatch.setattr("mpitrain.checkpoint.hdf5_bytes.Bytes.sums", unchecked, raising=False)
     for name, read in READERS.items():
         opened, refusal = outcome(case, read, case.run)
-        assert not opened and tree(tmp_path) == before, (
-            f"{name}: opened {opened}: {refusal!r}: {case.done}"
-        )
+        assert not opened and tree(tmp_path) == before, f"{name}: opened {opened}: {refusal!r}: {case.done}"
         assert refusal is None or (refusal.isprintable() and "root:x" not in refusal), (
             f"{name}: {case.done}: {refusal!r}"
         )
@@ -602,12 +587,8 @@ def reported(case, *command):
     """
     before = tree(case.run.parent)
     done = mpirun(0, MPITRAIN, *map(str, command), timeout=60)
-    assert done.returncode in (0, 2), (
-        f"exit code {done.returncode}: {case.done}\n{tail(done.output)}"
-    )
-    assert "Traceback" not in done.output and "root:x" not in done.output, (
-        f"{case.done}\n{tail(done.output)}"
-    )
+    assert done.returncode in (0, 2), f"exit code {done.returncode}: {case.done}\n{tail(done.output)}"
+    assert "Traceback" not in done.output and "root:x" not in done.output, f"{case.done}\n{tail(done.output)}"
     if done.returncode == 2:
         assert sum(line.startswith(CLASSES) for line in done.output.splitlines()) == 1, (
             f"{case.done}\n{done.output}"
@@ -628,10 +609,9 @@ def test_a_run_goes_on_from_the_step_before(run_dir, tmp_path):
     (folder / "step-00000003").rename(folder / "step-00000004")
     done = run_tiny(1, tmp_path / "run", run_dir.parent / "text.txt", **SMALL)
     assert done.returncode == 0, tail(done.output)
-    assert (
-        "step-00000004: index.h5 is of step 3" in done.output
-        and "using step-00000002" in done.output
-    ), done.output
+    assert "step-00000004: index.h5 is of step 3" in done.output and "using step-00000002" in done.output, (
+        done.output
+    )
 
 
 def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_path):
@@ -650,12 +630,8 @@ def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_
     ):
         (run / f"{name}.tmp").symlink_to(precious)
     settings = SMALL | {"run_steps": 5, "run_trace": 1}
-    done = mpirun(
-        1, MPITRAIN, "run", "--record", "0:5", *tiny(run, run_dir.parent / "text.txt", **settings)
-    )
-    assert done.returncode == 0 and "kept as metrics.jsonl.damaged" in done.output, tail(
-        done.output
-    )
+    done = mpirun(1, MPITRAIN, "run", "--record", "0:5", *tiny(run, run_dir.parent / "text.txt", **settings))
+    assert done.returncode == 0 and "kept as metrics.jsonl.damaged" in done.output, tail(done.output)
     assert precious.read_bytes() == b"mine" and not list(run.glob("*.tmp"))
     assert (
         not any(path.is_symlink() for path in run.iterdir())
@@ -679,6 +655,4 @@ def test_refusals_name_every_reason(run_dir, tmp_path):
         path.unlink()
     with pytest.raises(CheckpointError) as caught:
         load.open_latest(tmp_path / "run" / "checkpoints", warn=lambda text: None)
-    assert all(
-        f"step-0000000{step}: index.h5 is missing" in str(caught.value) for step in (1, 2, 3)
-    )
+    assert all(f"step-0000000{step}: index.h5 is missing" in str(caught.value) for step in (1, 2, 3))

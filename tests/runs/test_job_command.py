@@ -113,9 +113,7 @@ def test_a_script_asks_for_what_was_said(folder, kind):
     assert not missing, "\n".join(lines)
     assert "ARGUMENTS=('my run.toml' --set run.logs=true --set 'data.path=a b')" in lines
     assert f"cd {folder} || exit 2" in lines and "export OMP_NUM_THREADS=6" in lines
-    assert not any("@" in line.replace("[@]", "") for line in lines), (
-        "a place that nothing filled in"
-    )
+    assert not any("@" in line.replace("[@]", "") for line in lines), "a place that nothing filled in"
 
 
 @pytest.mark.parametrize("kind", BATCH)
@@ -135,9 +133,7 @@ def test_a_script_is_clean_shell(folder, kind):
 
 
 def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
-    found = yaml.safe_load(
-        written("kubernetes", *SITE, "--image", "site/mpitrain:1", "--claim", "lustre")
-    )
+    found = yaml.safe_load(written("kubernetes", *SITE, "--image", "site/mpitrain:1", "--claim", "lustre"))
     spec = found["spec"]
     launcher, workers = (spec["mpiReplicaSpecs"][name] for name in ("Launcher", "Worker"))
     assert (found["apiVersion"], found["kind"], found["metadata"]["name"]) == (
@@ -154,9 +150,7 @@ def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
         95400,
         3,
     )
-    (worker,), (container,) = (
-        each["template"]["spec"]["containers"] for each in (workers, launcher)
-    )
+    (worker,), (container,) = (each["template"]["spec"]["containers"] for each in (workers, launcher))
     assert (
         worker["resources"] == {"limits": {"cpu": "24", "nvidia.com/gpu": "4"}}
         and worker["image"] == "site/mpitrain:1"
@@ -182,19 +176,14 @@ def test_kubernetes_gets_names_of_any_characters(folder, monkeypatch):
     odd.mkdir()
     monkeypatch.chdir(odd)
     Path("my run.toml").touch()
-    said = job(
-        "kubernetes", *SITE, "--image", 'i"m: g', "--claim", "c: d, e", "--out", "w x.yaml"
-    ).output
+    said = job("kubernetes", *SITE, "--image", 'i"m: g', "--claim", "c: d, e", "--out", "w x.yaml").output
     replicas = yaml.safe_load(Path("w x.yaml").read_text())["spec"]["mpiReplicaSpecs"]
     for spec in (replicas[name]["template"]["spec"] for name in ("Launcher", "Worker")):
         (container,), (volume,) = spec["containers"], spec["volumes"]
         assert (container["image"], container["workingDir"]) == ('i"m: g', str(odd))
         assert container["volumeMounts"] == [{"name": "runs", "mountPath": str(odd)}]
         assert volume["persistentVolumeClaim"] == {"claimName": "c: d, e"}
-    assert (
-        "submit    kubectl create -f 'w x.yaml'" in said
-        and "left out  --account, --queue: " in said
-    ), said
+    assert "submit    kubectl create -f 'w x.yaml'" in said and "left out  --account, --queue: " in said, said
 
 
 def test_a_job_is_explained(folder):
@@ -230,9 +219,7 @@ def test_a_job_is_explained(folder):
 def test_what_cant_run_is_refused_before_anything_is_written(folder, monkeypatch, options, message):
     monkeypatch.setenv("PATH", "/nowhere")
     done = job("slurm", *options)
-    assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception)), (
-        done.exception
-    )
+    assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception)), done.exception
     assert [path.name for path in folder.iterdir()] == ["my run.toml"]
 
 
@@ -289,19 +276,15 @@ def test_names_that_only_look_odd_are_quoted(folder, monkeypatch, kind):
     assert done.exit_code == 0, done.exception or done.output
     text = Path("s c.sh").read_text()
     if kind == "kubernetes":
-        text = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
-            "containers"
-        ][0]["args"][0]
-    lines = [
-        line.strip() for line in text.splitlines() if line.strip().startswith(("ARGUMENTS=", "cd "))
-    ]
+        text = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][
+            0
+        ]["args"][0]
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("ARGUMENTS=", "cd "))]
     asked = "\n".join([*lines, 'printf "%s\\n" "$PWD" "${ARGUMENTS[0]}"'])
     found = subprocess.run(
         ["bash", "-c", asked], text=True, capture_output=True, check=True, timeout=20
     ).stdout.splitlines()
-    assert found == [str(odd), "./-c @body@ $(touch PWNED) #.toml"] and not list(
-        folder.rglob("PWNED")
-    )
+    assert found == [str(odd), "./-c @body@ $(touch PWNED) #.toml"] and not list(folder.rglob("PWNED"))
 
 
 @pytest.mark.parametrize("what", ["FIFO", "sparse", "folder", "device"])
@@ -317,9 +300,7 @@ def test_what_lies_where_a_script_is_to_go_is_left_alone(folder, what):
         with open(out, "wb") as file:
             file.truncate(1 << 40)
     done = job("slurm", "--out", str(out))
-    assert isinstance(done.exception, ConfigError) and "choose another name with --out" in str(
-        done.exception
-    )
+    assert isinstance(done.exception, ConfigError) and "choose another name with --out" in str(done.exception)
 
 
 def test_a_script_that_somebody_changed_is_kept(folder):
@@ -467,9 +448,7 @@ def test_tokens_are_progress(steps, tokens, again):
     assert judge(steps, 100, tokens).again is again
 
 
-def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_three_times(
-    folder, tmp_path
-):
+def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_three_times(folder, tmp_path):
     text = tmp_path / "texts"
     text.mkdir()
     for number in range(6):
@@ -485,16 +464,13 @@ def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_thre
                 raise StoppedEarly("tokens", "a test")
 
         with pytest.raises(StoppedEarly):
-            prepare(
-                Corpus("text", text), ByteTokenizer(), "runs/my run/data", report=Reporter(each)
-            )
+            prepare(Corpus("text", text), ByteTokenizer(), "runs/my run/data", report=Reporter(each))
         return CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False)
 
     for count in (9, 19, 29, 39):  # one more each time
         done = start(1)
         assert (
-            done.return_value == 0
-            and f"{count} tokens are prepared, no step is saved: again" in done.output
+            done.return_value == 0 and f"{count} tokens are prepared, no step is saved: again" in done.output
         ), done.output
     found = [start(0) for _ in range(3)]
     assert [each.return_value for each in found] == [0, 0, 1]
@@ -514,9 +490,7 @@ def test_ends_are_counted_in_the_run_directory(folder):
     for step, idle in ((10, 0), (20, 0), (20, 1), (20, 2)):
         (checkpoints / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
         done = again(75)
-        assert (
-            done.return_value == 0 and f"newest checkpoint is of step {step}: again" in done.output
-        ), (
+        assert done.return_value == 0 and f"newest checkpoint is of step {step}: again" in done.output, (
             idle,
             done.output,
         )

@@ -3,7 +3,6 @@
 Every arrow between rooms points down FLOORS, so there is no circle.
 """
 
-from folders import ROOT
 import ast
 import configparser
 import itertools
@@ -12,12 +11,13 @@ import pkgutil
 import re
 import shutil
 import sys
-from functools import cache
 from collections.abc import Iterator, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from folders import ROOT
 from launch import finished
 
 import mpitrain
@@ -235,23 +235,17 @@ def test_an_import_that_points_up_within_a_package_is_found(tmp_path, file, plan
 
 def module_of(path: Path, root: Path) -> str:
     parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts if parts[0] == "mpitrain" else ("mpitrain", *parts)).removesuffix(
-        ".__init__"
-    )
+    return ".".join(parts if parts[0] == "mpitrain" else ("mpitrain", *parts)).removesuffix(".__init__")
 
 
 def circles(root: Path) -> set[frozenset[str]]:
     """Return the circles of files that import one another, late imports included: the files of each."""
     paths = {
-        module_of(path, root): path
-        for top in ("mpitrain", *HEAVY)
-        for path in (root / top).rglob("*.py")
+        module_of(path, root): path for top in ("mpitrain", *HEAVY) for path in (root / top).rglob("*.py")
     }
     arrows = {}
     for module, path in paths.items():
-        names = (
-            name if name in paths else name.rpartition(".")[0] for name in imported_names(path)
-        )
+        names = (name if name in paths else name.rpartition(".")[0] for name in imported_names(path))
         arrows[module] = {name for name in names if name in paths} - {module}
     found = set()
     while True:
@@ -274,21 +268,14 @@ def test_a_circle_of_files_is_found(tmp_path):
     for top in ("mpitrain", *HEAVY):
         copied(top, tmp_path)
     path = tmp_path / "schedules/play/timeline.py"
-    path.write_text(
-        f"{path.read_text()}\ndef late():\n    from mpitrain.schedules.play import scale\n"
-    )
+    path.write_text(f"{path.read_text()}\ndef late():\n    from mpitrain.schedules.play import scale\n")
     (found,) = circles(tmp_path)
     assert found >= {"schedules/play/timeline.py", "schedules/play/scale.py"}
 
 
 @pytest.mark.parametrize("package", HEAVY)
 def test_schedules_and_comm_know_nothing_but_errors(package):
-    names = {
-        name
-        for path in files(package)
-        for name in imported_names(path)
-        if name.startswith("mpitrain.")
-    }
+    names = {name for path in files(package) for name in imported_names(path) if name.startswith("mpitrain.")}
     assert {name.split(".")[1] for name in names} == {package, "errors"}
 
 
@@ -312,9 +299,7 @@ def test_an_import_that_points_up_is_found(tmp_path, file, planted):
 
 def importers_of_mpi(root: Path) -> Iterator[str]:
     """Yield the files outside comm/ that import mpi4py, late imports within functions included."""
-    for path in sorted(
-        file for top in ("mpitrain", "schedules") for file in (root / top).rglob("*.py")
-    ):
+    for path in sorted(file for top in ("mpitrain", "schedules") for file in (root / top).rglob("*.py")):
         if any(name.split(".")[0] == "mpi4py" for name in imported_names(path)):
             yield str(path.relative_to(root))
 
@@ -390,9 +375,7 @@ def defined_twice(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef | ast.Module):
             functions = [each for each in node.body if isinstance(each, ast.FunctionDef)]
-            names = [
-                each.name for each in functions if not each.decorator_list
-            ]  # setters, overloads
+            names = [each.name for each in functions if not each.decorator_list]  # setters, overloads
             found += sorted({name for name in names if names.count(name) > 1})
     return found
 
@@ -416,9 +399,7 @@ def test_every_package_is_installed():
     setup.read(ROOT / "setup.cfg")
     tops = [ROOT / "mpitrain", *(ROOT / "mpitrain" / top for top in HEAVY)]  # a link isn't followed
     folders = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for top in tops
-        for path in top.rglob("__init__.py")
+        ".".join(path.parent.relative_to(ROOT).parts) for top in tops for path in top.rglob("__init__.py")
     }
     assert folders | {"mpitrain.jobs"} == set(setup["options"]["packages"].split())
 
@@ -430,16 +411,10 @@ def test_a_clone_is_one_tree(tmp_path):
     names = [f"mpitrain.{name}" for name in ("comm", "schedules", "jobs", "errors")]
     code = f"import sys, importlib\nfor name in {names}: print(importlib.import_module(name).__file__)\n"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = finished(
-        [sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True
-    )
+    done = finished([sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True)
     assert len(done.stdout.split()) == len(names), done.stderr
-    assert all(path.startswith(f"{tmp_path}/mpitrain/") for path in done.stdout.split()), (
-        done.stdout
-    )
-    alone = (
-        "import importlib.util, sys; sys.exit(importlib.util.find_spec('schedules') is not None)"
-    )
+    assert all(path.startswith(f"{tmp_path}/mpitrain/") for path in done.stdout.split()), done.stdout
+    alone = "import importlib.util, sys; sys.exit(importlib.util.find_spec('schedules') is not None)"
     assert finished([sys.executable, "-c", alone], cwd="/").returncode == 0
 
 
@@ -485,7 +460,6 @@ ELSEWHERE = {
         "read_text": "a template beside the code",
         "open": "a new script, and later the same",
     },
-    "mpitrain/commands/schedule/command.py": {"write_bytes": "--out, which the user names"},
     "mpitrain/data/draft.py": {"np.memmap": "an open file"},
     "mpitrain/data/tokens.py": {"np.memmap": "an open file, or the draft that this process writes"},
     "mpitrain/plan/routing.py": {"np.load": "bytes that are read", "zipfile.ZipFile": "bytes that are read"},
@@ -525,11 +499,7 @@ def opened_in(source: str) -> list[tuple[str, int]]:
             continue
         called = ast.unparse(node.func)
         given = node.args[0] if node.args else None
-        if (
-            called in NO_FILES
-            or called.endswith(").open")
-            or (given is not None and _is_door(given))
-        ):
+        if called in NO_FILES or called.endswith(").open") or (given is not None and _is_door(given)):
             continue
         if given is None or ast.unparse(given) not in by_name:
             found.append((called, node.lineno))
@@ -552,9 +522,7 @@ def _is_door(node: ast.expr) -> bool:
 
 def _is_known(file: str, called: str) -> bool:
     known = ELSEWHERE.get(file, {})
-    return called in known or (
-        called.rpartition(".")[2] in known and called not in ("os.open", "np.load")
-    )
+    return called in known or (called.rpartition(".")[2] in known and called not in ("os.open", "np.load"))
 
 
 def test_files_of_a_run_directory_are_opened_by_one_door():
@@ -566,9 +534,7 @@ def test_files_of_a_run_directory_are_opened_by_one_door():
         for file, called, line in opened_elsewhere(ROOT)
         if not _is_known(file, called)
     ]
-    assert not unknown, "open it by mpitrain/inputs.py, or say in ELSEWHERE why not: " + ", ".join(
-        unknown
-    )
+    assert not unknown, "open it by mpitrain/inputs.py, or say in ELSEWHERE why not: " + ", ".join(unknown)
 
 
 def test_what_is_said_to_be_opened_elsewhere_is():
@@ -576,8 +542,7 @@ def test_what_is_said_to_be_opened_elsewhere_is():
     for file, known in ELSEWHERE.items():
         for name in known:
             assert any(
-                file == where and (called == name or called.endswith(f".{name}"))
-                for where, called in found
+                file == where and (called == name or called.endswith(f".{name}")) for where, called in found
             ), (file, name)
 
 
@@ -597,8 +562,6 @@ def test_a_file_that_is_opened_by_its_path_is_found(tmp_path, planted):
     path = tmp_path / "mpitrain/cluster/rundir.py"
     path.write_text(f"{path.read_text()}\n\ndef late(path):\n    {planted}\n")
     unknown = [
-        (file, called)
-        for file, called, _ in opened_elsewhere(tmp_path)
-        if not _is_known(file, called)
+        (file, called) for file, called, _ in opened_elsewhere(tmp_path) if not _is_known(file, called)
     ]
     assert [file for file, _ in unknown] == ["mpitrain/cluster/rundir.py"], unknown

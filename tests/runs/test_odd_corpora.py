@@ -106,9 +106,7 @@ READ = {
         [2, 4],
         path="in",
     ),
-    "a copy": text(
-        {"a": b"same", "b": b"same", "c": b"else"}, (2, 2, 8, 9), f"1 {COPY} (b)", [5, 9]
-    ),
+    "a copy": text({"a": b"same", "b": b"same", "c": b"else"}, (2, 2, 8, 9), f"1 {COPY} (b)", [5, 9]),
     # ------------------------------------------------ suffixes, names, places
     "suffixes in capitals": jsonl(
         {"a.JSONL": lines("a"), "b.Jsonl": lines("bb")}, (2, 2, 3, 4), "nothing", [2, 4]
@@ -140,9 +138,7 @@ READ = {
     "hidden files and folders": text(
         {"a": b"a", ".b": b"b", ".git/c": b"c"}, (1, 1, 1, 1), "2 hidden (.git)", [1]
     ),
-    "names that are no ASCII": text(
-        {"ä b\n.txt": b"a", "模型": b"b"}, (2, 2, 2, 3), "nothing", [2, 3]
-    ),
+    "names that are no ASCII": text({"ä b\n.txt": b"a", "模型": b"b"}, (2, 2, 2, 3), "nothing", [2, 3]),
     "a file named itself, of any suffix": jsonl(
         {"a.json": lines("a", "b")}, (1, 2, 2, 3), "nothing", [2, 3], path="a.json"
     ),
@@ -157,9 +153,7 @@ READ = {
         {"a/1": b"one", "b/2": b"two", "c": b"x"}, (2, 2, 4, 5), "nothing", [2, 5], path=("c", "a")
     ),
     # ------------------------------------------------ marks, NULs, holes, line ends
-    "byte order marks": text(
-        {"a": MARK + b"one", "b": MARK + b"two"}, (2, 2, 6, 7), "nothing", [4, 7]
-    ),
+    "byte order marks": text({"a": MARK + b"one", "b": MARK + b"two"}, (2, 2, 6, 7), "nothing", [4, 7]),
     "a mark within a text": text({"a": b"x" + MARK + b"y"}, (1, 1, 5, 5), "nothing", [5]),
     "a mark before lines of JSON": jsonl(
         {"a.jsonl": MARK + lines("one", "two")}, (1, 2, 6, 7), "nothing", [4, 7]
@@ -199,9 +193,7 @@ READ = {
         [30_000_001, 30_000_002],
     ),
     "surrogates and NaN under other keys": jsonl(
-        {
-            "a.jsonl": b'{"text": "a", "x": "\\ud800", "y": NaN}\n{"y": Infinity, "text": "\\ud83d\\ude80"}'
-        },
+        {"a.jsonl": b'{"text": "a", "x": "\\ud800", "y": NaN}\n{"y": Infinity, "text": "\\ud83d\\ude80"}'},
         *((1, 2, 5, 6), "nothing", [2, 6]),
     ),
     "another key": jsonl(
@@ -289,9 +281,7 @@ REFUSED = {
         rf"holds no text \(.*{NO_LINES}: b.json",
         [],
     ),
-    "nothing but empty files": text(
-        {"a": b"", "b": b""}, None, r"holds no text \(empty: a, b\)", []
-    ),
+    "nothing but empty files": text({"a": b"", "b": b""}, None, r"holds no text \(empty: a, b\)", []),
     "a broken link": text(
         {"a": b"one", "b": SymbolicLink("nowhere")}, None, "b cannot be read: No such file", []
     ),
@@ -333,9 +323,7 @@ def letters(file, end):
 
 def paths_of(case, corpus):
     return (
-        str(corpus / case.path)
-        if isinstance(case.path, str)
-        else [str(corpus / each) for each in case.path]
+        str(corpus / case.path) if isinstance(case.path, str) else [str(corpus / each) for each in case.path]
     )
 
 
@@ -435,9 +423,7 @@ def test_a_run_says_it_in_one_line(tmp_path, name):
     corpus = laid(tmp_path / "corpus", case.files)
     if case.tokenizer != "bytes":
         more = more | dict(data_tokenizer=letters(tmp_path / "t.json", case.tokenizer))
-    done = run_tiny(
-        2, tmp_path / "run", corpus / case.path, data_source=case.source, **SHORT, **more
-    )
+    done = run_tiny(2, tmp_path / "run", corpus / case.path, data_source=case.source, **SHORT, **more)
     assert done.returncode == 0 and reported_in(done, case), tail(done.output)
     assert open_ends(tmp_path / "run" / "data").tolist() == case.ends
     assert [line.partition(" ")[0] for line in done.output.splitlines()][:3] == [
@@ -454,24 +440,20 @@ def test_a_corpus_is_moved_and_then_removed(tmp_path):
     assert done.returncode == 0 and reported_in(done, case), tail(done.output)
     corpus.rename(tmp_path / "moved")
     done = run_tiny(2, tmp_path / "run", tmp_path / "moved", **SHORT | dict(run_steps=3))
-    assert (
-        done.returncode == 0 and reported_in(done, case) and "going on after step 2" in done.output
-    ), tail(done.output)
+    assert done.returncode == 0 and reported_in(done, case) and "going on after step 2" in done.output, tail(
+        done.output
+    )
     done = run_tiny(2, tmp_path / "run", tmp_path / "gone", **SHORT | dict(run_steps=4))
-    assert (
-        done.returncode == 0 and reported_in(done, case) and "gone cannot be read" in done.output
-    ), tail(done.output)
+    assert done.returncode == 0 and reported_in(done, case) and "gone cannot be read" in done.output, tail(
+        done.output
+    )
 
 
 def test_everything_that_is_damaged_is_named_in_one_message(tmp_path):
     case = REFUSED["UTF-16 and Latin-1 beside UTF-8"]
     corpus = laid(tmp_path / "corpus", case.files)
     settings = ("data.source=text", f"data.path={corpus}", f"run.dir={tmp_path}/run")
-    done = mpirun(
-        2, MPITRAIN, "run", *(word for setting in settings for word in ("--set", setting))
-    )
+    done = mpirun(2, MPITRAIN, "run", *(word for setting in settings for word in ("--set", setting)))
     said = [line for line in done.output.splitlines() if not line.startswith("tokenizing: ")]
-    assert done.returncode == 2 and len(said) == 1 and "2 files can't be read: " in said[0], tail(
-        done.output
-    )
+    assert done.returncode == 2 and len(said) == 1 and "2 files can't be read: " in said[0], tail(done.output)
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import click
 import pytest
@@ -345,11 +344,10 @@ def test_what_becomes_a_fifo_after_the_first_look_is_not_waited_for(tmp_path, mo
 
 
 def test_a_full_disk_leaves_no_picture(tmp_path, monkeypatch):
-    def full(self, content):
-        self.touch()
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     assert "No space left" in invoked("schedule", "gpipe", *SIZE, "--out", tmp_path / "x.txt")
     assert not list(tmp_path.iterdir())
 

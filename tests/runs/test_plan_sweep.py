@@ -60,6 +60,10 @@ def test_json_is_one_object():
         pytest.param((), "needed layouts: --layout", marks=LONG),
         (("--layout", "paralel.pp=2"), "unknown key paralel"),
         pytest.param(("--layout", "parallel.pp='2"), "No closing quotation", marks=LONG),
+        (
+            ("--layout", "parallel.pp=2", "--out", "no/rows.csv"),
+            "--out no/rows.csv: no folder no; needed",
+        ),
         (("--layouts", "no-such.txt"), "--layouts no-such.txt: No such file or directory; give a text file"),
         pytest.param(
             ("--layout", "parallel.pp=2", "--machine", "no-such"),

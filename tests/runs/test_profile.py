@@ -133,7 +133,8 @@ def folder(tmp_path_factory):
 
 
 SHORT = dict(
-    run_steps=3, run_eval_every=1, model_layers=2, batch_global=4, batch_micro=1, parallel_pp=2, run_save_every=0
+    run_steps=3, run_eval_every=1, run_save_every=0, model_layers=2, batch_global=4, batch_micro=1,
+    parallel_pp=2,
 )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """The commands beside `run`: help that answers at once, program, check, generate, doctor."""
 
 import json
-import os
 import sys
 
 import pytest

@@ -70,9 +70,7 @@ def whole(tmp_path_factory, text):
 
 
 def contents(folder):
-    return {
-        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-    }
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def metrics(folder):
@@ -98,9 +96,7 @@ def file_for_folder(run_dir, name):
 def damaged(run_dir, name):
     damage = (b"\xff\xfe", b"\0\0", b"[" * 100_000, b'{"step": "9"}', b"null")
     lines = (run_dir / name).read_bytes().splitlines(keepends=True)
-    (run_dir / name).write_bytes(
-        b"".join([*lines[:5], *(each + b"\n" for each in damage), *lines[10:]])
-    )
+    (run_dir / name).write_bytes(b"".join([*lines[:5], *(each + b"\n" for each in damage), *lines[10:]]))
 
 
 def torn(run_dir, name):
@@ -146,21 +142,17 @@ def ended(whole, text):
                 shutil.copytree(whole, folder / name)
                 change(folder / name, what)
             before.append(contents(folder / name))
-            asked = asked | (
-                {"data_path": folder / asked["data_path"]} if "data_path" in asked else {}
-            )
+            asked = asked | ({"data_path": folder / asked["data_path"]} if "data_path" in asked else {})
             commands.append(("run", *tiny(folder / name, text, **SETTINGS | asked)))
         done = several(num_ranks, *commands, timeout=180)
-        found |= {
-            name: (folder / name, *each) for name, *each in zip(cases, before, done, strict=True)
-        }
+        found |= {name: (folder / name, *each) for name, *each in zip(cases, before, done, strict=True)}
     return found
 
 
 def require_refused(case, words):
     run_dir, before, done = case
-    assert done.returncode == 2 and done.output.count("Error: ") == 1 and words in done.output, (
-        tail(done.output)
+    assert done.returncode == 2 and done.output.count("Error: ") == 1 and words in done.output, tail(
+        done.output
     )
     assert contents(run_dir) == before
 
@@ -213,8 +205,8 @@ def test_another_tokenizer_is_named(tmp_path):
     require_refused(
         (tmp_path / "more", before[1], more), "holds a run with model.vocab = 11, this one has 12"
     )
-    assert f"and its tokenizer, data.tokenizer = '{files['more']}' as it was then" in more.output, (
-        tail(more.output)
+    assert f"and its tokenizer, data.tokenizer = '{files['more']}' as it was then" in more.output, tail(
+        more.output
     )
     assert spaced.returncode == 0, tail(spaced.output)
 
@@ -272,9 +264,7 @@ def full_disk():
 
 
 def test_a_configuration_that_cannot_be_written_is_bad_input_and_leaves_nothing(ended, tmp_path):
-    require_refused(
-        ended["no draft"], "config.toml cannot be written: Is a directory; free some space"
-    )
+    require_refused(ended["no draft"], "config.toml cannot be written: Is a directory; free some space")
     with (
         full_disk(),
         pytest.raises(CheckpointError, match=r"config\.toml cannot be written: File too large"),
@@ -320,10 +310,7 @@ def test_a_file_with_another_name_is_cut_under_one_only(tmp_path):
     os.link(rundir.metrics, tmp_path / "elsewhere")
     rundir.truncate_metrics(2)
     rundir.append_to_metrics('{"step": 3}\n')
-    assert (
-        len(metrics(rundir.path)) == 4
-        and len((tmp_path / "elsewhere").read_text().splitlines()) == 5
-    )
+    assert len(metrics(rundir.path)) == 4 and len((tmp_path / "elsewhere").read_text().splitlines()) == 5
 
 
 def test_a_run_trains_on_without_the_files_that_it_can_do_without(tmp_path, text):
@@ -332,19 +319,15 @@ def test_a_run_trains_on_without_the_files_that_it_can_do_without(tmp_path, text
     names = ("trace.json", "routing.npz", "record-1-2.npz", "loads.svg")
     for name in names:
         (run_dir / f"{name}.tmp").mkdir(parents=True)
-    experts = dict(
-        model_family="mixtral", experts_count=4, experts_active=2, parallel_ep=2, parallel_dp=2
-    )
-    done = mpirun(
-        2, MPITRAIN, "run", "--record", "1:2", *tiny(run_dir, text, **SETTINGS | steps | experts)
-    )
+    experts = dict(model_family="mixtral", experts_count=4, experts_active=2, parallel_ep=2, parallel_dp=2)
+    done = mpirun(2, MPITRAIN, "run", "--record", "1:2", *tiny(run_dir, text, **SETTINGS | steps | experts))
     assert done.returncode == 0 and lines_in(run_dir) == 3, tail(done.output)
     messages = [f"{run_dir / name} can't be written: Is a directory" for name in names[:3]] + [
         "can't be drawn: Is a directory"
     ]
-    assert [done.output.count(each) for each in messages] == [
-        1
-    ] * 4 and "look closer" not in done.output, tail(done.output)
+    assert [done.output.count(each) for each in messages] == [1] * 4 and "look closer" not in done.output, (
+        tail(done.output)
+    )
     assert not [name for name in names if (run_dir / name).exists()]
 
 
@@ -355,19 +338,18 @@ def test_a_run_that_diverges_ends_with_its_last_good_checkpoint(ended):
     """The first update makes weights whose gradients are not finite."""
     run_dir, _, done = ended["diverges"]
     assert done.returncode == 1 and "done:" not in done.output, tail(done.output)
-    assert (
-        "5 in a row of at most 5 (run.max_skips)" in done.output
-        and "diverged: 5 steps" in done.output
-    ), tail(done.output)
+    assert "5 in a row of at most 5 (run.max_skips)" in done.output and "diverged: 5 steps" in done.output, (
+        tail(done.output)
+    )
     assert lines_in(run_dir) == 6 and metrics(run_dir)[-1]["skipped"] == 5
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000001"]
 
 
 def test_a_run_that_ends_diverged_is_no_success(ended):
     run_dir, _, done = ended["diverges at the end"]
-    assert (
-        done.returncode == 1 and "done:" not in done.output and "step 3 is not saved" in done.output
-    ), tail(done.output)
+    assert done.returncode == 1 and "done:" not in done.output and "step 3 is not saved" in done.output, tail(
+        done.output
+    )
     assert not list(run_dir.glob("checkpoints/step*"))
 
 
@@ -387,18 +369,14 @@ def test_the_configuration_of_a_moved_run_says_where_it_leads(tmp_path, text):
     shutil.copytree(first, moved)
     here = ("run", str(moved / "config.toml"), "--set", "run.steps=2")
     goes_on, asked = several(1, here, (*here, "--set", f"run.dir={moved}"))
-    said = (
-        f"{moved}/config.toml is that of a run directory, and leads to another: run.dir = {first}"
-    )
-    assert goes_on.returncode == 0 and f"{said}; --set run.dir={moved} goes on" in goes_on.output, (
-        tail(goes_on.output)
+    said = f"{moved}/config.toml is that of a run directory, and leads to another: run.dir = {first}"
+    assert goes_on.returncode == 0 and f"{said}; --set run.dir={moved} goes on" in goes_on.output, tail(
+        goes_on.output
     )
     assert f"going on after step 1 of {first}" in goes_on.output
-    assert (
-        asked.returncode == 0
-        and said not in asked.output
-        and lines_in(moved) == lines_in(first) == 2
-    ), tail(asked.output)
+    assert asked.returncode == 0 and said not in asked.output and lines_in(moved) == lines_in(first) == 2, (
+        tail(asked.output)
+    )
 
 
 def test_a_users_own_configuration_is_no_run_and_is_not_replaced(tmp_path):
@@ -409,9 +387,7 @@ def test_a_users_own_configuration_is_no_run_and_is_not_replaced(tmp_path):
     config = resolve(load(None, ["model.width=32", f"run.dir={tmp_path}"]), 1, 256)
     for own in ("[model]\nwidth = 32\n", 'base = "../base.toml"\n'):
         rundir.config.write_text(own)
-        with pytest.raises(
-            CheckpointError, match=r"holds a config.toml, but no run, which would replace it"
-        ):
+        with pytest.raises(CheckpointError, match=r"holds a config.toml, but no run, which would replace it"):
             rundir.require_same_run(config)
         assert rundir.config.read_text() == own
     rundir.begin(config, config)
@@ -453,17 +429,12 @@ def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path, what)
         "FIFO": "it is a FIFO",
         "folder": "it is a folder",
     }[what]
-    assert f"can't be written: {wanted}" in said and said.endswith(
-        "its lines are kept until they can be"
-    )
+    assert f"can't be written: {wanted}" in said and said.endswith("its lines are kept until they can be")
     if what == "full":
         rundir.metrics.rename(real)
         rundir.metrics.symlink_to("/dev/full")
     rundir.sync_metrics()
-    assert (
-        rundir.append_to_metrics('{"step": 3}\n') == ""
-        and "lacks the last 2 lines" in rundir.lost()
-    )
+    assert rundir.append_to_metrics('{"step": 3}\n') == "" and "lacks the last 2 lines" in rundir.lost()
     if what != "folder":
         with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written: it is a"):
             rundir.truncate_metrics(10)

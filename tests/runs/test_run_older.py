@@ -9,13 +9,13 @@ tests/golden/run-order-sorted has what one has left after step 10 of 20, in the 
 metrics.jsonl has all steps.
 """
 
-from folders import GOLDEN
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 from conftest import LONG
+from folders import GOLDEN
 from launch import MPITRAIN, mpirun, run_tiny, tail, write_text
 
 from mpitrain.checkpoint.load import open_step

@@ -2,12 +2,11 @@
 that somebody else wrote such a name loads nothing.
 """
 
-from conftest import LONG
-from folders import SUPPORT
 import os
 import re
-from pathlib import Path
 
+from conftest import LONG
+from folders import SUPPORT
 from launch import HERE, MPITRAIN, environment, finished, mpirun, options, tail, tiny, write_text
 from test_run_hints import hints
 

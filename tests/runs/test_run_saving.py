@@ -49,18 +49,13 @@ def folder(tmp_path_factory, text):
     run_several(
         2,
         text,
-        {
-            folder / name: {**SETTINGS, "parallel_pp": 2, **changes}
-            for name, changes in runs.items()
-        },
+        {folder / name: {**SETTINGS, "parallel_pp": 2, **changes} for name, changes in runs.items()},
     )
     return folder
 
 
 def digests(run_dir):
-    return {
-        step: digest_of(run_dir / "checkpoints", step) for step in steps(run_dir / "checkpoints")
-    }
+    return {step: digest_of(run_dir / "checkpoints", step) for step in steps(run_dir / "checkpoints")}
 
 
 def saves_by_line(run_dir):
@@ -81,11 +76,7 @@ def test_a_save_is_recorded_in_a_later_line_if_there_is_one(folder, name, untold
     """In the background that of step 10 may still have been under way when the line of step 12 was
     written.
     """
-    found = [
-        (save["step"], line)
-        for line, saves in saves_by_line(folder / name).items()
-        for save in saves
-    ]
+    found = [(save["step"], line) for line, saves in saves_by_line(folder / name).items() for save in saves]
     assert {2, 4, 6, 8, 10, 12} - untold <= {step for step, _ in found} and all(
         step < line <= step + 4 for step, line in found
     )
@@ -104,16 +95,12 @@ def test_a_run_keeps_what_it_was_asked_to(folder):
     assert steps(folder / "kept" / "checkpoints") == sorted({4, 8, 10, 12, best})
 
 
-def test_a_run_that_was_killed_after_its_last_save_removes_the_rest_on_the_next_start(
-    folder, tmp_path, text
-):
+def test_a_run_that_was_killed_after_its_last_save_removes_the_rest_on_the_next_start(folder, tmp_path, text):
     run_dir = shutil.copytree(folder / "kept", tmp_path / "run")
     checkpoints = run_dir / "checkpoints"
     left = steps(checkpoints)
     shutil.copytree(checkpoints / "step-00000004", checkpoints / "step-00000006.gone")
-    shutil.copytree(
-        folder / "background" / "checkpoints" / "step-00000002", checkpoints / "step-00000002"
-    )
+    shutil.copytree(folder / "background" / "checkpoints" / "step-00000002", checkpoints / "step-00000002")
     (checkpoints / "step-00000012.tmp").mkdir()
     kept = dict(run_keep=2, run_keep_every=4, run_keep_best=1, parallel_pp=2)
     done = run_tiny(2, run_dir, text, **SETTINGS | kept)
@@ -122,18 +109,14 @@ def test_a_run_that_was_killed_after_its_last_save_removes_the_rest_on_the_next_
 
 
 def test_what_is_staged_on_the_node_arrives_and_leaves_nothing_there(folder):
-    assert digests(folder / "staged") == {
-        step: digests(folder / "blocking")[step] for step in (2, 4)
-    }
+    assert digests(folder / "staged") == {step: digests(folder / "blocking")[step] for step in (2, 4)}
     assert list((folder / "staging").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["together", "one file"])
 def test_ranks_that_save_into_one_file_save_the_same(folder, name):
     assert digests(folder / name) == {step: digests(folder / "blocking")[step] for step in (2, 4)}
-    files = sorted(
-        path.name for path in (folder / name / "checkpoints" / "step-00000004").iterdir()
-    )
+    files = sorted(path.name for path in (folder / name / "checkpoints" / "step-00000004").iterdir())
     assert files == ["index.h5", "index.xxh3", "shard-00000.h5"]
     with open_step(folder / name / "checkpoints", 4) as saved:
         assert {len(saved.array(array).pieces) for array in saved.names()} == {1}
@@ -156,9 +139,7 @@ def test_damage_that_one_rank_finds_is_reported_once_and_all_go_on_from_the_step
     )
 
 
-def test_a_step_that_was_found_damaged_takes_no_place_of_those_that_are_kept(
-    folder, tmp_path, text
-):
+def test_a_step_that_was_found_damaged_takes_no_place_of_those_that_are_kept(folder, tmp_path, text):
     run_dir = shutil.copytree(folder / "background", tmp_path / "run")
     shard = run_dir / "checkpoints" / "step-00000012" / "shard-00000.h5"
     content = bytearray(shard.read_bytes())
@@ -196,9 +177,7 @@ def test_the_lines_up_to_a_step_are_on_disk_when_it_is_saved(tmp_path, text, sav
     (tmp_path / "sitecustomize.py").write_text(NOTED)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     env = {"PYTHONPATH": path, "PLANTED": "{}"}  # else tests/support/preload.py doesn't import it
-    done = run_tiny(
-        1, tmp_path / "run", text, **SETTINGS | {"run_steps": 4, "run_save": save}, env=env
-    )
+    done = run_tiny(1, tmp_path / "run", text, **SETTINGS | {"run_steps": 4, "run_save": save}, env=env)
     noted = re.findall(
         r"(?:synced|renamed) (?:metrics\.jsonl|step-0000000.\.tmp)$", done.output, re.MULTILINE
     )
@@ -215,9 +194,7 @@ def test_the_lines_up_to_a_step_are_on_disk_when_it_is_saved(tmp_path, text, sav
 
 def test_a_staging_directory_that_is_not_there_is_bad_input(tmp_path, text):
     done = run_tiny(2, tmp_path / "run", text, run_staging=tmp_path / "nowhere")
-    assert done.returncode == 2 and done.output.count("ConfigError: run.staging = ") == 1, tail(
-        done.output
-    )
+    assert done.returncode == 2 and done.output.count("ConfigError: run.staging = ") == 1, tail(done.output)
     assert "no such directory on" in done.output and not (tmp_path / "run").exists()
 
 
@@ -233,12 +210,10 @@ def test_a_last_step_that_is_not_worth_saving_ends_a_run_as_diverged(tmp_path, t
         optimizer_lr=1e5,
         schedule_warmup=0,
     )
-    done = run_tiny(
-        1, tmp_path / "run", text, **SETTINGS | wild | dict(run_steps=3, run_eval_every=0)
-    )
+    done = run_tiny(1, tmp_path / "run", text, **SETTINGS | wild | dict(run_steps=3, run_eval_every=0))
     reason = "its loss or its gradients are not finite"
-    assert f"step 3 is not saved: {reason}; the newest checkpoint is of step 2" in done.output, (
-        tail(done.output)
+    assert f"step 3 is not saved: {reason}; the newest checkpoint is of step 2" in done.output, tail(
+        done.output
     )
     assert done.returncode == 1 and f"diverged: {reason}" in done.output, tail(done.output)
     assert steps(tmp_path / "run" / "checkpoints") == [2]
@@ -258,9 +233,7 @@ def test_a_save_that_fails_is_reported_and_training_goes_on(tmp_path, text):
         done.output,
     )
     first = int(said[0][0])
-    assert [int(step) for step, _, _ in said] == list(range(first, 13, 2)) and first > 2, tail(
-        done.output
-    )
+    assert [int(step) for step, _, _ in said] == list(range(first, 13, 2)) and first > 2, tail(done.output)
     assert all(
         re.search("No space left on device|File too large", reason) and newest == str(first - 2)
         for _, reason, newest in said
@@ -270,9 +243,7 @@ def test_a_save_that_fails_is_reported_and_training_goes_on(tmp_path, text):
     assert not list((run_dir / "checkpoints").glob("*.tmp"))
     assert "rank 1: " in json.dumps(saves_by_line(run_dir))
     done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2)  # there is room again
-    assert done.returncode == 0 and f"going on after step {first - 2}" in done.output, tail(
-        done.output
-    )
+    assert done.returncode == 0 and f"going on after step {first - 2}" in done.output, tail(done.output)
     assert list(digests(run_dir)) == [2, 4, 6, 8, 10, 12]
 
 

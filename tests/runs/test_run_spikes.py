@@ -59,7 +59,10 @@ def text(tmp_path_factory):
 
 
 def train(text, runs):
-    """Train each run to its end, or go on; return their output by name. Batch 20, which step 21 reads, is noise."""
+    """Train each run to its end, or go on; return their output by name.
+
+    Batch 20, which step 21 reads, is noise.
+    """
     commands = [("run", *tiny(path, text, **KEYS, spikes_do=do)) for do, path in runs.items()]
     done = several(2, *commands, program=Path(spiked.__file__), env=NOISE)
     assert all(each.returncode == 0 for each in done), tail(done[0].output + done[1].output)

@@ -1,13 +1,12 @@
 """Every command of docs/guides/hugging-face.md, in its order, with a small model in the folder it names."""
 
-from folders import DOCS
 import re
 import shlex
-from pathlib import Path
 
 import pytest
-from model_folders import folder
+from folders import DOCS
 from launch import HERE, mpirun, tail
+from model_folders import folder
 
 PAGE = DOCS / "guides/hugging-face.md"
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -58,7 +58,11 @@ def model(tmp_path):
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param((1,), marks=LONG), (2, "parallel.zero=3"), pytest.param((2, "parallel.tp=2", MUON), marks=LONG)],
+    [
+        pytest.param((1,), marks=LONG),
+        (2, "parallel.zero=3"),
+        pytest.param((2, "parallel.tp=2", MUON), marks=LONG),
+    ],
 )
 def test_frozen_weights_stay_and_have_no_moments(tmp_path, model, layout):
     frozen = 'optimizer.frozen=["embedding.weight", "blocks.0.*"]'

@@ -18,7 +18,16 @@ LAYOUTS = {  # of the families whose layers are divided in ways of their own
     "mixtral": ("ep", "tp"),
     "glm-4.5": ("tp", "ep"),
 }
-TRAINED = ("llama3.1", "llama-dynamic", "llama-tied", "gpt-oss", "deepseek-v3", "qwen3-moe-some", "mixtral", "glm-4.5")
+TRAINED = (
+    "llama3.1",
+    "llama-dynamic",
+    "llama-tied",
+    "gpt-oss",
+    "deepseek-v3",
+    "qwen3-moe-some",
+    "mixtral",
+    "glm-4.5",
+)
 PAIRS = [(name, axis) for name, axes in LAYOUTS.items() for axis in axes]
 
 

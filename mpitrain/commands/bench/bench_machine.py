@@ -9,7 +9,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -20,9 +19,10 @@ from mpitrain.comm.base import library
 from mpitrain.comm.base.world import connect
 from mpitrain.commands.bench import device, node_links
 from mpitrain.commands.bench.device import Samples
+from mpitrain.commands.output_file import require_file, write
 from mpitrain.config import Config, load
 from mpitrain.errors import DONE, ConfigError
-from mpitrain.inputs import replacing, shown
+from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.predict.step_time.machine import (
     Figure,
@@ -62,6 +62,7 @@ def bench(
     """
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
+    world.on_first_rank("looking at --out", lambda: require_file("--out", out))
     config = world.on_every_rank("checking the configuration", lambda: _settings_of(settings))
     found = world.on_every_rank("looking for a device", lambda: looked_for(config))
     placement = take_turns(found, world)
@@ -82,8 +83,8 @@ def bench(
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
     where = f"mpitrain bench machine, {ranks}, {library.host()}, {time.strftime('%Y-%m-%d')}"
     made = machine_of(figures, base, placement.gpu, near, cores, where)
+    world.on_first_rank("writing its file", lambda: write("--out", out, as_toml(made).encode()))
     if world.rank == 0:
-        _write(out, made)
         say(_table(figures, made, base, out))
     return DONE
 
@@ -209,14 +210,9 @@ def machine_of(
     )
 
 
-def _write(out: str, made: MachineFile) -> None:
-    try:
-        with replacing(Path(out)) as file:
-            file.write(tomli_w.dumps(msgspec.to_builtins(made)).encode())
-    except OSError as error:
-        raise ConfigError(
-            f"--out {shown(out)}: {error.strerror}; give a file in a folder that is there"
-        ) from None
+def as_toml(made: MachineFile) -> str:
+    """Return the text of a machine's file."""
+    return tomli_w.dumps(msgspec.to_builtins(made))
 
 
 def _table(figures: Mapping[str, MeasuredFigure], made: MachineFile, base: MachineFile, out: str) -> str:

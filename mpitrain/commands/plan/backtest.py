@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpitrain.commands.output_file import require_file, require_plotting
 from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.backtest_text import MODES, SWEEP, YARDSTICKS, as_text
 from mpitrain.commands.plan.fitted import (
@@ -29,7 +30,6 @@ from mpitrain.commands.plan.fitted import (
     rank_correlation,
 )
 from mpitrain.commands.plan.published_rows import Refused, Row, read_rows
-from mpitrain.commands.schedule.command import require_file, require_plotting
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.predict.step_time.machine import MachineRates, machine_of
 from mpitrain.plan.predict.step_time.step import Prediction, model_flops, predict_step

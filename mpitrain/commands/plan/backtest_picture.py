@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure as Drawing
 
-from mpitrain.commands.schedule.command import write
+from mpitrain.commands.output_file import write
 
 SIZE = (8, 5)  # inches
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.world import World, connect
+from mpitrain.commands.output_file import write
 from mpitrain.commands.plan.measured_steps import measured_step
 from mpitrain.commands.plan.sweep_request import (
     SweepRequest,
@@ -15,7 +16,6 @@ from mpitrain.commands.plan.sweep_request import (
     words_of,
     write_rows,
 )
-from mpitrain.commands.schedule.command import write
 from mpitrain.errors import DONE, ConfigError, InputError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned

@@ -44,10 +44,7 @@ def measure(asked: PlanRequest, count: int, guard: Guard, say: Callable[[str], N
     """Plan on rank 0, have all ranks take steps, and print both. Collective over all ranks."""
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
-    if asked.ranks not in (0, world.size):
-        raise ConfigError(
-            f"--ranks {asked.ranks} with --measure: found {world.size} started ranks; leave --ranks out"
-        )
+    world.on_every_rank("checking --ranks", lambda: _require_ranks(asked.ranks, world.size))
     asked = asked._replace(ranks=world.size, node_ranks=world.node_ranks, top=max(asked.top, count))
     text, chosen = world.on_first_rank("planning", lambda: _planned_here(asked, count))
     if world.rank == 0:
@@ -70,6 +67,11 @@ def measure(asked: PlanRequest, count: int, guard: Guard, say: Callable[[str], N
             )
         )
     return DONE
+
+
+def _require_ranks(asked: int, started: int) -> None:
+    if asked not in (0, started):
+        raise ConfigError(f"--ranks {asked} with --measure: found {started} started ranks; leave --ranks out")
 
 
 def _planned_here(asked: PlanRequest, count: int) -> tuple[str, list[ToMeasure]]:

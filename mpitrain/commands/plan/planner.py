@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mpitrain import config as settings
+from mpitrain.commands.output_file import require_file, write
 from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.explained import (
     NODE_HOURS,
@@ -30,7 +31,7 @@ from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError, MpitrainError
-from mpitrain.inputs import replacing, shown
+from mpitrain.inputs import shown
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.published import ModelShape
@@ -110,6 +111,8 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
 
     Raises ConfigError if none fits.
     """
+    if asked.out is not None:
+        require_file("--out", asked.out)
     given = settings.load(asked.config, asked.overrides)
     rates = asked.rates().with_ranks_per_node(given.comm.node_ranks)
     tokens = _tokens(asked.tokens)
@@ -132,7 +135,7 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     if not chosen:
         raise _nothing_fits(shape, asked, rates, found, limit, fixed, refusal)
     if asked.out is not None:
-        _write(asked.out, chosen[0].config)
+        write("--out", asked.out, settings.to_toml(chosen[0].config).encode())
     if asked.timeline is not None:
         layout = chosen[0].candidate.layout
         write_timeline(asked.timeline, predict_timeline(shape, layout, rates), layout.describe())
@@ -362,18 +365,6 @@ def _tokens(text: str) -> float:
     if match is None or not float(match[1]):
         raise ConfigError(f"--tokens {shown(text)}: needed a number of tokens, such as 300B or 15T")
     return float(match[1]) * TOKENS.get(match[2], 1.0)
-
-
-def _write(path: str, config: Config) -> None:
-    from pathlib import Path
-
-    try:
-        with replacing(Path(path)) as file:
-            file.write(settings.to_toml(config).encode())
-    except OSError as error:
-        raise ConfigError(
-            f"--out {shown(path)}: {error.strerror}; give a file in a folder that is there"
-        ) from None
 
 
 class PlanAnswer(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.first_ranks import on_first_ranks
 from mpitrain.comm.base.world import World, connect
+from mpitrain.commands.output_file import write
 from mpitrain.commands.plan.measured_steps import MeasuredStep, measured_step
 from mpitrain.commands.plan.of_config import layout_of
 from mpitrain.commands.plan.scaled_step import ScaledStep
@@ -25,7 +26,6 @@ from mpitrain.commands.plan.sweep_request import (
     predicted_step,
     write_rows,
 )
-from mpitrain.commands.schedule.command import write
 from mpitrain.errors import DONE, ConfigError, InputError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned

@@ -8,18 +8,17 @@ import io
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from mpitrain import config as settings
+from mpitrain.commands.output_file import require_file, require_plotting, write
 from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
-from mpitrain.commands.schedule.command import require_file, require_plotting
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import read_text, replacing, shown
+from mpitrain.inputs import read_text, shown
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
@@ -53,7 +52,9 @@ class SweepRequest(NamedTuple):
     json: bool = False
 
     def require_files(self) -> None:
-        """Raise ConfigError for a picture that can't be drawn, before anything is measured."""
+        """Raise ConfigError for a file that can't be written, before anything is measured."""
+        if self.out is not None:
+            require_file("--out", self.out)
         if self.svg is not None:
             require_file("--svg", self.svg, (".svg",))
             require_plotting(self.svg, "--svg")
@@ -140,13 +141,7 @@ def write_rows(path: str | None, fields: Sequence[str], rows: Sequence[Mapping[s
     writer = csv.DictWriter(text, fields, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    try:
-        with replacing(Path(path)) as file:
-            file.write(text.getvalue().encode())
-    except OSError as error:
-        raise ConfigError(
-            f"--out {shown(path)}: {error.strerror}; give a file in a folder that is there"
-        ) from None
+    write("--out", path, text.getvalue().encode())
 
 
 def number(value: float | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mpitrain.commands.schedule.command import require_file, require_plotting, write
+from mpitrain.commands.output_file import require_file, require_plotting, write
 from mpitrain.plan.predict.step_time.predicted_timeline import PredictedTimeline
 from mpitrain.schedules.actions import COMPUTE, SENDS
 from mpitrain.schedules.lowering.needs import partner

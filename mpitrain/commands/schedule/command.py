@@ -4,12 +4,11 @@ Neither MPI nor torch.
 """
 
 import math
-import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpitrain.commands.output_file import require_file, require_plotting, write
 from mpitrain.commands.schedule.played import Request, play
 from mpitrain.commands.schedule.text import as_json, as_text
 from mpitrain.commands.waiting import Waiting
@@ -184,47 +183,3 @@ def read_share(value: float | None) -> float | None:
     if value is not None and not 0 <= value <= 1:
         raise ConfigError(f"--weight-memory {value:g}: needed a share of a stash, 0 to 1")
     return value
-
-
-def require_file(option: str, out: str, kinds: Sequence[str]) -> None:
-    """Refuse the name of a file that can't be written, or isn't of one of these kinds."""
-    path = Path(out)
-    name = shown(out)
-    if path.suffix not in kinds:
-        raise ConfigError(
-            f"{option} {name}: found '{shown(path.suffix) or 'no file type'}', needed one of "
-            f"{' '.join(kinds)}"
-        )
-    if "\0" in out:
-        raise ConfigError(f"{option} {name}: found a NUL character, which no file's name has; leave it out")
-    try:
-        if path.is_dir() or not path.parent.is_dir():
-            found = "a folder" if path.is_dir() else f"no folder {shown(path.parent)}"
-            raise ConfigError(f"{option} {name}: {found}; needed a file in a folder that exists")
-        if path.exists() and not path.is_file():  # to open a FIFO waits for a reader
-            raise ConfigError(f"{option} {name}: found a FIFO, a socket or a device; needed a file")
-    except OSError as error:  # too long a name
-        raise ConfigError(f"{option} {name}: {error.strerror}; choose another name") from None
-
-
-def require_plotting(out: str, option: str = "--out") -> None:
-    """Raise ConfigError where a picture is asked for and matplotlib isn't installed."""
-    if Path(out).suffix != ".txt":
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            instead = "write a .txt" if option == "--out" else f"leave {option} out"
-            raise ConfigError(
-                f"{option} {shown(out)}: pictures need matplotlib; pip install 'mpitrain[plot]', or {instead}"
-            ) from None
-
-
-def write(option: str, out: str, content: bytes) -> None:
-    """Write a file at once, when all of it is there. Where the disk is full, nothing of a new one is left."""
-    is_new = not os.path.lexists(out)
-    try:
-        Path(out).write_bytes(content)
-    except OSError as error:
-        if is_new:
-            Path(out).unlink(missing_ok=True)
-        raise ConfigError(f"{option} {shown(out)}: can't be written: {error.strerror}") from None

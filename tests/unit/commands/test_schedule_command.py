@@ -295,10 +295,13 @@ def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch):
         run("1f1b", *SIZE, "--out", "x.svg")
 
 
-def test_a_file_that_cannot_be_written_is_one_message(tmp_path):
-    (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
-    with pytest.raises(InputError, match="can't be written"):
-        run("1f1b", *SIZE, "--out", tmp_path / "loop.txt")
+def test_a_file_that_cannot_be_written_is_one_message_and_stays_what_it_was(tmp_path):
+    """What is written beside it first can't be."""
+    (tmp_path / "drawn.txt").write_text("before")
+    (tmp_path / "drawn.txt.tmp").mkdir()
+    with pytest.raises(InputError, match=r"--out \S+/drawn\.txt: can't be written: Is a directory"):
+        run("1f1b", *SIZE, "--out", tmp_path / "drawn.txt")
+    assert (tmp_path / "drawn.txt").read_text() == "before"
 
 
 def test_chunks_may_be_the_schedules_own_number():

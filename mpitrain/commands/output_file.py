@@ -1,0 +1,57 @@
+"""A file that a command was asked to write: refused before any work if it can't be, written at once."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import replacing, shown
+
+
+def require_file(option: str, out: str, kinds: Sequence[str] = ()) -> None:
+    """Raise ConfigError for the name of a file that can't be written, or isn't of one of these kinds."""
+    path = Path(out)
+    name = shown(out)
+    if kinds and path.suffix not in kinds:
+        raise ConfigError(
+            f"{option} {name}: found '{shown(path.suffix) or 'no file type'}', needed one of "
+            f"{' '.join(kinds)}"
+        )
+    if "\0" in out:
+        raise ConfigError(f"{option} {name}: found a NUL character, which no file's name has; leave it out")
+    try:
+        if path.is_dir() or not path.parent.is_dir():
+            found = "a folder" if path.is_dir() else f"no folder {shown(path.parent)}"
+            raise ConfigError(f"{option} {name}: {found}; needed a file in a folder that exists")
+        if path.exists() and not path.is_file():  # to open a FIFO waits for a reader
+            raise ConfigError(f"{option} {name}: found a FIFO, a socket or a device; needed a file")
+        if not os.access(path.parent, os.W_OK):
+            raise ConfigError(
+                f"{option} {name}: you may not write to {shown(path.parent)}; needed a folder of yours"
+            )
+    except OSError as error:  # too long a name
+        raise ConfigError(f"{option} {name}: {error.strerror}; choose another name") from None
+
+
+def require_plotting(out: str, option: str = "--out") -> None:
+    """Raise ConfigError where a picture is asked for and matplotlib isn't installed."""
+    if Path(out).suffix != ".txt":
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            instead = "write a .txt" if option == "--out" else f"leave {option} out"
+            raise ConfigError(
+                f"{option} {shown(out)}: pictures need matplotlib; pip install 'mpitrain[plot]', or {instead}"
+            ) from None
+
+
+def write(option: str, out: str, content: bytes) -> None:
+    """Write a file at once, when all of it is there; after an error it is what it was before.
+
+    Raises ConfigError.
+    """
+    try:
+        with replacing(Path(out)) as file:
+            file.write(content)
+    except OSError as error:
+        raise ConfigError(f"{option} {shown(out)}: can't be written: {error.strerror}") from None
