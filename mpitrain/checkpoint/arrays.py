@@ -48,6 +48,8 @@ class LogicalArray:
 
     def pieces_of(self, box: Box) -> list[StoredPart]:
         """Return the pieces that hold a part of `box`."""
+        if box.size and len(self.pieces) == 1 and self.pieces[0].box == whole(self.shape):
+            return self.pieces
         return [self.pieces[i] for i in self._bounds.meeting(box)]
 
     def overlaps(self) -> Iterator[tuple[StoredPart, StoredPart]]:

@@ -56,6 +56,7 @@ def dtype_of(dataset: h5py.Dataset) -> np.dtype:
     return BF16 if dataset.id.get_type() == to_hdf5(BF16) else dataset.dtype
 
 
+@cache
 def code_of(dtype: np.dtype) -> bytes:
     """Return how a file says this dtype, without the version of that.
 

@@ -9,9 +9,10 @@ beginning        model.init: the model of a run, before torch is loaded
 first_weights    ... and its first weights
 ahead            what comes next is read and cast while this is written, or compared
 writing          which tensors are in which file; writing one
+expected         digests of what is written, and of the checkpoint that it comes from
 syncing          a thread that syncs what is written
 card             the README of an export
-proof            what was written, read back and compared
+proof            what was written, read back and compared with that
 logits           the same logits by transformers, in a child process
 
 What a family has is said by its own file (plan/declared/hugging_face.py). The safetensors library

@@ -1,43 +1,29 @@
-"""The proof of an export: its files are read back by the way in, and every weight is compared with the
-checkpoint's, bit for bit, after the one cast that is stated. The checkpoint is held against its
-digests.
+"""The proof of an export: its files are read back by the way in, and every chunk of a weight has to have the
+digest of the checkpoint's numbers after the one cast that is stated. One that hasn't, or of which none is
+known, is compared number by number.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from mpitrain.checkpoint.arrays import LogicalArray, digest
+from mpitrain.checkpoint.arrays import digest
 from mpitrain.checkpoint.boxes import Box, Chunks
-from mpitrain.checkpoint.dtypes import BF16, NAMES
+from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.errors import InputError, MpitrainError
 from mpitrain.inputs import listed, shown
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.ahead import ahead
-from mpitrain.weights.bits import DTYPES, cast, difference_from_bf16, widened
+from mpitrain.weights.bits import DTYPES, cast
+from mpitrain.weights.expected import PARAMETERS, Digests, Expected, as_read, largest_difference
 from mpitrain.weights.folder import ModelFolder
 from mpitrain.weights.keys import require_same_model
 from mpitrain.weights.matching import Matched, Weight, match
 from mpitrain.weights.weight_source import FolderSource, bands
-
-PARAMETERS = "parameters/"
-
-
-@dataclass(frozen=True)
-class ReadBack:
-    """What one rank has read back of an export.
-
-    digests: of the chunks of each weight, as they are in the folder, by name and number.
-    largest: difference from the checkpoint, which the cast has made.
-    """
-
-    digests: dict[str, dict[int, bytes]]
-    largest: float
 
 
 class ExportError(MpitrainError):
@@ -64,109 +50,87 @@ def read_back(
     plan: Plan,
     saved: Checkpoint,
     share: Sequence[int],
+    expected: Digests,
     each: Callable[[int], object],
-) -> ReadBack:
-    """Read some weights of an export, by their numbers, and compare them with the checkpoint's.
+) -> Expected:
+    """Read some weights of an export, by their numbers, and return the digests of their chunks.
 
-    each: hears how many bytes were read.
+    expected: which they have to have. each: hears how many bytes were read.
 
-    Raises ExportError for the first number that differs.
+    Raises ExportError for the first number that isn't the checkpoint's.
     """
-    weights = [matched.weights[number] for number in share]
     source = FolderSource(folder, matched, plan.config)
     digests: dict[str, dict[int, bytes]] = {}
     largest = 0.0
-    # each is read by a thread of its own
-    pairs = zip(ahead(_whole_bands(weights, saved)), ahead(_bands_of(source, weights, saved)), strict=True)
-    for (weight, band, kept), found in pairs:
-        chunks = Chunks(weight.box.shape, kept.dtype.itemsize)
+    for weight, band, found in ahead(_bands_of(source, [matched.weights[number] for number in share], saved)):
+        chunks = Chunks(weight.box.shape, saved.array(PARAMETERS + weight.name).dtype.itemsize)
         mine = digests.setdefault(weight.name, {})
-        largest = max(largest, _compare(weight, band, kept, found, folder.entry(weight.tensors[0]).code))
         for chunk in chunks.inside(band):
-            mine[chunk] = digest(found[chunks.box(chunk).seen_from(band)])
-        each(kept.nbytes)
-    return ReadBack(digests, largest)
+            box = chunks.box(chunk)
+            numbers = found[box.seen_from(band)]
+            mine[chunk] = digest(numbers)
+            known = expected.get(weight.name, {}).get(chunk)
+            if mine[chunk] != known:
+                code = folder.entry(weight.tensors[0]).code
+                largest = max(largest, _compare(saved, weight, box, numbers, code))
+                if known is not None:
+                    raise ExportError(f"{shown(saved.path)}: {weight.name} changed while it was exported")
+        each(found.nbytes)
+    return Expected(digests, largest)
 
 
-def _whole_bands(weights: Sequence[Weight], saved: Checkpoint) -> Iterator[tuple[Weight, Box, np.ndarray]]:
-    """Yield runs of rows of weights as the checkpoint has them, held against its digests."""
-    for weight, band, array in _all_bands(weights, saved):
-        kept = saved.read(PARAMETERS + weight.name, _slices(band))
-        own = Chunks(array.shape, array.dtype.itemsize)
-        _require_whole(saved, array.digests, own, band, kept, weight)
-        yield weight, band, kept
-
-
-def _bands_of(source: FolderSource, weights: Sequence[Weight], saved: Checkpoint) -> Iterator[np.ndarray]:
-    """Yield the same runs of rows as the folder has them."""
-    for weight, band, array in _all_bands(weights, saved):
-        found = np.empty(band.shape, np.float64 if array.dtype.itemsize == 8 else np.float32)
-        source.read(weight.name, band, found)
-        yield found
-
-
-def _all_bands(weights: Sequence[Weight], saved: Checkpoint) -> Iterator[tuple[Weight, Box, LogicalArray]]:
-    """Yield runs of rows of weights, each of whole chunks, with the array of the checkpoint."""
+def _bands_of(
+    source: FolderSource, weights: Sequence[Weight], saved: Checkpoint
+) -> Iterator[tuple[Weight, Box, np.ndarray]]:
+    """Yield runs of rows of weights, each of whole chunks, as the folder has them."""
     for weight in weights:
-        array = saved.array(PARAMETERS + weight.name)
-        row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
-        for band in bands(weight.box, row_bytes, Chunks(weight.box.shape, array.dtype.itemsize).rows):
-            yield weight, band, array
+        dtype = saved.array(PARAMETERS + weight.name).dtype
+        row_bytes = math.prod(weight.box.shape[1:]) * dtype.itemsize
+        for band in bands(weight.box, row_bytes, Chunks(weight.box.shape, dtype.itemsize).rows):
+            found = np.empty(band.shape, np.float64 if dtype.itemsize == 8 else np.float32)
+            source.read(weight.name, band, found)
+            yield weight, band, found
 
 
-def _slices(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(a, b) for a, b in zip(box.start, box.stop))
-
-
-def _require_whole(
-    saved: Checkpoint, digests: dict[int, bytes], chunks: Chunks, band: Box, kept: np.ndarray, weight: Weight
-) -> None:
-    for chunk in chunks.inside(band):
-        if digest(kept[chunks.box(chunk).seen_from(band)]) != digests[chunk]:
-            raise ExportError(
-                f"{shown(saved.path)}: {PARAMETERS}{weight.name} isn't what was saved (chunk {chunk}); use "
-                "another step"
-            )
-
-
-def _compare(weight: Weight, band: Box, kept: np.ndarray, found: np.ndarray, code: str) -> float:
+def _compare(saved: Checkpoint, weight: Weight, box: Box, found: np.ndarray, code: str) -> float:
     """Return the largest difference that the cast has made. Raises ExportError for any other."""
-    if kept.dtype == np.float32 and DTYPES[code] == BF16 and found.dtype == np.float32:
-        difference = difference_from_bf16(kept, found)
-        if difference is not None:
-            return difference
-    expected = widened(cast(kept, DTYPES[code])).astype(found.dtype, copy=False)
-    if not np.array_equal(expected, found):
-        wrong = expected != found
-        at = [int(i) + a for i, a in zip(np.argwhere(wrong)[0], band.start)]
+    name = PARAMETERS + weight.name
+    kept = saved.read(name, tuple(slice(a, b) for a, b in zip(box.start, box.stop)))
+    array = saved.array(name)
+    for chunk in array.chunks.inside(box):
+        if digest(kept[array.chunks.box(chunk).seen_from(box)]) != array.digests[chunk]:
+            raise ExportError(
+                f"{shown(saved.path)}: {name} isn't what was saved (chunk {chunk}); use another step"
+            )
+    expected = as_read(cast(kept, DTYPES[code]), kept.dtype)
+    wrong = _bits(expected) != _bits(found)
+    if wrong.any():
+        at = [int(i) + a for i, a in zip(np.argwhere(wrong)[0], box.start)]
         raise ExportError(
             f"{weight.name}{at} is {found[wrong][0]!r} in the export, needed {expected[wrong][0]!r}; "
             f"{int(wrong.sum()):,} of {wrong.size:,} numbers there differ"
         )
-    if kept.dtype == DTYPES[code] or np.array_equal(found, widened(kept)):
-        return 0.0
-    difference = found - widened(kept)
-    return float(max(difference.max(initial=0.0), -difference.min(initial=0.0)))
+    return largest_difference(found, kept)
 
 
-def digest_of(weights: Sequence[Weight], saved: Checkpoint, parts: Sequence[ReadBack]) -> str:
+def _bits(numbers: np.ndarray) -> np.ndarray:
+    return numbers.view(np.uint64 if numbers.dtype.itemsize == 8 else np.uint32)
+
+
+def digest_of(weights: Sequence[Weight], saved: Checkpoint, found: Digests) -> str:
     """Return the digest of all weights as they are in an export: what a checkpoint of its import has.
 
     Raises ExportError if a part of them wasn't read.
     """
-    together: dict[str, dict[int, bytes]] = {}
-    for part in parts:
-        for name, chunks in part.digests.items():
-            together.setdefault(name, {}).update(chunks)
     arrays = []
     lost = []
     for weight in weights:
         dtype = saved.array(PARAMETERS + weight.name).dtype
         chunks = Chunks(weight.box.shape, dtype.itemsize)
-        found = together.get(weight.name, {})
-        lost += [weight.name] * (len(found) != chunks.count)
+        mine = found.get(weight.name, {})
+        lost += [weight.name] * (len(mine) != chunks.count)
         arrays.append(
-            (weight.name, NAMES[dtype], weight.box.shape, [found.get(i, b"") for i in range(chunks.count)])
+            (weight.name, NAMES[dtype], weight.box.shape, [mine.get(i, b"") for i in range(chunks.count)])
         )
     if lost:
         raise ExportError(f"{listed(lost)}: not read back")

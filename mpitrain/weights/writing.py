@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +18,11 @@ from mpitrain.checkpoint.boxes import Box
 from mpitrain.checkpoint.files import SEND_BYTES, start_writeback
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
-from mpitrain.errors import MpitrainError, WeightsError
+from mpitrain.errors import MpitrainError
 from mpitrain.inputs import open_regular, shown
 from mpitrain.weights.ahead import ahead
-from mpitrain.weights.bits import CODES, DTYPES, NAME_OF, all_finite, cast
+from mpitrain.weights.bits import CODES, DTYPES, cast
+from mpitrain.weights.expected import ExpectedDigests
 from mpitrain.weights.folder import SINGLE
 from mpitrain.weights.header import header_of
 from mpitrain.weights.matching import Weight, tensors_of
@@ -79,21 +81,28 @@ def shards_of(tensors: Sequence[OutTensor], most_bytes: int) -> dict[str, list[O
 
 
 def write_shard(
-    path: Path, tensors: Sequence[OutTensor], saved: Checkpoint, config: Config, syncing: Syncing, each: Each
+    path: Path,
+    tensors: Sequence[OutTensor],
+    saved: Checkpoint,
+    config: Config,
+    expected: ExpectedDigests,
+    syncing: Syncing,
+    each: Each,
 ) -> None:
     """Write a file that isn't there yet, and have it synced. Raises OSError and InputError.
 
-    each: hears how many bytes were written.
+    expected: takes all that is written. each: hears how many bytes were written.
     """
     with ExitStack() as stack:
         file = stack.enter_context(open(open_regular(path, NEW, own=2), "wb", buffering=0))
         file.write(header_of((tensor.name, tensor.code, tensor.shape) for tensor in tensors))
         sent = 0
-        for part in ahead(part for tensor in tensors for part in _contents(tensor, saved, config)):
-            content = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
-            while content:
-                content = content[file.write(content) :]
-            each(part.nbytes)
+        parts = ahead(part for tensor in tensors for part in _contents(tensor, saved, config))
+        for content in ahead(_noted(parts, expected)):  # read and cast, noted, written: a thread each
+            left = memoryview(np.ascontiguousarray(content).reshape(-1).view(np.uint8))
+            while left:
+                left = left[file.write(left) :]
+            each(content.nbytes)
             if file.tell() - sent >= SEND_BYTES:
                 start_writeback(file.fileno(), sent, file.tell() - sent)
                 sent = file.tell()
@@ -101,20 +110,46 @@ def write_shard(
         syncing.add(path, file)
 
 
-def _contents(tensor: OutTensor, saved: Checkpoint, config: Config) -> Iterator[np.ndarray]:
-    """Yield the numbers of a tensor, in order, in its dtype."""
+def _noted(
+    parts: Iterator[tuple[np.ndarray, "CastRows | None"]], expected: ExpectedDigests
+) -> Iterator[np.ndarray]:
+    """Yield what is to be written, and have the digests of its numbers made."""
+    for content, rows in parts:
+        if rows is not None:
+            expected.add(*rows)
+        yield content
+
+
+class CastRows(NamedTuple):
+    """Rows of what one tensor has of a weight: as the checkpoint has them, and cast."""
+
+    weight: Weight
+    expert: int
+    box: Box
+    kept: np.ndarray
+    found: np.ndarray
+
+
+def _contents(
+    tensor: OutTensor, saved: Checkpoint, config: Config
+) -> Iterator[tuple[np.ndarray, CastRows | None]]:
+    """Yield the numbers of a tensor, in order, in its dtype; and rows of weights as they become them.
+
+    What is written may be nothing yet: of a tensor that lies there otherwise than here, all comes at last.
+    """
     weight, expert = tensor.parts[0]
     dtype = DTYPES[tensor.code]
     if weight.stored.plain and len(tensor.parts) == 1:
-        for box in _bands(weight, saved):
-            yield converted(_rows(saved, weight, expert, box), dtype, tensor)
+        for rows in _cast_rows(weight, expert, saved, tensor):
+            yield rows.found, rows
         return
     theirs = np.empty(tensor.shape, dtype)
     written = 0
     for weight, expert in tensor.parts:
         ours = np.empty(weight.ours, dtype)
-        for box in _bands(weight, saved):
-            ours[box.start[0] : box.stop[0]] = converted(_rows(saved, weight, expert, box), dtype, tensor)
+        for rows in _cast_rows(weight, expert, saved, tensor):
+            ours[rows.box.start[0] : rows.box.stop[0]] = rows.found
+            yield theirs[:0], rows
         for view, other in weight.stored.views(ours, theirs, config):
             other[...] = view
             written += view.size
@@ -123,7 +158,13 @@ def _contents(tensor: OutTensor, saved: Checkpoint, config: Config) -> Iterator[
             f"{shown(tensor.name)}: its weights fill {written:,} of {theirs.size:,} numbers; the family's "
             "weight_names are wrong"
         )
-    yield theirs
+    yield theirs, None
+
+
+def _cast_rows(weight: Weight, expert: int, saved: Checkpoint, tensor: OutTensor) -> Iterator[CastRows]:
+    for box in _bands(weight, saved):
+        kept = _rows(saved, weight, expert, box)
+        yield CastRows(weight, expert, box, kept, cast(kept, DTYPES[tensor.code]))
 
 
 def _bands(weight: Weight, saved: Checkpoint) -> Iterator[Box]:
@@ -138,16 +179,3 @@ def _rows(saved: Checkpoint, weight: Weight, expert: int, box: Box) -> np.ndarra
     if weight.by_expert:
         return saved.read(f"parameters/{weight.name}", (slice(expert, expert + 1), *where))[0]
     return saved.read(f"parameters/{weight.name}", where)
-
-
-def converted(array: np.ndarray, dtype: np.dtype, tensor: OutTensor) -> np.ndarray:
-    """Return numbers of a checkpoint in a tensor's dtype. Raises WeightsError for what it can't hold."""
-    found = cast(array, dtype)
-    if not all_finite(found):
-        name = tensor.parts[0][0].name
-        if all_finite(array):
-            what = f"holds numbers that {NAME_OF[tensor.code]} can't; use another --dtype"
-        else:
-            what = "holds NaN or infinite numbers; use another step"
-        raise WeightsError(f"parameters/{shown(name)} {what}")
-    return found

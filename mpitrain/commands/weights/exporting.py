@@ -45,6 +45,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.weights import logits
 from mpitrain.weights.bits import NAMED
 from mpitrain.weights.card import card, table
+from mpitrain.weights.expected import Expected, ExpectedDigests, together
 from mpitrain.weights.folder import (
     COMPANIONS,
     CONFIG,
@@ -57,7 +58,7 @@ from mpitrain.weights.folder import (
 from mpitrain.weights.header import parsed
 from mpitrain.weights.keys import config_json, plan_on_one_rank
 from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of
-from mpitrain.weights.proof import ExportError, ReadBack, digest_of, opened, read_back
+from mpitrain.weights.proof import ExportError, digest_of, opened, read_back
 from mpitrain.weights.syncing import Syncing
 from mpitrain.weights.writing import NEW, OutTensor, shards_of, tensors_to_write, write_shard
 
@@ -140,9 +141,9 @@ def main(
         team.on_first_rank("making the folder", lambda: _begin(out, written))
         with Syncing() as syncing:
             try:
-                _write_all(team, written, source, syncing)
+                expected = _write_all(team, written, source, syncing)
                 wrote_s = time.monotonic() - begin_s
-                rows = _prove(team, written, source, options.prove)
+                rows = _prove(team, written, source, expected, options.prove)
                 team.on_every_rank("syncing shards", lambda: _sync(written, syncing))
             except InputError:
                 # a file that is open stays in a folder of NFS
@@ -236,18 +237,23 @@ def _begin(out: Path, written: ExportPlan) -> None:
 # ---------------------------------------------------------------- writing
 
 
-def _write_all(team: Team, written: ExportPlan, source: ExportSource, syncing: Syncing) -> None:
-    """Write all files of the folder. Collective."""
+def _write_all(team: Team, written: ExportPlan, source: ExportSource, syncing: Syncing) -> Expected:
+    """Write all files of the folder; return what they have to hold. Collective."""
     title = f"exporting step {source.saved.step}"
+    mine = ExpectedDigests(source.saved)
     with ProgressBar(title, written.num_bytes // team.size, team.rank) as progress:
-        team.on_every_rank("writing shards", lambda: _write(written, source, team, syncing, progress.add))
+        team.on_every_rank(
+            "writing shards", lambda: _write(written, source, team, mine, syncing, progress.add)
+        )
     team.on_first_rank("writing config.json", lambda: _write_others(written, source, syncing))
+    return together(team.all_gather("what was written", mine.so_far))
 
 
 def _write(
     written: ExportPlan,
     source: ExportSource,
     team: Team,
+    expected: ExpectedDigests,
     syncing: Syncing,
     each: Callable[[int], object],
 ) -> None:
@@ -255,7 +261,7 @@ def _write(
     mine = list(written.shards.items())[team.rank :: team.size]
     for name, tensors in mine:
         try:
-            write_shard(written.path / name, tensors, source.saved, source.config, syncing, each)
+            write_shard(written.path / name, tensors, source.saved, source.config, expected, syncing, each)
         except OSError as error:
             raise WeightsError(
                 f"{shown(written.path / name)}: {shown(error.strerror)}; free some space, or give another "
@@ -334,21 +340,23 @@ def _data(source: ExportSource) -> str:
 
 
 def _prove(
-    team: Team, written: ExportPlan, source: ExportSource, prove: bool | None
+    team: Team, written: ExportPlan, source: ExportSource, expected: Expected, prove: bool | None
 ) -> list[tuple[str, str]]:
     """Read everything back, compare it, and return what to say of it. Raises ExportError. Collective."""
     rows: Rows = []
     failure = ""
-    found = None
+    found = Expected({}, 0.0)
     try:
-        found = _read_share(team, written, source)
+        found = _read_share(team, written, source, expected)
     except MpitrainError as error:
         failure = str(error.args[0])
     every = team.all_gather("what was read back", (failure, found))
     _refuse([failed for failed, _ in every], written)
+    read = together(found for _, found in every)
+    read = read._replace(largest=max(read.largest, expected.largest))
     try:
         if team.rank == 0:
-            rows = _rows(written, source, [found for _, found in every], prove)
+            rows = _rows(written, source, read, prove)
     except MpitrainError as error:
         failure = str(error.args[0])
     _refuse(team.all_gather("whether the logits are the same", failure), written)
@@ -365,24 +373,23 @@ def _refuse(failures: Sequence[str], written: ExportPlan) -> None:
         raise error
 
 
-def _read_share(team: Team, written: ExportPlan, source: ExportSource) -> ReadBack:
+def _read_share(team: Team, written: ExportPlan, source: ExportSource, expected: Expected) -> Expected:
     folder, matched = opened(written.path, source.plan)
     mine = range(team.rank, len(matched.weights), team.size)
     own = [matched.weights[number] for number in mine]
     total = sum(weight.box.size for weight in own) * itemsizes_of(source.config)[1]
     with folder, ProgressBar("reading it back", total, team.rank) as progress:
-        return read_back(folder, matched, source.plan, source.saved, mine, progress.add)
+        return read_back(folder, matched, source.plan, source.saved, mine, expected.digests, progress.add)
 
 
 def _rows(
-    written: ExportPlan, source: ExportSource, parts: Sequence[ReadBack], prove: bool | None
+    written: ExportPlan, source: ExportSource, found: Expected, prove: bool | None
 ) -> list[tuple[str, str]]:
     """Return the table of the proof."""
     folder, matched = opened(written.path, source.plan)
     with folder:
         tensors = tensors_of(matched.weights)
         unused = len(folder.names) - len(tensors)
-        largest = max(part.largest for part in parts)
         saved_as = NAMES[source.saved.array(f"parameters/{matched.weights[0].name}").dtype]
         cast = (
             f"cast from {saved_as}"
@@ -394,8 +401,8 @@ def _rows(
             ("tensors", f"{len(tensors):,} used, {unused} unused, in {len(written.shards)} files"),
             ("parameters", f"{parameters:,}"),
             ("bytes", f"{written.num_bytes:,}, {written.dtype}, {cast}"),
-            ("digest", digest_of(matched.weights, source.saved, parts)),
-            ("largest difference", f"{largest:.3g}" + (" (the cast)" if largest else "")),
+            ("digest", digest_of(matched.weights, source.saved, found.digests)),
+            ("largest difference", f"{found.largest:.3g}" + (" (the cast)" if found.largest else "")),
             ("logits", _logits(folder, matched, source.plan, written, prove)),
         ]
 
