@@ -135,7 +135,8 @@ def test_tools_print_every_file(written, command):
     command = [tool(name, TOOLS[command]), *options]
     for path in files_of(written):
         done = subprocess.run([*command, path], capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0 and "error" not in done.stderr.lower(), f"{path}: {done.stderr[-2000:]}"
+        assert done.returncode == 0, f"{path}: {done.stderr[-2000:]}"
+        assert "error" not in done.stderr.lower(), f"{path}: {done.stderr[-2000:]}"
         assert "adam" in done.stdout and "parameters" in done.stdout
 
 
@@ -194,7 +195,8 @@ def test_an_index_of_an_older_h5py_is_read_named_and_repaired(old, num_ranks):
     )
     assert f"type mpitrain ckpt repair {step}\n" in named.output, named.output
     assert "step 2: whole, but no valid HDF5; read 2 chunks" in named.output, named.output
-    assert repaired.returncode == 0 and repaired.output.count("it was written anew") == 1, repaired.output
+    assert repaired.returncode == 0, repaired.output
+    assert repaired.output.count("it was written anew") == 1, repaired.output
     assert whole.returncode == 0 and "step 2: whole; read 2 chunks" in whole.output, whole.output
     assert again.returncode == 0 and "nothing to repair in step 2\n" in again.output, again.output
     assert shards_of(step) == shards and sorted(path.name for path in old.iterdir()) == [step.name]
@@ -262,7 +264,8 @@ def test_a_damaged_step_is_not_repaired(old):
     before = sorted(old.rglob("*"))
     said = []
     assert repair(str(old), None, said.append) == 1
-    assert said == ["step-00000002: index.h5 or index.xxh3 is altered"] and sorted(old.rglob("*")) == before
+    assert said == ["step-00000002: index.h5 or index.xxh3 is altered"]
+    assert sorted(old.rglob("*")) == before
 
 
 def test_what_lies_next_to_the_index_stays(old):
@@ -284,7 +287,8 @@ def test_no_index_is_written_anew_under_a_run(old):
         repair(str(old.parent), None, lambda text: None)
     lock.release()
     assert (old / "step-00000002" / "index.h5").read_bytes() == before
-    assert repair(str(old.parent), None, lambda text: None) == 0 and not list(old.parent.glob("run.lock*"))
+    assert repair(str(old.parent), None, lambda text: None) == 0
+    assert not list(old.parent.glob("run.lock*"))
 
 
 def test_a_file_system_without_hard_links_is_reported(old, monkeypatch):

@@ -82,14 +82,15 @@ def test_inspect_says_who_wrote_what_and_how_it_is(folder):
         "bf16, fp32",
     ):
         assert words in whole.output, whole.output
-    assert "5 x 3 x 7 x 2" in one.output and "3 steps" not in one.output and "one number" in one.output, (
-        one.output
-    )
+    assert "5 x 3 x 7 x 2" in one.output, one.output
+    assert "3 steps" not in one.output, one.output
+    assert "one number" in one.output, one.output
     found = json.loads(as_json.output)["steps"]
     assert [each["step"] for each in found] == [10, 20, 30] and found[2]["digest"] == digest_of(
         step.parent, 30
     )
-    assert found[0]["meta"] == meta_of(10) | {"val_loss": 3.0} and found[0]["writer"]["host"] == "node7"
+    assert found[0]["meta"] == meta_of(10) | {"val_loss": 3.0}
+    assert found[0]["writer"]["host"] == "node7"
 
 
 def test_inspect_names_damage_and_the_newest_that_can_be_used(folder):
@@ -97,9 +98,8 @@ def test_inspect_names_damage_and_the_newest_that_can_be_used(folder):
     (checkpoints / "step-00000030" / "shard-00001.h5").unlink()
     begin(checkpoints, 40)
     (done,) = run(("inspect", checkpoints))
-    assert done.returncode == 1 and "damaged: step-00000030: shard-00001.h5 is missing" in done.output, (
-        done.output
-    )
+    assert done.returncode == 1, done.output
+    assert "damaged: step-00000030: shard-00001.h5 is missing" in done.output, done.output
     assert "\nstep 20\n" in done.output and "step-00000040.tmp" in done.output, done.output
 
 
@@ -145,9 +145,9 @@ def test_a_path_that_means_another_folder_or_none_is_refused_in_one_line(folder)
         ["reshard", folder / "run", folder / ("a" * 300)],
         ["diff", old, checkpoints / "step-00000030"],
     ):
-        assert done.returncode == 2 and "Traceback" not in done.output and "Error: " in done.output, (
-            done.output
-        )
+        assert done.returncode == 2, done.output
+        assert "Traceback" not in done.output, done.output
+        assert "Error: " in done.output, done.output
 
 
 def test_what_a_stranger_says_of_his_libraries_is_shown_not_obeyed(tmp_path):
@@ -155,7 +155,9 @@ def test_what_a_stranger_says_of_his_libraries_is_shown_not_obeyed(tmp_path):
     write_shard(tmp, 0, {"parameters/w": np.zeros((2, 2), np.float32)})
     commit(tmp, meta_of(10), about=StepInfo("", {"user": "me", "the version of \x1b]0;evil\x07": "1"}))
     (done,) = run(("inspect", tmp_path))
-    assert done.returncode == 0 and "evil" in done.output and "\x1b" not in done.output, repr(done.output)
+    assert done.returncode == 0, repr(done.output)
+    assert "evil" in done.output, repr(done.output)
+    assert "\x1b" not in done.output, repr(done.output)
 
 
 # ---------------------------------------------------------------- verify
@@ -217,7 +219,8 @@ def test_verify_names_every_altered_chunk(folder, num_ranks):
         ("verify", folder / "run", "--all"),
     ]
     newest, altered, every = run(*commands, num_ranks=num_ranks)
-    assert newest.returncode == 0 and "step 30: whole; read 6 chunks, 3.3 MB" in newest.output, newest.output
+    assert newest.returncode == 0, newest.output
+    assert "step 30: whole; read 6 chunks, 3.3 MB" in newest.output, newest.output
     assert altered.returncode == every.returncode == 1, every.output
     assert "step-00000020: shard-00001.h5: chunk 2 of parameters/w is altered\n" in altered.output, (
         altered.output
@@ -225,12 +228,10 @@ def test_verify_names_every_altered_chunk(folder, num_ranks):
     assert "shard-00000.h5 or shard-00001.h5: chunk 0 of adam/m/w is altered\n" in altered.output, (
         altered.output
     )
-    assert altered.output.count("altered") == 2 and "step 20: damaged; read 6 chunks" in altered.output, (
-        altered.output
-    )
-    assert (
-        every.output.count("index.h5 or index.xxh3 is altered") == 1 and "step 30: whole" in every.output
-    ), every.output
+    assert altered.output.count("altered") == 2, altered.output
+    assert "step 20: damaged; read 6 chunks" in altered.output, altered.output
+    assert every.output.count("index.h5 or index.xxh3 is altered") == 1, every.output
+    assert "step 30: whole" in every.output, every.output
 
 
 @LONG
@@ -238,9 +239,9 @@ def test_a_sample_reads_fewer_and_the_same_on_all_ranks(folder):
     step = save(folder / "many", 1, {f"parameters/{i}": np.full(10, i) for i in range(300)})
     one, two = (run(("verify", step, "--sample", 0.1), num_ranks=num_ranks)[0] for num_ranks in (0, 2))
     counts = [int(done.output.split("read ")[1].split(" chunks")[0]) for done in (one, two)]
-    assert (
-        "no damage in 10.0% of the chunks" in one.output and counts[0] == counts[1] and 10 < counts[0] < 60
-    ), one.output
+    assert "no damage in 10.0% of the chunks" in one.output, one.output
+    assert counts[0] == counts[1], one.output
+    assert 10 < counts[0] < 60, one.output
 
 
 # ---------------------------------------------------------------- diff

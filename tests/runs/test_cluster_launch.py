@@ -291,9 +291,9 @@ def test_a_shell_that_mpirun_started_runs_commands_one_after_the_other(trained):
         for name in ("doctor", "inspect", "doctor", "verify")
     )
     done = mpirun(1, "bash", "-c", commands, cwd=trained, forked=False)
-    assert (
-        done.returncode == 0 and "failed" not in done.output and done.output.count("ranks         1 on") == 2
-    ), tail(done.output)
+    assert done.returncode == 0, tail(done.output)
+    assert "failed" not in done.output, tail(done.output)
+    assert done.output.count("ranks         1 on") == 2, tail(done.output)
 
 
 CHILD = """
@@ -316,7 +316,8 @@ def test_a_run_that_a_rank_starts_is_refused(trained):
     """It would be one of several that train the same alone."""
     done = mpirun(2, sys.executable, "-c", CHILD, MPITRAIN, "run", cwd=trained, forked=False)
     assert done.returncode == 0 and done.output.count("code 2") == 4, tail(done.output)
-    assert "is none of them" in done.output and "for one rank type: env -u " in done.output, tail(done.output)
+    assert "is none of them" in done.output, tail(done.output)
+    assert "for one rank type: env -u " in done.output, tail(done.output)
 
 
 @LONG
@@ -344,9 +345,8 @@ def test_singletons_of_srun_are_refused(trained):
         *tiny(trained / "none", trained / "text.txt"),
         env={**variables(STEP), "SLURM_PROCID": "0"},
     )
-    assert (
-        done.returncode == 2 and "MeshError: srun started 2 ranks (SLURM_STEP_NUM_TASKS), but" in done.output
-    ), tail(done.output)
+    assert done.returncode == 2, tail(done.output)
+    assert "MeshError: srun started 2 ranks (SLURM_STEP_NUM_TASKS), but" in done.output, tail(done.output)
     assert not (trained / "none").exists()
 
 

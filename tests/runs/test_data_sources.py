@@ -77,7 +77,8 @@ def test_a_file_in_the_folder_is_one_more_source(tmp_path):
         text=True,
         timeout=90,
     )
-    assert done.returncode == 0 and "sequences of token-ids" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sequences of token-ids" in done.stdout, done.stdout + done.stderr
     assert open_tokens(tmp_path / "run/data").tolist() == list(range(1, 256))
 
 
@@ -250,7 +251,8 @@ def test_no_command_loads_a_plug_in_that_stands_in_a_run_directory_only(theirs, 
     done = mpirun(1, MPITRAIN, *words, env={**ON_PATH, "NOTE_IMPORT": str(noted)}, forked=False)
     assert not noted.exists(), tail(done.output)
     if command[0] == "run":
-        assert done.returncode == 2 and "in a run directory: it names code" in done.output, tail(done.output)
+        assert done.returncode == 2, tail(done.output)
+        assert "in a run directory: it names code" in done.output, tail(done.output)
 
 
 def test_tokens_that_name_a_plug_in_load_none(theirs, tmp_path):

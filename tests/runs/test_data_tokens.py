@@ -74,7 +74,8 @@ def test_a_nul_in_a_text_ends_nothing(tmp_path, text):
 def test_ends_of_tokens_without_an_end_of_text(corpus, tmp_path):
     tokenizer = load_tokenizer(words_file(tmp_path / "t.json", {"one": 0, "zwölf": 300}))
     prepare(Corpus("text", corpus), tokenizer, tmp_path / "data")
-    assert open_tokens(tmp_path / "data").tolist() == [0, 300] and ends_of(tmp_path / "data") == [1, 2]
+    assert open_tokens(tmp_path / "data").tolist() == [0, 300]
+    assert ends_of(tmp_path / "data") == [1, 2]
 
 
 @pytest.mark.parametrize("ends", [[4, 9], [4, 11], [10, 10], [-1, 10], [11, 10]])
@@ -245,9 +246,8 @@ def test_ids_beyond_the_vocabulary_are_refused_though_the_digest_is_right(corpus
         DataError, match=r"data/tokens\.bin holds token 301, the tokenizer has 301; remove it"
     ):
         prepare(Corpus("text", corpus), words, folder)
-    assert (folder / "tokens.json").read_bytes() == before and np.fromfile(folder / "tokens.bin", "<u2")[
-        -1
-    ] == ids[-1]
+    assert (folder / "tokens.json").read_bytes() == before
+    assert np.fromfile(folder / "tokens.bin", "<u2")[-1] == ids[-1]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,8 @@ def test_drafts_are_not_written_through_a_link(corpus, tmp_path):
     for name in ("tokens.bin.tmp", "tokens.json.tmp"):
         (tmp_path / "data" / name).symlink_to(tmp_path / "precious")
     prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
-    assert (tmp_path / "precious").read_text() == "mine" and len(open_tokens(tmp_path / "data")) == 10
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert len(open_tokens(tmp_path / "data")) == 10
 
 
 def test_tokens_that_cannot_be_read_are_an_error(corpus, tmp_path, monkeypatch):
@@ -587,7 +588,9 @@ def test_linked_folders_are_read_once_and_links_that_lead_back_are_not_followed(
 def test_what_is_no_text_in_a_folder_of_text_is_left_out(corpus, tmp_path, head):
     (corpus / "0.bin").write_bytes(head + bytes(range(256)))
     found = reported(corpus, "text", tmp_path / "data")
-    assert found.startswith("3 files, 2 documents, ") and "1 no text but " in found and "(0.bin)" in found
+    assert found.startswith("3 files, 2 documents, ")
+    assert "1 no text but " in found
+    assert "(0.bin)" in found
     with pytest.raises(DataError, match="not UTF-8 text"):
         prepare(Corpus("text", corpus / "0.bin"), BYTES, tmp_path / "one")
 

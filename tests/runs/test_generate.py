@@ -82,7 +82,9 @@ def test_bad_options_are_one_message(bad, which):
     done = bad[which]
     assert done.returncode == 2 and "Traceback" not in done.output, done
     errors = [line for line in done.output.splitlines() if "Error: " in line]
-    assert len(errors) == 1 and f"--{which[0]}" in errors[0] and done.output.endswith(errors[0] + "\n"), done
+    assert len(errors) == 1, done
+    assert f"--{which[0]}" in errors[0], done
+    assert done.output.endswith(errors[0] + "\n"), done
 
 
 def test_largest_seed_is_taken(run_dir):
@@ -216,7 +218,9 @@ def test_a_step_of_another_model_is_passed_over(tmp_path, capsys, change):
     run = make_run(tmp_path / "run", change=change, steps=(10, 20))
     assert text(run, tokens=3).startswith("def ")
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and CHANGES[change] in said[0] and said[1] == "warning: using step-00000010"
+    assert len(said) == 2
+    assert CHANGES[change] in said[0]
+    assert said[1] == "warning: using step-00000010"
     shutil.rmtree(run / "checkpoints" / "step-00000010")
     with pytest.raises(CheckpointError) as caught:
         text(run)

@@ -44,7 +44,9 @@ def test_without_a_command_there_is_help_and_exit_code_2(words, command):
         for more in ((), ("--help",))
     )
     assert (done.returncode, asked.returncode, done.stdout, asked.stderr) == (2, 0, "", "")
-    assert done.stderr == asked.stdout and len(done.stderr.splitlines()) > 10 and "\\n" not in done.stderr
+    assert done.stderr == asked.stdout
+    assert len(done.stderr.splitlines()) > 10
+    assert "\\n" not in done.stderr
 
 
 def test_without_a_command_ranks_say_it_once():
@@ -99,7 +101,8 @@ def test_in_any_environment(words, env):
 def test_a_reader_may_leave(words, to):
     shell = f'{MPITRAIN} {" ".join(words)} {to} | head -n 1; echo "${{PIPESTATUS[0]}}"'
     done = finished(["bash", "-c", shell], capture_output=True, text=True, env=environment())
-    assert done.stdout.splitlines()[1:] == ["0" if to == "--help" else "2"] and not done.stderr, done
+    assert done.stdout.splitlines()[1:] == ["0" if to == "--help" else "2"], done
+    assert not done.stderr, done
 
 
 def test_the_version_is_of_mpitrain_however_it_was_called():

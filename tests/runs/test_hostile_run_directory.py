@@ -521,9 +521,8 @@ def resumed(case):
             assert saved.read(name).shape == saved.array(name).shape
         meta = saved.meta
         counts = [meta[key] for key in ("step", "tokens", "updates", "skipped")]
-        assert (
-            all(type(count) is int and count >= 0 for count in counts) and meta["step"] == saved.step == step
-        )
+        assert all(type(count) is int and count >= 0 for count in counts)
+        assert meta["step"] == saved.step == step
         assert type(meta["data"]) is str and len(meta["loss_scale"]) == 2
 
 
@@ -570,7 +569,8 @@ def test_hostile_run_directory(run_dir, tmp_path, monkeypatch, number):
         monkeypatch.setattr("mpitrain.checkpoint.hdf5_bytes.Bytes.sums", unchecked, raising=False)
     for name, read in READERS.items():
         opened, refusal = outcome(case, read, case.run)
-        assert not opened and tree(tmp_path) == before, f"{name}: opened {opened}: {refusal!r}: {case.done}"
+        assert not opened, f"{name}: opened {opened}: {refusal!r}: {case.done}"
+        assert tree(tmp_path) == before, f"{name}: opened {opened}: {refusal!r}: {case.done}"
         assert refusal is None or (refusal.isprintable() and "root:x" not in refusal), (
             f"{name}: {case.done}: {refusal!r}"
         )
@@ -588,7 +588,8 @@ def reported(case, *command):
     before = tree(case.run.parent)
     done = mpirun(0, MPITRAIN, *map(str, command), timeout=60)
     assert done.returncode in (0, 2), f"exit code {done.returncode}: {case.done}\n{tail(done.output)}"
-    assert "Traceback" not in done.output and "root:x" not in done.output, f"{case.done}\n{tail(done.output)}"
+    assert "Traceback" not in done.output, f"{case.done}\n{tail(done.output)}"
+    assert "root:x" not in done.output, f"{case.done}\n{tail(done.output)}"
     if done.returncode == 2:
         assert sum(line.startswith(CLASSES) for line in done.output.splitlines()) == 1, (
             f"{case.done}\n{done.output}"
@@ -609,9 +610,8 @@ def test_a_run_goes_on_from_the_step_before(run_dir, tmp_path):
     (folder / "step-00000003").rename(folder / "step-00000004")
     done = run_tiny(1, tmp_path / "run", run_dir.parent / "text.txt", **SMALL)
     assert done.returncode == 0, tail(done.output)
-    assert "step-00000004: index.h5 is of step 3" in done.output and "using step-00000002" in done.output, (
-        done.output
-    )
+    assert "step-00000004: index.h5 is of step 3" in done.output, done.output
+    assert "using step-00000002" in done.output, done.output
 
 
 def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_path):
@@ -631,7 +631,8 @@ def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_
         (run / f"{name}.tmp").symlink_to(precious)
     settings = SMALL | {"run_steps": 5, "run_trace": 1}
     done = mpirun(1, MPITRAIN, "run", "--record", "0:5", *tiny(run, run_dir.parent / "text.txt", **settings))
-    assert done.returncode == 0 and "kept as metrics.jsonl.damaged" in done.output, tail(done.output)
+    assert done.returncode == 0, tail(done.output)
+    assert "kept as metrics.jsonl.damaged" in done.output, tail(done.output)
     assert precious.read_bytes() == b"mine" and not list(run.glob("*.tmp"))
     assert (
         not any(path.is_symlink() for path in run.iterdir())

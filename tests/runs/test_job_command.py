@@ -183,7 +183,8 @@ def test_kubernetes_gets_names_of_any_characters(folder, monkeypatch):
         assert (container["image"], container["workingDir"]) == ('i"m: g', str(odd))
         assert container["volumeMounts"] == [{"name": "runs", "mountPath": str(odd)}]
         assert volume["persistentVolumeClaim"] == {"claimName": "c: d, e"}
-    assert "submit    kubectl create -f 'w x.yaml'" in said and "left out  --account, --queue: " in said, said
+    assert "submit    kubectl create -f 'w x.yaml'" in said, said
+    assert "left out  --account, --queue: " in said, said
 
 
 def test_a_job_is_explained(folder):
@@ -219,7 +220,8 @@ def test_a_job_is_explained(folder):
 def test_what_cant_run_is_refused_before_anything_is_written(folder, monkeypatch, options, message):
     monkeypatch.setenv("PATH", "/nowhere")
     done = job("slurm", *options)
-    assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception)), done.exception
+    assert isinstance(done.exception, ConfigError), done.exception
+    assert re.search(message, str(done.exception)), done.exception
     assert [path.name for path in folder.iterdir()] == ["my run.toml"]
 
 
@@ -300,7 +302,8 @@ def test_what_lies_where_a_script_is_to_go_is_left_alone(folder, what):
         with open(out, "wb") as file:
             file.truncate(1 << 40)
     done = job("slurm", "--out", str(out))
-    assert isinstance(done.exception, ConfigError) and "choose another name with --out" in str(done.exception)
+    assert isinstance(done.exception, ConfigError)
+    assert "choose another name with --out" in str(done.exception)
 
 
 def test_a_script_that_somebody_changed_is_kept(folder):
@@ -469,9 +472,8 @@ def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_thre
 
     for count in (9, 19, 29, 39):  # one more each time
         done = start(1)
-        assert (
-            done.return_value == 0 and f"{count} tokens are prepared, no step is saved: again" in done.output
-        ), done.output
+        assert done.return_value == 0, done.output
+        assert f"{count} tokens are prepared, no step is saved: again" in done.output, done.output
     found = [start(0) for _ in range(3)]
     assert [each.return_value for each in found] == [0, 0, 1]
     assert "not again: no newer checkpoint after 3 starts in a row" in found[-1].output
@@ -490,7 +492,11 @@ def test_ends_are_counted_in_the_run_directory(folder):
     for step, idle in ((10, 0), (20, 0), (20, 1), (20, 2)):
         (checkpoints / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
         done = again(75)
-        assert done.return_value == 0 and f"newest checkpoint is of step {step}: again" in done.output, (
+        assert done.return_value == 0, (
+            idle,
+            done.output,
+        )
+        assert f"newest checkpoint is of step {step}: again" in done.output, (
             idle,
             done.output,
         )

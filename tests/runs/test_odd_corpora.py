@@ -440,13 +440,13 @@ def test_a_corpus_is_moved_and_then_removed(tmp_path):
     assert done.returncode == 0 and reported_in(done, case), tail(done.output)
     corpus.rename(tmp_path / "moved")
     done = run_tiny(2, tmp_path / "run", tmp_path / "moved", **SHORT | dict(run_steps=3))
-    assert done.returncode == 0 and reported_in(done, case) and "going on after step 2" in done.output, tail(
-        done.output
-    )
+    assert done.returncode == 0, tail(done.output)
+    assert reported_in(done, case), tail(done.output)
+    assert "going on after step 2" in done.output, tail(done.output)
     done = run_tiny(2, tmp_path / "run", tmp_path / "gone", **SHORT | dict(run_steps=4))
-    assert done.returncode == 0 and reported_in(done, case) and "gone cannot be read" in done.output, tail(
-        done.output
-    )
+    assert done.returncode == 0, tail(done.output)
+    assert reported_in(done, case), tail(done.output)
+    assert "gone cannot be read" in done.output, tail(done.output)
 
 
 def test_everything_that_is_damaged_is_named_in_one_message(tmp_path):
@@ -455,5 +455,7 @@ def test_everything_that_is_damaged_is_named_in_one_message(tmp_path):
     settings = ("data.source=text", f"data.path={corpus}", f"run.dir={tmp_path}/run")
     done = mpirun(2, MPITRAIN, "run", *(word for setting in settings for word in ("--set", setting)))
     said = [line for line in done.output.splitlines() if not line.startswith("tokenizing: ")]
-    assert done.returncode == 2 and len(said) == 1 and "2 files can't be read: " in said[0], tail(done.output)
+    assert done.returncode == 2, tail(done.output)
+    assert len(said) == 1, tail(done.output)
+    assert "2 files can't be read: " in said[0], tail(done.output)
     assert not (tmp_path / "run").exists()

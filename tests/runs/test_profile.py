@@ -201,5 +201,7 @@ def test_a_run_alone_is_profiled_and_not_again(folder):
         ("run", *tiny(folder / "alone", folder / "text.txt", **keys | {"run_steps": n})) for n in (3, 4)
     ]
     first, later = several(1, *commands)
-    assert first.returncode == 0 and "(mean of 2 steps of rank 0):" in first.output, tail(first.output)
-    assert later.returncode == 0 and "step 3 isn't profiled again" in later.output, tail(later.output)
+    assert first.returncode == 0, tail(first.output)
+    assert "(mean of 2 steps of rank 0):" in first.output, tail(first.output)
+    assert later.returncode == 0, tail(later.output)
+    assert "step 3 isn't profiled again" in later.output, tail(later.output)

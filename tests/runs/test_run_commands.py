@@ -149,7 +149,8 @@ def test_generate_is_a_function_of_its_seed_and_one_rank_has_no_communication_to
         and "Traceback" not in absent.output
     ), absent.output
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert "communication" not in trained.output and [line["comm"] for line in lines[1:]] == [{}, {}]
+    assert "communication" not in trained.output
+    assert [line["comm"] for line in lines[1:]] == [{}, {}]
 
 
 def test_check_draws_what_a_screen_holds():
@@ -221,13 +222,13 @@ def test_data_parallel_ranks_on_two_nodes_reduce_early_and_give_the_same_bits(tm
     text = write_text(tmp_path / "text.txt")
     two = [MPIRUN, "-launcher", "fork", "-hosts", "a:1,b:1", "-n", "2"]
     done = mpirun(0, *two, MPITRAIN, "run", *tiny(tmp_path / "two", text, run_steps=3))
-    assert done.returncode == 0 and "nodes: 2" in done.output and "\npipeline.tail = " in done.output, tail(
-        done.output
-    )
+    assert done.returncode == 0, tail(done.output)
+    assert "nodes: 2" in done.output, tail(done.output)
+    assert "\npipeline.tail = " in done.output, tail(done.output)
     done = run_tiny(2, tmp_path / "one", text, run_steps=3)
-    assert done.returncode == 0 and "nodes: 1" in done.output and "pipeline.tail" not in done.output, tail(
-        done.output
-    )
+    assert done.returncode == 0, tail(done.output)
+    assert "nodes: 1" in done.output, tail(done.output)
+    assert "pipeline.tail" not in done.output, tail(done.output)
     assert loss_lines(tmp_path / "one") == loss_lines(tmp_path / "two")
 
 

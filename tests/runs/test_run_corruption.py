@@ -58,9 +58,9 @@ def test_a_rollback_hides_no_corruption(tmp_path, text):
     )
     done = run(tmp_path / "run", text, plan, {"NOISE": "[5]"}, **keys)
     assert "flipped a bit" in done.output and "step 6 is a spike" in done.output, tail(done.output)
-    assert (
-        done.returncode == 1 and "corrupted after step 6" in done.output and "rolled back" not in done.output
-    ), tail(done.output)
+    assert done.returncode == 1, tail(done.output)
+    assert "corrupted after step 6" in done.output, tail(done.output)
+    assert "rolled back" not in done.output, tail(done.output)
 
 
 @LONG
@@ -74,6 +74,5 @@ def test_a_bit_flipped_in_the_gradient_of_one_step_is_found_and_put_right(tmp_pa
         rf"step 6: .*: rank 1 on {re.escape(os.uname().nodename)}, in REDUCE.*transient", message
     ), message
     clean = run_tiny(4, tmp_path / "clean", text, **SETTINGS, **keys)
-    assert clean.returncode == 0 and loss_lines(tmp_path / "run") == loss_lines(tmp_path / "clean"), tail(
-        clean.output
-    )
+    assert clean.returncode == 0, tail(clean.output)
+    assert loss_lines(tmp_path / "run") == loss_lines(tmp_path / "clean"), tail(clean.output)

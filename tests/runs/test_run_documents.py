@@ -72,9 +72,8 @@ def test_joined_is_the_default_and_another_training(corpus, one_rank):
 
 def test_a_run_of_separate_documents_does_not_go_on_with_joined_ones(ended):
     done = ended["goes on"]
-    assert done.returncode == 2 and "data.documents = 'separate', this one has 'joined'" in done.output, tail(
-        done.output
-    )
+    assert done.returncode == 2, tail(done.output)
+    assert "data.documents = 'separate', this one has 'joined'" in done.output, tail(done.output)
 
 
 def test_the_first_lines_say_what_was_read(ended):
@@ -152,9 +151,8 @@ def test_validation_can_have_files_of_its_own(tmp_path):
     given = dict(data_val_path=tmp_path / "val", run_steps=2)
     done = run_tiny(1, tmp_path / "run", tmp_path / "train", **given)
     assert done.returncode == 0, tail(done.output)
-    assert (
-        "text: 3 files, 3 documents, " in done.output and "1 in data.val_path, too (copy.txt)" in done.output
-    ), tail(done.output)
+    assert "text: 3 files, 3 documents, " in done.output, tail(done.output)
+    assert "1 in data.val_path, too (copy.txt)" in done.output, tail(done.output)
     assert "held out are 3,000 tokens: those of data.val_path" in done.output, tail(done.output)
     done = run_tiny(1, tmp_path / "run", tmp_path / "train", **given | dict(run_steps=3))
     assert done.returncode == 0 and "going on after step 2" in done.output, tail(done.output)
@@ -184,9 +182,8 @@ def test_copies_of_held_out_documents_are_left_out_of_training_and_purged_files_
     assert 1 < int(count) < 40  # of 400 documents 100 come twice, and a tenth is held out
     (tmp_path / "texts" / "a.jsonl").unlink()
     done = run_tiny(2, tmp_path / "run", tmp_path / "texts", **given, run_steps=3, parallel_dp=2)
-    assert done.returncode == 0 and "1 of 2 files are gone; going on with the tokens in" in done.output, tail(
-        done.output
-    )
+    assert done.returncode == 0, tail(done.output)
+    assert "1 of 2 files are gone; going on with the tokens in" in done.output, tail(done.output)
     assert f"{count} documents that are copies of them are left out of training" in done.output, tail(
         done.output
     )

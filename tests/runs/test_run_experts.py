@@ -72,9 +72,8 @@ def test_goes_on_from_the_middle_on_other_ranks(tmp_path, text, whole, num_ranks
     if num_ranks == 2:
         assert loss_lines(tmp_path / "run") == loss_lines(whole)
         late, every = (dict(np.load(path / "routing.npz")) for path in (tmp_path / "run", whole))
-        assert (late.pop("first_step"), every.pop("first_step")) == (STEPS // 2 + 1, 1) and len(late) == len(
-            every
-        ) == 4
+        assert (late.pop("first_step"), every.pop("first_step")) == (STEPS // 2 + 1, 1)
+        assert len(late) == len(every) == 4
         assert all((late[name] == every[name][STEPS // 2 :]).all() for name in every)
     assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=1e-10)
 
@@ -115,10 +114,10 @@ def test_a_replayed_trace_with_another_content_is_refused(tmp_path, text, whole)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     np.savez(trace, **{name: array[::-1] if array.ndim else array for name, array in recorded.items()})
     done = run_tiny(1, tmp_path / "run", text, **keys | dict(run_steps=2))
-    assert (
-        done.returncode == 2 and f"trained with another content of experts.replay = {trace}" in done.output
-    ), tail(done.output)
-    assert "Traceback" not in done.output and (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert done.returncode == 2, tail(done.output)
+    assert f"trained with another content of experts.replay = {trace}" in done.output, tail(done.output)
+    assert "Traceback" not in done.output
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     np.savez_compressed(trace, **recorded)
     done = run(1, tmp_path / "run", text, **keys | dict(run_steps=2))
     assert "going on after step 1" in done.output, tail(done.output)

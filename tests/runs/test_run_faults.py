@@ -135,7 +135,8 @@ def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, counte
         shutil.rmtree(tmp_path / "run")
         done = run_from(half_done if phase == "resume" else None, tmp_path / "run", text, plan)
     if (phase, fault) in OF_A_SAVE and (said := re.search(r"step \d is not saved: .*", done.output)):
-        assert done.returncode in (0, 1) and re.search(CAUSES[fault], said[0]), f"{plan}\n{tail(done.output)}"
+        assert done.returncode in (0, 1), f"{plan}\n{tail(done.output)}"
+        assert re.search(CAUSES[fault], said[0]), f"{plan}\n{tail(done.output)}"
         return
     if done.returncode == 0 and re.search(HARMLESS.get(fault, "$^"), done.output):
         assert loss_lines(tmp_path / "run") == losses, f"{plan}\n{tail(done.output)}"
@@ -170,9 +171,9 @@ def test_a_save_that_can_have_no_thread_is_made_in_the_foreground(tmp_path, text
         r"mpitrain: rank 1 .*: no thread can be started, writing a shard of step (\d) in the foreground",
         done.output,
     )
-    assert warned == ["2", "4", "6"] and "(ulimit -u)" in done.output and "Traceback" not in done.output, (
-        tail(done.output)
-    )
+    assert warned == ["2", "4", "6"], tail(done.output)
+    assert "(ulimit -u)" in done.output, tail(done.output)
+    assert "Traceback" not in done.output, tail(done.output)
     assert steps(tmp_path / "run" / "checkpoints") == [2, 4, 6]
     for step in (2, 4, 6):
         verify(tmp_path / "run" / "checkpoints" / f"step-{step:08d}")
@@ -201,4 +202,6 @@ def test_a_rank_that_can_have_no_thread_from_its_start_is_refused_by_one_message
     said = [
         line for line in done.output.splitlines() if "no thread can be started; this user may have" in line
     ]
-    assert done.returncode == 2 and len(said) == 1 and "Traceback" not in done.output, tail(done.output)
+    assert done.returncode == 2, tail(done.output)
+    assert len(said) == 1, tail(done.output)
+    assert "Traceback" not in done.output, tail(done.output)

@@ -105,10 +105,12 @@ def test_each_command_runs_as_it_is_typed(tmp_path, case):
 
     said = typed(further["train further"], tmp_path)
     if case == "a last rate of 0":
-        assert rates(tmp_path / "runs/first-12").keys() == set(range(1, 13)) and len(rates(run_dir)) == 6
+        assert rates(tmp_path / "runs/first-12").keys() == set(range(1, 13))
+        assert len(rates(run_dir)) == 6
     else:
         found = rates(run_dir)
-        assert found.keys() == set(range(1, 13)) and set(map(found.get, range(7, 13))) == {found[6]}, found
+        assert found.keys() == set(range(1, 13)), found
+        assert set(map(found.get, range(7, 13))) == {found[6]}, found
         assert "going on after step 6" in said and "learning rate: " not in said, said
 
     typed(further["your own run"], tmp_path)
@@ -139,7 +141,8 @@ def test_a_tokenizer_of_words_samples_from_one_that_it_has(tmp_path):
     given = tiny("run", "text.txt", data_tokenizer=words_file(tmp_path / "words.json", words), run_steps=1)
     done = mpirun(1, MPITRAIN, "run", *given, cwd=tmp_path, env=TYPED)
     sample = hints(done.output)["sample text"]
-    assert "--prompt two " in sample and set(typed(sample, tmp_path).split()) <= words.keys(), sample
+    assert "--prompt two " in sample, sample
+    assert set(typed(sample, tmp_path).split()) <= words.keys(), sample
 
 
 @LONG

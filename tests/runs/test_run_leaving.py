@@ -155,9 +155,8 @@ def test_ctrl_c_and_a_closed_terminal_ask_a_run_to_leave_with_a_checkpoint(tmp_p
     assert len(said) == 2 and said[0].startswith(
         f"mpitrain: asked to leave (SIG{name}): the run ends after this step"
     ), said
-    assert said[1] == f"mpitrain: asked to leave (SIG{name}); step {step} is saved" and saved(run_dir) == [
-        f"step-{int(step):08d}"
-    ]
+    assert said[1] == f"mpitrain: asked to leave (SIG{name}); step {step} is saved"
+    assert saved(run_dir) == [f"step-{int(step):08d}"]
 
 
 @LONG
@@ -174,7 +173,8 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_says_what_is_saved(tmp_path, tex
     if "stopped after step 2 with a checkpoint" in done.output:
         assert saved(run_dir) == ["step-00000001", "step-00000002"]
     else:
-        assert "start again to go on; step 1 is saved" in done.output and saved(run_dir) == ["step-00000001"]
+        assert "start again to go on; step 1 is saved" in done.output
+        assert saved(run_dir) == ["step-00000001"]
 
 
 @LONG
@@ -192,7 +192,8 @@ def test_what_a_shell_ignores_for_a_run_in_the_background_ends_none(tmp_path, te
         job.wait_for(lambda: lines_in(run_dir) > before + 3, 60)
         job.signal(rank, signal.SIGUSR1)
         done = job.wait(30)
-    assert done.returncode == 75 and "asked to leave (SIGUSR1); step" in done.output, tail(done.output)
+    assert done.returncode == 75, tail(done.output)
+    assert "asked to leave (SIGUSR1); step" in done.output, tail(done.output)
 
 
 # ---------------------------------------------------------------- when it is time

@@ -86,7 +86,9 @@ def test_whatever_a_rank_is_held_in_the_run_leaves_in_time(tmp_path, text, whole
     assert "Traceback" not in done.output, tail(done.output)
     why = "is out of time|time is nearly over" if cause == "time" else "was asked to leave"
     said = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
-    assert len(said) == 1 and re.search(why, said[0]) and "again to go on" in said[0], tail(done.output)
+    assert len(said) == 1, tail(done.output)
+    assert re.search(why, said[0]), tail(done.output)
+    assert "again to go on" in said[0], tail(done.output)
     assert cause != "time" or "before 20" in said[0], said
     done = run_tiny(2, run_dir, text, run_steps=4, **SETTINGS)
     assert done.returncode == 0, tail(done.output)

@@ -400,9 +400,8 @@ def test_of_jobs_started_at_once_one_runs_and_the_others_say_who(tmp_path):
     assert all(
         job.output.count("CheckpointError: ") == 1 and "is in use by process" in job.output for job in refused
     )
-    assert lines_in(run_dir) == 40 and [json.loads(line)["step"] for line in loss_lines(run_dir)] == list(
-        range(41)
-    )
+    assert lines_in(run_dir) == 40
+    assert [json.loads(line)["step"] for line in loss_lines(run_dir)] == list(range(41))
     assert not list(run_dir.glob("run.lock*"))
 
 
@@ -416,9 +415,8 @@ def test_a_run_that_was_killed_is_taken_over_and_said(tmp_path):
         for rank in job.ranks():
             job.signal(rank, signal.SIGSTOP)  # or it may be done before the second has started
         second = mpirun(1, MPITRAIN, "run", *tiny(run_dir, text, run_steps=20))
-        assert second.returncode == 2 and f"is in use by process {job.ranks()[0]}" in second.output, tail(
-            second.output
-        )
+        assert second.returncode == 2, tail(second.output)
+        assert f"is in use by process {job.ranks()[0]}" in second.output, tail(second.output)
         for rank in job.ranks():
             job.signal(rank, signal.SIGKILL)
         job.kill()

@@ -151,9 +151,9 @@ def ended(whole, text):
 
 def require_refused(case, words):
     run_dir, before, done = case
-    assert done.returncode == 2 and done.output.count("Error: ") == 1 and words in done.output, tail(
-        done.output
-    )
+    assert done.returncode == 2, tail(done.output)
+    assert done.output.count("Error: ") == 1, tail(done.output)
+    assert words in done.output, tail(done.output)
     assert contents(run_dir) == before
 
 
@@ -310,7 +310,8 @@ def test_a_file_with_another_name_is_cut_under_one_only(tmp_path):
     os.link(rundir.metrics, tmp_path / "elsewhere")
     rundir.truncate_metrics(2)
     rundir.append_to_metrics('{"step": 3}\n')
-    assert len(metrics(rundir.path)) == 4 and len((tmp_path / "elsewhere").read_text().splitlines()) == 5
+    assert len(metrics(rundir.path)) == 4
+    assert len((tmp_path / "elsewhere").read_text().splitlines()) == 5
 
 
 def test_a_run_trains_on_without_the_files_that_it_can_do_without(tmp_path, text):
@@ -325,9 +326,8 @@ def test_a_run_trains_on_without_the_files_that_it_can_do_without(tmp_path, text
     messages = [f"{run_dir / name} can't be written: Is a directory" for name in names[:3]] + [
         "can't be drawn: Is a directory"
     ]
-    assert [done.output.count(each) for each in messages] == [1] * 4 and "look closer" not in done.output, (
-        tail(done.output)
-    )
+    assert [done.output.count(each) for each in messages] == [1] * 4, tail(done.output)
+    assert "look closer" not in done.output, tail(done.output)
     assert not [name for name in names if (run_dir / name).exists()]
 
 
@@ -338,18 +338,17 @@ def test_a_run_that_diverges_ends_with_its_last_good_checkpoint(ended):
     """The first update makes weights whose gradients are not finite."""
     run_dir, _, done = ended["diverges"]
     assert done.returncode == 1 and "done:" not in done.output, tail(done.output)
-    assert "5 in a row of at most 5 (run.max_skips)" in done.output and "diverged: 5 steps" in done.output, (
-        tail(done.output)
-    )
+    assert "5 in a row of at most 5 (run.max_skips)" in done.output, tail(done.output)
+    assert "diverged: 5 steps" in done.output, tail(done.output)
     assert lines_in(run_dir) == 6 and metrics(run_dir)[-1]["skipped"] == 5
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000001"]
 
 
 def test_a_run_that_ends_diverged_is_no_success(ended):
     run_dir, _, done = ended["diverges at the end"]
-    assert done.returncode == 1 and "done:" not in done.output and "step 3 is not saved" in done.output, tail(
-        done.output
-    )
+    assert done.returncode == 1, tail(done.output)
+    assert "done:" not in done.output, tail(done.output)
+    assert "step 3 is not saved" in done.output, tail(done.output)
     assert not list(run_dir.glob("checkpoints/step*"))
 
 
@@ -370,13 +369,12 @@ def test_the_configuration_of_a_moved_run_says_where_it_leads(tmp_path, text):
     here = ("run", str(moved / "config.toml"), "--set", "run.steps=2")
     goes_on, asked = several(1, here, (*here, "--set", f"run.dir={moved}"))
     said = f"{moved}/config.toml is that of a run directory, and leads to another: run.dir = {first}"
-    assert goes_on.returncode == 0 and f"{said}; --set run.dir={moved} goes on" in goes_on.output, tail(
-        goes_on.output
-    )
+    assert goes_on.returncode == 0, tail(goes_on.output)
+    assert f"{said}; --set run.dir={moved} goes on" in goes_on.output, tail(goes_on.output)
     assert f"going on after step 1 of {first}" in goes_on.output
-    assert asked.returncode == 0 and said not in asked.output and lines_in(moved) == lines_in(first) == 2, (
-        tail(asked.output)
-    )
+    assert asked.returncode == 0, tail(asked.output)
+    assert said not in asked.output, tail(asked.output)
+    assert lines_in(moved) == lines_in(first) == 2, tail(asked.output)
 
 
 def test_a_users_own_configuration_is_no_run_and_is_not_replaced(tmp_path):
@@ -429,12 +427,14 @@ def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path, what)
         "FIFO": "it is a FIFO",
         "folder": "it is a folder",
     }[what]
-    assert f"can't be written: {wanted}" in said and said.endswith("its lines are kept until they can be")
+    assert f"can't be written: {wanted}" in said
+    assert said.endswith("its lines are kept until they can be")
     if what == "full":
         rundir.metrics.rename(real)
         rundir.metrics.symlink_to("/dev/full")
     rundir.sync_metrics()
-    assert rundir.append_to_metrics('{"step": 3}\n') == "" and "lacks the last 2 lines" in rundir.lost()
+    assert rundir.append_to_metrics('{"step": 3}\n') == ""
+    assert "lacks the last 2 lines" in rundir.lost()
     if what != "folder":
         with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written: it is a"):
             rundir.truncate_metrics(10)

@@ -160,9 +160,9 @@ def test_a_corpus_may_move_and_be_removed(tmp_path):
     done = goes_on(tmp_path / "run", tmp_path / "copy.txt", 7)
     assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)
     done = goes_on(tmp_path / "new", tmp_path / "gone", 2)
-    assert (
-        done.returncode == 2 and "gone cannot be read" in done.output and not (tmp_path / "new").exists()
-    ), tail(done.output)
+    assert done.returncode == 2, tail(done.output)
+    assert "gone cannot be read" in done.output, tail(done.output)
+    assert not (tmp_path / "new").exists(), tail(done.output)
 
 
 @LONG

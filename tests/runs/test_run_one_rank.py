@@ -230,7 +230,8 @@ def test_without_a_watchdog_ranks_watch_themselves(tmp_path, phase, call, fault,
     done = run_tiny(
         2, tmp_path / "run", text, run_steps=4, parallel_pp=2, comm_timeout_s=short(3), env=env, timeout=40
     )
-    assert done.returncode not in (0, None) and "no watchdog on this node" in done.output, tail(done.output)
+    assert done.returncode not in (0, None), tail(done.output)
+    assert "no watchdog on this node" in done.output, tail(done.output)
     assert re.search(message, done.output), tail(done.output)
 
 
@@ -266,6 +267,5 @@ def test_a_full_disk_at_the_last_save_is_never_a_success(tmp_path, phase, call):
     assert re.search(
         r"step 2 is not saved: .*(No space left|too large).*; there is no checkpoint yet", done.output
     ), tail(done.output)
-    assert "step 2 could not be saved" in done.output and not list((run_dir / "checkpoints").glob("step*")), (
-        tail(done.output)
-    )
+    assert "step 2 could not be saved" in done.output, tail(done.output)
+    assert not list((run_dir / "checkpoints").glob("step*")), tail(done.output)

@@ -146,7 +146,9 @@ def test_another_bit_in_a_message_is_found_with_the_instruction_that_it_reaches(
 
 def test_the_debugger_is_called_before_an_instruction(recorded):
     done = replay(recorded["pp"], "--stop-at", "I1@0")
-    assert done.returncode == 1 and "(Pdb)" in done.output and "actor.py" in done.output, tail(done.output)
+    assert done.returncode == 1, tail(done.output)
+    assert "(Pdb)" in done.output, tail(done.output)
+    assert "actor.py" in done.output, tail(done.output)
     # it has read the end of its input
     assert "the debugger was left" in done.output and "Traceback" not in done.output
     wrong = replay(recorded["pp"], "--stop-at", "B99@7")
@@ -158,12 +160,11 @@ def test_other_files_are_refused(tmp_path, content):
     path = tmp_path / "file.npz"
     path.write_bytes(content)
     done = replay(path)
-    assert done.returncode == 2 and "DataError: " in done.output and "Traceback" not in done.output, tail(
-        done.output
-    )
-    assert "pickle" not in done.output and "give a file of mpitrain run --record" in done.output, tail(
-        done.output
-    )
+    assert done.returncode == 2, tail(done.output)
+    assert "DataError: " in done.output, tail(done.output)
+    assert "Traceback" not in done.output, tail(done.output)
+    assert "pickle" not in done.output, tail(done.output)
+    assert "give a file of mpitrain run --record" in done.output, tail(done.output)
 
 
 REQUESTS = {
@@ -179,9 +180,9 @@ def test_a_record_request_that_cannot_be_granted_is_refused(tmp_path, text):
         2, *(("run", "--record", request, *tiny(tmp_path / "run", text, **KEYS)) for request in REQUESTS)
     )
     for done, message in zip(every, REQUESTS.values(), strict=True):
-        assert done.returncode == 2 and message in done.output and done.output.count("ConfigError") == 1, (
-            tail(done.output)
-        )
+        assert done.returncode == 2, tail(done.output)
+        assert message in done.output, tail(done.output)
+        assert done.output.count("ConfigError") == 1, tail(done.output)
     assert not (tmp_path / "run").exists()
 
 

@@ -194,7 +194,8 @@ def test_the_lines_up_to_a_step_are_on_disk_when_it_is_saved(tmp_path, text, sav
 
 def test_a_staging_directory_that_is_not_there_is_bad_input(tmp_path, text):
     done = run_tiny(2, tmp_path / "run", text, run_staging=tmp_path / "nowhere")
-    assert done.returncode == 2 and done.output.count("ConfigError: run.staging = ") == 1, tail(done.output)
+    assert done.returncode == 2, tail(done.output)
+    assert done.output.count("ConfigError: run.staging = ") == 1, tail(done.output)
     assert "no such directory on" in done.output and not (tmp_path / "run").exists()
 
 
@@ -233,7 +234,8 @@ def test_a_save_that_fails_is_reported_and_training_goes_on(tmp_path, text):
         done.output,
     )
     first = int(said[0][0])
-    assert [int(step) for step, _, _ in said] == list(range(first, 13, 2)) and first > 2, tail(done.output)
+    assert [int(step) for step, _, _ in said] == list(range(first, 13, 2)), tail(done.output)
+    assert first > 2, tail(done.output)
     assert all(
         re.search("No space left on device|File too large", reason) and newest == str(first - 2)
         for _, reason, newest in said
@@ -243,7 +245,8 @@ def test_a_save_that_fails_is_reported_and_training_goes_on(tmp_path, text):
     assert not list((run_dir / "checkpoints").glob("*.tmp"))
     assert "rank 1: " in json.dumps(saves_by_line(run_dir))
     done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2)  # there is room again
-    assert done.returncode == 0 and f"going on after step {first - 2}" in done.output, tail(done.output)
+    assert done.returncode == 0, tail(done.output)
+    assert f"going on after step {first - 2}" in done.output, tail(done.output)
     assert list(digests(run_dir)) == [2, 4, 6, 8, 10, 12]
 
 

@@ -83,7 +83,9 @@ def test_what_sends_no_message_works(python, tmp_path, words):
         else None
     )
     done = done or call(python, *MPITRAIN, *words.split())
-    assert done.returncode in (0, 1 if "again" in words else 0) and done.stdout and not done.stderr, done
+    assert done.returncode in (0, 1 if "again" in words else 0), done
+    assert done.stdout, done
+    assert not done.stderr, done
 
 
 @LONG
@@ -136,9 +138,9 @@ def test_doctor_reports_all_else_first(python):
 def test_a_library_that_is_no_library(python, tmp_path):
     (tmp_path / "libmpi.so").write_text("nonsense")
     text = fault(call(python, *MPITRAIN, "run", MPI4PY_LIBMPI=str(tmp_path / "libmpi.so")))
-    assert (
-        "can't be loaded: " in text and "libmpi.so: file too short" in text and "unset MPI4PY_LIBMPI" in text
-    ), text
+    assert "can't be loaded: " in text, text
+    assert "libmpi.so: file too short" in text, text
+    assert "unset MPI4PY_LIBMPI" in text, text
 
 
 def test_a_library_that_needs_another_one(python, tmp_path):
@@ -157,9 +159,8 @@ def test_a_library_that_needs_another_one(python, tmp_path):
 @pytest.mark.parametrize("path", ["/nowhere", pytest.param("/nowhere/libmpi.so", marks=LONG)])
 def test_a_variable_that_points_nowhere_is_named(python, path):
     text = fault(call(python, *MPITRAIN, "run", MPI4PY_LIBMPI=path))
-    assert (
-        "no MPI library is found" in text and f"MPI4PY_LIBMPI is set to {path}; unset MPI4PY_LIBMPI" in text
-    ), text
+    assert "no MPI library is found" in text, text
+    assert f"MPI4PY_LIBMPI is set to {path}; unset MPI4PY_LIBMPI" in text, text
 
 
 def test_an_interface_that_mpi4py_does_not_know(python):
@@ -192,7 +193,8 @@ def test_a_library_under_the_name_of_another_mpis(tmp_path):
     (tmp_path / name).symlink_to(lib / mine)
     env = {"MPI4PY_MPIABI": other, "LD_LIBRARY_PATH": f"{tmp_path}:{lib}", "LD_PRELOAD": str(lib / mine)}
     text = fault(call(sys.executable, *MPITRAIN, "run", **env))
-    assert "mpi4py and the MPI library don't belong together: " in text and "undefined symbol" in text, text
+    assert "mpi4py and the MPI library don't belong together: " in text, text
+    assert "undefined symbol" in text, text
 
 
 @LONG
@@ -204,7 +206,8 @@ def test_one_rank_that_lacks_it_ends_the_job_with_one_report(tmp_path):
     given = tiny(tmp_path / "run", write_text(tmp_path / "text.txt"), run_steps=1)
     done = mpirun(2, "sh", "-c", lacks, sys.executable, *MPITRAIN, "run", *given)
     assert done.returncode == 2 and done.output.count("no MPI library is found") == 1, done.output
-    assert "rank 1 of 2 failed in phase start" in done.output and "Traceback" not in done.output, done.output
+    assert "rank 1 of 2 failed in phase start" in done.output, done.output
+    assert "Traceback" not in done.output, done.output
 
 
 # ---------------------------------------------------------------- other libraries that are missing
