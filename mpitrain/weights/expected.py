@@ -22,8 +22,8 @@ PARAMETERS = "parameters/"
 Digests = Mapping[str, Mapping[int, bytes]]  # of the chunks of weights, by name and number
 
 
-class Expected(NamedTuple):
-    """What ranks have written. largest: difference from the checkpoint, which the cast has made."""
+class ExportDigests(NamedTuple):
+    """Digests of weights as an export has them. largest: difference from the checkpoint by the cast."""
 
     digests: Digests
     largest: float
@@ -99,8 +99,9 @@ class ExpectedDigests:
         return self._streams[weight.name]
 
     @property
-    def so_far(self) -> Expected:
-        return Expected(self._digests, self._largest)
+    def so_far(self) -> ExportDigests:
+        """What was written until now."""
+        return ExportDigests(self._digests, self._largest)
 
 
 def _not_finite(name: str, kept: np.ndarray, dtype: np.dtype) -> WeightsError:
@@ -129,12 +130,12 @@ def largest_difference(read: np.ndarray, kept: np.ndarray) -> float:
     return float(np.abs(difference, out=difference).max(initial=0.0))
 
 
-def together(parts: Iterable[Expected]) -> Expected:
-    """Return what all ranks have written."""
+def together(parts: Iterable[ExportDigests]) -> ExportDigests:
+    """Return the digests of all ranks."""
     digests: dict[str, dict[int, bytes]] = {}
     largest = 0.0
     for part in parts:
         for name, found in part.digests.items():
             digests.setdefault(name, {}).update(found)
         largest = max(largest, part.largest)
-    return Expected(digests, largest)
+    return ExportDigests(digests, largest)

@@ -19,7 +19,7 @@ from mpitrain.inputs import listed, shown
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.ahead import ahead
 from mpitrain.weights.bits import DTYPES, cast
-from mpitrain.weights.expected import PARAMETERS, Digests, Expected, as_read, largest_difference
+from mpitrain.weights.expected import PARAMETERS, Digests, ExportDigests, as_read, largest_difference
 from mpitrain.weights.folder import ModelFolder
 from mpitrain.weights.keys import require_same_model
 from mpitrain.weights.matching import Matched, Weight, match
@@ -52,7 +52,7 @@ def read_back(
     share: Sequence[int],
     expected: Digests,
     each: Callable[[int], object],
-) -> Expected:
+) -> ExportDigests:
     """Read some weights of an export, by their numbers, and return the digests of their chunks.
 
     expected: which they have to have. each: hears how many bytes were read.
@@ -76,7 +76,7 @@ def read_back(
                 if known is not None:
                     raise ExportError(f"{shown(saved.path)}: {weight.name} changed while it was exported")
         each(found.nbytes)
-    return Expected(digests, largest)
+    return ExportDigests(digests, largest)
 
 
 def _bands_of(

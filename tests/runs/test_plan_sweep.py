@@ -2,10 +2,13 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import pytest
 from conftest import LONG
 from launch import MPITRAIN, mpirun, tail
+
+from mpitrain.commands.plan.measured_steps import MeasuredStep
 
 MODEL = ("--set", "model.layers=2", "--set", "batch.global=8", "--set", "data.sequence=64", "--steps", "2")
 KEYS = {"layout", "measured_s", "predicted_s", "speed", "tokens_per_s", "held_gb", "refused"}
@@ -53,6 +56,13 @@ def test_json_is_one_object():
     assert (tree["ranks"], tree["machine"], tree["steps"]) == (1, "laptop", 2)
     assert set(row) == KEYS and row["layout"] == "memory.recompute=full" and not row["refused"]
     assert row["tokens_per_s"] == pytest.approx(8 * 64 / row["measured_s"])
+
+
+@pytest.mark.parametrize(("compute", "speed"), [("bf16", 0.75), ("fp8", 0.75), ("fp64", None)])
+def test_speed_is_a_share_of_what_the_machines_file_says(compute, speed):
+    plan = SimpleNamespace(config=SimpleNamespace(precision=SimpleNamespace(compute=compute)))
+    rates = SimpleNamespace(products={"bf16": 4e12, "fp8": 8e12})
+    assert MeasuredStep(seconds=1.0, waiting_s=0.0, products=3e12).speed(plan, rates) == speed
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,35 @@ def test_an_export_that_does_not_reach_the_disk_is_refused_and_leaves_nothing(tm
     assert sorted(os.listdir(tmp_path)) == ["model", "run"]
 
 
+@pytest.mark.parametrize("known", ["none", "other"])
+def test_without_the_digests_of_what_was_written_numbers_are_compared(tmp_path, model, monkeypatch, known):
+    """As where ranks have written parts of a chunk; others are of a checkpoint that changed meanwhile."""
+    from mpitrain.commands.ckpt.team import TeamOfOne
+    from mpitrain.commands.weights import exporting
+    from mpitrain.weights.expected import ExpectedDigests, ExportDigests
+    from mpitrain.weights.proof import ExportError
+
+    assert command("import", model, "--to", tmp_path / "run").returncode == 0
+    said = []
+
+    def export(target):
+        options = exporting.ExportOptions(dtype="bf16", prove=False)
+        return exporting.main(
+            TeamOfOne(), str(tmp_path / "run"), str(tmp_path / target), options, said.append
+        )
+
+    export("one")
+    digests = {} if known == "none" else {"head.norm.weight": {0: bytes(16)}}
+    monkeypatch.setattr(ExpectedDigests, "so_far", property(lambda self: ExportDigests(digests, 0.0)))
+    if known == "other":
+        with pytest.raises(ExportError, match=r"head\.norm\.weight changed while it was exported"):
+            export("two")
+        return
+    export("two")
+    tables = [[line for line in text.splitlines() if "time" not in line][1:] for text in said]
+    assert tables[0] == tables[1] and "(the cast)" in said[1]
+
+
 def test_a_target_that_is_there_is_left_as_it_is(tmp_path, model):
     assert command("import", model, "--to", tmp_path / "run").returncode == 0
     (tmp_path / "out").mkdir()

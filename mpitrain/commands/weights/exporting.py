@@ -45,7 +45,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.weights import logits
 from mpitrain.weights.bits import NAMED
 from mpitrain.weights.card import card, table
-from mpitrain.weights.expected import Expected, ExpectedDigests, together
+from mpitrain.weights.expected import ExpectedDigests, ExportDigests, together
 from mpitrain.weights.folder import (
     COMPANIONS,
     CONFIG,
@@ -237,7 +237,7 @@ def _begin(out: Path, written: ExportPlan) -> None:
 # ---------------------------------------------------------------- writing
 
 
-def _write_all(team: Team, written: ExportPlan, source: ExportSource, syncing: Syncing) -> Expected:
+def _write_all(team: Team, written: ExportPlan, source: ExportSource, syncing: Syncing) -> ExportDigests:
     """Write all files of the folder; return what they have to hold. Collective."""
     title = f"exporting step {source.saved.step}"
     mine = ExpectedDigests(source.saved)
@@ -340,12 +340,12 @@ def _data(source: ExportSource) -> str:
 
 
 def _prove(
-    team: Team, written: ExportPlan, source: ExportSource, expected: Expected, prove: bool | None
+    team: Team, written: ExportPlan, source: ExportSource, expected: ExportDigests, prove: bool | None
 ) -> list[tuple[str, str]]:
     """Read everything back, compare it, and return what to say of it. Raises ExportError. Collective."""
     rows: Rows = []
     failure = ""
-    found = Expected({}, 0.0)
+    found = ExportDigests({}, 0.0)
     try:
         found = _read_share(team, written, source, expected)
     except MpitrainError as error:
@@ -373,7 +373,9 @@ def _refuse(failures: Sequence[str], written: ExportPlan) -> None:
         raise error
 
 
-def _read_share(team: Team, written: ExportPlan, source: ExportSource, expected: Expected) -> Expected:
+def _read_share(
+    team: Team, written: ExportPlan, source: ExportSource, expected: ExportDigests
+) -> ExportDigests:
     folder, matched = opened(written.path, source.plan)
     mine = range(team.rank, len(matched.weights), team.size)
     own = [matched.weights[number] for number in mine]
@@ -383,7 +385,7 @@ def _read_share(team: Team, written: ExportPlan, source: ExportSource, expected:
 
 
 def _rows(
-    written: ExportPlan, source: ExportSource, found: Expected, prove: bool | None
+    written: ExportPlan, source: ExportSource, found: ExportDigests, prove: bool | None
 ) -> list[tuple[str, str]]:
     """Return the table of the proof."""
     folder, matched = opened(written.path, source.plan)

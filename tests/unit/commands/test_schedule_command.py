@@ -304,6 +304,12 @@ def test_a_file_that_cannot_be_written_is_one_message_and_stays_what_it_was(tmp_
     assert (tmp_path / "drawn.txt").read_text() == "before"
 
 
+def test_a_folder_that_one_may_not_write_to_is_refused_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, how: False)  # root may write to any
+    with pytest.raises(InputError, match="you may not write to"):
+        run("1f1b", *SIZE, "--out", tmp_path / "drawn.txt")
+
+
 def test_chunks_may_be_the_schedules_own_number():
     assert as_json("zbv", "--stages", 2, "--microbatches", 4, "--chunks", 2) == as_json(
         "zbv", "--stages", 2, "--microbatches", 4

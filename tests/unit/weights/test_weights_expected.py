@@ -1,14 +1,25 @@
 """Digests that are made while an export is written: those of whole chunks, however runs of rows are cut."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.checkpoint.arrays import digest
-from mpitrain.checkpoint.boxes import Chunks
-from mpitrain.weights.bits import BF16, cast, widened
-from mpitrain.weights.expected import ChunkDigests, Expected, as_read, largest_difference, together
+from mpitrain.checkpoint.boxes import Chunks, whole
+from mpitrain.errors import CheckpointError, WeightsError
+from mpitrain.weights.bits import BF16, DTYPES, cast, widened
+from mpitrain.weights.expected import (
+    ChunkDigests,
+    ExpectedDigests,
+    ExportDigests,
+    as_read,
+    largest_difference,
+    together,
+)
 
 ROW = 1 << 17  # numbers: two rows of fp32 are a chunk
 
@@ -53,6 +64,26 @@ def test_what_an_import_will_have_and_how_far_it_is_off():
     assert as_read(kept, kept.dtype) is kept and as_read(found, np.dtype(np.float64)).dtype == np.float64
 
 
-def test_what_ranks_have_written_is_one():
-    parts = [Expected({"a": {0: b"x"}}, 0.5), Expected({"a": {1: b"y"}, "b": {0: b"z"}}, 0.25)]
-    assert together(parts) == Expected({"a": {0: b"x", 1: b"y"}, "b": {0: b"z"}}, 0.5)
+def test_the_digests_of_all_ranks_are_one():
+    parts = [ExportDigests({"a": {0: b"x"}}, 0.5), ExportDigests({"a": {1: b"y"}, "b": {0: b"z"}}, 0.25)]
+    assert together(parts) == ExportDigests({"a": {0: b"x", 1: b"y"}, "b": {0: b"z"}}, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "error", "message"),
+    [
+        (1e6, "F16", WeightsError, "parameters/w holds numbers that fp16 can't; use another --dtype"),
+        (np.nan, "BF16", WeightsError, "parameters/w holds NaN or infinite numbers; use another step"),
+        (np.inf, "F32", WeightsError, "parameters/w holds NaN or infinite numbers; use another step"),
+        (7.0, "BF16", CheckpointError, r"parameters/w isn't what was saved \(chunk 0\); use another step"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(number, code, error, message):
+    kept = np.array([[1.0, number]], np.float32)
+    saved_as = np.array([[1.0, 8.0]], np.float32) if number == 7 else kept
+    chunks = Chunks(kept.shape, 4)
+    array = SimpleNamespace(dtype=kept.dtype, chunks=chunks, digests={0: digest(saved_as)})
+    saved = SimpleNamespace(path=Path("step"), array=lambda name: array)
+    weight = SimpleNamespace(name="w", box=whole(kept.shape), ours=kept.shape)
+    with pytest.raises(error, match=message):
+        ExpectedDigests(saved).add(weight, 0, weight.box, kept, cast(kept, DTYPES[code]))
