@@ -58,6 +58,8 @@ def pytest_configure(config):
         return
     from mpi4py import MPI
 
+    from mpitrain.comm.base.world import abort
+
     # pytest sweeps it at the end, and two ranks would sweep away the same links
     folder = tempfile.mkdtemp(prefix="mpitrain-rank-")
     os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
@@ -67,11 +69,11 @@ def pytest_configure(config):
         for plugin in [p for p in config.pluginmanager.get_plugins() if type(p).__name__ == "LogXML"]:
             plugin.logfile = os.devnull  # --junitxml: one file, one writer
 
-    def abort(*error):
+    def end(*error):
         sys.__excepthook__(*error)
-        MPI.COMM_WORLD.Abort(1)
+        abort(1)
 
-    sys.excepthook = abort
+    sys.excepthook = end
 
 
 def pytest_sessionstart(session):
@@ -142,12 +144,14 @@ def pytest_runtest_makereport(item, call):
         return
     from mpi4py import MPI
 
+    from mpitrain.comm.base.world import abort
+
     if MPI.COMM_WORLD.size > 1:
         sys.__stderr__.write(
             f"\n{outcome.get_result().longreprtext}\n{item.nodeid} failed on rank {MPI.COMM_WORLD.rank}\n"
         )
         sys.__stderr__.flush()
-        MPI.COMM_WORLD.Abort(1)
+        abort(1)  # once the launcher has forwarded that
 
 
 def pytest_collection_modifyitems(config, items):

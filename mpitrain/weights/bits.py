@@ -13,6 +13,8 @@ NAME_OF = {code: name for name, code in NAMED.items()}
 # as config.json has them
 TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 SHIFT = 16  # bits that fp32 has more than bf16
+LOST = (1 << SHIFT) - 1  # bits of fp32 that bf16 lacks
+SOME = 4096  # numbers that are looked at first
 EXPONENT = 0x7F80  # of bf16; all ones: infinite, or NaN
 
 
@@ -43,13 +45,25 @@ def all_finite(array: np.ndarray) -> bool:
     return not bits.size or int((bits & EXPONENT).max()) != EXPONENT
 
 
-def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def is_exact(array: np.ndarray, dtype: np.dtype) -> bool:
+    """Return whether a cast is known to change no number: there is none, or fp32 holds numbers of bf16."""
+    if array.dtype == dtype:
+        return True
+    if dtype != BF16 or array.dtype != np.float32:
+        return False
+    bits = array.reshape(-1).view(np.uint32)
+    return not any(int(np.bitwise_or.reduce(some)) & LOST for some in (bits[:SOME], bits[SOME:]))
+
+
+def cast(array: np.ndarray, dtype: np.dtype, exact: bool = False) -> np.ndarray:
     """Return an array in another dtype, rounded to nearest even; fp64 to bf16 through fp32.
 
-    A number that fp16 can't hold becomes infinite.
+    A number that fp16 can't hold becomes infinite. exact: is_exact() says so, which is faster.
     """
     if array.dtype == dtype:
         return array
+    if exact and dtype == BF16:
+        return (array.view(np.uint32) >> SHIFT).astype(np.uint16).view(BF16)
     wide = widened(array)
     if dtype != BF16:
         with np.errstate(over="ignore"):

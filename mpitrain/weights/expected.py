@@ -6,6 +6,7 @@ read is held against the checkpoint's own digests.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,12 @@ class ChunkDigests:
         self._next = -1  # the element with which the running chunk goes on
         self._running = xxhash.xxh3_128()
 
+    def copy(self) -> "ChunkDigests":
+        """Return the same as it is now, to go on with other numbers."""
+        other = copy(self)
+        other._running = self._running.copy()
+        return other
+
     def add(self, begin: int, numbers: np.ndarray) -> Iterator[tuple[int, bytes]]:
         """Yield each chunk that is complete now, with its digest. begin: which element the first one is."""
         flat = np.ascontiguousarray(numbers).reshape(-1)
@@ -60,6 +67,22 @@ class ChunkDigests:
             at = until
 
 
+class _Streams:
+    """Digests of a weight as the checkpoint has it, and as it is read back; one as long as both are the same.
+
+    own: its chunks in the checkpoint. written: those of what is read back, if they are others.
+    """
+
+    def __init__(self, own: Chunks, written: Chunks | None):
+        self.own = ChunkDigests(own)
+        self.others = ChunkDigests(written) if written else None
+
+    def divide(self) -> None:
+        """From now on other numbers are written than the checkpoint has."""
+        if self.others is None:
+            self.others = self.own.copy()
+
+
 class ExpectedDigests:
     """Digests of all that this rank writes; the checkpoint's own are checked on the way."""
 
@@ -67,35 +90,47 @@ class ExpectedDigests:
         self._saved = saved
         self._digests: dict[str, dict[int, bytes]] = {}
         self._largest = 0.0
-        self._streams: dict[str, tuple[ChunkDigests, ChunkDigests]] = {}
+        self._streams: dict[str, _Streams] = {}
 
-    def add(self, weight: Weight, expert: int, box: Box, kept: np.ndarray, found: np.ndarray) -> None:
+    def add(
+        self, weight: Weight, expert: int, box: Box, kept: np.ndarray, found: np.ndarray, exact: bool
+    ) -> None:
         """Take rows of what one tensor has of a weight: as the checkpoint has them, and as they are written.
+
+        exact: the cast has changed none of them.
 
         Raises CheckpointError for a chunk that isn't what was saved, WeightsError for what isn't finite.
         """
         name = PARAMETERS + weight.name
         array = self._saved.array(name)
-        own, others = self._streams_of(weight)
+        streams = self._streams_of(weight)
+        if not exact:
+            streams.divide()
         begin = expert * math.prod(weight.ours) + box.start[0] * math.prod(weight.ours[1:])
-        for chunk, digest in own.add(begin, kept):
+        complete = dict(streams.own.add(begin, kept))
+        for chunk, digest in complete.items():
             if digest != array.digests[chunk]:
                 raise CheckpointError(
                     f"{shown(self._saved.path)}: {name} isn't what was saved (chunk {chunk}); use another "
                     "step"
                 )
-        read = as_read(found, kept.dtype)
-        self._digests.setdefault(weight.name, {}).update(others.add(begin, read))
-        difference = largest_difference(read, kept)
+        if streams.others is None:
+            difference = 0.0 if all_finite(found) else math.inf
+        else:
+            read = as_read(found, kept.dtype)
+            complete = dict(streams.others.add(begin, read))
+            difference = largest_difference(read, kept)
         if not math.isfinite(difference):
             raise _not_finite(name, kept, found.dtype)
+        self._digests.setdefault(weight.name, {}).update(complete)
         self._largest = max(self._largest, difference)
 
-    def _streams_of(self, weight: Weight) -> tuple[ChunkDigests, ChunkDigests]:
+    def _streams_of(self, weight: Weight) -> "_Streams":
         if weight.name not in self._streams:
             array = self._saved.array(PARAMETERS + weight.name)
             written = Chunks(weight.box.shape, array.dtype.itemsize)
-            self._streams[weight.name] = ChunkDigests(array.chunks), ChunkDigests(written)
+            same = written == array.chunks and dtype_read(array.dtype) == array.dtype
+            self._streams[weight.name] = _Streams(array.chunks, None if same else written)
         return self._streams[weight.name]
 
     @property
@@ -112,9 +147,14 @@ def _not_finite(name: str, kept: np.ndarray, dtype: np.dtype) -> WeightsError:
     return WeightsError(f"{shown(name)} holds NaN or infinite numbers; use another step")
 
 
+def dtype_read(saved_as: np.dtype) -> np.dtype:
+    """Return what an import has of numbers that were saved as these."""
+    return np.dtype(np.float64 if saved_as.itemsize == 8 else np.float32)
+
+
 def as_read(found: np.ndarray, saved_as: np.dtype) -> np.ndarray:
     """Return numbers of an export as an import into the same model has them."""
-    wanted = np.dtype(np.float64 if saved_as.itemsize == 8 else np.float32)
+    wanted = dtype_read(saved_as)
     if found.dtype == wanted:
         return found
     return widened(found).astype(wanted, copy=False)
@@ -127,7 +167,7 @@ def largest_difference(read: np.ndarray, kept: np.ndarray) -> float:
     """
     with np.errstate(invalid="ignore"):
         difference = np.subtract(read, widened(kept))
-    return float(np.abs(difference, out=difference).max(initial=0.0))
+    return max(float(difference.max(initial=0.0)), -float(difference.min(initial=0.0)))
 
 
 def together(parts: Iterable[ExportDigests]) -> ExportDigests:

@@ -19,7 +19,14 @@ from mpitrain.inputs import listed, shown
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.ahead import ahead
 from mpitrain.weights.bits import DTYPES, cast
-from mpitrain.weights.expected import PARAMETERS, Digests, ExportDigests, as_read, largest_difference
+from mpitrain.weights.expected import (
+    PARAMETERS,
+    Digests,
+    ExportDigests,
+    as_read,
+    dtype_read,
+    largest_difference,
+)
 from mpitrain.weights.folder import ModelFolder
 from mpitrain.weights.keys import require_same_model
 from mpitrain.weights.matching import Matched, Weight, match
@@ -87,7 +94,7 @@ def _bands_of(
         dtype = saved.array(PARAMETERS + weight.name).dtype
         row_bytes = math.prod(weight.box.shape[1:]) * dtype.itemsize
         for band in bands(weight.box, row_bytes, Chunks(weight.box.shape, dtype.itemsize).rows):
-            found = np.empty(band.shape, np.float64 if dtype.itemsize == 8 else np.float32)
+            found = np.empty(band.shape, dtype_read(dtype))
             source.read(weight.name, band, found)
             yield weight, band, found
 

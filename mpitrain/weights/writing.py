@@ -21,7 +21,7 @@ from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
 from mpitrain.inputs import open_regular, shown
 from mpitrain.weights.ahead import ahead
-from mpitrain.weights.bits import CODES, DTYPES, cast
+from mpitrain.weights.bits import CODES, DTYPES, cast, is_exact
 from mpitrain.weights.expected import ExpectedDigests
 from mpitrain.weights.folder import SINGLE
 from mpitrain.weights.header import header_of
@@ -121,13 +121,14 @@ def _noted(
 
 
 class CastRows(NamedTuple):
-    """Rows of what one tensor has of a weight: as the checkpoint has them, and cast."""
+    """Rows of what one tensor has of a weight: as the checkpoint has them, and cast. exact: unchanged."""
 
     weight: Weight
     expert: int
     box: Box
     kept: np.ndarray
     found: np.ndarray
+    exact: bool
 
 
 def _contents(
@@ -164,7 +165,8 @@ def _contents(
 def _cast_rows(weight: Weight, expert: int, saved: Checkpoint, tensor: OutTensor) -> Iterator[CastRows]:
     for box in _bands(weight, saved):
         kept = _rows(saved, weight, expert, box)
-        yield CastRows(weight, expert, box, kept, cast(kept, DTYPES[tensor.code]))
+        exact = is_exact(kept, DTYPES[tensor.code])
+        yield CastRows(weight, expert, box, kept, cast(kept, DTYPES[tensor.code], exact), exact)
 
 
 def _bands(weight: Weight, saved: Checkpoint) -> Iterator[Box]:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.checkpoint.arrays import digest
-from mpitrain.checkpoint.boxes import Chunks, whole
+from mpitrain.checkpoint.boxes import Box, Chunks, whole
 from mpitrain.errors import CheckpointError, WeightsError
-from mpitrain.weights.bits import BF16, DTYPES, cast, widened
+from mpitrain.weights.bits import BF16, DTYPES, SOME, cast, is_exact, widened
 from mpitrain.weights.expected import (
     ChunkDigests,
     ExpectedDigests,
@@ -32,6 +32,15 @@ def of_runs(array, cuts):
     for begin, end in cuts:
         found.update(chunks.add(begin, flat[begin:end]))
     return found
+
+
+def checkpoint_of(numbers):
+    """Return a checkpoint with one weight, and no file."""
+    chunks = Chunks(numbers.shape, numbers.itemsize)
+    boxes = {at: chunks.box(at).seen_from(whole(numbers.shape)) for at in range(chunks.count)}
+    digests = {at: digest(numbers[box]) for at, box in boxes.items()}
+    array = SimpleNamespace(dtype=numbers.dtype, chunks=chunks, digests=digests)
+    return SimpleNamespace(path=Path("step"), array=lambda name: array)
 
 
 @given(st.lists(st.integers(0, 5 * ROW), max_size=6))
@@ -80,10 +89,36 @@ def test_the_digests_of_all_ranks_are_one():
 )
 def test_what_cannot_be_exported_is_refused(number, code, error, message):
     kept = np.array([[1.0, number]], np.float32)
-    saved_as = np.array([[1.0, 8.0]], np.float32) if number == 7 else kept
-    chunks = Chunks(kept.shape, 4)
-    array = SimpleNamespace(dtype=kept.dtype, chunks=chunks, digests={0: digest(saved_as)})
-    saved = SimpleNamespace(path=Path("step"), array=lambda name: array)
+    saved = checkpoint_of(np.array([[1.0, 8.0]], np.float32) if number == 7 else kept)
     weight = SimpleNamespace(name="w", box=whole(kept.shape), ours=kept.shape)
+    found = cast(kept, DTYPES[code])
+    exact = is_exact(kept, found.dtype)
     with pytest.raises(error, match=message):
-        ExpectedDigests(saved).add(weight, 0, weight.box, kept, cast(kept, DTYPES[code]))
+        ExpectedDigests(saved).add(weight, 0, weight.box, kept, found, exact)
+
+
+@given(st.sets(st.integers(0, 4)), st.sampled_from(["BF16", "F32", "F16"]), st.integers(4, 5))
+def test_digests_are_those_of_what_is_read_back_whichever_rows_are_rounded(rounded, code, rows):
+    kept = np.arange(5 * ROW, dtype=np.float32).reshape(5, ROW) % 128
+    kept[list(rounded), 7] = 1.001
+    weight = SimpleNamespace(name="w", box=whole((rows, ROW)), ours=(rows, ROW))  # of 4, a row is padding
+    expected = ExpectedDigests(checkpoint_of(kept))
+    for row in range(rows):
+        some = kept[row : row + 1]
+        exact = is_exact(some, DTYPES[code])
+        assert exact == (code == "F32" or (code == "BF16" and row not in rounded))
+        box = Box((row, 0), (row + 1, ROW))
+        expected.add(weight, 0, box, some, cast(some, DTYPES[code], exact), exact)
+    read = as_read(cast(kept, DTYPES[code]), kept.dtype)[:rows]
+    found = checkpoint_of(read).array("w").digests
+    assert expected.so_far == ExportDigests({"w": found}, largest_difference(read, kept[:rows]))
+
+
+def test_a_number_that_bf16_has_is_known_wherever_it_is():
+    kept = np.full(3 * SOME, 1.5, np.float32)
+    assert is_exact(kept, BF16) and (cast(kept, BF16, exact=True) == cast(kept, BF16)).all()
+    for at in (0, SOME - 1, SOME, 3 * SOME - 1):
+        other = kept.copy()
+        other[at] = 1.001
+        assert not is_exact(other, BF16)
+    assert is_exact(kept[:0], BF16) and not is_exact(kept.astype(np.float64), BF16)
