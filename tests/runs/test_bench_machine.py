@@ -32,7 +32,8 @@ def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
     assert done.returncode == 0, tail(done.output)
     found = read_machine(str(path))
     assert found.device == "cpu" and found.ranks_per_node == 2
-    kinds = {"fp32", "bf16", "fp64", "fp32_grouped", "bf16_grouped"}
+    kinds = {"fp32", "bf16", "fp64"}
+    kinds |= {f"{kind}_small" for kind in kinds} | {"fp32_grouped", "bf16_grouped"}
     assert set(found.products) == kinds and found.products["fp64"].sustained > 1e8
     assert 1e7 < found.links.inside.sustained < 1e12
     assert found.links.inside.peak_source == "as measured"
@@ -41,7 +42,7 @@ def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
     rows = [line for line in done.output.splitlines() if line.endswith("%")]
     assert {"forward_short", "backward_short", "forward_16_short", "backward_16_short"} < set(found.attention)
     assert 1e6 < found.memory["passes"].sustained < 1e12
-    assert len(rows) == 18 and "links between: no two ranks have one" in done.output, done.output
+    assert len(rows) == 21 and "links between: no two ranks have one" in done.output, done.output
     planned = mpirun(0, MPITRAIN, "plan", "--ranks", "2", "--machine", str(path))
     assert planned.returncode == 0 and found.name in planned.output, tail(planned.output)
 

@@ -9,6 +9,7 @@ from conftest import LONG
 from launch import MPITRAIN, mpirun, tail
 
 from mpitrain.commands.plan.measured_steps import MeasuredStep
+from mpitrain.plan.predict.step_time.tiles import fitted
 
 MODEL = ("--set", "model.layers=2", "--set", "batch.global=8", "--set", "data.sequence=64", "--steps", "2")
 KEYS = {"layout", "measured_s", "predicted_s", "speed", "tokens_per_s", "held_gb", "refused"}
@@ -61,8 +62,12 @@ def test_json_is_one_object():
 @pytest.mark.parametrize(("compute", "speed"), [("bf16", 0.75), ("fp8", 0.75), ("fp64", None)])
 def test_speed_is_a_share_of_what_the_machines_file_says(compute, speed):
     plan = SimpleNamespace(config=SimpleNamespace(precision=SimpleNamespace(compute=compute)))
-    rates = SimpleNamespace(products={"bf16": 4e12, "fp8": 8e12})
-    assert MeasuredStep(seconds=1.0, waiting_s=0.0, products=3e12).speed(plan, rates) == speed
+    rates = SimpleNamespace(products={"bf16": 4e12, "fp8": 8e12}, tiles={})
+    measured = MeasuredStep(seconds=1.0, waiting_s=0.0, products=3e12)
+    assert measured.speed(plan, rates) == speed
+    exact, rates.tiles["bf16"] = fitted(4e12, 3e12)
+    rates.products["bf16"] = exact
+    assert exact > 4e12 and measured.speed(plan, rates) == (speed and pytest.approx(speed))
 
 
 @pytest.mark.parametrize(

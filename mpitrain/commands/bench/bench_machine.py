@@ -18,7 +18,7 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base import library
 from mpitrain.comm.base.world import connect
 from mpitrain.commands.bench import device, node_links
-from mpitrain.commands.bench.device import Samples
+from mpitrain.commands.bench.device import ROUNDS, Samples
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.config import Config, load
 from mpitrain.errors import DONE, ConfigError
@@ -70,7 +70,8 @@ def bench(
         placement.use()
     base = world.on_every_rank("looking for a machine like it", lambda: _like(like, placement))
     with guard.place.waiting("measuring the device"):
-        samples = list(device.measured(placement.device, _dtypes(placement)))
+        dtypes = _dtypes(placement)
+        samples = [each for _ in range(ROUNDS) for each in device.measured(placement.device, dtypes)]
     way = way_of_messages(placement, world, config.comm.device, node_links.TIMEOUT_S)
     with guard.place.waiting("measuring links"):
         samples += node_links.measured(world, placement, way)

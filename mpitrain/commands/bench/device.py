@@ -1,8 +1,9 @@
 """What a rank's device computes and copies a second, by the functions that a run calls."""
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,10 +18,22 @@ from mpitrain.kernels.grouped import add_grouped, grouped_product
 from mpitrain.kernels.precision import rounds_products
 from mpitrain.kernels.products import add_product, product
 from mpitrain.model.attention_functions import attention
-from mpitrain.plan.predict.step_time.compute import SHORT_LENGTH, SHORT_WIDTH, shape_share
+from mpitrain.plan.predict.step_time.compute import SHORT_LENGTH, SHORT_WIDTH
 from mpitrain.plan.predict.step_time.machine import SHORT
+from mpitrain.plan.predict.step_time.tiles import (
+    LARGE,
+    OF_CPU,
+    OF_GPU,
+    SMALL,
+    SUFFIX,
+    Sides,
+    share_of,
+    share_of_all,
+)
 
-REPEATS = 7
+ROUNDS = 3  # through all that is measured: a processor that others share is slow for seconds at a time
+REPEATS = 3  # of each, in each round
+REPEATS_OF_LINKS = 7
 REPEATS_NOW = 3  # beside steps, of each layout
 QUEUED = 5  # calls that a GPU is timed over: the time until the first begins is in none
 FLOPS_OF_BACKWARD = 2.5  # of a flash kernel's forward (arXiv:2205.14135, section 3)
@@ -34,11 +47,11 @@ OF_EXPERTS = ((301, 190, 243, 290), 512, 704)  # rows of each, inputs, outputs: 
 class BenchSizes(NamedTuple):
     """How much is computed: enough to fill a device, little enough to take no minute.
 
-    products: (rows, inputs, outputs). attention: batch, heads, key-value heads, length, width.
+    attention: batch, heads, key-value heads, length, width.
     copied: numbers of fp32.
     """
 
-    products: tuple[tuple[int, int, int], ...]
+    products: tuple[Sides, ...]
     attention: tuple[int, int, int, int, int]
     copied: int
 
@@ -46,7 +59,7 @@ class BenchSizes(NamedTuple):
 SIZES_OF_GPU = BenchSizes(
     ((8192, 2048, 8192), (8192, 8192, 2048), (8192, 4096, 14336)), (4, 32, 8, 2048, 128), 2**28
 )
-SIZES_OF_CPU = BenchSizes(((512, 256, 1024), (512, 1024, 256), (512, 512, 2048)), (1, 8, 4, 512, 128), 2**24)
+SIZES_OF_CPU = BenchSizes(LARGE, (1, 8, 4, 512, 128), 2**24)
 
 
 class PassSizes(NamedTuple):
@@ -69,8 +82,11 @@ class Samples(NamedTuple):
 def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]:
     """Yield all that is measured of a device. dtypes: of products, of which attention takes the first."""
     sizes = SIZES_OF_GPU if device.type == "cuda" else SIZES_OF_CPU
+    small = {SUFFIX: SMALL} if device.type == "cpu" else {}
     for dtype in dtypes:
-        yield Samples(f"products.{dtype}", _products(device, dtype, sizes))
+        rates = _products(device, dtype, [sizes.products, *small.values()])
+        for suffix, found in zip(("", *small), rates):
+            yield Samples(f"products.{dtype}{suffix}", found)
     if device.type == "cpu":
         for dtype in ("fp32", "bf16"):
             yield Samples(f"products.{dtype}_grouped", _grouped(device, dtype))
@@ -94,7 +110,8 @@ def rate_of_products(device: torch.device, dtype: str) -> float:
     On a CPU by the time of this thread, which doesn't run on while another rank has the core.
     """
     sizes = SIZES_OF_GPU if device.type == "cuda" else SIZES_OF_CPU
-    return statistics.median(_products(device, dtype, sizes, REPEATS_NOW, time.thread_time))
+    (rates,) = _products(device, dtype, [sizes.products], REPEATS_NOW, time.thread_time)
+    return statistics.median(rates)
 
 
 def _seconds(
@@ -118,19 +135,24 @@ def _seconds(
 def _products(
     device: torch.device,
     dtype: str,
-    sizes: BenchSizes,
+    groups: Sequence[Sequence[Sides]],
     repeats: int = REPEATS,
     now: Callable[[], float] = time.perf_counter,
-) -> list[float]:
-    """Return FLOP/s of large products: y = x W^T, the gradient of x and, added, the gradient of W."""
-    made = [_of_fp8 if dtype == "fp8" else _in_place] * len(sizes.products)
-    works = [make(device, dtype, shape) for make, shape in zip(made, sizes.products)]
-    on_gpu = device.type == "cuda"
-    exact = sum(6.0 * rows * k * n / shape_share(rows, n, k, on_gpu) for rows, k, n in sizes.products)
-    rates = []
+) -> list[list[float]]:
+    """Return FLOP/s of each group of products, as they were if these were large.
+
+    A product is y = x W^T, the gradient of x and, added, the gradient of W. Groups take turns, so that one
+    isn't measured in a slow second alone.
+    """
+    make = _of_fp8 if dtype == "fp8" else _in_place
+    tiles = OF_GPU if device.type == "cuda" else OF_CPU
+    exact = [sum(6.0 * math.prod(sides) for sides in each) / share_of_all(each, tiles) for each in groups]
+    works = [[make(device, dtype, sides) for sides in each] for each in groups]
+    rates: list[list[float]] = [[] for _ in groups]
     for _ in range(repeats + 1):
-        rates.append(exact / sum(_seconds(work, device, now) for work in works))
-    return rates[1:]
+        for found, flops, some in zip(rates, exact, works):
+            found.append(flops / sum(_seconds(work, device, now) for work in some))
+    return [found[1:] for found in rates]
 
 
 def _grouped(device: torch.device, dtype: str) -> list[float]:
@@ -148,7 +170,7 @@ def _grouped(device: torch.device, dtype: str) -> list[float]:
         grouped_product(grad, weights.transpose(1, 2), loads)
         add_grouped(total, grad, x, loads, rounded)
 
-    exact = 6.0 * rows * k * n / shape_share(rows / len(loads), n, k, on_gpu=False)
+    exact = 6.0 * rows * k * n / share_of(rows / len(loads), n, k, OF_CPU)
     return [exact / _seconds(work, device) for _ in range(REPEATS + 1)][1:]
 
 

@@ -11,7 +11,7 @@ from mpitrain.comm.base.world import World
 from mpitrain.comm.collectives import all_gather, barrier, reduce_scatter
 from mpitrain.comm.device.gpu_support import Way
 from mpitrain.comm.mesh import Mesh
-from mpitrain.commands.bench.device import REPEATS, Samples
+from mpitrain.commands.bench.device import REPEATS_OF_LINKS, Samples
 from mpitrain.training.machine.device_placement import DevicePlacement
 
 # numbers of fp32, whose time is that of their bytes; on a CPU as many as a bucket has: a cache holds them
@@ -60,7 +60,7 @@ def _seconds(axis: Axis, device: torch.device, length: int) -> list[float]:
     length -= length % axis.size
     whole = torch.ones(length, device=device)
     found = []
-    for _ in range(REPEATS + 1):
+    for _ in range(REPEATS_OF_LINKS + 1):
         barrier(axis).wait()
         begin = time.perf_counter()
         shard = reduce_scatter(whole, axis).wait()

@@ -24,6 +24,7 @@ from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.tiles import stated
 from mpitrain.training.machine.device_placement import DevicePlacement, place, way_of_messages
 from mpitrain.training.microbatches import microbatches_of
 
@@ -96,8 +97,11 @@ class MeasuredStep(NamedTuple):
 
     def speed(self, plan: Plan, rates: MachineRates) -> float | None:
         """Return the products' rate as a share of what a machine's file says, if it says one."""
-        expected = rates.products.get(_type_of_products(plan))
-        return self.products / expected if expected else None
+        kind = _type_of_products(plan)
+        if kind not in rates.products:
+            return None
+        expected = rates.products[kind]
+        return self.products / (stated(expected, rates.tiles[kind]) if kind in rates.tiles else expected)
 
 
 def measured_step(

@@ -1,10 +1,7 @@
 """Seconds that a rank computes: products by shape, attention by kernel, passes over memory, launches.
 
-A product reaches its sustained rate only if it is large and aligned. With sides m, n, k its rate is
-that times m / (m + rows) n / (n + rows) k / (k + depth): what tiles at the edges, waves and the
-beginning of a product lose (the shape of fig. 5 of arXiv:2401.14489). On a GPU sides that no 64 divides
-lose a quarter, heads that no 8 divides as much (arXiv:2401.14489, section 5). A core of a CPU has small
-tiles: products of a width of 128 reach four fifths of its rate (measured on Zen 5, 2026-11-26).
+Products reach the share of their rate that tiles.py says. On a GPU heads that no 8 divides lose a quarter
+(arXiv:2401.14489, section 5).
 """
 
 import math
@@ -12,23 +9,9 @@ from typing import NamedTuple
 
 from mpitrain.plan.predict.step_time.layout import item_of
 from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.tiles import OF_CPU, OF_GPU, UNALIGNED, Tiles, share_of
 from mpitrain.plan.predict.step_time.work import AttentionCore, PartWork, Product
 
-
-class Tiles(NamedTuple):
-    """Sides of which a product loses half of its rate.
-
-    unaligned: what is left of it where 64 divides no side.
-    """
-
-    rows: float
-    depth: float
-    unaligned: float
-
-
-UNALIGNED = 0.75
-OF_GPU = Tiles(128.0, 64.0, UNALIGNED)
-OF_CPU = Tiles(12.0, 12.0, 1.0)
 # passes over memory that casts to fp8 add to a product's operands, times their bytes: 2.0 fits the step of
 # llama3.2-1b on an H100 (docs/guides/gpus.md)
 FP8_OVERHEAD = 2.0
@@ -49,13 +32,6 @@ MEASURED_LENGTH, MEASURED_WIDTH = 512, 128  # of `bench machine` on a CPU
 SHORT_LENGTH, SHORT_WIDTH = 128, 64  # and of its short sequences
 
 
-def shape_share(m: float, n: float, k: float, on_gpu: bool = True) -> float:
-    """Return the share of the sustained rate that a product of these sides reaches."""
-    tiles = OF_GPU if on_gpu else OF_CPU
-    share = m / (m + tiles.rows) * n / (n + tiles.rows) * k / (k + tiles.depth)
-    return share * tiles.unaligned if n % 64 or k % 64 else share
-
-
 def product_seconds(product: Product, machine: MachineRates, dtype: str) -> float:
     """Return the seconds of a product: the longer of computing and reading it; none of an empty one."""
     if not product.flops:
@@ -65,12 +41,16 @@ def product_seconds(product: Product, machine: MachineRates, dtype: str) -> floa
     kind = "fp8" if narrow else _rate_of_products(machine, dtype)
     if product.number > 1:  # of experts, a CPU's by another library (kernels/grouped.py)
         kind = f"{kind}_grouped" if f"{kind}_grouped" in machine.products else kind
-    rate = machine.products[kind]
-    rate *= shape_share(m, n, k, machine.on_gpu)
+    rate = machine.products[kind] * share_of(m, n, k, tiles_of(machine, kind))
     moved = product.number * (m * k + k * n + m * n) * item_of(dtype)
     seconds = max(product.flops / rate, moved / machine.memory_bandwidth)
     casts = FP8_OVERHEAD * product.number * (m * k * 3 + k * n) / machine.memory_bandwidth if narrow else 0.0
     return seconds + casts + machine.launch_s * (0.2 if machine.on_gpu else 1.0) * product.number
+
+
+def tiles_of(machine: MachineRates, kind: str) -> Tiles:
+    """Return the tiles of products, whose kind is a key of a machine's."""
+    return OF_GPU if machine.on_gpu else machine.tiles.get(kind, OF_CPU)
 
 
 def _rate_of_products(machine: MachineRates, dtype: str) -> str:

@@ -18,6 +18,7 @@ from msgspec import Meta
 from mpitrain.config import toml_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
+from mpitrain.plan.predict.step_time.tiles import SUFFIX, Tiles, fitted
 
 MOST_BYTES = 1 << 16  # of a machine's file
 SHORT = "_short"  # ends the name of a figure of short sequences
@@ -55,8 +56,9 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A machine's file.
 
     device: whose memory memory_bytes are: of a GPU, of any make, or of the host. products: FLOP/s
-    by type of number. attention: FLOP/s, forward and backward; of a CPU in 16 bits forward_16 and
-    backward_16. cores_per_node: of a CPU, that the ranks of a node share; 0: each rank has its own.
+    by type of number; of a CPU fp32_small those of small ones. attention: FLOP/s, forward and
+    backward; of a CPU in 16 bits forward_16 and backward_16. cores_per_node: of a CPU, that the ranks
+    of a node share; 0: each rank has its own.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -86,6 +88,7 @@ class MachineRates(NamedTuple):
     peaks: FLOP/s of products on the data sheet, which MFU is a share of.
     cores_per_node: that the ranks of a node share; 0: each has its own.
     attention_short: FLOP/s of short sequences, by the figure of long ones, as "forward_16"; of a CPU.
+    tiles: of a CPU's products by type, where they were measured.
     memory_passes: bytes/s of what stands between the products of a block, in fp32; 0: not measured.
     """
 
@@ -110,6 +113,7 @@ class MachineRates(NamedTuple):
     cores_per_node: int = 0
     attention_short: Mapping[str, float] = {}
     memory_passes: float = 0.0
+    tiles: Mapping[str, Tiles] = {}
 
     @property
     def sends_meanwhile(self) -> bool:
@@ -175,10 +179,14 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
     """Return the rates of a machine. sheet: those of the data sheet, not the sustained ones."""
     kind = "peak" if sheet else "sustained"
     links = found.links
+    products = {dtype: getattr(figure, kind) for dtype, figure in found.products.items()}
+    tiles = {}
+    for dtype in [each for each in products if each + SUFFIX in products]:
+        products[dtype], tiles[dtype] = fitted(products[dtype], products.pop(dtype + SUFFIX))
     return MachineRates(
         name=found.name,
         on_gpu=found.device == "cuda",
-        products={dtype: getattr(figure, kind) for dtype, figure in found.products.items()},
+        products=products,
         attention_forward=getattr(found.attention["forward"], kind),
         attention_backward=getattr(found.attention["backward"], kind),
         memory_bandwidth=getattr(found.memory["bandwidth"], kind),
@@ -191,7 +199,7 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         between_latency_s=links.between_latency_s,
         contention=1.0 if sheet else links.contention,
         contended_nodes=links.contended_nodes,
-        peaks={dtype: figure.peak for dtype, figure in found.products.items()},
+        peaks={dtype: found.products[dtype].peak for dtype in products},
         attention_forward_16=_of(found.attention, "forward_16", kind),
         attention_backward_16=_of(found.attention, "backward_16", kind),
         cores_per_node=found.cores_per_node,
@@ -201,6 +209,7 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
             if name.endswith(SHORT)
         },
         memory_passes=_of(found.memory, "passes", kind),
+        tiles=tiles,
     )
 
 

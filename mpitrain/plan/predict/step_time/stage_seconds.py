@@ -139,6 +139,8 @@ def part_of(
     repeated: full recomputation runs its forward again.
     """
     groups = groups_of(layout, machine)
+    if layout.tp > 1 and layout.tp_overlap and not machine.on_gpu:
+        works = [_in_chunks(each, layout.tp) for each in works]
     computed = Seconds()
     forward: Mapping[str, float] = {}
     backward: Mapping[str, float] = {}
@@ -166,6 +168,15 @@ def part_of(
         backward,
     )
     return _with_fetches(part, layout, machine, groups, weights)
+
+
+def _in_chunks(work: PartWork, count: int) -> PartWork:
+    """Return work whose positions come in chunks (parallel/async_tp.py), each with products of its own.
+
+    A GPU's rates of it were fitted to published steps.
+    """
+    products = tuple(each._replace(m=each.m // count) for each in work.products for _ in range(count))
+    return work._replace(products=products, kernels=count * work.kernels)
 
 
 def _added(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
