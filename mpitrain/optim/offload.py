@@ -81,7 +81,7 @@ class Offloaded:
         """
         self._there.wait(self._streams.compute.record())
         arrivals = [self._start(load) for load in self._loads]
-        with _torch_threads(self._threads):
+        with torch_threads(self._threads):
             for load, arrival in zip(self._loads, arrivals):
                 arrival.synchronize()
                 load.optimizer.step(lr)
@@ -103,7 +103,7 @@ class Offloaded:
 
 
 @contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Let torch compute by so many threads meanwhile."""
     before = torch.get_num_threads()
     if count != before:

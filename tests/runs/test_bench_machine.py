@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+import torch
 from conftest import LONG
 from launch import MPITRAIN, mpirun, tail
 
 from mpitrain.commands.bench import bench_machine
 from mpitrain.commands.bench.bench_machine import MeasuredFigure, machine_of, together
-from mpitrain.commands.bench.device import Samples
+from mpitrain.commands.bench.device import Samples, measured_host
 from mpitrain.plan.predict.step_time.machine import known, read_machine
 from mpitrain.training.machine.gpus import Gpu
 
@@ -52,6 +53,17 @@ def test_ranks_that_share_cores_are_measured_as_if_each_had_one():
     of_two = [bench_machine.of_a_core(each, 8, 2).values for each in (rate, launch, link)]
     assert of_two == [[32.0], [2.0], [8.0]]
     assert bench_machine.of_a_core(rate, 1, 2) == rate
+
+
+def test_a_host_updates_and_is_copied_to():
+    before = torch.get_num_threads()
+    found = {each.name: each.values for each in measured_host(torch.device("cpu"), before + 1)}
+    assert found.keys() == {"host.copy", "host.update"} and torch.get_num_threads() == before
+    assert all(1e5 < value < 1e13 for values in found.values() for value in values)
+    host = machine_of(
+        figures(**{"host.copy": 5e10, "host.update": 1.5e9}), known()["h100-80gb"], H200, 1, 1, "here"
+    ).host
+    assert (host["copy"].sustained, host["update"].sustained) == (5e10, 1.5e9)
 
 
 def test_a_figure_is_the_median_of_all_ranks_and_says_how_far_they_are_apart():

@@ -69,15 +69,17 @@ def bench(
     if placement.use:
         placement.use()
     base = world.on_every_rank("looking for a machine like it", lambda: _like(like, placement))
-    with guard.place.waiting("measuring the device"):
-        dtypes = _dtypes(placement)
-        samples = [each for _ in range(ROUNDS) for each in device.measured(placement.device, dtypes)]
-    way = way_of_messages(placement, world, config.comm.device, node_links.TIMEOUT_S)
-    with guard.place.waiting("measuring links"):
-        samples += node_links.measured(world, placement, way)
     node = world.of_node("who is on this node", world.rank)
     near = max(world.all_gather("their nodes", len(node)))
     cores = min(world.all_gather("their cores", world.node_cores))
+    with guard.place.waiting("measuring the device"):
+        dtypes = _dtypes(placement)
+        samples = [each for _ in range(ROUNDS) for each in device.measured(placement.device, dtypes)]
+        if placement.gpu is not None:
+            samples += device.measured_host(placement.device, max(1, cores // near))
+    way = way_of_messages(placement, world, config.comm.device, node_links.TIMEOUT_S)
+    with guard.place.waiting("measuring links"):
+        samples += node_links.measured(world, placement, way)
     if placement.gpu is None:
         samples = [of_a_core(each, near, cores) for each in samples]
     figures = together(world.all_gather("what they measured", samples))
@@ -207,6 +209,7 @@ def machine_of(
         attention=filed.table("attention"),
         memory=filed.table("memory"),
         links=filed.links(base.links),
+        host=filed.table("host"),
         cores_per_node=0 if gpu else cores,
     )
 
@@ -229,5 +232,7 @@ def _table(figures: Mapping[str, MeasuredFigure], made: MachineFile, base: Machi
 def _shown(name: str, value: float) -> str:
     if name.endswith("_s"):
         return f"{value * 1e6:,.2f} us"
-    unit = "GB/s" if name.startswith(("memory", "links")) else "GFLOP/s"
+    if name == "host.update":
+        return f"{value / 1e9:,.3f} G numbers/s"
+    unit = "GB/s" if name.startswith(("memory", "links", "host")) else "GFLOP/s"
     return f"{value / 1e9:,.1f} {unit}"

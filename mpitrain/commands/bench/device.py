@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.config import Precision
+from mpitrain.config import OptimizerTable, Precision
 from mpitrain.kernels import fp8
 from mpitrain.kernels.activation_functions import GatedProduct
 from mpitrain.kernels.attention import PLAIN
@@ -17,7 +17,11 @@ from mpitrain.kernels.functions import norm, norm_backward, turned
 from mpitrain.kernels.grouped import add_grouped, grouped_product
 from mpitrain.kernels.precision import rounds_products
 from mpitrain.kernels.products import add_product, product
+from mpitrain.kernels.streams import streams_of
 from mpitrain.model.attention_functions import attention
+from mpitrain.optim.moments import UpdateBatch
+from mpitrain.optim.offload import LOAD, torch_threads
+from mpitrain.optim.optimizers import adamw
 from mpitrain.plan.predict.step_time.compute import SHORT_LENGTH, SHORT_WIDTH
 from mpitrain.plan.predict.step_time.machine import SHORT
 from mpitrain.plan.predict.step_time.tiles import (
@@ -41,6 +45,7 @@ TINY_CALLS = 300
 # attention of a CPU with short sequences and narrow heads: batch, heads, key-value heads, length, width
 OF_SHORT = (4, 8, 4, SHORT_LENGTH, SHORT_WIDTH)
 BOTH_WAYS = 2.5  # bytes of a forward and its backward, over those of the forward (step_time/compute.py)
+HOST_COPIED = 2**24  # numbers of fp32
 OF_EXPERTS = ((301, 190, 243, 290), 512, 704)  # rows of each, inputs, outputs: of a CPU
 
 
@@ -98,6 +103,28 @@ def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]
         yield Samples("memory.passes", _passes(device))
     yield Samples("memory.bandwidth", _copies(device, sizes))
     yield Samples("launch_s", _launches(device))
+
+
+def measured_host(device: torch.device, cores: int) -> Iterator[Samples]:
+    """Yield what memory.offload takes: numbers that so many cores update a second, as they are computed with
+    behind that, and bytes/s to the host's memory.
+    """
+    streams = streams_of(device)
+    sent = streams.on_device(HOST_COPIED, torch.float32)
+    arrived = streams.on_host(HOST_COPIED, torch.float32)
+    copies = (_seconds(lambda: arrived.copy_(sent, non_blocking=True), device) for _ in range(REPEATS + 1))
+    yield Samples("host.copy", [sent.nbytes / seconds for seconds in copies][1:])
+    weights, grads, *moments = (torch.rand(LOAD) for _ in range(4))
+    narrow = torch.empty(LOAD, dtype=torch.bfloat16)
+    batch = UpdateBatch([weights], [grads], [[moment] for moment in moments])
+
+    def work() -> None:
+        adamw.update(OptimizerTable(**adamw.KEYS), batch, 1e-5, 0.1, 1)
+        narrow.copy_(weights)
+
+    with torch_threads(cores):
+        found = [LOAD / _seconds(work, weights.device) for _ in range(REPEATS + 1)]
+    yield Samples("host.update", found[1:])
 
 
 def _torch_name(dtype: str) -> str:

@@ -56,7 +56,7 @@ FIELDS = {  # keys of the configuration, and the fields of a layout that they fi
     "memory.recompute": "recompute", "pipeline.schedule": "schedule", "pipeline.chunks": "chunks",
 }  # fmt: skip
 NOT_IN_THE_TIMES = "what its copies to the host and back, and an update there, take is not in the times"
-OFFLOADED = f'nothing fits without memory.offload = "optimizer": {NOT_IN_THE_TIMES}'
+OFFLOADED = 'nothing fits without memory.offload = "optimizer"'
 # of the others 0 means that they are open
 MEANING_0 = ("parallel.zero", "parallel.dp_shard", "parallel.regather")
 
@@ -131,7 +131,7 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
                 given, shape, base._replace(offload=True), asked, rates, fixed, limit
             )
             found = offloaded if chosen else found
-            notes += [OFFLOADED] * bool(chosen)
+            notes += [OFFLOADED if rates.times_offload else f"{OFFLOADED}: {NOT_IN_THE_TIMES}"] * bool(chosen)
     if not chosen:
         raise _nothing_fits(shape, asked, rates, found, limit, fixed, refusal)
     if asked.out is not None:
@@ -215,7 +215,7 @@ def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tupl
             f'memory.recompute = "{config.memory.recompute}": its time is that of '
             f'"{recompute_of(config.memory.recompute)}"'
         )
-    if config.memory.offload != "none":
+    if config.memory.offload != "none" and not rates.times_offload:
         notes.append(f'memory.offload = "{config.memory.offload}": {NOT_IN_THE_TIMES}')
     layout = StepLayout(
         asked.ranks, config.data.sequence, batch, compute=compute, fused=fused_by(config, rates),
@@ -223,7 +223,8 @@ def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tupl
         wire_bytes=2 if config.precision.reduce == "bf16" else 4,
         dispatch="alltoall" if config.experts.dispatch == "flat" else config.experts.dispatch,
         offload=config.memory.offload in ("optimizer", "all"), regathers=config.parallel.regather,
-        segments=segments_in(config), reduce=_reduce(config), core_again=True,
+        away=config.memory.offload in ("activations", "all"), segments=segments_in(config),
+        reduce=_reduce(config), core_again=True,
     )  # fmt: skip
     return layout, notes
 

@@ -195,10 +195,12 @@ def test_the_optimizer_is_offloaded_only_where_nothing_else_fits(tmp_path):
 
 
 @pytest.mark.parametrize("offload", ["activations", "optimizer", "all"])
-def test_what_is_offloaded_by_hand_is_said_not_to_be_in_the_times(offload):
+def test_what_is_offloaded_by_hand_is_in_the_times_of_a_measured_host_and_else_said_not_to_be(offload):
     words = sets("model.preset=llama3.2-1b", "precision.compute=bf16", f"memory.offload={offload}")
     said = planned("--ranks", "1", "--machine", "h100-80gb", *words)
     assert f'memory.offload = "{offload}": what its copies to the host and back' in said
+    said = planned("--ranks", "1", "--machine", "h100-measured", *words)
+    assert "not in the times" not in said and f"offload {offload}" in said
 
 
 def test_less_memory_is_kept():

@@ -10,6 +10,7 @@ stage_seconds.py       seconds of a stage's forward and backward
 step.py                a step: the pipeline played by the schedules' simulator, data ranks, the
                        update
 predicted_timeline.py  the played pipeline, with what is exposed in it
+kept_bytes.py          bytes that a forward keeps for its backward
 footprint.py           bytes of a rank by formulas
 advice.py              rules of the field that a layout breaks
 """

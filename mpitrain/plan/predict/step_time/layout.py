@@ -29,6 +29,7 @@ class StepLayout(NamedTuple):
     flash: attention keeps no scores. fused: losses and activations are one kernel each (compile).
     overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the
     share.
+    offload: master weights and moments are in host memory. away: activations wait there.
     segments: of each sequence, for a schedule that cuts it. reduce: of gradients, as
     parallel.reduce.
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
@@ -66,6 +67,7 @@ class StepLayout(NamedTuple):
     dispatch: str = "alltoall"
     ends_count: bool = False
     offload: bool = False
+    away: bool = False
     again: float = 0.0
     core_again: bool = False
     regathers: bool = True
@@ -78,6 +80,13 @@ class StepLayout(NamedTuple):
     def item(self) -> int:
         """Bytes of an activation, and of a weight that is computed with."""
         return item_of(self.compute)
+
+    @property
+    def offloaded(self) -> str:
+        """What is in host memory, as memory.offload says it."""
+        if self.offload:
+            return "all" if self.away else "optimizer"
+        return "activations" if self.away else "none"
 
     @property
     def sums_each(self) -> bool:
@@ -145,7 +154,7 @@ class StepLayout(NamedTuple):
         words += [f"context {self.context}"] * (self.cp > 1 and self.context != "zigzag")
         words += [f"zero {self.zero}"]
         words += ["gather step"] * (self.zero == 3 and self.gather == "step")
-        words += ["offload optimizer"] * self.offload
+        words += [f"offload {self.offloaded}"] * (self.offload or self.away)
         words += [f"dp_shard {self.sharded}"] * (self.sharded > 0)
         words += [f"micro {self.micro}"]
         words += [f"recompute {self.recompute}"] * (self.recompute != "none")

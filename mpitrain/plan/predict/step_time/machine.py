@@ -58,7 +58,8 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: whose memory memory_bytes are: of a GPU, of any make, or of the host. products: FLOP/s
     by type of number; of a CPU fp32_small those of small ones. attention: FLOP/s, forward and
     backward; of a CPU in 16 bits forward_16 and backward_16. cores_per_node: of a CPU, that the ranks
-    of a node share; 0: each rank has its own.
+    of a node share; 0: each rank has its own. host: of a GPU's host, for memory.offload: numbers that
+    it updates a second, "update", and bytes/s to it or back, "copy".
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -71,11 +72,12 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: dict[str, Figure]
     links: LinkTable
     aliases: list[str] = []
+    host: dict[str, Figure] = {}
     cores_per_node: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield all figures, each with its key."""
-        for table in ("products", "attention", "memory"):
+        for table in ("products", "attention", "memory", "host"):
             for key, figure in getattr(self, table).items():
                 yield f"{table}.{key}", figure
         yield "links.inside", self.links.inside
@@ -89,6 +91,7 @@ class MachineRates(NamedTuple):
     cores_per_node: that the ranks of a node share; 0: each has its own.
     attention_short: FLOP/s of short sequences, by the figure of long ones, as "forward_16"; of a CPU.
     tiles: of a CPU's products by type, where they were measured.
+    host_update, host_copy: numbers that a GPU's host updates a second, bytes/s to it or back; 0: not known.
     memory_passes: bytes/s of what stands between the products of a block, in fp32; 0: not measured.
     """
 
@@ -114,6 +117,13 @@ class MachineRates(NamedTuple):
     attention_short: Mapping[str, float] = {}
     memory_passes: float = 0.0
     tiles: Mapping[str, Tiles] = {}
+    host_update: float = 0.0
+    host_copy: float = 0.0
+
+    @property
+    def times_offload(self) -> bool:
+        """Whether it is known what memory.offload takes: a CPU copies from its memory to its memory."""
+        return not self.on_gpu or (self.host_update > 0 and self.host_copy > 0)
 
     @property
     def sends_meanwhile(self) -> bool:
@@ -210,6 +220,8 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         },
         memory_passes=_of(found.memory, "passes", kind),
         tiles=tiles,
+        host_update=_of(found.host, "update", kind),
+        host_copy=_of(found.host, "copy", kind),
     )
 
 

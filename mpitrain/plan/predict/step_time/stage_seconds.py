@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.predict.step_time.compute import Seconds, seconds_of
+from mpitrain.plan.predict.step_time.kept_bytes import stash_bytes
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, group_of, seconds, sent_seconds
@@ -168,6 +169,18 @@ def part_of(
         backward,
     )
     return _with_fetches(part, layout, machine, groups, weights)
+
+
+def _with_copies(part: Part, num_bytes: int, machine: MachineRates) -> Part:
+    """Return a block whose activations go to host memory behind its forward, and come back before its
+    backward. A GPU copies while it computes other blocks, which take as long; a CPU can't.
+    """
+    if not machine.on_gpu:
+        copied = 2 * num_bytes / machine.memory_bandwidth
+        return part._replace(forward=part.forward + copied, inputs=part.inputs + copied)
+    copied = num_bytes / machine.host_copy
+    forward = max(part.forward, copied)
+    return part._replace(forward=forward, inputs=max(part.inputs, copied - part.weights))
 
 
 def _in_chunks(work: PartWork, count: int) -> PartWork:
@@ -333,6 +346,8 @@ def stages_of(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> l
     repeated = layout.recompute == "full"
     dense_weights = weights_of_stage(shape, layout, (1, 0), (False, False))
     dense = part_of((attention, dense_work(one, layout)), layout, machine, dense_weights, repeated)
+    if layout.away and machine.times_offload:  # experts' can't be (plan/settings/experts.py)
+        dense = _with_copies(dense, stash_bytes(shape, layout, 1, 0), machine)
     sparse = dense
     if shape.experts is not None:
         weights = weights_of_stage(shape, layout, (0, 1), (False, False))

@@ -41,6 +41,7 @@ from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.table import Table
 
 UPDATE_BYTES = 34  # of each owned number: read weight, moments and gradient, write them and a copy
+GRADIENT_BYTES = 4  # of each number that is sent to host memory
 # what the work of ranks that take turns on a core takes, times its seconds alone: Zen 5, 2026-11-26
 TURN = 1.12
 STRAGGLERS = 0.01  # of a step: the slowest of many ranks, data, logging
@@ -316,9 +317,17 @@ def _most_weights(shape: ModelShape, layout: StepLayout) -> tuple[int, int]:
 
 
 def update_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> float:
+    """Return the seconds of an update, with what master weights in host memory add to it."""
     dense, experts = _most_weights(shape, layout)
     owned = dense / layout.shards + experts / layout.expert_shards
-    return UPDATE_BYTES * owned / machine.memory_bandwidth + 50 * machine.launch_s
+    here = UPDATE_BYTES * owned / machine.memory_bandwidth + 50 * machine.launch_s
+    if not (layout.offload and machine.times_offload):
+        return here
+    if not machine.on_gpu:
+        return here + 2 * (GRADIENT_BYTES + layout.item) * owned / machine.memory_bandwidth
+    # gradients come while others are updated, weights go back behind that (optim/offload.py)
+    arriving, leaving = (num_bytes * owned / machine.host_copy for num_bytes in (GRADIENT_BYTES, layout.item))
+    return max(arriving, owned / machine.host_update) + leaving
 
 
 def model_flops(shape: ModelShape, layout: StepLayout, halved: bool = True) -> float:

@@ -1,0 +1,75 @@
+"""What memory.offload takes: copies to host memory and back, and an update there."""
+
+import pytest
+
+from mpitrain.plan.declared.published import find_published
+from mpitrain.plan.predict.step_time import step
+from mpitrain.plan.predict.step_time.kept_bytes import stash_bytes
+from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.stage_seconds import weights_of_stage
+
+SHAPE = find_published("llama3.2-1b")
+LAYOUT = StepLayout(1, 2048, 64, 4, zero=0, fused=True)
+MEASURED = machine_of(find_machine("h100-measured"))
+UNKNOWN = machine_of(find_machine("h100-80gb"))
+CPU = machine_of(find_machine("laptop"))._replace(cores_per_node=1)
+OWNED = sum(weights_of_stage(SHAPE, LAYOUT, (SHAPE.layers, 0), (True, True)))
+PLAY = 1 + step.STRAGGLERS
+
+
+def took(machine, layout=LAYOUT, **changed):
+    return step.predict_step(SHAPE, layout._replace(**changed), machine).seconds
+
+
+def test_an_update_in_host_memory_takes_what_was_measured():
+    assert pytest.approx(1_235_814_400, rel=1e-5) == OWNED  # all but norms
+    assert took(MEASURED, offload=True) - took(MEASURED) == pytest.approx(2.914 - 2.037, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("rates", "seconds"),
+    [
+        ({"host_update": 1e9, "host_copy": 1e15}, OWNED / 1e9),  # all that takes time is the update
+        ({"host_update": 1e15, "host_copy": 5e10}, 6 * OWNED / 5e10),  # gradients there, weights back
+        ({"host_update": 1e9, "host_copy": 1e9}, 6 * OWNED / 1e9),  # updated while others come
+        ({"host_update": 1e9, "host_copy": 1e10}, OWNED / 1e9 + 2 * OWNED / 1e10),
+    ],
+)
+def test_gradients_come_while_others_are_updated_and_weights_go_back_behind_that(rates, seconds):
+    found = step.update_seconds(SHAPE, LAYOUT._replace(offload=True), MEASURED._replace(**rates))
+    assert found == pytest.approx(seconds, rel=1e-3)
+    shared = LAYOUT._replace(ranks=8, zero=1, offload=True)
+    assert step.update_seconds(SHAPE, shared, MEASURED._replace(**rates)) == pytest.approx(
+        seconds / 8, rel=1e-3
+    )
+
+
+def test_activations_take_what_no_computation_hides():
+    fast, slow = MEASURED._replace(host_copy=1e15), MEASURED._replace(host_copy=1e10)
+    assert took(fast, away=True) == pytest.approx(took(fast), rel=1e-6)
+    copied = 2 * 16 * SHAPE.layers * stash_bytes(SHAPE, LAYOUT, 1, 0) / 1e10
+    hidden = copied * PLAY + took(slow) - took(slow, away=True)
+    assert 0 < hidden < took(slow), "blocks are computed meanwhile"
+
+
+def test_a_cpu_copies_in_its_own_memory():
+    layout = LAYOUT._replace(compute="fp32", fused=False)
+    rate = CPU.memory_bandwidth
+    update = took(CPU, layout, offload=True) - took(CPU, layout)
+    assert update == pytest.approx(PLAY * 16 * OWNED / rate, rel=1e-3)
+    kept = 16 * SHAPE.layers * stash_bytes(SHAPE, layout, 1, 0)
+    activations = took(CPU, layout, away=True) - took(CPU, layout)
+    assert activations == pytest.approx(PLAY * 4 * kept / rate, rel=1e-3)
+
+
+def test_what_is_not_known_of_a_host_is_in_no_time():
+    assert not UNKNOWN.times_offload and MEASURED.times_offload and CPU.times_offload
+    assert took(UNKNOWN, offload=True, away=True) == took(UNKNOWN)
+
+
+def test_four_blocks_activations_stay_at_most():
+    few, many = (step.predict_step(SHAPE, LAYOUT._replace(away=away), MEASURED) for away in (True, False))
+    saved = many.footprint.activations - few.footprint.activations
+    assert saved == (SHAPE.layers - 4) * stash_bytes(SHAPE, LAYOUT, 1, 0)
+    assert LAYOUT._replace(away=True, offload=True).describe().count("offload all") == 1
