@@ -34,7 +34,9 @@ EXPOSED_WITHOUT_SPARE_CORE = 0.7
 # rows of the rank that has most, over the mean: random tokens, 4 experts on 2 ranks. A GPU's rates were
 # fitted to published steps, which have theirs in them
 UNEVEN = 1.2
-CALLS_OF_MESSAGE = 60.0  # what the host takes to start and end one, over a small operation of torch
+# what the host takes to start and end one, and an item of a block around it, over a small operation of torch:
+# tp=2 on a Zen 3, 2026-11-28
+CALLS_OF_MESSAGE = 160.0
 
 
 class Part(NamedTuple):
@@ -141,7 +143,7 @@ def part_of(
     """
     groups = groups_of(layout, machine)
     if layout.tp > 1 and layout.tp_overlap and not machine.on_gpu:
-        works = [_in_chunks(each, layout.tp) for each in works]
+        works = [_in_pieces(each, layout.tp) for each in works]
     computed = Seconds()
     forward: Mapping[str, float] = {}
     backward: Mapping[str, float] = {}
@@ -183,13 +185,15 @@ def _with_copies(part: Part, num_bytes: int, machine: MachineRates) -> Part:
     return part._replace(forward=forward, inputs=max(part.inputs, copied - part.weights))
 
 
-def _in_chunks(work: PartWork, count: int) -> PartWork:
-    """Return work whose positions come in chunks (parallel/async_tp.py), each with products of its own.
+def _in_pieces(work: PartWork, tp: int) -> PartWork:
+    """Return work that is done piece by piece as others' positions come and go (parallel/async_tp.py).
 
-    A GPU's rates of it were fitted to published steps.
+    What stands between a gather and a scatter, all of a feed-forward, does its own positions in two halves.
+    A GPU's rates were fitted to published steps.
     """
-    products = tuple(each._replace(m=each.m // count) for each in work.products for _ in range(count))
-    return work._replace(products=products, kernels=count * work.kernels)
+    parts = [tp] * tp if work.core.flops else [tp] * (tp - 1) + [2 * tp] * 2
+    products = tuple(each._replace(m=each.m // part) for each in work.products for part in parts)
+    return work._replace(products=products, kernels=len(parts) * work.kernels)
 
 
 def _added(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
