@@ -47,10 +47,10 @@ def ratio(run, machine):
 
 def test_throughput_and_bandwidth_are_seen_in_their_parts(tmp_path):
     laptop = (ROOT / "mpitrain/jobs/machines/laptop.toml").read_text()
-    (tmp_path / "slow.toml").write_text(laptop.replace("sustained = 4e9", "sustained = 2e8"))
+    (tmp_path / "slow.toml").write_text(laptop.replace("sustained = 4e9", "sustained = 5e7"))
     run = ended((*NARROW, "parallel.tp=4"), {"computing": 1.5, "tp": 3.0}, machine=tmp_path / "slow.toml")
     before, _ = machine_of_run(run)
-    assert before.links.inside.sustained == 2e8
+    assert before.links.inside.sustained == 5e7
     after, found = calibrated(run, before)
     assert [each.what.split()[0] for each in found] == ["throughput", "bandwidth"], found
     assert [each.factor for each in found] == pytest.approx([1 / 1.5, 1 / 3], rel=0.05)  # beside launches
@@ -61,6 +61,25 @@ def test_throughput_and_bandwidth_are_seen_in_their_parts(tmp_path):
     assert after.links.inside.sustained == pytest.approx(before.links.inside.sustained / 3, rel=0.05)
     assert (after.launch_s, after.links.between) == (before.launch_s, before.links.between)
     assert ratio(run, before) > 1.5 and ratio(run, after) == pytest.approx(1, abs=0.01)
+
+
+def test_products_of_every_size_change_by_the_same_factor(tmp_path):
+    text = (ROOT / "mpitrain/jobs/machines/laptop.toml").read_text()
+    figure = 'peak = 100e9, sustained = {}, peak_source = "a", sustained_source = "b" }}'
+    small, grouped = (
+        f"fp32_{kind} = {{ {figure.format(rate)}" for kind, rate in (("small", "45e9"), ("grouped", "40e9"))
+    )
+    (tmp_path / "m.toml").write_text(text.replace("[products]", f"[products]\n{small}\n{grouped}"))
+    run = ended(LARGE, {"computing": 1.5}, ranks=1, machine=tmp_path / "m.toml")
+    before, _ = machine_of_run(run)
+    after, _ = calibrated(run, before)
+    for name in ("fp32", "fp32_small", "fp32_grouped"):
+        assert after.products[name].sustained == pytest.approx(
+            before.products[name].sustained / 1.5, rel=0.05
+        )
+    tiles = [machine_of(each).tiles["fp32"].rows for each in (before, after)]
+    assert tiles[0] > 20 and tiles[1] == pytest.approx(tiles[0], rel=0.01)
+    assert ratio(run, after) == pytest.approx(1, abs=0.01)
 
 
 def test_what_is_faster_than_its_sheet_raises_the_peak():

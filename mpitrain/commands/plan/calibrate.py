@@ -217,9 +217,14 @@ def _faster(figure: Figure, factor: float) -> Figure:
 
 
 def _with_throughput(given: MachineFile, dtype: str, factor: float) -> MachineFile:
+    """Return a machine with other rates; small and grouped products keep their share of the large ones'."""
+    products = {
+        name: _faster(figure, factor) if name.partition("_")[0] == dtype else figure
+        for name, figure in given.products.items()
+    }
     return _with(
         given,
-        products={**given.products, dtype: _faster(given.products[dtype], factor)},
+        products=products,
         attention={name: _faster(figure, factor) for name, figure in given.attention.items()},
         memory={name: _faster(figure, factor) for name, figure in given.memory.items()},
     )

@@ -191,7 +191,8 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
     links = found.links
     products = {dtype: getattr(figure, kind) for dtype, figure in found.products.items()}
     tiles = {}
-    for dtype in [each for each in products if each + SUFFIX in products]:
+    measured = [each for each in products if each + SUFFIX in products and found.device == "cpu"]
+    for dtype in measured:
         products[dtype], tiles[dtype] = fitted(products[dtype], products.pop(dtype + SUFFIX))
     return MachineRates(
         name=found.name,
