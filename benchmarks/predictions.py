@@ -33,6 +33,10 @@ Two cores of an Intel Xeon with AMX, other programs beside it, 2026-11-26: 9.6 %
 worst (tp=2 pp=2 on 8 ranks); of one rank in fp32 at most 1 %; rank correlation 0.93. The same step of dp=2
 took 2.23 to 2.39 s there within half an hour.
 
+Two cores of an AMD EPYC (Zen 3), other programs beside it, 2026-11-28, two runs, --steps 3: 6.4 and 5.7 % in
+the median, 26 and 24 % at worst (async tp before its pieces were counted, and zero=1 in bf16, 6 % in the run
+before); rank correlation 0.89 in the second.
+
 --hosts 1gbit, a core of that Xeon each, 2026-11-27, two runs: 7.7 and 11.0 % in the median, 30 and 23 % at
 worst (pp=4 before it waited for the other host, and zero=1 in bf16); rank correlation 0.80: ten of the
 layouts take 3.1 to 4.4 s. Products were 6 and 2 % slower behind the steps than before them."""
