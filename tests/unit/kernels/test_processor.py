@@ -117,6 +117,31 @@ def test_a_widened_product_is_rounded_once(monkeypatch):
     assert products.product(x, weight).equal(products.product(x.float(), weight.float()).bfloat16())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("height", "width"), [(5, 7), (300, 576), (1, 1), (64, 0), (0, 64)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_one_row_is_that_of_fp64_rounded(way, dtype, height, width, transposed):
+    torch.manual_seed(1)
+    x = torch.randn(1, 1, width).to(dtype)
+    weight = torch.randn(*((width, height) if transposed else (height, width))).to(dtype)
+    weight = weight.t() if transposed else weight
+    y = products.product(x, weight)
+    exact = x.double() @ weight.double().t()
+    assert y.dtype == dtype and y.shape == exact.shape
+    unit = torch.finfo(dtype).eps
+    assert ((y.double() - exact).abs() <= exact.abs() * unit / 2 + 1e-4).all()
+
+
+def test_one_row_of_bf16_widens_no_weight(monkeypatch):
+    monkeypatch.setattr(processor, "_fast_here", frozenset)
+    monkeypatch.setattr(products, "_widened_product", lambda x, weight: "widened")
+    weight = torch.randn(9, 20).bfloat16()
+    row, rows = torch.randn(1, 20).bfloat16(), torch.randn(2, 20).bfloat16()
+    assert isinstance(products.product(row, weight), torch.Tensor)
+    for x, other in ((rows, weight), (row.half(), weight.half()), (row, weight.t().contiguous().t())):
+        assert products.product(x, other) == "widened"
+
+
 def test_a_rounded_weight_gradient_is_one_either_way(way):
     torch.manual_seed(1)
     a = torch.randn(70, 5).bfloat16()
