@@ -67,20 +67,20 @@ class ChunkDigests:
             at = until
 
 
-class _Streams:
+class DigestPair:
     """Digests of a weight as the checkpoint has it, and as it is read back; one as long as both are the same.
 
-    own: its chunks in the checkpoint. written: those of what is read back, if they are others.
+    saved: its chunks in the checkpoint. read: those of what is read back, if they are others.
     """
 
-    def __init__(self, own: Chunks, written: Chunks | None):
-        self.own = ChunkDigests(own)
-        self.others = ChunkDigests(written) if written else None
+    def __init__(self, saved: Chunks, read: Chunks | None):
+        self.saved = ChunkDigests(saved)
+        self.read = ChunkDigests(read) if read else None
 
     def divide(self) -> None:
         """From now on other numbers are written than the checkpoint has."""
-        if self.others is None:
-            self.others = self.own.copy()
+        if self.read is None:
+            self.read = self.saved.copy()
 
 
 class ExpectedDigests:
@@ -90,7 +90,7 @@ class ExpectedDigests:
         self._saved = saved
         self._digests: dict[str, dict[int, bytes]] = {}
         self._largest = 0.0
-        self._streams: dict[str, _Streams] = {}
+        self._pairs: dict[str, DigestPair] = {}
 
     def add(
         self, weight: Weight, expert: int, box: Box, kept: np.ndarray, found: np.ndarray, exact: bool
@@ -103,35 +103,35 @@ class ExpectedDigests:
         """
         name = PARAMETERS + weight.name
         array = self._saved.array(name)
-        streams = self._streams_of(weight)
+        pair = self._pair_of(weight)
         if not exact:
-            streams.divide()
+            pair.divide()
         begin = expert * math.prod(weight.ours) + box.start[0] * math.prod(weight.ours[1:])
-        complete = dict(streams.own.add(begin, kept))
+        complete = dict(pair.saved.add(begin, kept))
         for chunk, digest in complete.items():
             if digest != array.digests[chunk]:
                 raise CheckpointError(
                     f"{shown(self._saved.path)}: {name} isn't what was saved (chunk {chunk}); use another "
                     "step"
                 )
-        if streams.others is None:
+        if pair.read is None:
             difference = 0.0 if all_finite(found) else math.inf
         else:
             read = as_read(found, kept.dtype)
-            complete = dict(streams.others.add(begin, read))
+            complete = dict(pair.read.add(begin, read))
             difference = largest_difference(read, kept)
         if not math.isfinite(difference):
             raise _not_finite(name, kept, found.dtype)
         self._digests.setdefault(weight.name, {}).update(complete)
         self._largest = max(self._largest, difference)
 
-    def _streams_of(self, weight: Weight) -> "_Streams":
-        if weight.name not in self._streams:
+    def _pair_of(self, weight: Weight) -> DigestPair:
+        if weight.name not in self._pairs:
             array = self._saved.array(PARAMETERS + weight.name)
             written = Chunks(weight.box.shape, array.dtype.itemsize)
             same = written == array.chunks and dtype_read(array.dtype) == array.dtype
-            self._streams[weight.name] = _Streams(array.chunks, None if same else written)
-        return self._streams[weight.name]
+            self._pairs[weight.name] = DigestPair(array.chunks, None if same else written)
+        return self._pairs[weight.name]
 
     @property
     def so_far(self) -> ExportDigests:

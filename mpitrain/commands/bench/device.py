@@ -29,7 +29,7 @@ from mpitrain.plan.predict.step_time.tiles import (
     OF_CPU,
     OF_GPU,
     SMALL,
-    SUFFIX,
+    SMALL_SUFFIX,
     Sides,
     share_of,
     share_of_all,
@@ -87,7 +87,7 @@ class Samples(NamedTuple):
 def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]:
     """Yield all that is measured of a device. dtypes: of products, of which attention takes the first."""
     sizes = SIZES_OF_GPU if device.type == "cuda" else SIZES_OF_CPU
-    small = {SUFFIX: SMALL} if device.type == "cpu" else {}
+    small = {SMALL_SUFFIX: SMALL} if device.type == "cpu" else {}
     for dtype in dtypes:
         rates = _products(device, dtype, [sizes.products, *small.values()])
         for suffix, found in zip(("", *small), rates):
@@ -106,8 +106,8 @@ def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]
 
 
 def measured_host(device: torch.device, cores: int) -> Iterator[Samples]:
-    """Yield what memory.offload takes: numbers that so many cores update a second, as they are computed with
-    behind that, and bytes/s to the host's memory.
+    """Yield what memory.offload depends on: bytes/s of copies to host memory, and numbers that so many cores
+    update a second, with the cast to 16 bits behind it.
     """
     streams = streams_of(device)
     sent = streams.on_device(HOST_COPIED, torch.float32)

@@ -83,8 +83,8 @@ def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
         wire_bytes=2 if resolved.precision.reduce == "bf16" else 4,
         tp_overlap=0.5 if parallel.async_tp else 0.0,
         dispatch="alltoall" if resolved.experts.dispatch == "flat" else "hierarchical",
-        offload=memory.offload in ("optimizer", "all"), away=memory.offload in ("activations", "all"),
-        regathers=parallel.regather,
+        offload_optimizer=memory.offload in ("optimizer", "all"),
+        offload_activations=memory.offload in ("activations", "all"), regathers=parallel.regather,
         core_again=True, context=parallel.context, gather=parallel.gather,
     )  # fmt: skip
 

@@ -128,10 +128,10 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         found, chosen, refusal = _fitting(given, shape, base, asked, rates, fixed, limit)
         if not chosen and _may_offload(given, asked, rates):
             offloaded, chosen, _ = _fitting(
-                given, shape, base._replace(offload=True), asked, rates, fixed, limit
+                given, shape, base._replace(offload_optimizer=True), asked, rates, fixed, limit
             )
             found = offloaded if chosen else found
-            notes += [OFFLOADED if rates.times_offload else f"{OFFLOADED}: {NOT_IN_THE_TIMES}"] * bool(chosen)
+            notes += [OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {NOT_IN_THE_TIMES}"] * bool(chosen)
     if not chosen:
         raise _nothing_fits(shape, asked, rates, found, limit, fixed, refusal)
     if asked.out is not None:
@@ -215,15 +215,15 @@ def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tupl
             f'memory.recompute = "{config.memory.recompute}": its time is that of '
             f'"{recompute_of(config.memory.recompute)}"'
         )
-    if config.memory.offload != "none" and not rates.times_offload:
+    if config.memory.offload != "none" and not rates.knows_offload:
         notes.append(f'memory.offload = "{config.memory.offload}": {NOT_IN_THE_TIMES}')
     layout = StepLayout(
         asked.ranks, config.data.sequence, batch, compute=compute, fused=fused_by(config, rates),
         sequence_parallel=config.parallel.sequence, tp_overlap=0.5 if config.parallel.async_tp else 0.0,
         wire_bytes=2 if config.precision.reduce == "bf16" else 4,
         dispatch="alltoall" if config.experts.dispatch == "flat" else config.experts.dispatch,
-        offload=config.memory.offload in ("optimizer", "all"), regathers=config.parallel.regather,
-        away=config.memory.offload in ("activations", "all"), segments=segments_in(config),
+        offload_optimizer=config.memory.offload in ("optimizer", "all"), regathers=config.parallel.regather,
+        offload_activations=config.memory.offload in ("activations", "all"), segments=segments_in(config),
         reduce=_reduce(config), core_again=True,
     )  # fmt: skip
     return layout, notes
@@ -288,7 +288,7 @@ def with_layout(config: Config, layout: StepLayout) -> Config:
 
 def _offloaded(config: Config, layout: StepLayout) -> str:
     """Return memory.offload of a layout: what the configuration says, unless the planner added it."""
-    added = layout.offload and config.memory.offload == "none"
+    added = layout.offload_optimizer and config.memory.offload == "none"
     return "optimizer" if added else config.memory.offload
 
 

@@ -24,7 +24,7 @@ def took(machine, layout=LAYOUT, **changed):
 
 def test_an_update_in_host_memory_takes_what_was_measured():
     assert pytest.approx(1_235_814_400, rel=1e-5) == OWNED  # all but norms
-    assert took(MEASURED, offload=True) - took(MEASURED) == pytest.approx(2.914 - 2.037, rel=0.02)
+    assert took(MEASURED, offload_optimizer=True) - took(MEASURED) == pytest.approx(2.914 - 2.037, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_an_update_in_host_memory_takes_what_was_measured():
     ],
 )
 def test_gradients_come_while_others_are_updated_and_weights_go_back_behind_that(rates, seconds):
-    found = step.update_seconds(SHAPE, LAYOUT._replace(offload=True), MEASURED._replace(**rates))
+    found = step.update_seconds(SHAPE, LAYOUT._replace(offload_optimizer=True), MEASURED._replace(**rates))
     assert found == pytest.approx(seconds, rel=1e-3)
-    shared = LAYOUT._replace(ranks=8, zero=1, offload=True)
+    shared = LAYOUT._replace(ranks=8, zero=1, offload_optimizer=True)
     assert step.update_seconds(SHAPE, shared, MEASURED._replace(**rates)) == pytest.approx(
         seconds / 8, rel=1e-3
     )
@@ -47,29 +47,35 @@ def test_gradients_come_while_others_are_updated_and_weights_go_back_behind_that
 
 def test_activations_take_what_no_computation_hides():
     fast, slow = MEASURED._replace(host_copy=1e15), MEASURED._replace(host_copy=1e10)
-    assert took(fast, away=True) == pytest.approx(took(fast), rel=1e-6)
+    assert took(fast, offload_activations=True) == pytest.approx(took(fast), rel=1e-6)
     copied = 2 * 16 * SHAPE.layers * stash_bytes(SHAPE, LAYOUT, 1, 0) / 1e10
-    hidden = copied * PLAY + took(slow) - took(slow, away=True)
+    hidden = copied * PLAY + took(slow) - took(slow, offload_activations=True)
     assert 0 < hidden < took(slow), "blocks are computed meanwhile"
 
 
 def test_a_cpu_copies_in_its_own_memory():
     layout = LAYOUT._replace(compute="fp32", fused=False)
     rate = CPU.memory_bandwidth
-    update = took(CPU, layout, offload=True) - took(CPU, layout)
+    update = took(CPU, layout, offload_optimizer=True) - took(CPU, layout)
     assert update == pytest.approx(PLAY * 16 * OWNED / rate, rel=1e-3)
     kept = 16 * SHAPE.layers * stash_bytes(SHAPE, layout, 1, 0)
-    activations = took(CPU, layout, away=True) - took(CPU, layout)
+    activations = took(CPU, layout, offload_activations=True) - took(CPU, layout)
     assert activations == pytest.approx(PLAY * 4 * kept / rate, rel=1e-3)
 
 
 def test_what_is_not_known_of_a_host_is_in_no_time():
-    assert not UNKNOWN.times_offload and MEASURED.times_offload and CPU.times_offload
-    assert took(UNKNOWN, offload=True, away=True) == took(UNKNOWN)
+    assert not UNKNOWN.knows_offload and MEASURED.knows_offload and CPU.knows_offload
+    assert took(UNKNOWN, offload_optimizer=True, offload_activations=True) == took(UNKNOWN)
 
 
 def test_four_blocks_activations_stay_at_most():
-    few, many = (step.predict_step(SHAPE, LAYOUT._replace(away=away), MEASURED) for away in (True, False))
-    saved = many.footprint.activations - few.footprint.activations
-    assert saved == (SHAPE.layers - 4) * stash_bytes(SHAPE, LAYOUT, 1, 0)
-    assert LAYOUT._replace(away=True, offload=True).describe().count("offload all") == 1
+    few, many = (
+        step.predict_step(SHAPE, LAYOUT._replace(offload_activations=given), MEASURED).footprint
+        for given in (True, False)
+    )
+    assert many.activations - few.activations == (SHAPE.layers - 4) * stash_bytes(SHAPE, LAYOUT, 1, 0)
+
+
+def test_a_layout_says_what_is_in_host_memory():
+    both = LAYOUT._replace(offload_activations=True, offload_optimizer=True)
+    assert " offload all " in both.describe() and "offload" not in LAYOUT.describe()

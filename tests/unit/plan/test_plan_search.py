@@ -133,7 +133,7 @@ def test_kinds_are_written_where_they_matter():
     keys = ("parallel.context", "parallel.gather", "memory.offload")
     written = flatten(with_layout(load(None, ()), layout))
     assert [written[key] for key in keys] == ["ulysses", "step", "none"]
-    plain = layout._replace(cp=1, zero=1, offload=True)
+    plain = layout._replace(cp=1, zero=1, offload_optimizer=True)
     written = flatten(with_layout(load(None, ("parallel.context=ring",)), plain))
     assert [written[key] for key in keys] == ["ring", "auto", "optimizer"]
     written = flatten(with_layout(load(None, ("memory.offload=all",)), plain))

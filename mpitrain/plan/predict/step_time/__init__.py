@@ -3,7 +3,7 @@
 machine.py             what a machine can do, from a file of jobs/machines/ or the user's own
 layout.py              how a model is divided over ranks; what contradicts itself is refused
 work.py                what one block computes, passes over memory and sends, in integers
-tiles.py               what products lose that are small
+tiles.py               what share of its rate a product of some shape reaches
 compute.py             seconds of products, attention and passes
 network.py             seconds of collectives over the links of a machine
 stage_seconds.py       seconds of a stage's forward and backward

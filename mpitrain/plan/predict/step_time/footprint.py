@@ -73,12 +73,12 @@ def _of_rank(
     gathered = 2 * layout.item * whole // max(1, num_dense + num_sparse) if fetches_each(layout) else 0
     per_stash = _mean_blocks(num_dense, len(held)), _mean_blocks(num_sparse, len(held))
     kept = stashes * stash_bytes(shape, layout, *per_stash)
-    if layout.away:
+    if layout.offload_activations:
         kept = min(kept, STAYING * stash_bytes(shape, layout, 1, 0))
     kept += _working(shape, layout)
     logits = _logits(shape, layout) if last in held else 0
     # AdamW's, and masters beside weights of 16 bits
-    moments = 0 if layout.offload else (12 if layout.item == 2 else 2 * layout.item) * owned
+    moments = 0 if layout.offload_optimizer else (12 if layout.item == 2 else 2 * layout.item) * owned
     return Footprint(weights, gradients, moments, kept, logits, gathered, rank)
 
 

@@ -29,7 +29,8 @@ class StepLayout(NamedTuple):
     flash: attention keeps no scores. fused: losses and activations are one kernel each (compile).
     overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the
     share.
-    offload: master weights and moments are in host memory. away: activations wait there.
+    offload_optimizer: master weights and moments are in host memory. offload_activations: these wait
+    there.
     segments: of each sequence, for a schedule that cuts it. reduce: of gradients, as
     parallel.reduce.
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
@@ -66,8 +67,8 @@ class StepLayout(NamedTuple):
     tp_overlap: float = 0.0
     dispatch: str = "alltoall"
     ends_count: bool = False
-    offload: bool = False
-    away: bool = False
+    offload_optimizer: bool = False
+    offload_activations: bool = False
     again: float = 0.0
     core_again: bool = False
     regathers: bool = True
@@ -84,9 +85,9 @@ class StepLayout(NamedTuple):
     @property
     def offloaded(self) -> str:
         """What is in host memory, as memory.offload says it."""
-        if self.offload:
-            return "all" if self.away else "optimizer"
-        return "activations" if self.away else "none"
+        if self.offload_optimizer:
+            return "all" if self.offload_activations else "optimizer"
+        return "activations" if self.offload_activations else "none"
 
     @property
     def sums_each(self) -> bool:
@@ -154,7 +155,7 @@ class StepLayout(NamedTuple):
         words += [f"context {self.context}"] * (self.cp > 1 and self.context != "zigzag")
         words += [f"zero {self.zero}"]
         words += ["gather step"] * (self.zero == 3 and self.gather == "step")
-        words += [f"offload {self.offloaded}"] * (self.offload or self.away)
+        words += [f"offload {self.offloaded}"] * (self.offload_optimizer or self.offload_activations)
         words += [f"dp_shard {self.sharded}"] * (self.sharded > 0)
         words += [f"micro {self.micro}"]
         words += [f"recompute {self.recompute}"] * (self.recompute != "none")

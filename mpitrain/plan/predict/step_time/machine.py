@@ -18,7 +18,7 @@ from msgspec import Meta
 from mpitrain.config import toml_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
-from mpitrain.plan.predict.step_time.tiles import SUFFIX, Tiles, fitted
+from mpitrain.plan.predict.step_time.tiles import SMALL_SUFFIX, Tiles, fitted
 
 MOST_BYTES = 1 << 16  # of a machine's file
 SHORT = "_short"  # ends the name of a figure of short sequences
@@ -121,7 +121,7 @@ class MachineRates(NamedTuple):
     host_copy: float = 0.0
 
     @property
-    def times_offload(self) -> bool:
+    def knows_offload(self) -> bool:
         """Whether it is known what memory.offload takes: a CPU copies from its memory to its memory."""
         return not self.on_gpu or (self.host_update > 0 and self.host_copy > 0)
 
@@ -191,9 +191,9 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
     links = found.links
     products = {dtype: getattr(figure, kind) for dtype, figure in found.products.items()}
     tiles = {}
-    measured = [each for each in products if each + SUFFIX in products and found.device == "cpu"]
+    measured = [each for each in products if each + SMALL_SUFFIX in products and found.device == "cpu"]
     for dtype in measured:
-        products[dtype], tiles[dtype] = fitted(products[dtype], products.pop(dtype + SUFFIX))
+        products[dtype], tiles[dtype] = fitted(products[dtype], products.pop(dtype + SMALL_SUFFIX))
     return MachineRates(
         name=found.name,
         on_gpu=found.device == "cuda",

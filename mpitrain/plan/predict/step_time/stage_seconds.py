@@ -350,7 +350,7 @@ def stages_of(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> l
     repeated = layout.recompute == "full"
     dense_weights = weights_of_stage(shape, layout, (1, 0), (False, False))
     dense = part_of((attention, dense_work(one, layout)), layout, machine, dense_weights, repeated)
-    if layout.away and machine.times_offload:  # experts' can't be (plan/settings/experts.py)
+    if layout.offload_activations and machine.knows_offload:  # experts' can't be (plan/settings/experts.py)
         dense = _with_copies(dense, stash_bytes(shape, layout, 1, 0), machine)
     sparse = dense
     if shape.experts is not None:

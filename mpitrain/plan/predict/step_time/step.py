@@ -321,7 +321,7 @@ def update_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates)
     dense, experts = _most_weights(shape, layout)
     owned = dense / layout.shards + experts / layout.expert_shards
     here = UPDATE_BYTES * owned / machine.memory_bandwidth + 50 * machine.launch_s
-    if not (layout.offload and machine.times_offload):
+    if not (layout.offload_optimizer and machine.knows_offload):
         return here
     if not machine.on_gpu:
         return here + 2 * (GRADIENT_BYTES + layout.item) * owned / machine.memory_bandwidth

@@ -30,7 +30,7 @@ OF_CPU = Tiles(12.0, 12.0, 1.0)  # where none are measured
 # of a CPU's products that `bench machine` measures
 LARGE: tuple[Sides, ...] = ((512, 256, 1024), (512, 1024, 256), (512, 512, 2048))
 SMALL: tuple[Sides, ...] = ((128, 1024, 128), (128, 128, 1024))
-SUFFIX = "_small"  # ends the name of a rate of SMALL
+SMALL_SUFFIX = "_small"  # ends the name of a rate of SMALL
 MOST = 512.0  # of a side: what loses more isn't explained by tiles
 
 
