@@ -23,7 +23,7 @@ from mpitrain.optim.moments import UpdateBatch
 from mpitrain.optim.offload import LOAD, torch_threads
 from mpitrain.optim.optimizers import adamw
 from mpitrain.plan.predict.step_time.compute import SHORT_LENGTH, SHORT_WIDTH
-from mpitrain.plan.predict.step_time.machine import SHORT
+from mpitrain.plan.predict.step_time.machine import GROUPED, SHORT
 from mpitrain.plan.predict.step_time.tiles import (
     LARGE,
     OF_CPU,
@@ -94,7 +94,7 @@ def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]
             yield Samples(f"products.{dtype}{suffix}", found)
     if device.type == "cpu":
         for dtype in ("fp32", "bf16"):
-            yield Samples(f"products.{dtype}_grouped", _grouped(device, dtype))
+            yield Samples(f"products.{dtype}{GROUPED}", _grouped(device, dtype))
     yield from _attention(device, getattr(torch, _torch_name(dtypes[0])), sizes.attention)
     if device.type == "cpu":  # kernels of its own (kernels/attention_cpu_16bit.py)
         yield from _attention(device, torch.bfloat16, sizes.attention, "_16")

@@ -334,14 +334,14 @@ def _chosen(
             unfit.add(each.layout)
             continue
         if any(_saves_little(each, other, other.held - held, limit) for other in chosen):
-            found.refused["recomputation that saves little"] += 1
+            found.refused["what is slower and saves little memory"] += 1
             continue
         chosen.append(RunnableLayout(each, config, held))
     return chosen, refusal
 
 
 def _saves_little(each: Candidate, other: RunnableLayout, saved: int, limit: float) -> bool:
-    """Return whether a layout is a faster one that keeps less, for which no memory asks."""
+    """Return whether a layout is a faster one with more or less recomputation, for which no memory asks."""
     faster = other.candidate.layout
     alike = each.layout._replace(recompute=faster.recompute, regathers=faster.regathers) == faster
     return alike and saved < SAVED * limit

@@ -27,6 +27,7 @@ from mpitrain.schedules import catalog
 
 A100 = machine_of(find_machine("a100-80gb"))
 H100 = machine_of(find_machine("h100-80gb"))
+FIGURE = '{ peak = 67e12, sustained = 50e12, peak_source = "sheet", sustained_source = "sheet" }'
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,10 @@ def written_machine(tmp_path, old, new):
         ("aliases = ", f"aliases = {5000 * '['}{5000 * ']'}  # ", "too deep"),
         ('device = "cuda"', 'device = "gpu"', "device"),
         ('device = "cuda"', "", "device"),
+        ("[memory]", f"[memory]\npasse = {FIGURE}", "memory.passe: found no .*; did you mean passes?"),
+        ("[attention]", f"[attention]\nforward_8 = {FIGURE}", "attention.forward_8: found no .* one of"),
+        ("[products]", f"[products]\nfp32_grouped = {FIGURE}", "fp32_grouped without products.fp32;"),
+        ("[products]", f"[products]\nbf16_small = {FIGURE}", "bf16_small: small products .* a CPU only"),
     ],
     ids=str,
 )
@@ -129,8 +134,7 @@ def test_a_wrong_machine_is_refused_in_one_line(tmp_path, old, new, message):
 
 def test_a_machine_says_whose_memory_it_has(tmp_path):
     """A GPU with a rate of fp32 products stays a GPU."""
-    figure = 'fp32 = { peak = 67e12, sustained = 50e12, peak_source = "sheet", sustained_source = "sheet" }'
-    path = written_machine(tmp_path, "[products]", f"[products]\n{figure}")
+    path = written_machine(tmp_path, "[products]", f"[products]\nfp32 = {FIGURE}")
     assert machine_of(read_machine(path)).on_gpu
     assert H100.on_gpu and not machine_of(find_machine("laptop")).on_gpu
 

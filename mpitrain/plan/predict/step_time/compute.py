@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 from mpitrain.plan.predict.step_time.layout import item_of
-from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.machine import GROUPED, MachineRates
 from mpitrain.plan.predict.step_time.tiles import OF_CPU, OF_GPU, UNALIGNED, Tiles, share_of
 from mpitrain.plan.predict.step_time.work import AttentionCore, PartWork, Product
 
@@ -40,7 +40,7 @@ def product_seconds(product: Product, machine: MachineRates, dtype: str) -> floa
     narrow = dtype == "fp8" and product.narrow and "fp8" in machine.products
     kind = "fp8" if narrow else _rate_of_products(machine, dtype)
     if product.number > 1:  # of experts, a CPU's by another library (kernels/grouped.py)
-        kind = f"{kind}_grouped" if f"{kind}_grouped" in machine.products else kind
+        kind = kind + GROUPED if kind + GROUPED in machine.products else kind
     rate = machine.products[kind] * share_of(m, n, k, tiles_of(machine, kind))
     moved = product.number * (m * k + k * n + m * n) * item_of(dtype)
     seconds = max(product.flops / rate, moved / machine.memory_bandwidth)

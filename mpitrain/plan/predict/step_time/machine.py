@@ -22,6 +22,14 @@ from mpitrain.plan.predict.step_time.tiles import SMALL_SUFFIX, Tiles, fitted
 
 MOST_BYTES = 1 << 16  # of a machine's file
 SHORT = "_short"  # ends the name of a figure of short sequences
+GROUPED = "_grouped"  # and of products of several experts
+NAMES = {
+    "attention": tuple(
+        f"{way}{kind}" for way in ("forward", "backward") for kind in ("", "_16", SHORT, f"_16{SHORT}")
+    ),
+    "memory": ("bandwidth", "passes"),
+    "host": ("update", "copy"),
+}
 
 # a second: below are TFLOP/s or GB/s that were typed as FLOP/s or bytes/s
 Rate = Annotated[float, Meta(ge=1e4, lt=1e24)]
@@ -317,11 +325,35 @@ def _require_sense(found: MachineFile, path: str) -> None:
             raise ConfigError(
                 f"machine {shown(path)}: found no {table}.{key}; needed peak and sustained of it"
             )
+    _require_known(found, path)
     for key, figure in found.figures():
         if figure.sustained > figure.peak:
             raise ConfigError(
                 f"machine {shown(path)}: {shown(key)}: sustained = {figure.sustained:g} is above "
                 f"peak = {figure.peak:g}; needed no more than that, both in the same unit"
+            )
+
+
+def _require_known(found: MachineFile, path: str) -> None:
+    """Raise ConfigError for a figure that no prediction reads."""
+    for table, names in NAMES.items():
+        for key in getattr(found, table):
+            if key not in names:
+                near = get_close_matches(key, names, n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise ConfigError(
+                    f"machine {shown(path)}: {table}.{shown(key)}: found no such figure; {hint}"
+                    f"needed one of {', '.join(names)}"
+                )
+    for key in found.products:
+        dtype = key.removesuffix(SMALL_SUFFIX).removesuffix(GROUPED)
+        if dtype not in found.products:
+            raise ConfigError(
+                f"machine {shown(path)}: found products.{key} without products.{dtype}; needed that too"
+            )
+        if key.endswith(SMALL_SUFFIX) and found.device == "cuda":
+            raise ConfigError(
+                f"machine {shown(path)}: products.{key}: small products are read of a CPU only; leave it out"
             )
 
 
