@@ -8,13 +8,15 @@ oneDNN's product is added by a pass of its own. 16-bit matrices are multiplied i
 that are slower otherwise (kernels/processor.py): sums are fp32 either way.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch.nn import functional
 
 from mpitrain.kernels.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
 
-# numbers of a weight that are widened at a time: they stay in the cache, and need little memory
-AT_ONCE = 2**20
+# side of the tiles in which matrices are widened: they stay in the cache, and need little memory
+TILE = 2**10
 ADDED_AT_ONCE = 2**22  # numbers of a weight's gradient that are made beside their sum
 # rows of x, multiplications: up to these a call of oneDNN costs more than it gains
 FEW = (32, 2**23)
@@ -66,16 +68,35 @@ def _added_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the same, multiplied in fp32, some rows of the weight at a time."""
-    kind = multiplied_as(x.dtype)
-    rows = max(1, AT_ONCE // max(1, weight.shape[1]))
-    wide = x.to(kind)
-    if len(weight) <= rows:
-        return product(wide, weight.to(kind)).to(x.dtype)
-    y = x.new_empty(*x.shape[:-1], len(weight))
-    for some, out in zip(weight.split(rows), y.split(rows, -1)):
-        out.copy_(product(wide, some.to(kind)))
+    """Return the same, multiplied and summed in fp32, a tile of each at a time."""
+    height, width = weight.shape
+    y = x.new_empty(*x.shape[:-1], height)
+    x_NK, y_NM = x.flatten(0, -2), y.flatten(0, -2)
+    rows, outputs, inputs = map(_side, (len(x_NK), height, width))
+    for some_x, some_y in zip(x_NK.split(rows), y_NM.split(rows)):
+        for some, out in zip(weight.split(outputs), some_y.split(outputs, -1)):
+            out.copy_(_sum_of_tiles(some_x.split(inputs, 1), some.split(inputs, 1)))
     return y
+
+
+def _sum_of_tiles(of_x: Iterable[torch.Tensor], of_weight: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of x @ weight.T of some tiles, in the type in which they are multiplied."""
+    parts = (_multiplied_wide(*tiles) for tiles in zip(of_x, of_weight))
+    total = next(parts)
+    for part in parts:
+        total += part
+    return total
+
+
+def _multiplied_wide(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    kind = multiplied_as(x.dtype)
+    return product(x.to(kind), weight.to(kind))
+
+
+def _side(size: int) -> int:
+    """Return into pieces of which size a side is cut: about the same, as it decides on the library."""
+    times = max(1, -(-size // TILE))
+    return max(1, -(-size // times))
 
 
 @torch.no_grad()
@@ -97,7 +118,17 @@ def add_product(
     elif a.is_cuda:
         torch.addmm(total, a.t(), b, out_dtype=total.dtype, beta=0 if first else 1, out=total)
     else:
-        add_product(total, a.to(total.dtype), b.to(total.dtype), first=first)
+        _add_widened(total, a, b, first)
+
+
+def _add_widened(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, first: bool) -> None:
+    """Add a.T @ b, multiplied in the type of `total`, a tile of each at a time."""
+    rows, outputs, inputs = map(_side, (len(a), *total.shape))
+    for number, (some_a, some_b) in enumerate(zip(a.split(rows), b.split(rows))):
+        for across, part_b in zip(total.split(inputs, 1), some_b.split(inputs, 1)):
+            wide = part_b.to(total.dtype)
+            for tile, part_a in zip(across.split(outputs), some_a.split(outputs, 1)):
+                add_product(tile, part_a.to(total.dtype), wide, first=first and number == 0)
 
 
 def _add(total: torch.Tensor, x: torch.Tensor, first: bool) -> None:

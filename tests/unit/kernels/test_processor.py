@@ -95,10 +95,10 @@ def test_doctor_says_it(way, slow, by, monkeypatch):
 @pytest.mark.parametrize(("height", "width"), [(5, 7), (300, 200), (1, 1), (64, 0), (0, 64)])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rows", [(2, 33), (1, 1)])
-@pytest.mark.parametrize("at_once", [2**20, 1000])
-def test_a_product_is_that_of_fp64_rounded(way, dtype, height, width, transposed, rows, at_once, monkeypatch):
-    """Also some rows at a time, of which the last are fewer."""
-    monkeypatch.setattr(products, "AT_ONCE", at_once)
+@pytest.mark.parametrize("tile", [2**10, 32])
+def test_a_product_is_that_of_fp64_rounded(way, dtype, height, width, transposed, rows, tile, monkeypatch):
+    """Also in tiles, of which the last are smaller."""
+    monkeypatch.setattr(products, "TILE", tile)
     torch.manual_seed(1)
     x = torch.randn(*rows, width).to(dtype)
     weight = torch.randn(*((width, height) if transposed else (height, width))).to(dtype)
@@ -116,6 +116,51 @@ def test_a_widened_product_is_rounded_once(monkeypatch):
     x = torch.randn(33, 20).bfloat16()
     weight = torch.randn(9, 20).bfloat16()
     assert products.product(x, weight).equal(products.product(x.float(), weight.float()).bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(700, 90, 3000), (3000, 400, 90), (90, 5000, 700), (1, 1, 1)])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_widened_gradient_is_that_of_fp64_and_its_tiles_are_small(monkeypatch, shape, first):
+    """Some rows, inputs and outputs at a time; the product of each tile is exact to fp32."""
+    monkeypatch.setattr(processor, "_fast_here", frozenset)
+    monkeypatch.setattr(products, "TILE", 2**8)
+    tiles = factors_of(monkeypatch, "add_product")
+    torch.manual_seed(1)
+    rows, height, width = shape
+    a, b = torch.randn(rows, height).bfloat16(), torch.randn(rows, width).bfloat16()
+    total = torch.randn(height, width)
+    expected = a.double().t() @ b.double() + (0 if first else total.double())
+    products.add_product(total, a, b, first=first)
+    assert (total.double() - expected).abs().max() < 1e-5 * rows
+    assert max(each.numel() for tile in tiles for each in tile) <= 2**16
+
+
+@pytest.mark.parametrize("shape", [(700, 90, 3000), (3000, 400, 90), (90, 5000, 700)])
+def test_what_a_product_widens_at_a_time_is_small(monkeypatch, shape):
+    monkeypatch.setattr(processor, "_fast_here", frozenset)
+    monkeypatch.setattr(products, "TILE", 2**8)
+    tiles = factors_of(monkeypatch, "product")
+    rows, width, height = shape
+    x, weight = torch.randn(rows, width).half(), torch.randn(height, width).half()
+    y = products.product(x, weight)
+    assert max(each.numel() for tile in tiles for each in tile) <= 2**16
+    exact = x.double() @ weight.double().t()
+    assert ((y.double() - exact).abs() <= torch.finfo(y.dtype).eps * (exact.abs() + 0.1)).all()
+
+
+def factors_of(monkeypatch, name):
+    """Return a list that grows by the fp32 factors of each call of products.`name` from within."""
+    found = []
+    inner = getattr(products, name)
+
+    def noted(*arguments, **options):
+        factors = [each for each in arguments[-2:] if isinstance(each, torch.Tensor)]
+        if all(each.dtype == torch.float32 for each in factors):
+            found.append(factors)
+        return inner(*arguments, **options)
+
+    monkeypatch.setattr(products, name, noted)
+    return found
 
 
 def test_one_row_of_bf16_widens_no_weight(monkeypatch):
