@@ -50,6 +50,10 @@ AMX (2026-11-27), two cores each, torch 2.13.0, MPICH 5.0.2, growth in MB of ran
 After three steps ep=4 had 264.9 on the EPYC: it meets more tokens with each.
 Beside 20 other processes on the EPYC: 399.3 (tp=2), 186.2 (v-half), 139.1 (dp=8), 57.9 (quickstart).
 
+On an AMD of Zen 3, which multiplies bf16 in fp32 (2026-11-28, six steps), measured over predicted:
+quickstart bf16 0.85, large 1.00, dp=8 zero=3 0.98, tp=2 pp=2 0.96, mixtral 1.03, pp=2 1.02, ep=4 0.93.
+With --set model.vocab=16384 and three steps large, bf16 was 0.99; 1.07 before tiles of 4 MB were widened.
+
 Experts after more steps, each a prediction's multiple; 20 and 200 steps on the EPYC, 20 and 200 on the Xeon:
 
     mixtral       0.99   1.02      -   1.03
