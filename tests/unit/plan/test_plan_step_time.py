@@ -121,6 +121,7 @@ def written_machine(tmp_path, old, new):
         ('device = "cuda"', "", "device"),
         ("[memory]", f"[memory]\npasse = {FIGURE}", "memory.passe: found no .*; did you mean passes?"),
         ("[attention]", f"[attention]\nforward_8 = {FIGURE}", "attention.forward_8: found no .* one of"),
+        ("[products]", f"[products]\nbff16 = {FIGURE}", "products.bff16: found no .*; did you mean bf16?"),
         ("[products]", f"[products]\nfp32_grouped = {FIGURE}", "fp32_grouped without products.fp32;"),
         ("[products]", f"[products]\nbf16_small = {FIGURE}", "bf16_small: small products .* a CPU only"),
     ],

@@ -10,12 +10,13 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import fields
 
-from mpitrain.config import toml_of
+from mpitrain.config import Precision, toml_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.predict.step_time.tiles import SMALL_SUFFIX, Tiles, fitted
@@ -23,7 +24,9 @@ from mpitrain.plan.predict.step_time.tiles import SMALL_SUFFIX, Tiles, fitted
 MOST_BYTES = 1 << 16  # of a machine's file
 SHORT = "_short"  # ends the name of a figure of short sequences
 GROUPED = "_grouped"  # and of products of several experts
-NAMES = {
+# of each table, the figures that predictions read
+NAMES: dict[str, tuple[str, ...]] = {
+    "products": get_args(next(each.type for each in fields(Precision) if each.name == "compute")),
     "attention": tuple(
         f"{way}{kind}" for way in ("forward", "backward") for kind in ("", "_16", SHORT, f"_16{SHORT}")
     ),
@@ -338,23 +341,28 @@ def _require_known(found: MachineFile, path: str) -> None:
     """Raise ConfigError for a figure that no prediction reads."""
     for table, names in NAMES.items():
         for key in getattr(found, table):
-            if key not in names:
-                near = get_close_matches(key, names, n=1)
+            name = _large(key) if table == "products" else key
+            if name not in names:
+                near = get_close_matches(name, names, n=1)
                 hint = f"did you mean {near[0]}? " if near else ""
                 raise ConfigError(
                     f"machine {shown(path)}: {table}.{shown(key)}: found no such figure; {hint}"
                     f"needed one of {', '.join(names)}"
                 )
     for key in found.products:
-        dtype = key.removesuffix(SMALL_SUFFIX).removesuffix(GROUPED)
-        if dtype not in found.products:
+        if _large(key) not in found.products:
             raise ConfigError(
-                f"machine {shown(path)}: found products.{key} without products.{dtype}; needed that too"
+                f"machine {shown(path)}: found products.{key} without products.{_large(key)}; needed that too"
             )
         if key.endswith(SMALL_SUFFIX) and found.device == "cuda":
             raise ConfigError(
                 f"machine {shown(path)}: products.{key}: small products are read of a CPU only; leave it out"
             )
+
+
+def _large(key: str) -> str:
+    """Return the name of the rate of large products, one at a time, beside which a rate of others stands."""
+    return key.removesuffix(SMALL_SUFFIX).removesuffix(GROUPED)
 
 
 def _figures(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
