@@ -226,21 +226,31 @@ def pytest_collection_finish():
 
 
 def _thinned(items):
-    """Return cases of units and of ranks that MPITRAIN_LONG=1 runs: others have each of their values.
+    """Return cases that MPITRAIN_LONG=1 runs: of units and of ranks, others have each of their values; of
+    any test marked few_cases, others are enough.
 
     Who names a file, or fewer, gets every case.
     """
-    from covering import once
+    from covering import once, spread
 
     tests = {}
     for item in items:
-        if _room(item) in THINNED and hasattr(item, "callspec") and _has_a_lane(item):
+        if hasattr(item, "callspec") and _has_a_lane(item):
             tests.setdefault((item.path, item.originalname), []).append(item)
     found = set()
     for cases in tests.values():
-        if len(cases) > FEW:
-            found |= {*cases} - {*once(cases, lambda item: item.callspec.params)}
+        taken = cases
+        if len(cases) > FEW and _room(cases[0]) in THINNED:
+            taken = once(cases, lambda item: item.callspec.params)
+        if marked := cases[0].get_closest_marker("few_cases"):
+            taken = spread([item for item in taken if not _is_by_choice(item)], *marked.args)
+        found |= {*cases} - {*taken}
     return found
+
+
+def _is_by_choice(item):
+    """Return whether a case is one of those that take long."""
+    return any(BY_CHOICE in mark.kwargs.get("reason", "") for mark in item.iter_markers("skipif"))
 
 
 def _has_a_lane(item):

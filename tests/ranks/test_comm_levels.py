@@ -158,6 +158,7 @@ def in_one_level():
     return all_expected
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("transport", "limit", "round_"),

@@ -189,6 +189,7 @@ def config_of(world, kind, layout):
     )
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.sizes(1, 2)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "kind", "layout"), but_for(CASES, LONGER), ids=str)

@@ -233,6 +233,7 @@ LONGER = ["tp=2 dp=2 optimizer.name=muon zero=1", "cp=4 context=ulysses node_ran
 TABLES = {"schedule": "pipeline", "transport": "comm", "node_ranks": "comm"}
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("share", "limit"), [(1.0, 1 << 30), (0.1, 1 << 30), (1.0, 301)])
 @pytest.mark.parametrize("layout", but_for(LAYOUTS, LONGER))

@@ -47,6 +47,7 @@ LONGER = [
 ]
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize(
     ("size", "settings"),
     but_for([(size, settings) for size in LAYOUTS for settings in LAYOUTS[size]], LONGER),

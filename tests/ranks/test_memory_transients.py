@@ -59,6 +59,7 @@ def planned(*given, ranks=1):
     return plan_of(resolve(settings.load(None, given), ranks, 256))
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.mpi
 @pytest.mark.sizes(1)
 @pytest.mark.parametrize(("model", "mode", "compute"), FEW, ids=str)

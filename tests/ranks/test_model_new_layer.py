@@ -171,6 +171,7 @@ def plain(weights, rows):
     return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "layout", but_for([layout for found in LAYOUTS.values() for layout in found], LONGER)

@@ -193,6 +193,7 @@ LAYOUTS = (
 )
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.mpi
 @pytest.mark.sizes(1, 2)
 @pytest.mark.parametrize("layout", but_for(LAYOUTS, ["cp=2", "tp=2"]))

@@ -170,6 +170,7 @@ def compared(started, hierarchical):
     ]
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("family", "layout"), CASES)
 def test_items_start_what_their_layer_declares(world, family, layout):

@@ -86,6 +86,7 @@ def plain(weights, rows, window, blocks=4):
     return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.sizes(1, 2)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "layout", "window"), CASES)

@@ -55,6 +55,7 @@ def differing(found, expected):
 # ---------------------------------------------------------------- the same bits
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda keys: keys[0])
 @pytest.mark.parametrize("layout", ["dp=2", "dp=2 pp=2", pytest.param("dp=2 tp=2", marks=LONG)])
 def test_the_bits_are_the_same_for_every_stage_of_zero(world, layout, optimizer):

@@ -26,6 +26,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("layout", "choice"),
     but_for(

@@ -120,6 +120,7 @@ def plain_torch(config, name):
     return found
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize(
     ("name", "layout"),
     but_for(
@@ -194,6 +195,7 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world, name, layout, prec
         )
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     "layout", but_for(LAYOUTS if EVERY else LAYOUTS[EVERY_SECOND], [TP_4, "dp=4 dp_shard=2 zero=2"])
 )

@@ -135,6 +135,7 @@ def differences(axes, found, posted, declared, transport):
     return wrong
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize("layout", [*every(), *MORE] if EVERY else but_for(FEW, LONGER))
 def test_what_is_started_is_what_was_declared(world, layout):
     import torch
@@ -179,6 +180,7 @@ EXPERTS_LONGER = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("layout", but_for(EXPERTS, EXPERTS_LONGER))
 def test_rows_to_experts_are_declared_as_if_tokens_chose_evenly(world, layout):
     """All but their number, which differs from step to step, is exact.

@@ -121,6 +121,7 @@ PRACTISED_LONGER = [
 ]
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("settings", but_for(PRACTISED, PRACTISED_LONGER))
 def test_a_step_before_the_first_changes_nothing(world, settings):
     """What compiles for the steps is a step without an update.

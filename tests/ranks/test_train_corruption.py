@@ -58,6 +58,7 @@ def flip(x) -> None:
     x.detach().flatten()[:1].view(torch.uint8)[0] ^= 1
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.sizes(4)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[LONG] * (name in SIMILAR)) for name in LAYOUTS])

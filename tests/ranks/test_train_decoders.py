@@ -109,6 +109,7 @@ def meaning(config):
     )  # fmt: skip
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("family", "size", "layout"), CASES)
 def test_a_family_trains_like_plain_torch_holds_and_sends_what_it_declares(world, family, size, layout):

@@ -55,6 +55,7 @@ LONGER = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("shard", "replicate", "zero", "extra"), but_for(CHOICES, LONGER), ids=str)
 def test_the_run_is_the_same_with_two_domains_in_a_stage(world, divided, shard, replicate, zero, extra):
     if world.size != 4:
@@ -89,6 +90,7 @@ def shares(actor):
     return found
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("zero", [pytest.param(1, marks=LONG), 2, 3])
 def test_the_state_that_was_predicted_is_allocated(world, divided, zero):
     if world.size != 4:

@@ -60,6 +60,7 @@ def plan_with(world_size, layout, settings=SETTINGS):
     return plan_of(resolve(config.load(None, (*settings, *keys)), world_size, VOCAB))
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.sizes(1, 2)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "layout"), but_for(CASES, LONGER))

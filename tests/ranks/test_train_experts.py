@@ -256,6 +256,7 @@ CAPACITY = [
 ]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("layout", "variant"),
     but_for(
@@ -274,6 +275,7 @@ def test_as_plain_torch(world, layout, variant):
     require_as_plain_torch(world, layout, variant)
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("layout", "variant"),
     but_for(

@@ -347,6 +347,7 @@ def plain_steps(plan, ends):
     return found
 
 
+@pytest.mark.few_cases(7)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("kind", "size", "layout"), CASES)
 def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(world, kind, size, layout):

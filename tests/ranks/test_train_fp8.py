@@ -54,6 +54,7 @@ ONE = ("parallel.dp=1", FP8, SINGLE)
 
 
 # a pipeline's case recomputes all
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "mode", [pytest.param(mode, marks=[LONG] * (mode in (MODES[0], MODES[2]))) for mode in MODES], ids=name_of
 )
@@ -65,6 +66,7 @@ def test_the_bits_are_the_same_however_memory_is_saved(world, mode):
     agree(world, same(found, expected), f"{found[0]} instead of {expected[0]}")
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize(("size", "layout"), but_for(every(SAME), SAME_LONGER), ids=name_of)
 def test_the_bits_are_those_of_one_rank_for_every_pipeline(world, size, layout):
@@ -90,6 +92,7 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world):
     agree(world, all(weight.dtype == "float32" for weight in expected[1].values()), "master weights are fp32")
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("size", "layout"),
     but_for(every(CLOSE), [(4, layout) for layout in CLOSE[4]]),

@@ -64,6 +64,7 @@ def made_and_alive():
     return Noting(), alive
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("kind", "kept", "attention"), ALL if EVERY else FEW)
 def test_as_much_memory_is_alive_after_each_step(world, monkeypatch, kind, kept, attention):
     import torch

@@ -46,6 +46,7 @@ ALONE = [  # (layout, choice): each choice with data parallelism, and each other
 ]
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(("layout", "choice"), ALONE, ids=",".join)
 def test_the_state_that_was_predicted_is_allocated(world, layout, choice):
     """To the byte, on every rank: what a shard holds of padding the optimiser keeps nothing of."""
@@ -154,6 +155,7 @@ BETWEEN_LONGER = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "settings", but_for([each for n, each in enumerate(BETWEEN) if EVERY or n % 3 != 2], BETWEEN_LONGER)
 )
@@ -186,6 +188,7 @@ HELD_LONGER = [
 ]
 
 
+@pytest.mark.few_cases(7)
 @pytest.mark.parametrize(
     ("size", "settings"),
     but_for([(size, settings) for size in HELD for settings in HELD[size]], HELD_LONGER),

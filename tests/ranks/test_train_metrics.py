@@ -170,6 +170,7 @@ def wrong_in(found, expected, where):
             yield f"{where}: {name} is {found[name]!r}, not {expected[name]!r}"
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.mpi
 @pytest.mark.sizes(1, 4)
 @pytest.mark.parametrize(("size", "number", "variant"), but_for(CASES, LONGER))

@@ -184,6 +184,7 @@ def test_divided_layers_equal_a_plain_torch_loop(world, tp, dp, pp, schedule, se
     compare_with_plain_torch(world, dp, pp, tied, schedule, *divided)
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(("kind", "cp", "tp", "dp", "pp", "schedule", "sequence", "tied"), SPREAD)
 def test_spread_sequences_equal_a_plain_torch_loop(world, kind, cp, tp, dp, pp, schedule, sequence, tied):
     spread = (
@@ -205,6 +206,7 @@ def test_spread_sequences_equal_a_plain_torch_loop(world, kind, cp, tp, dp, pp, 
     )
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("tp", "cp", "kind", "dp", "pp", "tied", "kv_heads"), but_for(ASYNCHRONOUS, CHUNKS_LONGER)
 )
@@ -225,6 +227,7 @@ def test_layers_by_chunks_equal_a_plain_torch_loop(world, tp, cp, kind, dp, pp, 
     )
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("dp", "pp", "tp", "cp", "division", "schedule"),
     but_for(SEPARATE, SEPARATE_LONGER),

@@ -52,6 +52,7 @@ def named(each):
     return ",".join(word.split(".", 1)[-1] for word in each) if isinstance(each, tuple) else str(each)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("size", "schedule", "choice", "model"), but_for(CASES, LONGER), ids=named)
 def test_part_with_part_the_bits_are_those_of_each_alone(world, size, schedule, choice, model):
     layout = layout_of(world, size, model, *schedule, *choice)
@@ -87,6 +88,7 @@ HELD = [
 HELD_LONGER = [(4, MEMORY[0], CHOICES[0], KEPT[2]), (4, MEMORY[1], CHOICES[1], KEPT[3])]
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize(("size", "schedule", "choice", "kept"), but_for(HELD, HELD_LONGER), ids=named)
 def test_what_was_predicted_is_held(world, size, schedule, choice, kept):

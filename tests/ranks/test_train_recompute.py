@@ -113,6 +113,7 @@ SPREAD = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16", "fp8"])
 @pytest.mark.parametrize("layout", SPREAD)
 def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, compute):

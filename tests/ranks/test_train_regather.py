@@ -50,6 +50,7 @@ EVERY_CASE = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("size", "settings"), EVERY_CASE, ids=str)
 def test_losses_norms_and_weights_have_the_same_bits(world, size, settings):
     from training import resolved

@@ -82,6 +82,7 @@ def trained(plan, mesh):
     return losses, {piece: piece.grad.clone() for piece in actor.gradients.pieces}, memory
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("layout", "pattern", "buffer"), but_for(CASES, LONGER))
 def test_any_routing_in_any_buffer(world, tmp_path, layout, pattern, buffer):

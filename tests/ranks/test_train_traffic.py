@@ -199,6 +199,7 @@ ZERO_LONGER = [
 ]
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(
     ("settings", "expected", "dp"),
     but_for(OF_ZERO, [case for case in OF_ZERO if case[0] in ZERO_LONGER]),
@@ -253,6 +254,7 @@ ZERO_3 = [
 ]
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("settings", "facts", "dp"),
     but_for(
@@ -417,6 +419,7 @@ PIPELINES = [
 ]
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("p", "schedule"),
     itertools.product((2, 4), NAMES)

@@ -104,6 +104,7 @@ CHOOSING = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("layout", "choice"),
     but_for(

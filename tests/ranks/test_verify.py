@@ -74,6 +74,7 @@ def test_right_layouts_are_found_right(world, settings):
     agree(world, not differences and text.startswith("verified"), text)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("left_out", "settings"),
     [
@@ -289,6 +290,7 @@ BUGS = {
 }  # fmt: skip
 
 
+@pytest.mark.few_cases(7)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught_and_named(world, monkeypatch, bug):
     if world.size != 2:

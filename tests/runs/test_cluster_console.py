@@ -132,6 +132,7 @@ os._exit(3) if world.rank == 1 else world.barrier("none comes")
 """
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "to",
     but_for(
@@ -188,6 +189,7 @@ def report_of_killed(path, what):
     return found[0]
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("number", but_for(range(5), longer=range(1, 5)))
 def test_a_rank_that_is_killed_in_mpi_init_is_reported(tmp_path, number):
     """MPICH's proxy is then about to answer it now and then, and ends with what it has not forwarded."""

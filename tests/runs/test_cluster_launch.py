@@ -269,6 +269,7 @@ ALONE = {
 }
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     "command", but_for([*ALONE], longer=[name for name in ALONE if name not in ("inspect", "layout")])
 )

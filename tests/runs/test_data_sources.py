@@ -243,6 +243,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]).split("{")[0])
 def test_no_command_loads_a_plug_in_that_stands_in_a_run_directory_only(theirs, tmp_path, command):
     """Its module is on Python's path, and notes that it was imported."""

@@ -295,6 +295,7 @@ def readers(run: Path, name: str) -> list[list[str]]:
 USERS = ("replay", "schedule", "check")
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(("name", "how"), CASES, ids=lambda value: getattr(value, "__name__", value))
 def test_every_command_reads_it_as_a_strangers(run_dir, tmp_path, name, how):
     run = made_hostile(run_dir, tmp_path, name, how)

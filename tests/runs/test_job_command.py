@@ -368,6 +368,7 @@ def ended(process, script, signals=()):
     return process.wait(patience(60)), output
 
 
+@pytest.mark.few_cases(7)
 @pytest.mark.parametrize(
     ("kind", "code", "signals", "expected", "again"),
     [

@@ -377,6 +377,7 @@ TELLING_ENDS = ["| true", ">&-", "<&- >&- 2>&-"]
 SHORT = ["mpitrain --help", "mpitrain check", "mpitrain program", "mpitrain schedule --help"]
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("command", "end"),
     [
@@ -410,6 +411,7 @@ def test_a_full_disk_is_said():
     )
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "env",
     [

@@ -134,6 +134,7 @@ def words_of(case: str) -> str:
     return asked
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("case", chosen())
 def test_a_job_is_gone_in_30_s_and_says_what_went_and_what_is_saved(tmp_path, text, case):
     run_dir, (sent, _, dies) = tmp_path / "run", case.partition(",")

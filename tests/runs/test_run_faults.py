@@ -117,6 +117,7 @@ def counted(tmp_path_factory, text):
     return folder / "run", [fresh | resumed for fresh, resumed in zip(*counts, strict=True)], losses
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("number", "phase", "fault"), plans(cases(len(FIRST), 300)))
 def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, counted, number, phase, fault):
     half_done, calls, losses = counted

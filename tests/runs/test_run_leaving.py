@@ -136,6 +136,7 @@ def test_a_third_signal_ends_a_run_that_gets_no_further(tmp_path, text):
     assert saved(run_dir) == ["step-00000001"]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("name", "num_ranks"),
     but_for([("INT", 0), ("HUP", 0), ("INT", 2), ("HUP", 2)], longer=[("INT", 0), ("HUP", 2)]),

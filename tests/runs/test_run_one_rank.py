@@ -254,6 +254,7 @@ def test_a_run_outlives_its_watchdog(tmp_path):
 # ---------------------------------------------------------------- the last save
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("phase", "call"), [("save", 5), pytest.param("saving", 2000, marks=LONG), ("saving", 9_000)]
 )

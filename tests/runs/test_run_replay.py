@@ -67,6 +67,7 @@ def replay(path, *options):
     return mpirun(0, MPITRAIN, "replay", str(path), *options, timeout=90)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_rank_alone_makes_the_same_gradients(recorded, name):
     if name not in recorded:

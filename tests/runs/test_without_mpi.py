@@ -61,6 +61,7 @@ def fault(done: subprocess.CompletedProcess, kind: str = "MeshError") -> str:
 SMALL = ("--ranks", "2", "--set", "model.layers=2", "--set", "batch.global=4")
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(
     "words",
     [
@@ -222,6 +223,7 @@ MISSING = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("package", "words"), MISSING)
 def test_a_package_that_is_missing_is_named(tmp_path, package, words):
     """All others are there."""

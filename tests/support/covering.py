@@ -37,6 +37,16 @@ def once(cases: Sequence[Case], parameters: Callable[[Case], Mapping[str, object
     return [cases[i] for i in _fewest(features, [1.0] * len(cases))]
 
 
+def spread(cases: Sequence[Case], number: int) -> list[Case]:
+    """Return `number` of `cases`, the first and the last among them and equal distances between; all, if
+    there are no more.
+    """
+    last = len(cases) - 1
+    if number > last:
+        return [*cases]
+    return [cases[round(i * last / (number - 1))] for i in range(number)] if number > 1 else [*cases[:1]]
+
+
 def _settings(value: object) -> list[str]:
     if isinstance(value, Mapping):
         return [f"{key}={each}" for key, each in value.items()]

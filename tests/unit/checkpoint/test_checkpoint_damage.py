@@ -108,6 +108,7 @@ def test_flipped_bit_of_an_array_is_named_with_its_chunk(folder, shard, at, file
     assert refused(folder)[0] == f"step-00000030: {files}: chunk {chunk} of parameters/w is altered"
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("file", ["shard-00000.h5", "shard-00001.h5", "index.h5"])
 def test_flipped_bit_anywhere_gives_an_error_or_the_same_data(folder, file):
     """HDF5's headers are no part of an array.

@@ -520,6 +520,7 @@ def test_steps_without_what_is_needed_are_passed_over(folder):
 # ---------------------------------------------------------------- the reader against the library
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("count", but_for([0, 1, 8, 9, 45, 46, 60, 1200, 9000], longer=[9000]))
 def test_reader_finds_what_the_library_has_written(tmp_path, count):
     """Links lie in the header, in one leaf of a tree, in trees of two and three levels.
@@ -614,6 +615,7 @@ def test_a_row_larger_than_memory_is_verified_in_parts(folder, monkeypatch):
         ).all()
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("step", but_for(range(4), longer=[1, 2, 3]))
 def test_any_altered_byte_ends_in_a_refusal(folder, step):
     """Of the structures; sums are not checked, as if a stranger had put them right."""

@@ -23,6 +23,7 @@ def drawn(rules, before=(), count=2000):
     return [rules.choose(PROBABILITIES.log(), generator, before) for _ in range(count)]
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize(
     ("rules", "chosen"),
     [

@@ -69,6 +69,7 @@ def test_both_ways_make_the_same(monkeypatch):
     torch.testing.assert_close(at_once, one_by_one)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("width", "name"),
     but_for(

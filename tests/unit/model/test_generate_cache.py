@@ -97,6 +97,7 @@ def prompt_of(length):
     return [(7 * i * i + 3 * i + 5) % VOCAB for i in range(length)]
 
 
+@pytest.mark.few_cases(7)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_a_forward_of_the_whole_text(name):
     """Prompts of one token, at the edge of a window of 5, and the longest; texts longer than windows."""
@@ -108,6 +109,7 @@ def test_logits_are_those_of_a_forward_of_the_whole_text(name):
     assert len(set(ids)) > 3
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "name", but_for(MODELS, longer=[*MODELS.keys() - {"llama", "gpt-oss", "deepseek-v3"}])
 )

@@ -59,6 +59,7 @@ def overrides(keys: dict[str, object]) -> tuple[str, ...]:
     return tuple(f"{key}={str(value).lower()}" for key, value in keys.items())
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("ranks", "layout"), LAYOUTS, ids=str)
 def test_the_cheapest_change_fits_and_nothing_cheaper_does(ranks, layout, monkeypatch):
     given = *MODEL, *layout.split()

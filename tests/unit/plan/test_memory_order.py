@@ -129,6 +129,7 @@ def test_both_copies_of_dualpipe_keep_whole_gradients_and_it_is_said(zero):
     assert most_bytes(once) == most_bytes(plan)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("model", "layout", "ranks"), [*GRID, *SHARDED.values()], ids=str)
 def test_weights_that_are_kept_over_a_step_hold_no_more_than_zero_2(model, layout, ranks):
     """So parallel.gather = "auto" never chooses what holds more than the stage below."""
@@ -148,6 +149,7 @@ def test_weights_that_nobody_else_has_are_not_lent():
     assert usage.gathered < 2 * dense.gathered  # the embedding, and a block without its experts
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("schedule", ["1f1b", "v-half", "zb-h1"])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_sum_after_each_microbatch_that_holds_no_less_is_said(schedule, zero):
@@ -235,6 +237,7 @@ CHOICES = [  # (what holds more, what holds less, with what)
 ]
 
 
+@pytest.mark.few_cases(5)
 @LONG
 @pytest.mark.parametrize(("model", "layout", "ranks"), GRID[:: 3 if EVERY else 9], ids=str)
 @pytest.mark.parametrize(("more", "less", "common"), CHOICES, ids=str)
@@ -257,6 +260,7 @@ def test_each_saving_saves(model, layout, ranks, more, less, common):
     assert not notes or "zb" in layout or "v-half" in layout or model == "mixtral"
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     "schedule",
     but_for(
@@ -281,6 +285,7 @@ def test_schedules_that_halve_memory_do():
     assert held == sorted(held, reverse=True) and len(set(held)) == len(held)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("axis", ["tp", "pp", "cp", "dp"])
 @pytest.mark.parametrize("zero", [1, 3])
 def test_more_ranks_hold_less_each(axis, zero):
@@ -304,6 +309,7 @@ GROWTH = (
 )
 
 
+@pytest.mark.few_cases(2)
 @LONG
 @pytest.mark.parametrize(
     ("key", "values"), [(key, values) for key, *values in GROWTH], ids=lambda part: str(part)

@@ -14,7 +14,7 @@ from mpitrain.plan.predict.schedule_promises import PROMISES, idle_schedule, mos
 from mpitrain.plan.settings.resolve import resolve
 
 MODEL = ("model.layers=8", "model.width=256", "model.heads=4", "model.kv_heads=2", "model.ffn=704")
-FEW = hypothesis.settings(max_examples=25 if WITH_LONG else 8, derandomize=True, deadline=None)
+FEW = hypothesis.settings(max_examples=25 if WITH_LONG else 5, derandomize=True, deadline=None)
 
 
 def planned(ranks: int, *given: str):
@@ -37,6 +37,7 @@ def pipelines(draw) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in keys.items())
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("schedule", PROMISES)
 @FEW
 @hypothesis.given(pipelines())

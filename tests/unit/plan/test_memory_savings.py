@@ -198,6 +198,7 @@ def test_every_key_that_decides_about_memory_is_walked_or_named():
     assert walked | set(named) <= set(flatten(Config()))
 
 
+@pytest.mark.few_cases(6)
 @cases(MEMORY)
 def test_memory_falls_in_the_order_that_is_claimed(saving, model):
     plans = list(plans_of(saving, model))

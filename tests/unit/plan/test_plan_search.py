@@ -99,6 +99,7 @@ def test_a_small_model_needs_nothing_but_dp():
     assert (best.tp, best.pp, best.cp, best.dp, best.zero) == (1, 1, 1, 8, 1)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "fixed",
     [
@@ -278,6 +279,7 @@ def test_what_is_fixed_and_cannot_be_is_named():
     )
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("machine", "overrides", "more"),
     [
@@ -335,6 +337,7 @@ def test_recomputing_groups_of_blocks_takes_the_time_of_a_forward():
     assert seconds["every-k"] == seconds["full"] > 1.2 * seconds["none"]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("dispatch", "ranks", "found"),
     [
@@ -472,6 +475,7 @@ def test_check_says_nothing_of_a_memory_that_it_does_not_know():
 FEW_SCHEDULES = ("1f1b", "interleaved", "v-half", "zbv-auto", "dualpipev", "seq1f1b")
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize(
     "name", but_for(catalog.NAMES, longer=[name for name in catalog.NAMES if name not in FEW_SCHEDULES])
 )
@@ -497,6 +501,7 @@ def test_what_is_open_is_said():
     assert "is open" not in planned("--ranks", "8", "--machine", "h100-80gb", *fixed)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(("memory", "shown"), [("70", False), ("6.7", True)])
 def test_recomputation_that_saves_little_of_the_memory_has_no_line(memory, shown):
     """The same layouts with and without it differ by 0.4 GB."""

@@ -87,6 +87,7 @@ def picture():
     return picture
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize(
     ("name", "p", "m"), but_for(SIZES, longer=[size for size in SIZES if size not in TELLING])
 )

@@ -120,6 +120,7 @@ def test_a_schedule_is_complete_and_ascending_and_runs_to_the_end(name, p):
         simulate_table(table)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", ["interleaved", "interleaved-zb"])
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4])
 def test_any_chunks_and_any_groups_of_at_least_a_microbatch_per_rank(name, chunks):
@@ -174,6 +175,7 @@ def test_more_forwards_than_fit_in_memory_are_refused(monkeypatch):
 AUTOS = ["zb-auto", "zbv-auto"]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", AUTOS)
 @pytest.mark.parametrize(
     "times", [Times(3, 2, 1, 0), Times(0.7, 1.1, 0.4, 0.25), Times(Fraction(2, 3), 1, Fraction(1, 7), 2)]

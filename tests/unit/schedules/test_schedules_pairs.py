@@ -135,6 +135,7 @@ def same_but_for_fetches(programs: list[list[Action]]) -> list[Counter]:
     ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("p", [2, 3, 4, 5, 8] if EVERY_SIZE else [2, 3, 4])
 @pytest.mark.parametrize("name", PAIRED)
 def test_every_size_is_proved_and_runs_what_runs_alone(name, p):

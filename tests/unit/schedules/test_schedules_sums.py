@@ -165,6 +165,7 @@ def test_both_copies_of_a_stage_on_one_rank_are_refused():
         )
 
 
+@pytest.mark.few_cases(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_is_proved(name):
     sizes = (

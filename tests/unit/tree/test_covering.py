@@ -2,7 +2,7 @@
 
 import itertools
 
-from covering import covering, once
+from covering import covering, once, spread
 
 SIZES = (1, 2, 4)
 LAYOUTS = ("tp=2", "tp=2 dp=2", "dp=2 zero=3", "zero=3")
@@ -41,3 +41,9 @@ def test_cases_have_every_pair_that_meets_in_the_list():
     assert len(few) < len(cases)
     for pair in itertools.product("ab", "cdef"):
         assert any(set(pair) <= set(case) for case in few)
+
+
+def test_few_cases_are_spread_over_all_and_begin_with_the_first():
+    assert spread("abcdefghi", 3) == ["a", "e", "i"]
+    assert spread("abcdefghi", 1) == ["a"]
+    assert spread("ab", 2) == spread("ab", 5) == ["a", "b"]
