@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BY_CHOICE, EARLY, LEFT_OUT, LONG
-from early_lanes import DEFAULT, LANE, LARGEST, NO_RANK, SIZES, SLOWEST_S, TESTS, asked, hang_limit
+from early_lanes import DEFAULT, LANE, LARGEST, OF_NO_RANK, SIZES, SLOWEST_S, TESTS, asked, hang_limit
 from folders import ROOT, SUPPORT
 from launch import WITH_GPU, mpirun, preloaded, started, tail
 
@@ -103,10 +103,11 @@ def test_lane(num_ranks, early, outcomes, tmp_path):
         outcomes.setdefault(f"{file.removesuffix('.py').replace('/', '.')}::{name}", []).append(num_ranks)
 
 
-def test_serial_tests_of_another_process_passed(early):
+@pytest.mark.parametrize("name", OF_NO_RANK)
+def test_serial_tests_of_another_process_passed(name, early):
     if not early:
         pytest.skip("they run in this process")
-    _, done = early.wait(NO_RANK)
+    _, done = early.wait(name)
     assert done.returncode == 0, f"exit code {done.returncode}\n{tail(done.output)}"
 
 

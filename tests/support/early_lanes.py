@@ -1,4 +1,4 @@
-"""Lanes that run beside other tests: starts of pytest on 1, 2 and 4 ranks, and one of no rank.
+"""Lanes that run beside other tests: starts of pytest on 1, 2 and 4 ranks, and two of no rank.
 
 MPITRAIN_LANES=2,8 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
 """
@@ -6,21 +6,34 @@ MPITRAIN_LANES=2,8 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" o
 import os
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import folders
 from conftest import EVERY as EVERY_LAYOUT
-from launch import WITH_GPU, patience, preloaded, started
+from launch import HANG_LIMIT, WITH_GPU, patience, preloaded, started
 
 DEFAULT = (1, 2, 4)
 LARGEST = 8  # on two cores slow, and by choice
-NO_RANK = 0
-# what the lane of no rank takes, which is a pytest of its own: nothing that a busy core makes fail
-OF_UNIT = ("checkpoint", "commands", "kernels", "model", "optim", "plan", "schedules", "tree", "weights")
-OF_RUNS = ("checkpoint_save", "ckpt_commands", "help", "job_command", "layering", "without_mpi")
-APART = [folders.TESTS / "unit" / room for room in OF_UNIT]
-APART += [folders.TESTS / "runs" / f"test_{name}.py" for name in OF_RUNS]
+# what lanes of no rank take, which are a pytest of their own each: nothing that a busy core makes fail
+OF_NO_RANK = {
+    "unit/plan, schedules and tree": [
+        folders.TESTS / "unit" / room for room in ("plan", "schedules", "tree")
+    ],
+    "other rooms": [
+        *(
+            folders.TESTS / "unit" / room
+            for room in ("checkpoint", "commands", "kernels", "model", "optim", "weights")
+        ),
+        *(
+            folders.TESTS / "runs" / f"test_{name}.py"
+            for name in ("checkpoint_save", "ckpt_commands", "help", "job_command", "layering", "without_mpi")
+        ),
+    ],
+}
+APART = [path for paths in OF_NO_RANK.values() for path in paths]
+AT_ONCE = 2  # lanes, beside the process that starts them
 SIZES = (*DEFAULT, LARGEST) if EVERY_LAYOUT else DEFAULT
 if "MPITRAIN_LANES" in os.environ:
     SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(",")))
@@ -54,43 +67,54 @@ def asked(num_ranks, report):
 class EarlyLanes:
     """Lanes beside other tests, in the time that these leave of the cores: most runs wait at times.
 
-    That of no rank takes its whole time; the others come one after the other.
+    Two at a time; the largest comes last, for it keeps all cores busy when nothing else is left.
     """
 
     def __init__(self):
+        first, second = OF_NO_RANK
         self.jobs = {}
-        self._waiting = [*SIZES]
+        self._waiting = [first, *SIZES[:-1], second, *SIZES[-1:]]
         self._stack = ExitStack()
-        self._start(NO_RANK)
 
     def go_on(self):
-        """Start the next lane of ranks, unless one is running."""
-        running = (job for size, (_, job) in self.jobs.items() if size != NO_RANK)
-        if self._waiting and all(job.process.poll() is not None for job in running):
-            self._start(self._waiting.pop(0))
+        """Start lanes where others have ended."""
+        running = sum(job.process.poll() is None for _, job in self.jobs.values())
+        for _ in range(AT_ONCE - running):
+            if self._waiting:
+                self._start(self._waiting.pop(0))
 
-    def _start(self, num_ranks):
+    def _start(self, lane):
         report = (
             Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
         )
-        if num_ranks == NO_RANK:
+        if lane in OF_NO_RANK:
             program = folders.SUPPORT / "behind.py"
-            command = [sys.executable, str(program), *LANE[3:], "-rfE", *map(str, APART)]
+            command = [sys.executable, str(program), *LANE[3:], "-rfE", *map(str, OF_NO_RANK[lane])]
         else:
             behind = ("--beside", *hang_limit(patience(SLOWEST_S)))
-            command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
-        self.jobs[num_ranks] = (
+            command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(lane, report)])
+        num_ranks = 0 if lane in OF_NO_RANK else lane
+        self.jobs[lane] = (
             report,
             self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=folders.ROOT)),
         )
 
-    def wait(self, num_ranks):
-        """Return the report of a lane and how it ended."""
-        while num_ranks not in self.jobs:
-            list(self.jobs.values())[-1][1].wait(SLOWEST_S)
-            self.go_on()
-        report, job = self.jobs[num_ranks]
-        return report, job.wait(SLOWEST_S)
+    def wait(self, lane):
+        """Return the report of a lane, by its number of ranks or its name, and how it ended.
+
+        Others start meanwhile.
+        """
+        end = time.monotonic() + patience(SLOWEST_S)
+        with HANG_LIMIT.held():
+            while self._is_to_end(lane) and time.monotonic() < end:
+                time.sleep(0.1)
+                self.go_on()
+        assert lane in self.jobs, f"lanes {[*self.jobs]} took so long that {lane} could not start"
+        report, job = self.jobs[lane]
+        return report, job.wait(1)
+
+    def _is_to_end(self, lane):
+        return lane not in self.jobs or self.jobs[lane][1].process.poll() is None
 
     def end(self):
         self._stack.close()
