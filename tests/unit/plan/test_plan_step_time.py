@@ -410,11 +410,15 @@ def test_ranks_that_share_cores_take_turns(layout):
     assert parts == pytest.approx(shared.seconds, rel=0.02)
 
 
-def test_a_bubble_is_time_for_the_others_on_the_same_cores():
-    own, shared = (
-        took(CPU._replace(ranks_per_node=4, cores_per_node=cores), ranks=4, pp=4, micro=4) for cores in (0, 2)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_half_of_a_bubble_is_time_for_the_others_on_the_same_cores(schedule):
+    """It takes as many times longer as there are ranks on a core."""
+    own, two, four = (
+        took(CPU._replace(ranks_per_node=4, cores_per_node=cores), ranks=4, pp=4, micro=4, schedule=schedule)
+        for cores in (0, 2, 1)
     )
-    assert own.bubble > 0.2 * own.seconds and shared.bubble < 0.1 * shared.seconds
+    assert own.bubble > 0.09 * own.seconds
+    assert (two.bubble, four.bubble) == pytest.approx((own.bubble, 2 * own.bubble), rel=0.01)
 
 
 HOSTS = CPU._replace(ranks_per_node=1, cores_per_node=1, between=1e8)  # of one rank each
@@ -432,15 +436,15 @@ def test_ranks_that_take_turns_on_a_core_share_a_card(layout, share):
 
 
 def test_ranks_of_one_stage_leave_their_core_idle_at_the_same_time():
-    """A node with several stages fills the bubbles of each, and waits for the other node."""
+    """A node with several stages fills half of the bubbles of each, and waits for the other node."""
     crowded = HOSTS.with_ranks_per_node(2)
     one, several = (took(crowded, ranks=4, pp=pp, zero=1, schedule="1f1b") for pp in (2, 4))
     assert one.bubble > 0.9 * one.computing / 4  # of 4 microbatches, arXiv:2104.04473, section 2.2
     assert took(crowded, ranks=4, pp=2, zero=1, schedule="zb-h1").bubble < 0.8 * one.bubble
+    own = took(HOSTS._replace(ranks_per_node=2, cores_per_node=2), ranks=4, pp=4)
+    assert several.bubble == pytest.approx(own.bubble, rel=0.2)
     sends = 2 * 8 * 2 * 256 * 512 * 4 / crowded.between
-    assert several.bubble == pytest.approx(several.computing / 8 + sends, rel=0.1)
-    alone = took(CPU._replace(ranks_per_node=4, cores_per_node=2), ranks=4, pp=4)
-    assert alone.bubble < 0.05 * alone.computing
+    assert several.bubble > several.computing / 8 + sends
 
 
 def test_a_cpu_without_a_core_to_spare_waits_for_most_of_what_goes_to_another_node():

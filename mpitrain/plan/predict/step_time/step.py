@@ -42,8 +42,10 @@ from mpitrain.schedules.table import Table
 
 UPDATE_BYTES = 34  # of each owned number: read weight, moments and gradient, write them and a copy
 GRADIENT_BYTES = 4  # of each number that is sent to host memory
-# what the work of ranks that take turns on a core takes, times its seconds alone: Zen 5, 2026-11-26
-TURN = 1.12
+# what the work of ranks that take turns on a core takes, times its seconds alone: Zen 3, 2026-11-28
+TURN = 1.05
+# of the bubble of ranks that take turns, what the others on their core leave: Zen 3 and Zen 5, 2026-11-28
+UNFILLED = 0.5
 STRAGGLERS = 0.01  # of a step: the slowest of many ranks, data, logging
 MOST_PLAYED = 40_000  # forwards of a table that is played
 
@@ -89,15 +91,17 @@ def predict_step(
     here = min(layout.ranks, machine.ranks_per_node)
     if not 0 < machine.cores_per_node < here:
         return found
-    slowed = machine.slowed(TURN * here / machine.cores_per_node)
+    turns = here / machine.cores_per_node
+    slowed = machine.slowed(TURN * turns)
     if layout.ranks // layout.pp >= here:  # of one stage: they wait for others at the same time
         return _undisturbed(shape, layout, slowed, play)
     in_turns = _undisturbed(shape, layout, slowed, play=False)
     nodes = -(-layout.ranks // here)
-    # a node with several stages fills the bubbles of each; it still waits for other nodes
     waiting = (min(nodes, layout.pp) - 1) / layout.num_microbatches
     sends = 2 * layout.num_microbatches * _message_seconds(shape, layout, machine, nodes > 1)
-    return _crowded(found, in_turns, sends, waiting)
+    # each stage takes so many times longer: those that a core has alike wait at the same time
+    unfilled = UNFILLED * turns * found.bubble
+    return _crowded(found, in_turns, max(_work(in_turns) * waiting + sends, unfilled))
 
 
 def _undisturbed(shape: ModelShape, layout: StepLayout, machine: MachineRates, play: bool) -> Prediction:
@@ -121,18 +125,23 @@ def _undisturbed(shape: ModelShape, layout: StepLayout, machine: MachineRates, p
     return Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
 
 
-def _crowded(found: Prediction, in_turns: Prediction, sends: float, waiting: float) -> Prediction:
+def _crowded(found: Prediction, in_turns: Prediction, waiting: float) -> Prediction:
     """Return the step where ranks take turns on the cores of a node.
 
-    They have to do all of their work one after the other. A bubble is time for the others, and stays
-    as far as the pipeline takes longer than that.
+    They have to do all of their work one after the other. A bubble is time for the others that share its
+    core, and stays as far as they wait, too, or the pipeline takes longer than all work.
 
-    found: of ranks that have a core each. in_turns: of one that waits for its turns. sends: seconds of
-    its messages to other stages. waiting: for stages on other nodes, a share of the work.
+    found: of ranks that have a core each. in_turns: of one that waits for its turns. waiting: seconds in
+    which nobody on a core has work.
     """
-    work = (in_turns.computing + in_turns.update + in_turns.sent) * (1 + STRAGGLERS)
-    bubble = max(work * waiting + sends, found.seconds - work)
+    work = _work(in_turns)
+    bubble = max(waiting, found.seconds - work)
     return in_turns._replace(seconds=work + bubble, bubble=bubble, footprint=found.footprint)
+
+
+def _work(step: Prediction) -> float:
+    """Return the seconds of a step without its bubble."""
+    return (step.computing + step.update + step.sent) * (1 + STRAGGLERS)
 
 
 def ranks_of(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
