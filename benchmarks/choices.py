@@ -121,7 +121,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        machine = given.machine or measured_machine(folder, 2)
+        machine = given.machine or measured_machine(folder / "machine.toml", 2, mpirun)
         lost = [tried(model, *MODELS[model], machine, given.steps, folder) for model in given.only or MODELS]
     print(f"the choice loses {statistics.median(lost):.1%} in the median, {max(lost):.1%} at most")
 

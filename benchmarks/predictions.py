@@ -37,6 +37,9 @@ Two cores of an AMD EPYC (Zen 3), other programs beside it, 2026-11-28, two runs
 the median, 26 and 24 % at worst (async tp before its pieces were counted, and zero=1 in bf16, 6 % in the run
 before); rank correlation 0.88 and 0.89. What a message costs was fitted to tp=2 between them. A third run,
 six hours later, nothing fitted to it: 4.0 % in the median, 17 % at worst (pp=4), rank correlation 0.96.
+A fourth, since half of a bubble stays where ranks take turns (fitted to other runs there): 4.6 % in the
+median, 15.5 % at worst (experts), rank correlation 0.96; by the rate of products 4.4 % and 12.6 %. Layouts of
+4 and 8 ranks took 0.99 to 1.15 of their predictions, 0.91 to 1.17 in the third.
 
 --hosts 1gbit, a core of that Xeon each, 2026-11-27, two runs: 7.7 and 11.0 % in the median, 30 and 23 % at
 worst (pp=4 before it waited for the other host, and zero=1 in bf16); rank correlation 0.80: ten of the
