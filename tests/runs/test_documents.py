@@ -112,7 +112,6 @@ def test_every_block_of_commands_is_run_or_says_why_not():
     assert len(blocks()) > 60
 
 
-@pytest.mark.few_cases(8)
 @pytest.mark.parametrize("block", FAST, ids=lambda block: f"{block.page}-{block.number}")
 def test_commands_of_a_page_run(block, tmp_path):
     run(block, tmp_path)

@@ -67,13 +67,13 @@ def asked(num_ranks, report):
 class EarlyLanes:
     """Lanes beside other tests, in the time that these leave of the cores: most runs wait at times.
 
-    Two at a time; the largest comes last, for it keeps all cores busy when nothing else is left.
+    Two at a time. Those of no rank, of one core each and the longest, come first; last comes the largest,
+    which keeps all cores busy when nothing else is left.
     """
 
     def __init__(self):
-        first, second = OF_NO_RANK
         self.jobs = {}
-        self._waiting = [first, *SIZES[:-1], second, *SIZES[-1:]]
+        self._waiting = [*OF_NO_RANK, *SIZES]
         self._stack = ExitStack()
 
     def go_on(self):

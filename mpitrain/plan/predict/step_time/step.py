@@ -42,9 +42,10 @@ from mpitrain.schedules.table import Table
 
 UPDATE_BYTES = 34  # of each owned number: read weight, moments and gradient, write them and a copy
 GRADIENT_BYTES = 4  # of each number that is sent to host memory
-# what the work of ranks that take turns on a core takes, times its seconds alone: Zen 3, 2026-11-28
+# what the work of ranks that take turns on a core takes, times its seconds alone: as UNFILLED
 TURN = 1.05
-# of the bubble of ranks that take turns, what the others on their core leave: Zen 3 and Zen 5, 2026-11-28
+# of the bubble of ranks that take turns, what the others on their core leave: a Zen 3 (2026-11-28) and a
+# Zen 5 (2026-11-26), docs/guides/planning.md
 UNFILLED = 0.5
 STRAGGLERS = 0.01  # of a step: the slowest of many ranks, data, logging
 MOST_PLAYED = 40_000  # forwards of a table that is played
