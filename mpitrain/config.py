@@ -83,6 +83,9 @@ class Run(ConfigTable, frozen=True):
     # jobs/machines/, or a file of `mpitrain bench machine`; "": the memory that is found, and times of
     # the nearest GPU, or of a laptop
     machine: str = ""
+    # how unevenly tokens load experts, for predictions: rows of the rank of parallel.ep whose experts have
+    # most, over the mean; 0: as experts.replay has it, else an estimate
+    expert_load: Annotated[float, Meta(ge=0)] = 0.0
     # steps whose instructions are timed and written to trace.json, from the second step on
     trace: CountOrNone = 0
     # steps and ranks that torch's profiler records, such as "steps=20-22, ranks=0,5": a table, and
@@ -231,7 +234,7 @@ class ExpertsTable(ConfigTable, frozen=True):
     bias_rate: Annotated[float, Meta(gt=0)] | None = None  # balance = "bias": how far a bias moves in a step
     z_weight: Annotated[float, Meta(ge=0)] | None = None  # weight of the router's z-loss
     # path of a routing.npz (run.routing): tokens go to the experts of that record, with the weights that
-    # the router gives them now; "": none
+    # the router gives them now, and steps are predicted with its loads; "": none
     replay: str = ""
     # capacity factor: tokens that an expert takes of a rank's microbatch in training, over the
     # mean; 0: all (dropless). Validation and sampling are dropless

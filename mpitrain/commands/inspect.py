@@ -227,7 +227,7 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
             *costs(plan),
             *idle_here(plan),
         ]
-        said += advice_for(plan.config)
+        said += advice_for(plan)
     peaks = ", ".join(map(str, report.peak_in_flight))
     parallel = plan.config.parallel
     name = plan.config.pipeline.schedule

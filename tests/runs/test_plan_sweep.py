@@ -12,7 +12,7 @@ from mpitrain.commands.plan.measured_steps import MeasuredStep
 from mpitrain.plan.predict.step_time.tiles import fitted
 
 MODEL = ("--set", "model.layers=2", "--set", "batch.global=8", "--set", "data.sequence=64", "--steps", "2")
-KEYS = {"layout", "measured_s", "predicted_s", "speed", "tokens_per_s", "held_gb", "refused"}
+KEYS = {"layout", "measured_s", "predicted_s", "speed", "tokens_per_s", "held_gb", "expert_load", "refused"}
 
 
 def test_layouts_are_measured_and_what_cannot_run_is_named(tmp_path):
@@ -59,11 +59,31 @@ def test_json_is_one_object():
     assert row["tokens_per_s"] == pytest.approx(8 * 64 / row["measured_s"])
 
 
+def test_the_load_of_experts_stands_beside_each_layout(tmp_path):
+    out = tmp_path / "rows.csv"
+    experts = ("model.family=mixtral", "experts.count=4", "experts.active=1", "batch.micro=2")
+    words = [word for each in experts for word in ("--set", each)]
+    layouts = ("parallel.ep=1", "parallel.ep=2", "parallel.ep=2 run.expert_load=2")
+    words += [word for layout in layouts for word in ("--layout", layout)]
+    done = mpirun(2, MPITRAIN, "sweep", *MODEL, *words, "--out", str(out))
+    assert done.returncode == 0, tail(done.output)
+    title, head, *lines = done.output.strip().splitlines()
+    assert "load is rows of the rank of ep whose experts had most" in title
+    assert head.split()[-2:] == ["load", "layout"] and len(lines) == 3
+    with open(out, encoding="utf-8") as text:
+        alone, *folded = csv.DictReader(text)
+    assert alone["expert_load"] == ""
+    loads = [float(row["expert_load"]) for row in folded]
+    assert loads[0] == loads[1] and 1 <= loads[0] <= 2
+    # the second is predicted with all rows on one rank
+    assert float(folded[1]["predicted_s"]) > float(folded[0]["predicted_s"])
+
+
 @pytest.mark.parametrize(("compute", "speed"), [("bf16", 0.75), ("fp8", 0.75), ("fp64", None)])
 def test_speed_is_a_share_of_what_the_machines_file_says(compute, speed):
     plan = SimpleNamespace(config=SimpleNamespace(precision=SimpleNamespace(compute=compute)))
     rates = SimpleNamespace(products={"bf16": 4e12, "fp8": 8e12}, tiles={})
-    measured = MeasuredStep(seconds=1.0, waiting_s=0.0, products=3e12)
+    measured = MeasuredStep(seconds=1.0, waiting_s=0.0, products=3e12, expert_load=None)
     assert measured.speed(plan, rates) == speed
     exact, rates.tiles["bf16"] = fitted(4e12, 3e12)
     rates.products["bf16"] = exact

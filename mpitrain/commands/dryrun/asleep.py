@@ -58,7 +58,7 @@ def on_machine(plan: Plan, name: str, node_ranks: int) -> Asleep:
     """
     config = plan.config
     machine = machine_of(find_machine(name)).with_ranks_per_node(config.comm.node_ranks or node_ranks)
-    shape, layout = shape_of_resolved(config), layout_of(config, machine)
+    shape, layout = shape_of_resolved(config), layout_of(config, machine, plan.routing)
     require_possible(layout, shape)
     stages = stages_of(shape, layout, machine)
     table = plan.table

@@ -111,7 +111,8 @@ def parts_predicted(run: MeasuredRun, rates: MachineRates) -> dict[str, float]:
     """
     config = run.plan.config
     rates = rates.with_ranks_per_node(config.comm.node_ranks or run.node_ranks)
-    found = predict_step(shape_of_resolved(config), layout_of(config, rates), rates)
+    layout = layout_of(config, rates, run.plan.routing)
+    found = predict_step(shape_of_resolved(config), layout, rates)
     exposed = dict(found.exposed)
     exposed["ep"] += exposed.pop("etp")
     waiting = {"pp": found.bubble, **exposed}

@@ -8,6 +8,7 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.world import World, connect
 from mpitrain.commands.output_file import write
 from mpitrain.commands.plan.measured_steps import measured_step
+from mpitrain.commands.plan.of_config import layout_of
 from mpitrain.commands.plan.sweep_request import (
     SweepRequest,
     number,
@@ -22,13 +23,18 @@ from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks
 from mpitrain.plan.predict.step_time.machine import MachineRates
 
+LOAD = (
+    ", load is rows of the rank of ep whose experts had most, over the mean (run.expert_load predicts by it)"
+)
+
 
 class SweptLayout(NamedTuple):
     """A layout, and what came of it.
 
     measured_s, predicted_s: seconds of a step. speed: of products before and behind the steps, as a
     share of what the machine's file says. held_gb: of the fullest rank, by prediction, in 10**9 bytes.
-    refused: why it can't run, else "". What isn't known is None.
+    expert_load: rows of the rank of ep whose experts had most, over the mean. refused: why it can't run,
+    else "". What isn't known is None.
     """
 
     layout: str
@@ -37,6 +43,7 @@ class SweptLayout(NamedTuple):
     speed: float | None = None
     tokens_per_s: float | None = None
     held_gb: float | None = None
+    expert_load: float | None = None
     refused: str = ""
 
 
@@ -112,9 +119,10 @@ def _swept(asked: SweepRequest, layout: str, rates: MachineRates, world: World, 
     held = max(held_by_ranks(plan, computes_on_gpu(config)))
     tokens = config.batch.global_ * config.data.sequence
     predicted = predicted_step(plan, rates)
+    load = step.expert_load and step.expert_load.on(layout_of(config, rates))
     return SweptLayout(
         layout, step.seconds, predicted and predicted.seconds, step.speed(plan, rates), tokens / step.seconds,
-        held / 1e9,
+        held / 1e9, load if config.parallel.ep > 1 else None,
     )  # fmt: skip
 
 
@@ -122,20 +130,23 @@ def _swept(asked: SweepRequest, layout: str, rates: MachineRates, world: World, 
 
 
 def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> str:
-    table = [("measured s", "predicted s", "measured / predicted", "speed", "tokens/s", "GB/rank", "layout")]
     measured = [row for row in rows if row.measured_s is not None]
+    has_load = any(row.expert_load for row in rows)
+    names = ("measured s", "predicted s", "measured / predicted", "speed", "tokens/s", "GB/rank")
+    table = [(*names, *["load"] * has_load, "layout")]
     for row in sorted(measured, key=lambda row: row.measured_s or 0.0):
         ratio = row.measured_s / row.predicted_s if row.predicted_s else None
         table.append(
             (
                 number(row.measured_s), number(row.predicted_s), number(ratio), number(row.speed),
-                f"{row.tokens_per_s:,.0f}", number(row.held_gb), row.layout,
+                f"{row.tokens_per_s:,.0f}", number(row.held_gb), *[number(row.expert_load)] * has_load,
+                row.layout,
             )
         )  # fmt: skip
     title = (
         f"{len(measured)} of {len(rows)} layouts on these {world.size} ranks, the fastest first; a step is "
         f"the median of {asked.steps}, GB/rank are predicted, speed is that of products beside the steps as "
-        "a share of what the machine's file says:"
+        f"a share of what the machine's file says{LOAD if has_load else ''}:"
     )
     refused = [f"refused: {row.layout}: {row.refused}" for row in rows if row.refused]
     return "\n".join([title, *([aligned(table)] if measured else []), *refused])

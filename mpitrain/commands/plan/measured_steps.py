@@ -6,8 +6,10 @@ An Actor takes them, of random tokens: nothing is read, saved or validated.
 import statistics
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor
@@ -23,6 +25,7 @@ from mpitrain.errors import DONE, ConfigError
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.step_time.expert_load import CountedLoad, counts_of
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.tiles import stated
 from mpitrain.training.machine.device_placement import DevicePlacement, place, way_of_messages
@@ -89,11 +92,13 @@ class MeasuredStep(NamedTuple):
 
     Both of so many steps: the median, and the mean. waiting_s: for messages of every axis, and of
     pp for the schedule's bubble. products: FLOP/s of the slowest rank's, before and behind the steps.
+    expert_load: of the step that isn't timed; None without experts.
     """
 
     seconds: float
     waiting_s: float
     products: float
+    expert_load: CountedLoad | None
 
     def speed(self, plan: Plan, rates: MachineRates) -> float | None:
         """Return the products' rate as a share of what a machine's file says, if it says one."""
@@ -120,11 +125,11 @@ def measured_step(
     mesh = build_mesh(plan, world.comm, guard.place, way, placement.use)
     mesh.keep_time(clock_of(placement.device))
     before = rate_of_products(placement.device, _type_of_products(plan))
-    seconds, waiting_s = _timed(plan, mesh, placement, world, guard, steps, sign_of_life)
+    seconds, waiting_s, load = _timed(plan, mesh, placement, world, guard, steps, sign_of_life)
     mesh.free()
     behind = rate_of_products(placement.device, _type_of_products(plan))
     rates = world.all_gather("how fast products are", (before + behind) / 2)
-    return MeasuredStep(seconds, waiting_s, min(rates))
+    return MeasuredStep(seconds, waiting_s, min(rates), load)
 
 
 def _type_of_products(plan: Plan) -> str:
@@ -141,8 +146,10 @@ def _timed(
     guard: Guard,
     steps: int,
     sign_of_life: Callable[[], None],
-) -> tuple[float, float]:
-    """Return the seconds of a step, and how long the rank that waited least stood still. Collective."""
+) -> tuple[float, float, CountedLoad | None]:
+    """Return the seconds of a step, how long the rank that waited least stood still, and how unevenly
+    experts were loaded. Collective.
+    """
     clock = clock_of(placement.device)
     with guard.place.at("build", "building the model", BUSY):
         actor = Actor(plan, mesh, placement.device, place=guard.place, compiled=placement.compiled)
@@ -153,11 +160,16 @@ def _timed(
     microbatches = microbatches_of(actor, tokens, None)
     found = []
     blocked_s = 0.0
+    load = None
+    actor.recorded = [] if plan.loads else None
     for step in range(1, steps + 2):
         sign_of_life()
         guard.place.enter("step", "between two steps")
         world.barrier("the beginning of a step")
         if step == 2:
+            load = _load_of(actor, world)
+            actor.recorded = None
+            world.barrier("the beginning of a step")
             blocked_s = _blocked_s(mesh)
         begin = clock.mark()
         begin_s = time.perf_counter()
@@ -166,7 +178,21 @@ def _timed(
         took = max(clock.seconds(begin, clock.mark()), time.perf_counter() - begin_s)
         found.append(max(world.all_gather("how long a step took", took)))
     waited = min(world.all_gather("how long ranks waited", _blocked_s(mesh) - blocked_s))
-    return statistics.median(found[1:]), waited / steps
+    return statistics.median(found[1:]), waited / steps, load
+
+
+def _load_of(actor: Actor, world: World) -> CountedLoad | None:
+    """Return how unevenly the step that was recorded has loaded experts. Collective over all ranks."""
+    if actor.recorded is None:
+        return None
+    config = actor.config
+    count = config.experts.count
+    mine = [(name, rows, counts_of(experts, count)) for name, rows, _, experts in actor.recorded]
+    counts: dict[str, np.ndarray] = {}
+    for name, rows, found in chain.from_iterable(world.all_gather("the loads of experts", mine)):
+        of_block = counts.setdefault(name, np.zeros((config.batch.global_, count), np.int64))
+        of_block[rows.start : rows.stop] += found
+    return CountedLoad(np.stack(list(counts.values())), "as measured")
 
 
 def _blocked_s(mesh: Mesh) -> float:

@@ -6,11 +6,16 @@ from mpitrain import config as settings
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, separator, tokenizer_of
 from mpitrain.errors import ConfigError
+from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.published import Latent, ModelShape, RoutedExperts
+from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.advice import advice
-from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
+from mpitrain.plan.predict.step_time.expert_load import expert_load
+from mpitrain.plan.predict.step_time.layout import ExpertLoad, StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.plan.routing import RoutingTrace
 from mpitrain.plan.settings.attention import head_width
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
@@ -24,9 +29,25 @@ def shape_of(config: Config, vocabulary: Vocabulary | None = None) -> ModelShape
 
     vocabulary: its tokenizer's; None: the tokenizer is read.
     """
+    return shape_of_resolved(_alone(config, vocabulary, settings.Batch()))
+
+
+def expert_load_of(config: Config, batch: int) -> ExpertLoad | None:
+    """Return how a configuration states or replays the load of experts, of so many sequences a step.
+
+    Raises ConfigError, as a run does, for an experts.replay of something else.
+    """
+    if not (config.experts.replay or config.run.expert_load):
+        return None
+    plan = plan_of(_alone(config, None, settings.Batch(global_=batch)))
+    return expert_load(plan.config, plan.routing)
+
+
+def _alone(config: Config, vocabulary: Vocabulary | None, batch: settings.Batch) -> ResolvedConfig:
+    """Return a configuration resolved for one rank."""
     replace = msgspec.structs.replace
     alone = replace(
-        config, parallel=settings.Parallel(), pipeline=settings.Pipeline(), batch=settings.Batch(),
+        config, parallel=settings.Parallel(), pipeline=settings.Pipeline(), batch=batch,
         comm=settings.Comm(), memory=settings.Memory(),
         experts=replace(config.experts, dispatch="auto", wire=""),
         precision=replace(config.precision, reduce="same"),
@@ -34,7 +55,7 @@ def shape_of(config: Config, vocabulary: Vocabulary | None = None) -> ModelShape
     if vocabulary is None:
         vocabulary = tokenizer_of(config.data)
         separator(config.data, vocabulary)
-    return shape_of_resolved(resolve(alone, 1, vocabulary.vocab, 1, 0, "there are", vocabulary.needed))
+    return resolve(alone, 1, vocabulary.vocab, 1, 0, "there are", vocabulary.needed)
 
 
 def shape_of_resolved(resolved: Config) -> ModelShape:
@@ -67,8 +88,8 @@ def fused_by(config: Config, rates: MachineRates) -> bool:
     return rates.on_gpu if config.run.compile == "auto" else bool(config.run.compile)
 
 
-def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
-    """Return the layout of a resolved configuration."""
+def layout_of(resolved: Config, rates: MachineRates, trace: RoutingTrace | None = None) -> StepLayout:
+    """Return the layout of a resolved configuration. trace: of experts.replay."""
     parallel = resolved.parallel
     memory = resolved.memory
     ranks = parallel.dp * parallel.pp * parallel.tp * parallel.cp
@@ -86,6 +107,7 @@ def layout_of(resolved: Config, rates: MachineRates) -> StepLayout:
         offload_optimizer=memory.offload in ("optimizer", "all"),
         offload_activations=memory.offload in ("activations", "all"), regathers=parallel.regather,
         core_again=True, context=parallel.context, gather=parallel.gather,
+        expert_load=expert_load(resolved, trace),
     )  # fmt: skip
 
 
@@ -109,16 +131,18 @@ def compute_of(config: Config, rates: MachineRates) -> str:
     return "bf16" if "bf16" in rates.products else next(iter(rates.products))
 
 
-def advice_for(resolved: Config) -> list[str]:
-    """Return a line for each rule that a resolved configuration breaks; nothing where none can be judged.
+def advice_for(plan: Plan) -> list[str]:
+    """Return a line for each rule that a plan breaks; nothing where none can be judged.
 
-    comm.node_ranks says the ranks of a node; the rest are figures of a card of its kind.
+    comm.node_ranks says the ranks of a node; the rest are figures of a card of its kind. Raises
+    ConfigError for an experts.replay that isn't what the plan needs.
     """
+    resolved = plan.config
     name = ON_GPU if resolved.run.device == "cuda" else ON_CPU
     rates = machine_of(find_machine(name))
     rates = rates.with_ranks_per_node(resolved.comm.node_ranks)
     shape = shape_of_resolved(resolved)
-    layout = layout_of(resolved, rates)
+    layout = layout_of(resolved, rates, plan.routing)
     try:
         require_possible(layout, shape)
     except ConfigError:  # such as stages of unequal size: a run has them, these formulas don't

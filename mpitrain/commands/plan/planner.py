@@ -24,7 +24,14 @@ from mpitrain.commands.plan.explained import (
     rules,
     why_lost,
 )
-from mpitrain.commands.plan.of_config import compute_of, fused_by, recompute_of, segments_in, shape_of
+from mpitrain.commands.plan.of_config import (
+    compute_of,
+    expert_load_of,
+    fused_by,
+    recompute_of,
+    segments_in,
+    shape_of,
+)
 from mpitrain.commands.plan.search import DOESNT_DIVIDE, Candidate, SearchResult, searches
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.waiting import Waiting
@@ -39,6 +46,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_limit import USABLE
 from mpitrain.plan.predict.step_time.advice import advice
+from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
 from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
@@ -120,6 +128,7 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         shape = shape_of(given)
         _refuse_idle_degrees(given, shape)
         base, notes = base_layout(given, asked, rates)
+        base = base._replace(expert_load=expert_load_of(given, base.batch))
         is_default = given.data.sequence == settings.Data().sequence
         if is_default and not _is_typed("data.sequence", asked.overrides):
             notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
@@ -397,7 +406,12 @@ class PlanAnswer(NamedTuple):
     def _tree_of(self, each: RunnableLayout) -> dict[str, Any]:
         layout, step = each.candidate.layout, each.candidate.found
         return {
-            "layout": {**layout._asdict(), "dp": layout.dp, "num_microbatches": layout.num_microbatches},
+            "layout": {
+                **layout._asdict(),
+                "dp": layout.dp,
+                "num_microbatches": layout.num_microbatches,
+                "expert_load": load_of_fullest(layout, self.rates),
+            },
             "seconds": step.seconds,
             "interval_s": [bound * step.seconds for bound in INTERVAL],
             "tokens_per_s": layout.tokens / step.seconds,
@@ -432,6 +446,7 @@ class PlanAnswer(NamedTuple):
             *(self._line(number, each) for number, each in enumerate(self.chosen, start=1)),
             "",
             self._parts(best),
+            *self._load(best.layout),
             *(
                 f"{number}. {why_lost(best, each.candidate)}"
                 for number, each in enumerate(self.chosen[1:], start=2)
@@ -467,6 +482,14 @@ class PlanAnswer(NamedTuple):
             f"{name} {100 * took / best.found.seconds:.1f} %" for name, took in parts.items() if took > 0
         )
         return f"the first one's step, slowest pipeline rank: {words} (of an axis: waiting for it)"
+
+    def _load(self, layout: StepLayout) -> list[str]:
+        """Say with which load of experts the first one is predicted."""
+        if layout.ep == 1:
+            return []
+        source = "an estimate" if layout.expert_load is None else layout.expert_load.source
+        load = load_of_fullest(layout, self.rates)
+        return [f"the fullest rank of ep {layout.ep} has {load:.3g} times the mean of rows: {source}"]
 
     def _text_of_training(self) -> str:
         found = self._training()

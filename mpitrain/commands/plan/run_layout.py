@@ -29,6 +29,7 @@ from mpitrain.plan.predict.memory_limit import (
     limit_of_node,
     may_have_gpus,
 )
+from mpitrain.plan.predict.step_time.expert_load import expert_load
 from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import (
     MachineFile,
@@ -176,6 +177,7 @@ class _Choice:
         request, rates = self._request, self._rates()
         asked = PlanRequest(None, request.overrides, request.num_ranks, "")
         base, _ = base_layout(self._given, asked, rates)
+        base = base._replace(expert_load=expert_load(self._default.config, self._default.routing))
         fixed = self._fixed()
         most = self._limit.of_tensors if self._limit else rates.memory_bytes
         shape = shape_of(request.config, request.vocabulary)
@@ -200,7 +202,7 @@ class _Choice:
     def _default_seconds(self) -> float | None:
         """Return the seconds of a step of the default layout, None if formulas don't know it."""
         rates, shape = self._rates(), shape_of(self._request.config, self._request.vocabulary)
-        layout = layout_of(self._default.config, rates)
+        layout = layout_of(self._default.config, rates, self._default.routing)
         with suppress(ConfigError):
             require_possible(layout, shape)
             if is_defined(layout):

@@ -125,7 +125,7 @@ def plan_on(
 
 def predicted_step(plan: Plan, rates: MachineRates) -> Prediction | None:
     """Return a step by prediction, None for what formulas don't have."""
-    shape, layout = shape_of_resolved(plan.config), layout_of(plan.config, rates)
+    shape, layout = shape_of_resolved(plan.config), layout_of(plan.config, rates, plan.routing)
     with suppress(ConfigError):
         require_possible(layout, shape)
         if is_defined(layout):

@@ -46,11 +46,12 @@ def resolve_experts(
     values = {key: getattr(config.experts, key) for key in ExpertsTable.__struct_fields__}
     given = {key: value for key, value in values.items() if value is not None and value != ""}
     if family.experts is None:
-        if config.run.routing:
-            raise ConfigError(
-                f"run.routing = {config.run.routing}: model.family = {json.dumps(model.family)} has no "
-                "experts; leave it out"
-            )
+        for key in ("routing", "expert_load"):
+            if value := getattr(config.run, key):
+                raise ConfigError(
+                    f"run.{key} = {value}: model.family = {json.dumps(model.family)} has no experts; "
+                    "leave it out"
+                )
         family.refuse_unused(model.family, "experts", given, NEUTRAL["experts"] | OF_A_LAYOUT)
         return filled(ResolvedExperts, config.experts, **NEUTRAL["experts"])
     defaults = {"width": model.ffn, **family.experts, **preset}
@@ -66,6 +67,7 @@ def resolve_experts(
         found = {"balance_weight": 0.0 if balance == "none" else OF_A_LOSS, **found}
     experts = ResolvedExperts(**found)
     _refuse_impossible(experts)
+    _refuse_impossible_load(config.run.expert_load, experts)
     return experts
 
 
@@ -105,6 +107,18 @@ def _refuse_impossible(experts: ResolvedExperts) -> None:
         raise ConfigError(
             f'experts.balance_weight = {experts.balance_weight} does nothing with experts.balance = "none"; '
             'use "microbatch", "sequence", "global" or "bias"'
+        )
+
+
+def _refuse_impossible_load(load: float, experts: ResolvedExperts) -> None:
+    if load and not 1 <= load <= experts.count:
+        raise ConfigError(
+            f"run.expert_load = {load}: rows of the fullest rank over the mean are 1 to experts.count = "
+            f"{experts.count}; leave it out for an estimate"
+        )
+    if load and experts.replay:
+        raise ConfigError(
+            f"run.expert_load = {load} with experts.replay, which says how tokens load experts; leave one out"
         )
 
 

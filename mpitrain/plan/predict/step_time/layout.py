@@ -4,7 +4,7 @@ Rank order, fastest first: tp, cp, dp, pp for dense layers; etp, ep, edp, pp for
 (docs/concepts/axes.md).
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.published import ModelShape
@@ -16,6 +16,16 @@ ITEM = {"fp32": 4, "fp64": 8}  # bytes of a number; all others have 2, in fp8 th
 def item_of(dtype: str) -> int:
     """Return the bytes of a number between products that are computed in a type."""
     return ITEM.get(dtype, 2)
+
+
+class ExpertLoad(Protocol):
+    """How unevenly tokens load experts. source: who says so, in words."""
+
+    @property
+    def source(self) -> str: ...
+
+    def on(self, layout: "StepLayout") -> float:
+        """Return rows of the rank of ep whose experts have most, over the mean."""
 
 
 class StepLayout(NamedTuple):
@@ -41,6 +51,7 @@ class StepLayout(NamedTuple):
     again: share of products that selective recomputation runs again. core_again: it runs attention
     proper again though no scores are kept.
     ends_count: embedding and head are counted as a layer each when stages are divided.
+    expert_load: as stated or replayed; None: as it is estimated for a machine.
     """
 
     ranks: int
@@ -76,6 +87,7 @@ class StepLayout(NamedTuple):
     reduce: str = "auto"
     context: str = "zigzag"
     gather: str = "auto"
+    expert_load: ExpertLoad | None = None
 
     @property
     def item(self) -> int:

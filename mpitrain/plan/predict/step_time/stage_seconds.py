@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.predict.step_time.compute import Seconds, seconds_of
+from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
 from mpitrain.plan.predict.step_time.kept_bytes import stash_bytes
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
@@ -31,9 +32,6 @@ SLOWED = 0.1
 # while it computes, but only as far as sockets take them. Two hosts at 1 Gbit/s, a core of an Intel Xeon
 # each, ZeRO-1 and -3, 2026-11-27: 0.69, 0.65, 0.72
 EXPOSED_WITHOUT_SPARE_CORE = 0.7
-# rows of the rank that has most, over the mean: random tokens, 4 experts on 2 ranks. A GPU's rates were
-# fitted to published steps, which have theirs in them
-UNEVEN = 1.2
 # what the host takes to start and end one, and an item of a block around it, over a small operation of torch:
 # tp=2 on a Zen 3, 2026-11-28
 CALLS_OF_MESSAGE = 160.0
@@ -355,9 +353,7 @@ def stages_of(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> l
     sparse = dense
     if shape.experts is not None:
         weights = weights_of_stage(shape, layout, (0, 1), (False, False))
-        routed = expert_work(shape, layout)
-        if layout.ep > 1 and not machine.on_gpu:
-            routed = _of_fullest_rank(routed)
+        routed = expert_work(shape, layout, load_of_fullest(layout, machine))
         sparse = part_of((attention, routed), layout, machine, weights, repeated)
     of_end = shape.vocab * shape.width // layout.tp
     first = part_of((embedding_work(shape, layout),), layout, machine, (of_end, 0), False)
@@ -369,14 +365,6 @@ def stages_of(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> l
         parts += [(first, 1)] * (stage == 0) + [(last, 1)] * (stage == len(per_stage) - 1)
         found.append(_together(parts, num_dense + num_sparse))
     return found
-
-
-def _of_fullest_rank(work: PartWork) -> PartWork:
-    """Return the work of the rank whose experts have most rows, for which the others wait."""
-    products = tuple(
-        each._replace(m=round(UNEVEN * each.m)) if each.number > 1 else each for each in work.products
-    )
-    return work._replace(products=products)
 
 
 def _together(parts: Sequence[tuple[Part, int]], blocks: int) -> StageSeconds:

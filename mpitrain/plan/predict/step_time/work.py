@@ -171,8 +171,8 @@ def dense_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     return PartWork(products, AttentionCore(), passes, kernels, forward, backward, again)
 
 
-def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
-    """Return the work of one block's experts, where every rank has as many rows.
+def expert_work(shape: ModelShape, layout: StepLayout, load: float = 1.0) -> PartWork:
+    """Return the work of one block's experts on a rank that has `load` times the mean of rows.
 
     R = n active etp / tp rows come to a rank in the mean: tp ranks have n positions between them,
     and each row is on etp ranks.
@@ -181,7 +181,8 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     assert experts is not None
     n = layout.positions
     tokens = n // layout.tp if layout.sequence_parallel else n
-    rows = tokens * experts.active * layout.etp
+    sent_rows = tokens * experts.active * layout.etp
+    rows = round(load * sent_rows)
     local = experts.count // layout.ep
     hidden = experts.width // layout.etp
     each = max(1, rows // local)
@@ -190,14 +191,14 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     if experts.shared:
         shared = experts.shared * experts.width // layout.tp
         products += [Product(n, 2 * shared, shape.width), Product(n, shape.width, shared)]
-    moved = rows * shape.width * layout.item  # permuted, and back with weights
+    moved = (sent_rows + rows) * shape.width * layout.item  # permuted, and back with weights
     passes = (
-        6 * moved
+        3 * moved
         + rows * hidden * layout.item * 3
         + 9 * tokens * shape.width * layout.item
         + 6 * tokens * experts.count * 4
     )
-    sent = _dispatched(layout, experts, tokens * shape.width * layout.item)
+    sent = _dispatched(layout, experts, tokens * shape.width * layout.item, load)
     if layout.etp > 1:
         gathered = rows * shape.width * layout.item
         inside = (
@@ -210,10 +211,12 @@ def expert_work(shape: ModelShape, layout: StepLayout) -> PartWork:
     return PartWork(tuple(products), AttentionCore(), passes, grouped, sent + around[0], sent + around[1])
 
 
-def _dispatched(layout: StepLayout, experts: RoutedExperts, once: int) -> tuple[MessageVolume, ...]:
+def _dispatched(
+    layout: StepLayout, experts: RoutedExperts, once: int, load: float
+) -> tuple[MessageVolume, ...]:
     """Return what experts' rows travel by: a copy for each expert, or every token to all ranks.
 
-    once: bytes of each token's row.
+    once: bytes of each token's row. load: of the rank that receives most.
     """
     if layout.ep == 1:
         return ()
@@ -222,7 +225,9 @@ def _dispatched(layout: StepLayout, experts: RoutedExperts, once: int) -> tuple[
         return (MessageVolume("all_gather", "ep", whole), MessageVolume("reduce_scatter", "ep", whole))
     operation = "all_to_all_by_node" if layout.dispatch == "hierarchical" else "all_to_all"
     active = experts.active
-    sent = MessageVolume(operation, "ep", active * once, active, experts.groups, experts.groups_active)
+    sent = MessageVolume(
+        operation, "ep", round(load * active * once), active, experts.groups, experts.groups_active
+    )
     return (sent, sent)
 
 
