@@ -21,8 +21,9 @@ from mpitrain.kernels.processor import ONEDNN, mkl_is_slow, multiplied_as, onedn
 # of a piece, at most: queries times heads; queries
 ROWS = 384
 QUERIES = 128
-# multiplications for the scores of a key-value head up to which the calls cost more than they gain
-FEW = 2**23
+# multiplications for the scores of a key-value head up to which the calls cost more than they gain. At 2**23,
+# as 256 positions of two heads of width 64 have, they save a fifth (Zen 5, 2026-11-28)
+FEW = 2**23 - 1
 FEW_IN_FP16 = 2**18
 
 

@@ -136,6 +136,7 @@ def slow(request, monkeypatch):
 
 @pytest.mark.parametrize(("shape", "large"), [
     ((1, 6, 2, 256, 64, 64), True),
+    ((2, 8, 4, 256, 64, 64), True),  # as many as it needs
     ((9, 8, 8, 362, 64, 64), False),  # sequences and groups don't count
     ((9, 8, 8, 363, 64, 64), True),
 ])  # fmt: skip
