@@ -60,7 +60,8 @@ def test_throughput_and_bandwidth_are_seen_in_their_parts(tmp_path):
             assert figure.sustained == pytest.approx(getattr(before, name)[key].sustained * factor, rel=0.05)
     assert after.links.inside.sustained == pytest.approx(before.links.inside.sustained / 3, rel=0.05)
     assert (after.launch_s, after.links.between) == (before.launch_s, before.links.between)
-    assert ratio(run, before) > 1.5 and ratio(run, after) == pytest.approx(1, abs=0.01)
+    # what stragglers add to slower messages is computing, which was settled before
+    assert ratio(run, before) > 1.5 and ratio(run, after) == pytest.approx(1, abs=0.03)
 
 
 def test_products_of_every_size_change_by_the_same_factor(tmp_path):

@@ -48,6 +48,9 @@ TURN = 1.05
 # Zen 5 (2026-11-26), docs/guides/planning.md
 UNFILLED = 0.5
 STRAGGLERS = 0.01  # of a step: the slowest of many ranks, data, logging
+# and of ranks that share a CPU, its clock and caches: what 2 to 8 ranks took of their predictions over what
+# one did, in four runs on a Zen 5 (2026-11-28)
+STRAGGLERS_OF_A_CPU = 0.04
 MOST_PLAYED = 40_000  # forwards of a table that is played
 
 
@@ -102,7 +105,14 @@ def predict_step(
     sends = 2 * layout.num_microbatches * _message_seconds(shape, layout, machine, nodes > 1)
     # each stage takes so many times longer: those that a core has alike wait at the same time
     unfilled = UNFILLED * turns * found.bubble
-    return _crowded(found, in_turns, max(_work(in_turns) * waiting + sends, unfilled))
+    work = (in_turns.computing + in_turns.update + in_turns.sent) * (1 + stragglers_share(layout, machine))
+    return _crowded(found, in_turns, work, max(work * waiting + sends, unfilled))
+
+
+def stragglers_share(layout: StepLayout, machine: MachineRates) -> float:
+    """Return what the slowest of the ranks adds to a step, as a share of what all have to do."""
+    share_a_cpu = not machine.on_gpu and min(layout.ranks, machine.ranks_per_node) > 1
+    return STRAGGLERS_OF_A_CPU if share_a_cpu else STRAGGLERS
 
 
 def _undisturbed(shape: ModelShape, layout: StepLayout, machine: MachineRates, play: bool) -> Prediction:
@@ -122,27 +132,21 @@ def _undisturbed(shape: ModelShape, layout: StepLayout, machine: MachineRates, p
     exposed["dp"] += state
     update = update_seconds(shape, layout, machine)
     footprint = footprint_of(shape, layout, in_flight)
-    total = (pipeline + state + update) * (1 + STRAGGLERS)
+    total = (pipeline + state + update) * (1 + stragglers_share(layout, machine))
     return Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
 
 
-def _crowded(found: Prediction, in_turns: Prediction, waiting: float) -> Prediction:
+def _crowded(found: Prediction, in_turns: Prediction, work: float, waiting: float) -> Prediction:
     """Return the step where ranks take turns on the cores of a node.
 
     They have to do all of their work one after the other. A bubble is time for the others that share its
     core, and stays as far as they wait, too, or the pipeline takes longer than all work.
 
-    found: of ranks that have a core each. in_turns: of one that waits for its turns. waiting: seconds in
-    which nobody on a core has work.
+    found: of ranks that have a core each. in_turns: of one that waits for its turns, which takes `work`
+    seconds without its bubble. waiting: seconds in which nobody on a core has work.
     """
-    work = _work(in_turns)
     bubble = max(waiting, found.seconds - work)
     return in_turns._replace(seconds=work + bubble, bubble=bubble, footprint=found.footprint)
-
-
-def _work(step: Prediction) -> float:
-    """Return the seconds of a step without its bubble."""
-    return (step.computing + step.update + step.sent) * (1 + STRAGGLERS)
 
 
 def ranks_of(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
