@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from launch import MPITRAIN, mpirun, tail  # noqa: E402
 
-MEASURED = "Two cores of an AMD EPYC (Zen 5), 2026-11-26: docs/guides/planning.md has the rows."
+MEASURED = "Two cores of an AMD EPYC (Zen 5), 2026-11-28: docs/guides/planning.md has the rows."
 EXPERTS = "model.family=mixtral experts.count=4 experts.active=2 experts.width=512"
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv")
 

@@ -1,6 +1,6 @@
 """Steps of twenty-one layouts beside their predictions, after one `mpitrain bench machine` here.
 
-    python benchmarks/predictions.py                 a quarter of an hour on two cores
+    python benchmarks/predictions.py                 a quarter of an hour on two slow cores, or five minutes
     python benchmarks/predictions.py --machine FILE  by figures that were measured before
     python benchmarks/predictions.py --steps 3 --set model.width=256
     python benchmarks/predictions.py --hosts 1gbit   on two hosts that such a cable joins, as root:
@@ -26,27 +26,28 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-MEASURED = """Two cores of an AMD EPYC (Zen 5), MPICH 5.0.2, 2026-11-26: 3.2 % in the median, 19 % at worst
-(ep: random tokens load experts unevenly); docs/guides/planning.md has the rows.
+MEASURED = """Two cores of an AMD EPYC (Zen 5), MPICH 5.0.2, 2026-11-28, --steps 3, four runs in an hour: 3.1,
+6.6, 5.9 and 0.8 % in the median, 6.2, 13.7, 10.3 and 5.7 % at worst; rank correlation 0.98, 0.95, 0.97, 0.98.
+Since the third, attention has oneDNN's products at this size; before the fourth, whose rows
+docs/guides/planning.md has, the 4 % that ranks of one CPU add was fitted to the others.
 
-Two cores of an Intel Xeon with AMX, other programs beside it, 2026-11-26: 9.6 % in the median, 30 % at
-worst (tp=2 pp=2 on 8 ranks); of one rank in fp32 at most 1 %; rank correlation 0.93. The same step of dp=2
-took 2.23 to 2.39 s there within half an hour.
+Two cores of an Intel Xeon with AMX, other programs beside it, 2026-11-26: 9.6 % in the median, 30 % at worst
+(tp=2 pp=2 on 8 ranks); of one rank in fp32 at most 1 %; rank correlation 0.93. The same step of dp=2 took
+2.23 to 2.39 s there within half an hour.
 
 Two cores of an AMD EPYC (Zen 3), other programs beside it, 2026-11-28, two runs, --steps 3: 6.4 and 5.7 % in
 the median, 26 and 24 % at worst (async tp before its pieces were counted, and zero=1 in bf16, 6 % in the run
 before); rank correlation 0.88 and 0.89. What a message costs was fitted to tp=2 between them. A third run,
-six hours later, nothing fitted to it: 4.0 % in the median, 17 % at worst (pp=4), rank correlation 0.96.
-A fourth, since half of a bubble stays where ranks take turns (fitted to other runs there): 4.6 % in the
-median, 15.5 % at worst (experts), rank correlation 0.96; by the rate of products 4.4 % and 12.6 %. Layouts of
-4 and 8 ranks took 0.99 to 1.15 of their predictions, 0.91 to 1.17 in the third.
+six hours later, nothing fitted to it: 4.0 % in the median, 17 % at worst (pp=4), rank correlation 0.96. A
+fourth, since half of a bubble stays where ranks take turns (fitted to other runs there): 4.6 % in the median,
+15.5 % at worst (experts), rank correlation 0.96; by the rate of products 4.4 % and 12.6 %. Layouts of 4 and 8
+ranks took 0.99 to 1.15 of their predictions, 0.91 to 1.17 in the third.
 
 --hosts 1gbit, a core of that Xeon each, 2026-11-27, two runs: 7.7 and 11.0 % in the median, 30 and 23 % at
-worst (pp=4 before it waited for the other host, and zero=1 in bf16); rank correlation 0.80: ten of the
-layouts take 3.1 to 4.4 s. Products were 6 and 2 % slower behind the steps than before them.
-
---hosts 1gbit, a core of that Zen 3 each, 2026-11-28: 4.6 % in the median, 13.4 % at worst (tp=2 zero=1);
-rank correlation 0.780."""
+worst (pp=4 before it waited for the other host, and zero=1 in bf16); rank correlation 0.80. Of that Zen 3,
+2026-11-28: 4.6 % in the median, 13.4 % at worst (tp=2 zero=1); rank correlation 0.780. Of that Zen 5,
+2026-11-28, two runs: 4.4 and 3.6 % in the median, 15.5 and 17.2 % at worst (tp=2, and zero=1 in bf16); rank
+correlation 0.95 and 0.97."""
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 

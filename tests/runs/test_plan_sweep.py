@@ -59,7 +59,7 @@ def test_json_is_one_object():
     assert row["tokens_per_s"] == pytest.approx(8 * 64 / row["measured_s"])
 
 
-def test_the_load_of_experts_stands_beside_each_layout(tmp_path):
+def test_sweep_prints_the_load_of_experts_of_each_layout(tmp_path):
     out = tmp_path / "rows.csv"
     experts = ("model.family=mixtral", "experts.count=4", "experts.active=1", "batch.micro=2")
     words = [word for each in experts for word in ("--set", each)]
