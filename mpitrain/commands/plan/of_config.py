@@ -107,7 +107,7 @@ def layout_of(resolved: Config, rates: MachineRates, trace: RoutingTrace | None 
         offload_optimizer=memory.offload in ("optimizer", "all"),
         offload_activations=memory.offload in ("activations", "all"), regathers=parallel.regather,
         core_again=True, context=parallel.context, gather=parallel.gather,
-        expert_load=expert_load(resolved, trace),
+        expert_load=expert_load(resolved, trace), capacity=resolved.experts.capacity,
     )  # fmt: skip
 
 

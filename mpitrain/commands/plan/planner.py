@@ -233,7 +233,7 @@ def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tupl
         dispatch="alltoall" if config.experts.dispatch == "flat" else config.experts.dispatch,
         offload_optimizer=config.memory.offload in ("optimizer", "all"), regathers=config.parallel.regather,
         offload_activations=config.memory.offload in ("activations", "all"), segments=segments_in(config),
-        reduce=_reduce(config), core_again=True,
+        reduce=_reduce(config), core_again=True, capacity=config.experts.capacity,
     )  # fmt: skip
     return layout, notes
 

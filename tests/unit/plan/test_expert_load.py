@@ -101,6 +101,14 @@ def test_without_a_statement_a_machine_says():
     assert load_of_fullest(layout, H100) == 1
 
 
+@pytest.mark.parametrize(
+    ("capacity", "loads"), [(0.0, [1, 2, 3]), (1.5, [1, 1.5, 1.5]), (0.5, [0.5, 0.5, 0.5])]
+)
+def test_no_rank_has_more_than_its_experts_take(capacity, loads):
+    layout = StepLayout(8, SEQUENCE, BATCH, expert_load=StatedLoad(3.0), capacity=capacity)
+    assert [load_of_fullest(layout._replace(ep=ep), LAPTOP) for ep in (1, 2, 4)] == loads
+
+
 @pytest.mark.parametrize("machine", [LAPTOP, H100])
 def test_a_step_takes_longer_the_fuller_the_fullest_rank(machine):
     shape = find_published("mixtral-8x7b")

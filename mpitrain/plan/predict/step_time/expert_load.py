@@ -92,9 +92,14 @@ def expert_load(config: ResolvedConfig, trace: RoutingTrace | None) -> ExpertLoa
 
 
 def load_of_fullest(layout: StepLayout, machine: MachineRates) -> float:
-    """Return rows of the rank of ep whose experts have most, over the mean."""
+    """Return rows of the rank of ep whose experts have most, over the mean of all that are chosen."""
     if layout.ep == 1:
-        return 1.0
+        return min(1.0, layout.capacity or 1.0)
+    found = _chosen(layout, machine)
+    return min(found, layout.capacity) if layout.capacity else found
+
+
+def _chosen(layout: StepLayout, machine: MachineRates) -> float:
     if layout.expert_load is not None:
         return layout.expert_load.on(layout)
     # a GPU's rates were fitted to published steps, which have theirs in them

@@ -51,7 +51,8 @@ class StepLayout(NamedTuple):
     again: share of products that selective recomputation runs again. core_again: it runs attention
     proper again though no scores are kept.
     ends_count: embedding and head are counted as a layer each when stages are divided.
-    expert_load: as stated or replayed; None: as it is estimated for a machine.
+    expert_load: as stated or replayed; None: as it is estimated for a machine. capacity: rows that an
+    expert takes of a rank's, over the mean; 0: all.
     """
 
     ranks: int
@@ -88,6 +89,7 @@ class StepLayout(NamedTuple):
     context: str = "zigzag"
     gather: str = "auto"
     expert_load: ExpertLoad | None = None
+    capacity: float = 0.0
 
     @property
     def item(self) -> int:
