@@ -32,6 +32,7 @@ KEYS = dict(model_layers=2, model_width=16, model_heads=2, model_kv_heads=1, mod
     model_family="mixtral", experts_count=4,
             experts_active=2, run_steps=3, run_save_every=1, run_eval_every=2, run_trace=1, run_routing=2,
             run_logs="true")  # fmt: skip
+BATCH = ("--set=batch.global=8", "--set=data.sequence=32")  # of tiny()
 LOCK = {
     "token": "a" * 32,
     "host": "h",
@@ -249,7 +250,7 @@ def commands(run: Path) -> list[list[str]]:
         ["replay", str(run / "record-0-2.npz")],
         ["schedule", "compare", "--trace", str(run / "trace.json")],
         ["check", str(run / "config.toml")],
-        ["check", "--set", f"experts.replay={run / 'routing.npz'}", *experts()],
+        ["check", "--set", f"experts.replay={run / 'routing.npz'}", *experts(), *BATCH],
         ["check", "--set", f"data.tokenizer={run / 'tokenizer.json'}"],
         again,
     ]
