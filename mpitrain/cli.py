@@ -37,7 +37,7 @@ def _require_name(_: click.Context, parameter: click.Parameter, value: str | Non
 def _require_number(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Refuse nan, which is in every range, and inf."""
     if value is not None and not math.isfinite(value):
-        raise ConfigError(f"--{parameter.name} = {value}; give a finite number")
+        raise ConfigError(f"{parameter.opts[0]} {value}: give a finite number")
     return value
 
 
@@ -710,6 +710,13 @@ def explain_config(key: str | None) -> None:
     help="With --tokens: between failures of one node; 6334 if absent.",
 )
 @click.option(
+    "--save-s",
+    type=click.FloatRange(0, 1_000_000, min_open=True),
+    callback=_require_number,
+    metavar="SECONDS",
+    help="With --tokens: that a save stops training (stall_s); predicted if absent.",
+)
+@click.option(
     "--measure",
     type=click.IntRange(1, 6),
     metavar="K",
@@ -828,8 +835,9 @@ def bench() -> None:
 @bench.command("machine", short_help="Measure a machine, and write its file.")
 @click.option("--out", metavar="FILE", required=True, help="The TOML file that is written.")
 @click.option("--like", metavar="NAME|FILE", help="Whose figures stand where none can be measured.")
+@click.option("--storage", metavar="FOLDER", help="Of checkpoints: what a node writes there, too.")
 @OVERRIDE
-def bench_machine(out: str, like: str | None, overrides: tuple[str, ...]) -> int:
+def bench_machine(out: str, like: str | None, storage: str | None, overrides: tuple[str, ...]) -> int:
     """Measure the machine that these ranks are on, and write a file for mpitrain plan --machine.
 
     Products, attention, memory and launches; under mpirun all ranks at the same time, and their links, too.
@@ -840,7 +848,7 @@ def bench_machine(out: str, like: str | None, overrides: tuple[str, ...]) -> int
     def body(guard: Guard) -> int:
         from mpitrain.commands.bench.bench_machine import bench as measure
 
-        return measure(out, like, overrides, guard, click.echo)
+        return measure(out, like, storage, overrides, guard, click.echo)
 
     return guarded(body, entry.report_error)
 

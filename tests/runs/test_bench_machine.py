@@ -48,6 +48,30 @@ def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
     assert planned.returncode == 0 and found.name in planned.output, tail(planned.output)
 
 
+def test_what_a_node_writes_is_measured_where_checkpoints_are_to_be(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    path = tmp_path / "m.toml"
+    done = mpirun(2, MPITRAIN, "bench", "machine", "--out", str(path), "--storage", str(folder))
+    assert done.returncode == 0, tail(done.output)
+    assert "storage.write" in done.output and not list(folder.iterdir())
+    written = read_machine(str(path)).storage["write"].sustained
+    assert 1e6 < written < 1e12
+    words = ("--ranks", "2", "--tokens", "1B", "--machine", str(path))
+    planned = mpirun(0, MPITRAIN, "plan", *words)
+    assert "s (by storage.write of" in planned.output, tail(planned.output)
+
+
+@pytest.mark.parametrize("folder", ["no-such", "m.txt"])
+def test_a_folder_for_checkpoints_that_is_none_is_refused_before_anything_is_measured(tmp_path, folder):
+    (tmp_path / "m.txt").write_text("")
+    out = tmp_path / "m.toml"
+    words = ("--out", str(out), "--storage", str(tmp_path / folder))
+    done = mpirun(2, MPITRAIN, "bench", "machine", *words)
+    assert done.returncode == 2 and done.output.count("needed a folder of yours") == 1, tail(done.output)
+    assert not out.exists()
+
+
 def test_ranks_that_share_cores_are_measured_as_if_each_had_one():
     rate, launch, link = (Samples(name, [8.0]) for name in ("products.fp32", "launch_s", "links.inside"))
     of_two = [bench_machine.of_a_core(each, 8, 2).values for each in (rate, launch, link)]

@@ -2,5 +2,6 @@
 
 bench_machine  the command: all ranks measure, rank 0 prints and writes
 device         what a rank's device does: products, attention, passes over memory, launches
+storage        what a node writes to the file system of checkpoints
 node_links     what the ranks of a node, and nodes, send each other
 """

@@ -17,7 +17,7 @@ import tomli_w
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base import library
 from mpitrain.comm.base.world import connect
-from mpitrain.commands.bench import device, node_links
+from mpitrain.commands.bench import device, node_links, storage
 from mpitrain.commands.bench.device import ROUNDS, Samples
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.config import Config, load
@@ -53,16 +53,23 @@ class MeasuredFigure(NamedTuple):
 
 
 def bench(
-    out: str, like: str | None, settings: tuple[str, ...], guard: Guard, say: Callable[[str], None]
+    out: str,
+    like: str | None,
+    folder: str | None,
+    settings: tuple[str, ...],
+    guard: Guard,
+    say: Callable[[str], None],
 ) -> int:
     """Measure the machine that these ranks are on, print what was found and write its file.
 
-    Collective over all ranks. like: the machine whose figures stand where none can be measured.
-    Raises ConfigError.
+    Collective over all ranks. like: the machine whose figures stand where none can be measured. folder:
+    for checkpoints, where writing is measured; None: it isn't. Raises ConfigError.
     """
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
     world.on_first_rank("looking at --out", lambda: require_file("--out", out))
+    if folder is not None:
+        world.on_every_rank("looking at --storage", lambda: storage.require_folder(folder))
     config = world.on_every_rank("checking the configuration", lambda: _settings_of(settings))
     found = world.on_every_rank("looking for a device", lambda: looked_for(config))
     placement = take_turns(found, world)
@@ -80,6 +87,9 @@ def bench(
     way = way_of_messages(placement, world, config.comm.device, node_links.TIMEOUT_S)
     with guard.place.waiting("measuring links"):
         samples += node_links.measured(world, placement, way)
+    if folder is not None:
+        with guard.place.waiting("measuring storage"):
+            samples += storage.measured(world, folder, near)
     if placement.gpu is None:
         samples = [of_a_core(each, near, cores) for each in samples]
     figures = together(world.all_gather("what they measured", samples))
@@ -127,9 +137,9 @@ def _like(name: str | None, placement: DevicePlacement) -> MachineFile:
 
 
 def of_a_core(samples: Samples, near: int, cores: int) -> Samples:
-    """Return samples as they were if each of the ranks of a node had a core; links are left as they are."""
+    """Return samples as they were if each of the ranks of a node had a core; links and disks stay."""
     turns = max(1.0, near / cores)
-    if samples.name.startswith("links."):
+    if samples.name.startswith(("links.", "storage.")):
         return samples
     faster = 1 / turns if samples.name == "launch_s" else turns
     return samples._replace(values=[faster * each for each in samples.values])
@@ -210,6 +220,7 @@ def machine_of(
         memory=filed.table("memory"),
         links=filed.links(base.links),
         host=filed.table("host"),
+        storage=filed.table("storage"),
         cores_per_node=0 if gpu else cores,
     )
 
@@ -234,5 +245,5 @@ def _shown(name: str, value: float) -> str:
         return f"{value * 1e6:,.2f} us"
     if name == "host.update":
         return f"{value / 1e9:,.3f} G numbers/s"
-    unit = "GB/s" if name.startswith(("memory", "links", "host")) else "GFLOP/s"
+    unit = "GB/s" if name.startswith(("memory", "links", "host", "storage")) else "GFLOP/s"
     return f"{value / 1e9:,.1f} {unit}"

@@ -1,8 +1,8 @@
-"""Say why: computing and sending by axis, what the runner-up lost, what binds, how long."""
+"""Say why: computing and sending by axis, what the runner-up lost, what binds."""
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpitrain.commands.plan.search import Candidate
 from mpitrain.plan.declared.published import ModelShape
@@ -12,10 +12,6 @@ from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step import Prediction
 from mpitrain.plan.predict.step_time.work import attention_work, dense_work, expert_work, head_work
 
-SAVE_BYTES = 14  # of a parameter in a checkpoint: master, moments and a 16-bit copy
-SAVE_RATE = 1e9  # bytes/s that a node writes, a guess until a save was measured
-# between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
-NODE_HOURS = 6334
 PARTS = ("computing", "bubble", "tp", "cp", "ep", "etp", "dp", "update", "stragglers")
 
 
@@ -87,42 +83,6 @@ def balance(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> lis
     head = sum(each.flops for each in head_work(shape, layout).products)
     lines.append(f"the head is {head / (head + flops * shape.layers):.1%} of the products of a forward")
     return lines
-
-
-class Goodput(NamedTuple):
-    """days, gpu_hours: without failures.
-
-    save_every_s: the best interval. share: of time that trains.
-    """
-
-    steps: int
-    days: float
-    gpu_hours: float
-    save_s: float
-    save_every_s: float
-    share: float
-
-
-def goodput(
-    shape: ModelShape, layout: StepLayout, machine: MachineRates, seconds: float, tokens: float, hours: float
-) -> Goodput:
-    """Return how long a training takes, and the best interval of saves.
-
-    Young (CACM 17, 1974) and Daly (FGCS 22, 2006): sqrt(2 save_s mtbf); hours: between failures of
-    a node.
-    """
-    steps = math.ceil(tokens / layout.tokens)
-    nodes = -(-layout.ranks // machine.ranks_per_node)
-    mtbf = 3600 * hours / nodes
-    save = SAVE_BYTES * shape.parameters() / (SAVE_RATE * nodes)
-    every = math.sqrt(2 * save * mtbf)
-    lost = save / every + (every / 2 + RESTART_S) / mtbf
-    share = max(0.0, 1 - lost)
-    took = steps * seconds
-    return Goodput(steps, took / 86400, took * layout.ranks / 3600, save, every, share)
-
-
-RESTART_S = 600.0  # until a failed job trains again, a guess
 
 
 def rules(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> list[str]:

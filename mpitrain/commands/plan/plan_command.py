@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpitrain.commands.plan.backtest import backtest
-from mpitrain.commands.plan.explained import NODE_HOURS
+from mpitrain.commands.plan.goodput import NODE_HOURS
 from mpitrain.commands.plan.planner import PlanRequest, make_plan
 from mpitrain.commands.plan.timeline_file import require_timeline
 from mpitrain.errors import ConfigError
@@ -38,8 +38,10 @@ def _refuse_idle(rows: str | None, given: dict[str, Any]) -> None:
         raise ConfigError(f"found {shown(rows)} after CONFIG; needed one file, or backtest before it")
     if "timeline" in given:
         require_timeline(given["timeline"])
-    if "node_hours" in given and "tokens" not in given:
-        raise ConfigError("--node-hours does nothing without --tokens; add it, or leave it out")
+    for name in ("node_hours", "save_s"):
+        if name in given and "tokens" not in given:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} does nothing without --tokens; add it, or leave it out")
 
 
 def _request(config: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> PlanRequest:
@@ -53,6 +55,7 @@ def _request(config: str | None, overrides: tuple[str, ...], given: dict[str, An
         explain=given.get("explain", False),
         tokens=given.get("tokens", ""),
         node_hours=given.get("node_hours", NODE_HOURS),
+        save_s=given.get("save_s", 0.0),
         out=given.get("out"),
         json=given.get("json", False),
         timeline=given.get("timeline"),

@@ -15,15 +15,14 @@ from mpitrain import config as settings
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.explained import (
-    NODE_HOURS,
     balance,
     binding,
-    goodput,
     idle_degrees,
     parts_of,
     rules,
     why_lost,
 )
+from mpitrain.commands.plan.goodput import NODE_HOURS, Goodput, SaveTimes, goodput, save_times
 from mpitrain.commands.plan.of_config import (
     compute_of,
     expert_load_of,
@@ -73,7 +72,7 @@ class PlanRequest(NamedTuple):
     """What was asked.
 
     memory_gb: of a rank, 0 for the machine's. tokens: of a training, as it was typed.
-    node_ranks: that are on a node, 0 for the machine's.
+    node_ranks: that are on a node, 0 for the machine's. save_s: that a save stops training, 0: predicted.
     """
 
     config: str | None
@@ -89,6 +88,7 @@ class PlanRequest(NamedTuple):
     json: bool = False
     timeline: str | None = None
     node_ranks: int = 0
+    save_s: float = 0.0
 
     def rates(self) -> MachineRates:
         """Return the figures of the machine. Raises ConfigError."""
@@ -427,10 +427,15 @@ class PlanAnswer(NamedTuple):
         layout, found = best.candidate
         return advice(self.shape, layout, self.rates, found, held=best.held)
 
-    def _training(self):
+    def _save(self) -> SaveTimes:
+        best = self.chosen[0]
+        blocking = best.config.run.save == "blocking"
+        return save_times(self.shape, best.candidate.layout, self.rates, blocking, self.asked.save_s)
+
+    def _training(self) -> Goodput:
         best = self.chosen[0].candidate
         hours = self.asked.node_hours
-        return goodput(self.shape, best.layout, self.rates, best.found.seconds, self.tokens, hours)
+        return goodput(best.layout, self.rates, best.found.seconds, self.tokens, hours, self._save())
 
     def as_text(self) -> str:
         best = self.chosen[0].candidate
@@ -504,7 +509,7 @@ class PlanAnswer(NamedTuple):
         every = found.save_every_s
         interval = f"{every / 60:,.0f} minutes" if every >= 120 else f"{every:.0f} s"
         return (
-            f"{words}and saves of {found.save_s:.2g} s (a guess) every {interval} "
+            f"{words}and {self._save().describe()} every {interval} "
             f"{100 * found.share:.1f} % of the time trains: {_few_digits(found.days / found.share)} days"
         )
 

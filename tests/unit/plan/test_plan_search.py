@@ -12,7 +12,7 @@ from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
 from mpitrain.commands.plan import of_config
 from mpitrain.commands.plan.assumed import INTERVAL
-from mpitrain.commands.plan.explained import goodput
+from mpitrain.commands.plan.goodput import goodput, save_times
 from mpitrain.commands.plan.of_config import shape_of
 from mpitrain.commands.plan.planner import PlanRequest, base_layout, with_layout
 from mpitrain.commands.plan.search import search
@@ -371,16 +371,22 @@ def test_json_holds_no_number_that_is_none():
 def test_failures_cost_little_if_saves_are_often():
     shape = find_published("llama3-405b")
     layout = StepLayout(16384, 8192, 2048, tp=8, pp=16)
-    found = goodput(shape, layout, H100, 6.0, 15e12, 6334)
+    save = save_times(shape, layout, H100, blocking=True)
+    found = goodput(layout, H100, 6.0, 15e12, 6334, save)
     assert 0.8 < found.share < 1 and found.save_every_s > 10 * found.save_s
-    assert goodput(shape, layout, H100, 6.0, 15e12, 600).share < found.share
+    assert goodput(layout, H100, 6.0, 15e12, 600, save).share < found.share
 
 
 def test_a_node_that_is_partly_used_fails_as_a_whole_one():
     shape = find_published("llama3-8b")
-    two, three = (goodput(shape, StepLayout(ranks, 8192, 60), H100, 6.0, 1e12, 6334) for ranks in (12, 20))
+
+    def on(ranks, batch=60):
+        layout = StepLayout(ranks, 8192, batch)
+        return goodput(layout, H100, 6.0, 1e12, 6334, save_times(shape, layout, H100, blocking=True))
+
+    two, three = map(on, (12, 20))
     assert three.save_s == pytest.approx(two.save_s * 2 / 3)
-    whole = goodput(shape, StepLayout(16, 8192, 64), H100, 6.0, 1e12, 6334)
+    whole = on(16, 64)
     assert two.save_s == whole.save_s and two.save_every_s == whole.save_every_s
 
 

@@ -32,6 +32,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "memory": ("bandwidth", "passes"),
     "host": ("update", "copy"),
+    "storage": ("write",),
 }
 
 # a second: below are TFLOP/s or GB/s that were typed as FLOP/s or bytes/s
@@ -70,7 +71,8 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by type of number; of a CPU fp32_small those of small ones. attention: FLOP/s, forward and
     backward; of a CPU in 16 bits forward_16 and backward_16. cores_per_node: of a CPU, that the ranks
     of a node share; 0: each rank has its own. host: of a GPU's host, for memory.offload: numbers that
-    it updates a second, "update", and bytes/s to it or back, "copy".
+    it updates a second, "update", and bytes/s to it or back, "copy". storage: bytes/s of checkpoints that
+    a node writes, "write".
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -84,11 +86,12 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     links: LinkTable
     aliases: list[str] = []
     host: dict[str, Figure] = {}
+    storage: dict[str, Figure] = {}
     cores_per_node: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield all figures, each with its key."""
-        for table in ("products", "attention", "memory", "host"):
+        for table in ("products", "attention", "memory", "host", "storage"):
             for key, figure in getattr(self, table).items():
                 yield f"{table}.{key}", figure
         yield "links.inside", self.links.inside
@@ -104,6 +107,7 @@ class MachineRates(NamedTuple):
     tiles: of a CPU's products by type, where they were measured.
     host_update, host_copy: numbers that a GPU's host updates a second, bytes/s to it or back; 0: not known.
     memory_passes: bytes/s of what stands between the products of a block, in fp32; 0: not measured.
+    storage_write: bytes/s of checkpoints that a node writes; 0: not known.
     """
 
     name: str
@@ -130,6 +134,7 @@ class MachineRates(NamedTuple):
     tiles: Mapping[str, Tiles] = {}
     host_update: float = 0.0
     host_copy: float = 0.0
+    storage_write: float = 0.0
 
     @property
     def knows_offload(self) -> bool:
@@ -234,6 +239,7 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         tiles=tiles,
         host_update=_of(found.host, "update", kind),
         host_copy=_of(found.host, "copy", kind),
+        storage_write=_of(found.storage, "write", kind),
     )
 
 

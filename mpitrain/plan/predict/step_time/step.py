@@ -330,10 +330,15 @@ def _most_weights(shape: ModelShape, layout: StepLayout) -> tuple[int, int]:
     return max(weights, key=sum)
 
 
+def owned_numbers(shape: ModelShape, layout: StepLayout) -> float:
+    """Return how many numbers the pipeline rank with most weights updates and saves, of its shard."""
+    dense, experts = _most_weights(shape, layout)
+    return dense / layout.shards + experts / layout.expert_shards
+
+
 def update_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> float:
     """Return the seconds of an update, with what master weights in host memory add to it."""
-    dense, experts = _most_weights(shape, layout)
-    owned = dense / layout.shards + experts / layout.expert_shards
+    owned = owned_numbers(shape, layout)
     here = UPDATE_BYTES * owned / machine.memory_bandwidth + 50 * machine.launch_s
     if not (layout.offload_optimizer and machine.knows_offload):
         return here

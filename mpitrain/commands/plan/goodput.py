@@ -1,0 +1,105 @@
+"""How long a training takes with failures: what a save costs, how often to save, what is left.
+
+Young (CACM 17, 1974) and Daly (FGCS 22, 2006): the best interval is sqrt(2 stall mtbf). A save in the
+background stops training for the copy alone, and has to end before the next one begins.
+"""
+
+import math
+from typing import NamedTuple
+
+from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.step import owned_numbers
+
+SAVE_BYTES = 12  # of a parameter in a checkpoint: fp32 weight and two moments
+SAVE_RATE = 1e9  # bytes/s that a node writes, a guess until they are measured
+COPY_RATE = 2e10  # bytes/s from a GPU to its host, a guess until they are measured
+RESTART_S = 600.0  # until a failed job trains again, a guess
+# between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
+NODE_HOURS = 6334
+GUESS, PREDICTED = "a guess", "predicted"
+
+
+class SaveTimes(NamedTuple):
+    """Seconds of a save, and those of them for which training stands still; who says so, in words."""
+
+    took_s: float
+    stall_s: float
+    took_source: str
+    stall_source: str
+
+    @property
+    def in_background(self) -> bool:
+        return self.stall_s < self.took_s
+
+    def describe(self) -> str:
+        """Return them in a few words."""
+        took = f"saves of {self.took_s:.2g} s ({self.took_source})"
+        if not self.in_background:
+            return took
+        return f"{took} that stop training for {self.stall_s:.2g} s ({self.stall_source})"
+
+
+class Goodput(NamedTuple):
+    """days, gpu_hours: without failures.
+
+    save_s: of a save, stall_s: of them training stands still. save_every_s: the best interval. share: of
+    time that trains.
+    """
+
+    steps: int
+    days: float
+    gpu_hours: float
+    save_s: float
+    stall_s: float
+    save_every_s: float
+    share: float
+
+
+def save_times(
+    shape: ModelShape, layout: StepLayout, machine: MachineRates, blocking: bool, stated_s: float = 0.0
+) -> SaveTimes:
+    """Return what a save takes.
+
+    blocking: run.save is "blocking". stated_s: the stall, as a run measured it; 0: it is predicted.
+    """
+    rate, source = machine.storage_write or SAVE_RATE, GUESS
+    if machine.storage_write:
+        source = f"by storage.write of {machine.name}"
+    took = SAVE_BYTES * shape.parameters() / (rate * _nodes(layout, machine))
+    if stated_s:
+        return SaveTimes(
+            max(took, stated_s), stated_s, source if took >= stated_s else "as stated", "as stated"
+        )
+    if blocking:
+        return SaveTimes(took, took, source, source)
+    copied = SAVE_BYTES * owned_numbers(shape, layout)
+    if not machine.on_gpu:
+        return SaveTimes(took, min(took, 2 * copied / machine.memory_bandwidth), source, PREDICTED)
+    stall = copied / (machine.host_copy or COPY_RATE)
+    return SaveTimes(took, min(took, stall), source, PREDICTED if machine.host_copy else GUESS)
+
+
+def _nodes(layout: StepLayout, machine: MachineRates) -> int:
+    return -(-layout.ranks // machine.ranks_per_node)
+
+
+def goodput(
+    layout: StepLayout, machine: MachineRates, seconds: float, tokens: float, hours: float, save: SaveTimes
+) -> Goodput:
+    """Return how long a training of so many tokens takes, and the best interval of saves.
+
+    seconds: of a step. hours: between failures of a node, of which any ends the job.
+    """
+    steps = math.ceil(tokens / layout.tokens)
+    mtbf = 3600 * hours / _nodes(layout, machine)
+    every = math.sqrt(2 * save.stall_s * mtbf)
+    late = 0.0
+    if save.in_background:  # what is still being written is lost, too
+        every, late = max(every, save.took_s), save.took_s
+    lost = save.stall_s / every + (every / 2 + late + RESTART_S) / mtbf
+    took = steps * seconds
+    return Goodput(
+        steps, took / 86400, took * layout.ranks / 3600, save.took_s, save.stall_s, every, max(0.0, 1 - lost)
+    )
