@@ -48,6 +48,15 @@ def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
     assert planned.returncode == 0 and found.name in planned.output, tail(planned.output)
 
 
+@LONG
+def test_four_ranks_measure_their_pairs_too(tmp_path):
+    path = tmp_path / "m.toml"
+    done = mpirun(4, MPITRAIN, "bench", "machine", "--out", str(path))
+    assert done.returncode == 0 and "links.pair" in done.output, tail(done.output)
+    links = read_machine(str(path)).links
+    assert 1e7 < links.pair.sustained < 1e12 and 0 < links.pair_latency_s < 1
+
+
 def test_what_a_node_writes_is_measured_where_checkpoints_are_to_be(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()

@@ -64,6 +64,23 @@ def test_throughput_and_bandwidth_are_seen_in_their_parts(tmp_path):
     assert ratio(run, before) > 1.5 and ratio(run, after) == pytest.approx(1, abs=0.03)
 
 
+def test_the_link_of_a_pair_is_seen_where_only_pairs_send(tmp_path):
+    text = (
+        (ROOT / "mpitrain/jobs/machines/laptop.toml")
+        .read_text()
+        .replace("sustained = 4e9", "sustained = 5e7")
+    )
+    pair = 'pair = { peak = 4e9, sustained = 5e7, peak_source = "a", sustained_source = "b" }\n'
+    pair += "pair_latency_s = 1e-5\n"
+    (tmp_path / "paired.toml").write_text(text.replace("between = {", pair + "between = {"))
+    run = ended((*NARROW, "parallel.tp=2"), {"tp": 3.0}, ranks=2, machine=tmp_path / "paired.toml")
+    before, _ = machine_of_run(run)
+    after, found = calibrated(run, before)
+    assert "bandwidth of links inside pairs (tp)" in [each.what for each in found], found
+    assert after.links.pair.sustained == pytest.approx(before.links.pair.sustained / 3, rel=0.05)
+    assert after.links.inside == before.links.inside
+
+
 def test_products_of_every_size_change_by_the_same_factor(tmp_path):
     text = (ROOT / "mpitrain/jobs/machines/laptop.toml").read_text()
     figure = 'peak = 100e9, sustained = {}, peak_source = "a", sustained_source = "b" }}'

@@ -184,11 +184,10 @@ class _Filed(NamedTuple):
     def links(self, base: LinkTable) -> LinkTable:
         """Return links, those of `base` where none were measured."""
         changes: dict[str, Figure | float] = {}
-        for name in ("inside", "between"):
+        for name in ("inside", "between", "pair"):
             if f"links.{name}" in self.figures:
-                changes[name] = self.figure(
-                    f"links.{name}", getattr(self.like.links, name) if self.like else None
-                )
+                peak = getattr(self.like.links, name) if self.like else None
+                changes[name] = self.figure(f"links.{name}", peak)
                 changes[f"{name}_latency_s"] = self.figures[f"links.{name}_latency_s"].median
         return msgspec.structs.replace(base, **changes)
 

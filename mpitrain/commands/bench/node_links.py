@@ -21,15 +21,17 @@ TIMEOUT_S = 120.0
 
 
 def axes_of(world: World) -> dict[str, list[int]]:
-    """Return the ranks of this node, and those that are this rank's on all nodes. Collective.
+    """Return the ranks of this node, its neighbour's and its own, and its own on all nodes. Collective.
 
-    One alone where nodes have different numbers of ranks, or there is one.
+    One alone where nodes have different numbers of ranks, or there is one; and where a node is one pair.
     """
     mine = world.of_node("who is on this node", world.rank)
     nodes = sorted(set(map(tuple, world.all_gather("the ranks of their nodes", tuple(mine)))))
     alike = len({len(node) for node in nodes}) == 1
     between = [node[mine.index(world.rank)] for node in nodes] if alike else [world.rank]
-    return {"inside": list(mine), "between": between}
+    place = mine.index(world.rank) // 2 * 2
+    pair = list(mine[place : place + 2]) if alike and len(mine) >= 4 and len(mine) % 2 == 0 else [world.rank]
+    return {"inside": list(mine), "between": between, "pair": pair}
 
 
 def measured(world: World, placement: DevicePlacement, way: Way) -> Iterator[Samples]:

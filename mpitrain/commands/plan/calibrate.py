@@ -34,7 +34,7 @@ AS_PREDICTED = 0.02  # of a part: so close, nothing changes
 MOST = 10.0  # times: beyond it the constant isn't what the part waited for
 HALVINGS = 30  # of the logarithm of a factor
 AXES = {"tp": ("tp",), "cp": ("cp",), "ep": ("ep", "etp"), "dp": ("dp", "edp")}  # of each part
-LINKS = {"inside": "links inside nodes", "between": "links between nodes"}
+LINKS = {"inside": "links inside nodes", "between": "links between nodes", "pair": "links inside pairs"}
 
 Change = Callable[[MachineFile, float], MachineFile]  # a factor, above 1 for what is faster
 
@@ -136,7 +136,8 @@ def _parts_of_links(run: MeasuredRun, machine: MachineFile) -> dict[str, tuple[s
         used = [groups[axis] for axis in axes if has_experts or axis not in ("ep", "etp", "edp")]
         used = [group for group in used if group.size > 1]
         if used:
-            link = "between" if any(group.nodes > 1 for group in used) else "inside"
+            near = "pair" if all(group.paired for group in used) else "inside"
+            link = "between" if any(group.nodes > 1 for group in used) else near
             found[link] = (*found.get(link, ()), part)
     return found
 

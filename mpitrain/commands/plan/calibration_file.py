@@ -103,6 +103,8 @@ def _values(machine: MachineFile) -> dict[str, float]:
     found["launch_s"] = machine.launch_s
     found["links.inside_latency_s"] = machine.links.inside_latency_s
     found["links.between_latency_s"] = machine.links.between_latency_s
+    if machine.links.pair_latency_s is not None:
+        found["links.pair_latency_s"] = machine.links.pair_latency_s
     return found
 
 
@@ -127,6 +129,9 @@ def _sourced(machine: MachineFile, changed: dict[str, float], source: str) -> Ma
     }
     links = machine.links
     links = replace(
-        links, inside=of("links.inside", links.inside), between=of("links.between", links.between)
+        links,
+        inside=of("links.inside", links.inside),
+        between=of("links.between", links.between),
+        pair=links.pair and of("links.pair", links.pair),
     )
     return replace(machine, **tables, links=links)

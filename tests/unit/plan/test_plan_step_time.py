@@ -577,3 +577,46 @@ def test_ranks_that_share_a_cpu_wait_longer_for_the_slowest(ranks, node_ranks, s
     assert step.stragglers_share(layout, H100.with_ranks_per_node(node_ranks)) == 0.01
     found = step.predict_step(find_published("llama3.2-1b"), layout, laptop._replace(cores_per_node=0))
     assert found.seconds == pytest.approx((1 + share) * parts(found))
+
+
+MI250X = machine_of(find_machine("mi250x"))
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "paired"), [(2, 1, True), (1, 1, False), (4, 1, False), (2, 2, False), (2, 8, False)]
+)
+def test_neighbours_have_the_link_of_their_pair(size, stride, paired):
+    group = network.group_of(size, stride, MI250X)
+    assert group.paired == paired and not network.group_of(size, stride, H100).paired
+    assert not network.group_of(size, stride, MI250X.with_ranks_per_node(1)).paired
+    if group.nodes == 1 < size:
+        rate = 147e9 if paired else MI250X.inside
+        hops = (size - 1) * (MI250X.pair_latency_s if paired else MI250X.inside_latency_s)
+        for operation, crossing, latency in (
+            ("all_gather", (size - 1) / size, hops),
+            ("send", 1, hops / (size - 1)),
+            ("all_to_all", (size - 1) / size, 2 * hops / (size - 1)),
+        ):
+            took = network.seconds(operation, 1e9, group, MI250X)
+            assert took == pytest.approx(crossing * 1e9 / rate + latency), operation
+
+
+def test_tensor_parallelism_inside_a_pair_waits_less():
+    found = find_published("llama3-8b")
+    layout = StepLayout(8, 4096, 64, tp=2, zero=1)
+    alike = MI250X._replace(pair=0.0)
+    near, far = (step.predict_step(found, layout, machine) for machine in (MI250X, alike))
+    assert near.exposed["tp"] < 0.5 * far.exposed["tp"] and near.exposed["dp"] == far.exposed["dp"]
+    of_four = [
+        step.predict_step(found, layout._replace(tp=4), machine).seconds for machine in (MI250X, alike)
+    ]
+    assert of_four[0] == of_four[1]
+
+
+@pytest.mark.parametrize("line", ["pair = ", "pair_latency_s = "])
+def test_a_pair_has_a_rate_and_a_latency(tmp_path, line):
+    text = (resources.files("mpitrain.jobs") / "machines" / "mi250x.toml").read_text()
+    path = tmp_path / "m.toml"
+    path.write_text("\n".join(each for each in text.splitlines() if not each.startswith(line)))
+    with pytest.raises(ConfigError, match=r"found one of links\.pair and links\.pair_latency_s; needed both"):
+        read_machine(str(path))

@@ -50,10 +50,11 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sustained_source: str
 
 
-class LinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Links of one rank in one direction, bytes/s: inside a node, and between nodes.
 
-    contention: the share that is left of `between` on `contended_nodes` nodes and more.
+    contention: the share that is left of `between` on `contended_nodes` nodes and more. pair: between
+    ranks 2 i and 2 i + 1 of a node, where they have a link of their own, as the two dies of a GPU.
     """
 
     inside: Figure
@@ -62,6 +63,8 @@ class LinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     between_latency_s: Latency
     contention: Annotated[float, Meta(gt=0, le=1)] = 1.0
     contended_nodes: Annotated[int, Meta(ge=1)] = 64
+    pair: Figure | None = None
+    pair_latency_s: Latency | None = None
 
 
 class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,6 +99,8 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 yield f"{table}.{key}", figure
         yield "links.inside", self.links.inside
         yield "links.between", self.links.between
+        if self.links.pair is not None:
+            yield "links.pair", self.links.pair
 
 
 class MachineRates(NamedTuple):
@@ -108,6 +113,7 @@ class MachineRates(NamedTuple):
     host_update, host_copy: numbers that a GPU's host updates a second, bytes/s to it or back; 0: not known.
     memory_passes: bytes/s of what stands between the products of a block, in fp32; 0: not measured.
     storage_write: bytes/s of checkpoints that a node writes; 0: not known.
+    pair: bytes/s of neighbours that have a link of their own; 0: they have that of the node.
     """
 
     name: str
@@ -135,6 +141,8 @@ class MachineRates(NamedTuple):
     host_update: float = 0.0
     host_copy: float = 0.0
     storage_write: float = 0.0
+    pair: float = 0.0
+    pair_latency_s: float = 0.0
 
     @property
     def knows_offload(self) -> bool:
@@ -177,6 +185,8 @@ class MachineRates(NamedTuple):
             memory_passes=self.memory_passes / turns,
             inside=self.inside / turns,
             inside_latency_s=self.inside_latency_s * turns,
+            pair=self.pair / turns,
+            pair_latency_s=self.pair_latency_s * turns,
             launch_s=self.launch_s * turns,
         )
 
@@ -240,6 +250,8 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         host_update=_of(found.host, "update", kind),
         host_copy=_of(found.host, "copy", kind),
         storage_write=_of(found.storage, "write", kind),
+        pair=getattr(links.pair, kind) if links.pair else 0.0,
+        pair_latency_s=links.pair_latency_s or 0.0,
     )
 
 
@@ -334,6 +346,10 @@ def _require_sense(found: MachineFile, path: str) -> None:
             raise ConfigError(
                 f"machine {shown(path)}: found no {table}.{key}; needed peak and sustained of it"
             )
+    if (found.links.pair is None) != (found.links.pair_latency_s is None):
+        raise ConfigError(
+            f"machine {shown(path)}: found one of links.pair and links.pair_latency_s; needed both, or none"
+        )
     _require_known(found, path)
     for key, figure in found.figures():
         if figure.sustained > figure.peak:

@@ -14,10 +14,11 @@ from mpitrain.plan.predict.step_time.work import MessageVolume
 
 
 class RankGroup(NamedTuple):
-    """Ranks of an axis. size: how many. near: of these on one node."""
+    """Ranks of an axis. size: how many. near: of these on one node. paired: two with a link of their own."""
 
     size: int
     near: int
+    paired: bool = False
 
     @property
     def nodes(self) -> int:
@@ -26,7 +27,20 @@ class RankGroup(NamedTuple):
 
 def group_of(size: int, stride: int, machine: MachineRates) -> RankGroup:
     """Return a group whose neighbours are `stride` ranks apart, ranks filling nodes in order."""
-    return RankGroup(size, max(1, min(size, machine.ranks_per_node // stride)))
+    near = max(1, min(size, machine.ranks_per_node // stride))
+    return RankGroup(size, near, bool(machine.pair) and stride == 1 and near == size == 2)
+
+
+def _inside(machine: MachineRates, group: RankGroup) -> float:
+    """Return bytes/s of one rank to others of the group on its node."""
+    return machine.pair if group.paired else machine.inside
+
+
+def _latency(machine: MachineRates, group: RankGroup) -> float:
+    """Return the seconds of the slowest hop."""
+    if group.nodes > 1:
+        return machine.between_latency_s
+    return machine.pair_latency_s if group.paired else machine.inside_latency_s
 
 
 def _between(machine: MachineRates, group: RankGroup) -> float:
@@ -38,7 +52,7 @@ def _between(machine: MachineRates, group: RankGroup) -> float:
 def ring_bandwidth(group: RankGroup, machine: MachineRates) -> float:
     """Return the bytes/s at which a ring goes round."""
     if group.nodes == 1:
-        return machine.inside
+        return _inside(machine, group)
     return min(machine.inside, _between(machine, group) * group.near)
 
 
@@ -47,7 +61,8 @@ def hops_seconds(group: RankGroup, machine: MachineRates) -> float:
     inside = min(group.near, group.size) - 1
     across = group.nodes - 1
     across = across if across <= 32 else 32 + (across - 32).bit_length() * 4
-    return inside * machine.inside_latency_s + across * machine.between_latency_s
+    near_latency_s = machine.pair_latency_s if group.paired else machine.inside_latency_s
+    return inside * near_latency_s + across * machine.between_latency_s
 
 
 def seconds(
@@ -72,14 +87,12 @@ def seconds(
         return 2 * seconds("all_gather", num_bytes, group, machine)
     if operation == "all_to_all":
         far = (n - group.near) / n * num_bytes / _between(machine, group)
-        near = (group.near - 1) / n * num_bytes / machine.inside
-        latency = machine.between_latency_s if group.nodes > 1 else machine.inside_latency_s
-        return max(far, near) + 2 * latency
+        near = (group.near - 1) / n * num_bytes / _inside(machine, group)
+        return max(far, near) + 2 * _latency(machine, group)
     if operation == "all_to_all_by_node":
         return _by_node_seconds(num_bytes, group, machine, copies, open_share)
-    crosses = group.nodes > 1  # a shift: the slowest neighbours
-    rate = min(machine.inside, _between(machine, group) * group.near) if crosses else machine.inside
-    return num_bytes / rate + (machine.between_latency_s if crosses else machine.inside_latency_s)
+    # a shift: the slowest neighbours
+    return num_bytes / ring_bandwidth(group, machine) + _latency(machine, group)
 
 
 def _by_node_seconds(
@@ -97,7 +110,7 @@ def _by_node_seconds(
     met = reached * (1 - (1 - 1 / reached) ** copies)
     far = num_bytes / copies * met * (nodes - 1) / nodes / _between(machine, group)
     near = num_bytes * (group.near - 1) / group.near / machine.inside
-    return max(far, near) + 2 * (machine.between_latency_s if nodes > 1 else machine.inside_latency_s)
+    return max(far, near) + 2 * _latency(machine, group)
 
 
 def sent_seconds(sent: MessageVolume, groups: Mapping[str, RankGroup], machine: MachineRates) -> float:
