@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import tomli_w
 
+from mpitrain.cluster.allocation import age_s
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base import library
 from mpitrain.comm.base.world import connect
@@ -67,6 +68,7 @@ def bench(
     """
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
+    start_s = max(world.all_gather("how long they took to start", age_s()))
     world.on_first_rank("looking at --out", lambda: require_file("--out", out))
     if folder is not None:
         world.on_every_rank("looking at --storage", lambda: storage.require_folder(folder))
@@ -96,6 +98,7 @@ def bench(
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
     where = f"mpitrain bench machine, {ranks}, {library.host()}, {time.strftime('%Y-%m-%d')}"
     made = machine_of(figures, base, placement.gpu, near, cores, where)
+    made = msgspec.structs.replace(made, start_s=round(start_s, 2))
     world.on_first_rank("writing its file", lambda: write("--out", out, as_toml(made).encode()))
     if world.rank == 0:
         say(_table(figures, made, base, out))
@@ -236,6 +239,7 @@ def _table(figures: Mapping[str, MeasuredFigure], made: MachineFile, base: Machi
     text = f"{made.name}\n{aligned(rows)}"
     if lacking:
         text += f"\nlinks {' and '.join(lacking)}: no two ranks have one; those of {base.name} stand there"
+    text += f"\nstart-up took {made.start_s:.2f} s, until all ranks had met"
     return f"{text}\n{shown(out)} is written: mpitrain plan --machine {shown(out)}"
 
 

@@ -15,7 +15,7 @@ from mpitrain.plan.predict.step_time.step import owned_numbers
 SAVE_BYTES = 12  # of a parameter in a checkpoint: fp32 weight and two moments
 SAVE_RATE = 1e9  # bytes/s that a node writes, a guess until they are measured
 COPY_RATE = 2e10  # bytes/s from a GPU to its host, a guess until they are measured
-RESTART_S = 600.0  # until a failed job trains again, a guess
+RESTART_S = 600.0  # until a failed job is started again, a guess
 # between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
 NODE_HOURS = 6334
 GUESS, PREDICTED = "a guess", "predicted"
@@ -44,8 +44,8 @@ class SaveTimes(NamedTuple):
 class Goodput(NamedTuple):
     """days, gpu_hours: without failures.
 
-    save_s: of a save, stall_s: of them training stands still. save_every_s: the best interval. share: of
-    time that trains.
+    save_s: of a save, stall_s: of them training stands still. save_every_s: the best interval. restart_s:
+    from a failure until the job trains again. share: of time that trains.
     """
 
     steps: int
@@ -54,6 +54,7 @@ class Goodput(NamedTuple):
     save_s: float
     stall_s: float
     save_every_s: float
+    restart_s: float
     share: float
 
 
@@ -98,8 +99,9 @@ def goodput(
     late = 0.0
     if save.in_background:  # what is still being written is lost, too
         every, late = max(every, save.took_s), save.took_s
-    lost = save.stall_s / every + (every / 2 + late + RESTART_S) / mtbf
+    restart = RESTART_S + machine.start_s + save.took_s  # the checkpoint is read as fast as it is written
+    lost = save.stall_s / every + (every / 2 + late + restart) / mtbf
     took = steps * seconds
-    return Goodput(
-        steps, took / 86400, took * layout.ranks / 3600, save.took_s, save.stall_s, every, max(0.0, 1 - lost)
-    )
+    share = max(0.0, 1 - lost)
+    hours_of_ranks = took * layout.ranks / 3600
+    return Goodput(steps, took / 86400, hours_of_ranks, save.took_s, save.stall_s, every, restart, share)

@@ -490,7 +490,7 @@ class PlanAnswer(NamedTuple):
 
     def _load(self, layout: StepLayout) -> list[str]:
         """Say with which load of experts the first one is predicted."""
-        if layout.ep == 1:
+        if layout.ep == 1 or (layout.expert_load is None and self.rates.on_gpu):  # theirs have it in them
             return []
         source = "an estimate" if layout.expert_load is None else layout.expert_load.source
         load = load_of_fullest(layout, self.rates)

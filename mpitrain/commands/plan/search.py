@@ -190,7 +190,7 @@ def _generated(
     for tp, cp, pp in _degrees(shape, base, machine, fixed):
         rest = base.ranks // (tp * cp * pp)
         for zero, sharded in _zeros(rest * cp, pp, tp, machine, fixed):
-            for ep in _experts(shape, base.ranks // pp, fixed):
+            for ep, etp in _experts(shape, base.ranks // pp, tp, fixed):
                 for schedule, chunks in _schedules(shape, pp, fixed):
                     for micro in _picked(fixed, "micro", MICROS):
                         modes = _picked(fixed, "recompute", ("none", "selective", "full"))
@@ -198,7 +198,7 @@ def _generated(
                         for recompute in modes if divides else modes[:1]:  # one is refused for all
                             layout = base._replace(
                                 tp=tp, cp=cp, pp=pp, zero=zero, sharded=sharded, ep=ep, schedule=schedule,
-                                chunks=chunks, micro=micro, recompute=recompute, etp=fixed.get("etp", 1),
+                                chunks=chunks, micro=micro, recompute=recompute, etp=etp,
                             )  # fmt: skip
                             yield from _by_kind(shape, layout, fixed)
 
@@ -271,11 +271,18 @@ def _stages_of_zero(
     return found
 
 
-def _experts(shape: ModelShape, ranks: int, fixed: Mapping[str, Any]) -> tuple[int, ...]:
+def _experts(shape: ModelShape, ranks: int, tp: int, fixed: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return degrees of ep with those of etp: experts are whole, or divided as the dense layers are."""
     if shape.experts is None:
-        return (1,)
-    choices = [each for each in _divisors(shape.experts.count) if ranks % each == 0 and each <= 128]
-    return _picked(fixed, "ep", tuple(choices))
+        return [(1, fixed.get("etp", 1))]
+    eps = tuple(each for each in _divisors(shape.experts.count) if ranks % each == 0 and each <= 128)
+    etps = (1, tp) if tp > 1 and shape.experts.width % tp == 0 else (1,)
+    return [
+        (ep, etp)
+        for ep in _picked(fixed, "ep", eps)
+        for etp in _picked(fixed, "etp", etps)
+        if etp == 1 or "etp" in fixed or ranks % (ep * etp) == 0
+    ]
 
 
 def _schedules(shape: ModelShape, pp: int, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:

@@ -21,7 +21,7 @@ def save(stall_s, took_s=None):
     return SaveTimes(took_s or stall_s, stall_s, "", "")
 
 
-def share_of_play(stall, took, every, mtbf, seed=1):
+def share_of_play(stall, took, every, mtbf, restart, seed=1):
     """Train for 3,000 failures; only what a finished save has is kept."""
     dice = random.Random(seed)
     trained = time = 0.0
@@ -33,7 +33,7 @@ def share_of_play(stall, took, every, mtbf, seed=1):
         if rounds and until - rounds * (every + stall) < took - stall:
             kept -= 1
         trained += kept * every
-        time += until + RESTART_S
+        time += until + restart
     return trained / time
 
 
@@ -42,9 +42,11 @@ def share_of_play(stall, took, every, mtbf, seed=1):
 def test_the_share_that_trains_is_that_of_a_training_that_is_played(hours, stall, took):
     found = goodput(ONE_NODE, H100, 6.0, 1e12, hours, save(stall, took))
     mtbf = 3600 * hours
-    assert found.share == pytest.approx(share_of_play(stall, took, found.save_every_s, mtbf), abs=0.015)
+    assert found.restart_s == RESTART_S + took
+    played = share_of_play(stall, took, found.save_every_s, mtbf, found.restart_s)
+    assert found.share == pytest.approx(played, abs=0.015)
     for other in (0.3, 3.0):  # no other interval is better
-        worse = share_of_play(stall, took, max(took, other * found.save_every_s), mtbf)
+        worse = share_of_play(stall, took, max(took, other * found.save_every_s), mtbf, found.restart_s)
         assert worse <= found.share + 0.01
 
 
@@ -52,6 +54,13 @@ def test_a_save_in_the_background_ends_before_the_next_begins():
     found = goodput(ONE_NODE, H100, 6.0, 1e12, 24, save(0.001, 600.0))
     assert found.save_every_s == 600.0
     assert (found.save_s, found.stall_s) == (600.0, 0.001)
+
+
+def test_a_restart_takes_as_long_as_ranks_take_to_start():
+    slow = H100._replace(start_s=900.0)
+    at_once, later = (goodput(ONE_NODE, each, 6.0, 1e12, 24, save(10.0)) for each in (H100, slow))
+    assert later.restart_s == at_once.restart_s + 900
+    assert later.share == pytest.approx(at_once.share - 900 / (24 * 3600))
 
 
 def test_what_a_save_takes_is_stated_measured_or_a_guess():

@@ -15,6 +15,7 @@ from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.goodput import goodput, save_times
 from mpitrain.commands.plan.of_config import shape_of
 from mpitrain.commands.plan.planner import PlanRequest, base_layout, with_layout
+from mpitrain.commands.plan.search import _every as every_layout
 from mpitrain.commands.plan.search import search
 from mpitrain.config import flatten, load
 from mpitrain.errors import ConfigError, ScheduleError
@@ -361,6 +362,18 @@ def test_experts_rows_go_to_nodes_first_where_they_can(dispatch, ranks, found):
         )
     )  # fmt: skip
     assert {each["layout"]["dispatch"] for each in tree["best"]} == {found}
+
+
+@pytest.mark.parametrize(("width", "degrees"), [(64, {1, 2}), (63, {1})])
+def test_experts_are_whole_or_divided_as_the_dense_layers_are(width, degrees):
+    shape = find_published("mixtral-8x7b")
+    shape = shape._replace(layers=4, experts=shape.experts._replace(width=width))
+    tried = set()
+    for layout in every_layout(shape, StepLayout(8, 256, 64), H100, {"tp": 2, "pp": 1}):
+        assert 8 % (layout.ep * layout.etp) == 0
+        tried.add(layout.etp)
+    assert tried == degrees
+    assert {each.etp for each in every_layout(shape, StepLayout(8, 256, 64), H100, {"tp": 1})} == {1}
 
 
 def test_json_holds_no_number_that_is_none():

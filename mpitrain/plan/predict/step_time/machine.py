@@ -75,7 +75,8 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backward; of a CPU in 16 bits forward_16 and backward_16. cores_per_node: of a CPU, that the ranks
     of a node share; 0: each rank has its own. host: of a GPU's host, for memory.offload: numbers that
     it updates a second, "update", and bytes/s to it or back, "copy". storage: bytes/s of checkpoints that
-    a node writes, "write".
+    a node writes, "write". start_s: from the start of a job's processes until all ranks have met; 0: not
+    known.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -91,6 +92,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: dict[str, Figure] = {}
     storage: dict[str, Figure] = {}
     cores_per_node: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    start_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield all figures, each with its key."""
@@ -143,6 +145,7 @@ class MachineRates(NamedTuple):
     storage_write: float = 0.0
     pair: float = 0.0
     pair_latency_s: float = 0.0
+    start_s: float = 0.0
 
     @property
     def knows_offload(self) -> bool:
@@ -252,6 +255,7 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         storage_write=_of(found.storage, "write", kind),
         pair=getattr(links.pair, kind) if links.pair else 0.0,
         pair_latency_s=links.pair_latency_s or 0.0,
+        start_s=found.start_s,
     )
 
 
