@@ -42,6 +42,7 @@ from mpitrain.plan.predict.memory_table import (
     parameter_line,
     table_of_usage,
 )
+from mpitrain.plan.predict.model_parts import activation_line, parts_table
 from mpitrain.plan.predict.process_memory import of_processes
 from mpitrain.plan.predict.schedule_promises import idle_schedule
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
@@ -156,6 +157,8 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
         table_of_usage(usages, copies, staged, processes),
         parameter_line(plan),
+        parts_table(plan),
+        activation_line(plan),
         fits,
         zero_line(given, plan.config),
         recompute_line(plan.stages),

@@ -119,7 +119,7 @@ class Plan:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Names of the numbers that layers make besides their outputs."""
-        return tuple(sorted({name for layer in self._layers for name in layer.metrics}))
+        return tuple(sorted({name for layer in self.layers for name in layer.metrics}))
 
     @property
     def tied(self) -> bool:
@@ -151,7 +151,7 @@ class Plan:
 
     def flops_per_token(self) -> float:
         """Return the model FLOPs of a token in a training step, see Layer.flops."""
-        return sum(layer.flops(self.config.data.sequence) for layer in self._layers)
+        return sum(layer.flops(self.config.data.sequence) for layer in self.layers)
 
     def recomputed_flops_per_token(self) -> float:
         """Return the FLOPs of a token that memory.recompute adds to a training step.
@@ -169,7 +169,7 @@ class Plan:
         return 0.0
 
     @property
-    def _layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         return (
             self.model.first,
             *(layer for block in self.model.blocks for layer in block),

@@ -18,6 +18,9 @@ from mpitrain.training.machine.device_placement import DevicePlacement, shared
 from mpitrain.training.machine.peak_flops import DEFINITION
 from mpitrain.training.prepare import Corpora
 
+# arXiv:2407.21783, table 4
+PUBLISHED = "published on GPUs: Llama 3 405B 38 to 43 %; above 40 % is excellent"
+
 
 @dataclass(frozen=True)
 class Announcements:
@@ -41,7 +44,7 @@ class Announcements:
         yield from self._of_costs()
         texts = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
         yield next(filter(None, texts), "")
-        yield f"MFU: {DEFINITION}, {self.peak}; HFU: with what memory.recompute computes again"
+        yield f"MFU: {DEFINITION}, {self.peak}; HFU: with what memory.recompute computes again; {PUBLISHED}"
         kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
         yield f"attention: {', '.join(kernels)}" if kernels else ""
         yield self.placement.not_compiled

@@ -7,6 +7,7 @@ message_memory, staged_bytes, snapshot_bytes  what messages, their copies and a 
 rounded_copies                                copies in 16 bits, of what is summed
 node_memory, memory_limit                     whether a node, a GPU or memory.limit_gb has room
 step_time/                                    how long a step takes
+model_parts                                   parameters and FLOPs of a model by part
 alternatives, cheapest_change                 what other settings would hold, and which one fits
 schedule_promises, axis_promises              what holds more than its schedule, or an axis, promises
 link_choices                                  what follows from measured bandwidth
