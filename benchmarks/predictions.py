@@ -29,8 +29,8 @@ from typing import NamedTuple
 MEASURED = """Two cores of an AMD EPYC (Zen 5), MPICH 5.0.2, 2026-11-28, --steps 3, four runs in an hour: 3.1,
 6.6, 5.9 and 0.8 % in the median, 6.2, 13.7, 10.3 and 5.7 % at worst; rank correlation 0.98, 0.95, 0.97, 0.98.
 Since the third, attention has oneDNN's products at this size; before the fourth, whose rows
-docs/guides/planning.md has, the 4 % that ranks of one CPU add was fitted to the others. A fifth, two hours
-later, nothing fitted to it: 3.7 and 11.0 %, 0.94.
+docs/guides/planning.md has, the 4 % that ranks of one CPU add was fitted to the others. A fifth, later that
+day, by the same constants: 3.7 and 11.0 %, 0.94.
 
 Two cores of an Intel Xeon with AMX, other programs beside it, 2026-11-26: 9.6 % in the median, 30 % at worst
 (tp=2 pp=2 on 8 ranks); of one rank in fp32 at most 1 %; rank correlation 0.93. The same step of dp=2 took

@@ -9,9 +9,10 @@ import torch
 from conftest import LONG
 from launch import MPITRAIN, mpirun, tail
 
-from mpitrain.commands.bench import bench_machine
+from mpitrain.commands.bench import bench_machine, storage
 from mpitrain.commands.bench.bench_machine import MeasuredFigure, machine_of, together
 from mpitrain.commands.bench.device import Samples, measured_host
+from mpitrain.errors import ConfigError
 from mpitrain.plan.predict.step_time.machine import known, read_machine
 from mpitrain.training.machine.gpus import Gpu
 
@@ -72,7 +73,16 @@ def test_what_a_node_writes_is_measured_where_checkpoints_are_to_be(tmp_path):
     assert "s (by storage.write of" in planned.output, tail(planned.output)
 
 
-@pytest.mark.parametrize("folder", ["no-such", "m.txt"])
+@pytest.mark.parametrize("folder", ["no-such", "m.txt", "a\0b", ""])
+def test_what_is_no_folder_for_checkpoints_is_one_error(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.txt").write_text("")
+    with pytest.raises(ConfigError, match=r"--storage .*: .+; needed a folder of yours") as error:
+        storage.require_folder(folder)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("folder", ["no-such"])
 def test_a_folder_for_checkpoints_that_is_none_is_refused_before_anything_is_measured(tmp_path, folder):
     (tmp_path / "m.txt").write_text("")
     out = tmp_path / "m.toml"

@@ -19,6 +19,8 @@ AT_ONCE = 1 << 22
 def require_folder(folder: str) -> None:
     """Raise ConfigError for a folder in which no file can be made."""
     try:
+        if not folder:  # to tempfile the current one
+            raise ValueError("found no name")
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:

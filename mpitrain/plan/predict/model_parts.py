@@ -24,6 +24,7 @@ PART_OF = {
     "ffn.": "feed-forward",
 }
 LAST = "head", "further tokens"
+OTHER = "other"
 OF_A_TOKEN = 6.0  # FLOPs of a weight: forward, the gradient of its input and its own
 
 
@@ -41,8 +42,8 @@ class ModelPart(NamedTuple):
 
 
 def part_of(name: str) -> str:
-    """Return the part that a parameter belongs to."""
-    return next((part for words, part in PART_OF.items() if words in name), "other")
+    """Return the part that a parameter belongs to; a layer of the user's own may have any names."""
+    return next((part for words, part in PART_OF.items() if words in name), OTHER)
 
 
 def model_parts(plan: Plan) -> dict[str, ModelPart]:
@@ -64,7 +65,7 @@ def model_parts(plan: Plan) -> dict[str, ModelPart]:
 
 def _in_order(plan: Plan) -> list[str]:
     names = [part_of(spec.name) for layer in plan.layers for spec in layer.parameters()]
-    return [*dict.fromkeys(name for name in names if name not in LAST), *LAST]
+    return [*dict.fromkeys(name for name in (*names, OTHER) if name not in LAST), *LAST]
 
 
 def _flops_of(layer: Layer, sequence: int) -> Iterator[tuple[str, float]]:
@@ -75,15 +76,17 @@ def _flops_of(layer: Layer, sequence: int) -> Iterator[tuple[str, float]]:
         weights[part_of(spec.name)] += spec.numel * (len(spec.shape) > 1)
     if not total:
         return
-    tied = "head" in weights and not weights["head"]
-    if tied:  # the head multiplies with the embedding's weight
-        weights["head"] = weights.pop("embedding")
+    if "head" in weights and not weights["head"]:  # tied: the head multiplies with the embedding's weight
+        weights["head"] = weights.pop("embedding", 0)
     rest = next((part for part in ("further tokens", "experts") if part in weights), "")
     for part, numel in weights.items():
         if rest and part != rest and part in ("head", "router", "shared experts"):
             yield part, OF_A_TOKEN * numel
             total -= OF_A_TOKEN * numel
-    yield rest or next(part for part in ("head", "attention", "feed-forward") if part in weights), total
+    yield (
+        rest or next((part for part in ("head", "attention", "feed-forward") if part in weights), OTHER),
+        total,
+    )
 
 
 def parts_table(plan: Plan) -> str:
@@ -99,7 +102,7 @@ def parts_table(plan: Plan) -> str:
         rows.append(
             (
                 name, f"{part.parameters:,}", f"{100 * part.parameters / total.parameters:.1f}",
-                f"{part.active:,.0f}", f"{part.flops:.3g}", f"{100 * part.flops / total.flops:.1f}",
+                f"{part.active:,.0f}", f"{part.flops:.3g}", f"{100 * part.flops / (total.flops or 1):.1f}",
                 f"{part.flops * tokens:.3g}",
             )
         )  # fmt: skip

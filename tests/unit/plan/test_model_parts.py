@@ -1,12 +1,14 @@
 """Parameters and FLOPs of a model by part: they add up, and are those of published models."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from mpitrain import config as settings
 from mpitrain.commands.inspect import show_memory
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import FAMILIES
-from mpitrain.plan.predict.model_parts import activation_line, model_parts
+from mpitrain.plan.predict.model_parts import activation_line, model_parts, parts_table
 from mpitrain.plan.settings.resolve import resolve
 
 
@@ -57,6 +59,33 @@ def test_the_formula_of_gpt_3s_activations():
     line = activation_line(plan("model.preset=gpt3-175b", "data.sequence=2048", "batch.micro=1"))
     size = 2048 * 12288
     assert f"all {size * (34 + 80) / 1e6:,.2f} MB" in line and f"full {2 * size / 1e6:,.2f} MB" in line
+
+
+class Mixer:
+    """A layer of a user's own, whose names nobody knows here."""
+
+    def __init__(self, *names, flops=0.0):
+        self._specs = [SimpleNamespace(name=name, numel=16, shape=(4, 4)) for name in names]
+        self._flops = flops
+
+    def parameters(self):
+        return self._specs
+
+    def flops(self, sequence):
+        return self._flops
+
+
+@pytest.mark.parametrize("flops", [96.0, 0.0])
+def test_parts_of_a_layer_with_other_names_are_other(flops):
+    layers = (Mixer("table.weight"), Mixer("mixer.weight", flops=flops), Mixer("head.norm", flops=flops))
+    specs = [spec for layer in layers for spec in layer.parameters()]
+    config = plan().config
+    strange = SimpleNamespace(config=config, layers=layers, parameters=lambda: specs)
+    parts = model_parts(strange)
+    assert {name: (part.parameters, part.flops) for name, part in parts.items()} == {
+        "other": (32, flops), "head": (16, flops)
+    }  # fmt: skip
+    assert "other" in parts_table(strange)
 
 
 def test_memory_prints_them():
