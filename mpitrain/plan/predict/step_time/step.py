@@ -49,7 +49,7 @@ TURN = 1.05
 UNFILLED = 0.5
 STRAGGLERS = 0.01  # of a step: the slowest of many ranks, data, logging
 # and of ranks that share a CPU, its clock and caches: what 2 to 8 ranks took of their predictions over what
-# one did, in four runs on a Zen 5 (2026-11-28)
+# one did, in three runs on a Zen 5 (2026-11-28)
 STRAGGLERS_OF_A_CPU = 0.04
 MOST_PLAYED = 40_000  # forwards of a table that is played
 
