@@ -4,6 +4,7 @@
 # ---------------------------------------------------------------- the site: see qsub(1B)
 #PBS -N @name@
 #PBS -l select=@nodes@:ncpus=@cores_per_node@:mpiprocs=@ranks_per_node@@gpus@
+#PBS -l place=scatter
 #PBS -l walltime=@time@
 #PBS -j oe
 #PBS -r y

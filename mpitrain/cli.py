@@ -449,10 +449,24 @@ JOB_OPTIONS = (  # of every scheduler, in the order of --help
         show_default=True,
         help="Kubernetes: the volume claim that holds this folder.",
     ),
+    click.option(
+        "--mpi",
+        default="MPICH",
+        show_default=True,
+        type=click.Choice(["MPICH", "OpenMPI", "Intel"]),
+        help="Kubernetes: the image's MPI.",
+    ),
+    click.option(
+        "--directive",
+        multiple=True,
+        metavar="TEXT",
+        help="Further line for the scheduler, such as '--qos=debug' or '-l filesystems=home'.",
+    ),
     MOST_STARTS,
     click.option(
         "--out", metavar="FILE", help="Name of the script; else that of CONFIG and of the scheduler."
     ),
+    click.option("--force", is_flag=True, help="Replace a script that was edited."),
     click.option("--submit", is_flag=True, help="Submit it, too."),
 )
 
@@ -476,6 +490,7 @@ def _for_scheduler(kind: str, title: str) -> None:
         overrides: tuple[str, ...],
         time_limit: str,
         out: str | None,
+        force: bool,
         submit: bool,
         **asked,
     ) -> int:
@@ -489,6 +504,7 @@ def _for_scheduler(kind: str, title: str) -> None:
             overrides,
             JobRequest(seconds=int(seconds_of(time_limit, "--time")), **asked),
             out,
+            force,
             submit,
             click.echo,
         )

@@ -55,6 +55,7 @@ EXPECTED = {  # directives that each scheduler needs for that, 3 nodes and 26.5 
     ],
     "pbs": [
         "#PBS -l select=3:ncpus=24:mpiprocs=4:ngpus=4",
+        "#PBS -l place=scatter",
         "#PBS -l walltime=26:30:00",
         "#PBS -A abc123",
         "#PBS -q long",
@@ -64,7 +65,7 @@ EXPECTED = {  # directives that each scheduler needs for that, 3 nodes and 26.5 
     ],
     "lsf": [
         "#BSUB -n 12",
-        '#BSUB -R "span[ptile=4]"',
+        '#BSUB -R "span[ptile=4] affinity[core(6)]"',
         "#BSUB -W 1590",
         '#BSUB -Q "75"',
         "#BSUB -P abc123",
@@ -156,10 +157,11 @@ def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
         and worker["image"] == "site/mpitrain:1"
     )
     assert launcher["template"]["spec"]["volumes"] == [
-        {"name": "runs", "persistentVolumeClaim": {"claimName": "lustre"}}
+        {"name": "runs", "persistentVolumeClaim": {"claimName": "lustre"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
     script = container["args"][0]
-    assert "LAUNCH=(mpirun -n 12)" in script and f"cd {folder} || exit 2" in script
+    assert "LAUNCH=(mpirun -n 12)" in script and "cd /mpitrain || exit 2" in script
     if shutil.which("shellcheck"):
         done = finished(
             ["shellcheck", "--shell=bash", "-"],
@@ -179,12 +181,42 @@ def test_kubernetes_gets_names_of_any_characters(folder, monkeypatch):
     said = job("kubernetes", *SITE, "--image", 'i"m: g', "--claim", "c: d, e", "--out", "w x.yaml").output
     replicas = yaml.safe_load(Path("w x.yaml").read_text())["spec"]["mpiReplicaSpecs"]
     for spec in (replicas[name]["template"]["spec"] for name in ("Launcher", "Worker")):
-        (container,), (volume,) = spec["containers"], spec["volumes"]
-        assert (container["image"], container["workingDir"]) == ('i"m: g', str(odd))
-        assert container["volumeMounts"] == [{"name": "runs", "mountPath": str(odd)}]
+        (container,), (volume, _) = spec["containers"], spec["volumes"]
+        assert container["image"] == 'i"m: g'
         assert volume["persistentVolumeClaim"] == {"claimName": "c: d, e"}
     assert "submit    kubectl create -f 'w x.yaml'" in said, said
     assert "left out  --account, --queue: " in said, said
+
+
+def test_kubernetes_gets_no_path_of_this_machine(folder):
+    """Of a configuration by its absolute path, too; the virtual environment is in no image."""
+    for number, (config, mpi) in enumerate((("my run.toml", "MPICH"), (f"{folder}/my run.toml", "OpenMPI"))):
+        done = job("kubernetes", *SITE, "--mpi", mpi, "--out", f"{number}.yaml", config=config)
+        assert done.exit_code == 0, done.exception
+        text = Path(f"{number}.yaml").read_text()
+        assert str(folder) not in text and sys.prefix not in text and str(Path.home()) + "/" not in text
+        spec = yaml.safe_load(text)["spec"]
+        assert spec["mpiImplementation"] == mpi
+        script = spec["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"][0]
+        assert "ARGUMENTS=('my run.toml' --set run.logs=true)" in script
+    said = job("kubernetes", "--set", "run.dir=/scratch/a", "--out", "b.yaml").output
+    assert "paths     run.dir = /scratch/a: needed in the pods, too" in said, said
+
+
+def test_kubernetes_refuses_a_configuration_that_pods_dont_see(folder, monkeypatch):
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder / "below")
+    done = job("kubernetes", config="../my run.toml")
+    assert isinstance(done.exception, ConfigError) and "needed a file in or below" in str(done.exception)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", BATCH)
+def test_a_site_adds_directives(folder, kind):
+    text = written(kind, "--directive=-l filesystems=home:eagle", "--directive=--qos=debug")
+    prefix = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "flux": "#flux:"}[kind]
+    assert f"\n{prefix} -l filesystems=home:eagle\n{prefix} --qos=debug\n" in text
+    assert text.index("filesystems") < text.index("LAUNCH="), "a scheduler reads none after a command"
 
 
 def test_a_job_is_explained(folder):
@@ -245,7 +277,7 @@ def test_no_name_puts_a_line_of_its_own_into_a_script(folder, monkeypatch):
             ("--set", job(kind, "--set", f"data.path=a{end}touch PWNED")),
             *(
                 (f"--{name}", job(kind, f"--{name}", f"a{end}b"))
-                for name in ("account", "queue", "launch", "image", "claim", "setup")
+                for name in ("account", "queue", "launch", "image", "claim", "setup", "directive")
             ),
         ]
         with monkeypatch.context() as there:
@@ -282,6 +314,8 @@ def test_names_that_only_look_odd_are_quoted(folder, monkeypatch, kind):
             0
         ]["args"][0]
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("ARGUMENTS=", "cd "))]
+    if kind == "kubernetes":
+        assert lines.pop() == "cd /mpitrain || exit 2"
     asked = "\n".join([*lines, 'printf "%s\\n" "$PWD" "${ARGUMENTS[0]}"'])
     found = subprocess.run(
         ["bash", "-c", asked], text=True, capture_output=True, check=True, timeout=20
@@ -306,15 +340,35 @@ def test_what_lies_where_a_script_is_to_go_is_left_alone(folder, what):
     assert "choose another name with --out" in str(done.exception)
 
 
-def test_a_script_that_somebody_changed_is_kept(folder):
-    assert written("pbs") == written("pbs")
-    with Path("my-run.pbs.sh").open("a") as script:
-        script.write("# mine\n")
+EDITS = {
+    "a line at the end": lambda text: text + "# mine\n",
+    "a line before": lambda text: "# mine\n" + text,
+    "a number": lambda text: text.replace("mpiprocs=4", "mpiprocs=8"),
+    "no digest, as older ones": lambda text: text[: text.rindex("# Digest")],
+    "something else": lambda text: "",
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_script_that_somebody_edited_is_kept(folder, edit):
+    script = Path("my-run.pbs.sh")
+    edited = EDITS[edit](written("pbs"))
+    script.write_text(edited)
     done = job("pbs")
-    assert isinstance(done.exception, ConfigError) and "is there, and is another script" in str(
+    assert isinstance(done.exception, ConfigError) and "was edited or written by something else" in str(
         done.exception
     )
-    assert Path("my-run.pbs.sh").read_text().endswith("# mine\n")
+    assert script.read_text() == edited
+    assert job("pbs", "--force").exit_code == 0 and "mpiprocs=4" in script.read_text()
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_another_option_replaces_the_script_of_before(folder, kind):
+    before = written(kind)
+    assert written(kind) == before
+    after = written(kind, "--cores=5", "--queue=long")
+    assert after != before and written(kind) == before
+    assert not list(folder.glob("*.tmp"))
 
 
 # ---------------------------------------------------------------- what a script does

@@ -3,6 +3,7 @@
 Write the script of a job, say what it will do, and submit it if that is wanted.
 """
 
+import hashlib
 import json
 import re
 import shlex
@@ -16,11 +17,12 @@ from pathlib import Path
 from mpitrain.commands.inspect import MOST_RANKS, planned
 from mpitrain.commands.job.schedulers import SCHEDULERS, JobRequest, Scheduler
 from mpitrain.errors import ConfigError, MpitrainError
-from mpitrain.inputs import is_one_line, is_there, read_file, shown
+from mpitrain.inputs import is_one_line, is_there, read_file, replacing, require_file, shown
 from mpitrain.plan.plan import Plan
 
 LOGS = "run.logs=true"  # a job's ranks write where they can be read later
 MOST_BYTES = 1 << 24  # of a script that is there already
+SEAL = "# Digest of the lines above; while it fits, `mpitrain job` replaces this script: "
 MOST_NAME = 40  # characters; Kubernetes takes 63, with what it appends
 
 
@@ -30,6 +32,7 @@ def main(
     overrides: tuple[str, ...],
     asked: JobRequest,
     out: str | None,
+    force: bool,
     submit: bool,
     say: Callable[[str], None],
 ) -> int:
@@ -40,6 +43,7 @@ def main(
     scheduler = SCHEDULERS[kind]
     path = Path(out or f"{_name(config)}.{kind}{Path(scheduler.template).suffix}")
     _require_lines(config, overrides, asked, path)
+    seen = _seen_by_ranks(config) if scheduler.mount else config
     if asked.ranks > MOST_RANKS:
         found = f"--nodes {asked.nodes:,} x --ranks-per-node {asked.ranks_per_node:,} = {asked.ranks:,} ranks"
         raise ConfigError(f"{found}, needed at most {MOST_RANKS:,}")
@@ -49,7 +53,7 @@ def main(
             f"--submit: found no {scheduler.submit[0]} on the path; leave it out, and submit the script on a "
             "login node of the cluster"
         )
-    _write(path, render(scheduler, config, overrides, asked, path))
+    _write(path, render(scheduler, seen, overrides, asked, path), force)
     say(explain(scheduler, plan, asked, _name(config), path))
     return _submit(scheduler, path) if submit else 0
 
@@ -58,32 +62,61 @@ def render(
     scheduler: Scheduler, config: str | None, overrides: tuple[str, ...], asked: JobRequest, path: Path
 ) -> str:
     """Return the script, for a file at `path`."""
+    mount = scheduler.mount
     sets = [word for each in (LOGS, *overrides) for word in ("--set", each)]
     text = template(scheduler.template)
     values = {
         "written": f"Written by `mpitrain job`, to train {config or 'the quickstart'}; yours to change.",
-        "script": shlex.quote(str(path.absolute())),
+        "script": shlex.quote(str(path if mount else path.absolute())),
         "name": _name(config),
         "nodes": str(asked.nodes),
         "ranks": str(asked.ranks),
         "ranks_per_node": str(asked.ranks_per_node),
         "cores": str(asked.cores),
         "cores_per_node": str(asked.cores * asked.ranks_per_node),
+        "all_cores": str(asked.cores * asked.ranks),
         "seconds": str(asked.seconds),
         "minutes": str(-(-asked.seconds // 60)),
         "time": scheduler.time(asked.seconds),
         "gpus": scheduler.gpus(asked),
         "image": _as_yaml(asked.image),
         "claim": _as_yaml(asked.claim),
-        "volume": _as_yaml(str(Path.cwd())),
+        "mpi": asked.mpi,
+        "mount": mount,
+        "config": config or "the folder runs/",
         "most": str(asked.most),
-        "folder": shlex.quote(str(Path.cwd())),
+        "folder": mount or shlex.quote(str(Path.cwd())),
         "launch": asked.launch or scheduler.launch(asked),
         "arguments": shlex.join([*([config] if config else []), *sets]),
         "directives": "\n".join(scheduler.lines(asked)),
-        "setup": "\n".join([*_this_environment(), *asked.setup]),
+        "setup": "\n".join([*([] if mount else _this_environment()), *asked.setup]),
     }
-    return _fill(_fill(text, {"body": template("body.sh").rstrip()}), values)
+    filled = _fill(_fill(text, {"body": template("body.sh").rstrip()}), values)
+    return f"{filled}{SEAL}{_digest(filled)}\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_unedited(content: bytes) -> bool:
+    """Return whether a script is as this command wrote it, with whatever options."""
+    lines, _, digest = content.decode(errors="replace").rpartition(SEAL)
+    return digest.strip() == _digest(lines)
+
+
+def _seen_by_ranks(config: str | None) -> str | None:
+    """Return the name of a configuration within the working directory, all that pods see of this machine."""
+    if config is None:
+        return None
+    try:
+        name = str(Path(config).resolve().relative_to(Path.cwd().resolve()))
+    except ValueError:
+        raise ConfigError(
+            f"CONFIG {shown(config)}: the pods see the working directory alone, as a volume; needed a file "
+            f"in or below {shown(Path.cwd())}"
+        ) from None
+    return f"./{name}" if name.startswith("-") else name  # else it would be an option
 
 
 def _as_yaml(text: str) -> str:
@@ -104,6 +137,7 @@ def _require_lines(
         (f"--{name}", getattr(asked, name)) for name in ("account", "queue", "launch", "image", "claim")
     ]
     options += [("--setup", line) for line in asked.setup] + [("--set", each) for each in overrides]
+    options += [("--directive", line) for line in asked.directive]
     for name, text in options:
         if not text.isprintable():
             raise ConfigError(
@@ -153,21 +187,24 @@ def _name(config: str | None) -> str:
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
 
-def _write(path: Path, script: str) -> None:
-    """Write the script, but not over one that somebody has changed."""
+def _write(path: Path, script: str, force: bool) -> None:
+    """Write the script, but not over one that somebody has edited, unless `force`."""
     content = script.encode()
     try:
         if not is_there(path):
             with open(path, "xb") as file:
                 file.write(content)
             return
-        same = read_file(path, MOST_BYTES) == content
+        if not force and not _is_unedited(read_file(path, MOST_BYTES)):
+            raise ConfigError(
+                f"{shown(path)} is there, and was edited or written by something else; choose another name "
+                "with --out, or replace it with --force"
+            )
+        require_file(path, MOST_BYTES)
+        with replacing(path) as file:
+            file.write(content)
     except OSError as error:
         raise ConfigError(f"{shown(path)}: {error.strerror}; choose another name with --out") from None
-    if not same:
-        raise ConfigError(
-            f"{shown(path)} is there, and is another script; remove it, or choose another name with --out"
-        )
 
 
 def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path: Path) -> str:
@@ -188,6 +225,12 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path
         "watch": scheduler.watch,
         "leave now": f"{scheduler.leave}: with a checkpoint, and comes again",
     }
+    if scheduler.mount:
+        rows["volume"] = (
+            f"{asked.claim} holds what is in {shown(Path.cwd())}; pods see it as {scheduler.mount}"
+        )
+    if scheduler.mount and (absolute := _absolute_paths(plan)):
+        rows["paths"] = f"{', '.join(absolute)}: needed in the pods, too"
     if ignored := scheduler.ignored(asked):
         rows["left out"] = (
             f"{', '.join(f'--{name}' for name in ignored)}: {scheduler.title.partition(',')[0]} has none"
@@ -195,6 +238,18 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path
     return f"{shown(path)}: a job for {scheduler.title}\n" + "\n".join(
         f"  {key:10}{value}" for key, value in rows.items()
     )
+
+
+def _absolute_paths(plan: Plan) -> list[str]:
+    """Return the settings that name a place of this machine."""
+    config = plan.config
+    paths = {
+        "run.dir": config.run.dir,
+        "data.path": config.data.path,
+        "data.tokenizer": config.data.tokenizer,
+        "model.init": config.model.init,
+    }
+    return [f"{key} = {shown(path)}" for key, path in paths.items() if path and Path(path).is_absolute()]
 
 
 def _submit(scheduler: Scheduler, path: Path) -> int:

@@ -23,8 +23,10 @@ class JobRequest:
     launch: str
     image: str
     claim: str
+    mpi: str
     most: int
     setup: tuple[str, ...]
+    directive: tuple[str, ...]
 
     @property
     def ranks(self) -> int:
@@ -38,6 +40,8 @@ class Scheduler:
     submit: the command that takes a script, given as its last argument or, with `<`, as its input.
     launch: what starts the ranks, unless the user says.
     directives: names of options, by what they are for.
+    prefix: what begins a line that the scheduler reads.
+    mount: where the ranks see the working directory, if not under the path that it has here.
     console: the file that rank 0's console is in.
     """
 
@@ -46,7 +50,9 @@ class Scheduler:
     submit: tuple[str, ...]
     launch: Callable[[JobRequest], str]
     time: Callable[[int], str]
+    prefix: str
     directives: dict[str, str] = field(default_factory=dict)
+    mount: str = ""
     gpus: Callable[[JobRequest], str] = lambda asked: ""
     console: str = ""
     watch: str = ""
@@ -55,15 +61,17 @@ class Scheduler:
     def lines(self, asked: JobRequest) -> list[str]:
         """Return the directives that only some sites need."""
         values = {**_site(asked), "gpus": str(asked.gpus) if asked.gpus else ""}
-        return [
+        known = [
             self.directives[name] + value
             for name, value in values.items()
             if value and name in self.directives
         ]
+        return [self.prefix + line for line in (*known, *(asked.directive if self.prefix else ()))]
 
     def ignored(self, asked: JobRequest) -> list[str]:
         """Return the options that were given, and that this scheduler has nothing for."""
-        return [name for name, value in _site(asked).items() if value and name not in self.directives]
+        ignored = [name for name, value in _site(asked).items() if value and name not in self.directives]
+        return ignored + ["directive"] * bool(asked.directive and not self.prefix)
 
 
 def _site(asked: JobRequest) -> dict[str, str]:
@@ -85,28 +93,29 @@ def _clock(seconds: int) -> str:
 
 SCHEDULERS = {
     "slurm": Scheduler(
-        "Slurm", "slurm.sh", ("sbatch",), lambda asked: "srun", _clock,
-        {"account": "#SBATCH --account=", "queue": "#SBATCH --partition=",
-            "gpus": "#SBATCH --gpus-per-node="},
+        "Slurm", "slurm.sh", ("sbatch",), lambda asked: "srun", _clock, "#SBATCH ",
+        {"account": "--account=", "queue": "--partition=", "gpus": "--gpus-per-node="},
         console="{name}-JOB.out", watch="squeue --me", leave="scancel --signal=USR1 JOB",
     ),
     "pbs": Scheduler(
-        "PBS", "pbs.sh", ("qsub",), _mpirun, _clock, {"account": "#PBS -A ", "queue": "#PBS -q "},
+        "PBS", "pbs.sh", ("qsub",), _mpirun, _clock, "#PBS ",
+        {"account": "-A ", "queue": "-q "},
         gpus=lambda asked: f":ngpus={asked.gpus}" if asked.gpus else "",
         console="{name}.oJOB", watch="qstat -u $USER", leave="qsig -s SIGUSR1 JOB",
     ),
     "lsf": Scheduler(
-        "LSF", "lsf.sh", ("bsub", "<"), _mpirun, _clock,
-        {"account": "#BSUB -P ", "queue": "#BSUB -q ", "gpus": "#BSUB -gpu num="},
+        "LSF", "lsf.sh", ("bsub", "<"), _mpirun, _clock, "#BSUB ",
+        {"account": "-P ", "queue": "-q ", "gpus": "-gpu num="},
         console="{name}-JOB.out", watch="bjobs", leave="bkill -s USR1 JOB",
     ),
     "flux": Scheduler(
-        "Flux", "flux.sh", ("flux", "batch"), _flux, _clock,
-        {"account": "#flux: --bank=", "queue": "#flux: --queue=", "gpus": "#flux: --gpus-per-node="},
+        "Flux", "flux.sh", ("flux", "batch"), _flux, _clock, "#flux: ",
+        {"account": "--bank=", "queue": "--queue=", "gpus": "--gpus-per-node="},
         console="{name}-JOB.out", watch="flux jobs", leave="flux proxy JOB flux job kill -s USR1 RUN",
     ),
     "kubernetes": Scheduler(
         "Kubernetes, with the MPI operator", "kubernetes.yaml", ("kubectl", "create", "-f"), _mpirun, _clock,
+        prefix="", mount="/mpitrain",
         gpus=lambda asked: f', nvidia.com/gpu: "{asked.gpus}"' if asked.gpus else "",
         console="kubectl logs -f -l "
                 "training.kubeflow.org/job-name={name},training.kubeflow.org/job-role=launcher",
