@@ -688,14 +688,16 @@ def schedule(name: str, trace: str | None, out: str | None, table: str | None, j
 
 @cli.command("config", short_help="Explain the keys of the configuration.")
 @click.argument("key", required=False)
-def explain_config(key: str | None) -> None:
+@click.option("--of", "run", metavar="RUN", help="Values of a run directory or a file, and their origins.")
+def explain_config(key: str | None, run: str | None) -> None:
     """Explain KEY: its type, default and meaning, who has it, and the messages that refuse it.
 
     KEY is a key such as parallel.zero, or a table such as parallel. Without it: all keys, a line each.
     """
     from mpitrain.commands.reference import show
+    from mpitrain.commands.reference.origins_of import origins_of
 
-    _answer(show.explain(key))
+    _answer(show.explain(key) if run is None else origins_of(run, key))
 
 
 @cli.command("plan", short_help="Find the best layout by predicted time and memory.")

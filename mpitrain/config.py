@@ -13,15 +13,16 @@ import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 import tomli_w
 from msgspec import Meta
 
-from mpitrain import config_hints, plugins
+from mpitrain import config_hints, origins, plugins
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import as_argument, is_one_line, read_text, shown
+from mpitrain.origins import KeyOrigin, Origins
 
 MOST_BYTES = 1 << 18  # of a configuration file
 MOST_DOTS = 1_000  # in a line: tomllib's memory grows with the square of a dotted key's parts
@@ -514,24 +515,49 @@ PATHS = (
 # ---------------------------------------------------------------- reading
 
 
+class LoadedConfig(NamedTuple):
+    """A configuration, and where its keys come from."""
+
+    config: Config
+    origins: Origins
+
+    def changed(self, config: Config, origin: KeyOrigin) -> "LoadedConfig":
+        """Return another configuration; the keys whose values differ come from `origin`."""
+        before = flatten(self.config)
+        keys = [key for key, value in flatten(config).items() if value != before[key]]
+        return LoadedConfig(config, self.origins.updated(keys, origin))
+
+    def with_values(self, values: Mapping[str, Any], origin: KeyOrigin) -> "LoadedConfig":
+        """Return the configuration with other values of some keys, which come from `origin`."""
+        return LoadedConfig(with_values(self.config, values), self.origins.updated(values, origin))
+
+
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Config:
+    """Return the configuration alone. Raises as read() does."""
+    return read(path, overrides).config
+
+
+def read(path: str | Path | None, overrides: Iterable[str] = ()) -> LoadedConfig:
     """Read a configuration file, its bases and the `key=value` overrides.
 
     Raises ConfigError naming file and key.
     """
     typed: set[str] = set()
-    tree = {} if path is None else _read(Path(path), {}, typed)
+    by_key: dict[str, KeyOrigin] = {}
+    tree = {} if path is None else _read(Path(path), {}, typed, by_key)
     own: dict[str, Any] = {}
     for override in overrides:
         _override(own, override)
         _override(tree, override)
     typed |= _plugins(own)
     config = parse(tree, typed)
+    found = Origins(by_key).updated(_flat(own), KeyOrigin(origins.SET))
     if config.run.dir:
-        return config
+        return LoadedConfig(config, found)
     named = msgspec.structs.replace(config.run, dir=f"runs/{Path(path).stem if path else 'quickstart'}")
     _require_writable("run.dir (named after the configuration file)", named.dir)
-    return msgspec.structs.replace(config, run=named)
+    named_config = msgspec.structs.replace(config, run=named)
+    return LoadedConfig(named_config, found.updated(["run.dir"], KeyOrigin(origins.DERIVED)))
 
 
 def parse(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Config:
@@ -653,11 +679,11 @@ def _is_of_a_run(tree: Mapping[str, Any], real: str) -> bool:
     return Path(real).name == "config.toml" and written
 
 
-def _read(path: Path, seen: dict[str, Path], typed: set[str]) -> dict[str, Any]:
+def _read(path: Path, seen: dict[str, Path], typed: set[str], by_key: dict[str, KeyOrigin]) -> dict[str, Any]:
     """Read a file over its bases.
 
     `seen`: those that led here, by their real paths: one file can have many names.
-    `typed`: takes the plug-ins that files of the user's own name.
+    `typed`: takes the plug-ins that files of the user's own name. `by_key`: takes the origin of each key.
     """
     try:
         text = read_text(path, MOST_BYTES)
@@ -678,13 +704,21 @@ def _read(path: Path, seen: dict[str, Path], typed: set[str]) -> dict[str, Any]:
     if not _is_of_a_run(tree, real):
         typed |= _plugins(tree)
     base = tree.pop("base", None)
+    of_a_run = origins.TABLE in tree or DERIVED in tree
     tree.pop(DERIVED, None)  # another number of ranks gives others
+    record = tree.pop(origins.TABLE, None)
     _refuse_unknown(tree, Config, "", f" in {shown(path)}")
+    own = dict.fromkeys(_flat(tree), KeyOrigin(origins.FILE, shown(path)))
+    if of_a_run:  # it has all keys
+        own = origins.recorded(record, _flat(tree), flatten(Config()), path)
     if base is None:
+        by_key |= own
         return tree
     if not isinstance(base, str):
         raise ConfigError(f"{shown(path)}: base: expected the path of a TOML file, got {shown(base)}")
-    return _merged(_read(path.parent / base, {**seen, real: path}, typed), tree)
+    under = _read(path.parent / base, {**seen, real: path}, typed, by_key)
+    by_key |= own
+    return _merged(under, tree)
 
 
 def _to_give(path: Path) -> str:
@@ -812,7 +846,19 @@ def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: s
 
 def flatten(config: Config) -> dict[str, Any]:
     """Return the configuration as {"table.key": value}."""
-    tree = msgspec.to_builtins(config)
+    return _flat(msgspec.to_builtins(config))
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return a configuration with other values of some keys, such as "parallel.zero"."""
+    for key, value in values.items():
+        table, _, name = key.partition(".")
+        changed = msgspec.structs.replace(getattr(config, table), **{name: value})
+        config = msgspec.structs.replace(config, **{table: changed})
+    return config
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{table}.{key}": value for table, keys in tree.items() for key, value in keys.items()}
 
 
@@ -826,12 +872,21 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(_as_tables(config))
 
 
-def to_toml_with_derived(asked: Config, resolved: Config) -> str:
+def given_toml(given: LoadedConfig) -> str:
+    """Write the keys that were given or chosen, as TOML that load() reads."""
+    kept = {
+        table: {key: value for key, value in keys.items() if given.origins.is_settled(f"{table}.{key}")}
+        for table, keys in _as_tables(given.config).items()
+    }
+    return tomli_w.dumps({table: keys for table, keys in kept.items() if keys})
+
+
+def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
     """Write what was asked as TOML that load() reads, and what was derived from it in a table that
-    only parse_resolved() reads.
+    only parse_resolved() reads; both with their origins.
     """
-    tables = _as_tables(asked)
-    whole = _as_tables(resolved)
+    tables = _as_tables(asked.config)
+    whole = _as_tables(resolved.config)
     changed = {
         table: {
             key: value
@@ -840,11 +895,16 @@ def to_toml_with_derived(asked: Config, resolved: Config) -> str:
         }
         for table, keys in whole.items()
     }
-    derived = tomli_w.dumps({DERIVED: {table: keys for table, keys in changed.items() if keys}})
-    layout = resolved.parallel
+    found = {table: keys for table, keys in changed.items() if keys}
+    derived_origins = resolved.origins.to_table(_flat(found))
+    derived = tomli_w.dumps({DERIVED: found | {origins.TABLE: derived_origins}})
+    record = tomli_w.dumps({origins.TABLE: asked.origins.to_table(flatten(asked.config))})
+    layout = resolved.config.parallel
     num_ranks = layout.dp * layout.pp * layout.tp * layout.cp
     return (
-        f"{to_toml(asked)}\n# Derived from the keys above on {num_ranks} ranks. A run that reads this file "
+        f"{to_toml(asked.config)}\n# Where the keys above come from; others have their defaults.\n# A key "
+        "that is changed above counts as given by this file.\n"
+        f"{record}\n# Derived from the keys above on {num_ranks} ranks. A run that reads this file "
         f"derives them anew.\n{derived}"
     )
 
@@ -855,11 +915,22 @@ def parse_resolved(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Conf
 
     typed: as parse() takes it.
     """
+    return resolved_with_origins(tree, "config.toml", typed).config
+
+
+def resolved_with_origins(tree: Mapping[str, Any], path: object, typed: Collection[str] = ()) -> LoadedConfig:
+    """Check what parse_resolved() does, and return the origins of the keys, too. path: for messages."""
     asked = dict(tree)
+    record = asked.pop(origins.TABLE, None)
     derived = asked.pop(DERIVED, {})
     if not isinstance(derived, Mapping):
         raise ConfigError(f"{DERIVED}: expected a table, got {shown(derived)}")
-    return parse(_merged(asked, dict(derived)), typed)
+    derived = dict(derived)
+    record_of_derived = derived.pop(origins.TABLE, None)
+    config = parse(_merged(asked, derived), typed)
+    by_key = origins.recorded(record, _flat(asked), flatten(Config()), path)
+    of_derived = origins.recorded_of_derived(record_of_derived, _flat(derived), path)
+    return LoadedConfig(config, Origins(by_key | of_derived))
 
 
 def _as_tables(config: Config) -> dict[str, dict[str, Any]]:

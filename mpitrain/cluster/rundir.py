@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.cluster.lock import Lock, read_owner
-from mpitrain.config import Config, parse_resolved, plugins_of, to_toml_with_derived
+from mpitrain.config import Config, LoadedConfig, plugins_of, resolved_with_origins, to_toml_with_derived
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, replacing, shown
 from mpitrain.plan.settings.identity import identity
@@ -261,7 +261,7 @@ class RunDir:
         except (ConfigError, CheckpointError):
             return False
 
-    def begin(self, asked: Config, resolved: Config) -> None:
+    def begin(self, asked: LoadedConfig, resolved: LoadedConfig) -> None:
         """Write the configuration, when everything is checked.
 
         From here on this is the directory of this run.
@@ -450,6 +450,11 @@ def number_in(line: bytes, key: str) -> int | None:
 
 
 def read_config(path: Path, typed: Collection[str] = ()) -> Config:
+    """Return the resolved configuration alone. Raises as read_with_origins() does."""
+    return read_with_origins(path, typed).config
+
+
+def read_with_origins(path: Path, typed: Collection[str] = ()) -> LoadedConfig:
     """Read the resolved configuration of a run directory, which may be a stranger's.
 
     Nothing in it may lead elsewhere.
@@ -457,7 +462,8 @@ def read_config(path: Path, typed: Collection[str] = ()) -> Config:
     """
     try:
         require_own(path.parent)
-        return parse_resolved(tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode()), typed)
+        tree = tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode())
+        return resolved_with_origins(tree, path, typed)
     except ConfigError as error:
         raise ConfigError(f"{shown(path)}: {shown(error.args[0])}") from None
     except OSError as error:

@@ -8,17 +8,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from mpitrain import config as settings
 from mpitrain.commands.plan.of_config import advice_for
 from mpitrain.commands.plan.run_layout import choose_layout
 from mpitrain.commands.waiting import Waiting
-from mpitrain.config import Config, Parallel
+from mpitrain.config import LoadedConfig, Parallel
 from mpitrain.data.tokenizer import separator, tokenizer_of, vocabulary_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.origins import PLANNER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import (
     by_recompute,
@@ -70,26 +69,28 @@ def planned(
 
     num_nodes, node_ranks: as resolve() of plan/settings/resolve.py takes them.
     """
-    return _plan_of(settings.load(path, overrides), num_ranks, num_nodes, node_ranks)
+    return _plan_of(settings.read(path, overrides), num_ranks, num_nodes, node_ranks)
 
 
-def _as_run(given: Config, overrides: tuple[str, ...], num_ranks: int) -> tuple[Plan, list[str]]:
+def _as_run(given: LoadedConfig, num_ranks: int) -> tuple[Plan, list[str]]:
     """Return the plan of a run on one node, and what is said of its layout if that wasn't given."""
-    config, lines = _chosen(given, overrides, num_ranks)
-    return _plan_of(config, num_ranks), lines
+    chosen, lines = _chosen(given, num_ranks)
+    return _plan_of(chosen, num_ranks), lines
 
 
-def _chosen(given: Config, overrides: tuple[str, ...], num_ranks: int) -> tuple[Config, list[str]]:
+def _chosen(given: LoadedConfig, num_ranks: int) -> tuple[LoadedConfig, list[str]]:
     """Return the configuration with its layout, and what is said of that if it wasn't given."""
-    config, _ = beginning(given)
+    begun, _ = beginning(given)
+    config = begun.config
     vocabulary = vocabulary_of(tokenizer_of(config.data))
     separator(config.data, vocabulary)
-    request = LayoutRequest(config, overrides, num_ranks, 1, 0, vocabulary, counted="there are")
-    return choose_layout(request)
+    request = LayoutRequest(config, begun.origins, num_ranks, 1, 0, vocabulary, counted="there are")
+    config, lines = choose_layout(request)
+    return begun.changed(config, KeyOrigin(PLANNER)), lines
 
 
-def _plan_of(config: Config, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
-    config, _ = beginning(config)
+def _plan_of(given: LoadedConfig, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
+    config = beginning(given)[0].config
     tokenizer = tokenizer_of(config.data)
     separator(config.data, tokenizer)
     return plan_of(
@@ -105,7 +106,7 @@ def show_program(
 
     traffic: for one rank, say what it sends too, as a comment.
     """
-    plan, said = _as_run(settings.load(path, overrides), overrides, num_ranks)
+    plan, said = _as_run(settings.read(path, overrides), num_ranks)
     notes = [f"# {line}" for line in said]
     with Waiting("mpitrain program"):
         programs = plan.training.ranks
@@ -138,8 +139,8 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     """Return what a rank of each pipeline rank will hold, as a table in MB, and what other settings
     would make of it.
     """
-    given = settings.load(path, overrides)
-    chosen, said = _chosen(given, overrides, num_ranks)
+    given = settings.read(path, overrides)
+    chosen, said = _chosen(given, num_ranks)
     plan = _plan_of(chosen, num_ranks)
     with Waiting("mpitrain memory"):
         usages = predict(plan)
@@ -160,9 +161,9 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         parts_table(plan),
         activation_line(plan),
         fits,
-        zero_line(given, plan.config),
+        zero_line(given.config, plan.config),
         recompute_line(plan.stages),
-        *idle_settings(plan.config),
+        *idle_settings(plan.config, given.origins),
         *costs(plan),
         *(_compared("parallel.zero", stages) if len(stages) > 1 else ()),
         *out_of_order(plan, stages),
@@ -177,27 +178,18 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     return "\n".join(filter(None, lines)) + _left_open(plan)
 
 
-def _cheapest(plan: Plan, chosen: Config, num_ranks: int) -> Callable[[int], str]:
+def _cheapest(plan: Plan, chosen: LoadedConfig, num_ranks: int) -> Callable[[int], str]:
     """Return what says the cheapest change with which the ranks of a node need no more than so many bytes."""
 
     def planned(keys: Mapping[str, Any]) -> Plan:
-        return _plan_of(_with_keys(chosen, keys), num_ranks)
+        return _plan_of(chosen.with_values(keys, KeyOrigin(PLANNER)), num_ranks)
 
     def needs(other: Plan) -> int:
         copies = [copy_bytes(other, rank) for rank in range(other.config.parallel.pp)]
         usages = predict(other)
         return needed_on_node(other, usages, copies, of_processes(other, usages))[1]
 
-    return lambda found: cheapest_change(plan, chosen, planned, lambda other: needs(other) <= found)
-
-
-def _with_keys(config: Config, keys: Mapping[str, Any]) -> Config:
-    """Return a configuration with other values of some keys, such as parallel.zero."""
-    for key, value in keys.items():
-        table, _, name = key.partition(".")
-        changed = msgspec.structs.replace(getattr(config, table), **{name: value})
-        config = msgspec.structs.replace(config, **{table: changed})
-    return config
+    return lambda found: cheapest_change(plan, chosen.config, planned, lambda other: needs(other) <= found)
 
 
 def _compared(key: str, found: Mapping[Any, int]) -> list[str]:
@@ -218,15 +210,15 @@ def _left_open(plan: Plan) -> str:
 
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
-    given = settings.load(path, overrides)
-    plan, chosen = _as_run(given, overrides, num_ranks)
+    given = settings.read(path, overrides)
+    plan, chosen = _as_run(given, num_ranks)
     require_limit(plan)
     with Waiting("mpitrain check"):
         _, programs, report = plan.training
         said = [
             *chosen,
-            zero_line(given, plan.config),
-            *idle_settings(plan.config),
+            zero_line(given.config, plan.config),
+            *idle_settings(plan.config, given.origins),
             *costs(plan),
             *idle_here(plan),
         ]

@@ -11,14 +11,14 @@ from mpitrain.cluster.allocation import allotted, end_of_allocation, end_of_user
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
-from mpitrain.config import Config
+from mpitrain.config import Config, LoadedConfig
 from mpitrain.errors import ConfigError, InputError
 
 
-def attempt(path: str | None, overrides: tuple[str, ...]) -> Config | InputError:
+def attempt(path: str | None, overrides: tuple[str, ...]) -> LoadedConfig | InputError:
     """Read a configuration, or return what is wrong with it: before MPI starts nobody can hear it."""
     try:
-        return settings.load(path, overrides)
+        return settings.read(path, overrides)
     except InputError as error:
         return error
 

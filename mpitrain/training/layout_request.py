@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mpitrain.comm.base.world import World
-from mpitrain.config import Config
+from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import Vocabulary
+from mpitrain.origins import Origins
 from mpitrain.plan.predict.memory_limit import may_have_gpus
 from mpitrain.training.agreement import require_same_configuration
 
@@ -28,7 +29,7 @@ class LayoutRequest(NamedTuple):
     """
 
     config: Config
-    overrides: tuple[str, ...]
+    origins: Origins
     num_ranks: int
     num_nodes: int
     node_ranks: int
@@ -49,8 +50,7 @@ LayoutChooser = Callable[[LayoutRequest], AnsweredLayout]
 
 def agreed_layout(
     choose: LayoutChooser,
-    config: Config,
-    overrides: tuple[str, ...],
+    given: LoadedConfig,
     world: World,
     vocabulary: Vocabulary,
     look_at_gpus: bool = True,
@@ -61,10 +61,13 @@ def agreed_layout(
 
     Raises InputError or MeshError, alike on all ranks. It is collective.
     """
+    config = given.config
     require_same_configuration(world, config)
     asks = config.run.layout != "default" and not config.memory.limit_gb and not config.run.machine
     gpu = gpu_share(config, world) if look_at_gpus and asks else None
-    request = LayoutRequest(config, overrides, world.size, world.num_nodes, world.node_ranks, vocabulary, gpu)
+    request = LayoutRequest(
+        config, given.origins, world.size, world.num_nodes, world.node_ranks, vocabulary, gpu
+    )
     return world.on_first_rank("choosing a layout", lambda: choose(request))
 
 

@@ -23,7 +23,7 @@ from mpitrain.cluster.rundir import RunDir, read_config
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.base.world import World, connect
-from mpitrain.config import Config, as_override, plugins_of
+from mpitrain.config import Config, LoadedConfig, as_override, plugins_of
 from mpitrain.data.copies import copies_of
 from mpitrain.data.corpus import Corpus
 from mpitrain.data.corpus_files import check_source
@@ -45,11 +45,13 @@ from mpitrain.data.tokens import (
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly
 from mpitrain.inputs import is_there, kind_of, shown
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.origins import PLANNER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import zero_line
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.predict.step_time.machine import find_machine
 from mpitrain.plan.settings.idle import idle_settings
+from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.plan.settings.resolve import resolve
@@ -120,29 +122,28 @@ def open_run(
     read = attempt(path, overrides)
     notes = list[str]()
     first = rank_of_launcher()[0] == 0
-    if isinstance(read, Config):
-        guard.place.name(guard.place.who, Limit(read.comm.timeout_s).seconds)
+    if isinstance(read, LoadedConfig):
+        guard.place.name(guard.place.who, Limit(read.config.comm.timeout_s).seconds)
         # before MPI starts, which takes some of that time; and no process that uses MPI starts the
         # scheduler's command
         if first:
-            watch_time(read, guard, notes.append)
+            watch_time(read.config, guard, notes.append)
     world = connect(guard.place, lambda: bool(guard.why_leave()))
     guard.join(world)
     # a shell had a rank of an earlier job in its environment
-    if isinstance(read, Config) and world.rank == 0 and not first:
-        watch_time(read, guard, notes.append)
+    if isinstance(read, LoadedConfig) and world.rank == 0 and not first:
+        watch_time(read.config, guard, notes.append)
     guard.place.enter("start", "checking the configuration", BUSY)
-    config = world.on_every_rank("checking the configuration", lambda: _checked(read))
-    require_same_configuration(world, config)
-    asked = config
+    asked = world.on_every_rank("checking the configuration", lambda: _checked(read))
+    require_same_configuration(world, asked.config)
     with guard.place.at("start", "reading model.init", BUSY):
-        config, said = world.on_every_rank("reading model.init", lambda: beginning(config))
+        begun, said = world.on_every_rank("reading model.init", lambda: beginning(asked))
     notes += said * first
-    tokenizer = OneTokenizer(world, config.data)
+    tokenizer = OneTokenizer(world, begun.config.data)
     with guard.place.at("start", "reading the tokenizer", BUSY):
-        vocabulary = tokenizer.read(lambda: _tokenizer(config))
+        vocabulary = tokenizer.read(lambda: _tokenizer(begun.config))
     with guard.place.at("start", "choosing a layout", BUSY):
-        config, said = agreed_layout(choose, config, overrides, world, vocabulary)
+        config, said = agreed_layout(choose, begun, world, vocabulary)
     notes += said * first
     plan, same = world.on_every_rank(
         "checking the configuration", lambda: _plan(config, world, record, vocabulary)
@@ -154,21 +155,24 @@ def open_run(
     _require_device(plan, world)
     guard.leave_if_asked(world)
     notes += _moved_lines(path, overrides, plan.config.run.dir)
-    notes += filter(None, [zero_line(config, plan.config), *idle_settings(plan.config)])
-    return _Opening(asked, plan, tokenizer, vocabulary, world, guard, record, notes).open(), world
+    given = begun.changed(config, KeyOrigin(PLANNER))
+    notes += filter(None, [zero_line(config, plan.config), *idle_settings(plan.config, given.origins)])
+    resolved = with_resolved(given, plan.config)
+    return _Opening(asked, resolved, plan, tokenizer, vocabulary, world, guard, record, notes).open(), world
 
 
-def beginning(config: Config) -> tuple[Config, list[str]]:
+def beginning(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     """Return a configuration with the model of model.init, and what is to be said of it."""
+    config = given.config
     if not config.model.init:
-        return config, []
+        return given, []
     from mpitrain.weights.beginning import begins, has_steps  # with it comes h5py
 
     rundir = RunDir(config.run.dir)
     before = None
     if has_steps(rundir.checkpoints) and kind_of(rundir.config) == "a file":
         before = read_config(rundir.config, plugins_of(config))
-    return tuple(begins(config, before))
+    return tuple(begins(given, before))
 
 
 def _require_files(plan: Plan, world: World) -> None:
@@ -202,13 +206,13 @@ def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> 
     return [f"{found}; --set {own} goes on with the run beside it"]
 
 
-def _checked(read: Config | InputError) -> Config:
+def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
     """Return a configuration, if what needs neither ranks nor a tokenizer is right. Writes nothing."""
     if isinstance(read, InputError):
         raise read
-    num_threads(read.run)
-    require_time(read)
-    _require_staging(read.run.staging)
+    num_threads(read.config.run)
+    require_time(read.config)
+    _require_staging(read.config.run.staging)
     return read
 
 
@@ -298,7 +302,8 @@ class _Opening:
 
     def __init__(
         self,
-        asked: Config,
+        asked: LoadedConfig,
+        resolved: LoadedConfig,
         plan: Plan,
         tokenizer: OneTokenizer,
         vocabulary: Vocabulary,
@@ -315,7 +320,8 @@ class _Opening:
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary
         self.report = RunReport(world.rank, 0, log_pace(self.config.run))
-        self.asked, self.rundir, self.notes = asked, RunDir(self.config.run.dir), notes
+        self.asked, self.resolved = asked, resolved
+        self.rundir, self.notes = RunDir(self.config.run.dir), notes
         self.before: Config | None = None  # what the run directory holds; on rank 0
         self.gone: DataError | None = None
         self.copies = np.empty(0, np.int64)  # documents that are left out of training
@@ -367,7 +373,7 @@ class _Opening:
                     world.on_every_rank(
                         "opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size)
                     )
-            world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.asked, self.config))
+            world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.asked, self.resolved))
         except (InputError, StoppedEarly) as error:
             if world.rank == 0:
                 self.rundir.undo(keep_data=isinstance(error, StoppedEarly))

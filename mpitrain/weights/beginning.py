@@ -12,9 +12,10 @@ from mpitrain import config as settings
 from mpitrain.checkpoint.folders import find, find_one, step_of
 from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.config import Config
+from mpitrain.config import Config, LoadedConfig
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import kind_of, listed, replacing, shown
+from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder, copied_companions
 from mpitrain.weights.keys import OF_TRAINING, TABLES, filled, keys_of, require_model, with_keys
@@ -34,36 +35,35 @@ KEY = "model.init"
 class Beginning(NamedTuple):
     """A configuration whose model is that of model.init, and what is to be said of it."""
 
-    config: Config
+    given: LoadedConfig
     lines: list[str]
 
 
-def begins(config: Config, before: Config | None = None) -> Beginning:
+def begins(given: LoadedConfig, before: Config | None = None) -> Beginning:
     """Return a configuration with the keys that model.init says. Raises InputError.
 
     before: the resolved configuration of the run's own directory, if it has a checkpoint.
     """
-    path = config.model.init
+    path = given.config.model.init
     if not path:
-        return Beginning(config, [])
+        return Beginning(given, [])
     if before is not None:
-        keys = _keys_of(before)
-        return Beginning(_with_tokenizer(with_keys(config, keys, "the run"), before.data.tokenizer), [])
+        given = with_keys(given, _keys_of(before), "the run")
+        return Beginning(with_tokenizer(given, before.data.tokenizer, "the run"), [])
     if not is_folder_of_others(path):
         with opened_checkpoint(path) as saved:
             keys = _keys_of(_config_of(saved))
-            return Beginning(
-                with_keys(config, keys, str(shown(saved.path))), [f"{KEY}: the model of {shown(saved.path)}"]
-            )
+            given = with_keys(given, keys, shown(saved.path))
+            return Beginning(given, [f"{KEY}: the model of {shown(saved.path)}"])
     with ModelFolder(path) as folder:
         found = keys_of(folder)
         require_model(found, folder.where(CONFIG))
-        config = filled(config, found, folder.where(CONFIG))
+        given = filled(given, found, folder.where(CONFIG))
         lines = [f"{KEY}: {folder.where(CONFIG)}", *(f"  {line}" for line in found.lines)]
         if TOKENIZER in folder.companions:
-            config = _with_tokenizer(config, str(folder.path / TOKENIZER))
-            lines.append(f"  data.tokenizer = {shown(config.data.tokenizer)}")
-        return Beginning(config, lines)
+            given = with_tokenizer(given, str(folder.path / TOKENIZER), shown(folder.path))
+            lines.append(f"  data.tokenizer = {shown(given.config.data.tokenizer)}")
+        return Beginning(given, lines)
 
 
 def keep_companions(path: str, target: Path) -> None:
@@ -138,11 +138,11 @@ def _config_of(saved: Checkpoint) -> Config:
     return settings.parse(tables)
 
 
-def _with_tokenizer(config: Config, tokenizer: str) -> Config:
-    """Return a configuration with a model's own tokenizer, where it has none."""
-    if config.data.tokenizer != settings.Data().tokenizer:
-        return config
-    return msgspec.structs.replace(config, data=msgspec.structs.replace(config.data, tokenizer=tokenizer))
+def with_tokenizer(given: LoadedConfig, tokenizer: str, where: str) -> LoadedConfig:
+    """Return a configuration with a model's own tokenizer, unless the user gave one. where: it comes from."""
+    if given.origins.is_given("data.tokenizer"):
+        return given
+    return given.with_values({"data.tokenizer": tokenizer}, KeyOrigin(FOLDER, where))
 
 
 def source_of(path: str, plan: Plan) -> WeightSource:

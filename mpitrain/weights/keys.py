@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mpitrain import config as settings
-from mpitrain.config import Config
+from mpitrain.config import Config, LoadedConfig
 from mpitrain.errors import ConfigError, MpitrainError, WeightsError
 from mpitrain.inputs import listed, shown
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.origins import FOLDER, NONE, KeyOrigin
 from mpitrain.plan.declared.family import FAMILIES, family_of
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
 from mpitrain.plan.plan import Plan
@@ -104,25 +105,26 @@ def _families() -> list[tuple[str, Any]]:
     return list(FAMILIES.built_in().items())
 
 
-def filled(config: Config, found: ModelKeys, where: str) -> Config:
+def filled(given: LoadedConfig, found: ModelKeys, where: str) -> LoadedConfig:
     """Return a configuration whose model is that of a folder; its own keys go before, where they may.
 
     Raises ConfigError for a key that says another model.
     """
-    return with_keys(config, {"model.family": found.family, **found.keys}, where)
+    return with_keys(given, {"model.family": found.family, **found.keys}, where)
 
 
 def require_model(found: ModelKeys, where: str) -> None:
     """Raise ConfigError, which names the file, for sizes that don't fit each other."""
     try:
-        resolve(on_one_rank(filled(Config(), found, where)), 1, found.vocab)
+        resolve(on_one_rank(filled(LoadedConfig(Config(), NONE), found, where).config), 1, found.vocab)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.args[0]}") from None
 
 
-def with_keys(config: Config, keys: Mapping[str, Any], where: str) -> Config:
-    """Return a configuration with keys of a model, where it has none of its own."""
-    if config.model.preset != settings.Model().preset:
+def with_keys(begun: LoadedConfig, keys: Mapping[str, Any], where: str) -> LoadedConfig:
+    """Return a configuration with keys of a model, where it has none of its own. where: they come from."""
+    config = begun.config
+    if begun.origins.is_given("model.preset"):
         raise ConfigError(
             f'model.preset = "{shown(config.model.preset)}" with model.init: the sizes are those of '
             f"{where}; leave model.preset out"
@@ -145,7 +147,7 @@ def with_keys(config: Config, keys: Mapping[str, Any], where: str) -> Config:
     tables = {
         table: msgspec.structs.replace(getattr(config, table), **new) for table, new in changes.items() if new
     }
-    return msgspec.structs.replace(config, **tables)
+    return begun.changed(msgspec.structs.replace(config, **tables), KeyOrigin(FOLDER, where))
 
 
 def plan_on_one_rank(config: Config) -> Plan:

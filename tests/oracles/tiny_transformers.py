@@ -119,7 +119,9 @@ def our_logits(path, compute="fp32", tokens=TOKENS):
 
     from mpitrain import config as settings
     from mpitrain.actor.stage import assemble
+    from mpitrain.config import LoadedConfig
     from mpitrain.model.build_context import BuildContext
+    from mpitrain.origins import NONE
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
     from mpitrain.weights.beginning import begins, source_of
@@ -131,7 +133,7 @@ def our_logits(path, compute="fp32", tokens=TOKENS):
         "batch": {"global": 1},
         "precision": {"compute": compute},
     }
-    plan = plan_on_one_rank(begins(settings.parse(tree)).config)
+    plan = plan_on_one_rank(begins(LoadedConfig(settings.parse(tree), NONE)).given.config)
     stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu")))
     source = source_of(str(path), plan)
     for spec, data in stage.state.weights():

@@ -25,9 +25,9 @@ PLANNED = re.compile(r"^the layout is planned, .*$", re.M)
 
 
 def answered(*overrides, ranks=2, gpu=None):
-    config = settings.load(None, overrides)
+    config, origins = settings.read(None, overrides)
     vocabulary = vocabulary_of(tokenizer_of(config.data))
-    return config, choose_layout(LayoutRequest(config, overrides, ranks, 1, 0, vocabulary, gpu))
+    return config, choose_layout(LayoutRequest(config, origins, ranks, 1, 0, vocabulary, gpu))
 
 
 def held(config, ranks=2, on_gpu=False):

@@ -35,7 +35,7 @@ from mpitrain.commands.dryrun.asleep import Asleep, at_rate, on_machine
 from mpitrain.commands.dryrun.recipes import Rehearsals
 from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun
 from mpitrain.commands.plan.run_layout import choose_layout
-from mpitrain.config import Config
+from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
 from mpitrain.errors import DONE, InputError, MessageError
 from mpitrain.model.families.catalog import plan_of
@@ -103,7 +103,7 @@ def run(
     world = _connected(read, guard, say)
     start_s = age_s()
     guard.join(world)
-    plan = _agreed_plan(read, overrides, world, rehearsals, guard, say)
+    plan = _agreed_plan(read, world, rehearsals, guard, say)
     asleep = world.on_every_rank("predicting computations", lambda: _asleep(plan, options, world))
     phases = Phases(plan, world, options, asleep, guard, say)
     phases.report_start(start_s)
@@ -115,18 +115,17 @@ def run(
     return DONE
 
 
-def _connected(read: Config | InputError, guard: Guard, say: Callable[[str], None]) -> World:
+def _connected(read: LoadedConfig | InputError, guard: Guard, say: Callable[[str], None]) -> World:
     """Join MPI, under the limits of the configuration as far as there is one."""
-    if isinstance(read, Config):
-        guard.place.name(guard.place.who, Limit(read.comm.timeout_s).seconds)
+    if isinstance(read, LoadedConfig):
+        guard.place.name(guard.place.who, Limit(read.config.comm.timeout_s).seconds)
         if rank_of_launcher()[0] == 0:
-            watch_time(read, guard, say)
+            watch_time(read.config, guard, say)
     return connect(guard.place, lambda: bool(guard.why_leave()))
 
 
 def _agreed_plan(
-    read: Config | InputError,
-    overrides: tuple[str, ...],
+    read: LoadedConfig | InputError,
     world: World,
     rehearsals: Rehearsals,
     guard: Guard,
@@ -138,9 +137,10 @@ def _agreed_plan(
     the code differ.
     """
     guard.place.enter("start", "checking the configuration", BUSY)
-    config = world.on_every_rank("checking the configuration", lambda: _checked(read))
-    vocabulary = OneTokenizer(world, config.data).read(lambda: tokenizer_of(config.data))
-    config, said = agreed_layout(choose_layout, config, overrides, world, vocabulary, look_at_gpus=False)
+    given = world.on_every_rank("checking the configuration", lambda: _checked(read))
+    data = given.config.data
+    vocabulary = OneTokenizer(world, data).read(lambda: tokenizer_of(data))
+    config, said = agreed_layout(choose_layout, given, world, vocabulary, look_at_gpus=False)
     if world.rank == 0:
         for line in said:
             say(line)
@@ -224,10 +224,10 @@ class Phases:
             self.say(f"{what:15}{max(every):.3g} s")
 
 
-def _checked(read: Config | InputError) -> Config:
+def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
     if isinstance(read, InputError):
         raise read
-    require_time(read)
+    require_time(read.config)
     return beginning(read)[0]
 
 

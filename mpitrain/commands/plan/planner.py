@@ -34,11 +34,12 @@ from mpitrain.commands.plan.of_config import (
 from mpitrain.commands.plan.search import DOESNT_DIVIDE, Candidate, SearchResult, searches
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.waiting import Waiting
-from mpitrain.config import Config
+from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import shown
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.origins import Origins
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.plan import Plan
@@ -121,7 +122,8 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     """
     if asked.out is not None:
         require_file("--out", asked.out)
-    given = settings.load(asked.config, asked.overrides)
+    loaded = settings.read(asked.config, asked.overrides)
+    given, origins = loaded
     rates = asked.rates().with_ranks_per_node(given.comm.node_ranks)
     tokens = _tokens(asked.tokens)
     with Waiting("mpitrain plan"):
@@ -129,13 +131,12 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         _refuse_idle_degrees(given, shape)
         base, notes = base_layout(given, asked, rates)
         base = base._replace(expert_load=expert_load_of(given, base.batch))
-        is_default = given.data.sequence == settings.Data().sequence
-        if is_default and not _is_typed("data.sequence", asked.overrides):
+        if not origins.is_given("data.sequence"):
             notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
-        fixed = fixed_fields(given, asked.overrides)
+        fixed = fixed_fields(given, origins)
         limit = asked.memory_gb * 1e9 if asked.memory_gb else USABLE * rates.memory_bytes
         found, chosen, refusal = _fitting(given, shape, base, asked, rates, fixed, limit)
-        if not chosen and _may_offload(given, asked, rates):
+        if not chosen and _may_offload(loaded, rates):
             offloaded, chosen, _ = _fitting(
                 given, shape, base._replace(offload_optimizer=True), asked, rates, fixed, limit
             )
@@ -175,9 +176,9 @@ def _fitting(
     return found, [], refusal
 
 
-def _may_offload(config: Config, asked: PlanRequest, rates: MachineRates) -> bool:
+def _may_offload(given: LoadedConfig, rates: MachineRates) -> bool:
     """Return whether memory.offload is open, and of a GPU whose host has memory of its own."""
-    is_open = config.memory.offload == "none" and not _is_typed("memory.offload", asked.overrides)
+    is_open = given.config.memory.offload == "none" and not given.origins.is_given("memory.offload")
     return is_open and rates.on_gpu
 
 
@@ -252,19 +253,14 @@ def _assumed_batch(config: Config, ranks: int) -> int:
     return each * math.ceil(max(32, ranks) / each)
 
 
-def fixed_fields(config: Config, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields that the configuration fixes: what isn't its default, and what was typed."""
-    flat, default = settings.flatten(config), settings.flatten(Config())
+def fixed_fields(config: Config, origins: Origins) -> dict[str, Any]:
+    """Return the fields that the user's keys fix."""
+    flat = settings.flatten(config)
     found = {}
     for key, field in FIELDS.items():
-        set_by_hand = flat[key] != default[key] or _is_typed(key, overrides)
-        if set_by_hand and (flat[key] or key in MEANING_0):
+        if origins.is_given(key) and (flat[key] or key in MEANING_0):
             found[field] = recompute_of(flat[key]) if field == "recompute" else flat[key]
     return found
-
-
-def _is_typed(key: str, overrides: tuple[str, ...]) -> bool:
-    return any(each.partition("=")[0].strip() == key for each in overrides)
 
 
 def _refuse_idle_degrees(config: Config, shape: ModelShape) -> None:

@@ -19,6 +19,7 @@ from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import kind_of
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.origins import Origins
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import (
     MemoryLimit,
@@ -68,17 +69,14 @@ def choose_layout(request: LayoutRequest) -> AnsweredLayout:
     mode = given.run.layout
     if mode == "default":
         return AnsweredLayout(given, [])
-    if mode == "auto" and is_given(given, request.overrides):
+    if mode == "auto" and is_given(request.origins):
         return AnsweredLayout(given, [])
     return _Choice(request).answer()
 
 
-def is_given(config: Config, overrides: tuple[str, ...]) -> bool:
-    """Return whether a key fixes the layout: one that isn't its default, or that was typed behind --set."""
-    flat, default = settings.flatten(config), settings.flatten(Config())
-    typed = {each.partition("=")[0].strip() for each in overrides}
-    keys = [key for key in flat if key.partition(".")[0] in OF_A_LAYOUT]
-    return any(flat[key] != default[key] or key in typed for key in keys)
+def is_given(origins: Origins) -> bool:
+    """Return whether the user gave a key that fixes the layout."""
+    return any(origins.is_given(key) for key in origins.by_key if key.partition(".")[0] in OF_A_LAYOUT)
 
 
 class _Choice:
@@ -166,7 +164,7 @@ class _Choice:
 
     def _changes_fixed(self, config: Config) -> bool:
         """Return whether a configuration has another value of a key that the given one fixes."""
-        fixed = fixed_fields(self._given, self._request.overrides)
+        fixed = fixed_fields(self._given, self._request.origins)
         mine, other = settings.flatten(self._given), settings.flatten(config)
         return any(mine[key] != other[key] for key, field in FIELDS.items() if field in fixed)
 
@@ -175,7 +173,7 @@ class _Choice:
     def _planned(self) -> PlannedLayout | None:
         """Return the best layout by prediction that a run accepts and that fits, None if there is none."""
         request, rates = self._request, self._rates()
-        asked = PlanRequest(None, request.overrides, request.num_ranks, "")
+        asked = PlanRequest(None, (), request.num_ranks, "")
         base, _ = base_layout(self._given, asked, rates)
         base = base._replace(expert_load=expert_load(self._default.config, self._default.routing))
         fixed = self._fixed()
@@ -196,7 +194,7 @@ class _Choice:
         return PlannedLayout(config, self._held(plan), each.found.seconds, each.layout.describe())
 
     def _fixed(self) -> dict[str, Any]:
-        found = fixed_fields(self._request.config, self._request.overrides)
+        found = fixed_fields(self._request.config, self._request.origins)
         return {**found, "micro": self._given.batch.micro}
 
     def _default_seconds(self) -> float | None:

@@ -108,7 +108,7 @@ def _plans_of(asked: SweepRequest, layout: str, over: Sequence[int], world: Worl
 
     With strong scaling that is the largest number, whose ranks all need sequences.
     """
-    open_batch = asked.config_of(layout).batch.global_ == 0
+    open_batch = asked.config_of(layout).config.batch.global_ == 0
     reference = over[-1] if asked.scaling == "strong" and open_batch else over[0]
     batch = _plan(asked, layout, reference, 0, world).config.batch.global_
     plans = []

@@ -15,7 +15,7 @@ import msgspec
 from mpitrain import config as settings
 from mpitrain.commands.output_file import require_file, require_plotting, write
 from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
-from mpitrain.config import Config
+from mpitrain.config import LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
@@ -74,9 +74,9 @@ class SweepRequest(NamedTuple):
             self.config_of(layout)  # what is misspelt is no row
         return layouts
 
-    def config_of(self, layout: str) -> Config:
+    def config_of(self, layout: str) -> LoadedConfig:
         """Return the configuration with a layout in it: what that leaves open is the default."""
-        return settings.load(self.config, (*self.overrides, *words_of(layout)))
+        return settings.read(self.config, (*self.overrides, *words_of(layout)))
 
 
 def _lines_of(path: str) -> list[str]:
@@ -100,7 +100,7 @@ STARTED, THERE_ARE = "mpirun started", "there are"  # how a message counts ranks
 
 
 def plan_on(
-    config: Config,
+    given: LoadedConfig,
     ranks: int,
     nodes: int,
     node_ranks: int,
@@ -111,7 +111,7 @@ def plan_on(
 
     Raises InputError for what can't run.
     """
-    config, _ = beginning(config)
+    config = beginning(given)[0].config
     if batch:
         replace = msgspec.structs.replace
         config = replace(config, batch=replace(config.batch, global_=batch))

@@ -25,11 +25,23 @@ def explain(name: str | None) -> str:
         return _table(name)
     if name in every_key():
         return whole(every_key()[name])
+    raise _unknown(name)
+
+
+def keys_named(name: str | None) -> list[str]:
+    """Return the names of the keys of a table, of one key, or of all. Raises ConfigError for another."""
+    if name and name not in tables() and name not in every_key():
+        raise _unknown(name)
+    return [key for key in every_key() if not name or key == name or key.startswith(f"{name}.")]
+
+
+def _unknown(name: str) -> ConfigError:
+    """Return the error for what is no key and no table."""
     hint = config_hints.of_another_name(name)
     near = difflib.get_close_matches(name, [*every_key(), *tables()], MOST_NEAR)
     near += [key for key in every_key() if key.partition(".")[2] == name and key not in near]
     instead = hint or (f"did you mean {', '.join(near)}?" if near else f"tables: {', '.join(tables())}")
-    raise ConfigError(f"unknown key {shown(name)}; {instead}")
+    return ConfigError(f"unknown key {shown(name)}; {instead}")
 
 
 def _table(table: str) -> str:

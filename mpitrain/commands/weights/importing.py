@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from mpitrain import config as settings
@@ -28,11 +27,13 @@ from mpitrain.cluster import code_identity
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.team import Team
-from mpitrain.config import Config
+from mpitrain.config import LoadedConfig
 from mpitrain.errors import DONE, CheckpointError, ConfigError, InputError
 from mpitrain.inputs import remove, shown
+from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan.plan import Plan
-from mpitrain.weights.beginning import keep_companions
+from mpitrain.plan.settings.key_origins import with_resolved
+from mpitrain.weights.beginning import keep_companions, with_tokenizer
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
 from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank, require_model
 from mpitrain.weights.matching import Matched, match, tensors_of
@@ -156,22 +157,22 @@ def _target(given: str) -> Target:
 
 def _understood(
     folder: ModelFolder, where: Target, overrides: tuple[str, ...]
-) -> tuple[Config, Plan, ModelKeys, Matched]:
+) -> tuple[LoadedConfig, Plan, ModelKeys, Matched]:
     """Return the configuration of the run to be, its plan, and where the folder has which weight."""
     found = keys_of(folder)
     require_model(found, folder.where(CONFIG))
     run = f"run.dir={shown(where.run.path)}" if where.run else "run.dir=imported"
-    asked = settings.load(None, (run, *overrides))
-    asked = filled(asked, found, folder.where(CONFIG))
-    if asked.precision == settings.Precision():
-        changed = settings.Precision(compute=_compute_of(folder))
-        found.lines.append(f'precision.compute = "{changed.compute}"  (dtype of the tensors)')
-        asked = msgspec.structs.replace(asked, precision=changed)
-    if where.run and TOKENIZER in folder.companions and asked.data.tokenizer == settings.Data().tokenizer:
+    given = settings.read(None, (run, *overrides))
+    asked = filled(given, found, folder.where(CONFIG))
+    if not given.origins.is_given("precision.compute"):
+        compute = {"precision.compute": _compute_of(folder)}
+        asked = asked.with_values(compute, KeyOrigin(FOLDER, shown(folder.path)))
+        found.lines.append(f'precision.compute = "{asked.config.precision.compute}"  (dtype of the tensors)')
+    if where.run and TOKENIZER in folder.companions and not given.origins.is_given("data.tokenizer"):
         file = str(where.run.came_along / TOKENIZER)
         found.lines.append(f'data.tokenizer = "{shown(file)}"')
-        asked = msgspec.structs.replace(asked, data=msgspec.structs.replace(asked.data, tokenizer=file))
-    plan = plan_on_one_rank(asked)
+        asked = with_tokenizer(asked, file, shown(folder.path))
+    plan = plan_on_one_rank(asked.config)
     rows = plan.config.model.vocab - plan.config.model.padding
     if rows != found.vocab:
         raise ConfigError(
@@ -247,7 +248,7 @@ def _cut(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
 
 
 def _commit(
-    folder: ModelFolder, where: Target, tmp: Path, asked: Config, plan: Plan, num_shards: int
+    folder: ModelFolder, where: Target, tmp: Path, asked: LoadedConfig, plan: Plan, num_shards: int
 ) -> list[str]:
     """Give the step its name, and make the run; return the names of the files that came along."""
     came: list[str] = []
@@ -259,7 +260,7 @@ def _commit(
     about = StepInfo(settings.to_toml(plan.config), writer)
     save.commit(tmp, META | {"step": where.step}, num_shards, about=about)
     if where.run is not None:
-        where.run.begin(asked, plan.config)
+        where.run.begin(asked, with_resolved(asked, plan.config))
     return came
 
 

@@ -7,5 +7,6 @@ pipeline_table                 the table of the configured schedule, or the user
 recompute                      activation recomputation: how many blocks are recomputed together
 idle, log_pace                 keys that would do nothing; how often a step is shown
 profile_request                which steps and ranks are profiled
+key_origins                    where the keys that were filled in come from
 identity                       which keys make two runs the same computation
 """

@@ -1,7 +1,7 @@
 """Keys that would do nothing in a layout: refused, since whoever sets one expects something of it.
 
-A key counts as set where it differs from its default: a resolved configuration, which holds all
-keys, can be given again.
+A value that asks for something else than the default does is refused, whoever it comes from. A default
+that --set gives is only reported: a file with all keys stays one for every layout.
 """
 
 import json
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from mpitrain.config import Config, flatten
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+from mpitrain.origins import NONE, SET, Origins
 from mpitrain.plan.declared.resolved import ResolvedConfig
 
 
@@ -146,14 +147,21 @@ def can_regather(config: ResolvedConfig) -> bool:
     return not (idle or config.attention.kv_rank)
 
 
-def idle_settings(config: ResolvedConfig) -> list[str]:
+def idle_settings(config: ResolvedConfig, origins: Origins = NONE) -> list[str]:
     """Say which keys of a resolved configuration are set and do nothing, of those that aren't refused.
+
+    origins: of its keys. A default that --set gives is named, too.
 
     A run before wrote parallel.gather = "use" down whatever its ZeRO was, and a bucket's size is
     one of several that stages of ZeRO are compared with.
     """
     parallel = config.parallel
-    lines = []
+    values = flatten(config)
+    lines = [
+        f"{rule.key} = {json.dumps(values[rule.key])} does nothing with {rule.because(config)}"
+        for rule in RULES
+        if origins.of(rule.key).kind == SET and rule.is_idle(config)
+    ]
     if parallel.gather == "use" and parallel.zero < 3:
         lines.append(
             f'parallel.gather = "use" does nothing with parallel.zero = {parallel.zero}: weights are whole'

@@ -20,6 +20,7 @@ from mpitrain.optim.rates import learning_rate
 from mpitrain.plan.declared import resolved as resolved_types
 from mpitrain.plan.declared.family import presets, with_experts
 from mpitrain.plan.settings.identity import identity
+from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.resolve import resolve
 
@@ -393,10 +394,12 @@ def test_what_was_asked_and_what_was_derived_are_apart(tmp_path, overrides, rank
 
     A reader of the run directory has every key.
     """
-    asked = settings.load(None, ["run.dir=x", *overrides])
+    loaded = settings.read(None, ["run.dir=x", *overrides])
+    asked = loaded.config
     config = resolve(asked, ranks, 256)
     file = tmp_path / "config.toml"
-    file.write_text(settings.to_toml_with_derived(asked, config), encoding="utf-8")
+    file.write_text(settings.to_toml_with_derived(loaded, with_resolved(loaded, config)), encoding="utf-8")
+    assert settings.read(file).origins.is_given("run.dir")
     assert settings.load(file) == asked and resolve(settings.load(file), ranks, 256) == config
     assert settings.parse_resolved(tomllib.loads(file.read_text())) == config
     assert settings.load(file, ["run.steps=7"]).run.steps == 7

@@ -454,6 +454,6 @@ def test_a_tied_head_that_lies_there_has_to_be_the_embedding(same, tmp_path):
 def test_sizes_that_no_configuration_may_have_are_refused_by_the_name_of_the_file(tmp_path, changes, message):
     path = folder(tmp_path / "model", **changes)
     with pytest.raises(ConfigError, match=r"model/config.json:? " + message) as refused:
-        begins(settings.parse({"model": {"init": str(path)}}))
+        begins(settings.read(None, [f"model.init={path}"]))
     done = attempted(tmp_path, "import", path, "--to", tmp_path / "to" / "run")
     assert str(done.exception) == str(refused.value)

@@ -1,0 +1,104 @@
+"""Where the value of a key comes from: a file, --set, a preset, a folder, the planner; or its default.
+
+A key that a file or --set gives is given whatever its value is: one that equals the default, too. So nothing
+compares values with defaults to learn what the user wants; it asks Origins.
+
+The config.toml of a run has all keys, so it also has a table of origins, with the values that they are of.
+A key that was changed by hand no longer has the value recorded: then the file itself has given it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import is_one_line, shown
+
+TABLE = "origin"  # of config.toml
+DEFAULT, FILE, SET = "default", "file", "--set"
+PRESET, FAMILY = "preset", "family"
+FOLDER = "folder"  # of weights: that of `mpitrain import`, or of model.init
+PLANNER, DERIVED = "planner", "derived"
+KINDS = (DEFAULT, FILE, SET, PRESET, FAMILY, FOLDER, PLANNER, DERIVED)
+GIVEN = (FILE, SET)  # by the user
+
+
+class KeyOrigin(NamedTuple):
+    """Who gave a value. where: the file, folder or preset."""
+
+    kind: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.where}".strip()
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The origins of keys such as "precision.compute". A key that isn't there has its default."""
+
+    by_key: Mapping[str, KeyOrigin] = field(default_factory=dict)
+
+    def of(self, key: str) -> KeyOrigin:
+        return self.by_key.get(key, KeyOrigin(DEFAULT))
+
+    def is_given(self, key: str) -> bool:
+        """Return whether the user gave the key, in a file or by --set."""
+        return self.of(key).kind in GIVEN
+
+    def is_settled(self, key: str) -> bool:
+        """Return whether somebody gave or chose the key: it is neither a default nor derived from others."""
+        return self.of(key).kind not in (DEFAULT, DERIVED)
+
+    def updated(self, keys: Iterable[str], origin: KeyOrigin) -> "Origins":
+        """Return the origins with another one of some keys."""
+        return Origins({**self.by_key, **dict.fromkeys(keys, origin)})
+
+    def to_table(self, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the keys that somebody gave or chose, with their values, by their origins: for TOML."""
+        table: dict[str, dict[str, Any]] = {}
+        for key, value in values.items():
+            if self.is_settled(key) and value is not None:
+                table.setdefault(str(self.of(key)), {})[key] = value
+        return table
+
+
+NONE = Origins()  # all keys have their defaults
+
+
+def recorded(
+    table: object, values: Mapping[str, Any], defaults: Mapping[str, Any], path: object
+) -> dict[str, KeyOrigin]:
+    """Return the origins of the keys that a run's config.toml has. Raises ConfigError for a damaged table.
+
+    table: what to_table() returned; None: an older version recorded none.
+    values: of the file; one that is neither its default nor recorded was changed by hand. path: of the file.
+    """
+    known = _read_table(table, path)
+    origins = {}
+    for key, value in values.items():
+        origin, of_value = known.get(key, (KeyOrigin(DEFAULT), defaults.get(key)))
+        same = value == (list(of_value) if isinstance(of_value, tuple) else of_value)
+        origins[key] = origin if same else KeyOrigin(FILE, shown(path))
+    return origins
+
+
+def recorded_of_derived(table: object, keys: Iterable[str], path: object) -> dict[str, KeyOrigin]:
+    """Return the origins of the keys that a run has derived. Raises ConfigError for a damaged table."""
+    known = _read_table(table, path)
+    return {key: known[key][0] if key in known else KeyOrigin(DERIVED) for key in keys}
+
+
+def _read_table(table: object, path: object) -> dict[str, tuple[KeyOrigin, Any]]:
+    """Return the origins of a table, each with the value that it is of. Raises ConfigError."""
+    if table is None:
+        return {}
+    known = {}
+    for name, keys in table.items() if isinstance(table, Mapping) else [("", None)]:
+        kind, _, where = name.partition(" ")
+        if kind not in KINDS or not isinstance(keys, Mapping) or not is_one_line(where):
+            raise ConfigError(
+                f"{TABLE} in {shown(path)}: expected tables of keys by their origin; leave it out"
+            )
+        known |= {key: (KeyOrigin(kind, where), value) for key, value in keys.items()}
+    return known
