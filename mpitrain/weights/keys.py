@@ -221,9 +221,7 @@ def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
         attention=settings.AttentionTable(),
         experts=settings.ExpertsTable(**own),
     )
-    again = plan_on_one_rank(
-        with_keys(bare, {"model.family": found.family, **found.keys}, folder.where(CONFIG))
-    )
+    again = plan_on_one_rank(filled(LoadedConfig(bare, NONE), found, folder.where(CONFIG)).config)
     expected = plan_on_one_rank(_without_padding(config))
     if again.model != expected.model:
         before = settings.flatten(expected.config)

@@ -488,8 +488,8 @@ def test_dropout_of_a_gpt2_folder_is_taken_over_line_by_line_and_written_back():
     written = FAMILIES.find("gpt2").model_types[0].write(config)
     found = {name: value for name, value in written.items() if "pdrop" in name}
     assert found == dict(embd_pdrop=0.1, attn_pdrop=0.25, resid_pdrop=0.0)
-    own = settings.load(None, ("model.attention_dropout=0",))  # other shares go before the folder's
-    model = with_keys(own, {"model.family": "gpt2", **keys}, "config.json").model
+    own = settings.read(None, ("model.attention_dropout=0",))  # other shares go before the folder's
+    model = with_keys(own, {"model.family": "gpt2", **keys}, "config.json").config.model
     assert (model.embedding_dropout, model.attention_dropout) == (0.1, 0.0)
 
 
