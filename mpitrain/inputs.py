@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 T = TypeVar("T")
+MATPLOTLIBRC = "matplotlibrc"
+MOST_MATPLOTLIBRC = 1 << 20  # bytes; its own has 40 KB
 KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a FIFO",
@@ -92,6 +94,26 @@ def read_text(path: str | Path, most_bytes: int) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise OSError(errno.EILSEQ, f"not a text file in UTF-8 (byte {error.start:,})") from None
+
+
+def load_matplotlib() -> None:
+    """Import matplotlib with its default settings.
+
+    It reads ./matplotlibrc, which may be a stranger's: that could have LaTeX set the letters, and warnings
+    quote it as it stands.
+
+    Raises ImportError without it, OSError for what isn't a text file of that name.
+    """
+    import logging
+
+    if Path(MATPLOTLIBRC).exists() and not Path(MATPLOTLIBRC).is_dir():
+        require_file(MATPLOTLIBRC, MOST_MATPLOTLIBRC)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    try:
+        import matplotlib
+    except UnicodeDecodeError:
+        raise OSError(errno.EINVAL, "it isn't UTF-8") from None
+    matplotlib.rcdefaults()
 
 
 def kind_of(path: Path) -> str | None:

@@ -27,6 +27,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import without_launcher
 
 # bytes: a short message, and some that are taken where they lie
@@ -48,7 +49,7 @@ def attempt(factory: str, argument: str, limit_s: float = LIMIT_S) -> str:
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-c", code, factory, argument],
+                python("-c", code, factory, argument),
                 # a child that heard a launcher would claim to be one of its ranks
                 env=without_launcher(os.environ),
                 stdin=subprocess.DEVNULL,

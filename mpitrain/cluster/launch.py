@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mpitrain.cluster.launcher_process import LauncherProcess
 from mpitrain.cluster.processes import parents_of, peer_of
+from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import STARTERS, launch, without_rank
 from mpitrain.errors import MeshError
 
@@ -161,7 +162,7 @@ def start(num_ranks: int, arguments: list[str]) -> int:
         command = f"mpirun -n {num_ranks} mpitrain {' '.join(arguments)}"
         raise MeshError(f"found no mpirun to start {num_ranks} ranks with; start it yourself: {command}")
     environment = without_rank(os.environ)  # this process may have those of a rank that started it
-    program = [sys.executable, "-m", "mpitrain"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
+    program = python("-m", "mpitrain") if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
     return subprocess.run(
         [mpirun, "-n", str(num_ranks), *program, *arguments], env=environment, check=False
     ).returncode

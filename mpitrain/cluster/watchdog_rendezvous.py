@@ -21,6 +21,7 @@ from pathlib import Path
 from mpitrain.cluster.launch import launched, launcher_above, num_ranks_here, on_one_node, pmi_server
 from mpitrain.cluster.launcher_stderr import stderr_of_launcher
 from mpitrain.cluster.processes import peer_of
+from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import OPEN_MPI, launch
 
 # while another rank starts it
@@ -83,17 +84,10 @@ def start(address: str) -> bool:
         )
         given = [listener.fileno(), *([] if console is None else [console]), *launcher.descriptors]
         try:
+            interpreter, *words = python("-S", "-s", "-c", code, str(Path(__file__).parents[2]))
             subprocess.Popen(
-                [
-                    "mpitrain-watchdog",
-                    "-S",
-                    "-s",
-                    "-c",
-                    code,
-                    str(Path(__file__).parents[2]),
-                    *map(str, numbers),
-                ],
-                executable=sys.executable,
+                ["mpitrain-watchdog", *words, *map(str, numbers)],
+                executable=interpreter,
                 env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
                 # and no other: launchers learn from a closed socket of theirs that a rank died
                 pass_fds=given,

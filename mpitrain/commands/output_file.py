@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import replacing, shown
+from mpitrain.inputs import MATPLOTLIBRC, load_matplotlib, replacing, shown
 
 
 def require_file(option: str, out: str, kinds: Sequence[str] = ()) -> None:
@@ -37,11 +37,16 @@ def require_plotting(out: str, option: str = "--out") -> None:
     """Raise ConfigError where a picture is asked for and matplotlib isn't installed."""
     if Path(out).suffix != ".txt":
         try:
-            import matplotlib  # noqa: F401
+            load_matplotlib()
         except ImportError:
             instead = "write a .txt" if option == "--out" else f"leave {option} out"
             raise ConfigError(
                 f"{option} {shown(out)}: pictures need matplotlib; pip install 'mpitrain[plot]', or {instead}"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{option} {shown(out)}: matplotlib reads {MATPLOTLIBRC} of the current folder: "
+                f"{error.strerror}; remove it, or change the folder"
             ) from None
 
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 from mpitrain.actor.actor import Actor
 from mpitrain.cluster.rundir import lines_of
 from mpitrain.errors import CheckpointError
-from mpitrain.inputs import decoded, replacing, shown
+from mpitrain.inputs import decoded, load_matplotlib, replacing, shown
 
 BlockName = Annotated[str, Meta(pattern=r"^(mtp\.)?[0-9]{1,9}$")]
 # with a validation: by block, the share that each expert had of the choices of the step
@@ -84,6 +84,7 @@ def _drawn(metrics: Path, to: Path) -> str:
             measured.append(msgspec.structs.replace(line, expert_loads={}))
     if last_line is None:
         return ""
+    load_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from mpitrain import plugins
+from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import command_of_ranks
 from mpitrain.config import Config, as_override
 from mpitrain.data.permutation import FEISTEL, ORDERS, SORTED
@@ -132,5 +133,5 @@ def _this_program() -> list[str]:
     the path.
     """
     if sys.argv[0].endswith("__main__.py"):
-        return [shlex.quote(sys.executable), "-m", "mpitrain"]
+        return [shlex.quote(word) for word in python("-m", "mpitrain")]
     return ["mpitrain"] if shutil.which("mpitrain") else [shlex.quote(os.path.abspath(sys.argv[0]))]

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import without_rank
 from mpitrain.config import Batch, Config, Memory, Numerics, OptimizerTable, Precision
 from mpitrain.errors import LibraryError
@@ -110,7 +110,7 @@ def _theirs(
         given = Path(there) / "given.json"
         given.write_text(json.dumps({"tokens": tokens.tolist(), "dtype": dtype, "more": more}))
         out = Path(there) / "logits.npz"
-        command = [sys.executable, "-c", CHILD, str(path), str(given), str(out)]
+        command = python("-c", CHILD, str(path), str(given), str(out))
         try:
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False

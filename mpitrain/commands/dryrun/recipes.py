@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 
@@ -11,6 +10,7 @@ import msgspec
 from mpitrain.cluster.launch import launched, rank_of_launcher
 from mpitrain.cluster.processes import no_more, used
 from mpitrain.cluster.status_board import RankStatus
+from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import without_launcher
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
@@ -37,7 +37,7 @@ class Rehearsals:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         streams = {"stdin": subprocess.PIPE, "stdout": self._out, "stderr": self._said}
         try:
-            return subprocess.Popen([sys.executable, "-P", "-c", REHEARSAL], env=environment, **streams)
+            return subprocess.Popen(python("-c", REHEARSAL), env=environment, **streams)
         except OSError as error:
             raise MpitrainError(
                 f"the process that rehearses the ranks could not be started: {error.strerror}; {no_more()}"
