@@ -12,7 +12,7 @@ import click
 
 from mpitrain import __version__
 from mpitrain.cluster import entry, std_streams
-from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault
+from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault, storage_fault
 from mpitrain.inputs import printable, shown
 
 MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
@@ -114,6 +114,10 @@ def main() -> None:
     except ImportError as error:
         if (fault := library_fault(error)) is None:
             raise
+        entry.report_error(fault)
+        code = fault.exit_code
+    except OSError as error:
+        fault = storage_fault(error)
         entry.report_error(fault)
         code = fault.exit_code
     except click.Abort:

@@ -65,6 +65,10 @@ class WeightsError(InputError):
     """A folder of weights that another program wrote, or will read, that cannot be used."""
 
 
+class StorageError(InputError):
+    """A file that the system refuses to read or write."""
+
+
 class StoppedEarly(MpitrainError):
     """A rank has to leave where there is nothing to save.
 
@@ -105,6 +109,13 @@ class DeliveryError(MpitrainError):
 
 class HangError(MpitrainError):
     """A message that did not come within comm.timeout_s."""
+
+
+def storage_fault(error: OSError) -> StorageError:
+    """Return what to report of an error of the system that nothing else has reported."""
+    where = " ".join(str(error.filename).splitlines())[:300] + ": " if error.filename else ""
+    why = error.strerror or type(error).__name__
+    return StorageError(f"{where}{why}; check the file system, then run the command again")
 
 
 def library_fault(error: BaseException) -> LibraryError | None:

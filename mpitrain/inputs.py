@@ -42,6 +42,7 @@ CONTROL = {"Cc", "Cs", "Zl", "Zp"}
 UNSHOWN = {"Cs", "Zl", "Zp"}  # no text, or no longer a line
 # embeddings, overrides and isolates of direction
 TURNS = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+DRAFT = ".tmp"  # ends the name of a file that is being written
 LONGEST = 300  # characters of anything quoted in a message
 
 
@@ -260,12 +261,14 @@ def sync_folder(path: Path) -> None:
 def replacing(path: Path, own: int = 1) -> Iterator[BinaryIO]:
     """Yield a new file that takes the name `path` when it is complete and synced.
 
-    After an error or a kill that is what it was before.
+    After a kill, or an error while it is written, that is what it was before. Where the folder
+    can't be synced then, a new name is removed again; a replaced file stays the new one.
 
     Raises OSError.  own: as folder_of() has it.
     """
-    draft = path.with_name(path.name + ".tmp")
+    draft = path.with_name(path.name + DRAFT)
     with folder_of(path, own) as (folder, name):
+        is_new = kind_of(path) is None
         try:
             remove_link(folder, draft.name)  # as a link, it would lead what is written elsewhere
             with open(
@@ -281,11 +284,21 @@ def replacing(path: Path, own: int = 1) -> Iterator[BinaryIO]:
             with suppress(OSError):  # the error that is raised says what is wrong
                 remove_link(folder, draft.name)
             raise
-        readable = _readable(folder)
         try:
-            os.fsync(readable)  # the new name itself is on disk only when the folder is synced
-        finally:
-            os.close(readable)
+            _sync(folder)  # the new name itself is on disk only then
+        except OSError:
+            if is_new:
+                with suppress(OSError):
+                    remove_link(folder, name)
+            raise
+
+
+def _sync(folder: int) -> None:
+    readable = _readable(folder)
+    try:
+        os.fsync(readable)
+    finally:
+        os.close(readable)
 
 
 def remove_link(folder: int, name: str) -> None:

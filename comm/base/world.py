@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from mpitrain.comm.base import cores, launchers, library
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.mpi_errors import error_of_operation
-from mpitrain.errors import InputError, MeshError, MpitrainError, StoppedEarly
+from mpitrain.errors import InputError, MeshError, MpitrainError, StoppedEarly, storage_fault
 
 if TYPE_CHECKING:
     # for annotations elsewhere: only comm/ calls it
@@ -116,7 +116,7 @@ class World:
     ) -> Any:
         """Run `action` on rank 0 and return its result on all ranks.
 
-        An InputError or StoppedEarly there is raised on all.
+        An InputError or StoppedEarly there is raised on all; an OSError as a StorageError.
 
         An action that may take long calls beat(), or share().
         help: what each rank does with its item of share().
@@ -128,6 +128,8 @@ class World:
                 result = action()
             except (InputError, StoppedEarly) as found:
                 error = found
+            except OSError as found:
+                error = storage_fault(found)
         with self._waiting(f"for rank 0: {what}"):
             state, result, error = self.comm.bcast((OVER, result, error))
         while state != OVER:
@@ -211,13 +213,15 @@ class World:
     def on_every_rank(self, what: str, action: Callable[[], Any]) -> Any:
         """Run `action` on each rank and return its result there.
 
-        The first rank's InputError is raised on all, with its rank.
+        The first rank's InputError is raised on all, with its rank; an OSError as a StorageError.
         """
         result = error = None
         try:
             result = action()
         except InputError as found:
             error = found
+        except OSError as found:
+            error = storage_fault(found)
         errors = self.all_gather(what, error)
         failed = [rank for rank, found in enumerate(errors) if found is not None]
         if failed:

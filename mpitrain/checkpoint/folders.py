@@ -78,18 +78,28 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def publish(tmp: Path) -> Path:
-    """Give a complete step its final name, atomically.
+    """Give a complete step its final name, atomically. An OSError leaves what was there before.
 
     At no moment is there less than before: neither this step's old state nor any other.
     """
     final = tmp.with_suffix("")
     old = tmp.with_suffix(OLD)
-    if os.path.lexists(final):
+    replaced = os.path.lexists(final)
+    if replaced:
         remove(old, STEP)
         rename(final, old.name, STEP)
-    rename(tmp, final.name, STEP)
-    sync_folder(final.parent)
-    remove(old, STEP)
+    try:
+        rename(tmp, final.name, STEP)
+        sync_folder(final.parent)
+    except OSError:
+        with suppress(OSError):  # names that can't be given back mean the same steps to a reader
+            if not os.path.lexists(tmp):
+                rename(final, tmp.name, STEP)
+            if replaced:
+                rename(old, final.name, STEP)
+        raise
+    with suppress(OSError):  # the next save removes it
+        remove(old, STEP)
     return final
 
 

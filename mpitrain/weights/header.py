@@ -115,7 +115,10 @@ class SafetensorsFile:
             out = out[count:]
 
     def _read_header(self) -> dict[str, Entry]:
-        size = os.fstat(self._descriptor).st_size
+        try:
+            size = os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise self._error(error.strerror or "can't be read") from None
         if size < LENGTH.size:
             raise self._error(f"it has {size} bytes, which is no safetensors file")
         start = bytearray(LENGTH.size)

@@ -6,6 +6,7 @@ A run needs no such thing.
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.steps import steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
-from mpitrain.errors import DONE, CheckpointError
+from mpitrain.errors import DONE, CheckpointError, InputError
 from mpitrain.inputs import remove, shown
 
 
@@ -67,7 +68,7 @@ def reshard(
             ) as progress:
                 team.on_every_rank("writing shards", lambda: _write(tmp, source, mine, num_shards, progress))
             team.on_first_rank("committing", lambda: _commit(tmp, source, num_shards))
-        except CheckpointError:
+        except InputError:
             team.on_first_rank("removing what was written", lambda: _undo(tmp, made))
             raise
     if team.rank == 0:
@@ -102,7 +103,8 @@ def _begin(folder: Path, step: int, num_bytes: int) -> tuple[Path, list[Path]]:
 
 
 def _undo(tmp: Path, made: list[Path]) -> None:
-    remove(tmp, STEP)
+    with suppress(OSError):  # the command's error is reported; the next save removes it
+        remove(tmp, STEP)
     remove_empty(made)
 
 

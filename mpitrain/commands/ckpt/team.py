@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.launch import is_single
-from mpitrain.errors import CheckpointError, InputError
+from mpitrain.errors import CheckpointError, InputError, storage_fault
 
 LIMIT_S = 3600.0  # for which a rank may do nothing while the others wait for it
 T = TypeVar("T")
@@ -21,10 +21,10 @@ class Team(Protocol):
         """Return what each rank gives."""
 
     def on_every_rank(self, what: str, action: Callable[[], T]) -> T:
-        """Run an action on each; an InputError of one is raised on all."""
+        """Run an action on each; an error of one is raised on all, an OSError as StorageError."""
 
     def on_first_rank(self, what: str, action: Callable[[], T]) -> T:
-        """Run an action on the first, and return its result on all; an InputError is raised on all."""
+        """Run an action on the first; return its result on all; errors as in on_every_rank()."""
 
 
 class TeamOfOne:
@@ -36,10 +36,12 @@ class TeamOfOne:
         return [mine]
 
     def on_every_rank(self, what: str, action: Callable[[], T]) -> T:
-        return action()
+        try:
+            return action()
+        except OSError as error:
+            raise storage_fault(error) from error
 
-    def on_first_rank(self, what: str, action: Callable[[], T]) -> T:
-        return action()
+    on_first_rank = on_every_rank
 
 
 def together(body: Callable[[Team], int], report: Callable[[InputError], None]) -> int:

@@ -148,13 +148,15 @@ def main(
             except InputError:
                 # a file that is open stays in a folder of NFS
                 team.on_every_rank("closing shards", syncing.close)
-                team.on_first_rank("removing what was written", lambda: remove(written.path))
+                team.on_first_rank("removing what was written", lambda: _undo(written.path))
                 raise
-        team.on_first_rank("giving it its name", lambda: _publish(written.path, out))
+        warning = team.on_first_rank("giving it its name", lambda: _publish(written.path, out))
     if team.rank == 0:
         total_s = time.monotonic() - begin_s
         rows.append(("time", f"{wrote_s:.1f} s to write, {total_s - wrote_s:.1f} s to sync and prove"))
         say(f"step {saved.step} is in {shown(out)}, read back and equal:\n{table(rows)}")
+        if warning:
+            say(warning)
         for spec in left_out(source.plan)[:1]:
             say(f"left out: {len(left_out(source.plan))} weights for further tokens, as {spec.name}")
     return DONE
@@ -232,6 +234,11 @@ def _begin(out: Path, written: ExportPlan) -> None:
         written.path.mkdir()
     except OSError as error:
         raise WeightsError(f"{shown(written.path)}: {shown(error.strerror)}; give another folder") from None
+
+
+def _undo(path: Path) -> None:
+    with suppress(OSError):  # the error of the export is the one to report; the next one removes it
+        remove(path)
 
 
 # ---------------------------------------------------------------- writing
@@ -427,14 +434,18 @@ def _logits(
     )
 
 
-def _publish(tmp: Path, out: Path) -> None:
-    """Give the folder its name, by one rename."""
+def _publish(tmp: Path, out: Path) -> str:
+    """Give the folder its name, by one rename; return a warning, or nothing."""
     try:
         if os.path.lexists(out):
             raise WeightsError(f"{shown(out)} was made meanwhile; what was exported is in {shown(tmp)}")
         os.rename(tmp, out)
-        sync_folder(out.absolute().parent)
     except OSError as error:
         raise WeightsError(
             f"{shown(out)}: {shown(error.strerror)}; what was exported is in {shown(tmp)}"
         ) from None
+    try:
+        sync_folder(out.absolute().parent)
+    except OSError as error:
+        return f"warning: a crash of the machine may lose its name: {shown(error.strerror)}"
+    return ""

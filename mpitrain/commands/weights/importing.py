@@ -5,12 +5,14 @@
     RUN/checkpoints/step-00000000/    the weights, in the type that the optimiser has them
 
 A folder without config.toml is no run: what a killed import leaves, the next one replaces.
+An import that fails removes all it has written, config.toml first.
 """
 
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.team import Team
 from mpitrain.config import LoadedConfig
 from mpitrain.errors import DONE, CheckpointError, ConfigError, InputError
-from mpitrain.inputs import remove, shown
+from mpitrain.inputs import DRAFT, remove, shown
 from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.key_origins import with_resolved
@@ -147,7 +149,8 @@ def _target(given: str) -> Target:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "no folder can have this name"
         raise CheckpointError(f"{shown(given)}: {why}; give a run directory to be made") from None
-    if others := names - {run.checkpoints.name, run.came_along.name}:
+    drafts = {run.checkpoints.name, run.came_along.name, run.config.name + DRAFT}
+    if others := names - drafts:
         raise CheckpointError(
             f"{shown(given)} has something in it ({shown(sorted(others)[0])}); give a run directory to "
             "be made"
@@ -206,9 +209,13 @@ def _begin(where: Target, num_bytes: int) -> list[Path]:
 
 
 def _undo(where: Target, tmp: Path, made: list[Path]) -> None:
-    remove(tmp, STEP)
+    """Remove what was written. What can't be removed is no run without its config.toml."""
+    own = [(tmp, STEP)]
     if where.run is not None:
-        remove(where.run.came_along)
+        own = [(where.run.config, 1), *own, (tmp.with_suffix(""), STEP), (where.run.came_along, 1)]
+    with suppress(OSError):  # the error of the import is the one to report
+        for path, names in own:
+            remove(path, names)
     remove_empty(made)
 
 
@@ -268,11 +275,9 @@ def _summary(folder: ModelFolder, matched: Matched, where: Target, came: list[st
     tensors = tensors_of(matched.weights)
     read = sum(folder.entry(name).num_bytes for name in tensors)
     parameters = sum(weight.spec.numel for weight in matched.weights)
-    with Checkpoint(where.checkpoints / name_of(where.step)) as saved:
-        found = digest_of_checkpoint(saved, [weight.name for weight in matched.weights])
     lines = [
         f"{len(tensors):,} tensors, {parameters:,} parameters, {read:,} bytes read in {seconds:.1f} s "
-        f"({read / 1e6 / seconds:,.0f} MB/s); digest of the weights {found}",
+        f"({read / 1e6 / seconds:,.0f} MB/s); {_digest(matched, where)}",
     ]
     if matched.ignored:
         lines.append(f"ignored: {len(matched.ignored):,} tensors that hold nothing of the model")
@@ -282,3 +287,13 @@ def _summary(folder: ModelFolder, matched: Matched, where: Target, came: list[st
         lines.append(f"came along: {', '.join(came)}, in {shown(where.run.came_along)}")
     run = shown(where.run.config)
     return "\n".join([*lines, f"done: step 0 of {shown(where.run.path)}; train it: mpitrain run {run}"])
+
+
+def _digest(matched: Matched, where: Target) -> str:
+    """Return the digest of what was written, for a message; the step is whole without it."""
+    try:
+        with Checkpoint(where.checkpoints / name_of(where.step)) as saved:
+            found = digest_of_checkpoint(saved, [weight.name for weight in matched.weights])
+    except (InputError, OSError) as error:
+        return f"warning: the digest of the weights can't be computed: {shown(error)}"
+    return f"digest of the weights {found}"
