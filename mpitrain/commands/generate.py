@@ -280,7 +280,7 @@ def _questions(
         where = shown(own)
         template = read_chat_template(lambda name, most: read_regular(own / name, most, 2), where)
     ends = ids_of_ends(template, tokenizer.special)
-    texts = [template.text(messages_of(prompt, request.system)) for prompt in prompts]
+    texts = template.texts([messages_of(prompt, request.system) for prompt in prompts])
     ids = [tokenizer.encode_with_special(text) for text in texts]
     if not all(ids):
         raise DataError("--chat: the chat template gives no token for a prompt; leave --chat out")

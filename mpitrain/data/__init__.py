@@ -10,6 +10,8 @@ tokenizer, tokenizer_file, special_tokens, rows
                          bytes, or a tokenizer.json; its special tokens; rows of an embedding
 chat_template, chat_sandbox
                          messages as the text that a model was taught to answer
+limited, tokenizer_probe
+                         strangers' templates and tokenizers in a child with limits of memory and time
 cutting, encoding        tokenization: a long document in pieces, a share of the pieces for each rank
 preparation, draft       tokens.bin, written once; what is kept when a run leaves before it is complete
 token_dtype              the type of stored ids

@@ -1,10 +1,10 @@
-"""Jinja's sandbox for chat templates, as transformers 5.24 has it, without huge products.
+"""Jinja's sandbox for chat templates, as transformers 5.24 has it; it runs in a child (limited.py).
 
 A template gets texts, and no way from them to Python's own attributes, files or modules.
 """
 
 import json
-import re
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -12,21 +12,20 @@ import jinja2
 from jinja2 import ext, nodes, sandbox
 from jinja2.exceptions import SecurityError, TemplateError
 
-from mpitrain.errors import DataError
+from mpitrain.data.limited import serve
+from mpitrain.errors import LibraryError
 
 LEAST_VERSION = (3, 1, 6)  # before it, ways out of the sandbox are known
-MOST_REPEATED = 1 << 24  # characters or items of one product
-MOST_POWER = 1000  # of base and exponent
-WIDTH = re.compile(r"%[^a-zA-Z%]*[0-9*]")  # "%9d", "%*d"
+MOST_TEXT = 1 << 24  # characters that a template may make
 
 
 def new_environment() -> jinja2.Environment:
-    """Return an environment for templates of strangers. Raises DataError for an old Jinja."""
+    """Return an environment for templates of strangers. Raises LibraryError for an old Jinja."""
     found = jinja2.__version__
     if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
-        raise DataError(f"--chat needs jinja2 {least} or newer, found {found}; update it with pip")
-    environment = ChatSandbox(
+        raise LibraryError(f"--chat needs jinja2 {least} or newer, found {found}; update it with pip")
+    environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, ext.loopcontrols]
     )
     environment.filters["tojson"] = tojson
@@ -37,16 +36,6 @@ def new_environment() -> jinja2.Environment:
         dict=PlainDict(),
     )
     return environment
-
-
-class ChatSandbox(sandbox.ImmutableSandboxedEnvironment):
-    """Refuses what takes a machine's memory in one operation."""
-
-    intercepted_binops = frozenset(("*", "**", "%"))
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        require_small(operator, left, right)
-        return super().call_binop(context, operator, left, right)
 
 
 class GenerationBlocks(ext.Extension):
@@ -114,25 +103,30 @@ def require_plain(name: Any) -> None:
         raise SecurityError(f"a namespace can't have the name {name!r}")
 
 
-def require_small(operator: str, left: Any, right: Any) -> None:
-    """Raise OverflowError for a product, a power or a filled pattern that may be huge."""
-    if operator == "%":
-        small = not (isinstance(left, str) and WIDTH.search(left))
-    elif operator == "**":
-        small = all(isinstance(each, float) or abs(each) <= MOST_POWER for each in (left, right))
-    else:
-        small = abs(_size(left) * _size(right)) <= MOST_REPEATED or not _repeats(left, right)
-    if not small:
-        raise OverflowError(f"a result of {operator} that is too large")
+def reply(given: bytes) -> Iterator[bytes]:
+    """Yield the text of each conversation. given: lines of JSON: the template, names, conversations.
+
+    Each text is a line of JSON.
+    """
+    lines = given.splitlines()
+    template = new_environment().from_string(json.loads(lines[0]))
+    special = json.loads(lines[1])
+    for line in lines[2:]:
+        yield json.dumps(_text(template, json.loads(line), special)).encode() + b"\n"
 
 
-def _repeats(left: Any, right: Any) -> bool:
-    """Return whether a product is a text or a list several times, or of integers that few have."""
-    numbers = (int, float)
-    if not isinstance(left, numbers) or not isinstance(right, numbers):
-        return True
-    return any(isinstance(each, int) and each.bit_length() > 64 for each in (left, right))
+def _text(template: jinja2.Template, messages: list[dict], special: dict[str, str]) -> str:
+    pieces: list[str] = []
+    length = 0
+    for piece in template.generate(
+        messages=messages, tools=None, documents=None, add_generation_prompt=True, **special
+    ):
+        pieces.append(piece)
+        length += len(piece)
+        if length > MOST_TEXT:
+            raise OverflowError(f"it makes more than {MOST_TEXT:,} characters")
+    return "".join(pieces)
 
 
-def _size(value: Any) -> Any:
-    return len(value) if isinstance(value, (str, list, tuple)) else value
+if __name__ == "__main__":
+    serve(reply)

@@ -5,15 +5,17 @@
     generation_config.json     tokens that end an answer
 
 It is a program in Jinja, maybe a stranger's, and runs in Jinja's sandbox, as transformers runs it:
-no attribute that leads out of the texts it is given, no long range. It can still loop, and add up
-long texts: nothing ends that.
+no attribute that leads out of the texts it is given, no long range. That is a child's work, whose
+memory and time are limited: one operation can ask for all of both.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from mpitrain.data.limited import LimitedError, Limits, answer
 from mpitrain.errors import DataError
 from mpitrain.inputs import decoded, listed, shown
 
@@ -23,7 +25,11 @@ GENERATION = "generation_config.json"
 FILES = (TEMPLATE, CONFIG, GENERATION)
 MOST_TEMPLATE_BYTES = 1 << 18  # the longest published ones have 20 KB
 MOST_CONFIG_BYTES = 1 << 26
-MOST_TEXT = 1 << 24  # characters that a template may make
+SANDBOX = "mpitrain.data.chat_sandbox"
+# of the child: published templates take 30 MB and milliseconds
+MEMORY = 1 << 29
+CPU_S = 5
+CONVERSATIONS_PER_S = 100
 SPECIAL = tuple(f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 Read = Callable[[str, int], bytes]  # a file of the tokenizer's folder, of at most so many bytes
 
@@ -44,38 +50,21 @@ class ChatTemplate:
             raise DataError(
                 f"{where}: a chat template of more than {MOST_TEMPLATE_BYTES:,} bytes; use another"
             )
-        # here, because a run without a chat template needs no Jinja
-        from mpitrain.data.chat_sandbox import new_environment
-
-        environment = new_environment()
-        self._template = self._attempt(lambda: environment.from_string(source))
+        self._source = source
 
     def text(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the text of messages (role, content), up to where the answer begins."""
-        return self._attempt(lambda: self._rendered(messages))
+        return self.texts([messages])[0]
 
-    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
-        pieces: list[str] = []
-        length = 0
-        for piece in self._template.generate(
-            messages=[dict(each) for each in messages],
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            **self.special,
-        ):
-            pieces.append(piece)
-            length += len(piece)
-            if length > MOST_TEXT:
-                raise OverflowError(f"it makes more than {MOST_TEXT:,} characters")
-        return "".join(pieces)
-
-    def _attempt(self, action: Callable[[], Any]) -> Any:
+    def texts(self, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
+        """Return the text of each conversation, which one child makes. Raises DataError, LibraryError."""
+        given = [self._source, self.special, *conversations]
+        limits = Limits(MEMORY, CPU_S + len(conversations) // CONVERSATIONS_PER_S)
         try:
-            return action()
-        except Exception as error:  # of a stranger's program: anything
-            why = shown(error) if str(error) else type(error).__name__
-            raise DataError(f"{self._where}: the chat template fails: {why}; use another") from None
+            lines = answer(SANDBOX, "\n".join(map(json.dumps, given)).encode(), limits)
+            return [json.loads(line) for line in lines.splitlines()]
+        except LimitedError as error:
+            raise DataError(f"{self._where}: the chat template fails: {shown(error)}; use another") from None
 
 
 def read_chat_template(read: Read, where: str) -> ChatTemplate:

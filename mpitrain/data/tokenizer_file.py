@@ -27,9 +27,11 @@ from mpitrain.data.special_tokens import (
     end_of_text,
 )
 from mpitrain.data.token_dtype import dtype_for
+from mpitrain.data.tokenizer_probe import require_harmless
 from mpitrain.errors import DataError
 from mpitrain.inputs import read_file, shown
 
+MOST_TOKENS = 1 << 24  # ids of a vocabulary; the largest published ones have 2**18
 MOST_BYTES = 1 << 28  # of a tokenizer.json; those of the largest models have a tenth of it
 MEMORY_OF_FILE = 20  # bytes that a tokenizer takes for each of its file's: Gemma-3's 33 MB take 616
 FILE = "tokenizer.json"
@@ -37,7 +39,9 @@ FILE = "tokenizer.json"
 
 def read_tokenizer(file: Path, end: str | None = None, begin: str | None = None) -> "FileTokenizer":
     """Read a tokenizers JSON file, and what lies beside it. Raises DataError."""
-    return FileTokenizer(_read(file), declared(file), file, end, begin)
+    content = _read(file)
+    require_harmless(content, f'data.tokenizer = "{shown(file)}"')
+    return FileTokenizer(content, declared(file), file, end, begin)
 
 
 def tokenizer_in(
@@ -68,6 +72,11 @@ class FileTokenizer:
             raise DataError(
                 f'data.tokenizer = "{shown(file)}" has an empty vocabulary; use a trained tokenizer or '
                 '"bytes"'
+            )
+        if max(ids.values()) >= MOST_TOKENS:
+            raise DataError(
+                f'data.tokenizer = "{shown(file)}" has a token {max(ids.values()):,}, at most '
+                f"{MOST_TOKENS - 1:,} are read; use another tokenizer"
             )
         self.vocab = max(ids.values()) + 1  # ids may have gaps, and then their number is too small
         self.older_end_of_text = next((ids[name] for name in OLDER_END_OF_TEXT if name in ids), None)

@@ -134,9 +134,11 @@ HOSTILE = {
     "of a namespace": ("{% set n = namespace(__class__=1) %}{{ n }}", "can't have the name"),
     "a change of what it is given": ("{{ messages.append(1) }}", "unsafe"),
     "a long range": ("{% for i in range(10**8) %}{% endfor %}", "too big"),
-    "a long text": ("{{ 'a' * 10**10 }}", "too large"),
-    "a power": ("{{ 9 ** 9 ** 9 ** 9 }}", "too large"),
-    "a width": ("{{ '%1000000000s' % 'a' }}", "result of %"),
+    "a power": ("{{ 9 ** (9 ** 9) }}", "more than (5 s of a core|0.5 GB of memory)"),
+    "a loop in a loop": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "more than 5 s of a core",
+    ),
     "many pieces": ("{% for i in range(99999) %}{{ 'abcdefgh' * 100 }}{% endfor %}", "more than"),
     "syntax": ("{% if %}", "Expected an expression"),
     "files": ("{% include '/etc/passwd' %}", "no loader"),
@@ -147,14 +149,36 @@ HOSTILE = {
 }
 
 
+# one operation that asks for gigabytes; M is a text of 100 million characters
+LARGE = [
+    "'a' * 10**10",
+    "'{:>10000000000}'.format('a')",
+    "'a'.ljust(10**10)",
+    "'\t'.expandtabs(10**9)",
+    "M | replace('a', M)",
+    "[M, M] | join(M * 9)",
+    "[1] | batch(10**10, 'a') | list",
+]
+HOSTILE |= {
+    what: (f"{{% set M = 'a' * 10**8 %}}{{{{ {what} }}}}", "more than 0.5 GB of memory") for what in LARGE
+}
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("in_config", [False, True])
-def test_a_hostile_template_gives_one_message(name, in_config, tokenizer_file, tmp_path):
+def test_a_hostile_template_gives_one_message(name, tokenizer_file, tmp_path):
     template, said = HOSTILE[name]
-    path = folder(tmp_path / "there", tokenizer_file, template, in_config).parent
+    path = folder(tmp_path / "there", tokenizer_file, template, in_config=len(name) % 2).parent
     with pytest.raises(DataError, match=said) as caught:
         read(path).text(messages_of("hey", None))
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_template_imports_nothing_of_the_current_folder(tokenizer_file, tmp_path, monkeypatch):
+    for name in ("json", "jinja2", "string", "mpitrain"):
+        (tmp_path / f"{name}.py").write_text("open('RUN', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    path = folder(tmp_path / "there", tokenizer_file).parent
+    assert "hey" in read(path).text(messages_of("hey", None)) and not (tmp_path / "RUN").exists()
 
 
 def request(file, chat=True, **more):

@@ -396,3 +396,26 @@ def test_both_can_be_named_or_left_out(tmp_path):
     with pytest.raises(DataError, match='"bytes" has no tokens with names'):
         load_tokenizer("bytes", "</s>")
     assert load_tokenizer("bytes", "").end_of_text is None
+
+
+GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 50}
+STRANGERS = {
+    "a text that grows": ({"normalizer": {"type": "Sequence", "normalizers": [GROWING] * 8}}, "GB of memory"),
+    "a crash of the library": (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
+        "GB of memory|crashes",
+    ),
+    "a token of four billion": (
+        {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 2**32 - 1}, "unk_token": "a"}},
+        "has a token 4,294,967,295, at most 16,777,215 are read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_file_that_takes_the_machines_memory_or_crashes_the_library_is_refused(tmp_path, name):
+    changes, said = STRANGERS[name]
+    file = words_file(tmp_path / "tokenizer.json", {"a": 0, "b": 1})
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(DataError, match=said):
+        load_tokenizer(file)

@@ -1,0 +1,96 @@
+"""Run a stranger's program, or read a stranger's file, in a child with limits of memory and time.
+
+    answer(module, given, limits)      the parent: what the child answers, or why there is no answer
+    python -P -m MODULE LIMITS         the child, whose main() calls serve()
+
+The child's limits are the system's (setrlimit), which hold within one operation of a library, too.
+"""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from mpitrain.comm.base.interpreter import python
+from mpitrain.errors import LibraryError
+
+REFUSED = 3  # exit code: the last line on stderr says why
+OUT_OF_MEMORY = 4
+NO_LIBRARY = 5
+WAIT = 6  # times cpu_s, for which a child on a busy machine may take
+DAMAGED = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+
+
+class Limits(NamedTuple):
+    """Of a child. memory: bytes of address space. cpu_s: seconds of one core."""
+
+    memory: int
+    cpu_s: int
+
+
+class LimitedError(Exception):
+    """A child gave no answer; the text says why."""
+
+
+def answer(module: str, given: bytes, limits: Limits) -> bytes:
+    """Return what a child prints that is given these bytes. Raises LimitedError, LibraryError."""
+    command = python("-m", module, json.dumps(limits))
+    try:
+        done = subprocess.run(
+            command,
+            input=given,
+            capture_output=True,
+            timeout=WAIT * limits.cpu_s,
+            check=False,
+            env={**os.environ, "RUST_BACKTRACE": "0"},
+        )
+    except subprocess.TimeoutExpired:
+        raise LimitedError(f"it takes more than {WAIT * limits.cpu_s} s") from None
+    except OSError as error:
+        raise LimitedError(f"the process that reads it can't be started: {error.strerror}") from None
+    if done.returncode == 0:
+        return done.stdout
+    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if done.returncode == NO_LIBRARY:
+        raise LibraryError(last)
+    raise LimitedError(_end(done.returncode, last, b"memory allocation of" in done.stderr, limits))
+
+
+def _end(code: int, last: str, no_memory: bool, limits: Limits) -> str:
+    if code == OUT_OF_MEMORY or no_memory:
+        return f"it needs more than {limits.memory / 1e9:,.1f} GB of memory"
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"it takes more than {limits.cpu_s} s of a core"
+    if -code in DAMAGED:
+        return f"the library that reads it crashes ({signal.Signals(-code).name})"
+    return last or f"the process that reads it ended with code {code}"
+
+
+def serve(reply: Callable[[bytes], Iterable[bytes]]) -> None:
+    """Answer the bytes on stdin, under the limits of the command line; the child's main()."""
+    memory, cpu_s = json.loads(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an answer here
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    code = 0
+    try:
+        for piece in reply(sys.stdin.buffer.read()):
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    except MemoryError:
+        code = OUT_OF_MEMORY
+    except LibraryError as error:
+        code = _said(error.args[0], NO_LIBRARY)
+    except BaseException as error:  # a panic of a library of Rust is no Exception
+        code = _said(str(error) or type(error).__name__, REFUSED)
+    os._exit(code)  # at once: what was made may take seconds to free
+
+
+def _said(text: str, code: int) -> int:
+    line = " ".join(text[:2000].split())
+    os.write(2, f"\n{line}".encode(errors="backslashreplace"))
+    return code
