@@ -683,7 +683,8 @@ def _read(path: Path, seen: dict[str, Path], typed: set[str], by_key: dict[str, 
     """Read a file over its bases.
 
     `seen`: those that led here, by their real paths: one file can have many names.
-    `typed`: takes the plug-ins that files of the user's own name. `by_key`: takes the origin of each key.
+    `typed`: takes the plug-ins that files of the user's own name.
+    `by_key`: takes the origin of each key.
     """
     try:
         text = read_text(path, MOST_BYTES)
@@ -919,7 +920,7 @@ def parse_resolved(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Conf
 
 
 def resolved_with_origins(tree: Mapping[str, Any], path: object, typed: Collection[str] = ()) -> LoadedConfig:
-    """Check what parse_resolved() does, and return the origins of the keys, too. path: for messages."""
+    """Check as parse_resolved() does, and return the origins, too. path: for messages."""
     asked = dict(tree)
     record = asked.pop(origins.TABLE, None)
     derived = asked.pop(DERIVED, {})

@@ -1,9 +1,9 @@
-"""Where the value of a key comes from: a file, --set, a preset, a folder, the planner; or its default.
+"""Where the value of a key comes from: a file, --set, preset, folder, the planner, or its default.
 
-A key that a file or --set gives is given whatever its value is: one that equals the default, too. So nothing
+A key that a file or --set gives is given, also with the value of the default. So nothing
 compares values with defaults to learn what the user wants; it asks Origins.
 
-The config.toml of a run has all keys, so it also has a table of origins, with the values that they are of.
+The config.toml of a run has all keys, so it also has a table of origins, with their values.
 A key that was changed by hand no longer has the value recorded: then the file itself has given it.
 """
 
@@ -47,7 +47,7 @@ class Origins:
         return self.of(key).kind in GIVEN
 
     def is_settled(self, key: str) -> bool:
-        """Return whether somebody gave or chose the key: it is neither a default nor derived from others."""
+        """Return whether somebody gave or chose the key: it is neither default nor derived."""
         return self.of(key).kind not in (DEFAULT, DERIVED)
 
     def updated(self, keys: Iterable[str], origin: KeyOrigin) -> "Origins":
@@ -55,7 +55,7 @@ class Origins:
         return Origins({**self.by_key, **dict.fromkeys(keys, origin)})
 
     def to_table(self, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the keys that somebody gave or chose, with their values, by their origins: for TOML."""
+        """Return the keys that somebody gave or chose, with values, by their origins."""
         table: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
             if self.is_settled(key) and value is not None:
@@ -69,10 +69,11 @@ NONE = Origins()  # all keys have their defaults
 def recorded(
     table: object, values: Mapping[str, Any], defaults: Mapping[str, Any], path: object
 ) -> dict[str, KeyOrigin]:
-    """Return the origins of the keys that a run's config.toml has. Raises ConfigError for a damaged table.
+    """Return the origins of a config.toml's keys. Raises ConfigError for a damaged table.
 
     table: what to_table() returned; None: an older version recorded none.
-    values: of the file; one that is neither its default nor recorded was changed by hand. path: of the file.
+    values: of the file; one that is neither default nor recorded was changed by hand.
+    path: of the file.
     """
     known = _read_table(table, path)
     origins = {}
@@ -84,7 +85,7 @@ def recorded(
 
 
 def recorded_of_derived(table: object, keys: Iterable[str], path: object) -> dict[str, KeyOrigin]:
-    """Return the origins of the keys that a run has derived. Raises ConfigError for a damaged table."""
+    """Return the origins of derived keys. Raises ConfigError for a damaged table."""
     known = _read_table(table, path)
     return {key: known[key][0] if key in known else KeyOrigin(DERIVED) for key in keys}
 

@@ -12,6 +12,11 @@ START = 2.0**8
 GROWTH = 200  # steps
 
 
+def is_scaled(compute: str) -> bool:
+    """Return whether a precision.compute has a loss scale."""
+    return compute == "fp16"
+
+
 class LossScale:
     """What the loss is multiplied by before the backward.
 
@@ -19,9 +24,12 @@ class LossScale:
     """
 
     def __init__(self, precision: Precision):
-        self.dynamic = precision.compute == "fp16"
-        self.value = START if self.dynamic else 1.0
-        self.steps = 0
+        self.dynamic = is_scaled(precision.compute)
+        self.state = self._first
+
+    @property
+    def _first(self) -> list[float]:
+        return [START if self.dynamic else 1.0, 0]
 
     @property
     def state(self) -> list[float]:
@@ -31,6 +39,13 @@ class LossScale:
     @state.setter
     def state(self, saved: list[float]) -> None:
         self.value, self.steps = saved
+
+    def resume(self, saved: list[float], compute: str) -> None:
+        """Take a state that was saved with precision.compute = `compute`.
+
+        A precision that has no scale says nothing of one: the scale begins anew.
+        """
+        self.state = saved if self.dynamic and is_scaled(compute) else self._first
 
     def update(self, skipped: bool) -> None:
         """Take note of a step; all ranks agree on whether it was skipped, and so on the scale."""

@@ -172,7 +172,8 @@ def beginning(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     before = None
     if has_steps(rundir.checkpoints) and kind_of(rundir.config) == "a file":
         before = read_config(rundir.config, plugins_of(config))
-    return tuple(begins(given, before))
+    begun = begins(given, before)
+    return begun.given, begun.lines
 
 
 def _require_files(plan: Plan, world: World) -> None:
@@ -351,6 +352,7 @@ class _Opening:
                     world.on_first_rank(
                         "looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path)
                     )
+                world.on_every_rank("looking at run.steps", lambda: self._require_steps(newest.step))
                 self.guard.leave_if_asked(world)
             self.order = world.on_every_rank(
                 "checking data.order", lambda: order_of(self.config.data.order, newest, folder)
@@ -382,6 +384,14 @@ class _Opening:
         if world.rank == 0:
             prompt = prompt_for(self.tokenizer.whole, corpora.train.sequences(range(1))[0].tolist())
         return PreparedRun(self.plan, self.rundir, corpora, newest, self.notes, prompt)
+
+    def _require_steps(self, step: int) -> None:
+        """Raise ConfigError for a run that is longer already than asked. Changes nothing."""
+        if step > self.config.run.steps:
+            raise ConfigError(
+                f"run.steps = {self.config.run.steps}, but {shown(self.rundir.path)} has done {step} steps; "
+                f"set run.steps above {step} to train further, or choose another run.dir"
+            )
 
     def _take(self) -> str:
         token, said = self.rundir.take(self.guard.end, self._still)

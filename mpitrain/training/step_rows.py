@@ -18,8 +18,8 @@ class StepRows:
         self._separate = separate
         self._dp_rank = dp_rank
 
-    def microbatches(self, sampler: Sampler, step: int, most: int | None = None) -> list[Microbatch]:
-        """Return this rank's microbatches of a step (counted from 0).
+    def microbatches(self, sampler: Sampler, first: int, most: int | None = None) -> list[Microbatch]:
+        """Return this rank's microbatches of the step that begins at place `first` of the order.
 
         Stages in the middle look only for documents.
 
@@ -28,21 +28,21 @@ class StepRows:
         """
         device = self._actor.site.device
         needed = needs_tokens(self._actor, self._separate)
-        rows = self.rows(sampler, step) if needed else TokenRows(np.empty(0, np.int64))
+        rows = self.rows(sampler, first) if needed else TokenRows(np.empty(0, np.int64))
         tokens = torch.from_numpy(rows.tokens).to(device)
         ends = None if rows.ends is None else torch.from_numpy(rows.ends).to(device)
         counted = None
         if most is not None:
-            counted = torch.tensor([slot < most for slot in self._slots(step)], device=device)
+            counted = torch.tensor([slot < most for slot in self._slots(first)], device=device)
         return microbatches_of(self._actor, tokens, ends, counted)
 
-    def rows(self, sampler: Sampler, step: int) -> TokenRows:
+    def rows(self, sampler: Sampler, first: int) -> TokenRows:
         """Return the rows themselves."""
-        return sampler.rows(self._slots(step))
+        return sampler.rows(self._slots(first))
 
-    def _slots(self, step: int) -> range:
+    def _slots(self, first: int) -> range:
         """Return the places of this rank's sequences in the order of the text."""
         config = self._actor.config
         local = config.batch.global_ // config.parallel.dp
-        begin = step * config.batch.global_ + self._dp_rank * local
+        begin = first + self._dp_rank * local
         return range(begin, begin + local)

@@ -60,6 +60,7 @@ from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.newest import VERIFYING, newest_whole
+from mpitrain.training.saving.saved_rules import sequences_read
 from mpitrain.training.saving.saver import saver_of
 from mpitrain.training.side_files import SideFiles
 from mpitrain.training.step_rows import StepRows
@@ -165,7 +166,7 @@ class Trainer:
         limit: Limit,
         record: RecordRequest | None,
     ):
-        self.config = opened.plan.config
+        self.config = config = opened.plan.config
         self.rundir = opened.rundir
         self.corpora = opened.corpora
         self.mesh = mesh
@@ -176,7 +177,6 @@ class Trainer:
         self.guard = guard
         self.place = guard.place
         self.limit = limit
-        config = self.config
         self.bare = resident()
         self.clock = clock_of(self.device)
         mesh.keep_time(self.clock)
@@ -191,7 +191,8 @@ class Trainer:
         self.num_validated = (
             min(asked, self.corpora.validation.num_sequences) if self.corpora.by_documents else asked
         )
-        self.step = self.tokens = self.updates = self.skipped = 0
+        # sequences: the place in the order of the data where the next step begins
+        self.step = self.tokens = self.sequences = self.updates = self.skipped = 0
         self.code: int | None = None
         self.skipped_in_a_row = 0
         self.last_words = ""
@@ -234,7 +235,7 @@ class Trainer:
             self.report.say(line)
         self.report.say(self.leaving.announced())
         if self.actor.compiled and self.step < self.config.run.steps:
-            practise(self.actor, self.step + 1, self.rows.microbatches(self.corpora.train, self.step))
+            practise(self.actor, self.step + 1, self.rows.microbatches(self.corpora.train, self.sequences))
             self.guard.leave_if_asked(self.world)
         self.watched = self.step + 1
         run = self.config.run
@@ -359,9 +360,8 @@ class Trainer:
         """Read the tokens of a step and run it, recorded and checked as is due."""
         watch = self.watch if step == self.watched else None
         self.place.enter("step", "reading tokens")
-        number = self.step + self.spikes.batches_skipped
-        microbatches = self.rows.microbatches(self.corpora.train, number)
-        rows = partial(self.rows.rows, self.corpora.train, number)
+        microbatches = self.rows.microbatches(self.corpora.train, self.sequences)
+        rows = partial(self.rows.rows, self.corpora.train, self.sequences)
         self.side_files.begin(step)
         pass_runner = self.checks.pass_runner(step, rows, {"lr": lr, "updates": self.updates})
         asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.skip_update)
@@ -374,6 +374,7 @@ class Trainer:
         """Count a step that is done."""
         self.step += 1
         self.tokens += self.step_tokens
+        self.sequences += self.config.batch.global_
         without = result.skipped or result.spike
         self.updates += not without
         self.skipped += without
@@ -511,8 +512,8 @@ class Trainer:
         totals = []
         begin_s = time.monotonic()
         with self.place.at("validation", "reading tokens"):
-            for i in range(math.ceil(self.num_validated / self.config.batch.global_)):
-                microbatches = self.rows.microbatches(self.corpora.validation, i, self.num_validated)
+            for first in range(0, self.num_validated, self.config.batch.global_):
+                microbatches = self.rows.microbatches(self.corpora.validation, first, self.num_validated)
                 *total, stop = self.actor.evaluate(self.step, microbatches, StepRequests(urgency))
                 totals.append(total)
                 if stop and self.step == 0:
@@ -589,10 +590,9 @@ class Trainer:
             "data": self.corpora.digest,
             "order": self.corpora.order,
         }
-        sequences = (self.step + self.spikes.batches_skipped) * self.config.batch.global_
         meta |= {"routing": self.plan.routing.digest} if self.plan.routing else {}
         meta |= {
-            "sequences": sequences,
+            "sequences": self.sequences,
             "loss_scale": scale.state,
             "spikes": self.spikes.state,
             "val_loss": finite(val_loss),
@@ -661,6 +661,7 @@ class Trainer:
             self.tokens = saved.meta["tokens"]
             self.updates = saved.meta["updates"]
             self.skipped = saved.meta["skipped"]
+            self.sequences = sequences_read(saved, self.config)
             self.spikes.state, self.skipped_in_a_row = (
                 saved.meta.get("spikes") or NONE_YET,
                 saved.meta.get("skipped_in_a_row", 0),
@@ -702,7 +703,7 @@ class Trainer:
 
         Collective over all ranks.
         """
-        spike = self.step
+        spike, place = self.step, self.sequences
         before = self.spikes.state
         most = self.config.spikes.most
         if most and before["rollbacks"] >= most:
@@ -715,6 +716,7 @@ class Trainer:
             # no bad input: what this run has saved; the next start finds an earlier one
             raise MpitrainError(f"step {last}, to go back to, can't be read: {error.args[0]}") from error
         self.spikes.rolled_back(spike, last, before)
+        self.sequences = place  # what was read since is not read again
         self.recorder.forget(last)
         self.world.on_first_rank("cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(last))
         self.report.say(

@@ -139,7 +139,7 @@ def _config_of(saved: Checkpoint) -> Config:
 
 
 def with_tokenizer(given: LoadedConfig, tokenizer: str, where: str) -> LoadedConfig:
-    """Return a configuration with a model's own tokenizer, unless the user gave one. where: it comes from."""
+    """Return a configuration with a model's tokenizer from `where`, unless the user gave one."""
     if given.origins.is_given("data.tokenizer"):
         return given
     return given.with_values({"data.tokenizer": tokenizer}, KeyOrigin(FOLDER, where))

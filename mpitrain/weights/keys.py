@@ -122,7 +122,7 @@ def require_model(found: ModelKeys, where: str) -> None:
 
 
 def with_keys(begun: LoadedConfig, keys: Mapping[str, Any], where: str) -> LoadedConfig:
-    """Return a configuration with keys of a model, where it has none of its own. where: they come from."""
+    """Return a configuration with keys of a model from `where`, if it has none of its own."""
     config = begun.config
     if begun.origins.is_given("model.preset"):
         raise ConfigError(

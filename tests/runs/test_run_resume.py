@@ -134,12 +134,12 @@ def test_an_altered_checkpoint_is_refused_by_name_and_a_finished_run_is_left_as_
     assert (finished / "metrics.jsonl").read_bytes() == there
 
 
-def test_a_run_beyond_its_last_step_says_that_nothing_is_left(tmp_path, text):
-    first, again = (run_tiny(1, tmp_path / "run", text, run_steps=steps) for steps in (3, 2))
+def test_a_run_at_its_last_step_says_that_nothing_is_left(tmp_path, text):
+    first, again = (run_tiny(1, tmp_path / "run", text, run_steps=3) for _ in range(2))
     assert (first.returncode, again.returncode) == (0, 0), tail(again.output)
     assert (
         "going on after step 3 of " in again.output
-        and ": nothing is left to do, run.steps = 2" in again.output
+        and ": nothing is left to do, run.steps = 3" in again.output
     ), tail(again.output)
     assert "predicted  measured" in first.output and "predicted  measured" not in again.output, (
         "nothing was measured"

@@ -29,7 +29,7 @@ def explain(name: str | None) -> str:
 
 
 def keys_named(name: str | None) -> list[str]:
-    """Return the names of the keys of a table, of one key, or of all. Raises ConfigError for another."""
+    """Return the keys of a table, one key, or all. Raises ConfigError for another name."""
     if name and name not in tables() and name not in every_key():
         raise _unknown(name)
     return [key for key in every_key() if not name or key == name or key.startswith(f"{name}.")]

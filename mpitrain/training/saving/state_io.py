@@ -15,6 +15,7 @@ from mpitrain.checkpoint.tensors import to_array, to_tensor
 from mpitrain.kernels.streams import streams_of
 from mpitrain.parallel.zero.shards import ParameterShard
 from mpitrain.plan.declared.parameters import Spec
+from mpitrain.training.saving.saved_rules import compute_of
 
 Held = tuple[str, ParameterShard, torch.Tensor]
 Parts = Mapping[str, Sequence[tuple[np.ndarray, save.Extent]]]  # of each array, by name
@@ -90,7 +91,7 @@ def read(saved: Checkpoint, actor: Actor) -> None:
         saved.require({name: (to_array(x).dtype, spec.whole)})
         where = tuple(slice(begin, begin + length) for begin, length in zip(_offset(spec, box), box.shape))
         x.copy_(to_tensor(saved.read(name, where)).flatten())
-    actor.loss_scale.state = saved.meta["loss_scale"]
+    actor.loss_scale.resume(saved.meta["loss_scale"], compute_of(saved, actor.config))
 
 
 def not_finite(parts: Parts) -> str | None:

@@ -1,0 +1,99 @@
+"""Copies of a run that resume with another batch, sequence length or precision (docs/guides/going-on.md)."""
+
+import json
+import re
+import shutil
+
+import pytest
+from launch import MPITRAIN, mpirun, run_tiny, tail, tiny, write_text
+
+# weights don't move, so the loss of a step names the sequences that it has read
+STILL = dict(
+    optimizer_lr=1e-300, schedule_name="constant", schedule_warmup=0, precision_compute="fp64", batch_micro=1,
+    model_layers=2, model_width=16, model_ffn=32, run_eval_every=0, run_eval_batches=1, run_preflight="off",
+)  # fmt: skip
+PRECISE = 1e-12
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A corpus of some 22 sequences of 64 tokens, so that runs go through several epochs."""
+    return write_text(tmp_path_factory.mktemp("changed") / "text.txt", 1_500)
+
+
+def begun(run_dir, text, **settings):
+    done = run_tiny(1, run_dir, text, **settings)
+    assert done.returncode == 0, tail(done.output)
+    return run_dir
+
+
+def losses(run_dir, key="loss"):
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line.get(key) for line in lines if "loss" in line}
+
+
+def resumed(run_dir, target, steps, **changes):
+    """Copy a run, change keys of its config.toml as an editor does, resume it, and return the copy."""
+    shutil.copytree(run_dir, target)
+    config = target / "config.toml"
+    text = config.read_text()
+    for key, value in {**changes, "dir": str(target)}.items():
+        text = re.sub(rf"(?m)^{key} = .*", f"{key} = {json.dumps(value)}", text, count=1)
+    config.write_text(text)
+    done = mpirun(1, MPITRAIN, "run", str(config), "--set", f"run.steps={steps}")
+    assert done.returncode == 0, tail(done.output)
+    return target
+
+
+def whole(run_dir, text, num_sequences, length):
+    """Return the loss of each sequence, of a run that reads one a step and that nobody changed."""
+    begun(run_dir, text, **STILL, batch_global=1, run_steps=num_sequences, data_sequence=length)
+    return list(losses(run_dir).values())
+
+
+def test_the_place_in_the_data_stays_through_changes_of_batch_sequence_and_steps(tmp_path, text):
+    """No batch divides the other, and two epochs end on the way."""
+    wanted = whole(tmp_path / "whole", text, 59, 64)
+    run = begun(tmp_path / "run0", text, **STILL, batch_global=8, run_steps=2, data_sequence=64)
+    place, step = 16, 2
+    for number, (batch, num_steps) in enumerate([(6, 2), (10, 1), (7, 3)], start=1):
+        run = resumed(run, tmp_path / f"run{number}", step + num_steps, **{"global": batch})
+        for _ in range(num_steps):
+            step += 1
+            mean = sum(wanted[place : place + batch]) / batch
+            assert losses(run)[step] == pytest.approx(mean, rel=PRECISE), (batch, step)
+            place += batch
+    tokens = losses(run, "tokens")[step]
+    assert (place, tokens) == (59, 59 * 64)
+    first = -(-tokens // 40)  # the first whole sequence after what was read
+    assert first * 40 != tokens
+    shorter = whole(tmp_path / "shorter", text, first + 7, 40)
+    run = resumed(run, tmp_path / "run4", step + 1, sequence=40)
+    assert losses(run)[step + 1] == pytest.approx(sum(shorter[first:]) / 7, rel=PRECISE)
+    assert losses(run, "tokens")[step + 1] == tokens + 7 * 40
+
+
+def test_a_loss_scale_is_that_of_the_precision_that_computes(tmp_path, text):
+    """Its oracle: a run in fp32 that nobody changed. A wrong scale is a factor of 256 in the norm."""
+    settings = dict(
+        model_layers=2, data_sequence=32, run_eval_every=0, run_eval_batches=1, run_preflight="off",
+        run_save_every=2, schedule_name="constant",
+    )  # fmt: skip
+    begun(tmp_path / "plain", text, **settings, run_steps=8, precision_compute="fp32")
+    run = begun(tmp_path / "run0", text, **settings, run_steps=2, precision_compute="fp32")
+    for number, compute in enumerate(["fp16", "bf16", "fp16"], start=1):
+        run = resumed(run, tmp_path / f"run{number}", 2 + 2 * number, compute=compute)
+    norms, plain = losses(run, "grad_norm"), losses(tmp_path / "plain", "grad_norm")
+    assert norms == {step: pytest.approx(norm, rel=0.05) for step, norm in plain.items()}
+    scales = losses(run, "loss_scale")
+    assert [scales[step] for step in range(1, 9)] == [None, None, 256, 256, None, None, 256, 256]
+
+
+def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(tmp_path, text):
+    run = tmp_path / "run"
+    first = run_tiny(1, run, text, run_steps=3)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    again = mpirun(1, MPITRAIN, "run", *tiny(run, text, run_steps=2, schedule_steps=9))
+    assert (first.returncode, again.returncode) == (0, 2), tail(again.output)
+    assert "run.steps = 2, but " in again.output and "has done 3 steps" in again.output
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
