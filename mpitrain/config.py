@@ -928,8 +928,16 @@ def resolved_with_origins(tree: Mapping[str, Any], path: object, typed: Collecti
         raise ConfigError(f"{DERIVED}: expected a table, got {shown(derived)}")
     derived = dict(derived)
     record_of_derived = derived.pop(origins.TABLE, None)
+    parse(_merged(asked, derived), typed)  # so that all are tables of keys
+    defaults = flatten(Config())
+    if record is not None:  # what is changed above isn't derived any more
+        changed = set(origins.changed_by_hand(record, _flat(asked), defaults, path))
+        derived = {
+            table: {key: value for key, value in keys.items() if f"{table}.{key}" not in changed}
+            for table, keys in derived.items()
+        }
     config = parse(_merged(asked, derived), typed)
-    by_key = origins.recorded(record, _flat(asked), flatten(Config()), path)
+    by_key = origins.recorded(record, _flat(asked), defaults, path)
     of_derived = origins.recorded_of_derived(record_of_derived, _flat(derived), path)
     return LoadedConfig(config, Origins(by_key | of_derived))
 

@@ -72,16 +72,25 @@ def recorded(
     """Return the origins of a config.toml's keys. Raises ConfigError for a damaged table.
 
     table: what to_table() returned; None: an older version recorded none.
-    values: of the file; one that is neither default nor recorded was changed by hand.
-    path: of the file.
+    values: of the file. path: of the file.
     """
     known = _read_table(table, path)
-    origins = {}
-    for key, value in values.items():
-        origin, of_value = known.get(key, (KeyOrigin(DEFAULT), defaults.get(key)))
-        same = value == (list(of_value) if isinstance(of_value, tuple) else of_value)
-        origins[key] = origin if same else KeyOrigin(FILE, shown(path))
-    return origins
+    changed = changed_by_hand(table, values, defaults, path)
+    origins = {key: known[key][0] if key in known else KeyOrigin(DEFAULT) for key in values}
+    return origins | dict.fromkeys(changed, KeyOrigin(FILE, shown(path)))
+
+
+def changed_by_hand(
+    table: object, values: Mapping[str, Any], defaults: Mapping[str, Any], path: object
+) -> list[str]:
+    """Return the keys whose values are neither recorded nor defaults. Raises as recorded() does."""
+    known = _read_table(table, path)
+    before = {key: defaults.get(key) for key in values} | {key: value for key, (_, value) in known.items()}
+    return [key for key, value in values.items() if value != _as_in_toml(before[key])]
+
+
+def _as_in_toml(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def recorded_of_derived(table: object, keys: Iterable[str], path: object) -> dict[str, KeyOrigin]:

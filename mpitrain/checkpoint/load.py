@@ -75,8 +75,8 @@ def open_latest(
 
 def verified(
     path: Path, part: VerifiedShare, needs: Needs, each: Callable[[str], object]
-) -> tuple[int, dict]:
-    """Verify a part of a step; return the step and its meta.
+) -> tuple[int, dict, str]:
+    """Verify a part of a step; return the step, its meta and the configuration it was saved with.
 
     each: called with the name of each chunk that is read.
 
@@ -84,7 +84,7 @@ def verified(
     sizes of its shards, and what is needed.
     """
     with _opened(path, needs, partial(verify_data, each=each, part=part)) as checkpoint:
-        return checkpoint.step, checkpoint.meta
+        return checkpoint.step, checkpoint.meta, checkpoint.about.config
 
 
 def newest_of(

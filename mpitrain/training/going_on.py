@@ -6,6 +6,8 @@ import os
 import shlex
 import shutil
 import sys
+import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -13,15 +15,16 @@ import msgspec
 from mpitrain import plugins
 from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import command_of_ranks
-from mpitrain.config import Config, as_override
+from mpitrain.config import Config, as_override, flatten, parse, plugins_of
 from mpitrain.data.permutation import FEISTEL, ORDERS, SORTED
 from mpitrain.data.tokenizer import Tokenizer
-from mpitrain.errors import CheckpointError, DataError
+from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.inputs import as_argument, shown
 from mpitrain.optim.rates import learning_rate
 from mpitrain.training.saving.newest import Newest
 
 LONGER = 2  # times as many steps
+RATE_KEYS = ("optimizer.lr", *(f"schedule.{key}" for key in ("name", "warmup", "decay", "final")))
 
 
 PROMPT = "def "  # of the quickstart corpus, which is Python
@@ -88,6 +91,17 @@ def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
     return found
 
 
+def saved_config(newest: Newest, config: Config) -> Config | None:
+    """Return the configuration that a checkpoint was saved with: config.toml may be edited since.
+
+    None if the step doesn't say it, or names another plug-in than `config`.
+    """
+    with suppress(ConfigError, ValueError, RecursionError):
+        tree = tomllib.loads(newest.config)
+        return parse(tree, plugins_of(config)) if tree else None
+    return None
+
+
 def change_of_rate(before: Config, now: Config, step: int) -> str:
     """Say so if a run that goes on after `step` has another learning rate than it would have had;
     "" if not.
@@ -96,11 +110,14 @@ def change_of_rate(before: Config, now: Config, step: int) -> str:
     has = learning_rate(now, step)
     if had == has:
         return ""
+    rates = f"step {step} had {had:.2e}, step {step + 1} has {learning_rate(now, step + 1):.2e}"
+    old, new = flatten(before), flatten(now)
+    if keys := [key for key in RATE_KEYS if old[key] != new[key]]:
+        return f"learning rate: {rates}, since {' and '.join(keys)} changed"
     steps = before.schedule.steps or before.run.steps
     return (
-        f"learning rate: step {step} had {had:.2e}, step {step + 1} has {learning_rate(now, step + 1):.2e}, "
-        f"since the schedule is for {now.schedule.steps or now.run.steps} steps now, and was for {steps}; "
-        f"--set schedule.steps={steps} keeps it, with its last rate from there on"
+        f"learning rate: {rates}, since the schedule is for {now.schedule.steps or now.run.steps} steps now, "
+        f"and was for {steps}; --set schedule.steps={steps} keeps it, with its last rate from there on"
     )
 
 

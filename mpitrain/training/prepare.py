@@ -56,7 +56,7 @@ from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
-from mpitrain.training.going_on import change_of_rate, order_of, prompt_for
+from mpitrain.training.going_on import change_of_rate, order_of, prompt_for, saved_config
 from mpitrain.training.layout_request import LayoutChooser, agreed_layout
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
@@ -359,7 +359,8 @@ class _Opening:
             )
             self.notes += self._replay_lines(newest)
             if self.before is not None and newest.step:
-                self.notes += filter(None, [change_of_rate(self.before, self.config, newest.step)])
+                before = saved_config(newest, self.config) or self.before
+                self.notes += filter(None, [change_of_rate(before, self.config, newest.step)])
             with place.at("tokens", "preparing the tokens", BUSY):
                 world.on_first_rank(
                     "preparing the tokens", lambda: self._prepare(newest), self.tokenizer.help

@@ -32,7 +32,7 @@ def losses(run_dir, key="loss"):
     return {line["step"]: line.get(key) for line in lines if "loss" in line}
 
 
-def resumed(run_dir, target, steps, **changes):
+def resumed(run_dir, target, steps, says="", **changes):
     """Copy a run, change keys of its config.toml as an editor does, resume it, and return the copy."""
     shutil.copytree(run_dir, target)
     config = target / "config.toml"
@@ -41,7 +41,7 @@ def resumed(run_dir, target, steps, **changes):
         text = re.sub(rf"(?m)^{key} = .*", f"{key} = {json.dumps(value)}", text, count=1)
     config.write_text(text)
     done = mpirun(1, MPITRAIN, "run", str(config), "--set", f"run.steps={steps}")
-    assert done.returncode == 0, tail(done.output)
+    assert done.returncode == 0 and says in done.output, tail(done.output)
     return target
 
 
@@ -87,6 +87,15 @@ def test_a_loss_scale_is_that_of_the_precision_that_computes(tmp_path, text):
     assert norms == {step: pytest.approx(norm, rel=0.05) for step, norm in plain.items()}
     scales = losses(run, "loss_scale")
     assert [scales[step] for step in range(1, 9)] == [None, None, 256, 256, None, None, 256, 256]
+
+
+def test_a_copy_is_what_its_keys_say_also_those_that_were_derived(tmp_path, text):
+    """The batch was left open, so its derived value stands in config.toml, too, below the edited key."""
+    settings = {**STILL, "batch_global": 0, "optimizer_lr": 1e-3, "data_sequence": 64}
+    run = begun(tmp_path / "run0", text, **settings, run_steps=1)
+    says = "step 1 had 1.00e-03, step 2 has 5.00e-04, since optimizer.lr changed"
+    run = resumed(run, tmp_path / "run1", 2, says, lr=5e-4, **{"global": 6})
+    assert losses(run, "tokens") == {1: 24 * 64, 2: 30 * 64}
 
 
 def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(tmp_path, text):

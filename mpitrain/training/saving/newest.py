@@ -21,6 +21,7 @@ class Newest(NamedTuple):
     routing: empty if nothing was replayed, and in older ones.
     order: name of the data's order; empty in older ones.
     damaged: later steps, which were passed over.
+    config: the configuration that it was saved with, TOML.
     """
 
     step: int = 0
@@ -28,6 +29,7 @@ class Newest(NamedTuple):
     routing: str = ""
     order: str = ""
     damaged: tuple[int, ...] = ()
+    config: str = ""
 
 
 def newest_whole(
@@ -65,8 +67,8 @@ def newest_whole(
         found = Newest()
         damage = None
         try:
-            step, meta = load.verified(path, part, needs, each)
-            found = Newest(step, meta["data"], meta.get("routing", ""), meta.get("order", ""))
+            step, meta, config = load.verified(path, part, needs, each)
+            found = Newest(step, meta["data"], meta.get("routing", ""), meta.get("order", ""), config=config)
         except CheckpointError as error:
             damage = error.args[0]
         damages = filter(None, world.all_gather(VERIFYING, damage))
