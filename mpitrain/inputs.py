@@ -352,10 +352,10 @@ def _require_size(size: int, most_bytes: int) -> None:
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a name is one line of a script and of a message: without control characters,
-    all of UTF-8.
+    """Return whether a name is one line of a script and of a message: without control characters
+    and turns of direction, all of UTF-8.
     """
-    return not any(unicodedata.category(c) in CONTROL for c in text)
+    return not any(unicodedata.category(c) in CONTROL or c in TURNS for c in text)
 
 
 def obeyed(c: str) -> bool:

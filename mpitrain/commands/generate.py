@@ -136,7 +136,7 @@ def read_prompts(path: str) -> list[str]:
             found = [json.loads(line)["prompt"] for line in lines if line.strip()]
         else:
             found = [line for line in lines if line]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"--prompts {shown(path)}: {shown(repr(error))}; needed UTF-8 lines, or in a .jsonl file objects "
             'with a "prompt"'

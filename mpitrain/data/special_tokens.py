@@ -16,7 +16,7 @@ from mpitrain.errors import DataError
 from mpitrain.inputs import decoded, listed, read_file, shown
 
 CONFIG = "tokenizer_config.json"
-MOST_CONFIG_BYTES = 1 << 26
+MOST_CONFIG_BYTES = 1 << 24
 
 # What well-known models call the token between two documents; the first that the file has as a
 # special token is used.

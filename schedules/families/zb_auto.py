@@ -14,6 +14,7 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.family import ScheduleFamily
+from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
 from mpitrain.schedules.search_progress import SearchProgress
 
@@ -61,6 +62,7 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
     table that holds whole stashes until W comes first, and one that counts on SHARE of a stash is
     taken only if its span is shorter. It is what meets the paper's table 5 for ZB-2p.
     """
+    require_searchable("zb-auto", num_ranks, num_microbatches)
     plan = planned("zb-auto", options, memory_limit=num_ranks)
     if not plan.memory_limit >= 1:
         raise ScheduleError(

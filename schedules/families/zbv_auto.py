@@ -16,6 +16,7 @@ from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
 from mpitrain.schedules.families.zb_auto import SearchPlan, planned
 from mpitrain.schedules.family import ScheduleFamily
+from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.search_progress import SearchProgress
 
@@ -42,6 +43,7 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
     Of four tables it is the first in which the longest wait of a rank is shortest.
     `options.memory_limit` is p if not given: as much as 1F1B holds.
     """
+    require_searchable("zbv-auto", num_ranks, num_microbatches)
     plan = planned("zbv-auto", options, memory_limit=num_ranks)
     if plan.memory_limit >= num_microbatches:  # no rank ever holds more than all of them
         plan = plan._replace(memory_limit=max(plan.memory_limit, num_ranks))

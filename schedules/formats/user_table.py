@@ -22,6 +22,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import ADD_TO_GRADIENTS, COMPUTE, PAIR, Action
 from mpitrain.schedules.formats.csv_table import read_csv_rows
 from mpitrain.schedules.formats.table_tokens import FULL_BACKWARD, read_token
+from mpitrain.schedules.limits import require_readable
 from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.proof.check import check_table
 from mpitrain.schedules.table import HEADS, Rows, Table, make_table, read_lines
@@ -43,6 +44,7 @@ _MOST_NUMBERS = 8  # in a note
 @lru_cache(maxsize=1)  # a configuration is resolved with a table, and then planned with it
 def read_any(text: str, name: str = "user") -> Table:
     """Read a table in any of the forms, and check it by itself. Raises ScheduleError for a flaw in it."""
+    require_readable(name, text)
     _refuse_other_forms(text, name)
     ranks, heads = read_csv_rows(text, name) if _is_csv(text) else read_lines(text, name, read_token)
     notes: list[str] = []

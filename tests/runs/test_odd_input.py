@@ -343,6 +343,67 @@ def test_what_becomes_a_fifo_after_the_first_look_is_not_waited_for(tmp_path, mo
     assert refused, "it waits for a writer"
 
 
+BIDI = "a\u202eb"
+CONTROLS = "another character that controls a terminal"
+# of a stranger: the file, its content, the command that would take minutes or gigabytes, the message
+LARGE_FILES = {
+    "bubbles": ("t.csv", "," * 15_000_000, ("schedule", "t.csv"), "15,000,000 cells, at most"),
+    "one instruction": (
+        "t.txt",
+        "F0@0 " * 3_000_000,
+        ("check", "--set", "pipeline.schedule=t.txt"),
+        "3,000,000 cells, at most",
+    ),
+    "columns": (
+        "rows.csv",
+        "system,model,gpu_type," + "c," * 30_000,
+        ("plan", "backtest", "rows.csv"),
+        "30,004 columns, at most 1,000",
+    ),
+    "an index of tensors": (
+        "model.safetensors.index.json",
+        '{"metadata": [' + "[]," * 17_000_000,
+        ("import", ".", "--to", "r"),
+        "more than 33,554,432 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_FILES)
+def test_large_files_are_refused_in_little_time_and_memory(tmp_path, name):
+    file, content, words, message = LARGE_FILES[name]
+    (tmp_path / file).write_text(content)
+    (tmp_path / "config.json").write_text("{}")
+    refused(tmp_path, *words, message=message, memory=GB // 2, timeout=20)
+
+
+def test_a_search_for_a_schedule_has_a_largest_size(tmp_path):
+    for name in ("zb-auto", "zbv-auto"):
+        size = ("--stages", "100000", "--microbatches", "4")
+        refused(tmp_path, "schedule", name, *size, message="400,000 forwards, at most 200,000 are searched")
+
+
+def test_prompts_of_deep_json_are_refused(tmp_path):
+    from mpitrain.commands.generate import read_prompts  # torch, which no other test here needs
+
+    (tmp_path / "p.jsonl").write_text(f'{{"prompt": {DEEP}}}')
+    with pytest.raises(InputError, match=r"--prompts .*p\.jsonl: Recursion"):
+        read_prompts(str(tmp_path / "p.jsonl"))
+
+
+def test_a_job_of_a_name_that_begins_with_a_dash_or_turns_the_direction_of_text(tmp_path):
+    (tmp_path / "-x.toml").write_text("")
+    (tmp_path / f"{BIDI}.toml").write_text("")
+    job = ("job", "slurm", "--nodes", "1", "--time", "1:00:00")
+    refused(tmp_path, *job, f"{BIDI}.toml", message=CONTROLS)
+    refused(tmp_path, *job, "--out", f"{BIDI}.sh", message=CONTROLS)
+    refused(tmp_path, "check", "--set", f"run.dir={BIDI}", message=CONTROLS)
+    done = mpitrain(*job, "--out", "-y.sh", "--", "-x.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert b"sbatch ./-y.sh\n" in done.stdout
+    assert "ARGUMENTS=(./-x.toml --set" in (tmp_path / "-y.sh").read_text()
+
+
 def test_a_full_disk_leaves_no_picture(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")

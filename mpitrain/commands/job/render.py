@@ -17,7 +17,7 @@ from pathlib import Path
 from mpitrain.commands.inspect import MOST_RANKS, planned
 from mpitrain.commands.job.schedulers import SCHEDULERS, JobRequest, Scheduler
 from mpitrain.errors import ConfigError, MpitrainError
-from mpitrain.inputs import is_one_line, is_there, read_file, replacing, require_file, shown
+from mpitrain.inputs import as_argument, is_one_line, is_there, read_file, replacing, require_file, shown
 from mpitrain.plan.plan import Plan
 
 LOGS = "run.logs=true"  # a job's ranks write where they can be read later
@@ -87,7 +87,7 @@ def render(
         "most": str(asked.most),
         "folder": mount or shlex.quote(str(Path.cwd())),
         "launch": asked.launch or scheduler.launch(asked),
-        "arguments": shlex.join([*([config] if config else []), *sets]),
+        "arguments": " ".join([*([as_argument(config)] if config else []), shlex.join(sets)]),
         "directives": "\n".join(scheduler.lines(asked)),
         "setup": "\n".join([*([] if mount else _this_environment()), *asked.setup]),
     }
@@ -221,7 +221,7 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path
         "again": f"until it is done: at most {asked.most} times, and no more after 3 in a row without a "
         "newer checkpoint",
         "console": scheduler.console.format(name=name) + f"; each rank also in {shown(run.dir)}/logs/",
-        "submit": f"{' '.join(scheduler.submit)} {shlex.quote(str(path))}",
+        "submit": f"{' '.join(scheduler.submit)} {as_argument(path)}",
         "watch": scheduler.watch,
         "leave now": f"{scheduler.leave}: with a checkpoint, and comes again",
     }
@@ -259,7 +259,7 @@ def _submit(scheduler: Scheduler, path: Path) -> int:
     """
     *command, last = scheduler.submit
     by_input = last == "<"
-    words = command if by_input else [*scheduler.submit, str(path)]
+    words = command if by_input else [*scheduler.submit, str(path.absolute())]
     with path.open("rb") as script:
         code = subprocess.run(words, stdin=script if by_input else subprocess.DEVNULL, check=False).returncode
     if code:

@@ -22,6 +22,7 @@ from mpitrain.plan.predict.step_time.machine import MachineFile, known_machine
 from mpitrain.plan.predict.step_time.step import recomputed_flops
 
 MOST_BYTES = 32 << 20
+MOST_COLUMNS = 1_000  # each row is held with all of them
 NEEDED = ("system", "model", "gpu_type")
 HALVES = ("half", "split", "fold")  # the column that says which rows are fitted to
 FITTED = ("fit", "train", "a", "0", "calibrate")
@@ -98,6 +99,10 @@ def read_rows(path: str) -> tuple[list[Row], list[Refused]]:
 
 
 def _rows(path: str, reader: csv.DictReader) -> tuple[list[Row], list[Refused]]:
+    if (columns := len(reader.fieldnames or ())) > MOST_COLUMNS:
+        raise ConfigError(
+            f"{shown(path)}: found {columns:,} columns, at most {MOST_COLUMNS:,} are read; leave some out"
+        )
     missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
     if missing:
         found = ", ".join(reader.fieldnames or ()) or "nothing"
