@@ -259,7 +259,8 @@ def _submit(scheduler: Scheduler, path: Path) -> int:
     """
     *command, last = scheduler.submit
     by_input = last == "<"
-    words = command if by_input else [*scheduler.submit, str(path.absolute())]
+    file = f"./{path}" if str(path).startswith("-") else str(path)  # no option of the scheduler
+    words = command if by_input else [*scheduler.submit, file]
     with path.open("rb") as script:
         code = subprocess.run(words, stdin=script if by_input else subprocess.DEVNULL, check=False).returncode
     if code:
