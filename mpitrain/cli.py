@@ -126,9 +126,14 @@ def main() -> None:
     sys.exit(code)
 
 
+def _say(text: str) -> None:
+    """Print a line without what a terminal would obey: names and texts may be a stranger's."""
+    click.echo(printable(text))
+
+
 def _answer(text: str) -> None:
     """Print what a command was asked for. Raises MpitrainError if it is lost."""
-    click.echo(printable(text))
+    _say(text)
     std_streams.require_written(sys.stdout)
 
 
@@ -340,7 +345,7 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     def body(guard: Guard) -> int:
         from mpitrain.commands.verify import main
 
-        return main(config, overrides, guard, click.echo)
+        return main(config, overrides, guard, _say)
 
     return guarded(body, entry.report_error)
 
@@ -510,7 +515,7 @@ def _for_scheduler(kind: str, title: str) -> None:
             out,
             force,
             submit,
-            click.echo,
+            _say,
         )
 
 
@@ -538,7 +543,7 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
     from mpitrain.commands.job.again import main
 
     verdict, why = main(code, config, overrides, most)
-    click.echo(f"mpitrain job: {why}")
+    _say(f"mpitrain job: {why}")
     return verdict
 
 
@@ -767,7 +772,7 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
     from mpitrain.cluster.guard import Guard, guarded
 
     def body(guard: Guard) -> int:
-        return plans.measure(config, rows, overrides, asked, guard, click.echo)
+        return plans.measure(config, rows, overrides, asked, guard, _say)
 
     return guarded(body, entry.report_error)
 
@@ -828,7 +833,7 @@ def sweep(**asked) -> int:
     def body(guard: Guard) -> int:
         from mpitrain.commands.plan.sweep_command import measure_all  # torch
 
-        return measure_all(asked, guard, click.echo)
+        return measure_all(asked, guard, _say)
 
     return guarded(body, entry.report_error)
 
@@ -841,7 +846,7 @@ def doctor() -> int:
     def body(guard: Guard) -> int:
         from mpitrain.commands.doctor import main
 
-        return main(guard, click.echo)
+        return main(guard, _say)
 
     return guarded(body, entry.report_error)
 
@@ -870,7 +875,7 @@ def bench_machine(out: str, like: str | None, storage: str | None, overrides: tu
     def body(guard: Guard) -> int:
         from mpitrain.commands.bench.bench_machine import bench as measure
 
-        return measure(out, like, storage, overrides, guard, click.echo)
+        return measure(out, like, storage, overrides, guard, _say)
 
     return guarded(body, entry.report_error)
 
