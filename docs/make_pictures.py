@@ -1,7 +1,7 @@
 """Make the pictures of these pages anew: python docs/make_pictures.py [NAME ...].
 
-Each picture is made by the commands that stand beside it in docs/gallery.md. Those of schedules need
-nothing but matplotlib; the others run ranks for some seconds each.
+Each is of a run and measured, by the commands beside it in docs/gallery.md. docs/build.py draws those of
+schedules.
 """
 
 import html
@@ -13,16 +13,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-
-from mpitrain.schedules.catalog import NAMES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PICTURES = HERE / "pictures"
 BIN = Path(sys.executable).parent
-SIZE = ("--stages", "4", "--microbatches", "8")
 YIELD = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "true"}
 ENVIRONMENT = os.environ | YIELD | {"MATPLOTLIBRC": str(HERE / "matplotlibrc")}
 COLUMNS = 118
@@ -36,12 +32,6 @@ def run(*words: str) -> subprocess.CompletedProcess:
     with tempfile.TemporaryDirectory() as folder:
         command = [BIN / words[0], *words[1:]]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=ENVIRONMENT)
-
-
-def schedule(name: str) -> None:
-    """Draw the timeline of a schedule."""
-    made = run("mpitrain", "schedule", name, *SIZE, "--out", str(PICTURES / f"{name}.svg"))
-    assert made.returncode == 0, made.stderr
 
 
 def terminal(name: str, command: str, lines: list[str]) -> None:
@@ -88,13 +78,6 @@ def first_run() -> None:
     lines = [line for line in without_dates(done.stdout) if line.startswith(wanted)]
     lines = [re.sub(r"  [0-9.]+ s a step.*", "", line) for line in lines]
     terminal("run", "mpirun -n 2 mpitrain run", lines)
-
-
-def prefetch() -> None:
-    """ZeRO-3 fetches a block before the one that it computes."""
-    words = "program --ranks 2 --rank 0 --set parallel.zero=3 --set batch.global=4 --set model.layers=4"
-    done = run("mpitrain", *words.split())
-    terminal("terminal-zero3", f"mpitrain {words}", done.stdout.splitlines())
 
 
 def dispatch() -> None:
@@ -188,9 +171,8 @@ def measured() -> None:
             subprocess.run(command, cwd=folder, check=True, capture_output=True, env=ENVIRONMENT)
 
 
-MADE: dict[str, Callable[[], None]] = {name: partial(schedule, name) for name in NAMES} | {
+MADE: dict[str, Callable[[], None]] = {
     "run": first_run,
-    "terminal-zero3": prefetch,
     "terminal-dispatch": dispatch,
     "terminal-hang": hang,
     "terminal-straggler": straggler,

@@ -7,7 +7,7 @@
         for line in run.steps():
             if run.rank == 0:
                 print(line["step"], line["loss"])
-        weight = run.array("parameters/head.weight")
+        weight = run.array("parameters/embedding.weight")
 
 A run that is stepped here is the run of `mpitrain run`: the same bits, files, messages, limits, checkpoints,
 and the same end when a rank fails. All ranks call the same methods in the same order.

@@ -60,7 +60,9 @@ OLD_HEADINGS = (
 )  # fmt: skip
 PAGES = pages()
 SITE = [path for path in PAGES if path.is_relative_to(DOCS)]
-FAST = [block for block in blocks() if block.marker.startswith("run") and not block.is_slow]
+FAST = [
+    block for block in blocks() if block.marker.startswith("run") and not (block.is_slow or block.is_compared)
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -29,12 +29,17 @@ FOLDERS = ("jobs", "docs", "examples", "tests", "benchmarks")  # that commands n
 
 
 class CommandBlock(NamedTuple):
-    """Commands of a page. marker: the comment above them, without its brackets; "" for none."""
+    """Commands of a page.
+
+    marker: the comment above them, without its brackets; "" for none.
+    is_compared: whether the page shows what they print: tests/runs/test_page_outputs.py runs them.
+    """
 
     page: str
     number: int
     marker: str
     text: str
+    is_compared: bool
 
     @property
     def is_slow(self) -> bool:
@@ -60,11 +65,19 @@ def of_the_course(path: Path) -> bool:
 def blocks() -> list[CommandBlock]:
     """Return the blocks of commands of all pages but the course's."""
     return [
-        CommandBlock(str(path.relative_to(ROOT)), number, each["marker"] or "", each["text"])
+        CommandBlock(
+            str(path.relative_to(ROOT)), number, each["marker"] or "", each["text"], _is_compared(each)
+        )
         for path in pages()
         if not of_the_course(path)
         for number, each in enumerate(BLOCK.finditer(path.read_text()))
     ]
+
+
+def _is_compared(block: re.Match[str]) -> bool:
+    """Return whether an output or a picture of a block stands below it, before the next block."""
+    below = block.string[block.end() :].partition("\n```sh\n")[0]
+    return re.search(r"^<!-- (output|picture)( slow)? -->$", below, re.M) is not None
 
 
 def run(block: CommandBlock, folder: Path) -> str:

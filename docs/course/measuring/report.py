@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from measuring import machine
@@ -40,7 +40,17 @@ MORE_RANKS_THAN_CORES = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }
 WIDTH = 110  # columns of a printed program
+CUT = " ..."
 LIMIT_S = 400  # of one command
+DOCS = Path(__file__).resolve().parents[2]
+MACHINE = "a node like this one"  # in a line that other machines print otherwise
+
+
+def cut(line: str) -> str:
+    """Return a line that is at most 110 columns wide; what is left out is marked."""
+    if len(line) <= WIDTH:
+        return line
+    return line[: line.rindex(" ", 0, WIDTH - len(CUT) + 1)].rstrip() + CUT
 
 
 class Report:
@@ -48,19 +58,34 @@ class Report:
 
     Commands run in `folder`, where `docs` leads to the documents of this clone, so that they are
     printed as a user types them in the root of a clone.
+    out: where fragments are written.  printed: runs a command that leaves no files; default: in `folder`.
+    slow: whether commands that take seconds run, too.
     """
 
-    def __init__(self, course: Path, page: str, folder: Path):
+    def __init__(
+        self,
+        folder: Path,
+        page: str,
+        out: Path,
+        printed: Callable[[str], str] | None = None,
+        *,
+        slow: bool = True,
+    ):
         self.page = page
         self.folder = folder
-        self.out = course / "measured" / page
+        self.out = out
         self.out.mkdir(parents=True, exist_ok=True)
-        (folder / "docs").symlink_to(course.parent)
+        self.printed = printed
+        self.slow = slow
         self.commands: list[str] = []
+        if not (folder / "docs").exists():
+            (folder / "docs").symlink_to(DOCS)
 
     def run(self, command: str, *, fails: bool = False) -> str:
         """Run a command line, remember it for the next table, and return what it printed."""
         self.commands.append(command)
+        if self.printed is not None:
+            return self.printed(command)
         done = subprocess.run(
             shlex.split(command),
             cwd=self.folder,
@@ -88,18 +113,25 @@ class Report:
 
     def program(self, command: str, *, name: str = "program", most_lines: int = 40) -> None:
         """Write a fragment of a command and what it prints."""
-        printed = self.run(command).rstrip().splitlines()
+        printed = [line for line in self.run(command).rstrip().splitlines() if MACHINE not in line]
         if len(printed) > most_lines:
             left_out = f"... {len(printed) - most_lines} further lines"
             printed = [*printed[:most_lines], left_out]
         self.commands = []
-        self._write(f"{name}.md", ["```text", f"$ {command}", *printed, "```"])
+        self._write(f"{name}.md", ["```text", f"$ {command}", *map(cut, printed), "```"])
 
     def table(
-        self, head: Sequence[str], rows: Sequence[Sequence[object]], *, name: str = "table", note: str = ""
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        name: str = "table",
+        note: str = "",
+        computed: bool = False,
     ) -> None:
-        """Write a fragment of a table, with machine, date and the commands since the last one."""
-        lines = [f"*{machine.line()}, {datetime.date.today().isoformat()}.*", ""]
+        """Write a fragment of a table: the commands since the last one, with machine and date if measured."""
+        measured = f"*Measured: {machine.line()}, {datetime.date.today().isoformat()}.*"
+        lines = ["*Computed by the commands below.*" if computed else measured, ""]
         lines += _table(head, rows)
         if note:
             lines += ["", note]
@@ -116,13 +148,16 @@ class Report:
 
     def draw(self, command: str, name: str) -> str:
         """Run a command that draws with --out, keep its picture, and return what it printed."""
+        if self.printed is not None:
+            self.picture(name, self.printed(f"{command} --out {name}.svg >printed; cat {name}.svg"))
+            return ""
         printed = self.run(f"{command} --out {name}.svg")
         self.commands.pop()
         self.picture(name, (self.folder / f"{name}.svg").read_text())
         return printed
 
     def _write(self, name: str, lines: Sequence[str]) -> None:
-        head = f"<!-- Made by: python docs/course/measure.py {self.page} -->"
+        head = f"<!-- Made by: python docs/build.py {'' if self.printed else '--measure '}{self.page} -->"
         (self.out / name).write_text("\n".join([head, "", *lines, ""]))
 
 

@@ -7,9 +7,12 @@ from measuring.timeline import drawn
 PLAIN = {"parallel.zero": 0, "comm.transport": "messages"}
 
 
-def measure(report: Report) -> None:
+def compute(report: Report) -> None:
     zero = "--set parallel.zero=0 --set comm.bucket_mb=1 --set batch.global=4"
     report.program(f"mpitrain program docs/course/small.toml --ranks 2 --rank 0 {zero} --traffic")
+
+
+def measure(report: Report) -> None:
     _by_ranks(report)
     _by_buckets(report)
 

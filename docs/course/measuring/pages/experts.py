@@ -15,9 +15,12 @@ LAYOUTS = {
 }
 
 
-def measure(report: Report) -> None:
+def compute(report: Report) -> None:
     keys = "--set model.family=mixtral --set model.layers=4 --set parallel.ep=4"
     report.program(f"mpitrain program docs/course/small.toml --ranks 4 --rank 0 {keys} --traffic")
+
+
+def measure(report: Report) -> None:
     runs = {}
     for name, (ranks, layout) in LAYOUTS.items():
         place = "-".join(name.replace("=", "").replace(",", "").split())

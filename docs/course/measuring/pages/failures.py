@@ -15,8 +15,11 @@ POLL_S = 0.02
 WIDTH = 200  # columns of a report that are shown
 
 
-def measure(report: Report) -> None:
+def compute(report: Report) -> None:
     report.program("mpitrain job slurm docs/course/small.toml --nodes 2 --time 1:00:00", most_lines=30)
+
+
+def measure(report: Report) -> None:
     whole = train(report, 2, "whole", KEYS)
     rows = [_saves(whole), _killed(report, whole), _damaged(report, whole)]
     report.table(["what happens", "what was seen", "measured"], rows)

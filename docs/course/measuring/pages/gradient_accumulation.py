@@ -7,8 +7,11 @@ from measuring.runs import furthest, train
 SHAPES = ((8, 8), (8, 4), (8, 2), (8, 1), (32, 1), (64, 1))
 
 
-def measure(report: Report) -> None:
+def compute(report: Report) -> None:
     report.program("mpitrain program docs/course/small.toml --set batch.global=8 --set batch.micro=2")
+
+
+def measure(report: Report) -> None:
     runs = {
         shape: train(
             report, 1, f"{shape[0]}-by-{shape[1]}", {"batch.global": shape[0], "batch.micro": shape[1]}

@@ -7,8 +7,11 @@ from measuring.runs import train
 KINDS = ("weights", "gradients", "moments", "activations")
 
 
-def measure(report: Report) -> None:
+def compute(report: Report) -> None:
     report.program("mpitrain program docs/course/small.toml --set batch.global=2")
+
+
+def measure(report: Report) -> None:
     rows = []
     bars = {}
     for micro in (1, 2, 4, 8):

@@ -17,8 +17,11 @@ SETTINGS = {
 SHAPE = {"model.layers": 4, "run.steps": 60, "comm.transport": "messages"}
 
 
-def measure(report: Report) -> None:
+def compute(report: Report) -> None:
     report.program("mpitrain memory docs/course/small.toml --ranks 2 --set precision.compute=bf16")
+
+
+def measure(report: Report) -> None:
     runs = {}
     for name, keys in SETTINGS.items():
         runs[name] = train(report, 2, name.replace(", ", "-").replace(" ", "-"), {**SHAPE, **keys})

@@ -10,8 +10,11 @@ KEYS = {"parallel.pp": 2, "run.steps": 10, "run.trace": 8, "comm.transport": "me
 AXIS = re.compile(r"^  (\w+) +(\d+) +([\d.]+) +([\d.]+) +([\d.]+) \((\d+)\) +([\d.]+) +(\d+%)$", re.MULTILINE)
 
 
-def measure(report: Report) -> None:
+def compute(report: Report) -> None:
     report.program("mpitrain program docs/course/small.toml --ranks 2 --rank 1 --set parallel.pp=2")
+
+
+def measure(report: Report) -> None:
     run = train(report, 2, "traced", KEYS)
     table = run.output.partition("communication, a step and rank")[2]
     rows = [

@@ -18,11 +18,14 @@ KINDS = ("weights", "gradients", "moments", "gathered", "unreduced")
 SHAPE = {"batch.global": 16, "comm.transport": "messages"}
 
 
-def measure(report: Report) -> None:
+def compute(report: Report) -> None:
     for stage in (1, 3):
         keys = f"--set parallel.zero={stage} --set batch.global=4"
         command = f"mpitrain program docs/course/small.toml --ranks 4 --rank 0 {keys} --traffic"
         report.program(command, name=f"program-{stage}")
+
+
+def measure(report: Report) -> None:
     runs = {
         name: train(report, 4, "zero-" + name.replace(", ", "-").replace(" = ", "-"), {**SHAPE, **keys})
         for name, keys in STAGES.items()

@@ -1,0 +1,337 @@
+"""Write what the pages say from the commands that print it, and compare it.
+
+    python docs/build.py [PAGE ...]            write every computed output anew
+    python docs/build.py --check [PAGE ...]    name those that differ; exit code 1
+    python docs/build.py --measure zero ...    measure a page of the course: it trains for minutes
+
+A page marks an output above it:
+
+    <!-- output -->                          the block below is what the commands above it print
+    <!-- output: COMMAND -->                 the block or table below is what COMMAND prints
+    <!-- picture: COMMAND -->                the picture below is what COMMAND --out FILE draws
+    <!-- figures: "holds {} GB" COMMAND -->  in the paragraph below, {} is a word that COMMAND prints
+    <!-- measured -->                        a clock or chance decides, nothing is compared; the page's
+                                             `numbers:` has machine, date and command
+    <!-- example: WHY -->                    no output: a file, or a message with names that are made up
+    <!-- held by: TEST -->                   a test of that path compares it
+
+`output slow` and `figures slow` are compared with MPITRAIN_DOCS=1 alone. In a block a line `...` stands for
+lines that are left out, and a line above 110 columns is cut and ends with ` ...`. Commands run by bash in an
+empty folder with links to jobs, docs, examples, tests and benchmarks. Pages of the course have fragments in
+docs/course/measured: those that `compute` of docs/course/measuring/pages writes are compared as files.
+"""
+
+import difflib
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+COURSE = DOCS / "course"
+sys.path.append(str(COURSE))
+from measuring.report import CUT, PAGES, Report, cut  # noqa: E402
+
+FOLDERS = ("jobs", "docs", "examples", "tests", "benchmarks")
+WIDTH = 110
+GAP = "..."
+MIN_SIMILARITY = 0.5  # of a line and the one that it becomes
+MARKER = re.compile(
+    r"^<!-- (?P<kind>output|figures|picture)(?P<slow> slow)?(?:: ?(?P<command>.*?))? -->\n", re.M | re.S
+)
+BLOCK = re.compile(r"```\w*\n(?P<inside>.*?)^```$|(?P<table>(?:^\|.*\n?)+)", re.M | re.S)
+IMAGE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+)\)")
+COMMANDS = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```$", re.M | re.S)
+FIGURES = re.compile(r'"(?P<text>[^"]*\{\}[^"]*)" (?P<command>.+)', re.S)
+NUMBER = r"([\d.,]+\d|\d)"
+ENVIRONMENT = {"COLUMNS": str(WIDTH), "MATPLOTLIBRC": str(DOCS / "matplotlibrc"), "CUDA_VISIBLE_DEVICES": ""}
+
+Run = Callable[[str], str]
+
+
+class Difference(NamedTuple):
+    """page: from the repository's top.  line: of the marker."""
+
+    page: str
+    line: int
+    was: str
+    now: str
+
+    def __str__(self) -> str:
+        lines = difflib.unified_diff(
+            self.was.splitlines(), self.now.splitlines(), "page", "command", "", "", 0
+        )
+        return "\n".join([f"{self.page}:{self.line}", *list(lines)[2:]])
+
+
+class Output(NamedTuple):
+    """A computed part of a page. start, end: of the text that is written.  line: of its marker."""
+
+    kind: str
+    command: str
+    is_slow: bool
+    line: int
+    start: int
+    end: int
+
+
+def pages() -> list[Path]:
+    """Return all pages but those that are written as a whole."""
+    made = (DOCS / "_build", DOCS / "generated", COURSE / "measured")
+    inside = [path for path in sorted(DOCS.rglob("*.md")) if not any(map(path.is_relative_to, made))]
+    return [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "jobs/README.md")] + inside
+
+
+def outputs(text: str) -> Iterator[Output]:
+    """Yield the computed parts of a page. Raises ValueError for a marker above nothing."""
+    for marker in MARKER.finditer(text):
+        line = text.count("\n", 0, marker.start()) + 1
+        command = " ".join((marker["command"] or "").split())
+        below = text[marker.end() :]
+        if marker["kind"] == "figures":
+            start, end = 0, len(_paragraph(below, 0))
+        else:
+            found = (IMAGE if marker["kind"] == "picture" else BLOCK).match(below)
+            if found is None:
+                raise ValueError(f"line {line}: nothing stands below {marker[0].strip()}")
+            group = next(name for name, value in found.groupdict().items() if value is not None)
+            start, end = found.span(group)
+        if not command:
+            command = re.sub(r" --out \S+$", "", COMMANDS.findall(text[: marker.start()])[-1].strip())
+        yield Output(
+            marker["kind"], command, bool(marker["slow"]), line, marker.end() + start, marker.end() + end
+        )
+
+
+def plain_run(command: str, programs: str = "") -> str:
+    """Run commands by bash in an empty folder; return what they print. Raises RuntimeError with it.
+
+    programs: a folder that is searched first.
+    """
+    with tempfile.TemporaryDirectory(prefix="docs-") as folder:
+        for name in FOLDERS:
+            (Path(folder) / name).symlink_to(ROOT / name)
+        path = os.pathsep.join(filter(None, [programs, str(Path(sys.executable).parent), os.environ["PATH"]]))
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=folder,
+            env={**os.environ, **ENVIRONMENT, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    if done.returncode:
+        raise RuntimeError(f"{command}: exit code {done.returncode}\n{done.stdout[-3000:]}")
+    return done.stdout
+
+
+def block(was: str, printed: str) -> str:
+    """Return a block as printed now, with the gaps and cuts that it has."""
+    shown = [line.rstrip() for line in was.splitlines()]
+    new = [line.rstrip() for line in printed.rstrip().splitlines()]
+    if shown[:1] and shown[0].startswith("|"):
+        return "\n".join(new) + "\n"
+    if GAP in shown:
+        new = with_gaps(shown, new)
+    return "".join(f"{cut(line)}\n" for line in new)
+
+
+def with_gaps(shown: Sequence[str], new: Sequence[str]) -> list[str]:
+    """Return the printed lines from the first to the last of each part between two gaps."""
+    lines: list[str] = []
+    part: list[str] = []
+    begin = 0
+    for line in [*shown, GAP]:
+        if line != GAP:
+            part.append(line)
+            continue
+        if part:
+            first = most_similar(part[0], new, begin)
+            last = most_similar(part[-1], new, first + len(part) - 1) if len(part) > 1 else first
+            lines += new[first : last + 1]
+            begin = last + 1
+        lines.append(GAP)
+        part = []
+    return lines[:-1]
+
+
+def most_similar(line: str, new: Sequence[str], begin: int) -> int:
+    """Return the place of the line that is most like one, numbers aside. Raises ValueError without any."""
+    likeness = [_likeness(line.removesuffix(CUT), other) for other in new[begin:]]
+    best = max(likeness, default=0.0)
+    if best < MIN_SIMILARITY:
+        raise ValueError(f"no line like {line!r} is printed now: write the block anew")
+    return begin + likeness.index(best)
+
+
+@cache
+def _likeness(line: str, other: str) -> float:
+    masked = [re.sub(r"[\d.,]+", "0", " ".join(each.split())) for each in (line, other[: len(line) + 20])]
+    exact = 0.01 * (line == other[: len(line)])
+    return difflib.SequenceMatcher(None, *masked, autojunk=False).ratio() + exact
+
+
+def figures(paragraph: str, marker: str, run: Run) -> str:
+    """Return a paragraph with the figures that a command prints now."""
+    found = _figures(marker)
+    words = run(found["command"]).split()
+    places = _places(paragraph, found["text"])
+    if len(words) != len(places):
+        raise ValueError(
+            f"{found['text']!r} needs {found['text'].count('{}')} figures, the command prints {words}"
+        )
+    for (start, end), word in reversed(list(zip(places, words, strict=True))):
+        paragraph = paragraph[:start] + word + paragraph[end:]
+    return paragraph
+
+
+def figure_places(text: str, output: Output) -> list[tuple[int, int]]:
+    """Return where the figures of a marker stand in a page."""
+    found = _places(text[output.start : output.end], _figures(output.command)["text"])
+    return [(output.start + start, output.start + end) for start, end in found]
+
+
+def _figures(marker: str) -> re.Match[str]:
+    found = FIGURES.fullmatch(marker)
+    if found is None:
+        raise ValueError(f'needed "text with {{}}" and a command, not {marker}')
+    return found
+
+
+def _places(paragraph: str, text: str) -> list[tuple[int, int]]:
+    """Return where the figures of a text stand in a paragraph."""
+    texts = text.split("{}")
+    pattern = NUMBER.join(r"\s+".join(map(re.escape, re.split(r"\s+", each))) for each in texts)
+    place = re.search(pattern, paragraph)
+    if place is None:
+        raise ValueError(f"{text!r} has to stand in the paragraph below")
+    return [place.span(number) for number in range(1, len(texts))]
+
+
+def differences(
+    page: Path, run: Run, *, slow: bool = True, write: bool = False, text: str | None = None
+) -> list[Difference]:
+    """Return where a page differs from what its commands print now.
+
+    write: the page, too.  text: of the page, if not as it is on disk.
+    """
+    name = str(page.relative_to(ROOT))
+    was = page.read_text() if text is None else text
+    found = []
+    now = was
+    for output in reversed(list(outputs(was))):  # from the end, so that places stay
+        if output.is_slow and not slow:
+            continue
+        if output.kind == "picture":
+            found += _picture(page, output, was, run, write)
+            continue
+        old = was[output.start : output.end] if output.kind != "figures" else _paragraph(now, output.start)
+        try:
+            new = (
+                figures(old, output.command, run)
+                if output.kind == "figures"
+                else block(old, run(output.command))
+            )
+        except (ValueError, RuntimeError) as error:
+            found.append(Difference(name, output.line, old, f"{error}\n"))
+            continue
+        if new != old:
+            found.append(Difference(name, output.line, old, new))
+            now = now[: output.start] + new + now[output.start + len(old) :]
+    if write and now != was:
+        page.write_text(now)
+    return found[::-1]
+
+
+def _paragraph(text: str, start: int) -> str:
+    return re.split(r"\n\s*\n", text[start:].rstrip(), maxsplit=1)[0]
+
+
+def _picture(page: Path, output: Output, text: str, run: Run, write: bool) -> list[Difference]:
+    path = (page.parent / text[output.start : output.end]).resolve()
+    drawn = run(f"{output.command} --out picture.svg > printed && cat picture.svg")
+    was = path.read_text() if path.exists() else ""
+    if _same_drawing(was, drawn):
+        return []
+    if write:
+        path.write_text(drawn)
+    return [Difference(str(page.relative_to(ROOT)), output.line, f"{path.name}: {len(was)}", f"{len(drawn)}")]
+
+
+def _same_drawing(one: str, other: str) -> bool:
+    """Return whether two pictures show the same: texts, and places if one matplotlib drew both."""
+    versions = {tuple(re.findall(r"Matplotlib v([\d.]+)", svg)) for svg in (one, other)}
+    texts, places = zip(*map(_drawing, (one, other)), strict=True)
+    return texts[0] == texts[1] and (len(versions) > 1 or places[0] == places[1])
+
+
+def _drawing(svg: str) -> tuple[list[str], list[float]]:
+    numbers = re.findall(r"-?\d+\.?\d*", " ".join(re.findall(r' (?:d|x|y|width|height)="([^"]*)"', svg)))
+    return re.findall(r">([^<>\n]+)</(?:text|title)>", svg), [round(float(number), 1) for number in numbers]
+
+
+# ---------------------------------------------------------------------------------- the course
+
+
+def course_differences(
+    name: str, run: Run, *, slow: bool = True, write: bool = False, fragments: Path = COURSE / "measured"
+) -> list[Difference]:
+    """Return the computed fragments of a page of the course that differ from what commands print now."""
+    with tempfile.TemporaryDirectory(prefix="course-") as folder:
+        out = Path(folder) / "out"
+        report = Report(Path(folder), name, out, run, slow=slow)
+        importlib.import_module(f"measuring.pages.{name}").compute(report)
+        found = []
+        for path in sorted(out.iterdir()):
+            kept = fragments / name / path.name
+            was, now = (file.read_text() if file.exists() else "" for file in (kept, path))
+            if not (_same_drawing(was, now) if path.suffix == ".svg" else was == now):
+                found.append(Difference(f"docs/course/measured/{name}/{path.name}", 1, was, now))
+                if write:
+                    kept.write_text(now)
+    return found
+
+
+def measure(name: str) -> None:
+    """Measure a page of the course, as a user in the root of a clone would."""
+    page = importlib.import_module(f"measuring.pages.{name}")
+    with tempfile.TemporaryDirectory(prefix="course-") as folder:
+        if hasattr(page, "measure"):
+            page.measure(Report(Path(folder), name, COURSE / "measured" / name))
+
+
+def main(words: Sequence[str]) -> int:
+    """Write, check or measure; return the exit code."""
+    options = {word for word in words if word.startswith("--")}
+    named = [word for word in words if word not in options]
+    if options - {"--check", "--measure"}:
+        print(__doc__)
+        return 2
+    if "--measure" in options:
+        for name in named or PAGES:
+            print(name, flush=True)
+            measure(name)
+        return 0
+    write = "--check" not in options
+    run = cache(plain_run)
+    found = []
+    for page in pages():
+        name = str(page.relative_to(ROOT))
+        if not named or any(word in name for word in named):
+            found += differences(page, run, write=write)
+    for name in PAGES:
+        if not named or any(word in f"docs/course/{name}.md" for word in named):
+            found += course_differences(name, run, write=write)
+    print(*found, sep="\n")
+    return int(bool(found) and not write)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""Outputs, tables, figures and pictures of the pages are what their commands print now (docs/build.py).
+
+A block of output that is neither computed nor marked as measured is refused. A wrong digit is planted in each
+page, and found. Those of commands that take long are compared with MPITRAIN_DOCS=1.
+"""
+
+import os
+import re
+import shutil
+import sys
+from functools import cache, partial
+
+import pytest
+from pages import DOCS, ROOT, SWITCH, commands
+
+sys.path.append(str(DOCS))
+import build
+
+SLOW = os.environ.get(SWITCH) == "1"
+LEAST_PAGES = 10  # in which a wrong digit is planted
+FENCE = re.compile(r"(?P<above>^[^\n]*\n)(?P<gap>\n?)^```text\n(?P<inside>.*?)^```$", re.M | re.S)
+MARKED = re.compile(
+    r"<!-- (output|measured|example: \S|held by: (?P<test>tests/\S+\.py)).*-->"
+    r"|(?!<!--).* -->"  # the end of a marker of several lines
+)
+DATED = re.compile(r"^(numbers: .*|\*Measured: .*)\d{4}-\d\d-\d\d.*`.+`", re.M)
+TABLE = re.compile(r"(?P<above>[^\n]*\n\s*)(?P<table>(?:^\|[^\n]*\n)+)", re.M)
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+@cache
+def run():
+    """Return what runs a command once, with libraries loaded already."""
+    return cache(partial(build.plain_run, programs=commands()))
+
+
+PAGES = [
+    page for page in build.pages() if any(SLOW or not out.is_slow for out in build.outputs(page.read_text()))
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_says_what_its_commands_print(page):
+    found = build.differences(page, run(), slow=SLOW)
+    assert not found, "\n".join(["python docs/build.py writes it:", *map(str, found)])
+
+
+@pytest.mark.parametrize("name", build.PAGES)
+def test_a_page_of_the_course_says_what_its_commands_print(name):
+    found = build.course_differences(name, run(), slow=SLOW)
+    assert not found, "\n".join([f"python docs/build.py {name} writes it:", *map(str, found)])
+
+
+@pytest.mark.parametrize("page", build.pages(), ids=name_of)
+def test_an_output_is_computed_or_marked_as_measured(page):
+    text = page.read_text()
+    for block in FENCE.finditer(text):
+        found = MARKED.match(block["above"])
+        assert found, f"{name_of(page)}: neither computed nor marked as measured:\n{block[0]}"
+        assert not found["test"] or (ROOT / found["test"]).is_file(), found["test"]
+        if "measured" in block["above"]:
+            assert DATED.search(text), f"{name_of(page)}: no machine, date and command of what was measured"
+
+
+def planted(text, start, end):
+    """Return a text with another digit between two places, the last one there."""
+    place = start + max(found.start() for found in re.finditer(r"\d", text[start:end]))
+    return text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
+
+
+def test_a_wrong_digit_is_found_on_every_page():
+    missed, pages = [], set()
+    for page in PAGES:
+        text = page.read_text()
+        for output in build.outputs(text):
+            end = output.end
+            if output.kind == "figures":
+                continue  # below, by the figure itself
+            if (output.is_slow and not SLOW) or output.kind == "picture":
+                continue
+            wrong = planted(text, output.start, end)
+            if wrong is None:
+                continue
+            pages.add(page)
+            found = build.differences(page, run(), slow=SLOW, text=wrong)
+            if [difference.line for difference in found] != [output.line]:
+                missed.append(f"{name_of(page)}:{output.line}: {found}")
+    assert not missed and len(pages) >= LEAST_PAGES, (missed, len(pages))
+
+
+def test_a_wrong_figure_within_a_sentence_is_found():
+    count = 0
+    for page in PAGES:
+        text = page.read_text()
+        for output in build.outputs(text):
+            if output.kind != "figures" or (output.is_slow and not SLOW):
+                continue
+            number = build.figure_places(text, output)[0]
+            found = build.differences(page, run(), slow=SLOW, text=planted(text, *number))
+            assert [difference.line for difference in found] == [output.line], (
+                f"{name_of(page)}:{output.line}"
+            )
+            count += 1
+    assert count > 10
+
+
+def test_a_wrong_digit_is_found_on_ten_pages_of_the_course(tmp_path):
+    shutil.copytree(build.COURSE / "measured", tmp_path / "measured")
+    for name in build.PAGES[:LEAST_PAGES]:
+        fragment = next((tmp_path / "measured" / name).glob("program*.md"))
+        text = fragment.read_text()
+        fragment.write_text(planted(text, text.index("$ "), len(text)))
+        found = build.course_differences(name, run(), slow=False, fragments=tmp_path / "measured")
+        assert [each.page for each in found] == [f"docs/course/measured/{name}/{fragment.name}"]
+
+
+# ---------------------------------------------------------------------------------- the notation
+
+PAGE = """# A page
+
+```sh
+printf '%s\\n' 'one 1' 'two 2' 'three 3'
+```
+
+<!-- output -->
+```text
+one 1
+...
+three 4
+```
+
+<!-- figures: "there are {} and
+     {}" echo 7 8.5 -->
+Of them there are 7
+and 8.4 left.
+
+<!-- output: printf '|a|\\n|-|\\n|1|\\n' -->
+|a|
+|-|
+|2|
+"""
+
+
+def test_a_page_is_written_anew():
+    page = ROOT / "README.md"  # stands for a page: nothing is written
+    found = build.differences(page, build.plain_run, text=PAGE)
+    assert [(each.line, each.now) for each in found] == [
+        (7, "one 1\n...\nthree 3\n"),
+        (14, "Of them there are 7\nand 8.5 left."),
+        (19, "|a|\n|-|\n|1|\n"),
+    ]
+
+
+def test_a_line_that_is_printed_no_more_is_said():
+    (found,) = build.differences(ROOT / "README.md", lambda _: "other\n", text=PAGE.partition("<!-- fig")[0])
+    assert "no line like 'one 1' is printed now" in found.now
+
+
+def test_a_line_between_two_shown_ones_is_not_left_out():
+    assert build.with_gaps(["a 1", "c 1", "..."], ["a 2", "b 2", "c 2", "d"]) == ["a 2", "b 2", "c 2", "..."]
+
+
+def test_a_marker_above_nothing_is_refused():
+    with pytest.raises(ValueError, match="line 1: nothing stands below"):
+        list(build.outputs("<!-- output: true -->\nText.\n"))
