@@ -51,7 +51,7 @@ IMAGE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+)\)")
 COMMANDS = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```$", re.M | re.S)
 FIGURES = re.compile(r'"(?P<text>[^"]*\{\}[^"]*)" (?P<command>.+)', re.S)
 NUMBER = r"([\d.,]+\d|\d)"
-ENVIRONMENT = {"COLUMNS": str(WIDTH), "MATPLOTLIBRC": str(DOCS / "matplotlibrc"), "CUDA_VISIBLE_DEVICES": ""}
+ENVIRONMENT = {"COLUMNS": str(WIDTH), "CUDA_VISIBLE_DEVICES": ""}
 
 Run = Callable[[str], str]
 

@@ -138,7 +138,7 @@ class Frame:
     def render(self, kind: str) -> bytes:
         """Return the figure as an .svg or .png file. The same figure gives the same bytes."""
         content = io.BytesIO()
-        with rc_context({"svg.hashsalt": "mpitrain"}):
+        with rc_context({"svg.hashsalt": "mpitrain", "svg.fonttype": "none"}):  # text stays text
             self.figure.savefig(
                 content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
             )

@@ -20,7 +20,7 @@ def test_every_page_is_measured_by_a_file_that_can_be_imported():
     files = {path.stem for path in (COURSE / "measuring" / "pages").glob("[a-z]*.py")}
     assert files == set(PAGES)
     for page in PAGES:
-        assert callable(importlib.import_module(f"measuring.pages.{page}").measure)
+        assert callable(importlib.import_module(f"measuring.pages.{page}").compute)
 
 
 def test_an_all_to_all_loads_a_torus_and_fat_trees_as_the_formulas_say():
