@@ -25,6 +25,8 @@ class ScheduleFamily(NamedTuple):
     all ranks.
 
     name: what users type; one with a name in a file of schedules/families/ is in the catalogue.
+    held: what ranks hold of activations in a step of more microbatches: once all ranks are busy no more
+        ("bounded"), or more with each microbatch ("all"); "": not known, as of a user's own.
     """
 
     rows: Callable[[int, int, Options], Rows]
@@ -32,12 +34,15 @@ class ScheduleFamily(NamedTuple):
     copies: int = 1
     placed: Literal["plain", "looped", "v"] = "plain"
     name: str = ""
+    held: Literal["bounded", "all", ""] = ""
 
 
-def stage_per_rank(order: Callable[[int, int, int], list[Action]], name: str = "") -> ScheduleFamily:
+def stage_per_rank(
+    order: Callable[[int, int, int], list[Action]], name: str = "", held: Literal["bounded", "all", ""] = ""
+) -> ScheduleFamily:
     """Place stage s on rank s."""
 
     def rows(num_ranks: int, num_microbatches: int, _: Options) -> Rows:
         return [order(num_ranks, num_microbatches, stage) for stage in range(num_ranks)]
 
-    return ScheduleFamily(rows, name=name)
+    return ScheduleFamily(rows, name=name, held=held)

@@ -16,6 +16,7 @@ dp are described once.
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from mpitrain.plan import program, routing
@@ -27,7 +28,13 @@ from mpitrain.plan.division.sequence import SequencePlacement, placement_of
 from mpitrain.plan.division.stages import StagePlan, stages_of
 from mpitrain.plan.program import Programs
 from mpitrain.plan.routing import RoutingTrace
-from mpitrain.plan.settings.pipeline_table import num_microbatches, placement_in, table_of
+from mpitrain.plan.settings.pipeline_table import (
+    fewest_microbatches,
+    num_microbatches,
+    placement_in,
+    schedule_of,
+    table_of,
+)
 from mpitrain.plan.settings.recompute import with_every
 from mpitrain.schedules.table import Table
 
@@ -57,11 +64,9 @@ class Plan:
             self.table.copies,
         )
         stages = stages_of(self.config, self.model, rank_of, copies)
-        return (
-            with_every(stages, self.table, self.sizes)
-            if self.config.memory.recompute == "every-k"
-            else stages
-        )
+        if self.config.memory.recompute != "every-k":
+            return stages
+        return with_every(stages, (self if self.holds_all else self.shortest).table, self.sizes)
 
     @cached_property
     def training(self) -> Programs:
@@ -94,6 +99,25 @@ class Plan:
     def num_microbatches(self) -> int:
         """Of a step, on each data-parallel rank."""
         return num_microbatches(self.config)
+
+    @cached_property
+    def shortest(self) -> "Plan":
+        """The plan of a step with fewer microbatches in which ranks hold as much, or grow alike with each."""
+        return self.with_microbatches(fewest_microbatches(self.config))
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether a rank holds something of all microbatches at once."""
+        return bool(self.shortest is not self and schedule_of(self.config.pipeline.schedule).held == "all")
+
+    def with_microbatches(self, number: int) -> "Plan":
+        """Return the plan of a step of so many microbatches, which is this one if it has as many."""
+        if number == self.num_microbatches:
+            return self
+        batch = self.config.batch
+        rows = number * self.config.parallel.dp * batch.micro
+        batch = msgspec.structs.replace(batch, global_=rows)
+        return Plan(msgspec.structs.replace(self.config, batch=batch), self.model)
 
     def stage(self, number: int) -> StagePlan:
         """Return the stage of the model that stage `number` of the table is."""

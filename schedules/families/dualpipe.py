@@ -53,7 +53,7 @@ def dualpipe(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Act
     return rows
 
 
-DUALPIPE = ScheduleFamily(dualpipe, name="dualpipe", copies=2)
+DUALPIPE = ScheduleFamily(dualpipe, name="dualpipe", copies=2, held="bounded")
 
 
 def dualpipev(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Action]]:
@@ -77,7 +77,7 @@ def dualpipev(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Ac
     ]
 
 
-DUALPIPEV = ScheduleFamily(dualpipev, name="dualpipev", placed="v")
+DUALPIPEV = ScheduleFamily(dualpipev, name="dualpipev", placed="v", held="bounded")
 
 
 class _TwoStageRank:

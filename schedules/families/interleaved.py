@@ -43,7 +43,9 @@ def interleaved(num_ranks: int, num_microbatches: int, options: Options) -> list
     return rows
 
 
-INTERLEAVED = ScheduleFamily(interleaved, name="interleaved", takes=("chunks", "group"), placed="looped")
+INTERLEAVED = ScheduleFamily(
+    interleaved, name="interleaved", takes=("chunks", "group"), placed="looped", held="bounded"
+)
 
 
 def interleaved_zb(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
@@ -71,7 +73,7 @@ def interleaved_zb(num_ranks: int, num_microbatches: int, options: Options) -> l
 
 
 INTERLEAVED_ZB = ScheduleFamily(
-    interleaved_zb, name="interleaved-zb", takes=("chunks", "group"), placed="looped"
+    interleaved_zb, name="interleaved-zb", takes=("chunks", "group"), placed="looped", held="bounded"
 )
 
 
@@ -94,7 +96,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, options: Options) -> list[
     return rows
 
 
-LOOPED_BFS = ScheduleFamily(looped_bfs, name="looped-bfs", takes=("chunks",), placed="looped")
+LOOPED_BFS = ScheduleFamily(looped_bfs, name="looped-bfs", takes=("chunks",), placed="looped", held="all")
 
 
 def _in_loops(

@@ -22,7 +22,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int, stage: int) -> list[Acti
     return alternate(forwards, backwards, warmup=num_stages - 1 - stage)
 
 
-ONE_F_ONE_B = stage_per_rank(one_f_one_b, "1f1b")
+ONE_F_ONE_B = stage_per_rank(one_f_one_b, "1f1b", held="bounded")
 
 
 def eager_1f1b(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
@@ -45,7 +45,7 @@ def eager_1f1b(num_stages: int, num_microbatches: int, stage: int) -> list[Actio
     return alternate(forwards, backwards, warmup=2 * (num_stages - 1 - stage))
 
 
-EAGER_1F1B = stage_per_rank(eager_1f1b, "eager-1f1b")
+EAGER_1F1B = stage_per_rank(eager_1f1b, "eager-1f1b", held="bounded")
 
 
 def alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:

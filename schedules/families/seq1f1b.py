@@ -33,4 +33,4 @@ def seq1f1b(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
     return rows
 
 
-SEQ1F1B = ScheduleFamily(seq1f1b, name="seq1f1b", takes=("segments",))
+SEQ1F1B = ScheduleFamily(seq1f1b, name="seq1f1b", takes=("segments",), held="bounded")

@@ -43,7 +43,7 @@ def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list
     return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
 
 
-V_HALF = ScheduleFamily(v_half, name="v-half", placed="v")
+V_HALF = ScheduleFamily(v_half, name="v-half", placed="v", held="bounded")
 
 
 def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
@@ -60,7 +60,7 @@ def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[
     return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
 
 
-V_MIN = ScheduleFamily(v_min, name="v-min", placed="v")
+V_MIN = ScheduleFamily(v_min, name="v-min", placed="v", held="bounded")
 
 
 def _from_building_block(

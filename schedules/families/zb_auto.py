@@ -80,7 +80,9 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
     return (share if share.span() < whole.span() * (1 - ROUNDING) else whole).orders()
 
 
-ZB_AUTO = ScheduleFamily(zb_auto, name="zb-auto", takes=("times", "memory_limit", "weight_memory"))
+ZB_AUTO = ScheduleFamily(
+    zb_auto, name="zb-auto", takes=("times", "memory_limit", "weight_memory"), held="bounded"
+)
 
 
 def _shortest(

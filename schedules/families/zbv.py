@@ -23,7 +23,7 @@ def zbv(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Action]]
     return [_order(num_ranks, num_microbatches, rank) for rank in range(num_ranks)]
 
 
-ZBV = ScheduleFamily(zbv, name="zbv", placed="v")
+ZBV = ScheduleFamily(zbv, name="zbv", placed="v", held="bounded")
 
 
 def _order(num_ranks: int, num_microbatches: int, rank: int) -> list[Action]:

@@ -62,7 +62,7 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
 
 
 ZBV_AUTO = ScheduleFamily(
-    zbv_auto, name="zbv-auto", takes=("times", "memory_limit", "weight_memory"), placed="v"
+    zbv_auto, name="zbv-auto", takes=("times", "memory_limit", "weight_memory"), placed="v", held="bounded"
 )
 
 

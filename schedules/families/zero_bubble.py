@@ -27,7 +27,7 @@ def zb_h1(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     return _split(num_microbatches, stage, warmup=num_stages - 1 - stage, lag=stage)
 
 
-ZB_H1 = stage_per_rank(zb_h1, "zb-h1")
+ZB_H1 = stage_per_rank(zb_h1, "zb-h1", held="bounded")
 
 
 def zb_h2(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
@@ -44,7 +44,7 @@ def zb_h2(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     return _split(num_microbatches, stage, warmup=2 * (num_stages - 1 - stage), lag=2 * stage)
 
 
-ZB_H2 = stage_per_rank(zb_h2, "zb-h2")
+ZB_H2 = stage_per_rank(zb_h2, "zb-h2", held="bounded")
 
 
 def _split(num_microbatches: int, stage: int, warmup: int, lag: int) -> list[Action]:

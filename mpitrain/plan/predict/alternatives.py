@@ -234,7 +234,7 @@ def idle_recompute(plan: Plan, found: dict[str, int]) -> list[str]:
 
 
 def _reason_to_keep(plan: Plan) -> str:
-    if any(action.kind == "I" for program in plan.training.ranks for action in program):
+    if any(action.kind == "I" for program in plan.shortest.training.ranks for action in program):
         return (
             "what waits for its weight gradients isn't recomputed, and most memory is that; a schedule such "
             "as 1f1b waits less"
@@ -256,7 +256,7 @@ def _reason(plan: Plan, stage: int) -> str:
     if plan.table.copies > 1:
         return COPIES
     if plan.config.experts.count and any(
-        action.kind == "I" for program in plan.training.ranks for action in program
+        action.kind == "I" for program in plan.shortest.training.ranks for action in program
     ):
         return (
             "rows of experts can come in rounds, and a backward for inputs adds those after the first; so "

@@ -83,7 +83,7 @@ def _reason(plan: Plan, axis: str, mine: MemoryUsage, without: MemoryUsage) -> s
             "weights are divided by half of parallel.pp"
         )
     if axis == "pp" and computed >= max(lent, messages):
-        flight = max(plan.training.report.peak_in_flight)
+        flight = max(plan.shortest.training.report.peak_in_flight)
         return (
             f"up to {flight} microbatches are in flight on a rank, and their activations take more than "
             "dividing the weights saves"

@@ -36,6 +36,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import HeldBucket, held_by
 from mpitrain.plan.predict.message_memory import message_bytes
 from mpitrain.plan.predict.pool_sizes import needed_by
+from mpitrain.plan.settings.pipeline_table import turn_of
 
 PARTS = (
     *(
@@ -100,7 +101,23 @@ def predict(
 def predict_rank(
     plan: Plan, rank: int, shards: Mapping[str, int] | None = None, on_gpu: bool = False
 ) -> MemoryUsage:
-    """Return what a rank of one pipeline rank holds, as predict() does of all."""
+    """Return what a rank of one pipeline rank holds, as predict() does of all.
+
+    Played are as few microbatches as show it. Where ranks hold all microbatches, what each one adds is found
+    from one turn of the pipeline more.
+    """
+    few = plan.shortest
+    held = _played(few, rank, shards, on_gpu)
+    if few is plan or not plan.holds_all:
+        return held
+    turn = turn_of(plan.config)
+    more = _played(few.with_microbatches(few.num_microbatches + turn), rank, shards, on_gpu)
+    turns = (plan.num_microbatches - few.num_microbatches) // turn
+    return MemoryUsage(*(old + (new - old) * turns for old, new in zip(held, more)))
+
+
+def _played(plan: Plan, rank: int, shards: Mapping[str, int] | None, on_gpu: bool) -> MemoryUsage:
+    """Return what a rank holds of the microbatches of a step."""
     config = plan.config
     table = plan.table
     training = plan.training.ranks[rank]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpitrain.plan.activations.kept import Activations
-from mpitrain.plan.activations.peak import peak_of, put_away
+from mpitrain.plan.activations.peak import put_away
 from mpitrain.plan.declared.expert_rows import num_lengths
 from mpitrain.plan.declared.parameters import EXPERT, Spec, itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import with_recompute
-from mpitrain.plan.predict.memory import MemoryUsage
+from mpitrain.plan.predict.memory import MemoryUsage, predict_rank
 from mpitrain.plan.settings.experts import positions
 
 # bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
@@ -96,13 +96,12 @@ def _holes(plan: Plan, whole: Plan, rank: int, usage: MemoryUsage) -> int:
 
 def _dropped(whole: Plan, rank: int, usage: MemoryUsage) -> int:
     """Return the bytes that a forward drops to make them again: how much more there is without that."""
-    formulas = {stage: Activations(whole.stage(stage), whole.sizes) for stage in whole.table.chunks[rank]}
-    peak = peak_of(whole.training.ranks[rank], whole.table, formulas)
-    return max(0, sum(peak) - usage.computed)
+    return max(0, predict_rank(whole, rank).computed - usage.computed)
 
 
 def _copied_away(plan: Plan, rank: int) -> int:
     """Return the bytes of activations that are on the host."""
+    plan = plan if plan.holds_all else plan.shortest
     table = plan.table
     formulas = {stage: Activations(plan.stage(stage), plan.sizes) for stage in table.chunks[rank]}
     return put_away(plan.training.ranks[rank], table, formulas)

@@ -2,6 +2,8 @@
 a file or from a module.
 """
 
+import math
+
 from mpitrain.config import Batch, Parallel, Pipeline
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
@@ -22,6 +24,30 @@ from mpitrain.schedules.table import Table
 def num_microbatches(config: ResolvedConfig) -> int:
     """Return how many microbatches each data-parallel rank runs in a step."""
     return config.batch.global_ // (config.parallel.dp * config.batch.micro)
+
+
+def fewest_microbatches(config: ResolvedConfig) -> int:
+    """Return how many microbatches show what a step of all of them holds.
+
+    After the warm-up a schedule repeats itself, every turn_of() microbatches. All are needed where it isn't
+    known that a schedule does, and for sums in a tree, which is deeper with more.
+    """
+    number = num_microbatches(config)
+    pipeline = config.pipeline
+    if (
+        _is_file(pipeline.schedule)
+        or not schedule_of(pipeline.schedule).held
+        or config.numerics.reproducible == "layout"
+    ):
+        return number
+    turn = turn_of(config)
+    least = 2 * turn + 2 * pipeline.tail
+    return min(number, least + (number - least) % turn)
+
+
+def turn_of(config: ResolvedConfig) -> int:
+    """Return after how many microbatches a schedule repeats itself: two rounds of pipeline and group."""
+    return 2 * math.lcm(config.parallel.pp, config.pipeline.group or 1)
 
 
 def schedule_of(name: str) -> ScheduleFamily:
