@@ -2,6 +2,7 @@
 (docs/guides/security.md).
 """
 
+import codecs
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ from mpitrain.commands.sampling import SamplingRules, ShownText
 from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
 from mpitrain.config_hints import recognised
 from mpitrain.data.chat_template import ids_of_ends, messages_of, read_chat_template
+from mpitrain.data.sources.jsonl import JSONL, text_of
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import DESCRIPTION, describe
 from mpitrain.errors import CheckpointError, ConfigError, DataError
@@ -98,7 +100,7 @@ class TextSampler:
         hidden = len(ids if request.chat else self._begin)
         next_token = NextToken(self._stage, self._sequence, self._ends, self._cached)
         shown = ShownText(self.tokenizer.decode(ids[hidden:]), request.stops)
-        yield shown.shown
+        yield self._shown(shown, ids[hidden:])
         with torch.no_grad():
             for left in range(request.num_tokens, 0, -1):
                 # a model may have more rows, never learnt
@@ -107,9 +109,26 @@ class TextSampler:
                 ended = ids[-1] in self._stops  # how another document begins was never learnt
                 if ended:
                     del ids[-1]
-                yield shown.grow(self.tokenizer.decode(ids[hidden:]), last=ended or left == 1)
+                yield self._shown(shown, ids[hidden:], last=ended or left == 1)
                 if ended or shown.stopped:
                     return
+
+    def _shown(self, shown: ShownText, ids: list[int], last: bool = False) -> str:
+        text = self.tokenizer.decode(ids)
+        return shown.grow(text, _settled(self.tokenizer, ids, text), last)
+
+
+def _settled(tokenizer: Tokenizer, ids: list[int], text: str) -> int:
+    """Return how many characters of the text of some tokens no further token changes.
+
+    With byte fallback, bytes that follow one another are decoded together: each is U+FFFD unless
+    all are UTF-8. A byte that begins no character changes the line feed before it.
+    """
+    if tokenizer.stray_byte is not None:
+        changed = tokenizer.decode([*ids, tokenizer.stray_byte])
+        differing = (n for n, pair in enumerate(zip(text, changed)) if pair[0] != pair[1])
+        text = text[: next(differing, None)]
+    return len(text.rstrip("\ufffd"))
 
 
 def sample(run_dir: str, prompt: str, request: SamplingRequest) -> Iterator[str]:
@@ -126,26 +145,34 @@ def json_lines(run_dir: str, prompts: Sequence[str], request: SamplingRequest) -
 
 
 def read_prompts(path: str) -> list[str]:
-    """Return the prompts of a file: its lines, or of a .jsonl file the "prompt" of each object.
+    """Return the prompts of a file: its lines, or the "prompt" of each object of JSON lines.
 
+    A line ends with a line feed, or with a carriage return and one. Blank lines are passed over.
     Raises DataError.
     """
+    where = f"--prompts {shown(path)}"
     try:
-        lines = read_regular(Path(path), MOST_PROMPT_BYTES).decode().splitlines()
-        if path.endswith(".jsonl"):
-            found = [json.loads(line)["prompt"] for line in lines if line.strip()]
-        else:
-            found = [line for line in lines if line]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"--prompts {shown(path)}: {shown(repr(error))}; needed UTF-8 lines, or in a .jsonl file objects "
-            'with a "prompt"'
-        ) from None
+        content = read_regular(Path(path), MOST_PROMPT_BYTES)
     except OSError as error:
-        raise DataError(f"--prompts {shown(path)}: {error.strerror}; give a file of prompts") from None
-    if not found or not all(isinstance(each, str) and each for each in found):
-        raise DataError(f"--prompts {shown(path)}: needed prompts, texts that aren't empty")
-    return found
+        raise DataError(f"{where}: {error.strerror}; give a file of prompts") from None
+    as_json = path.lower().endswith(JSONL.suffixes)
+    prompts = []
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+        if not (line := line.removesuffix(b"\r")).strip():
+            continue
+        try:
+            text = (text_of(line, "prompt") if as_json else line).decode()
+        except ValueError as error:
+            raise DataError(
+                f"{where}, line {number}: {shown(error)}; needed UTF-8 lines, or in a file of JSON lines "
+                'objects with a "prompt"'
+            ) from None
+        if not text:
+            raise DataError(f"{where}, line {number}: an empty prompt; needed a text")
+        prompts.append(text)
+    if not prompts:
+        raise DataError(f"{where}: no prompts; needed one on each line")
+    return prompts
 
 
 def visible(text: str) -> str:

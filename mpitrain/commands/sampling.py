@@ -96,32 +96,32 @@ def _nucleus(probabilities_V: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 class ShownText:
-    """A text that grows behind a prompt: what of it can be shown, and whether it has come to a stop string.
+    """A text that grows after a prompt: what of it can be shown, and whether a stop string has come.
 
+    All pieces together are the tokens' text, decoded at once.
     stops: the text ends before the one that is complete first; one in the prompt is none.
     """
 
     def __init__(self, prompt: str, stops: Sequence[str] = ()):
         self.stops = tuple(filter(None, stops))
         self.stopped = False
-        self.shown = _complete(prompt)
-        self._begin = len(self.shown)
+        self.shown = ""
+        self._begin = len(prompt)
 
-    def grow(self, text: str, last: bool = False) -> str:
+    def grow(self, text: str, settled: int, last: bool = False) -> str:
         """Return what is new of the whole text and can't change, nor be a part of a stop string.
 
-        last: nothing comes behind it.
+        settled: characters at its beginning that no later token changes (generate.py).
+        last: nothing comes after it.
         """
-        whole = _complete(text)
-        if not whole.startswith(self.shown):
-            return ""
-        found = [(at + len(stop), at) for stop in self.stops if (at := whole.find(stop, self._begin)) >= 0]
+        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop, self._begin)) >= 0]
         if found:
             self.stopped = True
-            whole = whole[: min(found)[1]]
+            text = text[: min(found)[1]]
         elif not last:
-            whole = whole[: len(whole) - self._begun(whole[self._begin :])]
-        piece = whole[len(self.shown) :]
+            text = text[:settled]
+            text = text[: len(text) - self._begun(text[self._begin :])]
+        piece = text[len(self.shown) :]
         self.shown += piece
         return piece
 
@@ -132,8 +132,3 @@ class ShownText:
 
     def _begins(self, end: str) -> bool:
         return any(stop.startswith(end) for stop in self.stops)
-
-
-def _complete(text: str) -> str:
-    """Return a text without a character at its end of which not all tokens are there."""
-    return text.rstrip("\ufffd")

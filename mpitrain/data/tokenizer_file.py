@@ -81,6 +81,8 @@ class FileTokenizer:
         self.vocab = max(ids.values()) + 1  # ids may have gaps, and then their number is too small
         self.older_end_of_text = next((ids[name] for name in OLDER_END_OF_TEXT if name in ids), None)
         self.unknown = _unknown(content, ids)
+        no_ascii = (f"<0x{byte:02X}>" for byte in range(0xFF, 0x7F, -1))
+        self.stray_byte = next((ids[name] for name in no_ascii if name in ids), None)
         self.identity = f"xxh3:{xxhash.xxh3_128_hexdigest(content)}"
         special = {
             token.content: id_

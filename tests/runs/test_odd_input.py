@@ -387,7 +387,7 @@ def test_prompts_of_deep_json_are_refused(tmp_path):
     from mpitrain.commands.generate import read_prompts  # torch, which no other test here needs
 
     (tmp_path / "p.jsonl").write_text(f'{{"prompt": {DEEP}}}')
-    with pytest.raises(InputError, match=r"--prompts .*p\.jsonl: Recursion"):
+    with pytest.raises(InputError, match=r"--prompts .*p\.jsonl, line 1: brackets within brackets"):
         read_prompts(str(tmp_path / "p.jsonl"))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from sampled import make_run, text
 
 from mpitrain.cli import cli
-from mpitrain.commands.generate import SamplingRequest, TextSampler, read_prompts, sample
+from mpitrain.commands.generate import SamplingRequest, TextSampler, _settled, read_prompts, sample
 from mpitrain.commands.sampling import SamplingRules, ShownText
+from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.errors import DataError
 
 PROBABILITIES = torch.tensor([0.125, 0.4, 0.05, 0.3, 0.125])
@@ -111,12 +113,73 @@ def test_a_text_ends_before_the_stop_string_that_is_complete_first(behind, stops
     shown = ShownText(prompt, stops)
     pieces = []
     for end in [*range(step, len(behind), step), len(behind)]:
-        pieces.append(shown.grow(prompt + behind[:end], last=end == len(behind)))
+        text = prompt + behind[:end]
+        pieces.append(shown.grow(text, len(text), last=end == len(behind)))
         if shown.stopped:
             break
     cuts = [(at + len(stop), at) for stop in stops if (at := behind.find(stop)) >= 0]
-    assert "".join(pieces) == (behind[: min(cuts)[1]] if cuts else behind)
+    assert "".join(pieces) == prompt + (behind[: min(cuts)[1]] if cuts else behind)
     assert shown.stopped is bool(cuts)
+
+
+def byte_fallback(tokenizers):
+    """Return a tokenizer of Llama 2's kind: a character without a token is its bytes."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "\u2581the", "x", ".", "\u65e5"]
+    model = tokenizers.models.BPE(
+        {word: n for n, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True
+    )
+    made = tokenizers.Tokenizer(model)
+    steps = tokenizers.decoders
+    made.decoder = steps.Sequence(
+        [steps.Replace("\u2581", " "), steps.ByteFallback(), steps.Fuse(), steps.Strip(" ", 1, 0)]
+    )
+    return made
+
+
+def byte_level(tokenizers):
+    """Return a tokenizer of GPT-2's kind: every byte is a character."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+    made.decoder = tokenizers.decoders.ByteLevel()
+    return made
+
+
+def word_pieces(tokenizers):
+    """Return a tokenizer of BERT's kind: spaces between words are the decoder's."""
+    words = ["[UNK]", "the", "##re", "don", "'", "t", ".", "n't", "\u65e5", "\ufffd"]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({word: n for n, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    made.decoder = tokenizers.decoders.WordPiece()
+    return made
+
+
+STRAY = [0x0A, 0xE6, 0x97, 0xA5, 0xE6, 0x97, 0xC0, 0x80, 0xF0, 0x9F]  # a line feed, and parts of characters
+
+
+@pytest.mark.few_cases(4)
+@pytest.mark.parametrize("kind", [byte_fallback, byte_level, word_pieces, None])
+def test_a_text_in_pieces_is_the_text_of_all_tokens_at_once(kind, tmp_path):
+    """Whatever bytes come: those that begin no character are U+FFFD, at the end, too."""
+    if kind is None:
+        tokenizer, decode = load_tokenizer("bytes"), None
+    else:
+        made = kind(pytest.importorskip("tokenizers"))
+        made.save(str(tmp_path / "tokenizer.json"))
+        tokenizer, decode = load_tokenizer(tmp_path / "tokenizer.json"), made.decode
+    dice = random.Random(1)
+    likely = [n + (kind is byte_fallback) for n in STRAY if n < tokenizer.vocab]
+    if kind is byte_level:
+        likely = [made.token_to_id(made_of) for made_of in "\u010a\u00e6\u0139\u00a5"]
+    for _ in range(400):
+        ids = [dice.choice([dice.randrange(tokenizer.vocab), *likely]) for _ in range(dice.randint(1, 12))]
+        expected = decode(ids, skip_special_tokens=False) if decode else tokenizer.decode(ids)
+        shown = ShownText(tokenizer.decode(ids[:1]))
+        for end in range(1, len(ids) + 1):
+            text = tokenizer.decode(ids[:end])
+            shown.grow(text, _settled(tokenizer, ids[:end], text), last=end == len(ids))
+            assert end == len(ids) or expected.startswith(shown.shown)
+        assert shown.shown == expected
 
 
 def generated(*given):
@@ -154,7 +217,28 @@ def test_the_command_takes_all_rules(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n\n", b"\xff\n", b'{"prompt": 3}\n', b"[1]\n", b'{"text": "a"}\n', b"{\n"]
+    ("name", "content"),
+    [
+        ("a.txt", "\ufeffone\u2028still one\x0cand\x85so\r\n\r\n \n two \nthree"),
+        ("a.JSONL", '\ufeff{"prompt": "one\u2028still one\x85so"}\r\n\n{"prompt": " two ", "n": NaN}'),
+        ("a.ndjson", '{"prompt": "one\\u2028still one\\u0085so"}\n \n{"prompt": " two "}\n'),
+    ],
+)
+def test_a_line_ends_with_a_line_feed_alone(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content.encode())
+    if name == "a.txt":
+        expected = ["one\u2028still one\x0cand\x85so", " two ", "three"]
+    else:
+        expected = ["one\u2028still one\x85so", " two "]
+    assert read_prompts(str(tmp_path / name)) == expected
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"\n\n", b"\xff\n", b'{"prompt": 3}\n', b"[1]\n", b'{"text": "a"}\n', b"{\n"),
+        *(b'{"prompt": ""}', b"[" * 100_000, b'{"prompt": "\\ud800"}'),
+    ],
 )
 def test_a_file_without_prompts_is_one_message(tmp_path, content):
     (tmp_path / "p.jsonl").write_bytes(content)
