@@ -232,7 +232,8 @@ class ExpertsTable(ConfigTable, frozen=True):
     # weight of the loss that balances experts (experts.balance); with bias: of a loss over sequences,
     # besides
     balance_weight: Annotated[float, Meta(ge=0)] | None = None
-    bias_rate: Annotated[float, Meta(gt=0)] | None = None  # balance = "bias": how far a bias moves in a step
+    # balance = "bias": how far a bias moves in a step; 0: it stays as it is
+    bias_rate: Annotated[float, Meta(ge=0)] | None = None
     z_weight: Annotated[float, Meta(ge=0)] | None = None  # weight of the router's z-loss
     # path of a routing.npz (run.routing): tokens go to the experts of that record, with the weights that
     # the router gives them now, and steps are predicted with its loads; "": none

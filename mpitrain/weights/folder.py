@@ -41,6 +41,8 @@ MOST_NAMES = 10_000  # in a folder
 MOST_SHARDS = 4_096
 NUM_OPEN = 64  # files at once
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# of peft, which transformers applies where it finds them; of mlx, torchtune
+ADAPTER = re.compile(r"adapter_config\.json|adapter_model[.-].*|adapters?_?[0-9]*\.(safetensors|npz|pt|bin)")
 SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
 GIVE = "give the folder of a model, with its config.json and safetensors files"
 
@@ -143,6 +145,12 @@ class ModelFolder:
                 names.add(entry.name)
                 if len(names) > MOST_NAMES:
                     raise WeightsError(f"{shown(self.path)}: more than {MOST_NAMES:,} files; {GIVE}")
+        if adapters := sorted(name for name in names if ADAPTER.fullmatch(name)):
+            raise WeightsError(
+                f"{shown(self.path)}: {listed(adapters, 3)}: an adapter of a model (LoRA), which isn't read, "
+                "and without it this is another model. Merge it by peft, merge_and_unload() and "
+                "save_pretrained(OTHER), and give that folder; or move the adapter away for the bare model"
+            )
         if CONFIG not in names:
             raise WeightsError(f"{shown(self.path)}: no {CONFIG}, which says what model it is; {GIVE}")
         return names

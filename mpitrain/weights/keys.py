@@ -13,10 +13,13 @@ from mpitrain.config import Config, LoadedConfig
 from mpitrain.errors import ConfigError, MpitrainError, WeightsError
 from mpitrain.inputs import listed, shown
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.families.fields import first_and_every
+from mpitrain.model.families.sparse import has_experts
 from mpitrain.origins import FOLDER, NONE, KeyOrigin
 from mpitrain.plan.declared.family import FAMILIES, family_of
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.settings.attention import head_width
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
 from mpitrain.weights.bits import TORCH
 from mpitrain.weights.folder import CONFIG, ModelFolder
@@ -130,15 +133,19 @@ def with_keys(begun: LoadedConfig, keys: Mapping[str, Any], where: str) -> Loade
             f"{where}; leave model.preset out"
         )
     changes: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+    differing = {}
     for key, value in keys.items():
         table, _, name = key.partition(".")
         given = getattr(getattr(config, table), name)
         if given is None or given == "":
             changes[table][name] = value
         elif given != value and key not in OPEN and not key.startswith(OPEN_PREFIXES):
-            raise ConfigError(
-                f"{key} = {shown(repr(given))}, but {where} has {shown(repr(value))}; leave it out"
-            )
+            differing[key] = given
+    if differing and not _say_the_same_model(keys, {**keys, **differing}):
+        key, given = next(iter(differing.items()))
+        raise ConfigError(
+            f"{key} = {shown(repr(given))}, but {where} has {shown(repr(keys[key]))}; leave it out"
+        )
     if config.model.vocab is not None and config.model.vocab < keys["model.vocab"]:
         raise ConfigError(
             f"model.vocab = {config.model.vocab} is less than the {keys['model.vocab']} of {where}; leave it "
@@ -154,6 +161,48 @@ def plan_on_one_rank(config: Config) -> Plan:
     """Return the plan of a model whose keys are all there, on one rank."""
     tokens = config.model.vocab - (config.model.padding or 0)
     return plan_of(resolve(on_one_rank(config), 1, tokens))
+
+
+def _say_the_same_model(keys: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Return whether two sets of keys, equal or not, are the same model when they are resolved."""
+    try:
+        bare = LoadedConfig(Config(), NONE)
+        first, second = (plan_on_one_rank(with_keys(bare, each, "").config) for each in (keys, others))
+    except ConfigError:
+        return False
+    return spelled_out(first.config).model == spelled_out(second.config).model
+
+
+def spelled_out(config: Config) -> Plan:
+    """Return the plan of a resolved configuration's model, with every number that stands for another.
+
+    Equal models have equal layers then: a width of 0 is that of a head, and blocks with windows or
+    experts may be said in several ways. The vocabulary isn't padded.
+    """
+    model = config.model
+    own = config.attention
+    experts = config.experts
+    known = family_of(model).attention
+    of_a_head = [key for key in ("head_width", "score_width") if key in known and not getattr(own, key)]
+    attention: dict[str, Any] = dict.fromkeys(of_a_head, head_width(config))
+    if own.yarn_mscale is not None:  # read back it has other last digits
+        attention["yarn_mscale"] = round(own.yarn_mscale, 12)
+    of_experts: dict[str, Any] = {}
+    if experts.count:
+        sparse = has_experts(model.layers, experts.first, experts.every)
+        of_experts["first"], of_experts["every"] = first_and_every(sparse)
+        if experts.groups_active == experts.groups:
+            of_experts |= {"groups": 1, "groups_active": 1}
+    return plan_on_one_rank(
+        msgspec.structs.replace(
+            config,
+            model=msgspec.structs.replace(
+                model, vocab=model.vocab - (model.padding or 0), padding=0, vocab_multiple=1
+            ),
+            attention=msgspec.structs.replace(own, **attention),
+            experts=msgspec.structs.replace(experts, **of_experts),
+        )
+    )
 
 
 # ---------------------------------------------------------------- and back
@@ -222,23 +271,17 @@ def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
         experts=settings.ExpertsTable(**own),
     )
     again = plan_on_one_rank(filled(LoadedConfig(bare, NONE), found, folder.where(CONFIG)).config)
-    expected = plan_on_one_rank(_without_padding(config))
-    if again.model != expected.model:
-        before = settings.flatten(expected.config)
+    expected, said = spelled_out(config), spelled_out(again.config)
+    if said.model != expected.model:
+        before, after = settings.flatten(config), settings.flatten(again.config)
+        resolved = settings.flatten(expected.config)
         differing = [
-            f"{key} = {before[key]!r} became {value!r}"
-            for key, value in settings.flatten(again.config).items()
-            if key.partition(".")[0] in TABLES and before[key] != value
+            f"{key} = {before[key]!r} became {after[key]!r}"
+            for key, value in settings.flatten(said.config).items()
+            if key.partition(".")[0] in TABLES and resolved[key] != value and before[key] != after[key]
         ]
         raise MpitrainError(
             f"{folder.where(CONFIG)} doesn't say this model: {listed(differing) or 'its layers differ'}; no "
             f"{found.kind.name} of transformers computes it"
         )
     return found
-
-
-def _without_padding(config: Config) -> Config:
-    """Return a resolved configuration whose vocabulary isn't padded."""
-    model = config.model
-    bare = dict(vocab=model.vocab - (model.padding or 0), padding=0, vocab_multiple=1)
-    return msgspec.structs.replace(config, model=msgspec.structs.replace(model, **bare))

@@ -94,7 +94,7 @@ def test_rows_that_pad_the_vocabulary_are_never_predicted(tmp_path, model, layou
     assert np.abs(losses(tmp_path / "padded") - losses(tmp_path / "plain")).max() < 1e-10
     found = arrays(tmp_path / "padded")
     assert found["parameters/embedding.weight"].shape == (2048, 16)
-    out = tmp_path / "out"
+    out = tmp_path / "made" / "for it" / "out"
     done = command("export", tmp_path / "padded", "--to", out, "--no-prove")
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "config.json").read_text())["vocab_size"] == 300

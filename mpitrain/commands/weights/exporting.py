@@ -217,8 +217,8 @@ def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int
     """Return what will be written. Raises InputError for a target that is there, or another model."""
     if os.path.lexists(out):
         raise WeightsError(f"{shown(out)} is there already; give the name of a folder to be made")
-    if not out.name or not out.absolute().parent.is_dir():
-        raise WeightsError(f"{shown(out)}: no folder {shown(out.absolute().parent)} to make it in")
+    if not out.name:
+        raise WeightsError(f"{shown(out)} is no name; give the name of a folder to be made")
     chosen = dtype or OF_COMPUTE[source.config.precision.compute]
     config_json(source.config, NAMED[chosen], {}, {})  # or there is no such model
     model = source.config.model
@@ -229,6 +229,7 @@ def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int
 
 def _begin(out: Path, written: ExportPlan) -> None:
     try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
         remove(written.path)
         require_space(out.absolute().parent, written.num_bytes)
         written.path.mkdir()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.config import Config
+from mpitrain.errors import ConfigError
 from mpitrain.model.families.decoder import with_ends
 from mpitrain.model.families.fields import (
     read_eps,
@@ -92,6 +93,10 @@ def _write_deepseek_v3(config: Config) -> dict[str, Any]:
     own = config.attention
     rope = write_rope(config)
     if (rope["rope_scaling"] or {}).get("rope_type") == "yarn":
+        if not own.yarn_mscale:
+            raise ConfigError(
+                "attention.yarn_mscale = 0 can't be written: DeepSeek-V3 scales its scores with it; use 1"
+            )
         rope["rope_scaling"].pop("attention_factor", None)
         rope["rope_scaling"] |= dict(mscale=own.yarn_mscale, mscale_all_dim=own.yarn_mscale)
     return dict(

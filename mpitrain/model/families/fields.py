@@ -360,18 +360,22 @@ def write_windows(config: Config, *, absent: int | None = 4096) -> dict[str, Any
     absent: written where no block has a window: most classes of transformers need a number even
     then.
     """
-    own = config.attention
-    letters = own.window_blocks if own.window else "f"
-    kinds = [KINDS[letters[number % len(letters)]] for number in range(config.model.layers)]
-    return dict(sliding_window=own.window or absent, layer_types=kinds)
+    kinds = [KINDS[letter] for letter in window_letters(config)]
+    return dict(sliding_window=config.attention.window or absent, layer_types=kinds)
 
 
 def write_windows_if_used(config: Config) -> dict[str, Any]:
     """Return what read_windows_if_used() reads."""
-    window = config.attention.window
-    found = write_windows(config, absent=None)
-    first = found["layer_types"].index(KINDS["w"]) if window else config.model.layers
-    return dict(found, use_sliding_window=bool(window), max_window_layers=first)
+    letters = window_letters(config) + "w"
+    first = letters.index("w")
+    used = first < config.model.layers
+    return dict(write_windows(config, absent=None), use_sliding_window=used, max_window_layers=first)
+
+
+def window_letters(config: Config) -> str:
+    """Return a letter for each block: w, it has the window, or f."""
+    letters = config.attention.window_blocks if config.attention.window else "f"
+    return "".join(letters[number % len(letters)] for number in range(config.model.layers))
 
 
 def in_turns(letters: str) -> str:
@@ -391,7 +395,7 @@ def read_sparse_blocks(fields: Fields) -> None:
         fields.refuse("mlp_only_layers", "needed a list of numbers of layers")
     dense = set(without)
     wanted = [(number + 1) % step == 0 and number not in dense for number in range(layers)]
-    for first, every in ((0, step), _first_and_every(wanted)):
+    for first, every in ((0, step), first_and_every(wanted)):
         if wanted == has_experts(layers, first, every):
             fields.give("experts.first", first, "mlp_only_layers")
             fields.give("experts.every", every, "decoder_sparse_step")
@@ -399,7 +403,7 @@ def read_sparse_blocks(fields: Fields) -> None:
     fields.refuse("mlp_only_layers", "no experts.first and experts.every mean these blocks")
 
 
-def _first_and_every(wanted: Sequence[bool]) -> tuple[int, int]:
+def first_and_every(wanted: Sequence[bool]) -> tuple[int, int]:
     """Return the only experts.first and experts.every that may mean these blocks; they needn't."""
     sparse = [number for number, each in enumerate(wanted) if each]
     if not sparse:
@@ -422,8 +426,15 @@ def write_sparse_blocks(config: Config) -> dict[str, Any]:
 def write_experts(config: Config) -> dict[str, Any]:
     """Return the fields of experts as DeepSeek-V3 and GLM-4.5 have them."""
     experts = config.experts
+    blocks = has_experts(config.model.layers, experts.first, experts.every)
+    first = (*blocks, True).index(True)
+    if not all(blocks[first:]):
+        raise ConfigError(
+            f"experts.every = {experts.every} can't be written: {config.model.family} has experts in all "
+            "blocks after the first ones; use 1"
+        )
     return dict(
-        first_k_dense_replace=experts.first,
+        first_k_dense_replace=first,
         n_routed_experts=experts.count,
         num_experts_per_tok=experts.active,
         n_shared_experts=experts.shared,

@@ -17,6 +17,7 @@ from mpitrain.model.families.fields import (
     read_sizes,
     read_sparse_blocks,
     read_windows_if_used,
+    window_letters,
     write_biases,
     write_head_width,
     write_rope,
@@ -100,12 +101,14 @@ def _write_qwen3(config: Config) -> dict[str, Any]:
 
 def _write_window_of_all(config: Config) -> dict[str, Any]:
     own = config.attention
-    if own.window and "f" in own.window_blocks:
+    letters = set(window_letters(config))
+    if len(letters) > 1:
         raise ConfigError(
             f'attention.window_blocks = "{own.window_blocks}" can\'t be written: Qwen3-MoE has windows in '
             'all blocks or in none; use "w"'
         )
-    return dict(use_sliding_window=bool(own.window), sliding_window=own.window or None)
+    used = letters == {"w"}
+    return dict(use_sliding_window=used, sliding_window=own.window if used else None)
 
 
 def _write_qwen3_moe(config: Config) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from mpitrain import config as settings
 from mpitrain.cli import cli
 from mpitrain.errors import BAD_INPUT, ConfigError, InputError
 from mpitrain.weights.beginning import begins
+from mpitrain.weights.folder import ModelFolder
 
 EVIL = "\x1b]0;title\x07\u202e"
 
@@ -415,6 +416,16 @@ def test_tensors_without_numbers_are_ignored(tmp_path):
     )
     done = attempted(tmp_path, "import", path, "--to", tmp_path / "to" / "run")
     assert done.exception is None and "ignored: 1 tensor" in done.output
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "adapters.safetensors"])
+def test_a_model_with_an_adapter_is_refused_by_its_name(name, tmp_path):
+    path = folder(tmp_path / "model")
+    (path / name).write_text("{}")
+    for _ in range(2):  # with the model, and alone
+        with pytest.raises(InputError, match=rf"{name}: an adapter .* Merge it"):
+            ModelFolder(path)
+        (path / "config.json").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("value", ["\ud800", {"a": 1}, [2, "x"], True, 2.0])
