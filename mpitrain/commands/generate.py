@@ -35,6 +35,8 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
 from mpitrain.training.machine.device_placement import set_threads
+from mpitrain.weights.companions import companions_of_run, length_of, object_of
+from mpitrain.weights.folder import CONFIG
 
 MOST_PROMPT_BYTES = 1 << 26  # of a file of prompts
 
@@ -59,7 +61,7 @@ class SamplingRequest:
 
 
 class TextSampler:
-    """The model of a run directory, for some prompts; the context is the last data.sequence tokens.
+    """The model of a run directory, for some prompts; the context is the model's own length.
 
     A model of separate documents stops at the end of one; an answer (chat) at its end.
     """
@@ -207,7 +209,7 @@ def _tokenizer(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
     begin = data.begin_of_text
     if given is not None:
         return load_tokenizer(given, end, begin)
-    if name == "bytes":
+    if name in ("bytes", ""):
         return load_tokenizer(name, end, begin)
     try:
         file = Path(os.path.realpath(name))
@@ -271,8 +273,8 @@ def _say_what_is_not_cached(why: str | None, sequence: int, length: int) -> None
         print(f"no key-value cache, every token takes a pass over the text: {why}", file=sys.stderr)
     elif length > sequence:
         print(
-            f"no key-value cache beyond {sequence} tokens (data.sequence): from there on every token takes a "
-            "pass over the last so many",
+            f"no key-value cache beyond {sequence} tokens, the model's own length: from there on every token "
+            "takes a pass over the last so many",
             file=sys.stderr,
         )
 
@@ -334,9 +336,15 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
         require_memory(plan_of(one))
     except ConfigError as error:
         raise ConfigError(f"{rundir.config}: {shown(error.args[0])}") from error
+    length = max(one.data.sequence, _length_of_model(rundir))
     return msgspec.structs.replace(
-        one, data=msgspec.structs.replace(one.data, sequence=min(one.data.sequence, num_tokens))
+        one, data=msgspec.structs.replace(one.data, sequence=min(length, num_tokens))
     )
+
+
+def _length_of_model(rundir: RunDir) -> int:
+    """Return the longest text that the weights' own config.json says, where they came with one; else 0."""
+    return length_of(object_of(companions_of_run(rundir).get(CONFIG)))
 
 
 def _load(rundir: RunDir, plan: Plan) -> Stage:

@@ -6,7 +6,7 @@ sequences it trains on.
 source, sources/         what a data source is; one file each: text, jsonl, python_stdlib
 corpus, corpus_files     documents of a corpus; which files it has, and which are left out
 file_kinds               what a file is that is no text
-tokenizer, tokenizer_file, special_tokens, rows
+tokenizer, tokenizer_file, special_tokens, rows, byte_level
                          bytes, or a tokenizer.json; its special tokens; rows of an embedding
 chat_template, chat_sandbox
                          messages as the text that a model was taught to answer

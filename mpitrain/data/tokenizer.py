@@ -82,6 +82,11 @@ def load_tokenizer(
     """
     if name == "bytes":
         return ByteTokenizer(end_of_text, begin_of_text)
+    if not name:
+        raise DataError(
+            'data.tokenizer = "": the weights were imported without a tokenizer; give the one that the model '
+            'was trained with, by data.tokenizer (generate: --tokenizer FILE), or "bytes"'
+        )
     from mpitrain.data.tokenizer_file import read_tokenizer
 
     return read_tokenizer(Path(name), end_of_text, begin_of_text)

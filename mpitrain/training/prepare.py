@@ -19,7 +19,7 @@ from mpitrain.cluster import code_identity, logs
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.cluster.limit import Limit
-from mpitrain.cluster.rundir import RunDir, read_config
+from mpitrain.cluster.rundir import RunDir, read_config, read_with_origins
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.base.world import World, connect
@@ -137,7 +137,7 @@ def open_run(
     asked = world.on_every_rank("checking the configuration", lambda: _checked(read))
     require_same_configuration(world, asked.config)
     with guard.place.at("start", "reading model.init", BUSY):
-        begun, said = world.on_every_rank("reading model.init", lambda: beginning(asked))
+        asked, begun, said = world.on_every_rank("reading model.init", lambda: _begun(read))
     notes += said * first
     tokenizer = OneTokenizer(world, begun.config.data)
     with guard.place.at("start", "reading the tokenizer", BUSY):
@@ -171,9 +171,31 @@ def beginning(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     rundir = RunDir(config.run.dir)
     before = None
     if has_steps(rundir.checkpoints) and kind_of(rundir.config) == "a file":
-        before = read_config(rundir.config, plugins_of(config))
+        recorded = read_config(rundir.config, plugins_of(config))
+        before = recorded if recorded.model.init == config.model.init else None
     begun = begins(given, before)
     return begun.given, begun.lines
+
+
+def _resumed(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
+    """Return a configuration with the model.init that the run directory records, if it holds a run."""
+    rundir = RunDir(given.config.run.dir)
+    if kind_of(rundir.config) != "a file" or not (is_there(rundir.checkpoints) or is_there(rundir.metrics)):
+        return given, []
+    from mpitrain.weights.beginning import has_steps, own_first_step, with_origin_of_run
+
+    if not has_steps(rundir.checkpoints) and not own_first_step(rundir.checkpoints):
+        return given, []  # it has nothing to resume from, and begins again
+    before = read_with_origins(rundir.config, plugins_of(given.config))
+    begun = with_origin_of_run(given, before)
+    return begun.given, begun.lines
+
+
+def _begun(asked: LoadedConfig) -> tuple[LoadedConfig, LoadedConfig, list[str]]:
+    """Return a run's configuration, the same with the model of model.init, and what is to be said of it."""
+    asked, said = _resumed(asked)
+    begun, more = beginning(asked)
+    return asked, begun, [*said, *more]
 
 
 def _require_files(plan: Plan, world: World) -> None:
@@ -492,10 +514,14 @@ class _Opening:
 
     def _keep_tokenizer(self) -> None:
         keep_tokenizer(self.rundir.data, self.tokenizer.whole)
-        if self.config.model.init and not os.path.lexists(self.rundir.came_along):
+        begins = not os.path.lexists(self.rundir.config)  # else what is there is complete
+        if begins and (self.config.model.init or self.config.data.tokenizer != "bytes"):
             from mpitrain.weights.beginning import keep_companions
 
-            keep_companions(self.config.model.init, self.rundir.came_along)
+            data = self.config.data
+            keep_companions(
+                self.config.model.init, self.tokenizer.whole, data.tokenizer, self.rundir.came_along
+            )
 
     def _copies(self) -> np.ndarray:
         """Return the documents that are copies of held-out ones; none for runs that are older than this."""

@@ -3,6 +3,7 @@
 header, bits     a safetensors file: its header, checked; its numbers as arrays and back
 folder           a Hugging Face folder: config.json, index, shards, tokenizer files
 keys             config.json as keys of ours, and back
+companions       what belongs to the weights: tokenizer, ends, chat template; from run to run
 matching         which tensors a model's weights are, and whether all are there
 weight_source    any box of any weight, from a folder or a checkpoint
 beginning        model.init: the model of a run, before torch is loaded

@@ -3,6 +3,9 @@
 A run that has a checkpoint of its own goes on from it, whatever became of model.init.
 """
 
+import os
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +15,25 @@ from mpitrain import config as settings
 from mpitrain.checkpoint.folders import find, find_one, step_of
 from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.cluster.rundir import RunDir
 from mpitrain.config import Config, LoadedConfig
-from mpitrain.errors import CheckpointError
-from mpitrain.inputs import kind_of, listed, replacing, shown
+from mpitrain.data.tokenizer import Tokenizer
+from mpitrain.errors import CheckpointError, ConfigError, DataError
+from mpitrain.inputs import as_argument, is_there, kind_of, listed, shown
 from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan.plan import Plan
-from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder, copied_companions
+from mpitrain.weights.companions import (
+    BYTES,
+    Files,
+    companions_of_folder,
+    companions_of_run,
+    length_of,
+    tokenizer_of_run,
+    with_length,
+    with_tokenizer,
+    write_companions,
+)
+from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
 from mpitrain.weights.keys import OF_TRAINING, TABLES, filled, keys_of, require_model, with_keys
 from mpitrain.weights.matching import FURTHER, match
 from mpitrain.weights.weight_source import (
@@ -30,6 +46,16 @@ from mpitrain.weights.weight_source import (
 
 CHECKPOINTS = "checkpoints"
 KEY = "model.init"
+TOKENIZER_KEY, END_KEY, BEGIN_KEY = "data.tokenizer", "data.end_of_text", "data.begin_of_text"
+SEQUENCE_KEY = "data.sequence"
+OF_TEXTS = (TOKENIZER_KEY, END_KEY, BEGIN_KEY, SEQUENCE_KEY)
+# tokens trained on by default: models read up to a million, which no memory holds
+MOST_SEQUENCE = 2048
+# without a tokenizer.json the rules that cut a text into words are code of transformers
+OLDER_TOKENIZERS = (
+    *("tokenizer.model", "vocab.json", "merges.txt"),
+    *("spiece.model", "vocab.txt", "tiktoken.model"),
+)
 
 
 class Beginning(NamedTuple):
@@ -37,6 +63,26 @@ class Beginning(NamedTuple):
 
     given: LoadedConfig
     lines: list[str]
+
+
+def with_origin_of_run(given: LoadedConfig, before: LoadedConfig) -> Beginning:
+    """Return a configuration with the model.init that the run in its directory began with.
+
+    before: of the run directory. Raises ConfigError if another one is given: nobody would read it.
+    """
+    recorded = before.config.model.init
+    asked = given.config.model.init
+    if not asked:
+        given = given.with_values({KEY: recorded}, before.origins.of(KEY))
+    elif asked != recorded and os.path.realpath(asked) != os.path.realpath(recorded):
+        began = f"began with {shown(recorded)}" if recorded else "began with weights of its own"
+        raise ConfigError(
+            f"{KEY} = {shown(asked)}: run.dir = {shown(given.config.run.dir)} holds a run that {began}, and "
+            f"is resumed from its own checkpoint; choose another run.dir, or leave {KEY} out"
+        )
+    gone = bool(recorded) and not is_there(recorded)
+    said = f"{KEY} = {shown(recorded)} isn't there any more; the run needs it no longer"
+    return Beginning(given, [said] * gone)
 
 
 def begins(given: LoadedConfig, before: Config | None = None) -> Beginning:
@@ -49,38 +95,40 @@ def begins(given: LoadedConfig, before: Config | None = None) -> Beginning:
         return Beginning(given, [])
     if before is not None:
         given = with_keys(given, _keys_of(before), "the run")
-        return Beginning(with_tokenizer(given, before.data.tokenizer, "the run"), [])
+        return _with_texts(given, _set_keys(settings.flatten(before)), "the run", [])
     if not is_folder_of_others(path):
         with opened_checkpoint(path) as saved:
-            keys = _keys_of(_config_of(saved))
-            given = with_keys(given, keys, shown(saved.path))
-            return Beginning(given, [f"{KEY}: the model of {shown(saved.path)}"])
+            given = with_keys(given, _keys_of(_config_of(saved)), shown(saved.path))
+            lines = [f"{KEY}: the model of {shown(saved.path)}"]
+            return _with_texts(given, _texts_of(saved), shown(saved.path), lines)
     with ModelFolder(path) as folder:
         found = keys_of(folder)
         require_model(found, folder.where(CONFIG))
         given = filled(given, found, folder.where(CONFIG))
         lines = [f"{KEY}: {folder.where(CONFIG)}", *(f"  {line}" for line in found.lines)]
-        if TOKENIZER in folder.companions:
-            given = with_tokenizer(given, str(folder.path / TOKENIZER), shown(folder.path))
-            lines.append(f"  data.tokenizer = {shown(given.config.data.tokenizer)}")
-        return Beginning(given, lines)
+        return _with_texts(given, texts_of_folder(folder), shown(folder.path), lines)
 
 
-def keep_companions(path: str, target: Path) -> None:
-    """Copy what came along with the weights of a Hugging Face folder into a folder to be made."""
-    if not is_folder_of_others(path):
-        return
-
-    def write(name: str, content: bytes) -> None:
-        with replacing(target / name) as file:
-            file.write(content)
-
-    try:
+def companions_of(path: str) -> Files:
+    """Return what belongs to the weights of model.init. Raises InputError."""
+    if is_folder_of_others(path):
         with ModelFolder(path) as folder:
-            target.mkdir()
-            copied_companions(folder, write)
-    except OSError as error:
-        raise CheckpointError(f"{shown(target)}: {shown(error)}; choose another run.dir") from None
+            return companions_of_folder(folder)
+    with opened_checkpoint(path) as saved:
+        length = saved.about.settings.get("data.sequence")
+        run = _run_of(saved)
+    files = companions_of_run(run) if run else {}
+    return with_length(files, length) if isinstance(length, int) else files
+
+
+def keep_companions(init: str, tokenizer: Tokenizer, file: str, target: Path) -> None:
+    """Write what belongs to a run's model beside its weights into a folder of the run.
+
+    init: model.init. tokenizer: of the run; file: data.tokenizer, where it was read.
+    """
+    files = with_tokenizer(companions_of(init) if init else {}, tokenizer, file)
+    if set(files) - {TOKENIZER}:  # that alone is kept with the tokens
+        write_companions(files, target)
 
 
 def is_folder_of_others(path: str) -> bool:
@@ -138,11 +186,63 @@ def _config_of(saved: Checkpoint) -> Config:
     return settings.parse(tables)
 
 
-def with_tokenizer(given: LoadedConfig, tokenizer: str, where: str) -> LoadedConfig:
-    """Return a configuration with a model's tokenizer from `where`, unless the user gave one."""
-    if given.origins.is_given("data.tokenizer"):
-        return given
-    return given.with_values({"data.tokenizer": tokenizer}, KeyOrigin(FOLDER, where))
+def texts_of_folder(folder: ModelFolder) -> dict[str, object]:
+    """Return the keys of the texts of a folder's model. A tokenizer of "": there is none."""
+    tokenizer = str(folder.path / TOKENIZER) if TOKENIZER in folder.companions else ""
+    length = length_of(folder.config)
+    return {TOKENIZER_KEY: tokenizer} | ({SEQUENCE_KEY: min(length, MOST_SEQUENCE)} if length else {})
+
+
+def _texts_of(saved: Checkpoint) -> dict[str, object]:
+    """Return the keys by which the run of a step reads its texts. "": its tokenizer is gone."""
+    keys = _set_keys(saved.about.settings)
+    if keys.setdefault(TOKENIZER_KEY, BYTES) != BYTES:
+        run = _run_of(saved)
+        keys[TOKENIZER_KEY] = str((run and tokenizer_of_run(run)) or "")
+    return keys
+
+
+def _set_keys(values: Mapping[str, object]) -> dict[str, object]:
+    return {key: values[key] for key in OF_TEXTS if values.get(key) is not None}
+
+
+def _run_of(saved: Checkpoint) -> RunDir | None:
+    """Return the run directory that a step lies in; None for a step elsewhere."""
+    checkpoints = saved.path.parent
+    return RunDir(checkpoints.parent) if checkpoints.name == CHECKPOINTS else None
+
+
+def _with_texts(given: LoadedConfig, texts: Mapping[str, object], where: str, lines: list[str]) -> Beginning:
+    """Return a configuration with the keys of a model's own run for texts that the user left open.
+
+    texts: keys and values. where: they come from. Raises DataError if there is no tokenizer at all.
+    """
+    new = {key: value for key, value in texts.items() if not given.origins.is_given(key)}
+    if given.origins.is_given(TOKENIZER_KEY):  # the names of its tokens are others
+        new = {key: value for key, value in new.items() if key == SEQUENCE_KEY}
+    elif not texts[TOKENIZER_KEY]:
+        raise DataError(no_tokenizer(where))
+    lines += [f"  {key} = {shown(value)}" for key, value in new.items()] if lines else []
+    return Beginning(given.with_values(new, KeyOrigin(FOLDER, where)), lines)
+
+
+def no_tokenizer(where: str) -> str:
+    """Return what to say of weights without a tokenizer that is read."""
+    folder = Path(where)
+    older = [name for name in OLDER_TOKENIZERS if is_there(folder / name)]
+    if not older:
+        return (
+            f"{where}: no {TOKENIZER}, and the tokens of another tokenizer mean nothing to this model; give "
+            f"its own, --set data.tokenizer=FILE, or --set data.tokenizer=bytes for a model of bytes"
+        )
+    to = as_argument(f"{folder.name}-tokenizer")
+    code = (
+        f"from transformers import AutoTokenizer as A; A.from_pretrained({where!r}).save_pretrained({to!r})"
+    )
+    return (
+        f"{where}: no {TOKENIZER}, but {listed(older, 3)}, which isn't read here; convert it by "
+        f"python -c {shlex.quote(code)}, and give --set data.tokenizer={to}/{TOKENIZER}"
+    )
 
 
 def source_of(path: str, plan: Plan) -> WeightSource:

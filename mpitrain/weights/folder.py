@@ -14,7 +14,7 @@ In the cache of Hugging Face's own programs the files are links into `blobs` bes
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +226,3 @@ class ModelFolder:
 
     def _error(self, name: str, what: str) -> WeightsError:
         return WeightsError(f"{self.where(name)}: {what}")
-
-
-def copied_companions(folder: ModelFolder, write: Callable[[str, bytes], object]) -> None:
-    """Hand config.json and the files that come along to write(name, content)."""
-    for name in (CONFIG, *folder.companions):
-        write(name, folder.content(name))

@@ -121,7 +121,7 @@ def our_logits(path, compute="fp32", tokens=TOKENS):
     from mpitrain.actor.stage import assemble
     from mpitrain.config import LoadedConfig
     from mpitrain.model.build_context import BuildContext
-    from mpitrain.origins import NONE
+    from mpitrain.origins import SET, KeyOrigin, Origins
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
     from mpitrain.weights.beginning import begins, source_of
@@ -129,11 +129,12 @@ def our_logits(path, compute="fp32", tokens=TOKENS):
 
     tree = {
         "model": {"init": str(path)},
-        "data": {"sequence": len(tokens[0])},
+        "data": {"sequence": len(tokens[0]), "tokenizer": "bytes"},
         "batch": {"global": 1},
         "precision": {"compute": compute},
     }
-    plan = plan_on_one_rank(begins(LoadedConfig(settings.parse(tree), NONE)).given.config)
+    given = Origins(dict.fromkeys(["data.sequence", "data.tokenizer"], KeyOrigin(SET)))
+    plan = plan_on_one_rank(begins(LoadedConfig(settings.parse(tree), given)).given.config)
     stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu")))
     source = source_of(str(path), plan)
     for spec, data in stage.state.weights():

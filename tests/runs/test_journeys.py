@@ -40,10 +40,6 @@ WITH_EXPERTS = ["qwen3-moe", "mixtral"]
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 QUESTION = words_of([5, 17, 230])
 # Strict: whoever fixes it removes the mark. With the tokenizer given, the losses and norms are right.
-READS_BYTES = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a second stage doesn't take the tokenizer of its model.init"
-)
-BARE_BYTES = pytest.mark.xfail(strict=True, reason="an export of a run of bytes has no tokenizer.json")
 
 
 def command(*words, ranks=1):
@@ -167,7 +163,6 @@ def check_companions(out, base):
         assert config.get(key) == before.get(key), key
 
 
-@READS_BYTES
 def test_llama_half_the_batch_then_a_second_stage_on_another_corpus(tmp_path):
     journey = Journey(tmp_path, "llama")
     one, other = journey.corpus("one", 5), journey.corpus("other", 11)
@@ -182,7 +177,6 @@ def test_llama_half_the_batch_then_a_second_stage_on_another_corpus(tmp_path):
     journey.check_text("second", out)
 
 
-@READS_BYTES
 def test_qwen3_export_import_train_and_export_again(tmp_path):
     journey = Journey(tmp_path, "qwen3")
     corpus = journey.corpus("one", 5)
@@ -218,7 +212,6 @@ def test_gpt2_resumed_with_tensor_parallelism(tmp_path):
 
 
 @LONG
-@READS_BYTES
 def test_gemma3_second_stage_from_a_step(tmp_path):
     journey = Journey(tmp_path, "gemma3")
     one, other = journey.corpus("one", 5), journey.corpus("other", 11)
@@ -242,7 +235,6 @@ def test_gemma2_shared_by_zero_then_exported_and_imported(tmp_path):
 
 
 @LONG
-@READS_BYTES
 @pytest.mark.parametrize("family", WITH_EXPERTS)
 def test_experts_over_ranks_then_a_second_stage(tmp_path, family):
     journey = Journey(tmp_path, family)
@@ -298,7 +290,6 @@ def test_a_run_whose_base_has_been_moved_resumes_over_stages(tmp_path):
 
 
 @LONG
-@BARE_BYTES
 def test_a_run_of_bytes_stays_one(tmp_path):
     journey = Journey(tmp_path, "llama", **{"data.tokenizer": "bytes"})
     window = "MPI: é, 日本!".encode()[:SEQUENCE]
@@ -322,7 +313,6 @@ def test_a_run_of_bytes_stays_one(tmp_path):
 
 
 @LONG
-@READS_BYTES
 def test_a_tokenizer_given_to_the_first_run_is_that_of_all_later_ones(tmp_path):
     journey = Journey(tmp_path, "llama", tokenizer=False)
     word_tokenizer().save(str(tmp_path / "words.json"))

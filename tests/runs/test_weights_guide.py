@@ -8,6 +8,8 @@ from folders import DOCS
 from launch import HERE, mpirun, tail
 from model_folders import folder
 
+from mpitrain.data.byte_level import byte_tokenizer_json
+
 PAGE = DOCS / "guides/hugging-face.md"
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
@@ -17,7 +19,8 @@ ELSEWHERE = ("hf download",)  # needs the network
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     path = tmp_path_factory.mktemp("guide")
-    folder(path / "smollm2", vocabulary=300)
+    model = folder(path / "smollm2", vocabulary=300)
+    (model / "tokenizer.json").write_bytes(byte_tokenizer_json())
     return path
 
 

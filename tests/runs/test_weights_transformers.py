@@ -68,7 +68,13 @@ def settings(tmp_path, run, path, **changes):
         "data.source": "text",
         "data.path": write_text(tmp_path / "text"),
     }
-    own |= {"data.sequence": 32, "batch.global": 4, "precision.compute": "fp64", "run.log_every": 1}
+    own |= {
+        "data.tokenizer": "bytes",
+        "data.sequence": 32,
+        "batch.global": 4,
+        "precision.compute": "fp64",
+        "run.log_every": 1,
+    }
     own |= {"run.eval_batches": 1, "comm.timeout_s": 60} | changes
     return [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
 

@@ -53,6 +53,7 @@ from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
 from mpitrain.plan.predict.step_time.step import hfu, mfu
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
+from mpitrain.training.prepare import beginning
 
 SAVED = 0.05  # of a rank's memory: what recomputation must save to be worth a line
 CHECKED = 6  # of the best that are planned as a run would be
@@ -122,7 +123,7 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     """
     if asked.out is not None:
         require_file("--out", asked.out)
-    loaded = settings.read(asked.config, asked.overrides)
+    loaded, _ = beginning(settings.read(asked.config, asked.overrides))
     given, origins = loaded
     rates = asked.rates().with_ranks_per_node(given.comm.node_ranks)
     tokens = _tokens(asked.tokens)

@@ -6,12 +6,11 @@ OUT/                whole, read back and compared
     model.safetensors, or shards with model.safetensors.index.json
 """
 
-import json
 import os
 import re
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,33 +28,27 @@ from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.steps import CHECKPOINTS, steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.config import Config
-from mpitrain.data.tokens import describe
 from mpitrain.errors import (
     DONE,
     CheckpointError,
     ConfigError,
-    DataError,
     InputError,
     MpitrainError,
     WeightsError,
 )
-from mpitrain.inputs import kind_of, open_regular, read_regular, remove, shown, sync_folder
+from mpitrain.inputs import open_regular, remove, shown, sync_folder
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.weights import logits
 from mpitrain.weights.bits import NAMED
 from mpitrain.weights.card import card, table
+from mpitrain.weights.companions import as_json, companions_of_run, exported, special_tokens
 from mpitrain.weights.expected import ExpectedDigests, ExportDigests, together
 from mpitrain.weights.folder import (
-    COMPANIONS,
     CONFIG,
-    GENERATION,
     INDEX,
-    MOST_COMPANION_BYTES,
-    TOKENIZER,
     ModelFolder,
 )
-from mpitrain.weights.header import parsed
 from mpitrain.weights.keys import config_json, plan_on_one_rank
 from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of
 from mpitrain.weights.proof import ExportError, digest_of, opened, read_back
@@ -66,7 +59,6 @@ Rows = list[tuple[str, str]]  # of the table of the proof
 TMP = ".export.tmp"
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 OF_COMPUTE = {"fp64": "fp64", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
 
 
@@ -84,8 +76,7 @@ class ExportSource(NamedTuple):
     """A step, and what is known of it.
 
     run: the run directory it lies in, if there is one.
-    companions: content of the files that go along, by name.
-    carried: the config.json that the weights once came with, or nothing.
+    companions: content of the files that belong to it, by name.
     """
 
     saved: Checkpoint
@@ -93,7 +84,6 @@ class ExportSource(NamedTuple):
     plan: Plan
     run: RunDir | None
     companions: dict[str, bytes]
-    carried: dict[str, Any]
 
 
 class ExportPlan(NamedTuple):
@@ -187,30 +177,7 @@ def _source(saved: Checkpoint, folder: Path) -> ExportSource:
         raise ConfigError(f"{shown(saved.path)}: {shown(error.args[0])}") from None
     saved.require(plan.stored_weights())
     run = RunDir(folder.parent) if folder.name == CHECKPOINTS else None
-    companions = _companions(run) if run else {}
-    carried = {}
-    if content := companions.pop(CONFIG, None):
-        with suppress(ValueError):
-            carried = parsed(content)
-    return ExportSource(
-        saved, plan.config, plan, run, companions, carried if isinstance(carried, dict) else {}
-    )
-
-
-def _companions(run: RunDir) -> dict[str, bytes]:
-    """Return the files that came along with the weights, or else the run's own tokenizer."""
-    found = {}
-    own = run.came_along
-    try:
-        if kind_of(own) == "a folder":
-            for name in (CONFIG, *COMPANIONS):
-                if kind_of(own / name) == "a file":
-                    found[name] = read_regular(own / name, MOST_COMPANION_BYTES, own=2)
-        if TOKENIZER not in found and kind_of(run.data) == "a folder" and kind_of(run.tokenizer) == "a file":
-            found[TOKENIZER] = read_regular(run.tokenizer, MOST_COMPANION_BYTES, own=2)
-    except OSError as error:
-        raise CheckpointError(f"{shown(error.filename or own)}: {shown(error.strerror)}") from None
-    return found
+    return ExportSource(saved, plan.config, plan, run, companions_of_run(run) if run else {})
 
 
 def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int) -> ExportPlan:
@@ -279,14 +246,13 @@ def _write(
 
 def _write_others(written: ExportPlan, source: ExportSource, syncing: Syncing) -> None:
     """Write all but the weights."""
-    ends = _ends(source)
-    described = config_json(source.config, NAMED[written.dtype], source.carried, ends)
-    files = {CONFIG: _json(described), **source.companions}
-    if GENERATION not in files:
-        own = {name: described[name] for name in ENDS if described.get(name) is not None}
-        files[GENERATION] = _json({"_from_model_config": True, **own})
+    data = source.config.data
+    tokens = special_tokens(source.run, source.companions, data)
+    described = config_json(source.config, NAMED[written.dtype], tokens.kept, tokens.own)
+    others = exported(source.companions, described, tokens.replaced, data.tokenizer)
+    files = {CONFIG: as_json(described), **others}
     if len(written.shards) > 1:
-        files[INDEX] = _json(_index(written))
+        files[INDEX] = as_json(_index(written))
     parameters = sum(weight.spec.numel for weight in written.weights)
     facts = {"parameters": f"{parameters:,}", "tensors": f"{len(written.tensors):,}"}
     files["README.md"] = card(source.config, source.saved, written.dtype, facts, _data(source)).encode()
@@ -314,10 +280,6 @@ def _sync(written: ExportPlan, syncing: Syncing) -> None:
         ) from None
 
 
-def _json(tree: Mapping[str, Any]) -> bytes:
-    return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
-
-
 def _index(written: ExportPlan) -> dict[str, Any]:
     where = {tensor.name: file for file, tensors in written.shards.items() for tensor in tensors}
     parameters = sum(weight.box.size for weight in written.weights)
@@ -325,16 +287,6 @@ def _index(written: ExportPlan) -> dict[str, Any]:
         "metadata": {"total_parameters": parameters, "total_size": written.num_bytes},
         "weight_map": dict(sorted(where.items())),
     }
-
-
-def _ends(source: ExportSource) -> dict[str, int | None]:
-    """Return the numbers of special tokens: as the run's texts had them."""
-    found: dict[str, int | None] = dict.fromkeys(ENDS)
-    if source.run is not None:
-        with suppress(DataError, OSError):
-            origin = describe(source.run.data).origin
-            found |= {"bos_token_id": origin.begin_of_text, "eos_token_id": origin.end_of_text}
-    return found
 
 
 def _data(source: ExportSource) -> str:

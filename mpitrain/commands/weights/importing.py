@@ -30,12 +30,19 @@ from mpitrain.cluster.rundir import RunDir
 from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.team import Team
 from mpitrain.config import LoadedConfig
+from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import DONE, CheckpointError, ConfigError, InputError
 from mpitrain.inputs import DRAFT, remove, shown
 from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.key_origins import with_resolved
-from mpitrain.weights.beginning import keep_companions, with_tokenizer
+from mpitrain.weights.beginning import SEQUENCE_KEY, TOKENIZER_KEY, no_tokenizer, texts_of_folder
+from mpitrain.weights.companions import (
+    companions_of_folder,
+    length_of,
+    with_tokenizer,
+    write_companions,
+)
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
 from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank, require_model
 from mpitrain.weights.matching import Matched, match, tensors_of
@@ -171,10 +178,8 @@ def _understood(
         compute = {"precision.compute": _compute_of(folder)}
         asked = asked.with_values(compute, KeyOrigin(FOLDER, shown(folder.path)))
         found.lines.append(f'precision.compute = "{asked.config.precision.compute}"  (dtype of the tensors)')
-    if where.run and TOKENIZER in folder.companions and not given.origins.is_given("data.tokenizer"):
-        file = str(where.run.came_along / TOKENIZER)
-        found.lines.append(f'data.tokenizer = "{shown(file)}"')
-        asked = with_tokenizer(asked, file, shown(folder.path))
+    if where.run:
+        asked = _with_texts(asked, folder, where.run, found.lines)
     plan = plan_on_one_rank(asked.config)
     rows = plan.config.model.vocab - plan.config.model.padding
     if rows != found.vocab:
@@ -183,6 +188,21 @@ def _understood(
             "are made where a run begins; leave it out, and run with model.init and model.vocab"
         )
     return asked, plan, found, match(folder, plan, found.kind, found.vocab, found.further)
+
+
+def _with_texts(asked: LoadedConfig, folder: ModelFolder, run: RunDir, lines: list[str]) -> LoadedConfig:
+    """Return a configuration with a folder's keys for texts that the user left open."""
+    texts = texts_of_folder(folder)
+    if texts[TOKENIZER_KEY]:
+        texts[TOKENIZER_KEY] = str(run.came_along / TOKENIZER)
+    elif not asked.origins.is_given(TOKENIZER_KEY):
+        lines.append(f"no tokenizer: {no_tokenizer(shown(folder.path))}")
+    new = {key: value for key, value in texts.items() if not asked.origins.is_given(key)}
+    lines += [f"{key} = {shown(value)}" for key, value in new.items() if value]
+    length = length_of(folder.config)
+    if new.get(SEQUENCE_KEY, length) != length:
+        lines[-1] += f"  (what is trained on; the model reads up to {length:,} tokens)"
+    return asked.with_values(new, KeyOrigin(FOLDER, shown(folder.path)))
 
 
 def _compute_of(folder: ModelFolder) -> str:
@@ -261,8 +281,12 @@ def _commit(
     came: list[str] = []
     if where.run is not None:
         remove(where.run.came_along)  # of an import that was killed
-        keep_companions(str(folder.path), where.run.came_along)
-        came = [CONFIG, *folder.companions]
+        files = companions_of_folder(folder)
+        if asked.origins.is_given(TOKENIZER_KEY):
+            data = asked.config.data
+            files = with_tokenizer(files, tokenizer_of(data), data.tokenizer)
+        write_companions(files, where.run.came_along)
+        came = list(files)
     writer = {"imported": str(folder.path), "shards": num_shards, **code_identity.code()}
     about = StepInfo(settings.to_toml(plan.config), writer)
     save.commit(tmp, META | {"step": where.step}, num_shards, about=about)

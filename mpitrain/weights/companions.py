@@ -1,0 +1,286 @@
+"""What belongs to a model beside its weights: its tokenizer, ends, chat template, and the like.
+
+A Hugging Face folder has them as files. A run keeps them in its folder `huggingface`, where the
+next run and an export find them, through any number of runs:
+
+    config.json              what the weights came with: numbers of special tokens, the longest text
+    generation_config.json   how text is generated
+    tokenizer.json ...       the files of the run's own tokenizer
+
+The tokenizer is the one that the run reads its texts with. If that isn't the one that the weights
+came with, the files of the latter don't come along: all of them name its tokens.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.config import Data
+from mpitrain.data.byte_level import byte_tokenizer_json
+from mpitrain.data.panics import panics_unprinted, raise_what_is_not_the_librarys
+from mpitrain.data.special_tokens import CONFIG as TOKENIZER_CONFIG
+from mpitrain.data.tokenizer import Tokenizer
+from mpitrain.data.tokens import describe
+from mpitrain.errors import CheckpointError, DataError
+from mpitrain.inputs import kind_of, read_file, read_regular, replacing, shown
+from mpitrain.weights.folder import (
+    COMPANIONS,
+    CONFIG,
+    GENERATION,
+    MOST_COMPANION_BYTES,
+    TOKENIZER,
+    ModelFolder,
+)
+from mpitrain.weights.header import parsed
+
+TOKENIZER_FILES = tuple(name for name in COMPANIONS if name != GENERATION)
+# what stays true where a tokenizer has all tokens of the one before, and further ones
+TEXT_FILES = (TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+BYTES = "bytes"
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers, for any tokenizer.json
+ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+LENGTH = "max_position_embeddings"
+# ends of the names of fields that hold numbers of tokens
+OF_TOKENS = ("_token_id", "_tokens", "_words_ids")
+Files = dict[str, bytes]  # by name
+
+
+def companions_of_folder(folder: ModelFolder) -> Files:
+    """Return what belongs to the weights of a Hugging Face folder. Raises WeightsError."""
+    return {name: folder.content(name) for name in (CONFIG, *folder.companions)}
+
+
+def companions_of_run(run: RunDir) -> Files:
+    """Return what belongs to the weights of a run. Raises CheckpointError."""
+    try:
+        came = _read(run.came_along, (CONFIG, *COMPANIONS))
+        own = _read(run.data, (TOKENIZER,))
+    except OSError as error:
+        raise CheckpointError(f"{shown(error.filename or run.path)}: {shown(error.strerror)}") from None
+    with suppress(DataError, OSError):
+        if describe(run.data).origin.tokenizer == BYTES:
+            return with_tokenizer_files(came, {})
+    return with_tokenizer_files(came, own) if own else came
+
+
+def tokenizer_of_run(run: RunDir) -> Path | None:
+    """Return the file of a run's tokenizer. What belongs to it lies beside it."""
+    came, own = run.came_along / TOKENIZER, run.tokenizer
+    with suppress(OSError):
+        if not _read(run.data, (TOKENIZER,)):
+            return came if _read(run.came_along, (TOKENIZER,)) else None
+        return came if _read(run.came_along, (TOKENIZER,)) == _read(run.data, (TOKENIZER,)) else own
+    return None
+
+
+def files_of_tokenizer(file: Path, content: bytes) -> Files:
+    """Return a tokenizer's file, and what lies beside it, if it is named tokenizer.json."""
+    files = {TOKENIZER: content}
+    if file.name == TOKENIZER:
+        for name in TOKENIZER_FILES:
+            with suppress(OSError):
+                files.setdefault(name, read_file(file.with_name(name), MOST_COMPANION_BYTES))
+    return files
+
+
+def with_tokenizer(came: Mapping[str, bytes], tokenizer: Tokenizer, file: str) -> Files:
+    """Return what came along, for a run with this tokenizer. file: it was read from."""
+    content = tokenizer.files().get(TOKENIZER)
+    if content is None or content == came.get(TOKENIZER):
+        return with_tokenizer_files(came, {} if content is None else came)
+    return with_tokenizer_files(came, files_of_tokenizer(Path(file), content))
+
+
+def with_tokenizer_files(came: Mapping[str, bytes], own: Mapping[str, bytes]) -> Files:
+    """Return what came along with weights, for a run that has a tokenizer of its own; {}: bytes."""
+    before = came.get(TOKENIZER)
+    if TOKENIZER in own and own[TOKENIZER] == before:
+        return dict(came)
+    settings = {name: content for name, content in came.items() if name in (CONFIG, GENERATION)}
+    if before is not None and TOKENIZER in own and _extends(own[TOKENIZER], before):
+        texts = {name: content for name, content in came.items() if name in TEXT_FILES}
+        return {**settings, **texts, **own}
+    return {**{name: _without_tokens(content) for name, content in settings.items()}, **own}
+
+
+def write_companions(files: Mapping[str, bytes], target: Path) -> None:
+    """Write files into the folder of a run that has them. Raises CheckpointError."""
+    try:
+        target.mkdir(exist_ok=True)
+        for name, content in files.items():
+            with replacing(target / name) as file:
+                file.write(content)
+    except OSError as error:
+        raise CheckpointError(f"{shown(target)}: {shown(error)}; choose another run.dir") from None
+
+
+def with_length(files: Mapping[str, bytes], length: int) -> Files:
+    """Return what came along, whose config.json says at least this number of tokens of a text."""
+    carried = object_of(files.get(CONFIG))
+    return {**files, CONFIG: as_json(carried | {LENGTH: max(length, length_of(carried))})}
+
+
+def length_of(config: Mapping[str, Any]) -> int:
+    """Return the longest text, in tokens, that a config.json says; 0 if it says nothing."""
+    known = config.get(LENGTH, config.get("n_positions"))
+    return known if type(known) is int and 0 < known < 1 << 31 else 0
+
+
+def object_of(content: bytes | None) -> dict[str, Any]:
+    """Return an object of JSON; an empty one for what is none."""
+    with suppress(ValueError):
+        found = parsed(content or b"{}")
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def as_json(tree: Mapping[str, Any]) -> bytes:
+    return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+# ---------------------------------------------------------------- of an export
+
+
+class SpecialTokens(NamedTuple):
+    """Numbers of special tokens, by the fields of config.json.
+
+    carried: the config.json that the weights came with.
+    own: what the run's texts had, None: nothing.
+    given: fields whose token the user has named, which goes before the carried one.
+    """
+
+    carried: Mapping[str, Any]
+    own: Mapping[str, int | None]
+    given: frozenset[str]
+
+    @property
+    def replaced(self) -> frozenset[str]:
+        """Fields whose tokens are the run's, and not those that the weights came with."""
+        given = self.given
+        return frozenset(name for name in given if not _has(self.carried.get(name), self.own[name]))
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is kept of the config.json that the weights came with."""
+        gone = self.replaced | {name for name in self.own if self.carried.get(name) is None}
+        return {name: value for name, value in self.carried.items() if name not in gone}
+
+
+def special_tokens(run: RunDir | None, files: Mapping[str, bytes], data: Data) -> SpecialTokens:
+    """Return the special tokens of a run. data: its keys. files: companions_of_run()."""
+    own: dict[str, int | None] = dict.fromkeys(ENDS)
+    if run is not None:
+        with suppress(DataError, OSError):
+            origin = describe(run.data).origin
+            own |= {"bos_token_id": origin.begin_of_text, "eos_token_id": origin.end_of_text}
+    named = {"bos_token_id": data.begin_of_text, "eos_token_id": data.end_of_text}
+    given = frozenset(name for name, text in named.items() if text and own[name] is not None)
+    return SpecialTokens(object_of(files.get(CONFIG)), own, given)
+
+
+def exported(
+    files: Mapping[str, bytes], described: Mapping[str, Any], replaced: frozenset[str], tokenizer: str
+) -> Files:
+    """Return the files of an export beside its weights and config.json.
+
+    files: what belongs to the run. described: the config.json. tokenizer: data.tokenizer.
+    replaced: see SpecialTokens; these fields, and those that are open, change in what came along.
+    """
+    out = {name: content for name, content in files.items() if name != CONFIG}
+    special = {name: described[name] for name in ENDS if described.get(name) is not None}
+    generation = object_of(out.get(GENERATION))
+    changed = {
+        name: value for name, value in special.items() if name in replaced or generation.get(name) is None
+    }
+    if GENERATION not in out or changed:
+        out[GENERATION] = as_json({"_from_model_config": True} | generation | changed)
+    if TOKENIZER not in out and tokenizer == BYTES:
+        out[TOKENIZER] = byte_tokenizer_json()
+    if TOKENIZER in out:
+        out |= _tokenizer_config(out, special, replaced, described)
+    return out
+
+
+def _tokenizer_config(
+    files: Mapping[str, bytes],
+    special: Mapping[str, Any],
+    replaced: frozenset[str],
+    described: Mapping[str, Any],
+) -> Files:
+    """Return a tokenizer_config.json that names the special tokens; {}: there is one."""
+    config = object_of(files.get(TOKENIZER_CONFIG))
+    names = _special_names(files[TOKENIZER])
+    changed = {}
+    for field, value in special.items():
+        key = field.removesuffix("_id")
+        texts = [names[number] for number in _as_list(value) if number in names]
+        if texts and (field in replaced or config.get(key) is None):
+            changed[key] = texts[0]
+    if TOKENIZER_CONFIG in files and not changed:
+        return {}
+    bare: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    if length := length_of(described):
+        bare["model_max_length"] = length
+    return {TOKENIZER_CONFIG: as_json(bare | config | changed)}
+
+
+def _special_names(tokenizer: bytes) -> dict[int, str]:
+    """Return the texts of a tokenizer.json's added tokens, by their numbers."""
+    added = object_of(tokenizer).get("added_tokens")
+    tokens = [token for token in _as_list(added) if isinstance(token, dict)]
+    return {
+        token["id"]: token["content"]
+        for token in tokens
+        if isinstance(token.get("id"), int) and isinstance(token.get("content"), str)
+    }
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _has(value: Any, wanted: Any) -> bool:
+    """Return whether the number of a token is a value of JSON, or one of its list."""
+    return any(type(number) is int and number == wanted for number in _as_list(value))
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read(folder: Path, names: Iterable[str]) -> Files:
+    """Return the files of a run's folder that are there; no links. Raises OSError."""
+    if kind_of(folder) != "a folder":
+        return {}
+    there = [name for name in names if kind_of(folder / name) == "a file"]
+    return {name: read_regular(folder / name, MOST_COMPANION_BYTES, own=2) for name in there}
+
+
+def _extends(content: bytes, before: bytes) -> bool:
+    """Return whether a tokenizer has all tokens of another one, with the same numbers."""
+    more, fewer = (_vocabulary(each) for each in (content, before))
+    return bool(fewer) and fewer.items() <= more.items()
+
+
+def _vocabulary(content: bytes) -> dict[str, int]:
+    try:
+        import tokenizers  # most runs use bytes, and don't pay for the import
+
+        with panics_unprinted():
+            return tokenizers.Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True)
+    except ImportError:
+        return {}
+    except BaseException as error:
+        raise_what_is_not_the_librarys(error)
+        return {}
+
+
+def _without_tokens(content: bytes) -> bytes:
+    """Return an object of JSON without the fields that hold numbers of tokens."""
+    tree = object_of(content)
+    return as_json({name: value for name, value in tree.items() if not name.endswith(OF_TOKENS)})

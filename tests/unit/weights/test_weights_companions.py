@@ -1,0 +1,55 @@
+"""What belongs to a model beside its weights, in a run and in an export."""
+
+import json
+
+import pytest
+
+from mpitrain.data.byte_level import byte_tokenizer_json
+from mpitrain.data.tokenizer import load_tokenizer
+from mpitrain.weights.companions import SpecialTokens, exported, length_of, with_tokenizer_files
+
+tokenizers = pytest.importorskip("tokenizers")
+CONFIG = json.dumps({"eos_token_id": [2, 3], "max_position_embeddings": 64}).encode()
+
+
+def words(*names):
+    ids = {name: place for place, name in enumerate(names)}
+    model = tokenizers.models.WordLevel(ids, unk_token=names[0])
+    return tokenizers.Tokenizer(model).to_str().encode()
+
+
+def test_a_tokenizer_with_further_tokens_keeps_template_and_ends():
+    came = {"config.json": CONFIG, "tokenizer.json": words("a", "b"), "chat_template.jinja": b"x"}
+    files = with_tokenizer_files(came, {"tokenizer.json": words("a", "b", "c")})
+    assert files == {**came, "tokenizer.json": words("a", "b", "c")}
+
+
+def test_another_tokenizer_loses_what_names_tokens_of_the_one_before():
+    came = {"config.json": CONFIG, "tokenizer.json": words("a", "b"), "chat_template.jinja": b"x"}
+    files = with_tokenizer_files(came, {"tokenizer.json": words("b", "a")})
+    assert set(files) == {"config.json", "tokenizer.json"}
+    assert json.loads(files["config.json"]) == {"max_position_embeddings": 64}
+
+
+def test_an_end_that_the_user_named_goes_before_those_that_came():
+    given = SpecialTokens({"eos_token_id": [2, 3]}, {"eos_token_id": 5}, frozenset(["eos_token_id"]))
+    assert given.replaced == {"eos_token_id"} and given.kept == {}
+    among = SpecialTokens({"eos_token_id": [2, 3]}, {"eos_token_id": 3}, frozenset(["eos_token_id"]))
+    assert among.replaced == set() and among.kept == {"eos_token_id": [2, 3]}
+
+
+def test_an_export_of_bytes_has_a_tokenizer_by_which_a_token_is_a_byte(tmp_path):
+    files = exported({}, {"eos_token_id": 0, "max_position_embeddings": 32}, frozenset(), "bytes")
+    assert json.loads(files["tokenizer_config.json"])["eos_token"] == "<|endoftext|>"
+    (tmp_path / "tokenizer.json").write_bytes(byte_tokenizer_json())
+    text = "".join(map(chr, range(1, 0x250))) + "\u2028 \U0001f600\n"
+    ours = load_tokenizer(tmp_path / "tokenizer.json")
+    assert ours.encode(text.encode()).tolist() == list(text.encode()) and ours.end_of_text == 0
+    assert ours.decode(ours.encode(text.encode())) == text
+
+
+@pytest.mark.parametrize(
+    ("config", "length"), [({"n_positions": 7}, 7), ({"max_position_embeddings": True}, 0)]
+)
+def test_the_longest_text_is_a_number_or_not_said(config, length):
+    assert length_of(config) == length
