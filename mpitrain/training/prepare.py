@@ -180,8 +180,14 @@ def beginning(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
 def _resumed(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     """Return a configuration with the model.init that the run directory records, if it holds a run."""
     rundir = RunDir(given.config.run.dir)
-    if kind_of(rundir.config) != "a file" or not (is_there(rundir.checkpoints) or is_there(rundir.metrics)):
-        return given, []
+    with suppress(OSError, ValueError):  # of a name that can't be is said when the directory is taken
+        if kind_of(rundir.config) == "a file":
+            return _with_record(given, rundir)
+    return given, []
+
+
+def _with_record(given: LoadedConfig, rundir: RunDir) -> tuple[LoadedConfig, list[str]]:
+    """Return a configuration with the model.init that a run directory records, if it has a step."""
     from mpitrain.weights.beginning import has_steps, own_first_step, with_origin_of_run
 
     if not has_steps(rundir.checkpoints) and not own_first_step(rundir.checkpoints):
