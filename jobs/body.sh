@@ -12,3 +12,9 @@ while [ "$asked" ]; do # a signal ends `wait`, not what it waits for
     wait "$ranks"
     code=$?
 done
+again() { # start again? Where a rank called exit(0), the run isn't done though mpirun ended with 0: the job failed
+    mpitrain job again "$code" "${ARGUMENTS[@]}" --most @most@
+    local verdict=$?
+    [ "$code" -eq 0 ] && [ "$verdict" -ne 1 ] && code=1
+    return "$verdict"
+}

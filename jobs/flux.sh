@@ -13,7 +13,7 @@ ARGUMENTS=(@arguments@)
 @setup@
 
 @body@
-if mpitrain job again "$code" "${ARGUMENTS[@]}" --most @most@ && [ ! "$cancelled" ]; then
+if again && [ ! "$cancelled" ]; then
     flux --parent batch @script@ # a job of its own, beside this one
 fi
 exit "$code"

@@ -19,7 +19,7 @@ ARGUMENTS=(@arguments@)
 @setup@
 
 @body@
-if mpitrain job again "$code" "${ARGUMENTS[@]}" --most @most@ && [ ! "$cancelled" ]; then
+if again && [ ! "$cancelled" ]; then
     exit 75 # -Q: LSF starts a job again that ends with this
 fi
 [ "$code" -ne 75 ] && exit "$code"

@@ -16,7 +16,7 @@ ARGUMENTS=(@arguments@)
 @setup@
 
 @body@
-if mpitrain job again "$code" "${ARGUMENTS[@]}" --most @most@ && [ ! "$cancelled" ]; then
+if again && [ ! "$cancelled" ]; then
     qsub @script@ # a job of its own: qrerun is for operators
 fi
 exit "$code"

@@ -25,11 +25,8 @@ if [ "${LAUNCH[0]}" = srun ]; then
     done
 fi
 @body@
-again() {
-    mpitrain job again "$code" "${ARGUMENTS[@]}" --most @most@ && [ ! "$cancelled" ] &&
-        [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ] # not cancelled either
-}
-if again; then
+state() { squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T; } # of this job, which may have been cancelled
+if again && [ ! "$cancelled" ] && [ "$(state)" = RUNNING ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -537,8 +537,9 @@ for _kind, _title in {
 def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) -> int:
     """Say whether a run that ended with exit code CODE is to be started again. For scripts of jobs.
 
-    Exit codes: 0 yes, 1 no. No after 0 and 2, after so many starts, and after 3 in a row without a
-    newer checkpoint.
+    Exit codes: 0 yes, 1 no, 3 no although CODE is 0 and the run isn't done. No after 0 with a
+    checkpoint of step run.steps, after 2, after so many starts, and after 3 in a row without a newer
+    checkpoint.
     """
     from mpitrain.commands.job.again import main
 

@@ -100,7 +100,7 @@ COMMANDS = [
         "run",
         *SMALL,
         "--set",
-        "experts.count=4",
+        "model.family=mixtral",
         "--set",
         "run.dir=runs/experts",
         "--set",

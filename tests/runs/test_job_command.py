@@ -389,7 +389,7 @@ def command(path, text):
     path.chmod(0o755)
 
 
-def submitted(folder, kind, code, tenths):
+def submitted(folder, kind, code, tenths, step=5):
     """Start the script of a job as its scheduler would, with ranks that end with `code`.
 
     Every scheduler's commands note their calls.
@@ -402,7 +402,7 @@ def submitted(folder, kind, code, tenths):
     for name in ("scontrol", "qsub", "flux", "squeue"):
         answer = "echo RUNNING" if name == "squeue" else f'echo {name} "$@" >>{folder}/called'
         command(folder / "bin" / name, f"#!/bin/sh\n{answer}\n")
-    Path("runs/my run/checkpoints/step-00000005").mkdir(parents=True)
+    Path(f"runs/my run/checkpoints/step-{step:08d}").mkdir(parents=True)
     script = written(kind, "--launch=env", f"--setup=PATH={folder}/bin:$PATH")
     env = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
     return subprocess.Popen(
@@ -435,7 +435,6 @@ def ended(process, script, signals=()):
             )
             for kind in BATCH
         ),
-        ("slurm", 0, [], 0, False),
         ("lsf", 2, [], 2, False),
     ],
 )
@@ -454,6 +453,18 @@ def test_a_job_ends_as_its_run_does_and_comes_again_where_that_helps(
             "flux": f"flux --parent batch {script}\n",
         }
         assert (found, called) == (expected, how[kind] if again else ""), said
+
+
+@pytest.mark.parametrize("kind", ["slurm", pytest.param("pbs", marks=LONG), "lsf"])
+def test_a_job_believes_exit_code_0_only_with_the_last_step(folder, kind):
+    """A rank that a library ends by exit(0) makes it the exit code of MPICH's mpirun."""
+    for step, most, expected in ((7, 100, 0), (5, 1, 1), (5, 100, 75 if kind == "lsf" else 1)):
+        shutil.rmtree("runs", ignore_errors=True)
+        shutil.rmtree("bin", ignore_errors=True)
+        process, script = submitted(folder, kind, 0, 0, step)
+        found, said = ended(process, re.sub("--most [0-9]+", f"--most {most}", script))
+        assert found == expected, said
+        assert ("so it isn't done" in said) is (step == 5), said
 
 
 @pytest.mark.parametrize("kind", ["slurm", "lsf"])
@@ -566,6 +577,9 @@ def test_ends_are_counted_in_the_run_directory(folder):
         (75, 20),
         (137, 20),
     ]
+    done = again(0, "--set=run.steps=21")
+    assert done.return_value == 3, done.output
+    assert "newest checkpoint is of step 20; run.steps = 21" in done.output
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -3,10 +3,12 @@
 Jobs ask it at their end (jobs/).
 
     exit code of the run  again?
-    0                     no: done
+    0                     no: done, if the newest checkpoint is of step run.steps
     2                     no: what was given can't work, and would not the next time
     75, and any other     yes, unless it was the last of `most` starts, or the last of 3 in a row
                           without progress
+
+A 0 alone isn't believed: a rank that a library ends by exit(0) can make it that of MPICH's mpirun.
 
 Progress is a newer checkpoint, or more tokens prepared: a large corpus takes several starts. What
 is counted is in ends.jsonl of the run directory, a line for each end: `time job code step tokens`.
@@ -30,6 +32,7 @@ from mpitrain.inputs import open_regular, read_regular, shown
 # exit codes of this command: for `&&`
 AGAIN = 0
 ENOUGH = 1
+UNFINISHED = 3  # no more, though the run isn't done and its exit code was 0
 IDLE = 3  # ends in a row without progress
 MOST_BYTES = 1 << 22
 
@@ -43,14 +46,14 @@ class AgainVerdict(NamedTuple):
 
 def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -> tuple[int, str]:
     """Note how a run ended; return the exit code for the job's script, and what to say."""
-    rundir = RunDir(settings.load(config, overrides).run.dir)
-    if code in (DONE, BAD_INPUT):
-        return ENOUGH, {
-            DONE: "done",
-            BAD_INPUT: "not again: the run was refused (exit code 2), and would be the next time",
-        }[code]
-    noted = _noted(rundir.ends)
+    run = settings.load(config, overrides).run
+    rundir = RunDir(run.dir)
+    if code == BAD_INPUT:
+        return ENOUGH, "not again: the run was refused (exit code 2), and would be the next time"
     step = max(find(rundir.checkpoints), default=0)
+    if code == DONE and step >= run.steps:
+        return ENOUGH, "done"
+    noted = _noted(rundir.ends)
     tokens = num_prepared(rundir.data)
     end = {
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),  # of the end
@@ -72,9 +75,11 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
         if code == STOPPED_EARLY and not verdict.again
         else ""
     )
+    no_end = f"; run.steps = {run.steps}, so it isn't done" if code == DONE else ""
+    no_more = UNFINISHED if code == DONE else ENOUGH
     return (
-        AGAIN if verdict.again else ENOUGH,
-        f"ended with exit code {code}, {found}: {verdict.why}{too_short}",
+        AGAIN if verdict.again else no_more,
+        f"ended with exit code {code}, {found}{no_end}: {verdict.why}{too_short}",
     )
 
 
