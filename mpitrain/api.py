@@ -11,18 +11,26 @@
 
 A run that is stepped here is the run of `mpitrain run`: the same bits, files, messages, limits, checkpoints,
 and the same end when a rank fails. All ranks call the same methods in the same order.
+
+Methods are called within the block, by one thread at a time, in the process that opened the run:
+MPI's state is of that process alone. A child that it forks ends where it leaves the block.
 """
 
 import difflib
+import os
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from mpitrain.cluster import entry, std_streams
-from mpitrain.cluster.guard import Guard
-from mpitrain.cluster.status_board import BUSY
-from mpitrain.errors import DONE, ConfigError
+from mpitrain.cluster.guard import Guard, is_guarded
+from mpitrain.cluster.status_board import BUSY, LEFT
+from mpitrain.comm.base.world import is_finalized
+from mpitrain.errors import DONE, FAILED, ConfigError
+from mpitrain.inputs import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +52,10 @@ def open_run(path: str | None = None, *overrides: str) -> Iterator["OpenRun"]:
 
     An error that all ranks have (bad input, a time limit) is printed once, and the process ends with its exit
     code; any other error of a rank, in the block too, ends the whole job with one report (cluster/guard.py).
+
+    Raises ConfigError outside of the main thread, and in a process that has opened a run before.
     """
+    _require_first(overrides)
     entry.settle_libraries()
     std_streams.settle()
     guard = Guard()
@@ -53,13 +64,31 @@ def open_run(path: str | None = None, *overrides: str) -> Iterator["OpenRun"]:
         with ExitStack() as stack:
             run = _opened(path, overrides, guard, stack)
             guard.place.enter("step", "in the script, between two steps", BUSY)
-            yield run
+            with _forks_end():
+                yield run
             code = run.end()
+    except GeneratorExit:  # Python ends, perhaps: no thread can start to write a report
+        guard.place.enter("end", "leaving", LEFT)
+        _end_process("mpitrain: open_run: its block was never left; use it in a with statement")
     except BaseException as error:
         code = guard.answer(error, entry.report_error)
     guard.leave(code)
     if code != DONE:
         sys.exit(code)
+
+
+def _require_first(overrides: tuple[object, ...]) -> None:
+    """Raise ConfigError where no run can be opened, before anything of this process is changed."""
+    if is_guarded():
+        raise ConfigError(
+            "open_run: this process has opened a run before, and MPI starts only once in a process; "
+            "start another process for another run"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("open_run: called in a thread, which hears no signals; use the main thread")
+    for override in overrides:
+        if not isinstance(override, str):
+            raise ConfigError(f'open_run: found {shown(override)}; give text, such as "run.steps=3"')
 
 
 def _opened(path: str | None, overrides: tuple[str, ...], guard: Guard, stack: ExitStack) -> "OpenRun":
@@ -75,6 +104,67 @@ def _opened(path: str | None, overrides: tuple[str, ...], guard: Guard, stack: E
     return OpenRun(trainer, stack.enter_context(ExitStack()))
 
 
+@contextmanager
+def _forks_end() -> Iterator[None]:
+    """End a child that was forked in the block where it leaves it: MPI is the parent's to end."""
+    owner = os.getpid()
+    code: object = "mpitrain: a forked child left the block of open_run; end it by os._exit()"
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == owner:
+            raise
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        code = error.code if isinstance(error, SystemExit) else FAILED
+    if os.getpid() != owner:
+        _end_process(code)
+
+
+def _end_process(code: object) -> None:
+    """End this process as sys.exit(code) does, but for what is done at the end of a process."""
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = FAILED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit((code or DONE) & 0xFF)
+
+
+class _Door:
+    """Lets one thread at a time call methods of a run, in its process, within the block."""
+
+    def __init__(self):
+        self._owner = os.getpid()
+        self._inside = threading.Lock()
+        self._shut = False
+
+    def shut(self) -> None:
+        self._shut = True
+
+    @contextmanager
+    def within(self, method: str) -> Iterator[None]:
+        """Hold the run for a method. Raises ConfigError where it can't be called."""
+        if os.getpid() != self._owner:
+            self._refuse(
+                method, "in a process that was forked, and isn't a rank", "call it in the rank itself"
+            )
+        if self._shut:
+            self._refuse(method, "after the end of the run", "call it within the block of open_run")
+        if is_finalized():
+            self._refuse(method, "after MPI was finalised", "leave that to the end of the block")
+        if not self._inside.acquire(blocking=False):
+            self._refuse(method, "while another thread is in a method", "let one thread call them")
+        try:
+            yield
+        finally:
+            self._inside.release()
+
+    @staticmethod
+    def _refuse(method: str, where: str, change: str) -> NoReturn:
+        raise ConfigError(f"OpenRun.{method}: called {where}; {change}")
+
+
 class OpenRun:
     """A run that is open, on one rank. Made by open_run().
 
@@ -85,6 +175,12 @@ class OpenRun:
         self._trainer = trainer
         self._live = live
         self._stepping: Iterator[dict] | None = None
+        self._failed: BaseException | None = None
+        self._code: int | None = None  # when it has ended
+        self._door = _Door()
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError("OpenRun: can't be copied or pickled, it is of one process; take array(name)")
 
     @property
     def rank(self) -> int:
@@ -117,26 +213,31 @@ class OpenRun:
         with by another call; what comes after the last step that was saved (run.save_every) is lost with
         the block. A run that has to leave early (a signal, its time) saves, and yields no more.
         """
-        if self._stepping is None:
-            self._trainer.begin()
-            self._live.enter_context(self._trainer.report)
-            self._stepping = self._trainer.steps()
-        yield from self._kept(self._stepping)
-
-    @staticmethod
-    def _kept(stepping: Iterator[dict]) -> Iterator[dict]:
-        """Yield from an iterator without closing it when the loop is left."""
-        for line in stepping:  # noqa: UP028
+        while (line := self._next_line()) is not None:
             yield line
+
+    def _next_line(self) -> dict | None:
+        """Run one step; None after the last. One that fails ends the job with the block at the latest."""
+        with self._door.within("steps()"):
+            try:
+                if self._stepping is None:
+                    self._trainer.begin()
+                    self._live.enter_context(self._trainer.report)
+                    self._stepping = self._trainer.steps()
+                return next(self._stepping, None)
+            except BaseException as error:
+                self._failed = error
+                raise
 
     def validate(self) -> float:
         """Return the mean loss over the validation sequences. Collective over all ranks."""
-        return self._trainer.validate()["val_loss"]
+        with self._door.within("validate()"):
+            return self._trainer.validate()["val_loss"]
 
     def arrays(self) -> list[str]:
         """Return the names of what a checkpoint of this run holds: weights, moments. Collective."""
-        mine = list(self._parts())
-        return sorted({name for each in self._gathered("the names of arrays", mine) for name in each})
+        with self._door.within("arrays()"):
+            return self._names()
 
     def array(self, name: str) -> "np.ndarray":
         """Return a weight or a moment, whole, on every rank, as index.h5 of a checkpoint has it.
@@ -145,12 +246,20 @@ class OpenRun:
 
         Raises ConfigError, alike on all ranks, for a name that no rank has.
         """
+        with self._door.within("array()"):
+            return self._whole(name)
+
+    def _names(self) -> list[str]:
+        mine = list(self._parts())
+        return sorted({name for each in self._gathered("the names of arrays", mine) for name in each})
+
+    def _whole(self, name: str) -> "np.ndarray":
         import numpy as np
 
         every = self._gathered(f"the parts of {name}", self._parts().get(name, ()))
         parts = [part for each in every for part in each]
         if not parts:
-            raise _everywhere(ConfigError(f"no array is called {name}; {_near(name, self.arrays())}"))
+            raise _everywhere(ConfigError(f"no array is called {name}; {_near(name, self._names())}"))
         whole = np.empty(parts[0][1].global_shape, parts[0][0].dtype)
         for array, extent in parts:
             where = (slice(begin, begin + n) for begin, n in zip(extent.offset, array.shape, strict=True))
@@ -162,6 +271,15 @@ class OpenRun:
 
         Collective over all ranks. open_run() calls it.
         """
+        if self._code is None:
+            with self._door.within("end()"):
+                self._door.shut()
+                self._code = self._ended()
+        return self._code
+
+    def _ended(self) -> int:
+        if self._failed is not None:
+            raise self._failed
         trainer = self._trainer
         self._live.close()
         over = trainer.code is not None or trainer.step == self.config.run.steps

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from mpitrain.comm.base import cores, launchers, library
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.mpi_errors import error_of_operation
-from mpitrain.errors import InputError, MeshError, MpitrainError, StoppedEarly, storage_fault
+from mpitrain.errors import InputError, LibraryError, MeshError, MpitrainError, StoppedEarly, storage_fault
 
 if TYPE_CHECKING:
     # for annotations elsewhere: only comm/ calls it
@@ -402,6 +402,10 @@ def start() -> None:
     for a server that isn't there. Where a container forbids processes to read each other's memory, MPICH
     is set not to: its first large message would fail.
     """
+    if is_finalized():
+        raise LibraryError(
+            "MPI was finalised in this process before, and starts only once; leave that to mpitrain"
+        )
     if MPI.Is_initialized():
         return
     if launchers.inherited() is not None:
@@ -414,6 +418,10 @@ def start() -> None:
     for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
         # as mpi4py does when it initialises MPI itself: errors become exceptions
         comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+def is_finalized() -> bool:
+    return bool(MPI.Is_finalized())
 
 
 def finalize() -> None:

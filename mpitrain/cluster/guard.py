@@ -71,6 +71,7 @@ LIMIT_S = 600.0  # until the configuration is read
 KEY_S = 0.3  # without a launcher a key comes once, and a shell's request perhaps twice at once
 # between two looks whether the watchdog is stopped, which of two looks have to find
 WATCHDOG_S = 2.0
+THREAD = "mpitrain-guard"  # lives to the end of the process
 ASKS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a rank to leave
 BEFORE_STEPS = ("start", "tokens", "build", "resume")  # there is nothing to save in them
 # for all ranks to leave together where there is nothing to save; then the job is ended as it is
@@ -123,17 +124,27 @@ class Guard:
                 signal.signal(name, _heard_by_the_thread)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # while this one is inside MPI, too
         self._wake = wake
+        os.register_at_fork(after_in_child=self._forget_in_child)
         # what ends a job is reported there, also when this rank writes to a log (run.logs)
         self._console = os.dup(2)
         # the watchdog asks for the stack of a rank that is stuck
         faulthandler.register(signal.SIGUSR2, self._console, all_threads=False)
         try:
-            threading.Thread(target=self._attend, name="mpitrain-guard", daemon=True).start()
+            threading.Thread(target=self._attend, name=THREAD, daemon=True).start()
         except RuntimeError:
             self._refuse(found)
         with suppress(OSError, queue.Empty):
             self._share()
             self._be_known(found)
+
+    def _forget_in_child(self) -> None:
+        """Let a child that a script forks hear its own signals, and not hide this rank's end."""
+        with suppress(OSError, ValueError):
+            signal.set_wakeup_fd(-1)
+            for name in ASKS:
+                if signal.getsignal(name) is _heard_by_the_thread:
+                    signal.signal(name, signal.SIG_DFL)
+            os.close(self._alive)
 
     def _refuse(self, known: socket.socket | None) -> None:
         """End a job one of whose ranks can start no thread, as bad input; does not return.
@@ -619,6 +630,11 @@ def guarded(body: Callable[[Guard], int], report: Callable[[MpitrainError], None
 def _of_all(error: StoppedEarly) -> StoppedEarly:
     error.everywhere = True
     return error
+
+
+def is_guarded() -> bool:
+    """Return whether this process has a guard, or had one: MPI starts once in a process."""
+    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 def _heard_by_the_thread(*signal_and_frame: object) -> None:

@@ -111,6 +111,98 @@ def test_an_error_in_a_script_ends_the_job_with_one_report(tmp_path):
     assert "mpitrain: rank 1 (pp 1, dp 0, cp 0, tp 0)" in done.output, tail(done.output)
 
 
+MISUSED = {  # what a script does with the words of its command, the exit code, and what is said
+    "after": (
+        "with open() as run: next(run.steps())\nrun.validate()",
+        1,
+        "validate(): called after the end of the run",
+    ),
+    "kept iterator": (
+        "with open() as run:\n    steps = run.steps(); next(steps)\nnext(steps)",
+        1,
+        "steps(): called after the end of the run",
+    ),
+    "second": ("with open() as run: pass\nwith open() as run: pass", 1, "has opened a run before"),
+    "nested": ("with open() as run:\n    with open() as run: pass", 1, "has opened a run before"),
+    "thread": (
+        "with open() as run:\n    run._trainer.validate = lambda: other(run)\n    run.validate()",
+        0,
+        "arrays(): called while another thread is in a method",
+    ),
+    "opened in a thread": ("in_thread(lambda: open().__enter__())", 0, "use the main thread"),
+    "exit of a child": (
+        "with open() as run:\n    next(run.steps())\n    if not os.fork(): sys.exit(3)\n"
+        "    print('child', os.wait()[1])\n    print('steps', len(list(run.steps())))",
+        0,
+        "child 768\n",
+    ),
+    "child that goes on": (
+        "with open() as run:\n    if not (child := os.fork()): pass\n    elif os.wait(): next(run.steps())\n"
+        "print('over', child > 0)",
+        0,
+        "a forked child left the block",
+    ),
+    "step of a child": (
+        "with open() as run:\n    if not os.fork(): next(run.steps())\n    print('child', os.wait()[1])",
+        0,
+        "steps(): called in a process that was forked",
+    ),
+    "killed child": (
+        "with open() as run:\n    next(run.steps())\n    if not (child := os.fork()): time.sleep(600)\n"
+        "    time.sleep(0.2)\n    os.kill(child, 15)\n"
+        "    print('child', os.wait()[1], len(list(run.steps())))",
+        0,
+        "child 15 2\n",
+    ),
+    "pickled": ("import pickle\nwith open() as run: pickle.dumps(run)", 1, "can't be copied or pickled"),
+    "swallowed": (
+        "with open() as run:\n    run._trainer.steps = lambda: 1 / 0\n    try: next(run.steps())\n"
+        "    except Exception: pass",
+        1,
+        "ZeroDivisionError",
+    ),
+    "MPI finalised": (
+        "from mpi4py import MPI\nwith open() as run: MPI.Finalize()",
+        1,
+        "end(): called after MPI was finalised",
+    ),
+    "never left": ("block = open(); run = block.__enter__()", 1, "its block was never left"),
+}
+MISUSE = """
+import os, sys, threading, time
+from mpitrain import api
+
+def open():
+    return api.open_run(None, *sys.argv[1:])
+
+def in_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+def other(run):
+    in_thread(run.arrays)
+    return {"val_loss": 0.0}
+
+"""
+
+
+@pytest.mark.few_cases(6)
+@pytest.mark.parametrize("kind", MISUSED)
+def test_a_run_that_is_used_wrongly_says_so_once(kind, tmp_path):
+    code, exit_code, expected = MISUSED[kind]
+    path = tmp_path / "mine.py"
+    path.write_text(MISUSE + code + "\n")
+    given = overrides(tmp_path / "run", write_text(tmp_path / "text"), run_steps=3)
+    done = mpirun(1, sys.executable, str(path), *given, forked=kind != "never left")
+    assert done.returncode == exit_code, tail(done.output)
+    assert expected in done.output and "crashed" not in done.output, tail(done.output)
+    if kind == "exit of a child":
+        assert "steps 2" in done.output and "done: 3 steps" in done.output, tail(done.output)
+    if kind == "child that goes on":
+        assert "over True" in done.output and "over False" not in done.output, tail(done.output)
+
+
 @LONG
 def test_a_step_that_is_being_saved_when_the_block_is_left_is_whole(tmp_path):
     path = tmp_path / "mine.py"
