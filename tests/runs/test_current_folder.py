@@ -121,7 +121,7 @@ COMMANDS = [
     (0, "ckpt", "verify", "runs/quickstart"),
     (0, "ckpt", "diff", "runs/quickstart", "runs/quickstart"),
     (0, "ckpt", "reshard", "runs/quickstart", "resharded", "--shards", "2"),
-    (0, "job", "slurm", "--nodes", "2", "--out", "job.sh"),
+    (0, "job", "slurm", "--nodes", "2", "--time", "1:00:00", "--out", "job.sh"),
     (0, "export", "runs/quickstart", "--to", "hf", "--prove" if TRANSFORMERS else "--no-prove"),
     (0, "import", "hf", "--to", "runs/imported"),
 ]
