@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from mpitrain import config as settings
-from mpitrain.commands.plan.of_config import advice_for
 from mpitrain.commands.plan.run_layout import choose_layout
 from mpitrain.commands.waiting import Waiting
-from mpitrain.config import LoadedConfig, Parallel
+from mpitrain.config import Config, LoadedConfig, Parallel
 from mpitrain.data.tokenizer import separator, tokenizer_of, vocabulary_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
@@ -31,13 +32,17 @@ from mpitrain.plan.predict.alternatives import (
     zero_line,
 )
 from mpitrain.plan.predict.axis_promises import idle_axes
-from mpitrain.plan.predict.cheapest_change import cheapest_change
 from mpitrain.plan.predict.link_choices import left_open
 from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.memory_limit import require_limit
+from mpitrain.plan.predict.memory_limit import (
+    change_that_fits,
+    computes_on_gpu,
+    held_by_ranks,
+    limit_of_rank,
+    require_limit,
+)
 from mpitrain.plan.predict.memory_table import (
     fit_line,
-    needed_on_node,
     parameter_line,
     table_of_usage,
 )
@@ -46,6 +51,8 @@ from mpitrain.plan.predict.process_memory import of_processes
 from mpitrain.plan.predict.schedule_promises import idle_schedule
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
+from mpitrain.plan.predict.step_time.advice import advice_for, judge
+from mpitrain.plan.predict.step_time.machine import find_machine
 from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.plan.settings.resolve import resolve
@@ -69,28 +76,79 @@ def planned(
 
     num_nodes, node_ranks: as resolve() of plan/settings/resolve.py takes them.
     """
+    if num_nodes == 1:
+        node_ranks = num_ranks
     return _plan_of(settings.read(path, overrides), num_ranks, num_nodes, node_ranks)
 
 
-def _as_run(given: LoadedConfig, num_ranks: int) -> tuple[Plan, list[str]]:
-    """Return the plan of a run on one node, and what is said of its layout if that wasn't given."""
+def judged_job(
+    path: str | None, overrides: tuple[str, ...], num_nodes: int, node_ranks: int, on_gpu: bool
+) -> tuple[Plan, list[str]]:
+    """Return the plan of a job's run, and what is said of its layout, advice included.
+
+    This computer isn't the one that will run it: without run.machine or memory.limit_gb the layout is the
+    default. Raises ConfigError for one that these have no room for.
+    """
+    given = settings.read(path, overrides)
+    nodes = num_nodes * node_ranks, num_nodes, node_ranks
+    lines: list[str] = []
+    if given.config.run.machine or given.config.memory.limit_gb:
+        given, lines = _chosen(given, *nodes)
+    plan = _plan_of(given, *nodes)
+    config = _on_gpu(given.config) if on_gpu else given.config
+    judged = _plan_of(given.changed(config, KeyOrigin(PLANNER)), *nodes)
+    return plan, [*lines, *judge(judged, config, _planned_from(given, *nodes), node_ranks)]
+
+
+def _on_gpu(config: Config) -> Config:
+    """Return a configuration whose device is a GPU, if it was open."""
+    if config.run.device != "auto":
+        return config
+    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device="cuda"))
+
+
+def _planned_from(given: LoadedConfig, *ranks: int) -> Callable[[Config], Plan]:
+    """Return what plans the configuration with some keys changed, on so many ranks and nodes."""
+    return lambda config: _plan_of(given.changed(config, KeyOrigin(PLANNER)), *ranks)
+
+
+def _as_run(given: LoadedConfig, num_ranks: int) -> tuple[Plan, list[str], int]:
+    """Return the plan of a run, what is said of a layout that wasn't given, and the bytes that count.
+
+    Raises ConfigError for one that the named machine, or memory.limit_gb, has no room for.
+    """
     chosen, lines = _chosen(given, num_ranks)
-    return _plan_of(chosen, num_ranks), lines
+    plan = _plan_of(chosen, num_ranks)
+    held = require_limit(plan, chosen.config, _planned_from(chosen, num_ranks))
+    return plan, lines, held
 
 
-def _chosen(given: LoadedConfig, num_ranks: int) -> tuple[LoadedConfig, list[str]]:
+def _chosen(
+    given: LoadedConfig, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0
+) -> tuple[LoadedConfig, list[str]]:
     """Return the configuration with its layout, and what is said of that if it wasn't given."""
     begun, _ = beginning(given)
     config = begun.config
     vocabulary = vocabulary_of(tokenizer_of(config.data))
     separator(config.data, vocabulary)
-    request = LayoutRequest(config, begun.origins, num_ranks, 1, 0, vocabulary, counted="there are")
+    nodes = (num_nodes, node_ranks) if node_ranks else _nodes_of(config, num_ranks)
+    request = LayoutRequest(config, begun.origins, num_ranks, *nodes, vocabulary, counted="there are")
     config, lines = choose_layout(request)
     return begun.changed(config, KeyOrigin(PLANNER)), lines
 
 
+def _nodes_of(config: Config, num_ranks: int) -> tuple[int, int]:
+    """Return how many nodes ranks fill on a named machine, and the ranks of a node; else one node, and 0."""
+    if not config.run.machine:
+        return 1, 0
+    near = min(num_ranks, find_machine(config.run.machine).ranks_per_node)
+    return -(-num_ranks // near), near
+
+
 def _plan_of(given: LoadedConfig, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
     config = beginning(given)[0].config
+    if num_nodes == 1 and not node_ranks:
+        num_nodes, node_ranks = _nodes_of(config, num_ranks)
     tokenizer = tokenizer_of(config.data)
     separator(config.data, tokenizer)
     return plan_of(
@@ -106,7 +164,7 @@ def show_program(
 
     traffic: for one rank, say what it sends too, as a comment.
     """
-    plan, said = _as_run(settings.read(path, overrides), num_ranks)
+    plan, said, _ = _as_run(settings.read(path, overrides), num_ranks)
     notes = [f"# {line}" for line in said]
     with Waiting("mpitrain program"):
         programs = plan.training.ranks
@@ -141,13 +199,18 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     """
     given = settings.read(path, overrides)
     chosen, said = _chosen(given, num_ranks)
+    if computes_on_gpu(chosen.config):
+        chosen = chosen.changed(_on_gpu(chosen.config), KeyOrigin(PLANNER))
     plan = _plan_of(chosen, num_ranks)
+    limit = limit_of_rank(chosen.config, num_ranks, _nodes_of(chosen.config, num_ranks)[1])
     with Waiting("mpitrain memory"):
         usages = predict(plan)
         ranks = range(plan.config.parallel.pp)
         copies = [copy_bytes(plan, rank) for rank in ranks]
         processes = of_processes(plan, usages)
-        fits = fit_line(plan, usages, copies, processes, _cheapest(plan, chosen, num_ranks))
+        held = held_by_ranks(plan, limit.on_gpu) if limit else []
+        planned = _planned_from(chosen, num_ranks)
+        fits = fit_line(held, limit, lambda limit: change_that_fits(plan, chosen.config, planned, limit))
         is_direct = plan.config.comm.device == "direct"
         staged = [0 if is_direct else staged_bytes(plan, rank) for rank in ranks]
         stages = by_stage(plan)
@@ -173,23 +236,10 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         *idle_regather(plan, regathers),
         *idle_axes(plan),
         *idle_schedule(plan),
+        *advice_for(plan, held=max(held, default=0)),
         ORDER if plan.config.data.order == "sorted" else "",
     ]
     return "\n".join(filter(None, lines)) + _left_open(plan)
-
-
-def _cheapest(plan: Plan, chosen: LoadedConfig, num_ranks: int) -> Callable[[int], str]:
-    """Return what says the cheapest change with which the ranks of a node need no more than so many bytes."""
-
-    def planned(keys: Mapping[str, Any]) -> Plan:
-        return _plan_of(chosen.with_values(keys, KeyOrigin(PLANNER)), num_ranks)
-
-    def needs(other: Plan) -> int:
-        copies = [copy_bytes(other, rank) for rank in range(other.config.parallel.pp)]
-        usages = predict(other)
-        return needed_on_node(other, usages, copies, of_processes(other, usages))[1]
-
-    return lambda found: cheapest_change(plan, chosen.config, planned, lambda other: needs(other) <= found)
 
 
 def _compared(key: str, found: Mapping[Any, int]) -> list[str]:
@@ -211,8 +261,7 @@ def _left_open(plan: Plan) -> str:
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
     given = settings.read(path, overrides)
-    plan, chosen = _as_run(given, num_ranks)
-    require_limit(plan)
+    plan, chosen, held = _as_run(given, num_ranks)
     with Waiting("mpitrain check"):
         _, programs, report = plan.training
         said = [
@@ -222,7 +271,7 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
             *costs(plan),
             *idle_here(plan),
         ]
-        said += advice_for(plan)
+        said += advice_for(plan, held=held)
     peaks = ", ".join(map(str, report.peak_in_flight))
     parallel = plan.config.parallel
     name = plan.config.pipeline.schedule

@@ -10,15 +10,8 @@ from mpitrain.comm.base.world import World
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import Vocabulary
 from mpitrain.origins import Origins
-from mpitrain.plan.predict.memory_limit import may_have_gpus
+from mpitrain.plan.predict.memory_limit import GpuShare, may_have_gpus
 from mpitrain.training.agreement import require_same_configuration
-
-
-class GpuShare(NamedTuple):
-    """The smallest share of a GPU that a rank has. num_bytes: of its memory."""
-
-    name: str
-    num_bytes: int
 
 
 class LayoutRequest(NamedTuple):

@@ -151,6 +151,7 @@ def open_run(
     require_same_configuration(world, plan.config)
     world.require_same(same)
     _require_files(plan, world)
+    notes += judged_advice(config, plan, world, vocabulary)
     guard.leave_if_asked(world)
     _require_device(plan, world)
     guard.leave_if_asked(world)
@@ -254,8 +255,7 @@ def _plan(
     """
     if vocabulary.older_end_of_text is None:
         separator(config.data, vocabulary)  # else a run begun before may have one
-    machine = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
-    plan = plan_of(resolve(config, *machine, needed=vocabulary.needed))
+    plan = resolved_plan(config, world, vocabulary)
     require_memory(plan)
     if record:
         record.require(world.size, plan.config.run.steps)
@@ -269,6 +269,27 @@ def _plan(
         **({"the routing of experts.replay": plan.routing.digest} if plan.routing else {}),
     }
     return plan, same
+
+
+def resolved_plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
+    """Return the plan of a configuration on these ranks. It sends nothing."""
+    machine = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
+    return plan_of(resolve(config, *machine, needed=vocabulary.needed))
+
+
+def judged_advice(config: Config, plan: Plan, world: World, vocabulary: Vocabulary) -> list[str]:
+    """Return the advice for a run, which rank 0 finds. Collective over all ranks.
+
+    Raises ConfigError, alike on all ranks, for a layout that memory has no room for.
+    """
+
+    def judged() -> list[str]:
+        from mpitrain.plan.predict.step_time.advice import judge  # on one rank of many
+
+        near = world.node_ranks or -(-world.size // world.num_nodes)
+        return judge(plan, config, lambda other: resolved_plan(other, world, vocabulary), near)
+
+    return world.on_first_rank("judging the layout", judged)
 
 
 def _tokenizer(config: Config) -> Tokenizer:

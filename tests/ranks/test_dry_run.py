@@ -137,8 +137,8 @@ def test_computations_sleep_as_long_as_their_flops_take():
 )
 def test_on_a_machine_they_sleep_as_long_as_a_plan_predicts_without_messages(settings):
     from mpitrain.commands.dryrun.asleep import on_machine
-    from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
     from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+    from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
     from mpitrain.plan.predict.step_time.step import predict_step
 
     found = plan(4, *settings)

@@ -7,9 +7,9 @@ from conftest import but_for
 from launch import MPITRAIN, mpirun
 
 from mpitrain import config as settings
-from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time.step import recomputed_flops
 from mpitrain.plan.settings.resolve import resolve
 

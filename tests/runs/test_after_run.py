@@ -12,8 +12,8 @@ from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.commands.dryrun.rehearsal import Rehearsal
 from mpitrain.commands.inspect import planned
 from mpitrain.commands.plan.after_run import compare
-from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.training.measured_run import MeasuredRun, StepTimes
 

@@ -645,3 +645,27 @@ def test_what_is_no_ends_jsonl_is_refused(folder, what):
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_templates_are_found_where_the_package_is(kind):
     assert "@arguments@" in template(SCHEDULERS[kind].template)
+
+
+ADVISED = [
+    (("parallel.tp=8",), "parallel.tp = 8 is beyond a node of 4 ranks"),
+    (("parallel.zero=0",), "parallel.zero = 0 with dp 8"),
+]
+
+
+@pytest.mark.parametrize(("keys", "rule"), ADVISED)
+def test_a_job_is_advised_by_its_nodes(tmp_path, monkeypatch, keys, rule):
+    monkeypatch.chdir(tmp_path)
+    words = ["job", "slurm", "--nodes=2", "--ranks-per-node=4", "--gpus=4", "--time=1:00:00"]
+    sets = [word for key in ("model.preset=llama3.1-8b", *keys) for word in ("--set", key)]
+    done = CliRunner().invoke(cli, [*words, *sets], catch_exceptions=False)
+    assert done.exit_code == 0 and f"advice, by figures of h100-80gb: {rule}" in done.output
+
+
+def test_a_job_that_the_named_machine_cannot_hold_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["job", "slurm", "--nodes=2", "--ranks-per-node=4", "--time=1:00:00"]
+    keys = ("model.preset=llama3.1-8b", "parallel.zero=0", "run.machine=h100-80gb")
+    done = CliRunner().invoke(cli, [*words, *(word for key in keys for word in ("--set", key))])
+    assert done.exit_code and "fits: parallel.zero = 1" in str(done.exception)
+    assert not list(tmp_path.iterdir())

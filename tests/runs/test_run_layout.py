@@ -30,9 +30,13 @@ def answered(*overrides, ranks=2, gpu=None):
     return config, choose_layout(LayoutRequest(config, origins, ranks, 1, 0, vocabulary, gpu))
 
 
+def planned(config, ranks=2):
+    return plan_of(resolve(config, ranks, 256))
+
+
 def held(config, ranks=2, on_gpu=False):
     """Return what the fullest rank holds."""
-    return max(held_by_ranks(plan_of(resolve(config, ranks, 256)), on_gpu))
+    return max(held_by_ranks(planned(config, ranks), on_gpu))
 
 
 def too_little(ranks=2):
@@ -75,10 +79,8 @@ def test_what_does_not_fit_is_planned():
 def test_a_layout_that_is_given_is_never_changed(key):
     config, answer = answered(*MODEL, too_little(), key)
     assert answer.config is config and not answer.lines
-    with pytest.raises(
-        ConfigError, match=r"memory.limit_gb = 0.\d+: the fullest rank of this layout holds 0"
-    ):
-        require_limit(plan_of(resolve(config, 2, 256)))
+    with pytest.raises(ConfigError, match=r"memory.limit_gb = 0.\d+: the rank with most memory holds 0"):
+        require_limit(planned(config), config, planned)
 
 
 def test_other_keys_are_kept():
@@ -97,8 +99,8 @@ def test_where_nothing_fits_the_default_stays_and_is_refused():
     config, answer = answered(*MODEL, "memory.limit_gb=0.1")
     assert answer.config is config
     assert re.match(r"the layout is the default: .* 0.1, and no other fits either$", answer.lines[0])
-    with pytest.raises(ConfigError, match="fullest rank of this layout holds"):
-        require_limit(plan_of(resolve(config, 2, 256)))
+    with pytest.raises(ConfigError, match="the rank with most memory holds"):
+        require_limit(planned(config), config, planned)
 
 
 def test_a_gpu_that_was_found_is_what_has_to_fit():
@@ -218,3 +220,16 @@ def test_a_key_that_is_typed_goes_before_what_was_recorded(begun):
     assert answer.config is config
     _, answer = answered(*MODEL, f"run.dir={run_dir}", "memory.recompute=full", too_little())
     assert answer.config.memory.recompute == "full" and PLANNED.match(answer.lines[0])
+
+
+# ---------------------------------------------------------------- advice
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run", "--steps", "1")], ids=["run", "dry run"])
+def test_a_run_is_advised_once(tmp_path, dry):
+    """By the nodes that it counts, and on rank 0 alone."""
+    keys = ("parallel.tp=2", "comm.node_ranks=1", "run.steps=1", f"run.dir={tmp_path / 'run'}")
+    done = mpirun(2, MPITRAIN, "run", *dry, *overrides_of(keys))
+    assert done.returncode == 0, tail(done.output)
+    (line,) = re.findall("^.*parallel.tp = 2 is beyond a node of 1 ranks.*$", done.output, re.M)
+    assert "advice, by figures of" in line and "s a step instead of" in line

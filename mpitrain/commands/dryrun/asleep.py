@@ -8,10 +8,10 @@ on a machine  seconds of computations and of the update, as `mpitrain plan` pred
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
 from mpitrain.plan.predict.step_time.step import update_seconds
 from mpitrain.schedules.actions import COMPUTE, UPDATE, Action

@@ -38,15 +38,12 @@ from mpitrain.commands.plan.run_layout import choose_layout
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
 from mpitrain.errors import DONE, InputError, MessageError
-from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.memory_limit import require_limit
 from mpitrain.plan.settings.profile_request import ProfileRequest
-from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.layout_request import agreed_layout
-from mpitrain.training.prepare import beginning
+from mpitrain.training.prepare import beginning, judged_advice, resolved_plan
 from mpitrain.training.tokenizing import OneTokenizer
 
 NOTHING = "a dry run saves nothing"
@@ -145,7 +142,10 @@ def _agreed_plan(
         for line in said:
             say(line)
     plan = world.on_every_rank("checking the configuration", lambda: _plan(config, world, vocabulary))
+    advice = judged_advice(config, plan, world, vocabulary)
     if world.rank == 0:
+        for line in advice:
+            say(line)
         rehearsals.begin(plan.config)
     require_same_configuration(world, plan.config)
     # hundreds of ranks would take a while
@@ -232,11 +232,9 @@ def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
 
 
 def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
-    machine = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
-    plan = plan_of(resolve(config, *machine, needed=vocabulary.needed))
+    plan = resolved_plan(config, world, vocabulary)
     if profile := ProfileRequest.read(plan.config.run.profile):
         profile.require(world.size, plan.config.run.steps)
-    require_limit(plan)
     plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
     return plan
 

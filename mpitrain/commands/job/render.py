@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-from mpitrain.commands.inspect import MOST_RANKS, planned
+from mpitrain.commands.inspect import MOST_RANKS, judged_job
 from mpitrain.commands.job.schedulers import SCHEDULERS, JobRequest, Scheduler
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import as_argument, is_one_line, is_there, read_file, replacing, require_file, shown
@@ -47,14 +47,14 @@ def main(
     if asked.ranks > MOST_RANKS:
         found = f"--nodes {asked.nodes:,} x --ranks-per-node {asked.ranks_per_node:,} = {asked.ranks:,} ranks"
         raise ConfigError(f"{found}, needed at most {MOST_RANKS:,}")
-    plan = planned(config, overrides, asked.ranks, asked.nodes, asked.ranks_per_node)
+    plan, said = judged_job(config, overrides, asked.nodes, asked.ranks_per_node, bool(asked.gpus))
     if submit and shutil.which(scheduler.submit[0]) is None:
         raise ConfigError(
             f"--submit: found no {scheduler.submit[0]} on the path; leave it out, and submit the script on a "
             "login node of the cluster"
         )
     _write(path, render(scheduler, seen, overrides, asked, path), force)
-    say(explain(scheduler, plan, asked, _name(config), path))
+    say("\n".join([explain(scheduler, plan, asked, _name(config), path), *said]))
     return _submit(scheduler, path) if submit else 0
 
 

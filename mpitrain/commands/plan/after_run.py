@@ -14,7 +14,6 @@ from collections.abc import Mapping
 import msgspec
 
 from mpitrain.comm.meters.account import AxisUsage
-from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned, megabytes
@@ -28,6 +27,7 @@ from mpitrain.plan.predict.step_time.machine import (
     like_gpu,
     machine_of,
 )
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.training.measured_run import MeasuredRun
 

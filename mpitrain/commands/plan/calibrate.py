@@ -22,9 +22,9 @@ import msgspec
 
 from mpitrain.commands.plan.after_run import NO_PREDICTION, machine_of_run, measured_parts, parts_predicted
 from mpitrain.commands.plan.calibration_file import CalibrationFile, LoggedChange
-from mpitrain.commands.plan.of_config import compute_of, layout_of
 from mpitrain.inputs import shown
 from mpitrain.plan.predict.step_time.machine import Figure, MachineFile, machine_of
+from mpitrain.plan.predict.step_time.resolved_layout import compute_of, layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.training.measured_run import MeasuredRun
 

@@ -8,7 +8,6 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.world import World, connect
 from mpitrain.commands.output_file import write
 from mpitrain.commands.plan.measured_steps import measured_step
-from mpitrain.commands.plan.of_config import layout_of
 from mpitrain.commands.plan.sweep_request import (
     SweepRequest,
     number,
@@ -22,6 +21,7 @@ from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks
 from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 
 LOAD = (
     ", load is rows of the rank of ep whose experts had most, over the mean (run.expert_load predicts by it)"

@@ -1,27 +1,17 @@
-"""The shape of a configuration's model, its layout, and the rules of the field that it breaks."""
+"""The shape of a configuration's model, and its load of experts, before there is a layout."""
 
 import msgspec
 
 from mpitrain import config as settings
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, separator, tokenizer_of
-from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.declared.published import Latent, ModelShape, RoutedExperts
+from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.declared.resolved import ResolvedConfig
-from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.expert_load import expert_load
-from mpitrain.plan.predict.step_time.layout import ExpertLoad, StepLayout, require_possible
-from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
-from mpitrain.plan.predict.step_time.step import predict_step
-from mpitrain.plan.routing import RoutingTrace
-from mpitrain.plan.settings.attention import head_width
+from mpitrain.plan.predict.step_time.layout import ExpertLoad
+from mpitrain.plan.predict.step_time.resolved_layout import shape_of_resolved
 from mpitrain.plan.settings.resolve import resolve
-from mpitrain.schedules import catalog
-from mpitrain.schedules.families.seq1f1b import SEGMENTS
-
-ON_GPU, ON_CPU = "h100-80gb", "laptop"  # whose figures stand for a machine that nobody has named
 
 
 def shape_of(config: Config, vocabulary: Vocabulary | None = None) -> ModelShape:
@@ -56,97 +46,3 @@ def _alone(config: Config, vocabulary: Vocabulary | None, batch: settings.Batch)
         vocabulary = tokenizer_of(config.data)
         separator(config.data, vocabulary)
     return resolve(alone, 1, vocabulary.vocab, 1, 0, "there are", vocabulary.needed)
-
-
-def shape_of_resolved(resolved: Config) -> ModelShape:
-    """Return the shape of a resolved configuration's model."""
-    model = resolved.model
-    own = resolved.attention
-    experts = resolved.experts
-    latent = (
-        Latent(own.q_rank or 0, own.kv_rank, own.rotary_width or 0, own.value_width or 0)
-        if own.kv_rank
-        else None
-    )
-    routed = None
-    if experts.count:
-        width = experts.width or model.ffn
-        grouped = (experts.groups or 1, experts.groups_active or 1)
-        routed = RoutedExperts(
-            experts.count, experts.active, width, experts.shared or 0, experts.first or 0, *grouped
-        )
-    name = model.preset
-    return ModelShape(
-        name, model.layers, model.width, model.heads, model.kv_heads or model.heads, head_width(resolved),
-        model.ffn, model.vocab, tied=bool(model.tied), window=own.window or 0, experts=routed, latent=latent,
-        family=model.family, source="the configuration",
-    )  # fmt: skip
-
-
-def fused_by(config: Config, rates: MachineRates) -> bool:
-    """Return whether what lies between products is compiled on a machine (run.compile)."""
-    return rates.on_gpu if config.run.compile == "auto" else bool(config.run.compile)
-
-
-def layout_of(resolved: Config, rates: MachineRates, trace: RoutingTrace | None = None) -> StepLayout:
-    """Return the layout of a resolved configuration. trace: of experts.replay."""
-    parallel = resolved.parallel
-    memory = resolved.memory
-    ranks = parallel.dp * parallel.pp * parallel.tp * parallel.cp
-    return StepLayout(
-        ranks, resolved.data.sequence, resolved.batch.global_, micro=resolved.batch.micro, tp=parallel.tp,
-        cp=parallel.cp, pp=parallel.pp, ep=parallel.ep, etp=parallel.etp,
-        chunks=resolved.pipeline.chunks or 1, schedule=resolved.pipeline.schedule,
-        recompute=recompute_of(memory.recompute), segments=segments_in(resolved), reduce=parallel.reduce,
-        sharded=parallel.dp_shard, zero=parallel.zero or 0,
-        compute=compute_of(resolved, rates), sequence_parallel=parallel.sequence,
-        fused=fused_by(resolved, rates),
-        wire_bytes=2 if resolved.precision.reduce == "bf16" else 4,
-        tp_overlap=0.5 if parallel.async_tp else 0.0,
-        dispatch="alltoall" if resolved.experts.dispatch == "flat" else "hierarchical",
-        offload_optimizer=memory.offload in ("optimizer", "all"),
-        offload_activations=memory.offload in ("activations", "all"), regathers=parallel.regather,
-        core_again=True, context=parallel.context, gather=parallel.gather,
-        expert_load=expert_load(resolved, trace), capacity=resolved.experts.capacity,
-    )  # fmt: skip
-
-
-def recompute_of(asked: str) -> str:
-    """Return the recomputation that a step is predicted with: groups of blocks cost what whole blocks do."""
-    return "full" if asked == "every-k" else asked
-
-
-def segments_in(config: Config) -> int:
-    """Return into how many segments the schedule of a configuration cuts a sequence."""
-    name = config.pipeline.schedule
-    cuts = name in catalog.FAMILIES and "segments" in catalog.FAMILIES[name].takes
-    return config.pipeline.segments or SEGMENTS if cuts else 1
-
-
-def compute_of(config: Config, rates: MachineRates) -> str:
-    """Return the type of numbers that products have a rate for: the configuration's, or the nearest."""
-    compute = config.precision.compute
-    if compute in rates.products:
-        return compute
-    return "bf16" if "bf16" in rates.products else next(iter(rates.products))
-
-
-def advice_for(plan: Plan) -> list[str]:
-    """Return a line for each rule that a plan breaks; nothing where none can be judged.
-
-    comm.node_ranks says the ranks of a node; the rest are figures of a card of its kind. Raises
-    ConfigError for an experts.replay that isn't what the plan needs.
-    """
-    resolved = plan.config
-    name = ON_GPU if resolved.run.device == "cuda" else ON_CPU
-    rates = machine_of(find_machine(name))
-    rates = rates.with_ranks_per_node(resolved.comm.node_ranks)
-    shape = shape_of_resolved(resolved)
-    layout = layout_of(resolved, rates, plan.routing)
-    try:
-        require_possible(layout, shape)
-    except ConfigError:  # such as stages of unequal size: a run has them, these formulas don't
-        return []
-    found = predict_step(shape, layout, rates)
-    lines = advice(shape, layout, rates, found, memory_is_known=False)
-    return [f"advice, by figures of {name}: {line}" for line in lines]

@@ -23,14 +23,7 @@ from mpitrain.commands.plan.explained import (
     why_lost,
 )
 from mpitrain.commands.plan.goodput import NODE_HOURS, Goodput, SaveTimes, goodput, save_times
-from mpitrain.commands.plan.of_config import (
-    compute_of,
-    expert_load_of,
-    fused_by,
-    recompute_of,
-    segments_in,
-    shape_of,
-)
+from mpitrain.commands.plan.of_config import expert_load_of, shape_of
 from mpitrain.commands.plan.search import DOESNT_DIVIDE, Candidate, SearchResult, searches
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.waiting import Waiting
@@ -50,6 +43,7 @@ from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
 from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
+from mpitrain.plan.predict.step_time.resolved_layout import compute_of, fused_by, recompute_of, segments_in
 from mpitrain.plan.predict.step_time.step import hfu, mfu
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog

@@ -12,7 +12,7 @@ import msgspec
 
 from mpitrain import config as settings
 from mpitrain.cluster.rundir import RunDir, read_config
-from mpitrain.commands.plan.of_config import ON_CPU, ON_GPU, layout_of, shape_of
+from mpitrain.commands.plan.of_config import shape_of
 from mpitrain.commands.plan.planner import FIELDS, PlanRequest, base_layout, fixed_fields, with_layout
 from mpitrain.commands.plan.search import Candidate, searches
 from mpitrain.config import Config
@@ -22,23 +22,22 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.origins import Origins
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import (
-    MemoryLimit,
-    chosen_limit,
     computes_on_gpu,
-    counted,
     held_by_ranks,
-    limit_of_node,
-    may_have_gpus,
+    limit_of_rank,
 )
 from mpitrain.plan.predict.step_time.expert_load import expert_load
 from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
 from mpitrain.plan.predict.step_time.machine import (
+    ON_CPU,
+    ON_GPU,
     MachineFile,
     MachineRates,
     find_machine,
     like_gpu,
     machine_of,
 )
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import is_defined, predict_step
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
@@ -89,7 +88,8 @@ class _Choice:
         # part of what a run computes: it stays as the default layout has it
         self._given = msgspec.structs.replace(given, batch=self._default.config.batch)
         self._machine = find_machine(given.run.machine) if given.run.machine else None
-        self._limit = self._found_limit()
+        self._limit = limit_of_rank(given, request.num_ranks, self._node_ranks(), request.gpu)
+        self._on_gpu = self._limit.on_gpu if self._limit else computes_on_gpu(given)
 
     def answer(self) -> AnsweredLayout:
         given = self._request.config
@@ -222,25 +222,6 @@ class _Choice:
             request.config.comm.node_ranks or request.node_ranks or -(-request.num_ranks // request.num_nodes)
         )
 
-    def _is_on_gpu(self) -> bool:
-        config = self._request.config
-        limited = config.memory.limit_gb or config.run.machine or config.run.device == "cuda"
-        return self._request.gpu is not None or bool(limited and computes_on_gpu(config))
-
-    def _found_limit(self) -> MemoryLimit | None:
-        """Return what a rank may hold; None if nobody knows, for GPUs that weren't looked at."""
-        config, gpu = self._request.config, self._request.gpu
-        if config.memory.limit_gb:
-            return chosen_limit(config.memory.limit_gb, self._is_on_gpu())
-        if self._machine is not None:
-            source = f"the {self._machine.memory_bytes / 1e9:.3g} GB of {self._machine.name}"
-            return MemoryLimit(self._machine.memory_bytes, self._is_on_gpu(), False, False, source)
-        if gpu is not None:
-            return MemoryLimit(gpu.num_bytes, True, False, False, f"its {_gb(gpu.num_bytes)} of {gpu.name}")
-        if config.run.device != "cpu" and (config.run.device == "cuda" or may_have_gpus()):
-            return None
-        return limit_of_node(min(self._node_ranks(), self._request.num_ranks))
-
     def _rates(self) -> MachineRates:
         """Return the figures of the machine, or those of one of its kind, with its nodes and memory."""
         rates = machine_of(self._machine or self._of_its_kind())
@@ -249,7 +230,7 @@ class _Choice:
 
     def _of_its_kind(self) -> MachineFile:
         found = like_gpu(self._request.gpu.name) if self._request.gpu else None
-        return found or find_machine(ON_GPU if self._is_on_gpu() else ON_CPU)
+        return found or find_machine(ON_GPU if self._on_gpu else ON_CPU)
 
     def _is_measured(self) -> bool:
         """Return whether the figures of run.machine were measured on it."""
@@ -257,8 +238,8 @@ class _Choice:
         return any(each.sustained_source.startswith(MEASURED) for each in figures)
 
     def _held(self, plan: Plan) -> int:
-        held = held_by_ranks(plan, self._is_on_gpu())
-        return counted(held, self._limit) if self._limit else max(held)
+        held = held_by_ranks(plan, self._on_gpu)
+        return self._limit.needed(held) // self._limit.ranks if self._limit else max(held)
 
     def _fits(self, plan: Plan) -> bool:
         return self._limit is None or self._held(plan) <= self._limit.usable

@@ -16,7 +16,6 @@ from mpitrain.comm.base.first_ranks import on_first_ranks
 from mpitrain.comm.base.world import World, connect
 from mpitrain.commands.output_file import write
 from mpitrain.commands.plan.measured_steps import MeasuredStep, measured_step
-from mpitrain.commands.plan.of_config import layout_of
 from mpitrain.commands.plan.scaled_step import ScaledStep
 from mpitrain.commands.plan.sweep_request import (
     THERE_ARE,
@@ -31,6 +30,7 @@ from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 
 MOST_NUMBERS = 64
 

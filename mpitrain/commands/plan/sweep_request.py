@@ -14,7 +14,6 @@ import msgspec
 
 from mpitrain import config as settings
 from mpitrain.commands.output_file import require_file, require_plotting, write
-from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
 from mpitrain.config import LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError
@@ -24,6 +23,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.prepare import beginning

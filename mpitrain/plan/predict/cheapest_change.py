@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mpitrain.config import Config, flatten
+from mpitrain.config import Config, flatten, with_values
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.idle import can_regather
@@ -26,16 +26,16 @@ COSTS_OF_MODES = {"none": 2, "selective": 2, "every-k": 4, "full": 4}
 
 
 def cheapest_change(
-    plan: Plan, given: Config, planned: Callable[[Keys], Plan], fits: Callable[[Plan], bool]
+    plan: Plan, given: Config, planned: Callable[[Config], Plan], fits: Callable[[Plan], bool]
 ) -> str:
     """Return the cheapest change with which a plan fits, as keys and values; "" where none is enough.
 
     given: the configuration that the plan is of, before it was resolved.
-    planned: makes the plan of it with some keys changed, or raises what refuses that.
+    planned: makes the plan of another one, or raises what refuses that.
     """
     for keys in changes(plan, given):
         try:
-            found = fits(planned(keys))
+            found = fits(planned(with_values(given, keys)))
         except (ConfigError, ScheduleError):
             continue  # such as a mode of recomputation that a stage of ZeRO doesn't take
         if found:

@@ -1,35 +1,52 @@
-"""What a rank may hold, and whether a plan keeps to it, before anything is allocated."""
+"""What a rank may hold, and whether a plan keeps to it, before anything is allocated.
+
+`limit_of_rank` answers for every command: memory.limit_gb, run.machine, a GPU, or this node.
+"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.cheapest_change import cheapest_change
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.process_memory import FIRST_USES, HOLES, LIBRARY, of_processes
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
-from mpitrain.plan.predict.step_time.machine import find_machine
+from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 
 # what a driver for GPUs makes: NVIDIA's, its Jetson's, AMD's, and that of Linux in Windows
 DRIVERS_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
 USABLE = 0.9  # of a memory that was found: predictions are a little low
 
 
+class GpuShare(NamedTuple):
+    """The smallest share of a GPU that a rank has. num_bytes: of its memory."""
+
+    name: str
+    num_bytes: int
+
+
 class MemoryLimit(NamedTuple):
     """What a rank may hold.
 
-    num_bytes: of a rank. on_gpu: of its GPU alone; else all of the process. shared: of a node,
-    whose ranks may hold more and less. exact: somebody chose this number, nothing is left free.
-    source: whose it is, in words.
+    total_bytes: that `ranks` have together: those of a node, which may hold more and less; 1: it
+    has them alone. on_gpu: of its GPU alone; else all of the process. exact: somebody chose this
+    number, nothing is left free. source: whose it is, in words.
     """
 
-    num_bytes: int
+    total_bytes: int
     on_gpu: bool
-    shared: bool
     exact: bool
     source: str
+    ranks: int = 1
+    of_node: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one rank."""
+        return self.total_bytes // self.ranks
 
     @property
     def usable(self) -> float:
@@ -41,17 +58,43 @@ class MemoryLimit(NamedTuple):
         """What `usable` leaves for tensors: a process takes the rest before it has a model."""
         return self.usable if self.on_gpu else self.usable - LIBRARY - FIRST_USES - HOLES
 
+    def needed(self, held: Sequence[int]) -> int:
+        """Return what counts against total_bytes of what each pipeline rank holds.
 
-def chosen_limit(limit_gb: float, on_gpu: bool) -> MemoryLimit:
-    """Return the limit of memory.limit_gb."""
-    return MemoryLimit(round(limit_gb * 1e9), on_gpu, False, True, f"memory.limit_gb = {limit_gb:g}")
+        The rank with most; where a node's ranks share its memory, all of them.
+        """
+        return self.ranks * sum(held) // len(held) if self.of_node else max(held)
+
+
+def limit_of_rank(
+    config: Config, num_ranks: int, node_ranks: int = 0, gpu: GpuShare | None = None
+) -> MemoryLimit | None:
+    """Return what a rank may hold; None for a GPU that nobody has named or looked at.
+
+    node_ranks: that share a node; 0: those of the machine, or all. gpu: that was found.
+    Raises ConfigError for a run.machine that isn't known.
+    """
+    near = config.comm.node_ranks or node_ranks
+    if config.memory.limit_gb:
+        on_gpu = gpu is not None or computes_on_gpu(config)
+        source = f"memory.limit_gb = {config.memory.limit_gb:g}"
+        return MemoryLimit(round(config.memory.limit_gb * 1e9), on_gpu, True, source)
+    if config.run.machine:
+        rates = machine_of(find_machine(config.run.machine)).with_ranks_per_node(near)
+        source = f"the {rates.memory_bytes / 1e9:.3g} GB of a rank on {rates.name} (run.machine)"
+        return MemoryLimit(rates.memory_bytes, rates.on_gpu, False, source)
+    if gpu is not None:
+        return MemoryLimit(gpu.num_bytes, True, False, f"its {gpu.num_bytes / 1e9:.3g} GB of {gpu.name}")
+    if computes_on_gpu(config):
+        return None
+    return limit_of_node(min(near or num_ranks, num_ranks))
 
 
 def limit_of_node(ranks: int) -> MemoryLimit:
-    """Return the share that each of so many ranks has of this node's memory."""
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    source = f"this node's {found / 1e9:.3g} GB for {ranks} rank{'s' * (ranks > 1)}"
-    return MemoryLimit(found // ranks, False, True, False, source)
+    """Return the memory that so many ranks share on this node."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    source = f"this node's {total / 1e9:.3g} GB for {ranks} rank{'s' * (ranks > 1)}"
+    return MemoryLimit(total, False, False, source, ranks, of_node=True)
 
 
 def may_have_gpus() -> bool:
@@ -67,7 +110,7 @@ def computes_on_gpu(config: Config) -> bool:
 
 
 def held_by_ranks(plan: Plan, on_gpu: bool) -> list[int]:
-    """Return the bytes that a rank of each pipeline rank holds: on its GPU, or as a process on a CPU."""
+    """Return the bytes that each pipeline rank holds: on its GPU, or as a process on a CPU."""
     usages = predict(plan, on_gpu=on_gpu)
     if on_gpu:
         return [usage.on_device for usage in usages]
@@ -78,21 +121,36 @@ def held_by_ranks(plan: Plan, on_gpu: bool) -> list[int]:
     ]
 
 
-def counted(held: Sequence[int], limit: MemoryLimit) -> int:
-    """Return what counts against a limit: the fullest rank, or the mean where a node's ranks share."""
-    return sum(held) // len(held) if limit.shared else max(held)
+def require_limit(plan: Plan, given: Config, planned: Callable[[Config], Plan], node_ranks: int = 0) -> int:
+    """Return the bytes of the rank with most memory; 0 without memory.limit_gb and run.machine.
 
+    Raises ConfigError if they are more than these have.
 
-def require_limit(plan: Plan) -> None:
-    """Raise ConfigError if the fullest rank holds more than memory.limit_gb."""
-    config = plan.config
-    if not config.memory.limit_gb:
-        return
-    on_gpu = computes_on_gpu(config)
-    held = max(held_by_ranks(plan, on_gpu))
-    if held > config.memory.limit_gb * 1e9:
+    given: what was planned, before it was resolved. planned: makes the plan of another one.
+    """
+    if not (given.memory.limit_gb or given.run.machine):
+        return 0
+    limit = limit_of_rank(given, plan.axes.grid.size, node_ranks)
+    assert limit is not None
+    held = limit.needed(held_by_ranks(plan, limit.on_gpu))
+    if held > limit.total_bytes:
         raise ConfigError(
-            f"memory.limit_gb = {config.memory.limit_gb:g}: the fullest rank of this layout holds "
-            f"{held / 1e9:.3g} GB{'' if on_gpu else ' as a process'}; start more ranks, use a smaller "
-            'model or memory.recompute = "full", or leave the layout open (parallel.*, pipeline.*)'
+            f"{limit.source}: the rank with most memory holds {held / 1e9:.3g} GB in this layout"
+            f"{'' if limit.on_gpu else ', as a process'}; {change_that_fits(plan, given, planned, limit)}"
         )
+    return held
+
+
+def change_that_fits(plan: Plan, given: Config, planned: Callable[[Config], Plan], limit: MemoryLimit) -> str:
+    """Say the cheapest change with which a plan fits, or that none does."""
+
+    def fits(other: Plan) -> bool:
+        return limit.needed(held_by_ranks(other, limit.on_gpu)) <= limit.total_bytes
+
+    change = cheapest_change(plan, given, planned, fits)
+    if change:
+        return f"the cheapest change that fits: {change}"
+    return (
+        "no stage of ZeRO or recomputation fits, nor one with the other: take more ranks, divide the "
+        "model further (parallel.pp, parallel.tp), or leave the layout open (parallel.*, pipeline.*)"
+    )

@@ -4,7 +4,6 @@ same rows.
 Megabytes are of 10**6 bytes.
 """
 
-import os
 from collections.abc import Callable, Sequence
 
 from mpitrain.plan.declared.formatting import aligned
@@ -12,6 +11,7 @@ from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage
+from mpitrain.plan.predict.memory_limit import MemoryLimit
 from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory
 
 MEANING = {
@@ -94,41 +94,29 @@ def parameter_line(plan: Plan) -> str:
     )
 
 
-def needed_on_node(
-    plan: Plan, usages: Sequence[MemoryUsage], copies: Sequence[int], processes: Sequence[ProcessMemory]
-) -> tuple[int, int]:
-    """Return how many ranks share a node, and the bytes that they need as processes on CPUs."""
-    number = min(plan.config.comm.node_ranks or plan.axes.grid.size, plan.axes.grid.size)
-    each = [sum(usage) + copy + sum(process) for usage, copy, process in zip(usages, copies, processes)]
-    return number, number * sum(each) // len(each)
+def fit_line(held: Sequence[int], limit: MemoryLimit | None, cheapest: Callable[[MemoryLimit], str]) -> str:
+    """Say whether ranks fit into the memory that they have, by how much, and what would.
 
-
-def fit_line(
-    plan: Plan,
-    usages: Sequence[MemoryUsage],
-    copies: Sequence[int],
-    processes: Sequence[ProcessMemory],
-    cheapest: Callable[[int], str],
-    found: int = 0,
-) -> str:
-    """Say whether the ranks of a node fit into this one, by how much, and the cheapest change that does.
-
-    cheapest: says the cheapest change with which they need no more than so many bytes; "": none
-    does.
-    found: bytes of this node.
+    held: bytes of a rank of each pipeline rank, on what the limit is of.
+    cheapest: says the change; asked only where they don't fit.
     """
-    found = found or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    number, needed = needed_on_node(plan, usages, copies, processes)
-    who = f"{number} rank{'s' if number > 1 else ''} on a node like this one, of {_shown(found)} MB"
-    if needed <= found:
-        return f"{who}, need {_shown(needed)} MB and fit, with {_shown(found - needed)} MB to spare"
-    said = cheapest(found)
-    change = (
-        f"the cheapest change that fits: {said}"
-        if said
-        else "no stage of ZeRO or recomputation fits, nor one with the other: take more ranks"
-    )
-    return f"{who}, need {_shown(needed)} MB, {_shown(needed - found)} MB too much; {change}"
+    if limit is None:
+        return (
+            "whether it fits isn't known: no GPU was looked at; name the machine (run.machine, such as "
+            "h100-80gb), or a limit (memory.limit_gb)"
+        )
+    number = limit.ranks
+    who = f"the rank with most memory, of {limit.source},"
+    if limit.of_node:
+        total = _shown(limit.total_bytes)
+        who = f"{number} rank{'s' if number > 1 else ''} on a node like this one, of {total} MB,"
+    needed = limit.needed(held)
+    verb = "need" if limit.of_node else "needs"
+    if needed <= limit.total_bytes:
+        spare = f"{_shown(limit.total_bytes - needed)} MB to spare"
+        return f"{who} {verb} {_shown(needed)} MB and fit{'s' * (verb == 'needs')}, with {spare}"
+    more = _shown(needed - limit.total_bytes)
+    return f"{who} {verb} {_shown(needed)} MB, {more} MB too much; {cheapest(limit)}"
 
 
 def compare(

@@ -12,18 +12,16 @@ from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import domain_of, domains_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import MemoryUsage, predict_rank
-from mpitrain.plan.predict.memory_limit import require_limit
 
 
 def require_memory(plan: Plan) -> None:
-    """Raise ConfigError for more than memory.limit_gb, and if a rank's share can't fit into this node.
+    """Raise ConfigError if a rank's share can't fit into this node.
 
     The share is that of the largest stage: weights, gradients and moments.
 
     The tensor-parallel ranks of a stage are on one node, and have it all together; those of its
     experts can be on others.
     """
-    require_limit(plan)
     config = plan.config
     stages = plan.stages
     each = {

@@ -12,12 +12,9 @@ from mpitrain import config as settings
 from mpitrain.commands.inspect import show_memory
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.predict import memory_table
+from mpitrain.plan.predict import memory_limit
 from mpitrain.plan.predict.cheapest_change import changes
-from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.memory_table import needed_on_node
-from mpitrain.plan.predict.process_memory import of_processes
-from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.predict.memory_limit import held_by_ranks, limit_of_node
 from mpitrain.plan.settings.resolve import resolve
 
 MODEL = (
@@ -39,15 +36,13 @@ LAYOUTS = [
 def of_node(monkeypatch, num_bytes: int) -> None:
     """Have this node seem to have so much memory."""
     sizes = {"SC_PHYS_PAGES": num_bytes, "SC_PAGE_SIZE": 1}
-    monkeypatch.setattr(memory_table.os, "sysconf", sizes.__getitem__)
+    monkeypatch.setattr(memory_limit.os, "sysconf", sizes.__getitem__)
 
 
 def needed(given: tuple[str, ...], ranks: int) -> int:
     """Return the bytes that the ranks of a node need."""
     plan = plan_of(resolve(settings.load(None, given), ranks, 256))
-    copies = [copy_bytes(plan, rank) for rank in range(plan.config.parallel.pp)]
-    usages = predict(plan)
-    return needed_on_node(plan, usages, copies, of_processes(plan, usages))[1]
+    return limit_of_node(ranks).needed(held_by_ranks(plan, on_gpu=False))
 
 
 def said_as(keys: tuple[str, ...]) -> str:

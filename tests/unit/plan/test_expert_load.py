@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpitrain import config as settings
-from mpitrain.commands.plan.of_config import expert_load_of, layout_of, shape_of_resolved
+from mpitrain.commands.plan.of_config import expert_load_of
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.published import find_published
@@ -19,6 +19,7 @@ from mpitrain.plan.predict.step_time.expert_load import (
 )
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.routing import RoutingTrace
 from mpitrain.plan.settings.resolve import resolve

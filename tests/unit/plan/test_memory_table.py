@@ -5,6 +5,7 @@ Every part of a process, bytes a parameter, whether it fits, and the cheapest ch
 
 import math
 import mmap
+import re
 from collections import Counter
 
 import pytest
@@ -12,10 +13,12 @@ from conftest import LONG
 
 from mpitrain import config as settings
 from mpitrain.cluster.resident import peak_resident, resident
-from mpitrain.commands.inspect import show_memory
+from mpitrain.commands.inspect import show_memory, show_program, show_proof
+from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.bucket_buffers import held_by
 from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.memory_limit import MemoryLimit
 from mpitrain.plan.predict.memory_table import compare, fit_line, parameter_line
 from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory, of_processes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
@@ -81,20 +84,51 @@ def test_bytes_of_a_parameter_are_what_its_state_takes(given, begins):
 def test_what_does_not_fit_says_by_how_much():
     plan = planned("model.preset=smollm2-135m", "parallel.dp=2", "parallel.zero=0", ranks=2)
     usages = predict(plan)
-    processes = of_processes(plan, usages)
-    needed = 2 * (sum(usages[0]) + sum(processes[0]))
+    held = [sum(usages[0]) + sum(of_processes(plan, usages)[0])]
+    needed = 2 * held[0]
     asked = []
 
     def said(found):
-        return fit_line(
-            plan, usages, [0], processes, lambda limit: asked.append(limit) or "parallel.zero = 1", found
-        )
+        limit = MemoryLimit(found, False, False, "this node", 2, of_node=True)
+        return fit_line(held, limit, lambda limit: asked.append(limit) or "parallel.zero = 1")
 
     assert f"fit, with {1.0:,.2f} MB to spare" in said(needed + 1_000_000) and not asked
-    line = said(needed - 900_000_000)
-    assert "900.00 MB too much; the cheapest change that fits: parallel.zero = 1" in line
-    assert asked == [needed - 900_000_000]
-    assert "take more ranks" in fit_line(plan, usages, [0], processes, lambda limit: "", needed - 1)
+    assert said(needed - 900_000_000).endswith("900.00 MB too much; parallel.zero = 1")
+    assert asked[0].total_bytes == needed - 900_000_000
+
+
+OF_80_GB = ("run.machine=h100-80gb", "model.preset=llama3.1-8b", "parallel.dp=8")
+
+
+def test_a_layout_is_judged_by_the_memory_of_the_machine_that_is_named():
+    """70 GB fit into 80, whatever this computer has; 130 don't, and ZeRO-1 helps."""
+    (fits,) = re.findall(
+        "^the rank with most memory, of the 85.9 GB .*", show_memory(None, OF_80_GB, 8), re.M
+    )
+    assert "(run.machine), needs 73," in fits and "MB and fits" in fits
+    text = show_memory(None, (*OF_80_GB, "parallel.zero=0"), 8)
+    assert "MB too much; the cheapest change that fits: parallel.zero = 1\n" in text
+
+
+@pytest.mark.parametrize("show", [show_proof, lambda *words: show_program(*words, None)])
+@pytest.mark.parametrize("limit", ["run.machine=h100-80gb", "memory.limit_gb=85"])
+def test_a_layout_that_is_given_has_to_fit_into_the_machine_that_is_named(show, limit):
+    keys = (limit, *OF_80_GB[1:], "run.device=cuda")
+    with pytest.raises(ConfigError, match=r"holds 130 GB .* fits: parallel\.zero = 1$"):
+        show(None, (*keys, "parallel.zero=0"), 8)
+    with pytest.raises(ConfigError, match=r"holds 641 GB .* take more ranks, divide the model further"):
+        show(None, (*keys, "model.preset=llama3.1-70b"), 8)
+
+
+def test_a_gpu_that_nobody_looked_at_is_not_judged_by_this_computers_memory():
+    text = show_memory(None, (*OF_80_GB[1:], "run.device=cuda"), 8)
+    assert "whether it fits isn't known" in text and "too much" not in text
+
+
+def test_nodes_are_those_of_the_machine_that_is_named():
+    given = "run.machine=h100-80gb", "parallel.tp=16", "model.preset=llama3.1-8b", "run.device=cuda"
+    assert "is beyond a node of 8 ranks" in show_proof(None, given, 16)
+    assert "is beyond a node of 4 ranks" in show_proof(None, (*given, "comm.node_ranks=4"), 16)
 
 
 def test_the_table_at_the_end_has_the_peak_of_the_process_next_to_its_prediction():

@@ -10,7 +10,6 @@ from conftest import LONG, but_for
 
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
-from mpitrain.commands.plan import of_config
 from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.goodput import goodput, save_times
 from mpitrain.commands.plan.of_config import shape_of
@@ -23,10 +22,12 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.published import PUBLISHED, find_published
 from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.step_time import advice as advice_module
 from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.footprint import footprint_of
 from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.work import attention_work
 from mpitrain.plan.settings.resolve import resolve
@@ -90,7 +91,7 @@ def test_gradients_that_travel_in_16_bits_are_kept_as_they_are(reduce, zero):
         "precision.compute=bf16",
     )
     run = resolve(load(None, (*keys, "batch.global=8", f"precision.reduce={reduce}")), 2, 128256)
-    found = footprint_of(shape_of(run), of_config.layout_of(run, H100), [1])
+    found = footprint_of(shape_of(run), layout_of(run, H100), [1])
     assert found.gradients == pytest.approx(predict(plan_of(run))[0].gradients, rel=0.01)
 
 
@@ -407,7 +408,9 @@ BROKEN = [
     ("beyond a node of 8 ranks", "gpt-39.1b", dict(ranks=64, batch=64, tp=16, pp=2)),
     ("products are too thin", "llama3.2-1b", dict(ranks=8, batch=64, tp=8)),
     ("waits for experts' rows", "qwen3-30b-a3b", dict(ranks=64, batch=64, ep=64)),
-    ("shards are gathered", "llama3-8b", dict(ranks=64, batch=64, zero=3, sharded=16)),
+    ("divides each expert", "mixtral-8x7b", dict(ranks=8, batch=64, tp=2, ep=4, etp=2)),
+    ("keys and values", "llama3-8b", dict(ranks=16, batch=16, sequence=8192, cp=16)),
+    ("without recomputation", "llama3-8b", dict(ranks=8, batch=8, sequence=32768)),
     ("the bubble is", "gpt-39.1b", dict(ranks=64, batch=8, tp=8, pp=8)),
     ("zero = 1 sends no more", "gpt-7.5b", dict(ranks=64, batch=64, zero=0, tp=4)),
     ("fits without", "llama3.2-1b", dict(ranks=8, batch=64, zero=3)),
@@ -418,6 +421,10 @@ KEPT = [
     ("products are too thin", "llama3-70b", dict(ranks=8, batch=64, tp=8)),
     ("waits for experts' rows", "qwen3-30b-a3b", dict(ranks=64, batch=64, ep=8)),
     ("shards are gathered", "llama3-8b", dict(ranks=64, batch=64, zero=3, sharded=8)),
+    ("divides each expert", "mixtral-8x7b", dict(ranks=8, batch=64, tp=2, ep=8)),
+    ("keys and values", "llama3-8b", dict(ranks=16, batch=16, sequence=8192, cp=8)),
+    ("without recomputation", "llama3-8b", dict(ranks=8, batch=8, sequence=32768, recompute="full")),
+    ("without recomputation", "llama3-8b", dict(ranks=8, batch=8, sequence=4096)),
     ("the bubble is", "gpt-39.1b", dict(ranks=64, batch=256, tp=8, pp=8)),
     ("zero = 1 sends no more", "gpt-7.5b", dict(ranks=64, batch=64, zero=1, tp=4)),
     ("fits without", "llama3-70b", dict(ranks=64, batch=64, zero=3)),
@@ -426,7 +433,7 @@ KEPT = [
 
 
 def advised(model, keys):
-    shape, layout = find_published(model), StepLayout(sequence=4096, **keys)
+    shape, layout = find_published(model), StepLayout(**{"sequence": 4096, **keys})
     return advice(shape, layout, H100, predict_step(shape, layout, H100))
 
 
@@ -439,6 +446,38 @@ def test_a_broken_rule_is_said_in_one_line(rule, model, keys):
 @pytest.mark.parametrize(("rule", "model", "keys"), KEPT)
 def test_a_rule_that_is_kept_is_not_mentioned(rule, model, keys):
     assert not [each for each in advised(model, keys) if rule in each]
+
+
+SHARDED = dict(ranks=64, batch=64, sequence=4096, zero=3)
+
+
+@pytest.mark.parametrize(("between", "said"), [(H100.between, False), (1e9, True)])
+def test_a_rule_is_said_only_where_the_step_that_keeps_it_is_faster(between, said):
+    """Shards over nodes: as fast as a node's own cards carry them, the larger group sends less."""
+    machine = H100._replace(between=between)
+    shape = find_published("llama3-8b")
+    mine, kept = (StepLayout(sharded=sharded, **SHARDED) for sharded in (16, 8))
+    before, after = (predict_step(shape, layout, machine).seconds for layout in (mine, kept))
+    lines = [
+        line
+        for line in advice(shape, mine, machine, predict_step(shape, mine, machine))
+        if "shards are gathered" in line
+    ]
+    assert (after < before) is said and bool(lines) is said
+    if said:
+        assert f"dp_shard = 8 takes {after:.3g} s a step instead of {before:.3g}" in lines[0]
+
+
+@pytest.mark.parametrize(("rule", "model", "keys"), [each for each in BROKEN if each[0] != "nearly full"])
+def test_numbers_of_advice_are_those_of_the_planner(rule, model, keys):
+    """Before: the layout's own step. After: that of some layout, which is one that a plan would predict."""
+    shape, layout = find_published(model), StepLayout(**{"sequence": 4096, **keys})
+    before = predict_step(shape, layout, H100)
+    (line,) = [each for each in advised(model, keys) if rule in each]
+    if "s a step instead of" in line:
+        assert f"s a step instead of {before.seconds:.3g}" in line
+    else:
+        assert f"{100 * before.bubble / before.seconds:.0f} % of a step" in line
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -508,7 +547,7 @@ def test_a_mistake_in_the_advice_is_not_hidden(monkeypatch):
     def fail(*_):
         raise ScheduleError("a stage is missing")
 
-    monkeypatch.setattr(of_config, "predict_step", fail)
+    monkeypatch.setattr(advice_module, "predict_step", fail)
     with pytest.raises(ScheduleError, match="a stage is missing"):
         show_proof(None, (), 1)
 

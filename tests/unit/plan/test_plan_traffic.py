@@ -7,9 +7,9 @@ import pytest
 
 from mpitrain.comm.base.wire import sent_bytes
 from mpitrain.commands.inspect import planned
-from mpitrain.commands.plan.of_config import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time import work
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
 
 SIZES = (
     "model.layers=2",

@@ -2,6 +2,7 @@
 
 machine.py             what a machine can do, from a file of jobs/machines/ or the user's own
 layout.py              how a model is divided over ranks; what contradicts itself is refused
+resolved_layout.py     shape and layout of a resolved configuration
 expert_load.py         rows of the rank of ep whose experts have most
 work.py                what one block computes, passes over memory and sends, in integers
 tiles.py               what share of its rate a product of some shape reaches

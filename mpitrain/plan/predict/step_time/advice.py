@@ -1,20 +1,69 @@
-"""Rules of the field that a layout breaks, each in one line with this model's and machine's numbers.
+"""Rules of the field that a layout breaks, each with the planner's own step before and after.
 
-Sources: arXiv:2104.04473 (takeaways 1 to 3), arXiv:2504.14960 (experts within fast links), the
-Ultra-Scale Playbook (tp over nodes), arXiv:1910.02054 (ZeRO-1 sends no more than plain sums).
+A line is printed where the planner agrees: a layout that keeps the rule exists, fits into memory as
+far as that is known, and is faster. Sources: arXiv:2104.04473 (takeaways 1 to 3),
+arXiv:2504.14960 (experts within fast links, whole rather than divided), arXiv:2205.05198
+(recomputation), the Ultra-Scale Playbook (tp over nodes), arXiv:1910.02054 (ZeRO-1 sends no more
+than plain sums).
 """
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.published import ModelShape
-from mpitrain.plan.predict.step_time.footprint import footprint_of
-from mpitrain.plan.predict.step_time.layout import StepLayout
-from mpitrain.plan.predict.step_time.machine import MachineRates
-from mpitrain.plan.predict.step_time.network import group_of, seconds
-from mpitrain.plan.predict.step_time.step import Prediction, predict_step, stashes_in_flight
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory_limit import computes_on_gpu, require_limit
+from mpitrain.plan.predict.step_time.layout import StepLayout, can_go_by_node, require_possible
+from mpitrain.plan.predict.step_time.machine import ON_CPU, ON_GPU, MachineRates, find_machine, machine_of
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
+from mpitrain.plan.predict.step_time.stage_seconds import groups_of
+from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
 
 MOST_BUBBLE = 0.2
 MOST_TP = 0.3  # of a step that waits for tp
+MOST_BETWEEN = 0.1  # of a step that waits for other nodes, where no other layout can be compared
 AS_FAST = 1.05  # times a step: what is simpler may take so long
+FASTER = 0.98  # times a step: what keeps a rule may take so long
 FULL = 0.9  # of memory that may be used
+LONG = 16384  # positions of a rank, from which activations are most of its memory
+HELD_MORE = 0.05  # of memory, that a line mentions
+
+Layouts = Mapping[str, StepLayout]
+
+
+def judge(plan: Plan, given: Config, planned: Callable[[Config], Plan], node_ranks: int = 0) -> list[str]:
+    """Return the advice for a plan. Raises ConfigError for one that memory has no room for.
+
+    given, planned: as require_limit() takes them. node_ranks: as advice_for() takes it.
+    """
+    held = require_limit(plan, given, planned, node_ranks)
+    return advice_for(plan, node_ranks, held)
+
+
+def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
+    """Return a line for each rule that a plan breaks; nothing where none can be judged.
+
+    The figures are those of run.machine, else of a card or a CPU. node_ranks: of a node;
+    comm.node_ranks goes before it, 0: as many as the machine has. held: bytes of the rank with most
+    memory, 0: not known.
+    Raises ConfigError for an experts.replay that isn't what the plan needs.
+    """
+    resolved = plan.config
+    name = resolved.run.machine or (ON_GPU if computes_on_gpu(resolved) else ON_CPU)
+    near = resolved.comm.node_ranks or node_ranks
+    rates = machine_of(find_machine(name)).with_ranks_per_node(near)
+    shape = shape_of_resolved(resolved)
+    layout = layout_of(resolved, rates, plan.routing)
+    try:
+        require_possible(layout, shape)
+    except ConfigError:  # such as stages of unequal size: a run has them, these formulas don't
+        return []
+    found = predict_step(shape, layout, rates)
+    known = bool(resolved.run.machine)
+    lines = advice(shape, layout, rates, found, memory_is_known=known, held=held or None)
+    return [f"advice, by figures of {name}: {line}" for line in lines]
 
 
 def advice(
@@ -28,126 +77,306 @@ def advice(
     """Return a line for each rule that a layout breaks; none where it breaks none.
 
     memory_is_known: the machine is the one that will run it, so what fills its memory is said.
-    held: bytes of the fullest rank by the plan of a run; None: by formulas.
+    held: bytes of the rank with most memory by the plan of a run; None: by formulas.
     """
+    judged = Judged(shape, layout, machine, found, memory_is_known)
     rules = (
-        _tp_beyond_node(shape, layout, machine),
-        _tp_exposed(layout, found),
-        _experts_beyond_node(shape, layout, machine, found),
-        _shards_beyond_node(layout, machine),
-        _few_microbatches(shape, layout, found),
-        _no_zero(shape, layout),
-        _too_complex(shape, layout, machine, found) if memory_is_known else "",
-        _nearly_full(machine, found.footprint.total if held is None else held) if memory_is_known else "",
+        _tp_beyond_node(judged),
+        _tp_exposed(judged),
+        _context_beyond_node(judged),
+        _experts_beyond_node(judged),
+        _experts_divided(judged),
+        _shards_beyond_node(judged),
+        _few_microbatches(judged),
+        _no_zero(judged),
+        _long_sequence(judged, held),
+        _too_complex(judged),
+        _nearly_full(judged, held),
     )
     return [line for line in rules if line]
 
 
-def _tp_beyond_node(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> str:
-    if layout.tp <= machine.ranks_per_node:
+class Judged(NamedTuple):
+    """A layout on a machine, and its step as the planner predicts it."""
+
+    shape: ModelShape
+    layout: StepLayout
+    machine: MachineRates
+    found: Prediction
+    memory_is_known: bool
+
+    def share(self, axis: str) -> float:
+        """Return the share of a step that waits for messages of an axis."""
+        return self.found.exposed[axis] / self.found.seconds
+
+    def is_beyond_node(self, axis: str) -> bool:
+        return groups_of(self.layout, self.machine)[axis].nodes > 1
+
+    def predicted(self, layouts: Layouts) -> Iterator[tuple[str, Prediction]]:
+        """Yield the steps of layouts that can exist and, where memory is known, fit or hold no more."""
+        room = max(FULL * self.machine.memory_bytes, self.found.footprint.total)
+        for change, layout in layouts.items():
+            if not layout.dp or not is_defined(layout):
+                continue
+            try:
+                other = predict_step(self.shape, layout, self.machine)
+            except ConfigError:
+                continue
+            if not self.memory_is_known or other.footprint.total <= room:
+                yield change, other
+
+    def advised(self, broken: str, axis: str, layouts: Layouts, use: str) -> str:
+        """Return the line of a broken rule with the fastest of the layouts that keep it.
+
+        "" where the planner finds none of them faster, or none can be and little waits for `axis`.
+        """
+        others = list(self.predicted(layouts))
+        if not others:
+            return f"{broken}; {use}" if self.share(axis) >= MOST_BETWEEN else ""
+        change, other = min(others, key=lambda each: each[1].seconds)
+        if other.seconds > FASTER * self.found.seconds:
+            return ""
+        return f"{broken}; {use}: {change} takes {self.instead(other)}"
+
+    def instead(self, other: Prediction) -> str:
+        """Return seconds of a step, and memory where it differs, of another layout and this one."""
+        words = f"{other.seconds:.3g} s a step instead of {self.found.seconds:.3g}"
+        mine, theirs = self.found.footprint.total, other.footprint.total
+        if abs(theirs - mine) <= HELD_MORE * mine:
+            return words
+        return f"{words}, and {_size(theirs)} a rank instead of {_size(mine)}"
+
+    def changed(self, **fields: Any) -> StepLayout:
+        """Return the layout with other degrees; what goes with them is as a run has it."""
+        layout = self.layout._replace(**fields)
+        if self.layout.dp * self.layout.cp == 1:
+            layout = layout._replace(zero=1)
+        if layout.pp > 1 and self.layout.pp == 1:
+            layout = layout._replace(schedule="1f1b", chunks=1)
+        if layout.dispatch == "hierarchical" and not can_go_by_node(layout, self.machine.ranks_per_node):
+            layout = layout._replace(dispatch="alltoall")
+        return layout
+
+
+def _tp_beyond_node(judged: Judged) -> str:
+    layout, node = judged.layout, judged.machine.ranks_per_node
+    if layout.tp <= node:
         return ""
-    num_bytes = layout.positions * shape.width * layout.item
-    groups = (group_of(layout.tp, 1, machine), group_of(machine.ranks_per_node, 1, machine))
-    took = [1e3 * seconds("all_gather", num_bytes, group, machine) for group in groups]
-    return (
-        f"parallel.tp = {layout.tp} is beyond a node of {machine.ranks_per_node} ranks: one gather of a "
-        f"block takes {took[0]:.2f} ms, within a node {took[1]:.2f}; "
-        f"use tp <= {machine.ranks_per_node}, and pp or dp for the rest"
+    tp = _divisor(layout.tp, node)
+    pp = layout.pp * layout.tp // tp
+    return judged.advised(
+        f"parallel.tp = {layout.tp} is beyond a node of {node} ranks: {_percent(judged.share('tp'))} of "
+        "a step waits for its messages",
+        "tp",
+        {
+            f"parallel.tp = {tp} with more data ranks": judged.changed(tp=tp),
+            f"parallel.tp = {tp} and parallel.pp = {pp}": judged.changed(tp=tp, pp=pp),
+        },
+        f"use tp <= {node}, and pp or dp for the rest",
     )
 
 
-def _tp_exposed(layout: StepLayout, found: Prediction) -> str:
-    share = found.exposed["tp"] / found.seconds
-    if layout.tp == 1 or share < MOST_TP or layout.num_microbatches < 1:
+def _tp_exposed(judged: Judged) -> str:
+    layout = judged.layout
+    beyond = layout.tp > judged.machine.ranks_per_node  # which has its own line
+    if layout.tp == 1 or beyond or judged.share("tp") < MOST_TP:
         return ""
-    return (
-        f"parallel.tp = {layout.tp}: {100 * share:.0f} % of a step waits for its messages, products are too "
-        "thin for these links; use a smaller tp"
+    return judged.advised(
+        f"parallel.tp = {layout.tp}: {_percent(judged.share('tp'))} of a step waits for its messages, "
+        "products are too thin for these links",
+        "tp",
+        {f"parallel.tp = {tp}": judged.changed(tp=tp) for tp in _divisors_below(layout.tp)},
+        "use a smaller tp",
     )
 
 
-def _experts_beyond_node(
-    shape: ModelShape, layout: StepLayout, machine: MachineRates, found: Prediction
-) -> str:
-    beyond = layout.ep * layout.etp > machine.ranks_per_node
-    share = found.exposed["ep"] / found.seconds
-    if shape.experts is None or not beyond or share < 0.15:
+def _context_beyond_node(judged: Judged) -> str:
+    layout, node = judged.layout, judged.machine.ranks_per_node
+    if layout.cp == 1 or not judged.is_beyond_node("cp"):
         return ""
-    change = f"use ep x etp <= {machine.ranks_per_node}"
+    most = max(1, node // layout.tp)
+    cp = _divisor(layout.cp, most)
+    kinds = [kind for kind in ("zigzag", "gather", "ulysses") if kind != layout.context]
+    others = {
+        f'parallel.context = "{kind}"': judged.changed(context=kind)
+        for kind in kinds
+        if _spreads(judged, kind)
+    }
+    return judged.advised(
+        f"parallel.cp = {layout.cp} x tp {layout.tp} is beyond a node of {node}: "
+        f"{_percent(judged.share('cp'))} of a step waits for keys and values",
+        "cp",
+        {f"parallel.cp = {cp}": judged.changed(cp=cp), **others},
+        f"use cp x tp <= {node}",
+    )
+
+
+def _spreads(judged: Judged, kind: str) -> bool:
+    """Return whether a kind of cp can divide this model's heads, as ulysses does."""
+    layout, shape = judged.layout, judged.shape
+    return kind != "ulysses" or shape.heads % (layout.tp * layout.cp) == 0
+
+
+def _experts_beyond_node(judged: Judged) -> str:
+    layout, node, experts = judged.layout, judged.machine.ranks_per_node, judged.shape.experts
+    if experts is None or layout.ep * layout.etp <= node:
+        return ""
+    ep = _divisor(layout.ep, max(1, node // layout.etp))
+    use = f"use ep x etp <= {node}"
+    others = {f"parallel.ep = {ep}": judged.changed(ep=ep)}
     if layout.dispatch != "hierarchical":
-        change += ', or experts.dispatch = "hierarchical"'
-    if shape.experts.groups_active == shape.experts.groups:
-        change += ", or experts.groups, so that a token's experts are on few nodes"
-    return (
-        f"parallel.ep = {layout.ep} x etp {layout.etp} is beyond a node of "
-        f"{machine.ranks_per_node}: {100 * share:.0f} % of a step waits for experts' rows; {change}"
+        use += ', or experts.dispatch = "hierarchical"'
+        if can_go_by_node(layout, node):
+            by_node = judged.changed(dispatch="hierarchical")
+            others['experts.dispatch = "hierarchical"'] = by_node
+    if experts.groups_active == experts.groups:
+        use += ", or experts.groups, so that a token's experts are on few nodes"
+    return judged.advised(
+        f"parallel.ep = {layout.ep} x etp {layout.etp} is beyond a node of {node}: "
+        f"{_percent(judged.share('ep'))} of a step waits for experts' rows",
+        "ep",
+        others,
+        use,
     )
 
 
-def _shards_beyond_node(layout: StepLayout, machine: MachineRates) -> str:
-    if not layout.sharded or layout.sharded >= layout.dp * layout.cp:
+def _experts_divided(judged: Judged) -> str:
+    """Return the line of experts that are divided over ranks of tp, where whole ones are faster."""
+    layout, experts = judged.layout, judged.shape.experts
+    if experts is None or layout.etp == 1:
         return ""
-    if layout.sharded * layout.tp <= machine.ranks_per_node:
-        return ""
-    return (
-        f"parallel.dp_shard = {layout.sharded} x tp {layout.tp} is beyond a node of "
-        f"{machine.ranks_per_node}: shards are gathered at {machine.between / 1e9:.3g} GB/s "
-        f"instead of {machine.inside / 1e9:.3g}; use dp_shard <= "
-        f"{max(1, machine.ranks_per_node // layout.tp)}"
+    others = {"parallel.etp = 1": judged.changed(etp=1)}
+    whole = layout.ep * layout.etp
+    if experts.count % whole == 0:
+        others[f"parallel.ep = {whole} and parallel.etp = 1"] = judged.changed(ep=whole, etp=1)
+    return judged.advised(
+        f"parallel.etp = {layout.etp} divides each expert: its products get thin, and "
+        f"{_percent(judged.share('etp'))} of a step waits for their sums",
+        "etp",
+        others,
+        "use whole experts on more ranks of ep",
     )
 
 
-def _few_microbatches(shape: ModelShape, layout: StepLayout, found: Prediction) -> str:
+def _shards_beyond_node(judged: Judged) -> str:
+    layout, node = judged.layout, judged.machine.ranks_per_node
+    if not layout.sharded or layout.sharded >= layout.dp * layout.cp or layout.sharded * layout.tp <= node:
+        return ""
+    most = max(1, node // layout.tp)
+    sharded = _divisor(layout.sharded, most)
+    return judged.advised(
+        f"parallel.dp_shard = {layout.sharded} x tp {layout.tp} is beyond a node of {node}: shards are "
+        f"gathered from other nodes, and {_percent(judged.share('dp'))} of a step waits for data ranks",
+        "dp",
+        {f"parallel.dp_shard = {sharded}": judged.changed(sharded=sharded)},
+        f"use dp_shard <= {most}",
+    )
+
+
+def _few_microbatches(judged: Judged) -> str:
+    layout, found = judged.layout, judged.found
     share = found.bubble / found.seconds
     if layout.pp == 1 or share < MOST_BUBBLE:
         return ""
     count = layout.num_microbatches
-    can_interleave = layout.chunks == 1 and 2 * layout.pp <= shape.layers and count % layout.pp == 0
-    other = ', or use pipeline.schedule = "interleaved"' if can_interleave else ""
     enough = max(4 * layout.pp, 2 * count)
-    return (
-        f"{count} microbatches for {layout.pp} stages: the bubble is {100 * share:.0f} % of a step; raise "
-        f"batch.global, lower batch.micro or parallel.dp until there are {enough}{other}"
+    line = (
+        f"{count} microbatches for {layout.pp} stages: the bubble is {_percent(share)} of a step; raise "
+        f"batch.global, lower batch.micro or parallel.dp until there are {enough}"
     )
+    more = layout._replace(batch=enough * layout.dp * layout.micro)
+    for _, other in judged.predicted({"": more}):
+        line += f" ({_percent(other.bubble / other.seconds)} with batch.global = {more.batch})"
+    if layout.chunks > 1 or 2 * layout.pp > judged.shape.layers or count % layout.pp:
+        return line
+    interleaved = judged.changed(schedule="interleaved", chunks=2)
+    for _, other in judged.predicted({"": interleaved}):
+        if other.seconds <= FASTER * found.seconds:
+            line += f', or use pipeline.schedule = "interleaved": {judged.instead(other)}'
+    return line
 
 
-def _no_zero(shape: ModelShape, layout: StepLayout) -> str:
+def _no_zero(judged: Judged) -> str:
+    layout = judged.layout
     if layout.zero or layout.dp * layout.cp == 1:
         return ""
-    numel = shape.parameters() / (layout.tp * layout.pp)
-    saved = 12 * numel * (1 - 1 / (layout.dp * layout.cp)) / 1e9
-    return (
-        f"parallel.zero = 0 with dp {layout.dp}: every rank keeps all masters and moments; zero = "
-        f"1 sends no more and saves {saved:.1f} GB a rank"
+    for _, other in judged.predicted({"": judged.changed(zero=1)}):
+        saved = judged.found.footprint.total - other.footprint.total
+        if saved > 0 and other.seconds <= AS_FAST * judged.found.seconds:
+            return (
+                f"parallel.zero = 0 with dp {layout.dp}: every rank keeps all masters and moments; zero = 1 "
+                f"sends no more and saves {_size(saved)} a rank: {judged.instead(other)}"
+            )
+    return ""
+
+
+def _long_sequence(judged: Judged, held: float | None) -> str:
+    """Return the line of a long sequence that is kept whole, where memory asks for less."""
+    layout, mine = judged.layout, judged.found.footprint
+    kept = mine.activations
+    if layout.sequence // layout.cp < LONG or layout.recompute != "none" or 2 * kept < mine.total:
+        return ""
+    if judged.memory_is_known and (held or mine.total) < FULL * judged.machine.memory_bytes:
+        return ""
+    line = (
+        f"data.sequence = {layout.sequence} without recomputation: activations are {_size(kept)} of "
+        f"{_size(mine.total)} a rank"
     )
-
-
-def _too_complex(shape: ModelShape, layout: StepLayout, machine: MachineRates, found: Prediction) -> str:
-    """Return the axis that isn't needed: what is simpler fits in a half of the memory, and is as fast."""
-    asked = [
-        name
-        for name, on in (("zero = 3", layout.zero == 3), ("tp", layout.tp > 1), ("pp", layout.pp > 1))
-        if on
+    modes = {f'memory.recompute = "{mode}"': judged.changed(recompute=mode) for mode in ("selective", "full")}
+    others = [
+        (change, other) for change, other in judged.predicted(modes) if 2 * other.footprint.activations < kept
     ]
+    if not others:
+        return f"{line}; raise parallel.cp, or use a smaller batch.micro" * (
+            layout.micro > 1 or layout.cp == 1
+        )
+    change, other = min(others, key=lambda each: each[1].seconds)
+    return f"{line}; {change} takes {judged.instead(other)}"
+
+
+def _too_complex(judged: Judged) -> str:
+    """Return the axis that isn't needed: without it half of the memory is enough, as fast."""
+    layout, machine, shape = judged.layout, judged.machine, judged.shape
+    options = (("zero = 3", layout.zero == 3), ("tp", layout.tp > 1), ("pp", layout.pp > 1))
+    used = [name for name, on in options if on]
     simple = layout._replace(tp=1, pp=1, ep=1, etp=1, chunks=1, zero=1, sharded=0, schedule="1f1b")
-    if not asked or shape.experts is not None or layout.batch % (simple.dp * simple.micro):
+    if not (judged.memory_is_known and used) or shape.experts is not None:
         return ""
-    needed = footprint_of(shape, simple, stashes_in_flight(simple)).total
-    if needed > 0.5 * machine.memory_bytes:
-        return ""
-    if predict_step(shape, simple, machine).seconds > AS_FAST * found.seconds:
-        return ""
-    return (
-        f"{' and '.join(asked)}: {shape.name} fits without, {needed / 1e9:.1f} of "
-        f"{machine.memory_bytes / 1e9:.0f} GB a rank with dp {simple.dp} and zero = 1; leave it "
-        "out unless it is measured to be faster"
-    )
+    for _, other in judged.predicted({"": simple}):
+        needed = other.footprint.total
+        if needed <= 0.5 * machine.memory_bytes and other.seconds <= AS_FAST * judged.found.seconds:
+            return (
+                f"{' and '.join(used)}: {shape.name} fits without, {needed / 1e9:.1f} of "
+                f"{machine.memory_bytes / 1e9:.0f} GB a rank with dp {simple.dp} and zero = 1, "
+                f"{other.seconds:.3g} s a step instead of {judged.found.seconds:.3g}; leave it out unless it "
+                "is measured to be faster"
+            )
+    return ""
 
 
-def _nearly_full(machine: MachineRates, held: float) -> str:
-    if held < FULL * machine.memory_bytes:
+def _nearly_full(judged: Judged, held: float | None) -> str:
+    holds = judged.found.footprint.total if held is None else held
+    room = judged.machine.memory_bytes
+    if not judged.memory_is_known or holds < FULL * room:
         return ""
     return (
-        f"memory nearly full: {held / 1e9:.1f} of {machine.memory_bytes / 1e9:.0f} GB on the fullest rank; "
+        f"memory nearly full: {holds / 1e9:.1f} of {room / 1e9:.0f} GB on the rank with most; "
         "allocators retry there, and steps run up to three times slower"
     )
+
+
+def _divisors_below(number: int) -> list[int]:
+    return [each for each in range(1, number) if number % each == 0]
+
+
+def _divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a degree that is at most so much."""
+    return max(each for each in _divisors_below(number) if each <= most)
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.3g} MB"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -21,6 +21,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.predict.step_time.tiles import SMALL_SUFFIX, Tiles, fitted
 
+ON_GPU, ON_CPU = "h100-80gb", "laptop"  # whose figures stand for a machine that nobody has named
 MOST_BYTES = 1 << 16  # of a machine's file
 SHORT = "_short"  # ends the name of a figure of short sequences
 GROUPED = "_grouped"  # and of products of several experts

@@ -1,0 +1,85 @@
+"""Shape and layout of a resolved configuration, as predictions of a step take them."""
+
+from mpitrain.config import Config
+from mpitrain.plan.declared.published import Latent, ModelShape, RoutedExperts
+from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.predict.step_time.expert_load import expert_load
+from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.routing import RoutingTrace
+from mpitrain.plan.settings.attention import head_width
+from mpitrain.schedules import catalog
+from mpitrain.schedules.families.seq1f1b import SEGMENTS
+
+
+def shape_of_resolved(resolved: ResolvedConfig) -> ModelShape:
+    """Return the shape of a resolved configuration's model."""
+    model = resolved.model
+    own = resolved.attention
+    experts = resolved.experts
+    latent = (
+        Latent(own.q_rank or 0, own.kv_rank, own.rotary_width or 0, own.value_width or 0)
+        if own.kv_rank
+        else None
+    )
+    routed = None
+    if experts.count:
+        width = experts.width or model.ffn
+        grouped = (experts.groups or 1, experts.groups_active or 1)
+        routed = RoutedExperts(
+            experts.count, experts.active, width, experts.shared or 0, experts.first or 0, *grouped
+        )
+    name = model.preset
+    return ModelShape(
+        name, model.layers, model.width, model.heads, model.kv_heads or model.heads, head_width(resolved),
+        model.ffn, model.vocab, tied=bool(model.tied), window=own.window or 0, experts=routed, latent=latent,
+        family=model.family, source="the configuration",
+    )  # fmt: skip
+
+
+def layout_of(resolved: ResolvedConfig, rates: MachineRates, trace: RoutingTrace | None = None) -> StepLayout:
+    """Return the layout of a resolved configuration. trace: of experts.replay."""
+    parallel = resolved.parallel
+    memory = resolved.memory
+    ranks = parallel.dp * parallel.pp * parallel.tp * parallel.cp
+    return StepLayout(
+        ranks, resolved.data.sequence, resolved.batch.global_, micro=resolved.batch.micro, tp=parallel.tp,
+        cp=parallel.cp, pp=parallel.pp, ep=parallel.ep, etp=parallel.etp,
+        chunks=resolved.pipeline.chunks or 1, schedule=resolved.pipeline.schedule,
+        recompute=recompute_of(memory.recompute), segments=segments_in(resolved), reduce=parallel.reduce,
+        sharded=parallel.dp_shard, zero=parallel.zero or 0,
+        compute=compute_of(resolved, rates), sequence_parallel=parallel.sequence,
+        fused=fused_by(resolved, rates),
+        wire_bytes=2 if resolved.precision.reduce == "bf16" else 4,
+        tp_overlap=0.5 if parallel.async_tp else 0.0,
+        dispatch="alltoall" if resolved.experts.dispatch == "flat" else "hierarchical",
+        offload_optimizer=memory.offload in ("optimizer", "all"),
+        offload_activations=memory.offload in ("activations", "all"), regathers=parallel.regather,
+        core_again=True, context=parallel.context, gather=parallel.gather,
+        expert_load=expert_load(resolved, trace), capacity=resolved.experts.capacity,
+    )  # fmt: skip
+
+
+def fused_by(config: Config, rates: MachineRates) -> bool:
+    """Return whether what lies between products is compiled on a machine (run.compile)."""
+    return rates.on_gpu if config.run.compile == "auto" else bool(config.run.compile)
+
+
+def recompute_of(asked: str) -> str:
+    """Return the recomputation that a step is predicted with: groups of blocks cost what whole blocks do."""
+    return "full" if asked == "every-k" else asked
+
+
+def segments_in(config: Config) -> int:
+    """Return into how many segments the schedule of a configuration cuts a sequence."""
+    name = config.pipeline.schedule
+    cuts = name in catalog.FAMILIES and "segments" in catalog.FAMILIES[name].takes
+    return config.pipeline.segments or SEGMENTS if cuts else 1
+
+
+def compute_of(config: Config, rates: MachineRates) -> str:
+    """Return the type of numbers that products have a rate for: the configuration's, or the nearest."""
+    compute = config.precision.compute
+    if compute in rates.products:
+        return compute
+    return "bf16" if "bf16" in rates.products else next(iter(rates.products))
