@@ -27,8 +27,9 @@ from launch import (
 )
 
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.config import Config, load
+from mpitrain.config import Config, LoadedConfig, load
 from mpitrain.errors import CheckpointError, ConfigError
+from mpitrain.origins import NONE
 from mpitrain.plan.settings.resolve import resolve
 
 SETTINGS = dict(run_steps=20, run_save_every=10, schedule_name="constant")
@@ -265,11 +266,12 @@ def full_disk():
 
 def test_a_configuration_that_cannot_be_written_is_bad_input_and_leaves_nothing(ended, tmp_path):
     require_refused(ended["no draft"], "config.toml cannot be written: Is a directory; free some space")
+    given = LoadedConfig(Config(), NONE)
     with (
         full_disk(),
         pytest.raises(CheckpointError, match=r"config\.toml cannot be written: File too large"),
     ):
-        RunDir(tmp_path).begin(Config(), Config())
+        RunDir(tmp_path).begin(given, given)
     assert not list(tmp_path.iterdir())
 
 
@@ -388,7 +390,7 @@ def test_a_users_own_configuration_is_no_run_and_is_not_replaced(tmp_path):
         with pytest.raises(CheckpointError, match=r"holds a config.toml, but no run, which would replace it"):
             rundir.require_same_run(config)
         assert rundir.config.read_text() == own
-    rundir.begin(config, config)
+    rundir.begin(LoadedConfig(config, NONE), LoadedConfig(config, NONE))
     rundir.require_same_run(config)
     rundir.metrics.write_text("")
     with pytest.raises(ConfigError, match=r"holds a run with model.width = 32, this one has 64"):

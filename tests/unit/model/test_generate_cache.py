@@ -164,7 +164,7 @@ def test_beyond_the_context_every_token_takes_a_forward_and_one_line_says_so(tmp
     assert text(run, tokens=28) and not capsys.readouterr().err
     text(run, tokens=30)
     said = capsys.readouterr().err
-    assert said.startswith("no key-value cache beyond 32 tokens (data.sequence)") and said.count("\n") == 1
+    assert said.startswith("no key-value cache beyond 32 tokens, the model's") and said.count("\n") == 1
 
 
 def test_fp8_has_no_cache_and_one_line_says_why(tmp_path, capsys):

@@ -7,13 +7,12 @@ import pytest
 from mpitrain import config as settings
 from mpitrain.commands.plan.planner import fixed_fields
 from mpitrain.commands.plan.run_layout import is_given
-from mpitrain.config import Config, LoadedConfig, flatten
+from mpitrain.config import Config, flatten
 from mpitrain.errors import ConfigError
-from mpitrain.origins import FILE, NONE, PLANNER, SET, KeyOrigin
+from mpitrain.origins import FILE, PLANNER, SET, KeyOrigin
 from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.plan.settings.resolve import resolve
-from mpitrain.weights.beginning import with_tokenizer
 
 DEFAULTS = {key: value for key, value in flatten(Config()).items() if value not in (None, "", (), [])}
 
@@ -127,12 +126,6 @@ def test_a_given_default_fixes_the_layout():
     for overrides, fixed in [((), {}), (("parallel.pp=1", "batch.micro=1"), {"pp": 1, "micro": 1})]:
         config, origins = settings.read(None, overrides)
         assert fixed_fields(config, origins) == fixed and is_given(origins) == bool(fixed)
-
-
-def test_a_given_tokenizer_stays():
-    assert with_tokenizer(LoadedConfig(Config(), NONE), "t.json", "x").config.data.tokenizer == "t.json"
-    asked = settings.read(None, ["data.tokenizer=bytes"])
-    assert with_tokenizer(asked, "t.json", "x") == asked
 
 
 def test_a_given_default_that_does_nothing_is_reported():
