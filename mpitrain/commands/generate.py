@@ -35,8 +35,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
 from mpitrain.training.machine.device_placement import set_threads
-from mpitrain.weights.companions import companions_of_run, length_of, object_of
-from mpitrain.weights.folder import CONFIG
+from mpitrain.weights.companions import length_of_run
 
 MOST_PROMPT_BYTES = 1 << 26  # of a file of prompts
 
@@ -336,15 +335,10 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
         require_memory(plan_of(one))
     except ConfigError as error:
         raise ConfigError(f"{rundir.config}: {shown(error.args[0])}") from error
-    length = max(one.data.sequence, _length_of_model(rundir))
+    length = max(one.data.sequence, one.model.positions or 0, length_of_run(rundir))
     return msgspec.structs.replace(
         one, data=msgspec.structs.replace(one.data, sequence=min(length, num_tokens))
     )
-
-
-def _length_of_model(rundir: RunDir) -> int:
-    """Return the longest text that the weights' own config.json says, where they came with one; else 0."""
-    return length_of(object_of(companions_of_run(rundir).get(CONFIG)))
 
 
 def _load(rundir: RunDir, plan: Plan) -> Stage:

@@ -137,7 +137,7 @@ def open_run(
     asked = world.on_every_rank("checking the configuration", lambda: _checked(read))
     require_same_configuration(world, asked.config)
     with guard.place.at("start", "reading model.init", BUSY):
-        asked, begun, said = world.on_every_rank("reading model.init", lambda: _begun(read))
+        asked, begun, said = world.on_every_rank("reading model.init", lambda: _begun(asked))
     notes += said * first
     tokenizer = OneTokenizer(world, begun.config.data)
     with guard.place.at("start", "reading the tokenizer", BUSY):
@@ -179,22 +179,18 @@ def beginning(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
 
 
 def _resumed(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
-    """Return a configuration with the model.init that the run directory records, if it holds a run."""
+    """Return a configuration with the model.init that its run directory records, if that has a step."""
     rundir = RunDir(given.config.run.dir)
-    with suppress(OSError, ValueError):  # of a name that can't be is said when the directory is taken
-        if kind_of(rundir.config) == "a file":
-            return _with_record(given, rundir)
-    return given, []
-
-
-def _with_record(given: LoadedConfig, rundir: RunDir) -> tuple[LoadedConfig, list[str]]:
-    """Return a configuration with the model.init that a run directory records, if it has a step."""
+    try:
+        if kind_of(rundir.config) != "a file":
+            return given, []
+    except (OSError, ValueError):  # of a name that can't be is said when the directory is taken
+        return given, []
     from mpitrain.weights.beginning import has_steps, own_first_step, with_origin_of_run
 
     if not has_steps(rundir.checkpoints) and not own_first_step(rundir.checkpoints):
         return given, []  # it has nothing to resume from, and begins again
-    before = read_with_origins(rundir.config, plugins_of(given.config))
-    begun = with_origin_of_run(given, before)
+    begun = with_origin_of_run(given, read_with_origins(rundir.config, plugins_of(given.config)))
     return begun.given, begun.lines
 
 

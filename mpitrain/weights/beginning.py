@@ -16,10 +16,10 @@ from mpitrain.checkpoint.folders import find, find_one, step_of
 from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.config import Config, LoadedConfig
+from mpitrain.config import Config, LoadedConfig, as_override
 from mpitrain.data.tokenizer import Tokenizer
 from mpitrain.errors import CheckpointError, ConfigError, DataError
-from mpitrain.inputs import as_argument, is_there, kind_of, listed, shown
+from mpitrain.inputs import is_there, kind_of, listed, shown
 from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.companions import (
@@ -95,18 +95,18 @@ def begins(given: LoadedConfig, before: Config | None = None) -> Beginning:
         return Beginning(given, [])
     if before is not None:
         given = with_keys(given, _keys_of(before), "the run")
-        return _with_texts(given, _set_keys(settings.flatten(before)), "the run", [])
+        return Beginning(with_texts(given, _set_keys(settings.flatten(before)), "the run").given, [])
     if not is_folder_of_others(path):
         with opened_checkpoint(path) as saved:
             given = with_keys(given, _keys_of(_config_of(saved)), shown(saved.path))
             lines = [f"{KEY}: the model of {shown(saved.path)}"]
-            return _with_texts(given, _texts_of(saved), shown(saved.path), lines)
+            return _begun(given, _texts_of(saved), saved.path, lines)
     with ModelFolder(path) as folder:
         found = keys_of(folder)
         require_model(found, folder.where(CONFIG))
         given = filled(given, found, folder.where(CONFIG))
         lines = [f"{KEY}: {folder.where(CONFIG)}", *(f"  {line}" for line in found.lines)]
-        return _with_texts(given, texts_of_folder(folder), shown(folder.path), lines)
+        return _begun(given, texts_of_folder(folder), folder.path, lines)
 
 
 def companions_of(path: str) -> Files:
@@ -212,36 +212,41 @@ def _run_of(saved: Checkpoint) -> RunDir | None:
     return RunDir(checkpoints.parent) if checkpoints.name == CHECKPOINTS else None
 
 
-def _with_texts(given: LoadedConfig, texts: Mapping[str, object], where: str, lines: list[str]) -> Beginning:
+def with_texts(given: LoadedConfig, texts: Mapping[str, object], where: str) -> Beginning:
     """Return a configuration with the keys of a model's own run for texts that the user left open.
 
-    texts: keys and values. where: they come from. Raises DataError if there is no tokenizer at all.
+    texts: keys and values. where: they come from.
     """
     new = {key: value for key, value in texts.items() if not given.origins.is_given(key)}
     if given.origins.is_given(TOKENIZER_KEY):  # the names of its tokens are others
         new = {key: value for key, value in new.items() if key == SEQUENCE_KEY}
-    elif not texts[TOKENIZER_KEY]:
-        raise DataError(no_tokenizer(where))
-    lines += [f"  {key} = {shown(value)}" for key, value in new.items()] if lines else []
+    lines = [f"{key} = {shown(value)}" for key, value in new.items() if value != ""]
     return Beginning(given.with_values(new, KeyOrigin(FOLDER, where)), lines)
 
 
-def no_tokenizer(where: str) -> str:
-    """Return what to say of weights without a tokenizer that is read."""
-    folder = Path(where)
-    older = [name for name in OLDER_TOKENIZERS if is_there(folder / name)]
+def _begun(given: LoadedConfig, texts: Mapping[str, object], path: Path, lines: list[str]) -> Beginning:
+    """Return the configuration of a run that begins. Raises DataError if it has no tokenizer at all."""
+    begun, more = with_texts(given, texts, shown(path))
+    if begun.config.data.tokenizer == "":
+        raise DataError(no_tokenizer(path))
+    return Beginning(begun, [*lines, *(f"  {line}" for line in more)])
+
+
+def no_tokenizer(path: Path) -> str:
+    """Return what to say of weights in a folder without a tokenizer that is read."""
+    older = [name for name in OLDER_TOKENIZERS if is_there(path / name)]
     if not older:
         return (
-            f"{where}: no {TOKENIZER}, and the tokens of another tokenizer mean nothing to this model; give "
-            f"its own, --set data.tokenizer=FILE, or --set data.tokenizer=bytes for a model of bytes"
+            f"{shown(path)}: no {TOKENIZER}, and tokens of another tokenizer mean nothing to this model; "
+            "give its own, --set data.tokenizer=FILE, or --set data.tokenizer=bytes for a model of bytes"
         )
-    to = as_argument(f"{folder.name}-tokenizer")
-    code = (
-        f"from transformers import AutoTokenizer as A; A.from_pretrained({where!r}).save_pretrained({to!r})"
-    )
+    to = f"{path.absolute().name}-tokenizer"
+    load = f"AutoTokenizer.from_pretrained({str(path)!r})"
+    code = f"from transformers import AutoTokenizer; {load}.save_pretrained({to!r})"
+    key = as_override(TOKENIZER_KEY, f"{to}/{TOKENIZER}")
     return (
-        f"{where}: no {TOKENIZER}, but {listed(older, 3)}, which isn't read here; convert it by "
-        f"python -c {shlex.quote(code)}, and give --set data.tokenizer={to}/{TOKENIZER}"
+        f"{shown(path)}: no {TOKENIZER}, but {listed(older, 3)}, which isn't read here; convert it by "
+        f"python -c {shlex.quote(code)}, and give --set {key}"
     )
 
 

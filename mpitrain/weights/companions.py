@@ -43,8 +43,8 @@ BYTES = "bytes"
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers, for any tokenizer.json
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 LENGTH = "max_position_embeddings"
-# ends of the names of fields that hold numbers of tokens
-OF_TOKENS = ("_token_id", "_tokens", "_words_ids")
+# ends of the names of fields that hold numbers of tokens; max_new_tokens is none
+OF_TOKENS = ("_token_id", "suppress_tokens", "_words_ids", "_decoder_ids")
 Files = dict[str, bytes]  # by name
 
 
@@ -66,6 +66,11 @@ def companions_of_run(run: RunDir) -> Files:
     return with_tokenizer_files(came, own) if own else came
 
 
+def length_of_run(run: RunDir) -> int:
+    """Return the longest text that a run's weights came with; 0 if that isn't known. Raises OSError."""
+    return length_of(object_of(_read(run.came_along, (CONFIG,)).get(CONFIG)))
+
+
 def tokenizer_of_run(run: RunDir) -> Path | None:
     """Return the file of a run's tokenizer. What belongs to it lies beside it."""
     came, own = run.came_along / TOKENIZER, run.tokenizer
@@ -81,7 +86,7 @@ def files_of_tokenizer(file: Path, content: bytes) -> Files:
     files = {TOKENIZER: content}
     if file.name == TOKENIZER:
         for name in TOKENIZER_FILES:
-            with suppress(OSError):
+            with suppress(FileNotFoundError):
                 files.setdefault(name, read_file(file.with_name(name), MOST_COMPANION_BYTES))
     return files
 
@@ -195,8 +200,10 @@ def exported(
     changed = {
         name: value for name, value in special.items() if name in replaced or generation.get(name) is None
     }
+    if GENERATION not in out:
+        generation = {"_from_model_config": True}
     if GENERATION not in out or changed:
-        out[GENERATION] = as_json({"_from_model_config": True} | generation | changed)
+        out[GENERATION] = as_json(generation | changed)
     if TOKENIZER not in out and tokenizer == BYTES:
         out[TOKENIZER] = byte_tokenizer_json()
     if TOKENIZER in out:
@@ -222,7 +229,7 @@ def _tokenizer_config(
     if TOKENIZER_CONFIG in files and not changed:
         return {}
     bare: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": TOKENIZER_CLASS,
         "clean_up_tokenization_spaces": False,
     }
     if length := length_of(described):

@@ -121,6 +121,30 @@ def test_a_run_begins_with_a_checkpoint_of_another(tmp_path, model):
     assert abs(losses(tmp_path / "two")[0] - before) < 1e-12
 
 
+def test_another_beginning_than_a_run_has_is_refused_and_its_record_stays(tmp_path, model):
+    run(tmp_path / "one", "run.steps=1")
+    run(tmp_path / "two", f"model.init={model}")
+    for name, other in (("two", tmp_path / "one"), ("one", model), ("one", tmp_path / "nothing")):
+        before = (tmp_path / name / "config.toml").read_text()
+        done = command("run", "--set", f"run.dir={tmp_path / name}", "--set", f"model.init={other}")
+        assert done.returncode == 2 and f"model.init = {other}: run.dir = " in done.stderr
+        assert (tmp_path / name / "config.toml").read_text() == before
+    model.rename(tmp_path / "elsewhere")
+    output = run(tmp_path / "two", "run.steps=4", "schedule.steps=3")
+    assert f"model.init = {model} isn't there any more" in output and "going on after step 3" in output
+    assert f'init = "{model}"' in (tmp_path / "two/config.toml").read_text()
+
+
+def test_a_plan_is_of_the_model_that_a_run_begins_with(model):
+    import safetensors.numpy
+
+    tensors = safetensors.numpy.load_file(model / "model.safetensors")
+    keys = ("--set", f"model.init={model}", "--set", "data.tokenizer=bytes")
+    done = command("plan", *keys, "--ranks", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parameters"] == sum(tensor.size for tensor in tensors.values())
+
+
 @pytest.mark.parametrize(("key", "said"), OTHER)
 def test_keys_that_say_another_model_are_refused(tmp_path, model, key, said):
     done = command("run", "--set", f"model.init={model}", "--set", key, "--set", f"run.dir={tmp_path / 'r'}")

@@ -1,11 +1,16 @@
 """Models that transformers has written give the same logits here; trained and exported, the same there."""
 
 import json
+import re
+import shlex
+import sys
 
 import numpy as np
 import pytest
 from launch import MPITRAIN, finished, mpirun, tail, write_text
 from tiny_transformers import CASES, TOKENS, distance, double, our_logits, save, their_logits
+
+from mpitrain.data.tokenizer import load_tokenizer
 
 pytest.importorskip("transformers")
 LAYOUTS = {  # of the families whose layers are divided in ways of their own
@@ -140,3 +145,30 @@ def test_the_proof_has_transformers_compute_the_logits(tmp_path):
     assert json.loads(found["config.json"])["dtype"] == "bfloat16"
     assert np.array_equal(our_logits(tmp_path / "out"), our_logits(path))
     assert len(TOKENS[0]) == 20
+
+
+def test_the_conversion_of_an_older_tokenizer_that_is_printed_is_one(tmp_path):
+    """GPT-2's vocab.json and merges.txt; the ids are those of transformers."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
+
+    path = tmp_path / "it's a model"
+    text = "some words, which are some words more\n" * 200
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([text], vocab_size=290, special_tokens=["<|endoftext|>"], show_progress=False)
+    sizes = dict(n_embd=32, n_layer=1, n_head=2, n_positions=64)
+    GPT2LMHeadModel(GPT2Config(vocab_size=290, **sizes)).save_pretrained(path)
+    trained.save_model(str(path))
+    words = ["--set", f"model.init={path}", "--set", "batch.global=4", "--ranks", "1"]
+    refused = finished([MPITRAIN, "check", *words], timeout=60, capture_output=True, text=True, cwd=tmp_path)
+    assert refused.returncode == 2 and "vocab.json, merges.txt, which isn't read here" in refused.stderr
+    said = " ".join(refused.stderr.split())
+    convert, give = re.fullmatch(r".*convert it by python (.*), and give (--set .*)", said).groups()
+    done = finished([sys.executable, *shlex.split(convert)], timeout=120, capture_output=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    given = [*words, *shlex.split(give)]
+    done = finished([MPITRAIN, "check", *given], timeout=60, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ours = load_tokenizer(tmp_path / shlex.split(give)[1].partition("=")[2])
+    sample = "words more, é some"
+    assert ours.encode(sample.encode()).tolist() == GPT2Tokenizer.from_pretrained(path)(sample)["input_ids"]

@@ -36,7 +36,7 @@ from mpitrain.inputs import DRAFT, remove, shown
 from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.key_origins import with_resolved
-from mpitrain.weights.beginning import SEQUENCE_KEY, TOKENIZER_KEY, no_tokenizer, texts_of_folder
+from mpitrain.weights.beginning import TOKENIZER_KEY, no_tokenizer, texts_of_folder, with_texts
 from mpitrain.weights.companions import (
     companions_of_folder,
     length_of,
@@ -195,14 +195,14 @@ def _with_texts(asked: LoadedConfig, folder: ModelFolder, run: RunDir, lines: li
     texts = texts_of_folder(folder)
     if texts[TOKENIZER_KEY]:
         texts[TOKENIZER_KEY] = str(run.came_along / TOKENIZER)
-    elif not asked.origins.is_given(TOKENIZER_KEY):
-        lines.append(f"no tokenizer: {no_tokenizer(shown(folder.path))}")
-    new = {key: value for key, value in texts.items() if not asked.origins.is_given(key)}
-    lines += [f"{key} = {shown(value)}" for key, value in new.items() if value]
+    begun, more = with_texts(asked, texts, shown(folder.path))
+    lines += more
+    if begun.config.data.tokenizer == "":
+        lines.append(f"no tokenizer: {no_tokenizer(folder.path)}")
     length = length_of(folder.config)
-    if new.get(SEQUENCE_KEY, length) != length:
-        lines[-1] += f"  (what is trained on; the model reads up to {length:,} tokens)"
-    return asked.with_values(new, KeyOrigin(FOLDER, shown(folder.path)))
+    if begun.config.data.sequence < length:
+        lines.append(f"the model reads up to {length:,} tokens, of which data.sequence are trained on")
+    return begun
 
 
 def _compute_of(folder: ModelFolder) -> str:

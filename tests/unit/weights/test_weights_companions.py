@@ -25,10 +25,12 @@ def test_a_tokenizer_with_further_tokens_keeps_template_and_ends():
 
 
 def test_another_tokenizer_loses_what_names_tokens_of_the_one_before():
-    came = {"config.json": CONFIG, "tokenizer.json": words("a", "b"), "chat_template.jinja": b"x"}
-    files = with_tokenizer_files(came, {"tokenizer.json": words("b", "a")})
-    assert set(files) == {"config.json", "tokenizer.json"}
+    generation = b'{"eos_token_id": 2, "max_new_tokens": 9, "suppress_tokens": [1], "top_p": 0.5}'
+    came = {"config.json": CONFIG, "generation_config.json": generation, "tokenizer.json": words("a", "b")}
+    files = with_tokenizer_files({**came, "chat_template.jinja": b"x"}, {"tokenizer.json": words("b", "a")})
+    assert set(files) == set(came)
     assert json.loads(files["config.json"]) == {"max_position_embeddings": 64}
+    assert json.loads(files["generation_config.json"]) == {"max_new_tokens": 9, "top_p": 0.5}
 
 
 def test_an_end_that_the_user_named_goes_before_those_that_came():
@@ -36,6 +38,16 @@ def test_an_end_that_the_user_named_goes_before_those_that_came():
     assert given.replaced == {"eos_token_id"} and given.kept == {}
     among = SpecialTokens({"eos_token_id": [2, 3]}, {"eos_token_id": 3}, frozenset(["eos_token_id"]))
     assert among.replaced == set() and among.kept == {"eos_token_id": [2, 3]}
+
+
+def test_generation_settings_that_came_stay_but_for_what_they_leave_open():
+    files = {"generation_config.json": b'{"eos_token_id": [7], "top_p": 0.5}'}
+    described = {"eos_token_id": 3, "pad_token_id": 1}
+    kept = exported(files, described, frozenset(), "t.json")
+    expected = {"eos_token_id": [7], "top_p": 0.5, "pad_token_id": 1}
+    assert json.loads(kept["generation_config.json"]) == expected
+    given = exported(files, described, frozenset(["eos_token_id"]), "t.json")
+    assert json.loads(given["generation_config.json"]) == expected | {"eos_token_id": 3}
 
 
 def test_an_export_of_bytes_has_a_tokenizer_by_which_a_token_is_a_byte(tmp_path):
