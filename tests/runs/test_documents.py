@@ -18,6 +18,7 @@ import sentences
 
 MOST_BYTES = 10_240  # of the README
 LEAST_QUESTIONS = 40
+MOST_COLUMNS = 116  # of a block: what a page shows at 1280 pixels without a scroll bar
 LEAST_OF_A_MESSAGE = 7  # characters
 TERMS = [
     "gradient accumulation",
@@ -112,6 +113,15 @@ def test_every_block_of_commands_is_run_or_says_why_not():
     unmarked = [block for block in blocks() if not markers.fullmatch(block.marker)]
     assert not unmarked, "\n".join(f"{block.page}, block {block.number}: {block.text}" for block in unmarked)
     assert len(blocks()) > 60
+
+
+FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<inside>.*?)^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_block_is_cut_at_1280_pixels(page):
+    for block in FENCE.finditer(page.read_text()):
+        assert block["kind"].startswith("{") or max(map(len, block["inside"].split("\n"))) <= MOST_COLUMNS
 
 
 @pytest.mark.parametrize("block", FAST, ids=lambda block: f"{block.page}-{block.number}")

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,6 +42,7 @@ MORE_RANKS_THAN_CORES = {
 }
 WIDTH = 110  # columns of a printed program
 CUT = " ..."
+CONTINUED = " \\"
 LIMIT_S = 400  # of one command
 DOCS = Path(__file__).resolve().parents[2]
 MACHINE = "a node like this one"  # in a line that other machines print otherwise
@@ -51,6 +53,24 @@ def cut(line: str) -> str:
     if len(line) <= WIDTH:
         return line
     return line[: line.rindex(" ", 0, WIDTH - len(CUT) + 1)].rstrip() + CUT
+
+
+def typed(command: str) -> list[str]:
+    """Return the lines of a command as one types it, broken before an option or a key."""
+    lines = ["$"]
+    for word in re.split(r" (?=-)|(?<!--set) (?=[\w.]+=)", command):
+        if len(lines[-1]) + len(word) + len(" " + CONTINUED) > WIDTH:
+            lines[-1] += CONTINUED
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return lines
+
+
+def folded(line: str) -> list[str]:
+    """Return the lines of a message of which nothing may be cut."""
+    if len(line) <= WIDTH:
+        return [line]
+    return textwrap.wrap(line, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
 
 
 class Report:
@@ -118,7 +138,7 @@ class Report:
             left_out = f"... {len(printed) - most_lines} further lines"
             printed = [*printed[:most_lines], left_out]
         self.commands = []
-        self._write(f"{name}.md", ["```text", f"$ {command}", *map(cut, printed), "```"])
+        self._write(f"{name}.md", ["```text", *typed(command), *map(cut, printed), "```"])
 
     def table(
         self,
@@ -135,13 +155,17 @@ class Report:
         lines += _table(head, rows)
         if note:
             lines += ["", note]
-        lines += ["", "```text", *(f"$ {command}" for command in dict.fromkeys(self.commands)), "```"]
+        lines += ["", "```text"]
+        for command in dict.fromkeys(self.commands):
+            lines += typed(command)
+        lines.append("```")
         self.commands = []
         self._write(f"{name}.md", lines)
 
     def text(self, name: str, printed: str, command: str) -> None:
         """Write a fragment of what a command has printed, cut to what matters."""
-        self._write(f"{name}.md", ["```text", f"$ {command}", *printed.splitlines(), "```"])
+        lines = [part for line in printed.splitlines() for part in folded(line)]
+        self._write(f"{name}.md", ["```text", *typed(command), *lines, "```"])
 
     def picture(self, name: str, svg: str) -> None:
         (self.out / f"{name}.svg").write_text(svg)

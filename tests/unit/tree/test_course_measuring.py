@@ -84,3 +84,17 @@ def test_a_timeline_has_a_box_for_every_instruction_of_the_shortest_step(tmp_pat
         "RECV_B0@0",
         "B0@0",
     }
+
+
+def test_a_command_of_the_course_has_lines_that_fit_and_are_typed_as_one():
+    import re
+    import shlex
+
+    from measuring.report import WIDTH, typed
+
+    keys = [word for number in range(20) for word in ("--set", f"table.key_{number}=[1, 2]")]
+    command = shlex.join(["mpirun", "-n", "2", "mpitrain", "run", *keys])
+    lines = typed(command)
+    assert len(lines) > 2 and max(map(len, lines)) <= WIDTH
+    assert not [line for line in lines if line.endswith("--set \\")]
+    assert shlex.split(re.sub(r" \\\n +", " ", "\n".join(lines)))[1:] == shlex.split(command)

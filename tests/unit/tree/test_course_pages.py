@@ -128,7 +128,8 @@ def test_a_fragment_says_how_it_was_made_and_its_commands_parse(fragment):
     text = fragment.read_text()
     made = rf"<!-- Made by: python docs/build.py (--measure )?{fragment.parent.name} -->"
     is_measured = re.match(made, text)[1] is not None
-    lines = [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+    joined = re.sub(r" \\\n +", " ", text)
+    lines = [line[2:] for line in joined.splitlines() if line.startswith("$ ")]
     assert lines
     if WITH_TABLE.search(text) and is_measured:
         assert MEASURED.search(text), "a table says machine and date"
