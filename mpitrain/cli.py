@@ -719,14 +719,14 @@ def explain_config(key: str | None, run: str | None) -> None:
 @click.option(
     "--machine",
     metavar="NAME|FILE",
-    help="Of jobs/machines/, such as h100-80gb, or a file; laptop if absent.",
+    help="Of jobs/machines/, such as h100-80gb, or a file; default: run.machine, or laptop.",
 )
 @click.option(
     "--memory",
     type=click.FloatRange(0, 1_000_000, min_open=True),
     callback=_require_number,
     metavar="GB",
-    help="Most of a rank; nine tenths of the machine's if absent.",
+    help="Memory limit of a rank; default: memory.limit_gb, or 90 % of the machine's.",
 )
 @click.option("--top", type=click.IntRange(1, 6), help="Layouts that are shown; 5 if absent.")
 @click.option("--explain", is_flag=True, help="Also the balance of computing and sending, axis by axis.")
@@ -807,10 +807,8 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
 )
 @click.option(
     "--machine",
-    default="laptop",
-    show_default=True,
     metavar="NAME|FILE",
-    help="By whose figures steps are predicted: of jobs/machines/, or a file.",
+    help="Machine for predictions: of jobs/machines/, or a file; default: run.machine, or laptop.",
 )
 @click.option("--out", metavar="FILE", help="Write all rows as CSV.")
 @click.option(

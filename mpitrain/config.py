@@ -875,9 +875,18 @@ def to_toml(config: Config) -> str:
 
 
 def given_toml(given: LoadedConfig) -> str:
-    """Write the keys that were given or chosen, as TOML that load() reads."""
+    """Write the keys that were given or chosen, as TOML that load() reads.
+
+    What model.init gives comes with it again.
+    """
+    begins = bool(given.config.model.init)
+
+    def is_kept(key: str) -> bool:
+        of_init = begins and given.origins.of(key).kind == origins.FOLDER
+        return given.origins.is_settled(key) and not of_init
+
     kept = {
-        table: {key: value for key, value in keys.items() if given.origins.is_settled(f"{table}.{key}")}
+        table: {key: value for key, value in keys.items() if is_kept(f"{table}.{key}")}
         for table, keys in _as_tables(given.config).items()
     }
     return tomli_w.dumps({table: keys for table, keys in kept.items() if keys})

@@ -20,7 +20,6 @@ from mpitrain.errors import DONE, ConfigError, InputError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks
-from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 
 LOAD = (
@@ -54,20 +53,20 @@ def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
     """
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
-    layouts, rates = world.on_every_rank("reading the layouts", lambda: _read(asked, world.node_ranks))
+    layouts = world.on_every_rank("reading the layouts", lambda: _read(asked, world.node_ranks))
     world.require_same({"the layouts": repr(layouts)})
     rows = []
     for layout in layouts:
         guard.leave_if_asked(world)
-        rows.append(_swept(asked, layout, rates, world, guard))
+        rows.append(_swept(asked, layout, world, guard))
     if world.rank == 0:
         say(_as_json(rows, asked, world) if asked.json else _as_text(rows, asked, world))
     world.on_first_rank("writing files", lambda: _write(asked, rows, world.size))
     return DONE
 
 
-def _read(asked: SweepRequest, node_ranks: int) -> tuple[list[str], MachineRates]:
-    """Return the layouts and the machine. Raises ConfigError if there are none, or too many."""
+def _read(asked: SweepRequest, node_ranks: int) -> list[str]:
+    """Return the layouts. Raises ConfigError if there are none, or too many, or for the machine."""
     asked.require_files()
     if asked.over is not None:
         raise ConfigError(
@@ -81,7 +80,8 @@ def _read(asked: SweepRequest, node_ranks: int) -> tuple[list[str], MachineRates
         )
     if asked.svg is not None:
         two_keys(asked.svg, layouts)
-    return layouts, asked.rates(node_ranks)
+    asked.rates(asked.config_of("").config, node_ranks)
+    return layouts
 
 
 def two_keys(svg: str, layouts: Sequence[str]) -> tuple[str, str]:
@@ -107,7 +107,7 @@ def _values_of(layout: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def _swept(asked: SweepRequest, layout: str, rates: MachineRates, world: World, guard: Guard) -> SweptLayout:
+def _swept(asked: SweepRequest, layout: str, world: World, guard: Guard) -> SweptLayout:
     """Measure a layout, or say why it can't be. Collective over all ranks."""
     machine = world.size, world.num_nodes, world.node_ranks
     try:
@@ -116,6 +116,7 @@ def _swept(asked: SweepRequest, layout: str, rates: MachineRates, world: World, 
     except InputError as error:  # the same on all ranks
         return SweptLayout(layout, refused=error.args[0])
     config = plan.config
+    rates = asked.rates(config, world.node_ranks)
     held = max(held_by_ranks(plan, computes_on_gpu(config)))
     tokens = config.batch.global_ * config.data.sequence
     predicted = predicted_step(plan, rates)
@@ -153,7 +154,7 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
 
 
 def _as_json(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> str:
-    tree: dict[str, Any] = {"ranks": world.size, "machine": asked.machine, "steps": asked.steps}
+    tree: dict[str, Any] = {"ranks": world.size, "machine": asked.machine_name(), "steps": asked.steps}
     return json.dumps({**tree, "layouts": [row._asdict() for row in rows]}, indent=1, allow_nan=False)
 
 

@@ -19,7 +19,7 @@ from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World, connect
 from mpitrain.comm.mesh import Mesh
 from mpitrain.commands.bench.device import rate_of_products
-from mpitrain.commands.plan.planner import PlanRequest, find_layouts, planned
+from mpitrain.commands.plan.planner import PlanAnswer, PlanRequest, find_layouts, planned
 from mpitrain.config import Config
 from mpitrain.errors import DONE, ConfigError
 from mpitrain.parallel.device_clock import clock_of
@@ -50,13 +50,15 @@ def measure(asked: PlanRequest, count: int, guard: Guard, say: Callable[[str], N
     guard.join(world)
     world.on_every_rank("checking --ranks", lambda: _require_ranks(asked.ranks, world.size))
     asked = asked._replace(ranks=world.size, node_ranks=world.node_ranks, top=max(asked.top, count))
-    text, chosen = world.on_first_rank("planning", lambda: _planned_here(asked, count))
+    text, chosen, rates = world.on_first_rank("planning", lambda: _planned_here(find_layouts(asked), count))
     if world.rank == 0:
         say(text)
     rows = [("", "predicted s", "measured s", "measured / predicted", "layout")]
     for number, each in enumerate(chosen, start=1):
         guard.leave_if_asked(world)
-        plan = world.on_every_rank(f"planning {each.layout}", lambda each=each: planned(each.config, asked))
+        plan = world.on_every_rank(
+            f"planning {each.layout}", lambda each=each: planned(each.config, world.size, rates)
+        )
         took = measured_step(plan, world, guard).seconds
         rows.append(
             (
@@ -78,13 +80,12 @@ def _require_ranks(asked: int, started: int) -> None:
         raise ConfigError(f"--ranks {asked} with --measure: found {started} started ranks; leave --ranks out")
 
 
-def _planned_here(asked: PlanRequest, count: int) -> tuple[str, list[ToMeasure]]:
-    answer = find_layouts(asked)
+def _planned_here(answer: PlanAnswer, count: int) -> tuple[str, list[ToMeasure], MachineRates]:
     chosen = [
         ToMeasure(each.candidate.layout.describe(), each.config, each.candidate.found.seconds)
         for each in answer.chosen[:count]
     ]
-    return answer.as_text(), chosen
+    return answer.as_text(), chosen, answer.rates
 
 
 class MeasuredStep(NamedTuple):

@@ -49,7 +49,7 @@ def _request(config: str | None, overrides: tuple[str, ...], given: dict[str, An
         config,
         overrides,
         given.get("ranks", 0),
-        given.get("machine", "laptop"),
+        given.get("machine", ""),
         memory_gb=given.get("memory", 0.0),
         top=given.get("top", 5),
         explain=given.get("explain", False),

@@ -1,12 +1,14 @@
 """`mpitrain plan`: the best layout for a model, a number of ranks and a machine, by predictions.
 
-What the configuration sets differently from its default stays as it is; the rest is searched.
+What the user gave stays as it is, also where it is the default; the rest is searched.
 """
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,18 +32,18 @@ from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError, MpitrainError
-from mpitrain.inputs import shown
+from mpitrain.inputs import as_argument, shown
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.origins import Origins
+from mpitrain.origins import PLANNER, SET, KeyOrigin, Origins
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.memory_limit import USABLE
+from mpitrain.plan.predict.memory_limit import MemoryLimit, held_by_ranks, limit_of_rank
+from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
 from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
 from mpitrain.plan.predict.step_time.layout import StepLayout
-from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
+from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_of
 from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, fused_by, recompute_of, segments_in
 from mpitrain.plan.predict.step_time.step import hfu, mfu
@@ -58,6 +60,11 @@ FIELDS = {  # keys of the configuration, and the fields of a layout that they fi
     "parallel.context": "context", "parallel.gather": "gather", "parallel.regather": "regathers",
     "memory.recompute": "recompute", "pipeline.schedule": "schedule", "pipeline.chunks": "chunks",
 }  # fmt: skip
+# of what is chosen also with the value of its default, so that another default changes nothing
+ALWAYS_WRITTEN = (
+    "parallel.tp", "parallel.cp", "parallel.pp", "parallel.dp", "parallel.zero", "pipeline.schedule",
+    "batch.global", "batch.micro", "memory.recompute",
+)  # fmt: skip
 NOT_IN_THE_TIMES = "what its copies to the host and back, and an update there, take is not in the times"
 OFFLOADED = 'nothing fits without memory.offload = "optimizer"'
 # of the others 0 means that they are open
@@ -67,14 +74,15 @@ MEANING_0 = ("parallel.zero", "parallel.dp_shard", "parallel.regather")
 class PlanRequest(NamedTuple):
     """What was asked.
 
-    memory_gb: of a rank, 0 for the machine's. tokens: of a training, as it was typed.
-    node_ranks: that are on a node, 0 for the machine's. save_s: that a save stops training, 0: predicted.
+    machine, memory_gb: go before run.machine and memory.limit_gb; "" and 0: not given. tokens: of a
+    training, as it was typed. node_ranks: that are on a node, 0 for the machine's. save_s: that a
+    save stops training, 0: predicted.
     """
 
     config: str | None
     overrides: tuple[str, ...]
     ranks: int
-    machine: str
+    machine: str = ""
     memory_gb: float = 0.0
     top: int = 5
     explain: bool = False
@@ -86,9 +94,12 @@ class PlanRequest(NamedTuple):
     node_ranks: int = 0
     save_s: float = 0.0
 
-    def rates(self) -> MachineRates:
-        """Return the figures of the machine. Raises ConfigError."""
-        return machine_of(find_machine(self.machine)).with_ranks_per_node(self.node_ranks)
+    def read(self) -> LoadedConfig:
+        """Return the configuration with the model of model.init and the options. Raises ConfigError."""
+        typed = {"run.machine": self.machine, "memory.limit_gb": self.memory_gb}
+        given = settings.read(self.config, self.overrides)
+        given = given.with_values({key: value for key, value in typed.items() if value}, KeyOrigin(SET))
+        return beginning(given)[0]
 
 
 class RunnableLayout(NamedTuple):
@@ -117,19 +128,19 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     """
     if asked.out is not None:
         require_file("--out", asked.out)
-    loaded, _ = beginning(settings.read(asked.config, asked.overrides))
+    loaded = asked.read()
     given, origins = loaded
-    rates = asked.rates().with_ranks_per_node(given.comm.node_ranks)
+    rates = rates_of(given, asked.node_ranks)
+    limit = _limit(given, asked)
     tokens = _tokens(asked.tokens)
     with Waiting("mpitrain plan"):
         shape = shape_of(given)
         _refuse_idle_degrees(given, shape)
-        base, notes = base_layout(given, asked, rates)
+        base, notes = base_layout(given, asked.ranks, rates)
         base = base._replace(expert_load=expert_load_of(given, base.batch))
         if not origins.is_given("data.sequence"):
             notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
         fixed = fixed_fields(given, origins)
-        limit = asked.memory_gb * 1e9 if asked.memory_gb else USABLE * rates.memory_bytes
         found, chosen, refusal = _fitting(given, shape, base, asked, rates, fixed, limit)
         if not chosen and _may_offload(loaded, rates):
             offloaded, chosen, _ = _fitting(
@@ -140,11 +151,42 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     if not chosen:
         raise _nothing_fits(shape, asked, rates, found, limit, fixed, refusal)
     if asked.out is not None:
-        write("--out", asked.out, settings.to_toml(chosen[0].config).encode())
+        write("--out", asked.out, _written(loaded, chosen[0], tokens, asked.out).encode())
     if asked.timeline is not None:
         layout = chosen[0].candidate.layout
         write_timeline(asked.timeline, predict_timeline(shape, layout, rates), layout.describe())
-    return PlanAnswer(asked, shape, rates, found, chosen, limit, notes, tokens)
+    return PlanAnswer(asked, shape, rates, found, chosen, limit.usable, notes, tokens)
+
+
+def _limit(given: Config, asked: PlanRequest) -> MemoryLimit:
+    """Return what a rank may hold of memory.limit_gb, or of the machine that predicts."""
+    named = settings.with_values(given, {"run.machine": given.run.machine or ON_CPU})
+    found = limit_of_rank(named, asked.ranks, asked.node_ranks)
+    assert found is not None  # a named machine has memory
+    return found
+
+
+def _written(given: LoadedConfig, best: RunnableLayout, tokens: float, out: str) -> str:
+    """Return what the user gave and the planner chose, as TOML.
+
+    Its run has a directory of its own, and with tokens the steps that these take.
+    """
+    before, chosen = settings.flatten(given.config), settings.flatten(best.config)
+    keys = {key for key in chosen if key in ALWAYS_WRITTEN or chosen[key] != before[key]}
+    values: dict[str, Any] = {}
+    if tokens:
+        values["run.steps"] = math.ceil(tokens / best.candidate.layout.tokens)
+    if not given.origins.is_given("run.dir"):
+        values["run.dir"] = _unused(f"runs/{Path(out).stem}")
+    origins = given.origins.updated(keys, KeyOrigin(PLANNER))
+    planned = LoadedConfig(best.config, origins).with_values(values, KeyOrigin(PLANNER))
+    return settings.given_toml(planned)
+
+
+def _unused(folder: str) -> str:
+    """Return a name of a folder that isn't there: this one, or with a number after it."""
+    names = (folder, *(f"{folder}-{number}" for number in range(2, 1000)))
+    return next((name for name in names if not os.path.lexists(name)), folder)
 
 
 def _fitting(
@@ -154,7 +196,7 @@ def _fitting(
     asked: PlanRequest,
     rates: MachineRates,
     fixed: Mapping[str, Any],
-    limit: float,
+    limit: MemoryLimit,
 ) -> tuple[SearchResult, list[RunnableLayout], str]:
     """Return the first search of which something fits, and that; of the first one where nothing does.
 
@@ -162,7 +204,7 @@ def _fitting(
     """
     unfit: set[StepLayout] = set()
     tried = []
-    for found in searches(shape, base, rates, fixed, limit, unfit):
+    for found in searches(shape, base, rates, fixed, limit.of_tensors, unfit):
         chosen, refusal = _chosen(given, found, asked, rates, limit, unfit)
         if chosen:
             return found, chosen, refusal
@@ -182,12 +224,14 @@ def _nothing_fits(
     asked: PlanRequest,
     rates: MachineRates,
     found: SearchResult,
-    limit: float,
+    limit: MemoryLimit,
     fixed: Mapping[str, Any],
     refusal: str,
 ) -> ConfigError:
     """Return the error of a search that left nothing. refusal: what a run says of the first it refuses."""
-    why = binding(found.refused, found.tried, limit, is_empty=True)
+    why = binding(found.refused, found.tried, limit.usable, is_empty=True)
+    if found.refused["memory"] and not limit.on_gpu:
+        why += f" as a process, which takes {BEFORE_A_MODEL / 1e9:.2g} GB before it has a model"
     if not found.tried:
         idle = idle_degrees(shape, asked.ranks, fixed)
         why += f": {idle}" if idle else ""
@@ -202,12 +246,12 @@ def _nothing_fits(
     )
 
 
-def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tuple[StepLayout, list[str]]:
+def base_layout(config: Config, ranks: int, rates: MachineRates) -> tuple[StepLayout, list[str]]:
     """Return what all layouts have alike, and what was assumed for it."""
     notes = []
     batch = config.batch.global_
     if not batch:
-        batch = _assumed_batch(config, asked.ranks)
+        batch = _assumed_batch(config, ranks)
         notes.append(f"batch.global is open: {batch} sequences of {config.data.sequence} are assumed")
     compute = compute_of(config, rates)
     if compute != config.precision.compute:
@@ -223,7 +267,7 @@ def base_layout(config: Config, asked: PlanRequest, rates: MachineRates) -> tupl
     if config.memory.offload != "none" and not rates.knows_offload:
         notes.append(f'memory.offload = "{config.memory.offload}": {NOT_IN_THE_TIMES}')
     layout = StepLayout(
-        asked.ranks, config.data.sequence, batch, compute=compute, fused=fused_by(config, rates),
+        ranks, config.data.sequence, batch, compute=compute, fused=fused_by(config, rates),
         sequence_parallel=config.parallel.sequence, tp_overlap=0.5 if config.parallel.async_tp else 0.0,
         wire_bytes=2 if config.precision.reduce == "bf16" else 4,
         dispatch="alltoall" if config.experts.dispatch == "flat" else config.experts.dispatch,
@@ -292,12 +336,8 @@ def _offloaded(config: Config, layout: StepLayout) -> str:
     return "optimizer" if added else config.memory.offload
 
 
-def planned(config: Config, asked: PlanRequest) -> Plan:
+def planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
     """Return the plan of a layout that was found, as a run on a machine makes it."""
-    return _planned(config, asked.ranks, asked.rates())
-
-
-def _planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
     tokenizer = tokenizer_of(config.data)
     nodes = -(-ranks // rates.ranks_per_node)
     per_node = min(ranks, rates.ranks_per_node)
@@ -309,7 +349,7 @@ def _chosen(
     found: SearchResult,
     asked: PlanRequest,
     rates: MachineRates,
-    limit: float,
+    limit: MemoryLimit,
     unfit: set[StepLayout],
 ) -> tuple[list[RunnableLayout], str]:
     """Return the best layouts that a run accepts and that fit, by the run's own plan.
@@ -324,16 +364,16 @@ def _chosen(
             break
         config = with_layout(given, each.layout)
         try:
-            held = _held(config, each.layout, asked.ranks, rates)
+            held = _held(config, each.layout, limit, rates)
         except MpitrainError as error:
             found.refused["what a run refuses"] += 1
             refusal = refusal or error.args[0]
             continue
-        if held > limit:
+        if held > limit.usable:
             found.refused["memory"] += 1
             unfit.add(each.layout)
             continue
-        if any(_saves_little(each, other, other.held - held, limit) for other in chosen):
+        if any(_saves_little(each, other, other.held - held, limit.usable) for other in chosen):
             found.refused["what is slower and saves little memory"] += 1
             continue
         chosen.append(RunnableLayout(each, config, held))
@@ -347,15 +387,15 @@ def _saves_little(each: Candidate, other: RunnableLayout, saved: int, limit: flo
     return alike and saved < SAVED * limit
 
 
-def _held(config: Config, layout: StepLayout, ranks: int, rates: MachineRates) -> int:
-    """Return the bytes of the fullest rank, by the plan that a run makes.
+def _held(config: Config, layout: StepLayout, limit: MemoryLimit, rates: MachineRates) -> int:
+    """Return the bytes of the rank with most memory, by the plan that a run makes.
 
     Of many microbatches some are planned: a pipeline's peak comes before three rounds of it.
     """
     few = min(layout.num_microbatches, 3 * layout.pp)
     batch = settings.Batch(global_=few * layout.dp * layout.micro, micro=layout.micro)
-    plan = _planned(msgspec.structs.replace(config, batch=batch), ranks, rates)
-    return max(usage.on_device for usage in predict(plan, on_gpu=rates.on_gpu))
+    plan = planned(msgspec.structs.replace(config, batch=batch), layout.ranks, rates)
+    return limit.needed(held_by_ranks(plan, limit.on_gpu))
 
 
 def _tokens(text: str) -> float:
@@ -455,8 +495,8 @@ class PlanAnswer(NamedTuple):
         if self.tokens:
             lines += ["", self._text_of_training()]
         if self.asked.out is not None:
-            out = shown(self.asked.out)
-            lines += ["", f"written to {out}: mpirun -n {self.asked.ranks} mpitrain run {out}"]
+            command = f"mpirun -n {self.asked.ranks} mpitrain run {as_argument(self.asked.out)}"
+            lines += ["", f"written to {shown(self.asked.out)}: {command}"]
         if self.asked.timeline is not None:
             lines += ["", f"the first one's step is written to {shown(self.asked.timeline)}"]
         return "\n".join(lines)

@@ -13,7 +13,7 @@ import msgspec
 from mpitrain import config as settings
 from mpitrain.cluster.rundir import RunDir, read_config
 from mpitrain.commands.plan.of_config import shape_of
-from mpitrain.commands.plan.planner import FIELDS, PlanRequest, base_layout, fixed_fields, with_layout
+from mpitrain.commands.plan.planner import FIELDS, base_layout, fixed_fields, with_layout
 from mpitrain.commands.plan.search import Candidate, searches
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MpitrainError
@@ -173,8 +173,7 @@ class _Choice:
     def _planned(self) -> PlannedLayout | None:
         """Return the best layout by prediction that a run accepts and that fits, None if there is none."""
         request, rates = self._request, self._rates()
-        asked = PlanRequest(None, (), request.num_ranks, "")
-        base, _ = base_layout(self._given, asked, rates)
+        base, _ = base_layout(self._given, request.num_ranks, rates)
         base = base._replace(expert_load=expert_load(self._default.config, self._default.routing))
         fixed = self._fixed()
         most = self._limit.of_tensors if self._limit else rates.memory_bytes

@@ -50,12 +50,13 @@ def sweep_ranks(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -
     """
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
-    plans, rates = world.on_every_rank("planning each number of ranks", lambda: _read(asked, world))
+    plans = world.on_every_rank("planning each number of ranks", lambda: _read(asked, world))
     world.require_same({"the layouts": repr([(each.typed, each.ranks) for each in plans])})
     rows: list[ScaledStep] = []
     for each in plans:
         guard.leave_if_asked(world)
         found = _measured(each, world, guard, asked.steps)
+        rates = asked.rates(each.plan.config, world.node_ranks)
         rows.append(_row(each, found, rates, rows))
     if world.rank == 0:
         say(_as_json(rows, asked, world) if asked.json else _as_text(rows, asked, world))
@@ -75,14 +76,15 @@ def _measured(each: ToScale, world: World, guard: Guard, steps: int) -> Measured
 # ---------------------------------------------------------------- what is measured
 
 
-def _read(asked: SweepRequest, world: World) -> tuple[list[ToScale], MachineRates]:
-    """Return the plans to be measured, and the machine. Raises InputError."""
+def _read(asked: SweepRequest, world: World) -> list[ToScale]:
+    """Return the plans to be measured. Raises InputError, also for the machine."""
     asked.require_files()
     over = _numbers(asked.over, world.size)
     layouts = asked.read_layouts() or [""]
-    rates = asked.rates(world.node_ranks)
     plans = [each for layout in layouts for each in _plans_of(asked, layout, over, world)]
-    return plans, rates
+    for each in plans:
+        asked.rates(each.plan.config, world.node_ranks)
+    return plans
 
 
 def _numbers(typed: str | None, size: int) -> list[int]:
@@ -197,8 +199,8 @@ def _as_text(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> s
         )  # fmt: skip
     title = (
         f"{asked.scaling} scaling over the first ranks of {world.size}; a step is the median of "
-        f"{asked.steps}, predicted by the figures of {asked.machine}; waiting is for messages that nothing "
-        "hides, and for the pipeline:"
+        f"{asked.steps}, predicted by the figures of {asked.machine_name()}; waiting is for messages that "
+        "nothing hides, and for the pipeline:"
     )
     return "\n".join([title, aligned(table)])
 
@@ -217,7 +219,7 @@ def _milliseconds(value: float | None) -> str:
 
 def _as_json(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> str:
     tree: dict[str, Any] = {
-        "ranks": world.size, "scaling": asked.scaling, "machine": asked.machine,
+        "ranks": world.size, "scaling": asked.scaling, "machine": asked.machine_name(),
         "steps": asked.steps,
     }  # fmt: skip
     return json.dumps({**tree, "rows": [row._asdict() for row in rows]}, indent=1, allow_nan=False)

@@ -14,15 +14,16 @@ import msgspec
 
 from mpitrain import config as settings
 from mpitrain.commands.output_file import require_file, require_plotting, write
-from mpitrain.config import LoadedConfig
+from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory_limit import require_limit
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.predict.step_time.layout import require_possible
-from mpitrain.plan.predict.step_time.machine import MachineRates, find_machine, machine_of
+from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
 from mpitrain.plan.settings.resolve import resolve
@@ -36,7 +37,8 @@ class SweepRequest(NamedTuple):
     """What was asked.
 
     layouts: as they were typed. file: of more of them. scaling: strong or weak; None: none.
-    over: numbers of ranks, as typed. out, svg: a CSV and a picture to be written.
+    over: numbers of ranks, as typed. machine: goes before run.machine; None: not given.
+    out, svg: a CSV and a picture to be written.
     """
 
     config: str | None
@@ -45,7 +47,7 @@ class SweepRequest(NamedTuple):
     file: str | None = None
     scaling: str | None = None
     over: str | None = None
-    machine: str = "laptop"
+    machine: str | None = None
     steps: int = 5
     out: str | None = None
     svg: str | None = None
@@ -59,9 +61,17 @@ class SweepRequest(NamedTuple):
             require_file("--svg", self.svg, (".svg",))
             require_plotting(self.svg, "--svg")
 
-    def rates(self, node_ranks: int) -> MachineRates:
-        """Return the figures of the machine, with so many ranks on a node. Raises ConfigError."""
-        return machine_of(find_machine(self.machine)).with_ranks_per_node(node_ranks)
+    def machine_name(self) -> str:
+        """Return the machine that predicts the steps of a layout that names none."""
+        return self.machine or self.config_of("").config.run.machine or ON_CPU
+
+    def rates(self, config: Config, node_ranks: int) -> MachineRates:
+        """Return the figures that predict a layout's steps, with so many ranks on a node.
+
+        comm.node_ranks goes before these. Raises ConfigError.
+        """
+        name = self.machine or config.run.machine or ON_CPU
+        return rates_of(settings.with_values(config, {"run.machine": name}), node_ranks)
 
     def read_layouts(self) -> list[str]:
         """Return all layouts, proved to be words. Raises ConfigError if there are too many."""
@@ -117,7 +127,12 @@ def plan_on(
         config = replace(config, batch=replace(config.batch, global_=batch))
     tokenizer = tokenizer_of(config.data)
     machine = ranks, tokenizer.vocab, nodes, node_ranks
-    plan = plan_of(resolve(config, *machine, counted, tokenizer.needed))
+
+    def planned(other: Config) -> Plan:
+        return plan_of(resolve(other, *machine, counted, tokenizer.needed))
+
+    plan = planned(config)
+    require_limit(plan, config, planned, node_ranks)
     require_memory(plan)
     plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
     return plan

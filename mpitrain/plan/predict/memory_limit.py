@@ -12,9 +12,9 @@ from mpitrain.errors import ConfigError
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.cheapest_change import cheapest_change
 from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.process_memory import FIRST_USES, HOLES, LIBRARY, of_processes
+from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL, of_processes
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
-from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.machine import find_machine, rates_of
 
 # what a driver for GPUs makes: NVIDIA's, its Jetson's, AMD's, and that of Linux in Windows
 DRIVERS_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
@@ -56,7 +56,7 @@ class MemoryLimit(NamedTuple):
     @property
     def of_tensors(self) -> float:
         """What `usable` leaves for tensors: a process takes the rest before it has a model."""
-        return self.usable if self.on_gpu else self.usable - LIBRARY - FIRST_USES - HOLES
+        return self.usable if self.on_gpu else self.usable - BEFORE_A_MODEL
 
     def needed(self, held: Sequence[int]) -> int:
         """Return what counts against total_bytes of what each pipeline rank holds.
@@ -80,7 +80,7 @@ def limit_of_rank(
         source = f"memory.limit_gb = {config.memory.limit_gb:g}"
         return MemoryLimit(round(config.memory.limit_gb * 1e9), on_gpu, True, source)
     if config.run.machine:
-        rates = machine_of(find_machine(config.run.machine)).with_ranks_per_node(near)
+        rates = rates_of(config, node_ranks)
         source = f"the {rates.memory_bytes / 1e9:.3g} GB of a rank on {rates.name} (run.machine)"
         return MemoryLimit(rates.memory_bytes, rates.on_gpu, False, source)
     if gpu is not None:

@@ -36,6 +36,7 @@ FEWEST, MOST = 0.25, 2.5
 # With MALLOC_MMAP_THRESHOLD_=131072, where each tensor has pages of its own, there are none, and
 # every page is cleared by the kernel again.
 HOLES = 8_000_000
+BEFORE_A_MODEL = LIBRARY + FIRST_USES + HOLES
 # of what microbatches take. Between tensors that are kept, holes are left by those that a forward makes
 # and drops: partial outputs, copies in another type, what was copied to the host.
 HOLES_OF_COMPUTED = 0.25

@@ -13,7 +13,7 @@ from mpitrain.commands.inspect import show_proof
 from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.goodput import goodput, save_times
 from mpitrain.commands.plan.of_config import shape_of
-from mpitrain.commands.plan.planner import PlanRequest, base_layout, with_layout
+from mpitrain.commands.plan.planner import base_layout, with_layout
 from mpitrain.commands.plan.search import _every as every_layout
 from mpitrain.commands.plan.search import search
 from mpitrain.config import flatten, load
@@ -73,7 +73,7 @@ def test_llama_405b_is_laid_out_as_it_was():
 def test_a_plan_sums_gradients_as_often_as_a_run(reproducible, zero, each):
     """A tree sums over microbatches first."""
     given = load(None, ("model.preset=llama3-8b", f"numerics.reproducible={reproducible}"))
-    layout, _ = base_layout(given, PlanRequest(None, (), 8, "h100-80gb"), H100)
+    layout, _ = base_layout(given, 8, H100)
     assert layout._replace(zero=zero).sums_each == each
     keys = ("batch.global=8", f"parallel.zero={zero}", f"numerics.reproducible={reproducible}")
     run = resolve(load(None, keys), 8, 256)
@@ -269,7 +269,7 @@ def test_the_balance_is_explained():
 def test_what_cannot_fit_says_what_binds():
     error = planned("--ranks", "2", "--memory", "0.001", *sets(*SMALL), code=2)
     assert isinstance(error, ConfigError) and error.exit_code == 2
-    assert "no rank may hold more than 0.001 GB; fixed: nothing" in str(error)
+    assert "no rank may hold more than 0.001 GB as a process" in str(error)
     assert re.search(r"none is left: \d+ by memory", str(error))
 
 

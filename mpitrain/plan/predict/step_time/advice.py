@@ -16,7 +16,7 @@ from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, require_limit
 from mpitrain.plan.predict.step_time.layout import StepLayout, can_go_by_node, require_possible
-from mpitrain.plan.predict.step_time.machine import ON_CPU, ON_GPU, MachineRates, find_machine, machine_of
+from mpitrain.plan.predict.step_time.machine import ON_CPU, ON_GPU, MachineRates, rates_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
@@ -52,8 +52,7 @@ def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
     """
     resolved = plan.config
     name = resolved.run.machine or (ON_GPU if computes_on_gpu(resolved) else ON_CPU)
-    near = resolved.comm.node_ranks or node_ranks
-    rates = machine_of(find_machine(name)).with_ranks_per_node(near)
+    rates = rates_of(resolved, node_ranks, name)
     shape = shape_of_resolved(resolved)
     layout = layout_of(resolved, rates, plan.routing)
     try:

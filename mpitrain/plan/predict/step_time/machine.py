@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
-from mpitrain.config import Precision, toml_of
+from mpitrain.config import Config, Precision, toml_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.predict.step_time.tiles import SMALL_SUFFIX, Tiles, fitted
@@ -258,6 +258,16 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         pair_latency_s=links.pair_latency_s or 0.0,
         start_s=found.start_s,
     )
+
+
+def rates_of(config: Config, node_ranks: int = 0, unnamed: str = ON_CPU) -> MachineRates:
+    """Return the figures of run.machine with the nodes of a run. Raises ConfigError.
+
+    node_ranks: of a node; comm.node_ranks goes before it, 0: as many as the machine has.
+    unnamed: the machine that stands for none.
+    """
+    rates = machine_of(find_machine(config.run.machine or unnamed))
+    return rates.with_ranks_per_node(config.comm.node_ranks or node_ranks)
 
 
 def _of(figures: Mapping[str, Figure], name: str, kind: str) -> float:

@@ -1,0 +1,134 @@
+"""What `mpitrain plan` reads of a configuration's machine and memory, and what it writes of a layout."""
+
+import json
+import shlex
+import tomllib
+
+import pytest
+from click.testing import CliRunner
+
+from mpitrain import config as settings
+from mpitrain.cli import cli
+from mpitrain.commands.inspect import show_program, show_proof
+from mpitrain.commands.plan.planner import PlanRequest, find_layouts
+from mpitrain.commands.plan.sweep_request import SweepRequest, plan_on
+from mpitrain.errors import ConfigError
+from mpitrain.origins import FOLDER, KeyOrigin
+from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
+from mpitrain.plan.predict.step_time.machine import find_machine
+
+SMALL = ("model.layers=4", "model.width=64", "model.heads=4", "model.kv_heads=2", "model.ffn=128")
+
+
+def planned(*words):
+    done = CliRunner().invoke(cli, ["plan", *words])
+    assert done.exit_code == 0, done.exception or done.output
+    return done.output
+
+
+def sets(*overrides):
+    return [word for each in overrides for word in ("--set", each)]
+
+
+def test_what_was_given_and_chosen_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ("optimizer.lr=0.002", "precision.compute=fp32", "memory.recompute=none")
+    words = ("--ranks", "4", "--machine", "laptop", "--memory", "2", "--tokens", "1M", "--out", "p.toml")
+    planned(*words, *sets(*SMALL, *given))
+    written = settings.flatten(settings.load("p.toml"))
+    tree = tomllib.loads((tmp_path / "p.toml").read_text())
+    keys = {f"{table}.{key}" for table, keys in tree.items() for key in keys}
+    typed = {each.partition("=")[0] for each in (*SMALL, *given)}
+    layout = {"parallel.tp", "parallel.cp", "parallel.pp", "parallel.dp", "parallel.zero", "batch.micro",
+              "pipeline.schedule", "batch.global"}  # fmt: skip
+    assert keys == typed | layout | {"run.dir", "run.steps", "run.machine", "memory.limit_gb"}
+    assert (written["run.dir"], written["run.machine"], written["memory.limit_gb"]) == ("runs/p", "laptop", 2)
+    tokens = written["batch.global"] * written["data.sequence"]
+    assert (written["run.steps"] - 1) * tokens < 1e6 <= written["run.steps"] * tokens
+
+
+def test_a_plan_has_a_run_directory_of_its_own(tmp_path, monkeypatch):
+    """The user's stays; a folder that is there isn't taken."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "p").mkdir(parents=True)
+    planned("--ranks", "2", "--out", "p.toml", *sets(*SMALL))
+    assert settings.load("p.toml").run.dir == "runs/p-2"
+    planned("--ranks", "2", "--out", "p.toml", *sets(*SMALL, "run.dir=runs/p"))
+    assert settings.load("p.toml").run.dir == "runs/p"
+
+
+def test_what_model_init_gives_is_not_written():
+    given = settings.read(None, ["model.init=some/run"])
+    begun = given.with_values({"model.layers": 2}, KeyOrigin(FOLDER, "some/run"))
+    assert tomllib.loads(settings.given_toml(begun)) == {"model": {"init": "some/run"}}
+    imported = settings.read(None, []).with_values({"model.layers": 2}, KeyOrigin(FOLDER, "some/folder"))
+    assert tomllib.loads(settings.given_toml(imported)) == {"model": {"layers": 2}}
+
+
+@pytest.mark.parametrize("name", ["p.toml", "-x.toml", "it's my plan.toml", "größe $HOME.toml"])
+def test_the_printed_command_has_the_file_as_one_word(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    last = planned("--ranks", "3", f"--out={name}", *sets(*SMALL)).splitlines()[-1]
+    *command, path = shlex.split(last.partition(": ")[2] if "'" not in last else last[last.index("mpirun") :])
+    assert command == ["mpirun", "-n", "3", "mpitrain", "run"] and not path.startswith("-")
+    assert (tmp_path / path).samefile(tmp_path / name)
+
+
+@pytest.mark.parametrize(("key", "machine"), [("run.machine=h200", "h200"), ("run.device=auto", "laptop")])
+def test_the_machine_of_a_configuration_predicts(key, machine):
+    """--machine goes before it. A plan, and a sweep; limits are that machine's."""
+    found = find_layouts(PlanRequest(None, (*SMALL, key), 2, node_ranks=2))
+    assert found.rates.name == find_machine(machine).name
+    assert found.limit == 0.9 * find_machine(machine).memory_bytes
+    other = find_layouts(PlanRequest(None, (*SMALL, key), 2, "a100-80gb"))
+    assert other.rates.name == find_machine("a100-80gb").name
+    sweep = SweepRequest(None, (*SMALL, key))
+    assert sweep.machine_name() == machine
+    assert sweep.rates(sweep.config_of("").config, 2).name == find_machine(machine).name
+    assert sweep._replace(machine="a100-80gb").machine_name() == "a100-80gb"
+
+
+def test_the_nodes_of_a_configuration_are_those_of_every_line():
+    """comm.node_ranks goes before the ranks that a launcher has put on a node."""
+    keys = (*SMALL, "comm.node_ranks=2", "run.machine=h100-80gb")
+    assert find_layouts(PlanRequest(None, keys, 8, node_ranks=8)).rates.ranks_per_node == 2
+    sweep = SweepRequest(None, keys)
+    assert sweep.rates(sweep.config_of("").config, 8).ranks_per_node == 2
+
+
+def test_a_limit_is_that_of_the_configuration_and_of_a_whole_process():
+    tree = json.loads(planned("--ranks", "2", "--json", *sets(*SMALL, "memory.limit_gb=0.3")))
+    assert tree["best"][0]["memory_limit_bytes"] == 0.3e9
+    assert BEFORE_A_MODEL < tree["best"][0]["held_bytes"] <= 0.3e9
+    tree = json.loads(
+        planned("--ranks", "2", "--json", "--memory", "0.4", *sets(*SMALL, "memory.limit_gb=9"))
+    )
+    assert tree["best"][0]["memory_limit_bytes"] == 0.4e9
+
+
+@pytest.mark.few_cases(3)
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+@pytest.mark.parametrize("limit", ["memory.limit_gb=0.26", "memory.limit_gb=0.4", "run.machine=v100"])
+@pytest.mark.parametrize("more", ["batch.global=96", "precision.compute=bf16", "comm.node_ranks=2"])
+def test_a_run_has_room_for_what_was_planned(tmp_path, ranks, limit, more):
+    """One limit, by one rule: what plan writes is not refused by check, program and run."""
+    out = tmp_path / "best.toml"
+    planned("--ranks", str(ranks), "--out", str(out), *sets("model.layers=4", limit, more))
+    assert "proved:" in show_proof(str(out), (), ranks)
+
+
+LARGE = (
+    *("model.layers=6", "model.width=16384", "model.ffn=65536", "model.heads=64"),
+    *("parallel.tp=1", "parallel.pp=1", "run.machine=h100-80gb"),
+)
+
+
+def test_no_command_plans_what_a_named_machine_has_no_room_for():
+    for refused in (
+        lambda: show_proof(None, LARGE, 8),
+        lambda: show_program(None, LARGE, 8, 0),
+        lambda: plan_on(settings.read(None, LARGE), 8, 1, 8),
+        lambda: find_layouts(PlanRequest(None, (*LARGE, "parallel.zero=0"), 8)),
+    ):
+        with pytest.raises(ConfigError, match=r"GB|memory"):
+            refused()
