@@ -9,12 +9,15 @@ A page marks an output above it:
     <!-- output -->                          the block below is what the commands above it print
     <!-- output: COMMAND -->                 the block or table below is what COMMAND prints
     <!-- picture: COMMAND -->                the picture below is what COMMAND --out FILE draws
-    <!-- figures: "holds {} GB" COMMAND -->  in the paragraph below, {} is a word that COMMAND prints
+    <!-- figures:
+    "holds {} GB" COMMAND                   in the paragraph or table below, {} is a word that COMMAND prints
+    "holds {} GB" = EXPRESSION -->          a line for each text; its numbers have the digits of the page
     <!-- measured -->                        a clock or chance decides, nothing is compared; the page's
                                              `numbers:` has machine, date and command
     <!-- example: WHY -->                    no output: a file, or a message with names that are made up
     <!-- held by: TEST -->                   a test of that path compares it
 
+EXPRESSION is Python over docs/figures.py, in this process; `output: = EXPRESSION` is text of it.
 `output slow` and `figures slow` are compared with MPITRAIN_DOCS=1 alone. In a block a line `...` stands for
 lines that are left out, and a line above 110 columns is cut and ends with ` ...`. Commands run by bash in an
 empty folder with links to jobs, docs, examples, tests and benchmarks. Pages of the course have fragments in
@@ -36,7 +39,8 @@ from typing import NamedTuple
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 COURSE = DOCS / "course"
-sys.path.append(str(COURSE))
+sys.path += [str(DOCS), str(COURSE)]
+import figures as values  # noqa: E402
 from measuring.report import CUT, PAGES, Report, cut  # noqa: E402
 
 FOLDERS = ("jobs", "docs", "examples", "tests", "benchmarks")
@@ -50,6 +54,7 @@ BLOCK = re.compile(r"```\w*\n(?P<inside>.*?)^```$|(?P<table>(?:^\|.*\n?)+)", re.
 IMAGE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+)\)")
 COMMANDS = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```$", re.M | re.S)
 FIGURES = re.compile(r'"(?P<text>[^"]*\{\}[^"]*)" (?P<command>.+)', re.S)
+TEXT_OF_FIGURES = re.compile(r'^ *"[^"]*\{\}.*?(?=\n *"|\Z)', re.M | re.S)
 NUMBER = r"([\d.,]+\d|\d)"
 ENVIRONMENT = {"COLUMNS": str(WIDTH), "CUDA_VISIBLE_DEVICES": ""}
 
@@ -95,26 +100,30 @@ def outputs(text: str) -> Iterator[Output]:
         line = text.count("\n", 0, marker.start()) + 1
         command = " ".join((marker["command"] or "").split())
         below = text[marker.end() :]
+        slow = bool(marker["slow"])
         if marker["kind"] == "figures":
-            start, end = 0, len(_paragraph(below, 0))
-        else:
-            found = (IMAGE if marker["kind"] == "picture" else BLOCK).match(below)
-            if found is None:
-                raise ValueError(f"line {line}: nothing stands below {marker[0].strip()}")
-            group = next(name for name, value in found.groupdict().items() if value is not None)
-            start, end = found.span(group)
+            end = marker.end() + len(_paragraph(below, 0))
+            for pair in TEXT_OF_FIGURES.finditer(marker["command"]):
+                at = text.count("\n", 0, marker.start("command") + pair.start()) + 1
+                yield Output("figures", " ".join(pair[0].split()), slow, at, marker.end(), end)
+            continue
+        found = (IMAGE if marker["kind"] == "picture" else BLOCK).match(below)
+        if found is None:
+            raise ValueError(f"line {line}: nothing stands below {marker[0].strip()}")
+        group = next(name for name, value in found.groupdict().items() if value is not None)
+        start, end = found.span(group)
         if not command:
             command = re.sub(r" --out \S+$", "", COMMANDS.findall(text[: marker.start()])[-1].strip())
-        yield Output(
-            marker["kind"], command, bool(marker["slow"]), line, marker.end() + start, marker.end() + end
-        )
+        yield Output(marker["kind"], command, slow, line, marker.end() + start, marker.end() + end)
 
 
 def plain_run(command: str, programs: str = "") -> str:
     """Run commands by bash in an empty folder; return what they print. Raises RuntimeError with it.
 
-    programs: a folder that is searched first.
+    command: or `= EXPRESSION`.  programs: a folder that is searched first.
     """
+    if command.startswith("= "):
+        return values.evaluated(command[2:])
     with tempfile.TemporaryDirectory(prefix="docs-") as folder:
         for name in FOLDERS:
             (Path(folder) / name).symlink_to(ROOT / name)
@@ -187,9 +196,18 @@ def figures(paragraph: str, marker: str, run: Run) -> str:
         raise ValueError(
             f"{found['text']!r} needs {found['text'].count('{}')} figures, the command prints {words}"
         )
+    is_value = found["command"].startswith("= ")
     for (start, end), word in reversed(list(zip(places, words, strict=True))):
-        paragraph = paragraph[:start] + word + paragraph[end:]
+        shown = _as_shown(paragraph[start:end], word) if is_value else word
+        paragraph = paragraph[:start] + shown + paragraph[end:]
     return paragraph
+
+
+def _as_shown(was: str, value: str) -> str:
+    """Return a value with as many digits behind the point as a number has that stands there."""
+    digits = len(was.partition(".")[2])
+    separator = "," if "," in was or float(was) < 1000 else ""
+    return f"{float(value):{separator}.{digits}f}"
 
 
 def figure_places(text: str, output: Output) -> list[tuple[int, int]]:

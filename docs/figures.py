@@ -1,0 +1,176 @@
+"""What figures in pages are computed by, in one process: expressions of the markers that docs/build.py reads.
+
+    default("comm.timeout_s")                       the default of a key
+    rank("jobs/tiny.toml", 2, "parallel.tp=2")      a rank of a layout: what it holds and sends
+    source("mpitrain/weights/tokens.py", "LIMIT")   a constant of the source, where it isn't a key
+
+Sizes are bytes and times are seconds: the expression divides.
+"""
+
+import ast
+import importlib
+import json
+import math
+import re
+from collections.abc import Iterable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from mpitrain.commands import inspect
+from mpitrain.commands.dryrun.rehearsal import Rehearsal
+from mpitrain.commands.reference.keys import every_key
+from mpitrain.plan.declared.family import FAMILIES
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory import MemoryUsage, predict
+from mpitrain.schedules.catalog import NAMES
+
+ROOT = Path(__file__).resolve().parent.parent
+KB, MB, GB = 1e3, 1e6, 1e9
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def evaluated(expression: str) -> str:
+    """Return the value of an expression over this file as text, the items of a list one after the other."""
+    value = eval(expression, {**globals(), "math": math})
+    return value if isinstance(value, str) else " ".join(map(_text, _items(value)))
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, tuple | list) else (value,)
+
+
+def _text(value: Any) -> str:
+    return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+def default(key: str) -> Any:
+    """Return the default of a key."""
+    value = every_key()[key].default
+    return json.loads(value) if re.fullmatch(r'[\d."\[\], -]+', value) else value
+
+
+def source(path: str, *names: str) -> Any:
+    """Return the values of names of a module, private ones too; of one name without a list."""
+    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    values = [getattr(module, name) for name in names]
+    return values[0] if len(values) == 1 else values
+
+
+class Rank:
+    """The first rank of each pipeline rank of a layout."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(spec.numel for spec in self.plan.parameters())
+
+    @cached_property
+    def usages(self) -> list[MemoryUsage]:
+        return predict(self.plan, on_gpu=self.plan.config.run.device == "cuda")
+
+    @cached_property
+    def first(self) -> MemoryUsage:
+        """What a rank of the first pipeline rank holds, in bytes."""
+        return self.usages[0]
+
+    @cached_property
+    def fullest(self) -> MemoryUsage:
+        """What a rank of the fullest pipeline rank holds, in bytes."""
+        return max(self.usages, key=lambda usage: usage.on_device)
+
+    @cached_property
+    def traffic(self) -> list[tuple[str, str, int, float]]:
+        """What rank 0 sends in a step: axis, operation, calls, megabytes."""
+        rows = [line.split() for line in Rehearsal(self.plan, 0).table().splitlines()[1:]]
+        return [(row[0], row[2], int(_plain(row[3])), float(_plain(row[5]))) for row in rows]
+
+    def sent(self, *, axis: str = "", operation: str = "") -> float:
+        """Return the bytes that rank 0 sends over an axis, by an operation, or all."""
+        return MB * sum(row[3] for row in self.traffic if axis in ("", row[0]) and operation in ("", row[1]))
+
+    def calls(self, *, axis: str = "", operation: str = "") -> int:
+        return sum(row[2] for row in self.traffic if axis in ("", row[0]) and operation in ("", row[1]))
+
+
+def _plain(number: str) -> str:
+    return number.replace(",", "")
+
+
+@cache
+def rank(config: str | None, num_ranks: int, *overrides: str, node_ranks: int = 0) -> Rank:
+    """Plan a layout; return its ranks. config: a file, from the top of the tree; None for the default."""
+    path = str(ROOT / config) if config else None
+    nodes = num_ranks // node_ranks if node_ranks else 1
+    return Rank(inspect.planned(path, overrides, num_ranks, nodes, node_ranks or num_ranks))
+
+
+def table(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as a table in Markdown, the first one as its head."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    lines.insert(1, "|---" * (lines[0].count(" | ") + 1) + "|")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------- guides/zero-and-memory.md
+
+LLAMA3_8B = (
+    "model.preset=llama3-8b",
+    "precision.compute=bf16",
+    "batch.global=32",
+    "batch.micro=1",
+    "data.sequence=2048",
+)
+
+
+def zero(stage: int, *overrides: str) -> Rank:
+    """Return a rank of 8 that train llama3-8b."""
+    return rank(None, 8, *LLAMA3_8B, "parallel.dp=8", f"parallel.zero={stage}", *overrides)
+
+
+def zero_row(stage: int) -> list[float]:
+    """Return gigabytes: weights, gradients, moments, lent, on the device; weights and gradients sent."""
+    ranks = zero(stage)
+    first, kinds = ranks.first, {"gradients": ("all_reduce", "reduce_scatter"), "weights": ("all_gather",)}
+    held = first.weights, first.gradients, first.moments, first.lent, first.on_device
+    sent = (sum(ranks.sent(operation=name) for name in kinds[kind]) for kind in ("weights", "gradients"))
+    return [num_bytes / GB for num_bytes in (*held, *sent)]
+
+
+def recompute_row(mode: str) -> list[float]:
+    """Return gigabytes of ZeRO-1: kept by microbatches, recomputed together, on the device."""
+    first = zero(1, f"memory.recompute={mode}").first
+    return [num_bytes / GB for num_bytes in (first.activations, first.recomputed, first.on_device)]
+
+
+def two_nodes(stage: int = 1) -> int:
+    """Return the bytes for messages of llama3-8b on two nodes of four ranks."""
+    keys = f"parallel.zero={stage}", "batch.global=8", "comm.node_ranks=4"
+    return rank(None, 8, *LLAMA3_8B, "parallel.dp=8", *keys, node_ranks=4).first.messages
+
+
+def tp_calls(regather: str) -> list[int]:
+    """Return the all-gathers and the reduce-scatters of a block and microbatch over tp."""
+    keys = "parallel.tp=2", "parallel.sequence=true", f"parallel.regather={regather}", "batch.micro=1"
+    two, one = (rank("jobs/tiny.toml", 2, *keys, f"model.layers={layers}") for layers in (2, 1))
+    names = "all_gather", "reduce_scatter"
+    more = (two.calls(axis="tp", operation=name) - one.calls(axis="tp", operation=name) for name in names)
+    return [calls // two.plan.num_microbatches for calls in more]
+
+
+def regathered(mode: str, regather: str) -> int:
+    """Return the bytes that llama3.1-405b keeps, with TP 8 and PP 16 on GPUs."""
+    keys = "model.preset=llama3.1-405b", "data.sequence=8192", "parallel.tp=8", "parallel.pp=16"
+    of_run = "precision.compute=bf16", "batch.micro=1", "batch.global=16", "run.device=cuda"
+    modes = f"memory.recompute={mode}", f"parallel.regather={regather}"
+    return rank(None, 128, *keys, *of_run, *modes).first.activations
+
+
+def four_stages(sequence: int) -> list[float]:
+    """Return the gigabytes of llama3-8b in fp32 on four stages, with v-half and with 1f1b."""
+    keys = "model.preset=llama3-8b", "parallel.pp=4", "batch.micro=1", "batch.global=16"
+    schedules = (f"pipeline.schedule={name}" for name in ("v-half", "1f1b"))
+    plans = (rank(None, 4, *keys, f"data.sequence={sequence}", name) for name in schedules)
+    return [ranks.fullest.on_device / GB for ranks in plans]
