@@ -2,6 +2,7 @@
 
     python docs/build.py [PAGE ...]            write every computed output anew
     python docs/build.py --check [PAGE ...]    name those that differ; exit code 1
+    python docs/build.py --sign [PAGE ...]     write the digests of measured numbers that were entered
     python docs/build.py --measure zero ...    measure a page of the course: it trains for minutes
 
 A page marks an output above it:
@@ -12,19 +13,21 @@ A page marks an output above it:
     <!-- figures:
     "holds {} GB" COMMAND                   in the paragraph or table below, {} is a word that COMMAND prints
     "holds {} GB" = EXPRESSION -->          a line for each text; its numbers have the digits of the page
-    <!-- measured -->                        a clock or chance decides, nothing is compared; the page's
-                                             `numbers:` has machine, date and command
+    <!-- measured DIGEST -->                a clock or chance decides; the page's `numbers:` has machine, date
+                                            and command, and DIGEST finds a number that was altered by hand
     <!-- example: WHY -->                    no output: a file, or a message with names that are made up
     <!-- held by: TEST -->                   a test of that path compares it
 
 EXPRESSION is Python over docs/figures.py, in this process; `output: = EXPRESSION` is text of it.
-`output slow` and `figures slow` are compared with MPITRAIN_DOCS=1 alone. In a block a line `...` stands for
+`output slow DIGEST` and `figures slow DIGEST` are compared with MPITRAIN_DOCS=1 alone; without it the digest
+says whether the numbers are those that were written here. In a block a line `...` stands for
 lines that are left out, and a line above 110 columns is cut and ends with ` ...`. Commands run by bash in an
 empty folder with links to jobs, docs, examples, tests and benchmarks. Pages of the course have fragments in
 docs/course/measured: those that `compute` of docs/course/measuring/pages writes are compared as files.
 """
 
 import difflib
+import hashlib
 import importlib
 import os
 import re
@@ -48,7 +51,9 @@ WIDTH = 110
 GAP = "..."
 MIN_SIMILARITY = 0.5  # of a line and the one that it becomes
 MARKER = re.compile(
-    r"^<!-- (?P<kind>output|figures|picture)(?P<slow> slow)?(?:: ?(?P<command>.*?))? -->\n", re.M | re.S
+    r"^<!-- (?P<kind>output|figures|picture|measured)(?P<slow> slow)?(?: (?P<digest>[0-9a-f]{8}))?"
+    r"(?:: ?(?P<command>.*?))? -->\n",
+    re.M | re.S,
 )
 BLOCK = re.compile(r"```\w*\n(?P<inside>.*?)^```$|(?P<table>(?:^\|.*\n?)+)", re.M | re.S)
 IMAGE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+)\)")
@@ -77,7 +82,11 @@ class Difference(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A computed part of a page. start, end: of the text that is written.  line: of its marker."""
+    """A computed part of a page.
+
+    command: what prints it; of kind "digest" the digest of its numbers.
+    start, end: of the text that is written.  line: of its marker.
+    """
 
     kind: str
     command: str
@@ -101,20 +110,54 @@ def outputs(text: str) -> Iterator[Output]:
         command = " ".join((marker["command"] or "").split())
         below = text[marker.end() :]
         slow = bool(marker["slow"])
-        if marker["kind"] == "figures":
+        kind = marker["kind"]
+        if kind == "measured" or (slow and kind != "picture"):
+            start, end = _region(below)
+            start, end = marker.end() + start, marker.end() + end
+            yield Output("digest", marker["digest"] or "", False, line, start, end)
+        if kind == "measured":
+            continue
+        if kind == "figures":
             end = marker.end() + len(_paragraph(below, 0))
             for pair in TEXT_OF_FIGURES.finditer(marker["command"]):
                 at = text.count("\n", 0, marker.start("command") + pair.start()) + 1
                 yield Output("figures", " ".join(pair[0].split()), slow, at, marker.end(), end)
             continue
-        found = (IMAGE if marker["kind"] == "picture" else BLOCK).match(below)
+        found = (IMAGE if kind == "picture" else BLOCK).match(below)
         if found is None:
             raise ValueError(f"line {line}: nothing stands below {marker[0].strip()}")
         group = next(name for name, value in found.groupdict().items() if value is not None)
         start, end = found.span(group)
         if not command:
             command = re.sub(r" --out \S+$", "", COMMANDS.findall(text[: marker.start()])[-1].strip())
-        yield Output(marker["kind"], command, slow, line, marker.end() + start, marker.end() + end)
+        yield Output(kind, command, slow, line, marker.end() + start, marker.end() + end)
+
+
+def _region(below: str) -> tuple[int, int]:
+    """Return where the block, the table or the paragraph stands that a marker is above."""
+    found = BLOCK.match(below)
+    return found.span() if found else (0, len(_paragraph(below, 0)))
+
+
+def digest(text: str) -> str:
+    """Return a short digest of the numbers of a text."""
+    return hashlib.sha256(" ".join(re.findall(NUMBER, text)).encode()).hexdigest()[:8]
+
+
+def signed(text: str, *, measured: bool) -> str:
+    """Return a page with the digests of its slow outputs, or of what was measured."""
+
+    def sign(marker: re.Match[str]) -> str:
+        kind = marker["kind"]
+        if kind == "picture" or measured != (kind == "measured") or not (measured or marker["slow"]):
+            return marker[0]
+        start, end = _region(text[marker.end() :])
+        new = f" {digest(text[marker.end() + start : marker.end() + end])}"
+        at = (marker.end("slow") if marker["slow"] else marker.end("kind")) - marker.start()
+        old = len(f" {marker['digest']}") if marker["digest"] else 0
+        return marker[0][:at] + new + marker[0][at + old :]
+
+    return MARKER.sub(sign, text)
 
 
 def plain_run(command: str, programs: str = "") -> str:
@@ -247,6 +290,11 @@ def differences(
     for output in reversed(list(outputs(was))):  # from the end, so that places stay
         if output.is_slow and not slow:
             continue
+        if output.kind == "digest":
+            now_digest = digest(was[output.start : output.end])
+            if output.command != now_digest and not write:
+                found.append(Difference(name, output.line, f"{output.command}\n", f"{now_digest}\n"))
+            continue
         if output.kind == "picture":
             found += _picture(page, output, was, run, write)
             continue
@@ -263,8 +311,10 @@ def differences(
         if new != old:
             found.append(Difference(name, output.line, old, new))
             now = now[: output.start] + new + now[output.start + len(old) :]
-    if write and now != was:
-        page.write_text(now)
+    if write:
+        now = signed(now, measured=False)
+        if now != was:
+            page.write_text(now)
     return found[::-1]
 
 
@@ -329,7 +379,7 @@ def main(words: Sequence[str]) -> int:
     """Write, check or measure; return the exit code."""
     options = {word for word in words if word.startswith("--")}
     named = [word for word in words if word not in options]
-    if options - {"--check", "--measure"}:
+    if options - {"--check", "--measure", "--sign"}:
         print(__doc__)
         return 2
     if "--measure" in options:
@@ -337,13 +387,18 @@ def main(words: Sequence[str]) -> int:
             print(name, flush=True)
             measure(name)
         return 0
+    chosen = [
+        page for page in pages() if not named or any(word in str(page.relative_to(ROOT)) for word in named)
+    ]
+    if "--sign" in options:
+        for page in chosen:
+            page.write_text(signed(page.read_text(), measured=True))
+        return 0
     write = "--check" not in options
     run = cache(plain_run)
     found = []
-    for page in pages():
-        name = str(page.relative_to(ROOT))
-        if not named or any(word in name for word in named):
-            found += differences(page, run, write=write)
+    for page in chosen:
+        found += differences(page, run, write=write)
     for name in PAGES:
         if not named or any(word in f"docs/course/{name}.md" for word in named):
             found += course_differences(name, run, write=write)

@@ -7,7 +7,6 @@
 Sizes are bytes and times are seconds: the expression divides.
 """
 
-import ast
 import importlib
 import json
 import math
@@ -15,8 +14,10 @@ import re
 from collections.abc import Iterable
 from functools import cache, cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from mpitrain.cli import cli
 from mpitrain.commands import inspect
 from mpitrain.commands.dryrun.rehearsal import Rehearsal
 from mpitrain.commands.reference.keys import every_key
@@ -48,6 +49,65 @@ def default(key: str) -> Any:
     """Return the default of a key."""
     value = every_key()[key].default
     return json.loads(value) if re.fullmatch(r'[\d."\[\], -]+', value) else value
+
+
+def default_of(key: str, owner: str) -> list[float]:
+    """Return the default that a family or an optimiser gives a key, a list of one or more numbers."""
+    value = json.loads(every_key()[key].uses[owner])
+    return value if isinstance(value, list) else [value]
+
+
+def option(name: str, *command: str) -> Any:
+    """Return the default of an option of a command."""
+    found: Any = cli
+    for word in command:
+        found = found.commands[word]
+    return next(each.default for each in found.params if each.name == name)
+
+
+def rows(page: str, head: str) -> list[list[str]]:
+    """Return the cells of the table of a page whose head has a text: what is derived from measured numbers."""
+    text = (ROOT / page).read_text()
+    lines = text[text.index("\n", text.index(head)) :].split("\n\n")[0].strip().splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def numbers(text: str) -> list[float]:
+    """Return the numbers of a text."""
+    return [float(_plain(found)) for found in re.findall(r"\d[\d.,]*", text)]
+
+
+@cache
+def project() -> dict[str, Any]:
+    """Return the table `project` of pyproject.toml or setup.cfg's metadata."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        return tomllib.load(file)["project"]
+
+
+def default_of(key: str, owner: str) -> list[float]:
+    """Return the default that a family or an optimiser gives a key, a list of one or more numbers."""
+    value = json.loads(every_key()[key].uses[owner])
+    return value if isinstance(value, list) else [value]
+
+
+def option(name: str, *command: str) -> Any:
+    """Return the default of an option of a command."""
+    found: Any = cli
+    for word in command:
+        found = found.commands[word]
+    return next(each.default for each in found.params if each.name == name)
+
+
+def rows(page: str, head: str) -> list[list[str]]:
+    """Return the cells of the table of a page whose head has a text: others are derived from them."""
+    text = (ROOT / page).read_text()
+    lines = text[text.index("\n", text.index(head)) :].split("\n\n")[0].strip().splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def numbers(text: str) -> list[float]:
+    """Return the numbers of a text."""
+    return [float(_plain(found)) for found in re.findall(r"\d[\d.,]*", text)]
 
 
 def source(path: str, *names: str) -> Any:
@@ -174,3 +234,16 @@ def four_stages(sequence: int) -> list[float]:
     schedules = (f"pipeline.schedule={name}" for name in ("v-half", "1f1b"))
     plans = (rank(None, 4, *keys, f"data.sequence={sequence}", name) for name in schedules)
     return [ranks.fullest.on_device / GB for ranks in plans]
+
+
+# ---------------------------------------------------------------------------------- other pages
+
+
+def least_batch() -> int:
+    """Return the batch of a run on one rank that hasn't been given one."""
+    return rank(None, 1, "batch.global=0").plan.config.batch.global_
+
+
+def reference_sizes() -> list[int]:
+    model = rank(None, 1, "model.preset=reference").plan.config.model
+    return [model.layers, model.width, model.heads, model.kv_heads, model.ffn, model.vocab]
