@@ -14,17 +14,15 @@ import re
 from collections.abc import Iterable
 from functools import cache, cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from mpitrain.cli import cli
 from mpitrain.commands import inspect
 from mpitrain.commands.dryrun.rehearsal import Rehearsal
+from mpitrain.commands.plan import backtest as planning
 from mpitrain.commands.reference.keys import every_key
-from mpitrain.plan.declared.family import FAMILIES
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import MemoryUsage, predict
-from mpitrain.schedules.catalog import NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 KB, MB, GB = 1e3, 1e6, 1e9
@@ -49,39 +47,6 @@ def default(key: str) -> Any:
     """Return the default of a key."""
     value = every_key()[key].default
     return json.loads(value) if re.fullmatch(r'[\d."\[\], -]+', value) else value
-
-
-def default_of(key: str, owner: str) -> list[float]:
-    """Return the default that a family or an optimiser gives a key, a list of one or more numbers."""
-    value = json.loads(every_key()[key].uses[owner])
-    return value if isinstance(value, list) else [value]
-
-
-def option(name: str, *command: str) -> Any:
-    """Return the default of an option of a command."""
-    found: Any = cli
-    for word in command:
-        found = found.commands[word]
-    return next(each.default for each in found.params if each.name == name)
-
-
-def rows(page: str, head: str) -> list[list[str]]:
-    """Return the cells of the table of a page whose head has a text: what is derived from measured numbers."""
-    text = (ROOT / page).read_text()
-    lines = text[text.index("\n", text.index(head)) :].split("\n\n")[0].strip().splitlines()[1:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def numbers(text: str) -> list[float]:
-    """Return the numbers of a text."""
-    return [float(_plain(found)) for found in re.findall(r"\d[\d.,]*", text)]
-
-
-@cache
-def project() -> dict[str, Any]:
-    """Return the table `project` of pyproject.toml or setup.cfg's metadata."""
-    with open(ROOT / "pyproject.toml", "rb") as file:
-        return tomllib.load(file)["project"]
 
 
 def default_of(key: str, owner: str) -> list[float]:
@@ -174,7 +139,7 @@ def table(rows: Iterable[Iterable[Any]]) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------- guides/zero-and-memory.md
+# -------------------------------------------------- guides/zero-and-memory.md
 
 LLAMA3_8B = (
     "model.preset=llama3-8b",
@@ -236,7 +201,7 @@ def four_stages(sequence: int) -> list[float]:
     return [ranks.fullest.on_device / GB for ranks in plans]
 
 
-# ---------------------------------------------------------------------------------- other pages
+# -------------------------------------------------- other pages
 
 
 def least_batch() -> int:
@@ -247,3 +212,63 @@ def least_batch() -> int:
 def reference_sizes() -> list[int]:
     model = rank(None, 1, "model.preset=reference").plan.config.model
     return [model.layers, model.width, model.heads, model.kv_heads, model.ffn, model.vocab]
+
+
+def shown(page: str, pattern: str) -> list[float]:
+    """Return the numbers of the groups of a pattern, at its first place in a page."""
+    found = re.search(pattern, (ROOT / page).read_text(), re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{pattern!r} isn't in {page}")
+    return [float(_plain(group)) for group in found.groups()]
+
+
+# -------------------------------------------------- guides/published-layouts.md
+
+PUBLISHED = "precision.compute=bf16", "run.device=cuda"
+
+
+def llama3_405b(*overrides: str) -> Rank:
+    """Return a rank of Llama 3 405B on 16,384 GPUs."""
+    layout = "parallel.tp=8", "parallel.pp=16", "parallel.dp=128", "data.sequence=8192", "batch.global=2048"
+    keys = "model.preset=llama3.1-405b", *layout, *PUBLISHED, "comm.node_ranks=8", *overrides
+    return rank(None, 16384, *keys, node_ranks=8)
+
+
+def deepseek_v3(*overrides: str) -> Rank:
+    """Return a rank of DeepSeek-V3 on 2,048 GPUs."""
+    layout = "parallel.pp=16", "parallel.ep=64", "data.sequence=4096", "batch.global=15360"
+    keys = "model.preset=deepseek-v3", *layout, *PUBLISHED, "comm.node_ranks=8", *overrides
+    return rank(None, 2048, *keys, node_ranks=8)
+
+
+def gemma_saving() -> list[float]:
+    """Return the gigabytes and the percentage of time between two lines of Gemma's plan."""
+    page = (ROOT / "docs/guides/published-layouts.md").read_text().partition("## Gemma")[2]
+    second, third = (numbers(line) for line in re.findall(r"^ [23]\. +(.*) dp 256", page, re.MULTILINE))
+    return [second[-1] - third[-1], 100 * (third[0] / second[0] - 1)]
+
+
+# -------------------------------------------------- guides/planning.md
+
+
+@cache
+def _backtested() -> str:
+    return planning.backtest(str(ROOT / "benchmarks/published_layouts.csv"))
+
+
+def backtest(*patterns: str) -> list[float]:
+    """Return the numbers of the groups of patterns in what `mpitrain plan backtest` prints."""
+    found = (re.search(pattern, _backtested()) for pattern in patterns)
+    return [float(_plain(group)) for match in found if match for group in match.groups()]
+
+
+def backtest_counts() -> list[float]:
+    """Return the rows: predicted, all, between bounds, held by bounds, of so many with a time, refused."""
+    rows, predicted, bounded, refused = backtest(r"(\d+) rows; (\d+) predicted, (\d+) between .*, (\d+) ref")
+    share, timed = backtest(r"bounds of unknown fields hold +([\d.]+) % of (\d+)")
+    return [predicted, rows, bounded, round(share / 100 * timed), timed, refused]
+
+
+def backtest_intervals() -> list[float]:
+    share, of_rows = backtest(r"80 % intervals hold +([\d.]+) % of (\d+) rows")
+    return [round(share / 100 * of_rows), of_rows, share]
