@@ -35,12 +35,13 @@ from mpitrain.weights.companions import (
 )
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
 from mpitrain.weights.keys import OF_TRAINING, TABLES, filled, keys_of, require_model, with_keys
-from mpitrain.weights.matching import FURTHER, match
+from mpitrain.weights.matching import BIAS, FURTHER, match
 from mpitrain.weights.weight_source import (
     CheckpointSource,
     FolderSource,
     WeightSource,
     missing,
+    require_no_bias,
     require_tied_head,
 )
 
@@ -263,6 +264,7 @@ def source_of(path: str, plan: Plan) -> WeightSource:
         matched = match(folder, plan, found.kind, found.vocab, found.further)
         source = FolderSource(folder, matched, plan.config)
         require_tied_head(folder, matched, source)
+        require_no_bias(source, plan, str(shown(folder.path)))
     except BaseException:
         folder.close()
         raise
@@ -274,7 +276,7 @@ def checkpoint_source(saved: Checkpoint, plan: Plan) -> CheckpointSource:
     try:
         source = CheckpointSource(saved)
         specs = [spec for spec in plan.parameters() if not spec.name.startswith(FURTHER)]
-        if lost := missing(source, [spec.name for spec in specs if spec.group != "load"]):
+        if lost := missing(source, [spec.name for spec in specs if spec.group not in ("load", BIAS)]):
             raise CheckpointError(f"{shown(saved.path)} lacks {listed(lost, 4)}; it is of another model")
         for spec in plan.parameters():
             box = source.box(spec.name)
@@ -287,6 +289,7 @@ def checkpoint_source(saved: Checkpoint, plan: Plan) -> CheckpointSource:
                     f"{shown(saved.path)}: {spec.name} is {list(box.stop)}, needed {list(spec.shape)}; it is "
                     "of another model"
                 )
+        require_no_bias(source, plan, str(shown(saved.path)))
     except BaseException:
         saved.close()
         raise

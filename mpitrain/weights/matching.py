@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from mpitrain.checkpoint.boxes import Box
 from mpitrain.errors import WeightsError
 from mpitrain.inputs import listed, shown
+from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import family_of
 from mpitrain.plan.declared.hugging_face import FORMAT, ModelType, Stored, as_stored
 from mpitrain.plan.declared.parameters import Spec
@@ -16,6 +19,7 @@ from mpitrain.weights.folder import ModelFolder
 
 HEAD = "head.weight"
 EMBEDDING = "embedding.weight"
+BIAS = "bias"  # of Spec.group: biases of routers, which only experts.balance = "bias" has
 FURTHER = "mtp."  # weights for further tokens, which are of training alone
 # what older versions of transformers stored with the weights
 IGNORED = (r".*\.rotary_emb\.inv_freq", r".*\.masked_bias")
@@ -58,11 +62,10 @@ def weights_of(plan: Plan, vocab: int) -> list[Weight]:
 
     vocab: tokens that the folder has a row for.
     """
-    config = plan.config
-    names = family_of(config.model).weight_names.get(FORMAT)
+    names = _names_of(plan)
     if not names:
         raise WeightsError(
-            f"model.family = {shown(config.model.family)} has no names in a Hugging Face folder"
+            f"model.family = {shown(plan.config.model.family)} has no names in a Hugging Face folder"
         )
     found = []
     for spec in plan.parameters():
@@ -70,6 +73,27 @@ def weights_of(plan: Plan, vocab: int) -> list[Weight]:
             continue
         found.append(_weight(plan, spec, names, vocab))
     return found
+
+
+def unused_biases(plan: Plan) -> list[Spec]:
+    """Return the biases of routers that the model has with experts.balance = "bias" alone."""
+    experts = plan.config.experts
+    if not experts.count or experts.balance == BIAS:
+        return []
+    biased = msgspec.structs.replace(experts, balance=BIAS)
+    specs = plan_of(msgspec.structs.replace(plan.config, experts=biased)).parameters()
+    return [spec for spec in specs if spec.group == BIAS and not spec.name.startswith(FURTHER)]
+
+
+def zeros_of(plan: Plan, vocab: int) -> list[Weight]:
+    """Return what folders of the family have besides the weights of a model, as zeros."""
+    names = _names_of(plan)
+    specs = unused_biases(plan) if "blocks.{block}.ffn.router.bias" in names else []
+    return [_weight(plan, spec, names, vocab) for spec in specs]
+
+
+def _names_of(plan: Plan) -> Mapping[str, str | Stored]:
+    return family_of(plan.config.model).weight_names.get(FORMAT, {})
 
 
 def left_out(plan: Plan) -> list[Spec]:
@@ -109,13 +133,17 @@ def head_of(plan: Plan) -> str:
 class Matched:
     """The weights of a model that a folder holds.
 
-    weights: all, with the names that the folder has.
+    weights: all that are there, with the names that the folder has.
+    zeros: what the folder has besides, which has to be 0: see zeros_of().
+    absent: weights that it lacks, which are 0 then: biases of routers, none of which is there.
     head: the tensor of a tied model's head, if it lies there besides: its numbers are the
     embedding's.
     ignored: names of tensors that hold nothing of the model.
     """
 
     weights: tuple[Weight, ...]
+    zeros: tuple[Weight, ...]
+    absent: tuple[Weight, ...]
     head: str
     ignored: tuple[str, ...]
 
@@ -125,12 +153,16 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
 
     further: blocks behind the last one, which predict further tokens.
     """
-    weights = weights_of(plan, vocab)
+    weights, zeros = weights_of(plan, vocab), zeros_of(plan, vocab)
     there = folder.names
     if kind.prefix and not any(name.startswith(kind.prefix) for name in there):
-        weights = [_without(weight, kind.prefix) for weight in weights]
-    _require_all(folder, weights)
-    rest = there.keys() - {name for weight in weights for name in weight.tensors}
+        weights, zeros = ([_without(each, kind.prefix) for each in some] for some in (weights, zeros))
+    biases = [weight for weight in weights if weight.spec.group == BIAS]
+    absent = [] if any(weight.tensors[0] in there for weight in biases) else biases
+    weights = [weight for weight in weights if weight not in absent]
+    zeros = [weight for weight in zeros if weight.tensors[0] in there]
+    _require_all(folder, [*weights, *zeros])
+    rest = there.keys() - {name for weight in (*weights, *zeros) for name in weight.tensors}
     head = head_of(plan) if plan.config.model.tied else ""
     head = head if head in rest else ""
     ignored = _ignored(rest - {head}, plan, kind, further) | _empty(rest, folder)
@@ -140,7 +172,7 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
             f"model.family = {plan.config.model.family} is: {listed(unused, 4)}; it is another model than "
             "config.json says"
         )
-    return Matched(tuple(weights), head, tuple(sorted(ignored)))
+    return Matched(tuple(weights), tuple(zeros), tuple(absent), head, tuple(sorted(ignored)))
 
 
 def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:
@@ -157,8 +189,7 @@ def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:
 
 
 def _without(weight: Weight, prefix: str) -> Weight:
-    tensors = tuple(name.removeprefix(prefix) for name in weight.tensors)
-    return Weight(weight.spec, weight.stored, weight.rows, tensors, weight.by_expert, weight.shape)
+    return replace(weight, tensors=tuple(name.removeprefix(prefix) for name in weight.tensors))
 
 
 def _require_like(folder: ModelFolder, name: str, weight: Weight) -> None:

@@ -43,7 +43,10 @@ def opened(path: Path, plan: Plan) -> tuple[ModelFolder, Matched]:
         folder = ModelFolder(path)
         try:
             found = require_same_model(folder, plan)
-            return folder, match(folder, plan, found.kind, found.vocab, found.further)
+            matched = match(folder, plan, found.kind, found.vocab, found.further)
+            if matched.absent:
+                raise ExportError(f"{shown(matched.absent[0].name)} wasn't written")
+            return folder, matched
         except BaseException:
             folder.close()
             raise

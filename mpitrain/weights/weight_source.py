@@ -15,9 +15,10 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
 from mpitrain.errors import CheckpointError, WeightsError
 from mpitrain.inputs import shown
+from mpitrain.plan.plan import Plan
 from mpitrain.weights.bits import DTYPES, widen_into, widened
 from mpitrain.weights.folder import ModelFolder
-from mpitrain.weights.matching import EMBEDDING, Matched, Weight
+from mpitrain.weights.matching import EMBEDDING, Matched, Weight, unused_biases
 
 # read at once. Of less, threads that hand it on cost more than they save: export of 1.5 G parameters takes
 # 3.5 s and 4.5 of processor time with 1 MiB, 2.7 and 3.6 with this, 3.6 and 4.9 with 16 (Zen 5, 2026-11-28)
@@ -52,7 +53,7 @@ class FolderSource:
 
     def __init__(self, folder: ModelFolder, matched: Matched, config: Config):
         self._folder = folder
-        self._weights = {weight.name: weight for weight in matched.weights}
+        self._weights = {weight.name: weight for weight in (*matched.weights, *matched.zeros)}
         self._config = config
         # what was read last of weights that lie there otherwise than here
         self._tensor: tuple[str, np.ndarray] | None = None
@@ -128,6 +129,21 @@ def require_tied_head(folder: ModelFolder, matched: Matched, source: FolderSourc
             raise WeightsError(
                 f"{shown(folder.path)}: {matched.head} is another matrix than the embedding, and "
                 "tie_word_embeddings says that they are one; set it to false in config.json"
+            )
+
+
+def require_no_bias(source: WeightSource, plan: Plan, where: str) -> None:
+    """Raise WeightsError for a bias of a router that isn't 0, where the model has none."""
+    for spec in unused_biases(plan):
+        if (box := source.box(spec.name)) is None:
+            continue
+        numbers = np.empty(box.shape, np.float64)
+        source.read(spec.name, box, numbers)
+        if numbers.any():
+            raise WeightsError(
+                f"{where}: {spec.name} isn't 0, and chooses experts; with experts.balance = "
+                f'"{plan.config.experts.balance}" there is none, and it is another model. Use '
+                'experts.balance = "bias"; with experts.bias_rate = 0 it stays as it is'
             )
 
 

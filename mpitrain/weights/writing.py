@@ -35,7 +35,7 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # a file that isn't there yet
 
 @dataclass(frozen=True)
 class OutTensor:
-    """A tensor to be written. parts: the weights in it, each with the number of the expert."""
+    """A tensor to be written. parts: the weights in it, each with the number of the expert; none: zeros."""
 
     name: str
     code: str
@@ -47,17 +47,21 @@ class OutTensor:
         return math.prod(self.shape) * DTYPES[self.code].itemsize
 
 
-def tensors_to_write(weights: Sequence[Weight], saved: Checkpoint, code: str) -> list[OutTensor]:
-    """Return all tensors in the order of the model.
+def tensors_to_write(
+    weights: Sequence[Weight], zeros: Sequence[Weight], saved: Checkpoint, code: str
+) -> list[OutTensor]:
+    """Return all tensors in the order of the model, zeros last.
 
     code: their dtype; of those that are written exactly, it is the checkpoint's.
     """
     found = []
+    kept = CODES[saved.array(f"parameters/{weights[0].name}").dtype]
     for name, parts in tensors_of(weights).items():
         weight = parts[0][0]
-        exact = saved.array(f"parameters/{weight.name}").dtype
-        own = CODES[exact] if weight.stored.exact else code
-        found.append(OutTensor(name, own, weight.shape, tuple(parts)))
+        found.append(OutTensor(name, kept if weight.stored.exact else code, weight.shape, tuple(parts)))
+    for weight in zeros:
+        own = kept if weight.stored.exact else code
+        found += [OutTensor(name, own, weight.shape, ()) for name in weight.tensors]
     return found
 
 
@@ -138,8 +142,11 @@ def _contents(
 
     What is written may be nothing yet: of a tensor that lies there otherwise than here, all comes at last.
     """
-    weight, expert = tensor.parts[0]
     dtype = DTYPES[tensor.code]
+    if not tensor.parts:
+        yield np.zeros(tensor.shape, dtype), None
+        return
+    weight, expert = tensor.parts[0]
     if weight.stored.plain and len(tensor.parts) == 1:
         for rows in _cast_rows(weight, expert, saved, tensor):
             yield rows.found, rows

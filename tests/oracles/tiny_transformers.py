@@ -113,18 +113,12 @@ def their_logits(path, dtype="float32", tokens=TOKENS):
     return logits, {name for kind in ("missing_keys", "unexpected_keys") for name in info[kind]}
 
 
-def our_logits(path, compute="fp32", tokens=TOKENS):
-    """Return our logits of a Hugging Face folder, by the way that model.init takes."""
-    import torch
-
+def our_plan(path, compute="fp32", tokens=TOKENS, **tables):
+    """Return the plan of a Hugging Face folder's model on one rank. tables: of its configuration."""
     from mpitrain import config as settings
-    from mpitrain.actor.stage import assemble
     from mpitrain.config import LoadedConfig
-    from mpitrain.model.build_context import BuildContext
     from mpitrain.origins import SET, KeyOrigin, Origins
-    from mpitrain.parallel.microbatch import Microbatch
-    from mpitrain.parallel.walk import run
-    from mpitrain.weights.beginning import begins, source_of
+    from mpitrain.weights.beginning import begins
     from mpitrain.weights.keys import plan_on_one_rank
 
     tree = {
@@ -132,9 +126,23 @@ def our_logits(path, compute="fp32", tokens=TOKENS):
         "data": {"sequence": len(tokens[0]), "tokenizer": "bytes"},
         "batch": {"global": 1},
         "precision": {"compute": compute},
+        **tables,
     }
     given = Origins(dict.fromkeys(["data.sequence", "data.tokenizer"], KeyOrigin(SET)))
-    plan = plan_on_one_rank(begins(LoadedConfig(settings.parse(tree), given)).given.config)
+    return plan_on_one_rank(begins(LoadedConfig(settings.parse(tree), given)).given.config)
+
+
+def our_logits(path, compute="fp32", tokens=TOKENS, **tables):
+    """Return our logits of a Hugging Face folder, by the way that model.init takes."""
+    import torch
+
+    from mpitrain.actor.stage import assemble
+    from mpitrain.model.build_context import BuildContext
+    from mpitrain.parallel.microbatch import Microbatch
+    from mpitrain.parallel.walk import run
+    from mpitrain.weights.beginning import source_of
+
+    plan = our_plan(path, compute, tokens, **tables)
     stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu")))
     source = source_of(str(path), plan)
     for spec, data in stage.state.weights():

@@ -11,6 +11,7 @@ from launch import MPITRAIN, finished, mpirun, tail, write_text
 from tiny_transformers import CASES, TOKENS, distance, double, our_logits, save, their_logits
 
 from mpitrain.data.tokenizer import load_tokenizer
+from mpitrain.errors import WeightsError
 
 pytest.importorskip("transformers")
 LAYOUTS = {  # of the families whose layers are divided in ways of their own
@@ -64,6 +65,30 @@ def test_weights_in_bf16_are_read_as_they_are(name, tmp_path):
     path = save(name, tmp_path / "model", "bfloat16")
     expected, _ = their_logits(path)
     assert distance(our_logits(path), expected) < 1e-5
+
+
+def test_biases_of_routers_are_read_where_experts_have_some_and_are_zero_elsewhere(tmp_path):
+    """experts.balance = "bias" has them. What isn't there is 0, as in exports of the other balances."""
+    from safetensors.numpy import load_file, save_file
+
+    path = save("deepseek-v3", tmp_path / "model")
+    file = path / "model.safetensors"
+    with pytest.raises(WeightsError, match=r"ffn.router.bias isn't 0.* experts.bias_rate = 0 it stays"):
+        our_logits(path, experts={"balance": "none"})
+    assert distance(our_logits(path, experts={"bias_rate": 0}), their_logits(path)[0]) < 1e-5
+    weights = load_file(file)
+    biases = [name for name in weights if name.endswith("e_score_correction_bias")]
+    save_file({**weights, **{name: 0 * weights[name] for name in biases}}, file, {"format": "pt"})
+    expected, wrong = their_logits(path)
+    assert biases and not wrong
+    for balance in ("none", "global", "bias"):
+        assert distance(our_logits(path, experts={"balance": balance}), expected) < 1e-5
+    save_file({name: x for name, x in weights.items() if name not in biases}, file, {"format": "pt"})
+    for balance in ("sequence", "bias"):
+        assert distance(our_logits(path, experts={"balance": balance}), expected) < 1e-5
+    save_file({name: x for name, x in weights.items() if name != biases[0]}, file, {"format": "pt"})
+    with pytest.raises(WeightsError, match=f"1 tensor of the model is missing: {biases[0]}"):
+        our_logits(path)
 
 
 def settings(tmp_path, run, path, **changes):

@@ -50,7 +50,7 @@ from mpitrain.weights.folder import (
     ModelFolder,
 )
 from mpitrain.weights.keys import config_json, plan_on_one_rank
-from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of
+from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of, zeros_of
 from mpitrain.weights.proof import ExportError, digest_of, opened, read_back
 from mpitrain.weights.syncing import Syncing
 from mpitrain.weights.writing import NEW, OutTensor, shards_of, tensors_to_write, write_shard
@@ -189,8 +189,9 @@ def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int
     chosen = dtype or OF_COMPUTE[source.config.precision.compute]
     config_json(source.config, NAMED[chosen], {}, {})  # or there is no such model
     model = source.config.model
-    weights = weights_of(source.plan, model.vocab - (model.padding or 0))
-    tensors = tensors_to_write(weights, source.saved, NAMED[chosen])
+    vocab = model.vocab - (model.padding or 0)
+    weights, zeros = weights_of(source.plan, vocab), zeros_of(source.plan, vocab)
+    tensors = tensors_to_write(weights, zeros, source.saved, NAMED[chosen])
     return ExportPlan(out.with_name(out.name + TMP), weights, shards_of(tensors, most_bytes), chosen)
 
 
@@ -350,7 +351,7 @@ def _rows(
     """Return the table of the proof."""
     folder, matched = opened(written.path, source.plan)
     with folder:
-        tensors = tensors_of(matched.weights)
+        tensors = tensors_of((*matched.weights, *matched.zeros))
         unused = len(folder.names) - len(tensors)
         saved_as = NAMES[source.saved.array(f"parameters/{matched.weights[0].name}").dtype]
         cast = (

@@ -32,7 +32,7 @@ from mpitrain.commands.ckpt.team import Team
 from mpitrain.config import LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import DONE, CheckpointError, ConfigError, InputError
-from mpitrain.inputs import DRAFT, remove, shown
+from mpitrain.inputs import DRAFT, listed, remove, shown
 from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.key_origins import with_resolved
@@ -47,7 +47,7 @@ from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
 from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank, require_model
 from mpitrain.weights.matching import Matched, match, tensors_of
 from mpitrain.weights.proof import digest_of_checkpoint
-from mpitrain.weights.weight_source import FolderSource, require_tied_head
+from mpitrain.weights.weight_source import FolderSource, require_no_bias, require_tied_head
 
 PART_BYTES = 1 << 26  # of a weight that is in memory at once
 COMPUTE = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
@@ -121,6 +121,7 @@ def import_weights(
             say(line)
         source = FolderSource(folder, matched, plan.config)
         team.on_every_rank("comparing the tied head", lambda: require_tied_head(folder, matched, source))
+        team.on_every_rank("reading biases", lambda: require_no_bias(source, plan, str(shown(folder.path))))
         needs = plan.stored_weights()
         total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in needs.values())
         made = team.on_first_rank("making the folder", lambda: _begin(where, total))
@@ -305,6 +306,8 @@ def _summary(folder: ModelFolder, matched: Matched, where: Target, came: list[st
     ]
     if matched.ignored:
         lines.append(f"ignored: {len(matched.ignored):,} tensors that hold nothing of the model")
+    if matched.absent:
+        lines.append(f"absent, and 0: {listed([weight.tensors[0] for weight in matched.absent], 2)}")
     if where.run is None:
         return "\n".join([*lines, f"step {where.step} is in {shown(where.checkpoints)}"])
     if came:

@@ -61,8 +61,19 @@ def read_head_width(fields: Fields, default: int = 0) -> None:
         fields.refuse("head_dim", "absent, it means hidden_size / num_attention_heads, which is no number")
 
 
-def write_head_width(config: Config) -> dict[str, Any]:
-    """Return head_dim, as every reader wants it: never absent."""
+def write_head_width(config: Config, *, divides: bool = False) -> dict[str, Any]:
+    """Return head_dim, as every reader wants it: never absent.
+
+    divides: transformers 5 refuses a width that isn't a multiple of heads, whatever head_dim is. Raises
+    ConfigError for one.
+    """
+    model = config.model
+    if divides and model.width % model.heads:
+        raise ConfigError(
+            f"model.width = {model.width} with model.heads = {model.heads} can't be written: transformers "
+            f"loads a {model.family} only if width is a multiple of heads; train mistral, qwen2 or qwen3 "
+            "with these sizes, or others"
+        )
     return dict(head_dim=head_width(config))
 
 

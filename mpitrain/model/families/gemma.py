@@ -88,7 +88,7 @@ def _read_gemma3(fields: Fields) -> None:
 def _write_common(config: Config) -> dict[str, Any]:
     return dict(
         write_sizes(config),
-        **write_head_width(config),
+        **write_head_width(config, divides=True),
         **write_biases(config),
         **write_windows(config),
         hidden_activation="gelu_pytorch_tanh",

@@ -36,7 +36,7 @@ def _read(fields: Fields) -> None:
 def _write(config: Config) -> dict[str, Any]:
     return dict(
         write_sizes(config),
-        **write_head_width(config),
+        **write_head_width(config, divides=True),
         **write_rope(config),
         **write_biases(config, ffn=True),
         hidden_act="silu",

@@ -32,7 +32,7 @@ YARN = ("attention.yarn_factor=4", "attention.yarn_length=64")
 SAID = {  # which every family that has these keys can say in a config.json
     "plain": (),
     "width of heads": ("attention.head_width=12",),
-    "other heads": ("model.width=50", "attention.head_width=20", "model.kv_heads=1"),
+    "other heads": ("model.width=52", "attention.head_width=20", "model.kv_heads=1"),
     "one head": ("model.heads=1", "model.kv_heads=1"),
     "uneven": ("model.ffn=61", "model.tied=true"),
     "untied": ("model.tied=false", "model.eps=1e-4"),
@@ -117,6 +117,10 @@ def test_another_number_is_another_model(family, field, value):
         ("deepseek-v3", ("experts.first=0", "experts.every=2"), "experts.every = 2 can't be written"),
         ("deepseek-v3", (*YARN, "attention.yarn_mscale=0"), "attention.yarn_mscale = 0 can't be written"),
         ("qwen3-moe", (WINDOW, "attention.window_blocks=wf"), "attention.window_blocks .* can't be written"),
+        *(
+            (name, ("model.width=50", "attention.head_width=20"), "model.width = 50 with model.heads = 4")
+            for name in ("llama", "gemma2", "gemma3")
+        ),
     ],
 )
 def test_what_no_config_json_can_say_is_refused_by_its_key(family, keys, words):
