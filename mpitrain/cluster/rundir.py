@@ -30,6 +30,7 @@ from typing import NamedTuple
 from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.cluster.lock import Lock, read_owner
 from mpitrain.config import Config, LoadedConfig, plugins_of, resolved_with_origins, to_toml_with_derived
+from mpitrain.config_hints import recognised
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, replacing, shown
 from mpitrain.plan.settings.identity import identity
@@ -42,6 +43,7 @@ OF_A_MODEL = ("model", "attention", "experts")  # the tables that say what its w
 # a link would be written through, too
 ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(FOLDERS, "a folder")
 MOST_CONFIG_BYTES = 1 << 16  # a run writes 4 KB
+GIVE = "give the run directory of `mpitrain run`"
 MOST_DAMAGED = 1000  # lines
 MOST_LINE_BYTES = 1 << 24  # the loads of 100 blocks of 512 experts take 1 MB
 
@@ -475,6 +477,17 @@ def read_with_origins(path: Path, typed: Collection[str] = ()) -> LoadedConfig:
         raise CheckpointError(
             f"{shown(path)}: {shown(error)}; the run directory is damaged, choose another run.dir"
         ) from None
+
+
+def require_run(run: RunDir) -> None:
+    """Raise CheckpointError unless a folder has the configuration of a run; say what it is instead."""
+    try:
+        kind = kind_of(run.config)
+    except OSError as error:
+        raise CheckpointError(f"{shown(run.path)}: {error.strerror}; {GIVE}") from error
+    if kind is None:
+        found = recognised(run.path, own=False)
+        raise CheckpointError(f"{shown(run.path)}: {f'it is {found}' if found else 'no config.toml'}; {GIVE}")
 
 
 def require_own(folder: Path) -> None:

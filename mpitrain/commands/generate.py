@@ -17,12 +17,11 @@ import torch
 from mpitrain.actor.stage import Stage, assemble
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.cluster.rundir import RunDir, read_config
+from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.comm.base.cores import of_this_process
 from mpitrain.commands.decoding import NextToken, require_cache_memory, why_not_cached
 from mpitrain.commands.sampling import SamplingRules, ShownText
 from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
-from mpitrain.config_hints import recognised
 from mpitrain.data.chat_template import ids_of_ends, messages_of, read_chat_template
 from mpitrain.data.sources.jsonl import JSONL, text_of
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
@@ -68,7 +67,8 @@ class TextSampler:
     def __init__(self, run_dir: str, prompts: Sequence[str], request: SamplingRequest):
         request.rules.require()
         rundir = RunDir(run_dir)
-        config = _read_config(rundir)
+        require_run(rundir)
+        config = read_config(rundir.config)
         self.request = request
         self.tokenizer = _tokenizer(rundir, config.data, request.tokenizer_file)
         _warn_of_another(rundir, self.tokenizer)
@@ -182,20 +182,6 @@ def visible(text: str) -> str:
     Ordinary spaces and joiners stay.
     """
     return "".join("\ufffd" if obeyed(c) else c for c in text)
-
-
-def _read_config(rundir: RunDir) -> Config:
-    try:
-        kind = kind_of(rundir.config)
-    except OSError as error:
-        raise CheckpointError(
-            f"{rundir.path}: {error.strerror}; give the run directory of `mpitrain run`"
-        ) from error
-    if kind is None:
-        found = recognised(rundir.path, own=False)
-        what = f"it is {found}" if found else "no config.toml"
-        raise CheckpointError(f"{rundir.path}: {what}; give the run directory of `mpitrain run`")
-    return read_config(rundir.config)
 
 
 def _tokenizer(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:

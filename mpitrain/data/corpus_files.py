@@ -154,7 +154,7 @@ def unique(listing: Listing, each: Callable[[str], object] = lambda what: None) 
 
 def with_validation(training: Listing, validation: Listing) -> Listing:
     """Return training files and then those of data.val_path, without training files that are among
-    these, or copies of one.
+    these, or copies of one. Raises DataError if none is left.
     """
     of_validation = {file.path for file in validation.files}
     both = unique(Listing([*validation.files, *training.files], {}))
@@ -166,6 +166,12 @@ def with_validation(training: Listing, validation: Listing) -> Listing:
         file.name for file in training.files if file.path not in kept or file.path in of_validation
     ]
     files = [file for file in training.files if file.path in kept and file.path not in of_validation]
+    if training.files and not files:
+        raise DataError(
+            f"data.path: nothing is left to train on: {listed(left_out[IN_VALIDATION], 3)} is also in "
+            "data.val_path, whose texts aren't trained on; give another text for one of them, or leave "
+            "data.val_path out: data.val_fraction of the text is held out then"
+        )
     return Listing(
         [*files, *validation.files], {reason: names for reason, names in left_out.items() if names}
     )

@@ -99,7 +99,8 @@ def apart(ends: np.ndarray, num_training: int, sequence: int) -> Split:
     for key, found in (("data.path", place), ("data.val_path", count - place)):
         if found < window:
             needed = f"data.sequence = {sequence} needs {window} tokens, {key} has {found}"
-            raise DataError(f"{needed}; use a smaller data.sequence or more text")
+            without = ", without what is in data.val_path" * (key == "data.path")
+            raise DataError(f"{needed}{without}; use a smaller data.sequence or more text")
     return _at(count, place, "those of data.val_path")
 
 

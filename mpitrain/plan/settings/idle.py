@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from mpitrain.config import Config, flatten
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
@@ -139,6 +141,18 @@ def refuse_idle_keys(config: ResolvedConfig) -> None:
         if value != defaults[rule.key] and rule.is_idle(config):
             found = f"{rule.key} = {shown(json.dumps(value))} does nothing with {rule.because(config)}"
             raise ConfigError(f"{found}; leave it out, or {rule.instead}")
+
+
+def without_idle(config: ResolvedConfig, before: ResolvedConfig) -> ResolvedConfig:
+    """Return a configuration whose layout has changed: what did something before and does nothing in it
+    has its default, so that it isn't refused.
+    """
+    defaults = Config()
+    for table, key in (rule.key.split(".") for rule in RULES if rule.is_idle(config) > rule.is_idle(before)):
+        default = getattr(getattr(defaults, table), key)
+        changed = msgspec.structs.replace(getattr(config, table), **{key: default})
+        config = msgspec.structs.replace(config, **{table: changed})
+    return config
 
 
 def can_regather(config: ResolvedConfig) -> bool:

@@ -41,7 +41,7 @@ from mpitrain.plan.settings.attention import resolve_attention, with_heads
 from mpitrain.plan.settings.dispatch import resolve_dispatch
 from mpitrain.plan.settings.experts import refuse_unfolded, resolve_experts
 from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
-from mpitrain.plan.settings.idle import refuse_idle_keys, refuse_long_decay
+from mpitrain.plan.settings.idle import refuse_idle_keys, refuse_long_decay, without_idle
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.pipeline_table import (
     chunks_in,
@@ -129,9 +129,10 @@ def on_one_rank(config: ResolvedConfig) -> ResolvedConfig:
     """Return a resolved configuration for the same model on one rank, in one stage."""
     experts = msgspec.structs.replace(config.experts, dispatch="auto", wire="")
     alone = ResolvedParallel(dp=1, pp=1, zero=0, reduce="step")
-    return msgspec.structs.replace(
+    one = msgspec.structs.replace(
         config, experts=experts, parallel=alone, pipeline=ResolvedPipeline(chunks=1, tail=1)
     )
+    return without_idle(one, config)
 
 
 def _refuse_unkept(run: Run) -> None:

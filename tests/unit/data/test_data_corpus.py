@@ -6,7 +6,8 @@ import os
 import pytest
 
 from mpitrain.data.corpus import Corpus, documents
-from mpitrain.data.corpus_files import check_source
+from mpitrain.data.corpus_files import check_source, list_unique, with_validation
+from mpitrain.data.source import SOURCES
 from mpitrain.errors import ConfigError, DataError
 
 
@@ -290,3 +291,11 @@ def test_messages_name_the_key_that_is_wrong(tmp_path, monkeypatch, source, path
     with pytest.raises(DataError) as error:
         check_source(source, path, "data.val_path")
     assert error.value.args[0].startswith(expected)
+
+
+def test_a_text_to_train_on_that_is_all_validated_with_says_so(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        write(tmp_path / name, "some words")
+    both = [list_unique(SOURCES.find("text"), str(tmp_path / name)) for name in ("a.txt", "b.txt")]
+    with pytest.raises(DataError, match=r"nothing is left to train on: a\.txt is also in data\.val_path"):
+        with_validation(*both)

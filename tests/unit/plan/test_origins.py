@@ -7,12 +7,13 @@ import pytest
 from mpitrain import config as settings
 from mpitrain.commands.plan.planner import fixed_fields
 from mpitrain.commands.plan.run_layout import is_given
+from mpitrain.commands.reference.origins_of import origins_of
 from mpitrain.config import Config, flatten
-from mpitrain.errors import ConfigError
+from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.origins import FILE, PLANNER, SET, KeyOrigin
-from mpitrain.plan.settings.idle import idle_settings
+from mpitrain.plan.settings.idle import RULES, idle_settings
 from mpitrain.plan.settings.key_origins import with_resolved
-from mpitrain.plan.settings.resolve import resolve
+from mpitrain.plan.settings.resolve import on_one_rank, resolve
 
 DEFAULTS = {key: value for key, value in flatten(Config()).items() if value not in (None, "", (), [])}
 
@@ -103,6 +104,14 @@ def test_a_damaged_table_of_origins_is_bad_input(tmp_path, table):
         settings.read(tmp_path / "my.toml")
 
 
+def test_a_folder_that_is_no_run_is_named_as_what_it_is(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no config\.toml; give the run directory of `mpitrain run`"):
+        origins_of(str(tmp_path), None)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(CheckpointError, match=r"it is the folder of a Hugging Face model \(llama\); give"):
+        origins_of(str(tmp_path), "model")
+
+
 def test_a_resolved_run_says_where_each_key_comes_from():
     given = settings.read(None, ["model.preset=llama3-8b", "model.layers=2", "data.sequence=128"])
     chosen = given.with_values({"parallel.tp": 2}, KeyOrigin(PLANNER))
@@ -135,3 +144,30 @@ def test_a_given_default_that_does_nothing_is_reported():
         "parallel.sequence = true does nothing with parallel.tp = 1"
     ]
     assert not idle_settings(resolve(Config(), 1, 256))
+
+
+LAYOUTS = {  # ranks, and keys with which an idle key of one rank does something
+    "parallel.context": (2, ("parallel.cp=2", "parallel.context=ring")),
+    "parallel.async_tp": (2, ("parallel.tp=2", "parallel.async_tp=true")),
+    "parallel.sequence": (2, ("parallel.tp=2", "parallel.sequence=false")),
+    "parallel.regather": (2, ("parallel.tp=2", "parallel.regather=true")),
+    "precision.reduce": (2, ("parallel.dp=2", "precision.reduce=bf16")),
+    "comm.synchronous": (2, ("parallel.pp=2", "comm.synchronous=true")),
+    "experts.buffer": (2, ("model.family=mixtral", "experts.count=4", "parallel.ep=2", "experts.buffer=4")),
+}
+
+
+def test_whatever_the_layout_was_a_model_is_one_on_one_rank():
+    """To sample from it, to export it, and to import it for that layout."""
+    of_a_layout = {"parallel", "comm", "precision"}
+    assert {rule.key for rule in RULES if rule.key.partition(".")[0] in of_a_layout} < set(LAYOUTS)
+    for num_ranks, keys in LAYOUTS.values():
+        given = settings.load(None, keys)
+        trained = resolve(given, num_ranks, 256)
+        for config in (given, trained):
+            assert resolve(on_one_rank(config), 1, 256).model == trained.model, keys
+
+
+def test_a_key_that_does_nothing_in_any_layout_is_still_refused():
+    with pytest.raises(ConfigError, match=r"spikes\.most = 9 does nothing"):
+        resolve(on_one_rank(settings.load(None, ["spikes.most=9"])), 1, 256)
