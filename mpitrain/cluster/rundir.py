@@ -480,14 +480,15 @@ def read_with_origins(path: Path, typed: Collection[str] = ()) -> LoadedConfig:
 
 
 def require_run(run: RunDir) -> None:
-    """Raise CheckpointError unless a folder has the configuration of a run; say what it is instead."""
+    """Raise CheckpointError unless a folder is a run's; say what it is instead."""
     try:
         kind = kind_of(run.config)
     except OSError as error:
         raise CheckpointError(f"{shown(run.path)}: {error.strerror}; {GIVE}") from error
     if kind is None:
         found = recognised(run.path, own=False)
-        raise CheckpointError(f"{shown(run.path)}: {f'it is {found}' if found else 'no config.toml'}; {GIVE}")
+        what = f"it is {found}" if found else "no config.toml"
+        raise CheckpointError(f"{shown(run.path)}: {what}; {GIVE}")
 
 
 def require_own(folder: Path) -> None:

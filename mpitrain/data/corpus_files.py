@@ -168,9 +168,9 @@ def with_validation(training: Listing, validation: Listing) -> Listing:
     files = [file for file in training.files if file.path in kept and file.path not in of_validation]
     if training.files and not files:
         raise DataError(
-            f"data.path: nothing is left to train on: {listed(left_out[IN_VALIDATION], 3)} is also in "
-            "data.val_path, whose texts aren't trained on; give another text for one of them, or leave "
-            "data.val_path out: data.val_fraction of the text is held out then"
+            f"data.path: nothing is left to train on: {listed(left_out[IN_VALIDATION], 3)} is also "
+            "in data.val_path, whose texts aren't trained on; give another text for one of them, or "
+            "leave data.val_path out: data.val_fraction of the text is held out then"
         )
     return Listing(
         [*files, *validation.files], {reason: names for reason, names in left_out.items() if names}

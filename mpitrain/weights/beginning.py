@@ -276,7 +276,8 @@ def checkpoint_source(saved: Checkpoint, plan: Plan) -> CheckpointSource:
     try:
         source = CheckpointSource(saved)
         specs = [spec for spec in plan.parameters() if not spec.name.startswith(FURTHER)]
-        if lost := missing(source, [spec.name for spec in specs if spec.group not in ("load", BIAS)]):
+        needed = [spec.name for spec in specs if spec.group not in ("load", BIAS)]
+        if lost := missing(source, needed):
             raise CheckpointError(f"{shown(saved.path)} lacks {listed(lost, 4)}; it is of another model")
         for spec in plan.parameters():
             box = source.box(spec.name)

@@ -64,9 +64,8 @@ def weights_of(plan: Plan, vocab: int) -> list[Weight]:
     """
     names = _names_of(plan)
     if not names:
-        raise WeightsError(
-            f"model.family = {shown(plan.config.model.family)} has no names in a Hugging Face folder"
-        )
+        family = shown(plan.config.model.family)
+        raise WeightsError(f"model.family = {family} has no names in a Hugging Face folder")
     found = []
     for spec in plan.parameters():
         if spec.group == "load" or spec.name.startswith(FURTHER):
@@ -156,9 +155,9 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
     weights, zeros = weights_of(plan, vocab), zeros_of(plan, vocab)
     there = folder.names
     if kind.prefix and not any(name.startswith(kind.prefix) for name in there):
-        weights, zeros = ([_without(each, kind.prefix) for each in some] for some in (weights, zeros))
-    biases = [weight for weight in weights if weight.spec.group == BIAS]
-    absent = [] if any(weight.tensors[0] in there for weight in biases) else biases
+        weights = [_without(weight, kind.prefix) for weight in weights]
+        zeros = [_without(weight, kind.prefix) for weight in zeros]
+    absent = _absent_biases(weights, there)
     weights = [weight for weight in weights if weight not in absent]
     zeros = [weight for weight in zeros if weight.tensors[0] in there]
     _require_all(folder, [*weights, *zeros])
@@ -173,6 +172,12 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
             "config.json says"
         )
     return Matched(tuple(weights), tuple(zeros), tuple(absent), head, tuple(sorted(ignored)))
+
+
+def _absent_biases(weights: Sequence[Weight], there: Mapping[str, str]) -> list[Weight]:
+    """Return the biases of routers, if the folder has none of them."""
+    biases = [weight for weight in weights if weight.spec.group == BIAS]
+    return [] if any(weight.tensors[0] in there for weight in biases) else biases
 
 
 def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:

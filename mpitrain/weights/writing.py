@@ -35,7 +35,10 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # a file that isn't there yet
 
 @dataclass(frozen=True)
 class OutTensor:
-    """A tensor to be written. parts: the weights in it, each with the number of the expert; none: zeros."""
+    """A tensor to be written.
+
+    parts: the weights in it, each with the number of the expert; none: zeros.
+    """
 
     name: str
     code: str
@@ -58,7 +61,8 @@ def tensors_to_write(
     kept = CODES[saved.array(f"parameters/{weights[0].name}").dtype]
     for name, parts in tensors_of(weights).items():
         weight = parts[0][0]
-        found.append(OutTensor(name, kept if weight.stored.exact else code, weight.shape, tuple(parts)))
+        own = kept if weight.stored.exact else code
+        found.append(OutTensor(name, own, weight.shape, tuple(parts)))
     for weight in zeros:
         own = kept if weight.stored.exact else code
         found += [OutTensor(name, own, weight.shape, ()) for name in weight.tensors]

@@ -121,7 +121,8 @@ def import_weights(
             say(line)
         source = FolderSource(folder, matched, plan.config)
         team.on_every_rank("comparing the tied head", lambda: require_tied_head(folder, matched, source))
-        team.on_every_rank("reading biases", lambda: require_no_bias(source, plan, str(shown(folder.path))))
+        where_from = str(shown(folder.path))
+        team.on_every_rank("reading biases", lambda: require_no_bias(source, plan, where_from))
         needs = plan.stored_weights()
         total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in needs.values())
         made = team.on_first_rank("making the folder", lambda: _begin(where, total))
@@ -307,7 +308,8 @@ def _summary(folder: ModelFolder, matched: Matched, where: Target, came: list[st
     if matched.ignored:
         lines.append(f"ignored: {len(matched.ignored):,} tensors that hold nothing of the model")
     if matched.absent:
-        lines.append(f"absent, and 0: {listed([weight.tensors[0] for weight in matched.absent], 2)}")
+        absent = [weight.tensors[0] for weight in matched.absent]
+        lines.append(f"absent, and 0: {listed(absent, 2)}")
     if where.run is None:
         return "\n".join([*lines, f"step {where.step} is in {shown(where.checkpoints)}"])
     if came:

@@ -64,15 +64,16 @@ def read_head_width(fields: Fields, default: int = 0) -> None:
 def write_head_width(config: Config, *, divides: bool = False) -> dict[str, Any]:
     """Return head_dim, as every reader wants it: never absent.
 
-    divides: transformers 5 refuses a width that isn't a multiple of heads, whatever head_dim is. Raises
-    ConfigError for one.
+    divides: transformers 5 refuses a width that isn't a multiple of heads, whatever head_dim is.
+
+    Raises ConfigError for one.
     """
     model = config.model
     if divides and model.width % model.heads:
         raise ConfigError(
-            f"model.width = {model.width} with model.heads = {model.heads} can't be written: transformers "
-            f"loads a {model.family} only if width is a multiple of heads; train mistral, qwen2 or qwen3 "
-            "with these sizes, or others"
+            f"model.width = {model.width} with model.heads = {model.heads} can't be written: "
+            f"transformers loads a {model.family} only if width is a multiple of heads; train "
+            "mistral, qwen2 or qwen3 with these sizes, or others"
         )
     return dict(head_dim=head_width(config))
 

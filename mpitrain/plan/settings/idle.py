@@ -144,11 +144,13 @@ def refuse_idle_keys(config: ResolvedConfig) -> None:
 
 
 def without_idle(config: ResolvedConfig, before: ResolvedConfig) -> ResolvedConfig:
-    """Return a configuration whose layout has changed: what did something before and does nothing in it
-    has its default, so that it isn't refused.
+    """Return a configuration of another layout, without what does nothing there and did before.
+
+    These keys have their default, and aren't refused.
     """
     defaults = Config()
-    for table, key in (rule.key.split(".") for rule in RULES if rule.is_idle(config) > rule.is_idle(before)):
+    idle = [rule.key for rule in RULES if rule.is_idle(config) and not rule.is_idle(before)]
+    for table, key in (name.split(".") for name in idle):
         default = getattr(getattr(defaults, table), key)
         changed = msgspec.structs.replace(getattr(config, table), **{key: default})
         config = msgspec.structs.replace(config, **{table: changed})
