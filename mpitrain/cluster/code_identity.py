@@ -3,7 +3,6 @@
 import hashlib
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -54,6 +53,9 @@ def _digest_of_sources() -> str:
 
 @cache
 def _version(name: str) -> str:
+    # asked on one rank of a node: it imports `email`, a megabyte
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(name)
     except PackageNotFoundError:

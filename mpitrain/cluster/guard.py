@@ -17,7 +17,6 @@ is none, a thread of each rank watches the rank's own limit.
 import faulthandler
 import os
 import queue
-import secrets
 import select
 import signal
 import socket
@@ -603,7 +602,7 @@ def _meet(world: World) -> tuple[Meeting, socket.socket | None]:
     door, offer = None, None
     if world.rank == 0:
         door = socket.create_server(("", 0), backlog=world.num_nodes)
-        offer = addresses_here(), door.getsockname()[1], secrets.token_hex(16)
+        offer = addresses_here(), door.getsockname()[1], os.urandom(16).hex()
     every = world.all_gather(
         "meeting the watchdogs of other nodes", (offer, os.uname().nodename, world.node.rank == 0)
     )

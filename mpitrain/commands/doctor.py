@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpitrain.cluster import shared_memory
-from mpitrain.cluster.crowding import crowded
+from mpitrain.cluster.crowding import SMALLER, crowded
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.comm.base import launchers, library
@@ -30,8 +30,7 @@ PATIENCE_S = 30.0  # for rank 0 to tell what it knows without MPI
 MANY = {  # hundreds of ranks on one machine, for a dry run
     "MPICH": "of more than 256 ranks on one machine MPICH's mpirun hangs: name it as several nodes, for 512 "
     "ranks mpirun -launcher fork "
-    "-hosts n0:64,n1:64,n2:64,n3:64,n4:64,n5:64,n6:64,n7:64 -n 512, with MPIR_CVAR_CH4_NETMOD=ofi "
-    "MPIR_CVAR_CH4_ROOTS_ONLY_PMI=1",
+    "-hosts n0:64,n1:64,n2:64,n3:64,n4:64,n5:64,n6:64,n7:64 -n 512, with " + SMALLER["MPICH"][1],
 }
 
 

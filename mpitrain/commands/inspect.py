@@ -61,7 +61,7 @@ from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
 from mpitrain.schedules.proof.check import Proof
 from mpitrain.schedules.table import heads_of
 from mpitrain.training.layout_request import LayoutRequest
-from mpitrain.training.prepare import beginning
+from mpitrain.training.run_plan import beginning
 
 # more than any machine has; what is asked of each of them is then answered in seconds
 MOST_RANKS = 1_000_000

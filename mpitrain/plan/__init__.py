@@ -6,7 +6,7 @@ division/     stages, positions, domains of optimizer state, buckets
 activations/  what is kept for the backward, and what one computation needs
 axes          which ranks share an axis, and what is started on it
 program       the instructions of every rank, and their proof
-routing       which experts tokens were sent to: recorded, replayed
+routing, routing_file  which experts tokens were sent to: recorded, replayed, read
 plan          the plan of a run
 predict/      memory and traffic of a plan
 """

@@ -19,7 +19,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from mpitrain.plan import program, routing
+from mpitrain.plan import program
 from mpitrain.plan.axes import Axes, axes_of
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Sizes
 from mpitrain.plan.declared.parameters import Spec, itemsizes_of, product_flops
@@ -153,7 +153,11 @@ class Plan:
     @cached_property
     def routing(self) -> RoutingTrace | None:
         """Which experts tokens are sent to, if that is replayed."""
-        return routing.read(self.config, self.loads) if self.config.experts.replay else None
+        if not self.config.experts.replay:
+            return None
+        from mpitrain.plan.routing_file import read  # with it comes zipfile
+
+        return read(self.config, self.loads)
 
     @cached_property
     def loads(self) -> list[Spec]:

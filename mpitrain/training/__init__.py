@@ -1,6 +1,7 @@
 """A run, from its configuration to its last line.
 
 agreement, prepare      one configuration on all ranks; run directory, newest checkpoint, tokens
+run_plan                the plan of a run, and what is to be said of it
 layout_request          the layout of a run that leaves it open: asked once, on rank 0
 trainer                 builds everything, then loops over steps: train, validate, log, save
 compile_warmup          compiles before the first step

@@ -10,7 +10,7 @@ from mpitrain.comm.base.world import World
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import Vocabulary
 from mpitrain.origins import Origins
-from mpitrain.plan.predict.memory_limit import GpuShare, may_have_gpus
+from mpitrain.plan.predict.gpu_share import GpuShare, may_have_gpus
 from mpitrain.training.agreement import require_same_configuration
 
 

@@ -19,7 +19,7 @@ from mpitrain.cluster import code_identity, logs
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.cluster.limit import Limit
-from mpitrain.cluster.rundir import RunDir, read_config, read_with_origins
+from mpitrain.cluster.rundir import RunDir, read_with_origins
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.base.world import World, connect
@@ -44,7 +44,6 @@ from mpitrain.data.tokens import (
 )
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly
 from mpitrain.inputs import is_there, kind_of, shown
-from mpitrain.model.families.catalog import plan_of
 from mpitrain.origins import PLANNER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import zero_line
@@ -54,11 +53,11 @@ from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.profile_request import ProfileRequest
-from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.going_on import change_of_rate, order_of, prompt_for, saved_config
 from mpitrain.training.layout_request import LayoutChooser, agreed_layout
 from mpitrain.training.replay.record_request import RecordRequest
+from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
 from mpitrain.training.tokenizing import OneTokenizer
@@ -162,22 +161,6 @@ def open_run(
     return _Opening(asked, resolved, plan, tokenizer, vocabulary, world, guard, record, notes).open(), world
 
 
-def beginning(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
-    """Return a configuration with the model of model.init, and what is to be said of it."""
-    config = given.config
-    if not config.model.init:
-        return given, []
-    from mpitrain.weights.beginning import begins, has_steps  # with it comes h5py
-
-    rundir = RunDir(config.run.dir)
-    before = None
-    if has_steps(rundir.checkpoints) and kind_of(rundir.config) == "a file":
-        recorded = read_config(rundir.config, plugins_of(config))
-        before = recorded if recorded.model.init == config.model.init else None
-    begun = begins(given, before)
-    return begun.given, begun.lines
-
-
 def _resumed(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     """Return a configuration with the model.init that its run directory records, if that has a step."""
     rundir = RunDir(given.config.run.dir)
@@ -265,27 +248,6 @@ def _plan(
         **({"the routing of experts.replay": plan.routing.digest} if plan.routing else {}),
     }
     return plan, same
-
-
-def resolved_plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
-    """Return the plan of a configuration on these ranks. It sends nothing."""
-    machine = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
-    return plan_of(resolve(config, *machine, needed=vocabulary.needed))
-
-
-def judged_advice(config: Config, plan: Plan, world: World, vocabulary: Vocabulary) -> list[str]:
-    """Return the advice for a run, which rank 0 finds. Collective over all ranks.
-
-    Raises ConfigError, alike on all ranks, for a layout that memory has no room for.
-    """
-
-    def judged() -> list[str]:
-        from mpitrain.plan.predict.step_time.advice import judge  # on one rank of many
-
-        near = world.node_ranks or -(-world.size // world.num_nodes)
-        return judge(plan, config, lambda other: resolved_plan(other, world, vocabulary), near)
-
-    return world.on_first_rank("judging the layout", judged)
 
 
 def _tokenizer(config: Config) -> Tokenizer:

@@ -81,6 +81,7 @@ WITHIN = {
         "axes",
         "settings",
         "activations",
+        "routing_file",
         "program routing",
         "division",
         "declared",
@@ -463,7 +464,10 @@ ELSEWHERE = {
     },
     "mpitrain/data/draft.py": {"np.memmap": "an open file"},
     "mpitrain/data/tokens.py": {"np.memmap": "an open file, or the draft that this process writes"},
-    "mpitrain/plan/routing.py": {"np.load": "bytes that are read", "zipfile.ZipFile": "bytes that are read"},
+    "mpitrain/plan/routing_file.py": {
+        "np.load": "bytes that are read",
+        "zipfile.ZipFile": "bytes that are read",
+    },
     "mpitrain/training/replay/recording.py": {
         "zipfile.ZipFile": "the draft of replacing()",
         "self._file.open": "a member of an archive",

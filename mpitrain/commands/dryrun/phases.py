@@ -14,6 +14,7 @@ touched.
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,27 +24,28 @@ import msgspec
 from mpitrain.actor.communicators import build_mesh
 from mpitrain.cluster.allocation import age_s
 from mpitrain.cluster.code_identity import code
+from mpitrain.cluster.crowding import many
 from mpitrain.cluster.guard import Guard
-from mpitrain.cluster.launch import rank_of_launcher
+from mpitrain.cluster.launch import num_ranks_here, rank_of_launcher
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.status_board import BUSY, WAITING
+from mpitrain.comm.base import library
 from mpitrain.comm.base.world import World, connect
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.comm.standins.recipe import Event, decoded
-from mpitrain.commands.dryrun.asleep import Asleep, at_rate, on_machine
+from mpitrain.commands.dryrun.asleep import Asleep, at_rate
 from mpitrain.commands.dryrun.recipes import Rehearsals
 from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun
-from mpitrain.commands.plan.run_layout import choose_layout
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
-from mpitrain.errors import DONE, InputError, MessageError
+from mpitrain.errors import DONE, InputError, MeshError, MessageError
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
-from mpitrain.training.layout_request import agreed_layout
-from mpitrain.training.prepare import beginning, judged_advice, resolved_plan
+from mpitrain.training.layout_request import AnsweredLayout, LayoutRequest, agreed_layout
+from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
 from mpitrain.training.tokenizing import OneTokenizer
 
 NOTHING = "a dry run saves nothing"
@@ -118,7 +120,16 @@ def _connected(read: LoadedConfig | InputError, guard: Guard, say: Callable[[str
         guard.place.name(guard.place.who, Limit(read.config.comm.timeout_s).seconds)
         if rank_of_launcher()[0] == 0:
             watch_time(read.config, guard, say)
+    if rank_of_launcher()[0] == 0 and (hint := _start_with_less()):
+        say(hint)
     return connect(guard.place, lambda: bool(guard.why_leave()))
+
+
+def _start_with_less() -> str:
+    """Return how to start so many ranks with less memory, before MPI takes it; "" without an MPI."""
+    with suppress(MeshError):
+        return many(library.vendor(), num_ranks_here(), os.cpu_count() or 1)
+    return ""
 
 
 def _agreed_plan(
@@ -137,7 +148,7 @@ def _agreed_plan(
     given = world.on_every_rank("checking the configuration", lambda: _checked(read))
     data = given.config.data
     vocabulary = OneTokenizer(world, data).read(lambda: tokenizer_of(data))
-    config, said = agreed_layout(choose_layout, given, world, vocabulary, look_at_gpus=False)
+    config, said = agreed_layout(_chosen, given, world, vocabulary, look_at_gpus=False)
     if world.rank == 0:
         for line in said:
             say(line)
@@ -231,6 +242,13 @@ def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
     return beginning(read)[0]
 
 
+def _chosen(request: LayoutRequest) -> AnsweredLayout:
+    """Return the layout that a run takes, on rank 0."""
+    from mpitrain.commands.plan.run_layout import choose_layout  # the planner's memory, on one rank only
+
+    return choose_layout(request)
+
+
 def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
     plan = resolved_plan(config, world, vocabulary)
     if profile := ProfileRequest.read(plan.config.run.profile):
@@ -242,6 +260,9 @@ def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
 def _asleep(plan: Plan, options: DryRunOptions, world: World) -> Asleep | None:
     """Return how long instructions take; None: no time. Raises ConfigError where that can't be known."""
     if options.machine is not None:
+        # with it comes what predicts a step, a megabyte
+        from mpitrain.commands.dryrun.asleep_on_machine import on_machine
+
         return on_machine(plan, options.machine, world.node_ranks or -(-world.size // world.num_nodes))
     return None if options.tflops is None else at_rate(plan, options.tflops)
 

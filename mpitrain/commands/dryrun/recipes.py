@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import tempfile
 from contextlib import suppress
 
 import msgspec
@@ -31,6 +30,8 @@ class Rehearsals:
         self._process = self._started() if launched() and rank_of_launcher()[0] == 0 else None
 
     def _started(self) -> subprocess.Popen:
+        import tempfile  # on one rank only: with it come random, shutil and their libraries
+
         environment = without_launcher(os.environ)  # it is no rank
         # read when it has ended
         self._out = tempfile.TemporaryFile()  # noqa: SIM115

@@ -98,7 +98,6 @@ class Signed:
         self._ranks = ranks
         self._pending = pending
         self._found = found
-        self.done = False
 
     def wait(self) -> tuple[int, int]:
         """Wait until it is complete, and return how many headers were looked at, and how many parts
@@ -107,7 +106,6 @@ class Signed:
         Raises MessageError, with the rank that sent another one.
         """
         self._pending.wait()
-        self.done = True
         numbers = [0, 0]
         for source, word in self._found():
             numbers[word is None] += 1

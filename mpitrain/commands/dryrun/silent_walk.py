@@ -14,6 +14,7 @@ No torch.
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from time import sleep
 
 from mpitrain.cluster.status_board import RankStatus
@@ -63,7 +64,8 @@ class DryRun:
             mesh["links"], table.num_stages, table.num_microbatches, synchronous=plan.config.comm.synchronous
         )
         self._sender = Sender(mesh, plan.axes.of(mesh.rank), links, _counts(self._recipe, mesh))
-        self._started: list[Signed] = []
+        # by its number in the step; what is waited for goes, with its buffers
+        self._started: dict[int, Signed] = {}
         self.predicted: dict[str, AxisTally] = defaultdict(AxisTally)
         self.headers = self.short = 0
 
@@ -74,21 +76,23 @@ class DryRun:
         HangError.
         """
         before = self._started
-        self._started = []
+        num_started = sum(isinstance(event, Start) for event in self._recipe)
+        self._started = {}
+        numbers = count()
         self._sender.begin()
         for event in self._recipe:
             if isinstance(event, At):
                 self._come_to(event, step)
             elif isinstance(event, Start):
-                self._start(event)
+                self._started[next(numbers)] = self._start(event)
             elif event.number >= 0:
-                self._wait(self._started[event.number])
+                self._wait(self._started.pop(event.number))
             elif before:
-                self._wait(before[event.number])
+                self._wait(before.pop(num_started + event.number))
 
     def finish(self) -> None:
         """Wait for what the last step has left under way."""
-        for signed in self._started:
+        for signed in self._started.values():
             self._wait(signed)
         self.progress.drain()
 
@@ -105,21 +109,20 @@ class DryRun:
         if seconds := sum(map(self._seconds, both)):
             sleep(seconds)
 
-    def _start(self, event: Start) -> None:
+    def _start(self, event: Start) -> Signed:
         signed = self._sender.start(event)
         tally = self.predicted[event.axis]
         num_messages, num_bytes = predicted(event.operation, event.num_bytes, signed.axis, signed.x)
         tally.operations += 1
         tally.messages += num_messages
         tally.num_bytes += num_bytes
-        self._started.append(signed)
+        return signed
 
     def _wait(self, signed: Signed) -> None:
-        if not signed.done:
-            headers, short = signed.wait()
-            self.headers += headers
-            self.short += short
-            self._sender.give_back(signed)
+        headers, short = signed.wait()
+        self.headers += headers
+        self.short += short
+        self._sender.give_back(signed)
 
 
 def _shortened(event: Event, share: float, mesh: Mesh) -> Event:

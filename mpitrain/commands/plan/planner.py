@@ -49,7 +49,7 @@ from mpitrain.plan.predict.step_time.resolved_layout import compute_of, fused_by
 from mpitrain.plan.predict.step_time.step import hfu, mfu
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
-from mpitrain.training.prepare import beginning
+from mpitrain.training.run_plan import beginning
 
 SAVED = 0.05  # of a rank's memory: what recomputation must save to be worth a line
 CHECKED = 6  # of the best that are planned as a run would be

@@ -27,7 +27,7 @@ from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
 from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
 from mpitrain.plan.settings.resolve import resolve
-from mpitrain.training.prepare import beginning
+from mpitrain.training.run_plan import beginning
 
 MOST_BYTES = 1 << 18  # of a file of layouts
 MOST_LAYOUTS = 1_000

@@ -5,7 +5,7 @@ process_memory                                what a process takes besides: libr
 bucket_buffers, pool_sizes, arena             weights, gradients, and what is lent for a while
 message_memory, staged_bytes, snapshot_bytes  what messages, their copies and a save hold
 rounded_copies                                copies in 16 bits, of what is summed
-node_memory, memory_limit                     whether a node, a GPU or memory.limit_gb has room
+node_memory, memory_limit, gpu_share          whether a node, a GPU or memory.limit_gb has room
 step_time/                                    how long a step takes
 model_parts                                   parameters and FLOPs of a model by part
 alternatives, cheapest_change                 what other settings would hold, and which one fits

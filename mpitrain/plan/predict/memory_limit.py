@@ -11,21 +11,13 @@ from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.cheapest_change import cheapest_change
+from mpitrain.plan.predict.gpu_share import GpuShare, may_have_gpus
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL, of_processes
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.step_time.machine import find_machine, rates_of
 
-# what a driver for GPUs makes: NVIDIA's, its Jetson's, AMD's, and that of Linux in Windows
-DRIVERS_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
 USABLE = 0.9  # of a memory that was found: predictions are a little low
-
-
-class GpuShare(NamedTuple):
-    """The smallest share of a GPU that a rank has. num_bytes: of its memory."""
-
-    name: str
-    num_bytes: int
 
 
 class MemoryLimit(NamedTuple):
@@ -95,11 +87,6 @@ def limit_of_node(ranks: int) -> MemoryLimit:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     source = f"this node's {total / 1e9:.3g} GB for {ranks} rank{'s' * (ranks > 1)}"
     return MemoryLimit(total, False, False, source, ranks, of_node=True)
-
-
-def may_have_gpus() -> bool:
-    """Return whether a driver for GPUs is there, which says whether torch is worth asking."""
-    return any(os.path.exists(path) for path in DRIVERS_FILES)
 
 
 def computes_on_gpu(config: Config) -> bool:
