@@ -1,7 +1,7 @@
 """Say why: computing and sending by axis, what the runner-up lost, what binds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mpitrain.commands.plan.search import Candidate
@@ -85,15 +85,26 @@ def balance(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> lis
     return lines
 
 
-def rules(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> list[str]:
-    """Return the rules of the field that the search keeps, where they decided."""
-    found = [f"tp within a node of {machine.ranks_per_node}"] if layout.tp > 1 else []
-    found += ["ZeRO-1 always: it sends no more than plain sums"] if layout.zero == 1 else []
-    if layout.pp > 1:
+def rules(
+    best: Candidate, others: Sequence[Candidate], machine: MachineRates, fixed: Collection[str]
+) -> list[str]:
+    """Return the rules of the field that decided, which what the user fixed leaves no room for.
+
+    others: that fit, too. fixed: fields of a layout.
+    """
+    layout = best.layout
+    found = []
+    if 1 < layout.tp <= machine.ranks_per_node and "tp" not in fixed:
+        found.append(f"tp within a node of {machine.ranks_per_node}")
+    if layout.zero == 1 and "zero" not in fixed:
+        found.append("ZeRO-1 always: it sends no more than plain sums")
+    if layout.pp > 1 and not {"pp", "micro"} <= {*fixed}:
         found.append(f"{layout.num_microbatches} microbatches for {layout.pp} stages")
-    if shape.experts is not None and layout.ep > 1:
+    if layout.ep > 1 and layout.tp > layout.etp == 1 and "etp" not in fixed:
         found.append("experts divided apart from tp")
-    found.append("of layouts that are as fast, the simpler")
+    as_fast = [each for each in others if each.found.seconds <= best.found.seconds]
+    if any(each.complexity > best.complexity for each in as_fast):
+        found.append("of layouts that are as fast, the simpler")
     return found
 
 

@@ -130,8 +130,8 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         require_file("--out", asked.out)
     loaded = asked.read()
     given, origins = loaded
-    rates = rates_of(given, asked.node_ranks)
     limit = _limit(given, asked)
+    rates = rates_of(given, asked.node_ranks)._replace(memory_bytes=limit.num_bytes)
     tokens = _tokens(asked.tokens)
     with Waiting("mpitrain plan"):
         shape = shape_of(given)
@@ -155,7 +155,7 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     if asked.timeline is not None:
         layout = chosen[0].candidate.layout
         write_timeline(asked.timeline, predict_timeline(shape, layout, rates), layout.describe())
-    return PlanAnswer(asked, shape, rates, found, chosen, limit.usable, notes, tokens)
+    return PlanAnswer(asked, shape, rates, found, chosen, limit.usable, notes, tokens, fixed)
 
 
 def _limit(given: Config, asked: PlanRequest) -> MemoryLimit:
@@ -419,6 +419,7 @@ class PlanAnswer(NamedTuple):
     limit: float
     notes: list[str]
     tokens: float
+    fixed: Mapping[str, Any]
 
     def as_tree(self) -> dict[str, Any]:
         return {
@@ -487,7 +488,7 @@ class PlanAnswer(NamedTuple):
                 f"{number}. {why_lost(best, each.candidate)}"
                 for number, each in enumerate(self.chosen[1:], start=2)
             ),
-            "rules that decided: " + "; ".join(rules(self.shape, best.layout, self.rates)),
+            *self._rules(best),
             *(f"advice: {line}" for line in self._advice()),
         ]
         if self.asked.explain:
@@ -511,6 +512,15 @@ class PlanAnswer(NamedTuple):
             f"{number:>2}.{step.seconds:>9.3g}  {low:>5.3g}-{high:<6.3g}{used[0]:>7.1f} "
             f"{used[1]:>5.1f} {f'{held:.1f}' if held >= 1 else f'{held:.2g}':>7}   {layout.describe()}{full}"
         )
+
+    def _rules(self, best: Candidate) -> list[str]:
+        others = [each.candidate for each in self.chosen[1:]]
+        found = rules(best, others, self.rates, self.fixed)
+        named = [f"{key} = {self.fixed[field]}" for key, field in FIELDS.items() if field in self.fixed]
+        return [
+            *["rules that decided: " + "; ".join(found)] * bool(found),
+            *["as given: " + ", ".join(named)] * bool(named),
+        ]
 
     def _parts(self, best: Candidate) -> str:
         parts = parts_of(best.found)

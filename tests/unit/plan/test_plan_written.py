@@ -1,22 +1,31 @@
 """What `mpitrain plan` reads of a configuration's machine and memory, and what it writes of a layout."""
 
 import json
+import random
 import shlex
+import subprocess
 import tomllib
+from contextlib import suppress
 
 import pytest
 from click.testing import CliRunner
 
 from mpitrain import config as settings
 from mpitrain.cli import cli
+from mpitrain.comm.base.interpreter import python
 from mpitrain.commands.inspect import show_program, show_proof
 from mpitrain.commands.plan.planner import PlanRequest, find_layouts
 from mpitrain.commands.plan.sweep_request import SweepRequest, plan_on
 from mpitrain.errors import ConfigError
 from mpitrain.origins import FOLDER, KeyOrigin
+from mpitrain.plan.declared.published import find_published
 from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
-from mpitrain.plan.predict.step_time.machine import find_machine
+from mpitrain.plan.predict.step_time import advice as advice_module
+from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.step import predict_step
 
+H100 = machine_of(find_machine("h100-80gb"))
 SMALL = ("model.layers=4", "model.width=64", "model.heads=4", "model.kv_heads=2", "model.ffn=128")
 
 
@@ -132,3 +141,86 @@ def test_no_command_plans_what_a_named_machine_has_no_room_for():
     ):
         with pytest.raises(ConfigError, match=r"GB|memory"):
             refused()
+
+
+MIXTRAL = ("model.preset=mixtral-8x7b", "batch.global=64", "precision.compute=bf16", "run.machine=h100-80gb")
+
+
+@pytest.mark.parametrize(
+    ("fixed", "said", "unsaid"),
+    [
+        (("parallel.tp=16", "comm.node_ranks=8"), "as given: parallel.tp = 16", "tp within a node"),
+        (("parallel.zero=1",), "as given: parallel.zero = 1", "ZeRO-1 always"),
+        (("parallel.tp=2", "parallel.ep=4", "parallel.etp=2"), "parallel.etp = 2", "divided apart from tp"),
+        (("parallel.tp=8",), "as given: parallel.tp = 8", "tp within a node"),
+    ],
+    ids=str,
+)
+def test_rules_that_decided_are_true_of_the_layout_below_which_they_stand(fixed, said, unsaid):
+    """Of what the user has fixed, no rule has decided."""
+    answer = find_layouts(PlanRequest(None, (*MIXTRAL, *fixed), 16, top=2))
+    text = answer.as_text()
+    assert said in text and unsaid not in text
+    layout, machine = answer.chosen[0].candidate.layout, answer.rates
+    assert ("tp within a node" in text) <= (1 < layout.tp <= machine.ranks_per_node)
+    assert ("ZeRO-1 always" in text) <= (layout.zero == 1)
+    simpler = [
+        each for each in answer.chosen if each.candidate.complexity > answer.chosen[0].candidate.complexity
+    ]
+    assert ("the simpler" in text) <= bool(simpler)
+
+
+def test_advice_counts_the_memory_that_a_plan_is_held_to():
+    """Not that of the whole machine, of which a limit leaves a part."""
+    keys = ("model.layers=4", "model.width=1024", "data.sequence=512", "model.heads=4", "batch.global=16")
+    answer = find_layouts(PlanRequest(None, (*keys, "memory.limit_gb=0.45"), 8))
+    assert answer.rates.memory_bytes == 0.45e9
+    assert not [line for line in answer.as_tree()["advice"] if "fits without" in line]
+    roomy = find_layouts(PlanRequest(None, (*keys, "parallel.zero=3"), 8)).as_tree()["advice"]
+    assert [line for line in roomy if "fits without" in line]
+
+
+MOST_STEPS = 16  # that are predicted for all advice of a layout
+
+
+def random_layout(rng):
+    """Return a layout that can be, of some model, and a machine with few ranks a node."""
+    while True:
+        shape = find_published(rng.choice(["llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b"]))
+        tp, cp, pp, dp = (rng.choice([1, 2, 4, 16]) for _ in range(4))
+        keys = {"tp": tp, "cp": cp, "pp": pp, "zero": rng.choice([0, 1, 3]) if dp * cp > 1 else 0}
+        keys |= {"sharded": rng.choice([0, 1, 2])} if keys["zero"] else {}
+        keys |= {"ep": rng.choice([1, 2, 8]), "etp": rng.choice([1, 2, 16])} if shape.experts else {}
+        keys |= {"context": rng.choice(["zigzag", "gather"]), "recompute": rng.choice(["none", "full"])}
+        machine = H100._replace(ranks_per_node=rng.choice([1, 2, 8]))
+        layout = StepLayout(tp * cp * pp * dp, rng.choice([4096, 32768]), dp * rng.choice([1, 4, 16]), **keys)
+        with suppress(ConfigError):
+            return shape, layout, machine, predict_step(shape, layout, machine)
+
+
+def test_advice_predicts_few_steps_of_any_layout(monkeypatch):
+    """A bound of work, not of time; and no layout that can be is one that it can't judge."""
+    predicted = []
+
+    def counted(*given):
+        predicted.append(predict_step(*given))
+        return predicted[-1]
+
+    monkeypatch.setattr(advice_module, "predict_step", counted)
+    rng = random.Random(5)
+    said = 0
+    for _ in range(60):
+        predicted.clear()
+        said += len(advice_module.advice(*random_layout(rng)))
+        assert len(predicted) <= MOST_STEPS
+    assert said > 60
+
+
+def test_advice_loads_its_own_modules_alone():
+    code = (
+        "import sys, mpitrain.training.prepare; before = {*sys.modules}; "
+        "import mpitrain.plan.predict.step_time.advice; print(*({*sys.modules} - before))"
+    )
+    done = subprocess.run([*python(), "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stdout.split()
+    assert loaded and all(name.startswith("mpitrain.") for name in loaded)

@@ -14,7 +14,8 @@ from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.published import ModelShape
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.memory_limit import computes_on_gpu, require_limit
+from mpitrain.plan.predict.memory_limit import computes_on_gpu, limit_of_rank, require_limit
+from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
 from mpitrain.plan.predict.step_time.layout import StepLayout, can_go_by_node, require_possible
 from mpitrain.plan.predict.step_time.machine import ON_CPU, ON_GPU, MachineRates, rates_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
@@ -53,6 +54,10 @@ def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
     resolved = plan.config
     name = resolved.run.machine or (ON_GPU if computes_on_gpu(resolved) else ON_CPU)
     rates = rates_of(resolved, node_ranks, name)
+    known = bool(resolved.run.machine or resolved.memory.limit_gb)
+    limit = limit_of_rank(resolved, plan.axes.grid.size, node_ranks) if known else None
+    if limit is not None:
+        rates = rates._replace(memory_bytes=limit.num_bytes)
     shape = shape_of_resolved(resolved)
     layout = layout_of(resolved, rates, plan.routing)
     try:
@@ -60,7 +65,6 @@ def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
     except ConfigError:  # such as stages of unequal size: a run has them, these formulas don't
         return []
     found = predict_step(shape, layout, rates)
-    known = bool(resolved.run.machine)
     lines = advice(shape, layout, rates, found, memory_is_known=known, held=held or None)
     return [f"advice, by figures of {name}: {line}" for line in lines]
 
@@ -104,6 +108,11 @@ class Judged(NamedTuple):
     found: Prediction
     memory_is_known: bool
 
+    @property
+    def of_tensors(self) -> int:
+        """Bytes of memory that tensors may take: formulas know nothing else of a process."""
+        return self.machine.memory_bytes - (0 if self.machine.on_gpu else BEFORE_A_MODEL)
+
     def share(self, axis: str) -> float:
         """Return the share of a step that waits for messages of an axis."""
         return self.found.exposed[axis] / self.found.seconds
@@ -113,7 +122,7 @@ class Judged(NamedTuple):
 
     def predicted(self, layouts: Layouts) -> Iterator[tuple[str, Prediction]]:
         """Yield the steps of layouts that can exist and, where memory is known, fit or hold no more."""
-        room = max(FULL * self.machine.memory_bytes, self.found.footprint.total)
+        room = max(FULL * self.of_tensors, self.found.footprint.total)
         for change, layout in layouts.items():
             if not layout.dp or not is_defined(layout):
                 continue
@@ -218,7 +227,7 @@ def _spreads(judged: Judged, kind: str) -> bool:
 
 def _experts_beyond_node(judged: Judged) -> str:
     layout, node, experts = judged.layout, judged.machine.ranks_per_node, judged.shape.experts
-    if experts is None or layout.ep * layout.etp <= node:
+    if experts is None or layout.ep == 1 or layout.ep * layout.etp <= node:
         return ""
     ep = _divisor(layout.ep, max(1, node // layout.etp))
     use = f"use ep x etp <= {node}"
@@ -259,7 +268,7 @@ def _experts_divided(judged: Judged) -> str:
 
 def _shards_beyond_node(judged: Judged) -> str:
     layout, node = judged.layout, judged.machine.ranks_per_node
-    if not layout.sharded or layout.sharded >= layout.dp * layout.cp or layout.sharded * layout.tp <= node:
+    if not 1 < layout.sharded < layout.dp * layout.cp or layout.sharded * layout.tp <= node:
         return ""
     most = max(1, node // layout.tp)
     sharded = _divisor(layout.sharded, most)
@@ -343,10 +352,10 @@ def _too_complex(judged: Judged) -> str:
         return ""
     for _, other in judged.predicted({"": simple}):
         needed = other.footprint.total
-        if needed <= 0.5 * machine.memory_bytes and other.seconds <= AS_FAST * judged.found.seconds:
+        if needed <= 0.5 * judged.of_tensors and other.seconds <= AS_FAST * judged.found.seconds:
             return (
                 f"{' and '.join(used)}: {shape.name} fits without, {needed / 1e9:.1f} of "
-                f"{machine.memory_bytes / 1e9:.0f} GB a rank with dp {simple.dp} and zero = 1, "
+                f"{machine.memory_bytes / 1e9:.3g} GB a rank with dp {simple.dp} and zero = 1, "
                 f"{other.seconds:.3g} s a step instead of {judged.found.seconds:.3g}; leave it out unless it "
                 "is measured to be faster"
             )
@@ -359,7 +368,7 @@ def _nearly_full(judged: Judged, held: float | None) -> str:
     if not judged.memory_is_known or holds < FULL * room:
         return ""
     return (
-        f"memory nearly full: {holds / 1e9:.1f} of {room / 1e9:.0f} GB on the rank with most; "
+        f"memory nearly full: {holds / 1e9:.3g} of {room / 1e9:.3g} GB on the rank with most; "
         "allocators retry there, and steps run up to three times slower"
     )
 
