@@ -1,13 +1,13 @@
 """Logits of the next token of a text: with a key-value cache while the text fits in the context.
 
     tokens     a b c d e f | g | h | ...       one forward of the prompt, one of each token behind it
-    beyond     b c d e f g h                   the last data.sequence tokens, one forward for each token:
-    the context                                all their positions are others than a token before
+    beyond     b c d e f g h                   the last tokens that the context has, one forward for each
+    the context                                token: all their positions are others than a token before
 
 B texts, T tokens, V vocabulary.
 """
 
-import os
+from bisect import bisect_right
 
 import torch
 
@@ -20,6 +20,7 @@ from mpitrain.parallel.walk import run
 from mpitrain.plan.declared.layer import cache_bytes_of
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory_limit import limit_of_node
 
 
 class NextToken:
@@ -68,19 +69,26 @@ def why_not_cached(plan: Plan) -> str | None:
     return None
 
 
-def require_cache_memory(plan: Plan) -> None:
-    """Raise ConfigError if weights, and keys and values of a text, are more than this machine's memory."""
+def length_in_memory(plan: Plan) -> int:
+    """Return for how many tokens, at most data.sequence, keys and values fit beside the weights.
+
+    Raises ConfigError if none do.
+    """
     itemsize = itemsizes_of(plan.config)[0]
-    length = plan.config.data.sequence
-    of_cache = sum(cache_bytes_of(layer, length, itemsize) or 0 for layer in _layers(plan))
-    of_weights = sum(spec.numel for spec in plan.parameters()) * itemsize
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if of_cache + of_weights > found:
+    layers = _layers(plan)
+    weights = sum(spec.numel for spec in plan.parameters()) * itemsize
+    limit = limit_of_node(1)
+
+    def num_bytes(length: int) -> int:
+        return weights + sum(cache_bytes_of(layer, length, itemsize) or 0 for layer in layers)
+
+    found = bisect_right(range(1, plan.config.data.sequence + 1), limit.usable, key=num_bytes)
+    if not found:
         raise ConfigError(
-            f"keys and values of {length} tokens need {of_cache / 2**30:,.1f} GiB beside "
-            f"{of_weights / 2**30:,.1f} GiB of weights, this machine has {found / 2**30:,.1f} GiB; lower "
-            "--tokens, or shorten the prompt"
+            f"the weights need {weights / 1e9:.3g} GB, which {limit.source} has no room for; take a "
+            "machine with more memory"
         )
+    return found
 
 
 def _layers(plan: Plan) -> list:

@@ -19,7 +19,7 @@ from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.comm.base.cores import of_this_process
-from mpitrain.commands.decoding import NextToken, require_cache_memory, why_not_cached
+from mpitrain.commands.decoding import NextToken, length_in_memory, why_not_cached
 from mpitrain.commands.sampling import SamplingRules, ShownText
 from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
 from mpitrain.data.chat_template import ids_of_ends, messages_of, read_chat_template
@@ -59,7 +59,9 @@ class SamplingRequest:
 
 
 class TextSampler:
-    """The model of a run directory, for some prompts; the context is the model's own length.
+    """The model of a run directory, for some prompts.
+
+    The context is the model's own length, or what memory has room for.
 
     A model of separate documents stops at the end of one; an answer (chat) at its end.
     """
@@ -83,11 +85,10 @@ class TextSampler:
         config = _for_sampling(rundir, config, self.tokenizer, length)
         plan = plan_of(config)
         why = why_not_cached(plan)
-        _say_what_is_not_cached(why, config.data.sequence, length - 1)
-        if why is None:
-            require_cache_memory(plan)
         self._cached = why is None
-        self._sequence = config.data.sequence
+        self._sequence = length_in_memory(plan) if self._cached else config.data.sequence
+        of_memory = self._sequence < config.data.sequence
+        _say_what_is_not_cached(why, self._sequence, length - 1, of_memory)
         self._stage = _load(rundir, plan)
 
     def text(self, number: int) -> Iterator[str]:
@@ -252,14 +253,18 @@ def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
             )
 
 
-def _say_what_is_not_cached(why: str | None, sequence: int, length: int) -> None:
-    """Say in one line which tokens take a pass over the text. length: of the text, at most."""
+def _say_what_is_not_cached(why: str | None, sequence: int, length: int, of_memory: bool) -> None:
+    """Say in one line which tokens take a pass over the text.
+
+    length: of the text, at most. of_memory: keys and values of more tokens don't fit into it.
+    """
     if why is not None:
         print(f"no key-value cache, every token takes a pass over the text: {why}", file=sys.stderr)
     elif length > sequence:
+        whose = "for which this machine has memory" if of_memory else "the model's own length"
         print(
-            f"no key-value cache beyond {sequence} tokens, the model's own length: from there on every token "
-            "takes a pass over the last so many",
+            f"no key-value cache beyond {sequence} tokens, {whose}: from there on every token takes a "
+            "pass over the last so many",
             file=sys.stderr,
         )
 

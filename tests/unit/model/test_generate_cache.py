@@ -1,5 +1,7 @@
 """Generation with a key-value cache gives what a forward of the whole text gives, for every family."""
 
+import os
+
 import pytest
 from conftest import WITH_LONG, but_for
 from family_settings import FAMILIES
@@ -187,20 +189,26 @@ def test_a_layer_that_does_not_declare_a_cache_is_computed_anew(monkeypatch):
     assert why_not_cached(model("llama")[0]) is None
 
 
-def test_a_cache_that_memory_can_not_hold_is_refused():
+@pytest.mark.parametrize("window", ["attention.window=0", "attention.window=4096"])
+def test_the_context_is_what_memory_has_room_for(window):
+    """Beside the weights, in nine tenths of this machine's: 64 layers of 8 heads of 128 features in fp32."""
     from mpitrain import config as settings
-    from mpitrain.commands.decoding import require_cache_memory
+    from mpitrain.commands.decoding import length_in_memory
     from mpitrain.errors import ConfigError
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.settings.resolve import resolve
 
-    keys = (
-        "model.layers=64",
-        "model.width=8192",
-        "model.heads=64",
-        "model.ffn=64",
-        "data.sequence=1000000000",
-    )
-    plan = plan_of(resolve(settings.load(None, (*keys, "batch.global=1")), 1, VOCAB))
-    with pytest.raises(ConfigError, match=r"keys and values of 1000000000 tokens need .* GiB beside"):
-        require_cache_memory(plan)
+    keys = ("model.family=mistral", "model.width=1024", "model.heads=8", "model.kv_heads=8", "batch.global=1")
+
+    def length(sequence, layers):
+        sizes = (window, f"data.sequence={sequence}", f"model.layers={layers}", "model.ffn=64")
+        plan = plan_of(resolve(settings.load(None, (*keys, *sizes)), 1, VOCAB))
+        return length_in_memory(plan), 4 * sum(spec.numel for spec in plan.parameters())
+
+    memory = 0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert length(64, 2)[0] == 64
+    found, weights = length(10**9, 64)
+    room = int((memory - weights) // (64 * 2 * 1024 * 4))
+    assert found == (room if window == "attention.window=0" else 10**9)
+    with pytest.raises(ConfigError, match=r"the weights need .* GB, which this node's .* has no room for"):
+        length(64, 9000)
