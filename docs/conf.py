@@ -32,6 +32,7 @@ class NoLibrary:
 mpi.MPI = NoLibrary()  # before anything imports it from there
 
 import made_pages  # noqa: E402
+import search_words  # noqa: E402
 
 project = "mpitrain"
 copyright = "the mpitrain contributors"
@@ -41,6 +42,7 @@ myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "generated", "course/measured", "**/README.md"]
 html_theme = "furo"
+html_search_scorer = str(HERE / "search_scorer.js")
 html_title = "mpitrain"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
@@ -100,6 +102,7 @@ def keep_columns(app, context, lines: list[str]) -> None:
 def setup(app) -> None:
     """Write the generated pages, and add owners to the others."""
     made_pages.write(HERE / "generated")
+    app.add_transform(search_words.GlossaryIndex)
     app.connect("source-read", add_owner)
     app.connect("autodoc-process-docstring", as_restructured_text)
     app.connect("sphinx-click-process-description", keep_columns)

@@ -1,4 +1,4 @@
-"""Pages that are made from the source: keys, fields, exit codes, schedules, families.
+"""Pages that are made from the source: keys, fields, exit codes, schedules, families, machines.
 
 python docs/made_pages.py writes them to docs/generated, as sphinx-build does.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from mpitrain.commands.reference import pages
 from mpitrain.commands.schedule.played import Request, play
 from mpitrain.plan.declared.family import FAMILIES
+from mpitrain.plan.predict.step_time.machine import known
 from mpitrain.schedules.catalog import NAMES
 
 PAPERS = {
@@ -43,6 +44,7 @@ def write(folder: Path) -> None:
         "schedules.md": schedules(),
         "families.md": families(),
         "model-types.md": model_types(),
+        "machines.md": machines(),
     }
     for name, text in made.items():
         path = folder / name
@@ -97,6 +99,21 @@ def model_types() -> str:
     lines = ["| `model_type` of `config.json` | architecture | `model.family` |", "|---|---|---|"]
     for name, family in FAMILIES.built_in().items():
         lines += [f"| `{each.name}` | `{each.architecture}` | `{name}` |" for each in family.model_types]
+    return "\n".join([*lines, ""])
+
+
+def machines() -> str:
+    """Return a table of the machines that have a file: their names, memory of a rank, ranks of a node."""
+    lines = ["| name | machine | also | GB a rank | ranks a node |", "|---|---|---|---:|---:|"]
+    for name, machine in known().items():
+        cells = (
+            f"`{name}`",
+            machine.name,
+            ", ".join(f"`{alias}`" for alias in machine.aliases),
+            f"{machine.memory_bytes / 1e9:.1f}",
+            str(machine.ranks_per_node),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 

@@ -160,6 +160,13 @@ def test_questions_are_many_and_each_has_a_page():
     assert not [cells for cells in questions if not re.fullmatch(r"\[.+\]\(\S+\)", cells[1])]
 
 
+def test_every_word_of_the_glossary_leads_to_a_page_and_stands_once():
+    cells = [row for row in rows(DOCS / "reference" / "glossary.md") if row[0] != "you search"]
+    assert not [row for row in cells if len(row) != 3 or "](" not in row[2]]
+    words = [word.lower() for row in cells for word in row[0].split(", ")]
+    assert not {word for word in words if words.count(word) > 1}
+
+
 def test_nothing_of_the_old_readme_is_lost():
     found = [cells[0] for cells in rows(DOCS / "from-the-old-readme.md")]
     assert not set(OLD_HEADINGS) - set(found)
