@@ -55,7 +55,7 @@ MARKER = re.compile(
     r"(?:: ?(?P<command>.*?))? -->\n",
     re.M | re.S,
 )
-BLOCK = re.compile(r"```\w*\n(?P<inside>.*?)^```$|(?P<table>(?:^\|.*\n?)+)", re.M | re.S)
+BLOCK = re.compile(r"```\w*\n(?P<inside>.*?)^```$|(?P<table>(?:^\|[^\n]*\n?)+)", re.M | re.S)
 IMAGE = re.compile(r"!\[[^]]*\]\((?P<path>[^)]+)\)")
 COMMANDS = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```$", re.M | re.S)
 FIGURES = re.compile(r'"(?P<text>[^"]*\{\}[^"]*)" (?P<command>.+)', re.S)
@@ -140,7 +140,8 @@ def _region(below: str) -> tuple[int, int]:
 
 
 def digest(text: str) -> str:
-    """Return a short digest of the numbers of a text."""
+    """Return a short digest of the numbers of a text, comments aside."""
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
     return hashlib.sha256(" ".join(re.findall(NUMBER, text)).encode()).hexdigest()[:8]
 
 

@@ -21,8 +21,10 @@ from mpitrain.commands import inspect
 from mpitrain.commands.dryrun.rehearsal import Rehearsal
 from mpitrain.commands.plan import backtest as planning
 from mpitrain.commands.reference.keys import every_key
+from mpitrain.plan.declared.family import FAMILIES  # noqa: F401 expressions name it
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import MemoryUsage, predict
+from mpitrain.schedules.catalog import NAMES  # noqa: F401 expressions name it
 
 ROOT = Path(__file__).resolve().parent.parent
 KB, MB, GB = 1e3, 1e6, 1e9
