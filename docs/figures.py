@@ -274,3 +274,9 @@ def backtest_counts() -> list[float]:
 def backtest_intervals() -> list[float]:
     share, of_rows = backtest(r"80 % intervals hold +([\d.]+) % of (\d+) rows")
     return [round(share / 100 * of_rows), of_rows, share]
+
+
+def state_bytes(*overrides: str) -> float:
+    """Return the bytes of a parameter that a checkpoint has: weight and moments in fp32, or as given."""
+    first = rank(None, 1, "parallel.zero=0", *overrides)
+    return 4 + first.first.moments // first.parameters

@@ -84,7 +84,7 @@ def test_a_wrong_digit_is_found_in_every_output():
             elif not re.search(r"\d", text[output.start : output.end]):
                 continue
             found = build.differences(page, run(), slow=SLOW, text=planted(text, *place))
-            if [difference.line for difference in found] != [output.line]:
+            if output.line not in [difference.line for difference in found]:
                 missed.append(f"{name_of(page)}:{output.line}: {found}")
     assert not missed
 
