@@ -32,8 +32,10 @@ def card(config: Config, saved: Checkpoint, dtype: str, facts: Mapping[str, str]
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- mpitrain\n---\n\n"
         f"# A {_cell(config.model.family)} model of mpitrain\n\n"
         f"| | |\n|---|---|\n{table}\n\n"
-        "Load it:\n\n```python\nfrom transformers import AutoModelForCausalLM\n\n"
-        'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")\n```\n\n'
+        "Load it:\n\n```python\n"
+        "from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")\n'
+        'tokenizer = PreTrainedTokenizerFast.from_pretrained("THIS_FOLDER")\n```\n\n'
         f"How it was trained, as mpitrain's configuration says it:\n\n```toml\n{_settings(config)}```\n"
     )
 

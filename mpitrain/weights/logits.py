@@ -30,9 +30,11 @@ LIMIT_S = 3600.0
 # of the largest logit: fp32 against fp32, of two programs; transformers' norms are fp32 in fp64, too
 TOLERANCE = 1e-4
 MOST_ALONE = 300_000_000  # parameters of a model that is compared without being asked for
+# that tokenizers cut differently: numbers, contractions, spaces, characters without a token
+TEXTS = ["It's 2026: don't  add 13 + 29\n\n\tx", "naïve 日本 🙂"]
 CHILD = """
-import json, sys, warnings
-import numpy as np, torch, transformers
+import json, pathlib, sys, warnings
+import numpy as np, tokenizers, torch, transformers
 folder, given, out = sys.argv[1:]
 tokens = torch.tensor(json.load(open(given))["tokens"])
 dtype = getattr(torch, json.load(open(given))["dtype"])
@@ -46,7 +48,20 @@ empty = {name for name, x in model.named_parameters() if not x.numel()}  # of sh
 wrong = {name: sorted(str(each) for each in info[name] if each not in empty) for name in kinds}
 with torch.no_grad():
     logits = model.eval()(tokens).logits
-np.savez(out, logits=logits.double().numpy(), wrong=json.dumps(wrong), version=transformers.__version__)
+file = pathlib.Path(folder, "tokenizer.json")
+tokenizer = ""
+if file.exists():
+    own = tokenizers.Tokenizer.from_file(str(file))
+    try:
+        kind, plain = transformers.AutoTokenizer, dict(add_special_tokens=False)
+        theirs = kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        for text in json.load(open(given))["texts"]:
+            if theirs(text, **plain)["input_ids"] != own.encode(text, **plain).ids:
+                tokenizer = "makes other tokens of " + ascii(text)
+    except Exception as error:
+        tokenizer = "can't read it (" + str(error).partition(chr(10))[0][:200] + ")"
+np.savez(out, logits=logits.double().numpy(), wrong=json.dumps(wrong), version=transformers.__version__,
+    tokenizer=tokenizer)
 """
 
 
@@ -57,12 +72,14 @@ class SameLogits(NamedTuple):
     largest: difference.
     most: largest logit.
     tokens: that were compared.
+    tokenizer: what its AutoTokenizer does, if that isn't what tokenizer.json says.
     """
 
     version: str
     largest: float
     most: float
     tokens: int
+    tokenizer: str
 
 
 def is_installed() -> bool:
@@ -84,7 +101,7 @@ def compare(folder: ModelFolder, matched: Matched, plan: Plan, code: str) -> Sam
     length = min(LENGTH, config.data.sequence)
     vocab = matched.weights[0].rows
     numbers = np.random.default_rng(0).integers(0, vocab, (SEQUENCES, length))
-    expected, wrong, version = _theirs(
+    expected, wrong, tokenizer, version = _theirs(
         folder.path, numbers, "float64" if code == "F64" else "float32", config
     )
     if found := {name: names for name, names in wrong.items() if names}:
@@ -98,17 +115,18 @@ def compare(folder: ModelFolder, matched: Matched, plan: Plan, code: str) -> Sam
             f"transformers {version} computes other logits from what was written: they differ by "
             f"{largest:.3g}, and the largest is {most:.3g}"
         )
-    return SameLogits(version, largest, most, numbers.size)
+    return SameLogits(version, largest, most, numbers.size, tokenizer)
 
 
 def _theirs(
     path: Path, tokens: np.ndarray, dtype: str, config: Config
-) -> tuple[np.ndarray, dict[str, list[str]], str]:
+) -> tuple[np.ndarray, dict[str, list[str]], str, str]:
     more = {"experts_implementation": "eager"} if config.experts.count else {}
     environment = without_rank(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as there:
         given = Path(there) / "given.json"
-        given.write_text(json.dumps({"tokens": tokens.tolist(), "dtype": dtype, "more": more}))
+        asked = {"tokens": tokens.tolist(), "texts": TEXTS, "dtype": dtype, "more": more}
+        given.write_text(json.dumps(asked))
         out = Path(there) / "logits.npz"
         command = python("-c", CHILD, str(path), str(given), str(out))
         try:
@@ -123,7 +141,8 @@ def _theirs(
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise ExportError(f"transformers doesn't load what was written: {last[:300]}")
         with np.load(out) as found:
-            return found["logits"], json.loads(str(found["wrong"])), str(found["version"])
+            wrong = json.loads(str(found["wrong"]))
+            return found["logits"], wrong, str(found["tokenizer"]), str(found["version"])
 
 
 def _ours(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from conftest import but_for
-from exported_models import PROMPTS, TEXT, TOKENIZERS, ExportedModel
+from exported_models import NEW, PROMPTS, TEXT, TOKENIZERS, ExportedModel
 from launch import MPITRAIN, finished, options
 from tiny_transformers import distance, our_logits
 
@@ -96,7 +96,7 @@ def test_a_model_trained_from_nothing_is_what_transformers_loads(family, layout,
     for text in (TEXT, *PROMPTS):
         assert reader(text).input_ids == tokenizer.encode(text).ids
     said = command(
-        "generate", run, "--prompts", tmp_path / "prompts.jsonl", "--tokens", 20, "--temperature", 0
+        "generate", run, "--prompts", tmp_path / "prompts.jsonl", "--tokens", NEW, "--temperature", 0
     )
     for prompt, line in zip(PROMPTS, said.splitlines(), strict=True):
         tokens = theirs.greedy(reader(prompt).input_ids)

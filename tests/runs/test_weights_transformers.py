@@ -172,6 +172,24 @@ def test_the_proof_has_transformers_compute_the_logits(tmp_path):
     assert len(TOKENS[0]) == 20
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_the_proof_says_where_transformers_reads_another_tokenizer(family, tmp_path):
+    """In a folder of qwen2 AutoTokenizer makes Qwen's own of any tokenizer.json."""
+    from exported_models import TEXT, byte_fallback_tokenizer
+
+    byte_fallback_tokenizer().save(str(tmp_path / "own.json"))
+    (tmp_path / "text").write_text(TEXT * 20)
+    sizes = {"model.family": family, "model.layers": 1, "model.width": 32, "model.heads": 2, "model.ffn": 32}
+    texts = {"data.source": "text", "data.path": tmp_path / "text", "data.tokenizer": tmp_path / "own.json"}
+    keys = {**sizes, **texts, "data.sequence": 32, "run.steps": 1, "run.dir": tmp_path / "run"}
+    trained = command("run", *(word for key, value in keys.items() for word in ("--set", f"{key}={value}")))
+    assert trained.returncode == 0, trained.stderr
+    done = command("export", tmp_path / "run", "--to", tmp_path / "out", "--prove")
+    assert done.returncode == 0, done.stderr
+    said = "makes other tokens of" in done.stdout and "PreTrainedTokenizerFast.from_pretrained" in done.stdout
+    assert said == (family == "qwen2"), done.stdout
+
+
 def test_the_conversion_of_an_older_tokenizer_that_is_printed_is_one(tmp_path):
     """GPT-2's vocab.json and merges.txt; the ids are those of transformers."""
     from tokenizers import ByteLevelBPETokenizer

@@ -366,26 +366,29 @@ def _rows(
             ("bytes", f"{written.num_bytes:,}, {written.dtype}, {cast}"),
             ("digest", digest_of(matched.weights, source.saved, found.digests)),
             ("largest difference", f"{found.largest:.3g}" + (" (the cast)" if found.largest else "")),
-            ("logits", _logits(folder, matched, source.plan, written, prove)),
+            *_compared(folder, matched, source.plan, written, prove),
         ]
 
 
-def _logits(
+def _compared(
     folder: ModelFolder, matched: Matched, plan: Plan, written: ExportPlan, prove: bool | None
-) -> str:
-    """Compare logits, if that is wanted and can be done; return what to say of it."""
+) -> Rows:
+    """Compare logits and tokens, if that is wanted and can be done; return what to say of it."""
     parameters = sum(weight.spec.numel for weight in matched.weights)
     if prove is False:
-        return "not compared (--no-prove)"
+        return [("logits", "not compared (--no-prove)")]
     if prove is None and not logits.is_installed():
-        return "not compared: transformers isn't installed"
+        return [("logits", "not compared: transformers isn't installed")]
     if prove is None and parameters > logits.MOST_ALONE:
-        return "not compared: a large model; --prove asks for it"
+        return [("logits", "not compared: a large model; --prove asks for it")]
     found = logits.compare(folder, matched, plan, NAMED[written.dtype])
-    return (
-        f"as transformers {found.version} has them, to {found.largest:.2g} of {found.most:.3g}, over "
-        f"{found.tokens} tokens"
-    )
+    theirs = f"transformers {found.version}"
+    difference = f"{found.largest:.2g} of {found.most:.3g}"
+    rows = [("logits", f"as {theirs} has them, to {difference}, over {found.tokens} tokens")]
+    if found.tokenizer:
+        how = "load tokenizer.json by PreTrainedTokenizerFast.from_pretrained(FOLDER)"
+        rows.append(("tokenizer", f"AutoTokenizer of {theirs} {shown(found.tokenizer)}; {how}"))
+    return rows
 
 
 def _publish(tmp: Path, out: Path) -> str:
