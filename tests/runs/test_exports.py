@@ -69,6 +69,8 @@ def settings_of(family, layout):
         keys["model.tied"] = json.dumps(family not in ALTERNATING)
     if family in ("gpt2", "deepseek-v3"):
         del keys["model.kv_heads"]  # as many as heads
+    if family == "glm-4.5" and layout == "odd":
+        keys["attention.head_width"] = 12  # half of its features have positions, in pairs
     if family == "gpt2":
         keys.pop("attention.head_width", None)
         keys["model.positions"] = 96
