@@ -22,7 +22,7 @@ import numpy as np
 from mpitrain.plan import program
 from mpitrain.plan.axes import Axes, axes_of
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Sizes
-from mpitrain.plan.declared.parameters import Spec, itemsizes_of, product_flops
+from mpitrain.plan.declared.parameters import Spec, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.sequence import SequencePlacement, placement_of
 from mpitrain.plan.division.stages import StagePlan, stages_of
@@ -179,7 +179,7 @@ class Plan:
 
     def flops_per_token(self) -> float:
         """Return the model FLOPs of a token in a training step, see Layer.flops."""
-        return sum(layer.flops(self.config.data.sequence) for layer in self.layers)
+        return self.model.flops(self.config.data.sequence)
 
     def recomputed_flops_per_token(self) -> float:
         """Return the FLOPs of a token that memory.recompute adds to a training step.
@@ -187,13 +187,11 @@ class Plan:
         A forward, two of six FLOPs of a weight and a third of attention: of whole blocks, with
         "selective" of attention alone. The ends of the model keep all.
         """
-        recompute = self.config.memory.recompute
-        layers = [layer for block in self.model.blocks for layer in block]
-        flops = sum(layer.flops(self.config.data.sequence) for layer in layers)
+        recompute, sequence = self.config.memory.recompute, self.config.data.sequence
         if recompute in ("full", "every-k"):
-            return flops / 3
+            return self.model.block_flops(sequence) / 3
         if recompute == "selective" and not self.sizes.core_alone:
-            return (flops - sum(product_flops(layer.parameters()) for layer in layers)) / 3
+            return self.model.core_flops(sequence) / 3
         return 0.0
 
     @property

@@ -165,16 +165,15 @@ def test_computations_sleep_as_long_as_their_flops_take():
 def test_on_a_machine_they_sleep_as_long_as_a_plan_predicts_without_messages(settings):
     from mpitrain.commands.dryrun.asleep_on_machine import on_machine
     from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
-    from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
+    from mpitrain.plan.predict.step_time.resolved_layout import layout_of
     from mpitrain.plan.predict.step_time.step import predict_step
+    from mpitrain.plan.predict.step_time.step_model import step_model
 
     found = plan(4, *settings)
     seconds = on_machine(found, "h100-80gb", 4).seconds
     whole = [sum(map(seconds, program)) for program in found.training.ranks]
     machine = machine_of(find_machine("h100-80gb")).with_ranks_per_node(4)
-    predicted = predict_step(
-        shape_of_resolved(found.config), layout_of(found.config, machine), machine, play=False
-    )
+    predicted = predict_step(step_model(found), layout_of(found.config, machine), machine, play=False)
     assert max(whole) == pytest.approx(predicted.computing + predicted.update)
 
 

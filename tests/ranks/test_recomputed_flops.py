@@ -9,8 +9,9 @@ from launch import MPITRAIN, mpirun
 from mpitrain import config as settings
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
-from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import recomputed_flops
+from mpitrain.plan.predict.step_time.step_model import step_model
 from mpitrain.plan.settings.resolve import resolve
 
 LAYERS, WIDTH, HEADS, KV_HEADS, FFN, SEQUENCE, BATCH = 4, 32, 4, 2, 48, 16, 4
@@ -45,7 +46,7 @@ def test_a_forward_of_what_runs_again_is_added(mode):
 def test_the_planner_counts_the_same(mode, given):
     plan = planned(f"memory.recompute={mode}", *given.split(), ranks=2 if "parallel" in given else 1)
     rates = machine_of(find_machine("laptop"))
-    found = recomputed_flops(shape_of_resolved(plan.config), layout_of(plan.config, rates))
+    found = recomputed_flops(step_model(plan), layout_of(plan.config, rates))
     expected = plan.recomputed_flops_per_token() * BATCH * SEQUENCE
     assert found == pytest.approx(expected, rel=0.01)  # it counts the vectors of norms with the weights
 

@@ -13,8 +13,9 @@ from mpitrain.commands.dryrun.rehearsal import Rehearsal
 from mpitrain.commands.inspect import planned
 from mpitrain.commands.plan.after_run import compare
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
-from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.plan.predict.step_time.step_model import step_model
 from mpitrain.training.measured_run import MeasuredRun, StepTimes
 
 SMALL = (
@@ -68,7 +69,7 @@ def test_the_part_that_is_off_most_is_named(usages, part):
     table = compare(run)
     rates = machine_of(find_machine("laptop"))
     config = run.plan.config
-    predicted_s = predict_step(shape_of_resolved(config), layout_of(config, rates), rates).seconds
+    predicted_s = predict_step(step_model(run.plan), layout_of(config, rates), rates).seconds
     assert cells(table)["all"][0] == f"{1e3 * predicted_s:,.1f}"
     assert f"measured / predicted {0.5 / predicted_s:.2f}, most of it {part}: +" in table
 

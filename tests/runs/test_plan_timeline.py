@@ -6,19 +6,19 @@ import sys
 import pytest
 from click.testing import CliRunner
 from launch import finished
+from public_models import public_model
 
 from mpitrain.cli import cli
 from mpitrain.commands.plan.timeline_file import as_trace
 from mpitrain.errors import ConfigError
-from mpitrain.plan.declared.published import find_published
-from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
 from mpitrain.plan.predict.step_time.step import STRAGGLERS, predict_step
 from mpitrain.schedules.actions import parse
 
 H100 = machine_of(find_machine("h100-80gb"))
-MODEL = find_published("llama3-8b")
+MODEL = public_model("llama3-8b")
 SCHEDULES = [("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipe", 1), ("seq1f1b", 1)]
 OPTIONS = ("model.preset=llama3-8b", "data.sequence=8192", "batch.global=64", "precision.compute=bf16",
            "parallel.pp=4")  # fmt: skip

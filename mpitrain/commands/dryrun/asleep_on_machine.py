@@ -8,9 +8,10 @@ from mpitrain.commands.dryrun.asleep import Asleep, num_parts
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
-from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
 from mpitrain.plan.predict.step_time.step import update_seconds
+from mpitrain.plan.predict.step_time.step_model import step_model
 from mpitrain.schedules.actions import COMPUTE, UPDATE, Action
 
 
@@ -23,11 +24,11 @@ def on_machine(plan: Plan, name: str, node_ranks: int) -> Asleep:
     """
     config = plan.config
     machine = machine_of(find_machine(name)).with_ranks_per_node(config.comm.node_ranks or node_ranks)
-    shape, layout = shape_of_resolved(config), layout_of(config, machine, plan.routing)
-    require_possible(layout, shape)
-    stages = stages_of(shape, layout, machine)
+    model, layout = step_model(plan), layout_of(config, machine, plan.routing)
+    require_possible(layout, model)
+    stages = stages_of(model, layout, machine)
     table = plan.table
-    update = update_seconds(shape, layout, machine)
+    update = update_seconds(model, layout, machine)
     of_kinds = [_alone(stage) for stage in stages]
 
     def seconds(action: Action) -> float:

@@ -27,8 +27,9 @@ from mpitrain.plan.predict.step_time.machine import (
     like_gpu,
     machine_of,
 )
-from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.plan.predict.step_time.step_model import step_model
 from mpitrain.training.measured_run import MeasuredRun
 
 MOST_REHEARSED = 2_000  # instructions of a rank: a second or two
@@ -112,7 +113,7 @@ def parts_predicted(run: MeasuredRun, rates: MachineRates) -> dict[str, float]:
     config = run.plan.config
     rates = rates.with_ranks_per_node(config.comm.node_ranks or run.node_ranks)
     layout = layout_of(config, rates, run.plan.routing)
-    found = predict_step(shape_of_resolved(config), layout, rates)
+    found = predict_step(step_model(run.plan), layout, rates)
     exposed = dict(found.exposed)
     exposed["ep"] += exposed.pop("etp")
     waiting = {"pp": found.bubble, **exposed}

@@ -51,7 +51,7 @@ class Predicted(NamedTuple):
     @property
     def sample(self) -> Sample:
         layout = self.row.layout
-        walks = layout.num_microbatches * self.row.shape.layers / layout.pp
+        walks = layout.num_microbatches * len(self.row.model.blocks) / layout.pp
         sending = min(self.found.sent, self.found.seconds)
         return Sample(self.found.seconds - sending, sending, walks, self.row.measured.seconds or math.nan)
 
@@ -119,8 +119,8 @@ def _predict(rows: Sequence[Row], refused: list[Refused]) -> BacktestOutcome:
 
     predicted = []
     for row in rows:
-        every = [predict_step(row.shape, layout, rates(row, False)) for layout in row.layouts]
-        sheet = predict_step(row.shape, row.layout, rates(row, True)).seconds
+        every = [predict_step(row.model, layout, rates(row, False)) for layout in row.layouts]
+        sheet = predict_step(row.model, row.layout, rates(row, True)).seconds
         bounds = (min(each.seconds for each in every), max(each.seconds for each in every))
         predicted.append(Predicted(row, every[0], sheet, bounds))
     seconds, constants = _modes(predicted)
@@ -147,7 +147,7 @@ def _modes(rows: Sequence[Predicted]) -> tuple[dict[str, dict[int, float]], dict
             found["sustained"][at] = each.found.seconds
             found["gpu"][at] = each.sample.at(of_gpu)
             found["calibrated"][at] = each.sample.at(constants[system])
-            work = model_flops(each.row.shape, each.row.layout) / each.row.layout.ranks
+            work = model_flops(each.row.model, each.row.layout) / each.row.layout.ranks
             found["flop rate"][at] = work / rate if rate else math.nan
             found["sheet x factor"][at] = factor * each.sheet if factor else math.nan
     return found, constants
@@ -174,7 +174,7 @@ def _yardsticks(rows: Sequence[Predicted]) -> tuple[float, float]:
     """Return FLOP/s of a rank, and the factor of the data sheet, in the median of some rows."""
     if not rows:
         return 0.0, 0.0
-    rates = [model_flops(e.row.shape, e.row.layout) / (e.row.layout.ranks * e.measured) for e in rows]
+    rates = [model_flops(e.row.model, e.row.layout) / (e.row.layout.ranks * e.measured) for e in rows]
     return statistics.median(rates), statistics.median(each.measured / each.sheet for each in rows)
 
 
@@ -420,7 +420,7 @@ def _worst(outcome: BacktestOutcome, held_out: Sequence[int]) -> list[dict[str, 
             {
                 "id": each.row.id,
                 "system": each.row.whole_system,
-                "model": each.row.shape.name,
+                "model": each.row.model.name,
                 "layout": each.row.layout.describe(),
                 "published_s": each.measured,
                 "predicted_s": outcome.seconds["calibrated"][at],

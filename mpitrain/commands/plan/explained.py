@@ -5,12 +5,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mpitrain.commands.plan.search import Candidate
-from mpitrain.plan.declared.published import ModelShape
-from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step import Prediction
-from mpitrain.plan.predict.step_time.work import attention_work, dense_work, expert_work, head_work
+from mpitrain.plan.predict.step_time.step_model import StepModel, works_of
 
 PARTS = ("computing", "bubble", "tp", "cp", "ep", "etp", "dp", "update", "stragglers")
 
@@ -46,17 +45,16 @@ def why_lost(best: Candidate, other: Candidate) -> str:
     return f"{100 * lost:+.1f} %: it {what}, {more[name]:.3g} s of {other.found.seconds:.3g}"
 
 
-def balance(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> list[str]:
+def balance(model: StepModel, layout: StepLayout, machine: MachineRates) -> list[str]:
     """Return arithmetic intensity, and for each axis computing over sending, and where it would bind.
 
     Intensity is FLOPs over bytes of the products of a block; a card needs peak / bandwidth of it
     (arXiv:1810.09868; Ultra-Scale Playbook, "Compute and memory").
     """
-    one = shape._replace(layers=1, experts=None)
-    works = [attention_work(shape, layout)]
-    works.append(expert_work(shape, layout) if shape.experts else dense_work(one, layout))
+    model_works = works_of(model, layout, 1.0)
+    works = model_works.kinds[-1]
     products = [product for work in works for product in work.products]
-    flops = sum(each.flops for each in products)
+    flops = sum(work.product_flops for work in works)
     moved = sum(2 * each.number * (each.m * each.k + each.k * each.n + each.m * each.n) for each in products)
     dtype = layout.compute if layout.compute in machine.products else next(iter(machine.products))
     needed = machine.products[dtype] / machine.memory_bandwidth
@@ -80,8 +78,13 @@ def balance(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> lis
                 f"{1e3 * computed:.3g} ms and sends {num_bytes / 1e6:.3g} MB; it would wait as "
                 f"long as it computes at {rate / 1e9:.3g} GB/s"
             )
-    head = sum(each.flops for each in head_work(shape, layout).products)
-    lines.append(f"the head is {head / (head + flops * shape.layers):.1%} of the products of a forward")
+    head = model_works.last.product_flops
+    blocks = sum(
+        count * work.product_flops
+        for kind, count in zip(model_works.kinds, model.layers.kinds.values())
+        for work in kind
+    )
+    lines.append(f"the head is {head / (head + blocks):.1%} of the products of a forward")
     return lines
 
 
@@ -121,7 +124,7 @@ def binding(refused: Mapping[str, int], tried: int, limit: float, is_empty: bool
     return f"of {tried} layouts none is left: {words}{hint}"
 
 
-def idle_degrees(shape: ModelShape, ranks: int, fixed: Mapping[str, Any]) -> str:
+def idle_degrees(model: StepModel, ranks: int, fixed: Mapping[str, Any]) -> str:
     """Say which fixed degrees can't be on these ranks and this model, "" if that isn't it."""
     named = {axis: fixed[axis] for axis in ("tp", "cp", "pp", "dp") if fixed.get(axis)}
     inside = math.prod(named.values())
@@ -133,4 +136,4 @@ def idle_degrees(shape: ModelShape, ranks: int, fixed: Mapping[str, Any]) -> str
             else f"{words} of {ranks} ranks"
         )
     stages = fixed.get("pp", 1) * fixed.get("chunks", 1)
-    return f"{stages} stages of {shape.layers} blocks" if stages > shape.layers else ""
+    return f"{stages} stages of {model.sizes.layers} blocks" if stages > model.sizes.layers else ""

@@ -7,10 +7,10 @@ background stops training for the copy alone, and has to end before the next one
 import math
 from typing import NamedTuple
 
-from mpitrain.plan.declared.published import ModelShape
-from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.step import owned_numbers
+from mpitrain.plan.predict.step_time.step_model import StepModel
 
 SAVE_BYTES = 12  # of a parameter in a checkpoint: fp32 weight and two moments
 SAVE_RATE = 1e9  # bytes/s that a node writes, a guess until they are measured
@@ -59,7 +59,7 @@ class Goodput(NamedTuple):
 
 
 def save_times(
-    shape: ModelShape, layout: StepLayout, machine: MachineRates, blocking: bool, stated_s: float = 0.0
+    model: StepModel, layout: StepLayout, machine: MachineRates, blocking: bool, stated_s: float = 0.0
 ) -> SaveTimes:
     """Return what a save takes.
 
@@ -68,14 +68,14 @@ def save_times(
     rate, source = machine.storage_write or SAVE_RATE, GUESS
     if machine.storage_write:
         source = f"by storage.write of {machine.name}"
-    took = SAVE_BYTES * shape.parameters() / (rate * _nodes(layout, machine))
+    took = SAVE_BYTES * model.num_parameters / (rate * _nodes(layout, machine))
     if stated_s:
         return SaveTimes(
             max(took, stated_s), stated_s, source if took >= stated_s else "as stated", "as stated"
         )
     if blocking:
         return SaveTimes(took, took, source, source)
-    copied = SAVE_BYTES * owned_numbers(shape, layout)
+    copied = SAVE_BYTES * owned_numbers(model, layout)
     if not machine.on_gpu:
         return SaveTimes(took, min(took, 2 * copied / machine.memory_bandwidth), source, PREDICTED)
     stall = copied / (machine.host_copy or COPY_RATE)

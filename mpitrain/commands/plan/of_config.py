@@ -1,4 +1,4 @@
-"""The shape of a configuration's model, and its load of experts, before there is a layout."""
+"""The model of a configuration, and its load of experts, before there is a layout."""
 
 import msgspec
 
@@ -6,20 +6,26 @@ from mpitrain import config as settings
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, separator, tokenizer_of
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.declared.published import PublishedModel
 from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.declared.step_layout import ExpertLoad
 from mpitrain.plan.predict.step_time.expert_load import expert_load
-from mpitrain.plan.predict.step_time.layout import ExpertLoad
-from mpitrain.plan.predict.step_time.resolved_layout import shape_of_resolved
+from mpitrain.plan.predict.step_time.step_model import StepModel, step_model
 from mpitrain.plan.settings.resolve import resolve
 
 
-def shape_of(config: Config, vocabulary: Vocabulary | None = None) -> ModelShape:
-    """Return the shape of a configuration's model, as on one rank, where nothing travels.
+def model_of(config: Config, vocabulary: Vocabulary | None = None) -> StepModel:
+    """Return the model of a configuration, as on one rank, where nothing travels.
 
     vocabulary: its tokenizer's; None: the tokenizer is read.
     """
-    return shape_of_resolved(_alone(config, vocabulary, settings.Batch()))
+    return step_model(plan_of(_alone(config, vocabulary, settings.Batch())))
+
+
+def published_model(published: PublishedModel, sequence: int) -> StepModel:
+    """Return a public model. sequence: positions that it is predicted with."""
+    plan = plan_of(resolve(published.configuration(sequence), num_ranks=1, vocab=1))
+    return step_model(plan, published.name)
 
 
 def expert_load_of(config: Config, batch: int) -> ExpertLoad | None:

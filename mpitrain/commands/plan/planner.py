@@ -25,7 +25,7 @@ from mpitrain.commands.plan.explained import (
     why_lost,
 )
 from mpitrain.commands.plan.goodput import NODE_HOURS, Goodput, SaveTimes, goodput, save_times
-from mpitrain.commands.plan.of_config import expert_load_of, shape_of
+from mpitrain.commands.plan.of_config import expert_load_of, model_of
 from mpitrain.commands.plan.search import DOESNT_DIVIDE, Candidate, SearchResult, searches
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.waiting import Waiting
@@ -36,17 +36,17 @@ from mpitrain.inputs import as_argument, shown
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.origins import PLANNER, SET, KeyOrigin, Origins
 from mpitrain.plan.declared.formatting import finite
-from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import MemoryLimit, held_by_ranks, limit_of_rank
 from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
 from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
-from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_of
 from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, fused_by, recompute_of, segments_in
 from mpitrain.plan.predict.step_time.step import hfu, mfu
+from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 from mpitrain.training.run_plan import beginning
@@ -134,28 +134,28 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     rates = rates_of(given, asked.node_ranks)._replace(memory_bytes=limit.num_bytes)
     tokens = _tokens(asked.tokens)
     with Waiting("mpitrain plan"):
-        shape = shape_of(given)
-        _refuse_idle_degrees(given, shape)
+        model = model_of(given)
+        _refuse_idle_degrees(given, model)
         base, notes = base_layout(given, asked.ranks, rates)
         base = base._replace(expert_load=expert_load_of(given, base.batch))
         if not origins.is_given("data.sequence"):
             notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
         fixed = fixed_fields(given, origins)
-        found, chosen, refusal = _fitting(given, shape, base, asked, rates, fixed, limit)
+        found, chosen, refusal = _fitting(given, model, base, asked, rates, fixed, limit)
         if not chosen and _may_offload(loaded, rates):
             offloaded, chosen, _ = _fitting(
-                given, shape, base._replace(offload_optimizer=True), asked, rates, fixed, limit
+                given, model, base._replace(offload_optimizer=True), asked, rates, fixed, limit
             )
             found = offloaded if chosen else found
             notes += [OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {NOT_IN_THE_TIMES}"] * bool(chosen)
     if not chosen:
-        raise _nothing_fits(shape, asked, rates, found, limit, fixed, refusal)
+        raise _nothing_fits(model, asked, rates, found, limit, fixed, refusal)
     if asked.out is not None:
         write("--out", asked.out, _written(loaded, chosen[0], tokens, asked.out).encode())
     if asked.timeline is not None:
         layout = chosen[0].candidate.layout
-        write_timeline(asked.timeline, predict_timeline(shape, layout, rates), layout.describe())
-    return PlanAnswer(asked, shape, rates, found, chosen, limit.usable, notes, tokens, fixed)
+        write_timeline(asked.timeline, predict_timeline(model, layout, rates), layout.describe())
+    return PlanAnswer(asked, model, rates, found, chosen, limit.usable, notes, tokens, fixed)
 
 
 def _limit(given: Config, asked: PlanRequest) -> MemoryLimit:
@@ -191,7 +191,7 @@ def _unused(folder: str) -> str:
 
 def _fitting(
     given: Config,
-    shape: ModelShape,
+    model: StepModel,
     base: StepLayout,
     asked: PlanRequest,
     rates: MachineRates,
@@ -204,7 +204,7 @@ def _fitting(
     """
     unfit: set[StepLayout] = set()
     tried = []
-    for found in searches(shape, base, rates, fixed, limit.of_tensors, unfit):
+    for found in searches(model, base, rates, fixed, limit.of_tensors, unfit):
         chosen, refusal = _chosen(given, found, asked, rates, limit, unfit)
         if chosen:
             return found, chosen, refusal
@@ -220,7 +220,7 @@ def _may_offload(given: LoadedConfig, rates: MachineRates) -> bool:
 
 
 def _nothing_fits(
-    shape: ModelShape,
+    model: StepModel,
     asked: PlanRequest,
     rates: MachineRates,
     found: SearchResult,
@@ -233,7 +233,7 @@ def _nothing_fits(
     if found.refused["memory"] and not limit.on_gpu:
         why += f" as a process, which takes {BEFORE_A_MODEL / 1e9:.2g} GB before it has a model"
     if not found.tried:
-        idle = idle_degrees(shape, asked.ranks, fixed)
+        idle = idle_degrees(model, asked.ranks, fixed)
         why += f": {idle}" if idle else ""
     elif refusal:
         why += f" (of the first: {refusal})"
@@ -241,7 +241,7 @@ def _nothing_fits(
         why += f" (such as: {found.example})"
     named = ", ".join(f"{key} = {fixed[field]}" for key, field in FIELDS.items() if field in fixed)
     return ConfigError(
-        f"{shape.name} on {asked.ranks} ranks of {rates.name}: {why}; fixed: {named or 'nothing'}; "
+        f"{model.name} on {asked.ranks} ranks of {rates.name}: {why}; fixed: {named or 'nothing'}; "
         "change what is fixed, --ranks, --memory or batch.global"
     )
 
@@ -302,11 +302,11 @@ def fixed_fields(config: Config, origins: Origins) -> dict[str, Any]:
     return found
 
 
-def _refuse_idle_degrees(config: Config, shape: ModelShape) -> None:
+def _refuse_idle_degrees(config: Config, model: StepModel) -> None:
     """Raise ConfigError, as a run does, for experts' degrees of a model that has none."""
     for key, degree in (("ep", config.parallel.ep), ("etp", config.parallel.etp)):
-        if shape.experts is None and degree > 1:
-            raise ConfigError(f"parallel.{key} = {degree}: {shape.name} has no experts; leave it out")
+        if model.experts is None and degree > 1:
+            raise ConfigError(f"parallel.{key} = {degree}: {model.name} has no experts; leave it out")
 
 
 def with_layout(config: Config, layout: StepLayout) -> Config:
@@ -412,7 +412,7 @@ class PlanAnswer(NamedTuple):
     """All that was found, to be shown."""
 
     asked: PlanRequest
-    shape: ModelShape
+    model: StepModel
     rates: MachineRates
     found: SearchResult
     chosen: list[RunnableLayout]
@@ -425,8 +425,8 @@ class PlanAnswer(NamedTuple):
         return {
             "machine": self.rates.name,
             "ranks": self.asked.ranks,
-            "parameters": self.shape.parameters(),
-            "active_parameters": self.shape.active_parameters(),
+            "parameters": self.model.num_parameters,
+            "active_parameters": self.model.num_active,
             "layouts_tried": self.found.tried,
             "left_out": dict(self.found.refused),
             "notes": self.notes,
@@ -447,8 +447,8 @@ class PlanAnswer(NamedTuple):
             "seconds": step.seconds,
             "interval_s": [bound * step.seconds for bound in INTERVAL],
             "tokens_per_s": layout.tokens / step.seconds,
-            "mfu": mfu(self.shape, layout, self.rates, step.seconds),
-            "hfu": hfu(self.shape, layout, self.rates, step.seconds),
+            "mfu": mfu(self.model, layout, self.rates, step.seconds),
+            "hfu": hfu(self.model, layout, self.rates, step.seconds),
             "parts_s": parts_of(step),
             "held_bytes": each.held,
             "memory_limit_bytes": self.limit,
@@ -457,12 +457,12 @@ class PlanAnswer(NamedTuple):
     def _advice(self) -> list[str]:
         best = self.chosen[0]
         layout, found = best.candidate
-        return advice(self.shape, layout, self.rates, found, held=best.held)
+        return advice(self.model, layout, self.rates, found, held=best.held)
 
     def _save(self) -> SaveTimes:
         best = self.chosen[0]
         blocking = best.config.run.save == "blocking"
-        return save_times(self.shape, best.candidate.layout, self.rates, blocking, self.asked.save_s)
+        return save_times(self.model, best.candidate.layout, self.rates, blocking, self.asked.save_s)
 
     def _training(self) -> Goodput:
         best = self.chosen[0].candidate
@@ -472,8 +472,8 @@ class PlanAnswer(NamedTuple):
     def as_text(self) -> str:
         best = self.chosen[0].candidate
         lines = [
-            f"{self.shape.name}: {self.shape.parameters() / 1e9:.4g} billion parameters, "
-            f"{self.shape.active_parameters() / 1e9:.4g} active; {self.asked.ranks} ranks of "
+            f"{self.model.name}: {self.model.num_parameters / 1e9:.4g} billion parameters, "
+            f"{self.model.num_active / 1e9:.4g} active; {self.asked.ranks} ranks of "
             f"{self.rates.name}, {self.limit / 1e9:.3g} GB each; {best.layout.batch} x "
             f"{best.layout.sequence} tokens a step",
             *self.notes,
@@ -492,7 +492,7 @@ class PlanAnswer(NamedTuple):
             *(f"advice: {line}" for line in self._advice()),
         ]
         if self.asked.explain:
-            lines += ["", *balance(self.shape, best.layout, self.rates)]
+            lines += ["", *balance(self.model, best.layout, self.rates)]
         if self.tokens:
             lines += ["", self._text_of_training()]
         if self.asked.out is not None:
@@ -505,7 +505,7 @@ class PlanAnswer(NamedTuple):
     def _line(self, number: int, each: RunnableLayout) -> str:
         layout, step = each.candidate.layout, each.candidate.found
         low, high = (bound * step.seconds for bound in INTERVAL)
-        used = [100 * of(self.shape, layout, self.rates, step.seconds) for of in (mfu, hfu)]
+        used = [100 * of(self.model, layout, self.rates, step.seconds) for of in (mfu, hfu)]
         held = each.held / 1e9
         full = "  nearly full" if each.held > 0.95 * self.limit else ""
         return (

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mpitrain.commands.plan.assumed import Convention, convention_of
-from mpitrain.commands.plan.row_layout import DIFFER, Incomplete, layouts_in, number_in, shape_in
+from mpitrain.commands.plan.row_layout import DIFFER, Incomplete, layouts_in, model_in, number_in
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
-from mpitrain.plan.declared.published import ModelShape
-from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
+from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import MachineFile, known_machine
 from mpitrain.plan.predict.step_time.step import recomputed_flops
+from mpitrain.plan.predict.step_time.step_model import StepModel
 
 MOST_BYTES = 32 << 20
 MOST_COLUMNS = 1_000  # each row is held with all of them
@@ -44,7 +45,7 @@ class Row(NamedTuple):
 
     id: str
     system: str
-    shape: ModelShape
+    model: StepModel
     machine: MachineFile
     layouts: tuple[StepLayout, ...]
     measured: PublishedFigures
@@ -69,7 +70,7 @@ class Row(NamedTuple):
 
     @property
     def regime(self) -> str:
-        kind = "experts" if self.shape.experts else "dense"
+        kind = "experts" if self.model.experts else "dense"
         return f"{kind} {self.layout.compute}"
 
     @property
@@ -128,15 +129,15 @@ def _row(name: str, fields: Mapping[str, str]) -> Row:
     if not fields["gpu_type"]:
         raise Incomplete("gpu_type: found nothing; needed the machine")
     machine = known_machine(fields["gpu_type"])
-    shape = shape_in(fields, assumed)
-    layouts = layouts_in(fields, shape, convention, assumed)
+    model = model_in(fields, assumed)
+    layouts = layouts_in(fields, model, convention, assumed)
     for layout in layouts:
-        require_possible(layout, shape)
+        require_possible(layout, model)
     halves = [fields[key].lower() for key in HALVES if fields.get(key)]
-    measured = _measured(fields, shape, layouts[0], machine, convention)
+    measured = _measured(fields, model, layouts[0], machine, convention)
     key = (
         fields["system"],
-        shape.name,
+        model.name,
         machine.name,
         layouts[0].ranks,
         layouts[0].sequence,
@@ -144,7 +145,7 @@ def _row(name: str, fields: Mapping[str, str]) -> Row:
     )
     sweep = fields.get("sweep") or " ".join(map(str, key))
     fitted = halves[0] in FITTED if halves else None
-    return Row(name, fields["system"], shape, machine, layouts, measured, assumed, convention, sweep, fitted)
+    return Row(name, fields["system"], model, machine, layouts, measured, assumed, convention, sweep, fitted)
 
 
 # ---------------------------------------------------------------- what was measured
@@ -152,13 +153,13 @@ def _row(name: str, fields: Mapping[str, str]) -> Row:
 
 def _measured(
     fields: Mapping[str, str],
-    shape: ModelShape,
+    model: StepModel,
     layout: StepLayout,
     machine: MachineFile,
     convention: Convention,
 ) -> PublishedFigures:
     """Return the seconds of a step: of time if it is given, of tokens or samples, of FLOP/s, of MFU."""
-    found = dict(_seconds(fields, shape, layout, machine, convention))
+    found = dict(_seconds(fields, model, layout, machine, convention))
     memory = number_in(fields, "mem_gb")
     if memory and memory * 1e9 > 1.3 * machine.memory_bytes:
         raise ConfigError(
@@ -185,7 +186,7 @@ def _measured(
 
 def _seconds(
     fields: Mapping[str, str],
-    shape: ModelShape,
+    model: StepModel,
     layout: StepLayout,
     machine: MachineFile,
     convention: Convention,
@@ -197,8 +198,8 @@ def _seconds(
         yield "tok_s_gpu", layout.tokens / (rate * layout.ranks)
     if rate := number_in(fields, "samples_s_gpu"):
         yield "samples_s_gpu", layout.batch / (rate * layout.ranks)
-    flops = shape.flops_per_token(layout.sequence, convention.halved) * layout.tokens / layout.ranks
-    again = recomputed_flops(shape, layout) / layout.ranks
+    flops = model.flops_per_token(layout.sequence, convention.halved) * layout.tokens / layout.ranks
+    again = recomputed_flops(model, layout) / layout.ranks
     counted = convention.counts_recomputed or "HFU, not MFU" in fields.get("note", "")
     peak = machine.products["bf16" if "bf16" in machine.products else next(iter(machine.products))].peak
     if rate := number_in(fields, "tflops_gpu"):

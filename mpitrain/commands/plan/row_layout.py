@@ -2,69 +2,81 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from mpitrain.commands.plan.assumed import Convention
+from mpitrain.commands.plan.of_config import published_model
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
-from mpitrain.plan.declared.published import ModelShape, RoutedExperts, find_published
-from mpitrain.plan.predict.step_time.layout import MICROS, StepLayout
+from mpitrain.plan.declared.family import family_of
+from mpitrain.plan.declared.published import PublishedModel, find_published
+from mpitrain.plan.declared.resolved import ResolvedExperts
+from mpitrain.plan.declared.step_layout import MICROS, StepLayout
+from mpitrain.plan.predict.step_time.step_model import StepModel
 
 DIFFER = 0.12  # of one row: two figures that should say the same, parameters and what its sizes make
 MOST_LAYERS = 1 << 14
+USUAL_SEQUENCE = 2048
+USUAL_VOCABULARY = 51200
 
 
 class Incomplete(ConfigError):
     """A row leaves out what decides."""
 
 
-def shape_in(fields: Mapping[str, str], assumed: dict[str, str]) -> ModelShape:
+def model_in(fields: Mapping[str, str], assumed: dict[str, str]) -> StepModel:
     """Return the model: of the registry, with the row's own sizes over it; or of its sizes alone."""
+    if (layers := count_in(fields, "layers") or 0) > MOST_LAYERS:
+        raise ConfigError(f"layers = {layers}: needed {MOST_LAYERS} at most")
     try:
-        shape = find_published(fields["model"])
+        published = find_published(fields["model"])
     except ConfigError as error:
-        shape = _shape_alone(fields, assumed, error)
-    heads = count_in(fields, "heads") or shape.heads
-    width = count_in(fields, "hidden") or shape.width
-    changed: dict[str, Any] = {
-        key: count_in(fields, key) or getattr(shape, key) for key in ("layers", "kv_heads", "vocab")
-    }
-    changed.update(width=width, heads=heads, **_hidden_units(fields, shape, width))
+        published = _published_alone(fields, assumed, error)
+    sequence = count_in(fields, "seq") or USUAL_SEQUENCE
+    model = published_model(published, sequence)
+    changed = _changed(fields, published, model)
+    if changed != published:
+        model = published_model(changed, sequence)
+    _require_size(fields, model)
+    return model
+
+
+def _changed(fields: Mapping[str, str], published: PublishedModel, model: StepModel) -> PublishedModel:
+    """Return a model with the sizes of a row, and with those that follow from another width."""
+    sizes, family = model.sizes, family_of(model.sizes)
+    heads, width = (count_in(fields, "heads") or sizes.heads, count_in(fields, "hidden") or sizes.width)
     if width < heads:
         raise ConfigError(f"hidden = {width} of heads = {heads}: needed a number for each head at least")
-    if (width, heads) != (shape.width, shape.heads):
-        changed["head_width"] = width // heads
-        if shape.kv_heads == shape.heads and not fields.get("kv_heads"):
-            changed["kv_heads"] = heads
-    shape = shape._replace(**changed)
-    experts = shape.experts
-    if experts is not None and experts.active > experts.count:
-        raise ConfigError(
-            f"topk = {experts.active} of n_experts = {experts.count}: needed no more than there are"
-        )
-    if shape.layers > MOST_LAYERS:
-        raise ConfigError(f"layers = {shape.layers}: needed {MOST_LAYERS} at most")
-    _require_size(fields, shape)
-    return shape
-
-
-def _hidden_units(fields: Mapping[str, str], shape: ModelShape, width: int) -> dict[str, Any]:
-    """Return the feed-forward's and experts' fields that a row says, or that follow from another width."""
+    keys = {key: count_in(fields, key) or getattr(sizes, key) for key in ("layers", "kv_heads", "vocab")}
+    attention = dict(published.attention)
+    if (width, heads) != (sizes.width, sizes.heads):
+        if sizes.kv_heads == sizes.heads and not fields.get("kv_heads"):
+            keys["kv_heads"] = heads
+        if "head_width" in family.attention:
+            attention["head_width"] = width // heads
+    if not family.grouped:
+        del keys["kv_heads"]
     ffn = count_in(fields, "ffn")
-    if shape.experts is None:
-        return {"ffn": ffn or shape.ffn * width // shape.width}
-    experts = shape.experts
-    return {
-        "experts": experts._replace(
-            count=count_in(fields, "n_experts") or experts.count,
-            active=count_in(fields, "topk") or experts.active,
-            width=ffn or experts.width,
-        )
-    }
+    experts = dict(published.experts)
+    if model.experts is None:
+        keys["ffn"] = ffn or sizes.ffn * width // sizes.width
+    elif given := _experts_of(fields, model.experts, ffn):
+        experts |= given
+    keys |= dict(width=width, heads=heads)
+    return published._replace(model={**published.model, **keys}, attention=attention, experts=experts)
+
+
+def _experts_of(fields: Mapping[str, str], experts: ResolvedExperts, width: int | None) -> dict[str, int]:
+    """Return the keys of experts that a row says. width: hidden units of one, if they are given."""
+    count = count_in(fields, "n_experts") or experts.count
+    active = count_in(fields, "topk") or experts.active
+    _require_active(active, count)
+    given = {"count": count, "active": active, "width": width or experts.width}
+    groups = {"groups": 1, "groups_active": 1} if count % experts.groups else {}
+    return {**given, **groups}
 
 
 def layouts_in(
-    fields: Mapping[str, str], shape: ModelShape, convention: Convention, assumed: dict[str, str]
+    fields: Mapping[str, str], model: StepModel, convention: Convention, assumed: dict[str, str]
 ) -> tuple[StepLayout, ...]:
     """Return the layout of a row; several, the likely one first, where an unknown field decides."""
     if not any(fields.get(key) for key in ("tp", "pp", "zero")):
@@ -78,7 +90,7 @@ def layouts_in(
     modes = _recompute(fields, convention, assumed)
     precision = fields.get("precision", "")
     layout = StepLayout(
-        ranks, sequence, batch, tp=tp, cp=cp, pp=pp, ep=ep, etp=_etp(fields, shape, tp, ep, ranks // pp),
+        ranks, sequence, batch, tp=tp, cp=cp, pp=pp, ep=ep, etp=_etp(fields, model, tp, ep, ranks // pp),
         chunks=chunks, zero=zero, schedule=schedule, compute=_dtype(fields),
         flash=_flag(fields, "flash", convention.flash, assumed),
         fused=convention.fused or "compile" in precision,
@@ -112,12 +124,12 @@ def _sequence_parallel(fields: Mapping[str, str], convention: Convention, tp: in
     return tp > 1 and ("sequence" in fields.get("recompute", "") or convention.sequence_parallel)
 
 
-def _etp(fields: Mapping[str, str], shape: ModelShape, tp: int, ep: int, ranks: int) -> int:
+def _etp(fields: Mapping[str, str], model: StepModel, tp: int, ep: int, ranks: int) -> int:
     """Return how many ranks divide an expert: those of tp, unless experts are folded apart."""
     stated = count_in(fields, "etp")
     if stated:
         return stated
-    return tp if shape.experts and ep * tp <= ranks and not _folded(fields) else 1
+    return tp if model.experts and ep * tp <= ranks and not _folded(fields) else 1
 
 
 def _batch(
@@ -177,37 +189,50 @@ def count_in(fields: Mapping[str, str], key: str) -> int | None:
     return int(found)
 
 
-def _shape_alone(
+def _require_active(active: int, count: int) -> None:
+    if active > count:
+        raise ConfigError(f"topk = {active} of n_experts = {count}: needed no more than there are")
+
+
+def _published_alone(
     fields: Mapping[str, str],
     assumed: dict[str, str],
     unknown: ConfigError,
-) -> ModelShape:
+) -> PublishedModel:
+    """Return the model that a row's sizes say: as GPT-2's, or with a gate where its hidden units aren't
+    four widths, or heads share keys.
+    """
     layers, width, heads = (count_in(fields, key) for key in ("layers", "hidden", "heads"))
     if layers is None or width is None or heads is None:
         raise Incomplete(unknown.args[0])
-    ffn = count_in(fields, "ffn")
-    gated = bool(ffn) and ffn != 4 * width
-    if ffn is None:
-        assumed["ffn"] = f"{4 * width}"
-    if not fields.get("vocab"):
-        assumed["vocab"] = "51200"
-    experts = None
-    count, active = count_in(fields, "n_experts"), count_in(fields, "topk")
-    if count:
-        if not active or not ffn:
-            raise Incomplete("n_experts without topk and ffn: needed both")
-        experts = RoutedExperts(count, active, ffn)
-    return ModelShape(
-        fields["model"] or "unnamed", layers, width, heads, count_in(fields, "kv_heads") or heads,
-        width // heads,
-        ffn or 4 * width, count_in(fields, "vocab") or 51200, gated=gated, tied=not gated, experts=experts,
-        source="the row",
-    )  # fmt: skip
+    usual = {"ffn": 4 * width, "vocab": USUAL_VOCABULARY}
+    assumed |= {key: str(size) for key, size in usual.items() if not fields.get(key)}
+    ffn, vocab = (count_in(fields, key) or size for key, size in usual.items())
+    kv_heads = count_in(fields, "kv_heads") or heads
+    experts = _experts_alone(fields)
+    gated = ffn != usual["ffn"]
+    sizes = dict(layers=layers, width=width, heads=heads, ffn=ffn, vocab=vocab, tied=not gated)
+    name = fields["model"] or "unnamed"
+    if experts or gated or kv_heads != heads:
+        family = "mixtral" if experts else "llama"
+        return PublishedModel(name, dict(family=family, kv_heads=kv_heads, **sizes), experts=experts)
+    return PublishedModel(name, dict(family="gpt2", positions=USUAL_SEQUENCE, **sizes))
 
 
-def _require_size(fields: Mapping[str, str], shape: ModelShape) -> None:
+def _experts_alone(fields: Mapping[str, str]) -> dict[str, int]:
+    """Return the keys of a row's experts; none without n_experts."""
+    count, active, width = (count_in(fields, key) for key in ("n_experts", "topk", "ffn"))
+    if not count:
+        return {}
+    if not (active and width):
+        raise Incomplete("n_experts without topk and ffn: needed both")
+    _require_active(active, count)
+    return dict(count=count, active=active, width=width)
+
+
+def _require_size(fields: Mapping[str, str], model: StepModel) -> None:
     stated = number_in(fields, "params_b")
-    found = shape.parameters() / 1e9
+    found = model.num_parameters / 1e9
     if stated and abs(math.log(found / stated)) > DIFFER:
         raise ConfigError(
             f"params_b = {stated:g} contradicts its sizes, which make {found:.3g} billion parameters"

@@ -12,7 +12,7 @@ import msgspec
 
 from mpitrain import config as settings
 from mpitrain.cluster.rundir import RunDir, read_config
-from mpitrain.commands.plan.of_config import shape_of
+from mpitrain.commands.plan.of_config import model_of
 from mpitrain.commands.plan.planner import FIELDS, base_layout, fixed_fields, with_layout
 from mpitrain.commands.plan.search import Candidate, searches
 from mpitrain.config import Config
@@ -20,6 +20,7 @@ from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import kind_of
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.origins import Origins
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import (
     computes_on_gpu,
@@ -27,7 +28,7 @@ from mpitrain.plan.predict.memory_limit import (
     limit_of_rank,
 )
 from mpitrain.plan.predict.step_time.expert_load import expert_load
-from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
+from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import (
     ON_CPU,
     ON_GPU,
@@ -177,9 +178,9 @@ class _Choice:
         base = base._replace(expert_load=expert_load(self._default.config, self._default.routing))
         fixed = self._fixed()
         most = self._limit.of_tensors if self._limit else rates.memory_bytes
-        shape = shape_of(request.config, request.vocabulary)
+        model = model_of(request.config, request.vocabulary)
         unfit: set[StepLayout] = set()
-        for found in searches(shape, base, rates, fixed, most, unfit):
+        for found in searches(model, base, rates, fixed, most, unfit):
             for each in found.ranked:
                 config = with_layout(self._given, each.layout)
                 with suppress(MpitrainError):  # what a run refuses
@@ -198,12 +199,12 @@ class _Choice:
 
     def _default_seconds(self) -> float | None:
         """Return the seconds of a step of the default layout, None if formulas don't know it."""
-        rates, shape = self._rates(), shape_of(self._request.config, self._request.vocabulary)
+        rates, model = self._rates(), model_of(self._request.config, self._request.vocabulary)
         layout = layout_of(self._default.config, rates, self._default.routing)
         with suppress(ConfigError):
-            require_possible(layout, shape)
+            require_possible(layout, model)
             if is_defined(layout):
-                return predict_step(shape, layout, rates).seconds
+                return predict_step(model, layout, rates).seconds
         return None
 
     def _plan(self, config: Config) -> Plan:

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from mpitrain.errors import ConfigError
-from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.declared.step_layout import MICROS, StepLayout
 from mpitrain.plan.predict.step_time.footprint import footprint_of
-from mpitrain.plan.predict.step_time.layout import MICROS, StepLayout, can_go_by_node, require_possible
+from mpitrain.plan.predict.step_time.layout import can_go_by_node, require_possible
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.step import (
     Prediction,
@@ -20,6 +20,7 @@ from mpitrain.plan.predict.step_time.step import (
     predict_step,
     stashes_in_flight,
 )
+from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.schedules import catalog
 
 PLAYED = 24  # of the best by formulas
@@ -63,7 +64,7 @@ class SearchResult(NamedTuple):
 
 
 def searches(
-    shape: ModelShape,
+    model: StepModel,
     base: StepLayout,
     machine: MachineRates,
     fixed: Mapping[str, Any],
@@ -75,18 +76,18 @@ def searches(
     A run holds buffers that formulas don't have, so all that they let pass may not fit. The caller
     puts into `unfit` what didn't. Last come the leanest by formulas, whatever time they take.
     """
-    found = search(shape, base, machine, fixed, limit)
+    found = search(model, base, machine, fixed, limit)
     yield found
     for share in TIGHTER:
         if not (found.refused["memory"] or unfit):
             return
-        yield search(shape, base, machine, fixed, share * limit, unfit)
+        yield search(model, base, machine, fixed, share * limit, unfit)
     if found.refused["memory"] or unfit:
-        yield search(shape, base, machine, fixed, limit, unfit, leanest=True)
+        yield search(model, base, machine, fixed, limit, unfit, leanest=True)
 
 
 def search(
-    shape: ModelShape,
+    model: StepModel,
     base: StepLayout,
     machine: MachineRates,
     fixed: Mapping[str, Any],
@@ -105,16 +106,16 @@ def search(
     fitting: list[Candidate] = []
     seconds: dict[StepLayout, float] = {}
     tried = 0
-    for layout in _every(shape, base, machine, fixed):
-        if layout.regathers and "regathers" not in fixed and _fits_easily(shape, layout, limit):
+    for layout in _every(model, base, machine, fixed):
+        if layout.regathers and "regathers" not in fixed and _fits_easily(model, layout, limit):
             continue
         tried += 1
-        reason, why = ("memory", "") if layout in unfit else _refusal(shape, layout, machine, limit)
+        reason, why = ("memory", "") if layout in unfit else _refusal(model, layout, machine, limit)
         if reason:
             refused[reason] += 1
             example = example or why
             continue
-        found = predict_step(shape, layout, machine, play=False)
+        found = predict_step(model, layout, machine, play=False)
         seconds[layout] = found.seconds
         if _gains_nothing(layout, seconds):
             refused["a kind of cp or of gathers that is no faster"] += 1
@@ -127,17 +128,17 @@ def search(
             refused[SLOWER] = len(fitting) - number
             break
         if is_defined(layout):
-            played.append(Candidate(layout, predict_step(shape, layout, machine)))
+            played.append(Candidate(layout, predict_step(model, layout, machine)))
         else:
             refused["a schedule that isn't defined for so many stages and microbatches"] += 1
     played.sort(key=lambda each: each.found.seconds * (1 + ENOUGH * each.complexity))
     return SearchResult(played, refused, tried, example)
 
 
-def _fits_easily(shape: ModelShape, layout: StepLayout, limit: float) -> bool:
+def _fits_easily(model: StepModel, layout: StepLayout, limit: float) -> bool:
     """Return whether a layout that keeps what it gathers fits, by formulas that may be too low."""
     kept = layout._replace(regathers=False)
-    return footprint_of(shape, kept, stashes_in_flight(kept)).total < limit / SLACK
+    return footprint_of(model, kept, stashes_in_flight(kept)).total < limit / SLACK
 
 
 def _gains_nothing(layout: StepLayout, seconds: Mapping[StepLayout, float]) -> bool:
@@ -147,10 +148,10 @@ def _gains_nothing(layout: StepLayout, seconds: Mapping[StepLayout, float]) -> b
     return any(seconds.get(each, math.inf) <= most for each in usual)
 
 
-def _refusal(shape: ModelShape, layout: StepLayout, machine: MachineRates, limit: float) -> tuple[str, str]:
+def _refusal(model: StepModel, layout: StepLayout, machine: MachineRates, limit: float) -> tuple[str, str]:
     """Return the reason that a layout is left out for, "" for none, and of what doesn't divide, what."""
     try:
-        require_possible(layout, shape)
+        require_possible(layout, model)
     except ConfigError as error:
         return DOESNT_DIVIDE, error.args[0]
     count = layout.num_microbatches
@@ -163,19 +164,19 @@ def _refusal(shape: ModelShape, layout: StepLayout, machine: MachineRates, limit
     by_node = layout.ep > 1 and layout.dispatch == "hierarchical"
     if by_node and not can_go_by_node(layout, machine.ranks_per_node):
         return "rows can't go to nodes first", ""
-    if footprint_of(shape, layout, stashes_in_flight(layout)).total > SLACK * limit:
+    if footprint_of(model, layout, stashes_in_flight(layout)).total > SLACK * limit:
         return "memory", ""
     return "", ""
 
 
 def _every(
-    shape: ModelShape, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any]
+    model: StepModel, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any]
 ) -> Iterator[StepLayout]:
     """Yield the layouts that the rules of the field leave, those alone that have what is fixed.
 
     dispatch of the base: "auto", or what the configuration says.
     """
-    for layout in _generated(shape, base, machine, fixed):
+    for layout in _generated(model, base, machine, fixed):
         if all(getattr(layout, key) == value for key, value in fixed.items()):
             if layout.dispatch == "auto":
                 by_node = can_go_by_node(layout, machine.ranks_per_node)
@@ -184,14 +185,14 @@ def _every(
 
 
 def _generated(
-    shape: ModelShape, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any]
+    model: StepModel, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any]
 ) -> Iterator[StepLayout]:
     """Yield layouts by the rules of the field: tp and etp within a node, ZeRO-1 always."""
-    for tp, cp, pp in _degrees(shape, base, machine, fixed):
+    for tp, cp, pp in _degrees(model, base, machine, fixed):
         rest = base.ranks // (tp * cp * pp)
         for zero, sharded in _zeros(rest * cp, pp, tp, machine, fixed):
-            for ep, etp in _experts(shape, base.ranks // pp, tp, fixed):
-                for schedule, chunks in _schedules(shape, pp, fixed):
+            for ep, etp in _experts(model, base.ranks // pp, tp, fixed):
+                for schedule, chunks in _schedules(model, pp, fixed):
                     for micro in _picked(fixed, "micro", MICROS):
                         modes = _picked(fixed, "recompute", ("none", "selective", "full"))
                         divides = base.batch % (rest * micro) == 0
@@ -200,28 +201,28 @@ def _generated(
                                 tp=tp, cp=cp, pp=pp, zero=zero, sharded=sharded, ep=ep, schedule=schedule,
                                 chunks=chunks, micro=micro, recompute=recompute, etp=etp,
                             )  # fmt: skip
-                            yield from _by_kind(shape, layout, fixed)
+                            yield from _by_kind(model, layout, fixed)
 
 
-def _by_kind(shape: ModelShape, layout: StepLayout, fixed: Mapping[str, Any]) -> Iterator[StepLayout]:
+def _by_kind(model: StepModel, layout: StepLayout, fixed: Mapping[str, Any]) -> Iterator[StepLayout]:
     """Yield a layout with each kind of cp, of ZeRO-3's gathers and of tp's inputs that can matter.
 
     ring isn't tried: it sends what zigzag does, and leaves causal attention unbalanced.
     """
     contexts = [CONTEXT]
     if layout.cp > 1:
-        contexts += ["gather"] + ["ulysses"] * _can_spread_heads(shape, layout)
+        contexts += ["gather"] + ["ulysses"] * _can_spread_heads(model, layout)
     fetches = layout.zero == 3 and layout.pp == 1 and layout.num_microbatches > 1
     gathers = (GATHER, "step") if fetches else (GATHER,)
     for context in _picked(fixed, "context", tuple(contexts)):
         for gather in _picked(fixed, "gather", gathers):
-            for regathers in (False, True)[: 1 + (layout.can_regather and shape.latent is None)]:
+            for regathers in (False, True)[: 1 + (layout.can_regather and not model.has_latents)]:
                 yield layout._replace(context=context, gather=gather, regathers=regathers)
 
 
-def _can_spread_heads(shape: ModelShape, layout: StepLayout) -> bool:
+def _can_spread_heads(model: StepModel, layout: StepLayout) -> bool:
     """Return whether Ulysses gives each rank whole key-value heads: beyond them it sends copies."""
-    heads, kv_heads = shape.heads // layout.tp, shape.kv_heads // layout.tp
+    heads, kv_heads = model.sizes.heads // layout.tp, model.sizes.kv_heads // layout.tp
     return layout.cp <= kv_heads and heads % layout.cp == 0 and kv_heads % layout.cp == 0
 
 
@@ -230,10 +231,10 @@ def _picked(fixed: Mapping[str, Any], key: str, choices: tuple) -> tuple:
 
 
 def _degrees(
-    shape: ModelShape, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any]
+    model: StepModel, base: StepLayout, machine: MachineRates, fixed: Mapping[str, Any]
 ) -> Iterator[tuple[int, int, int]]:
     node = min(machine.ranks_per_node, base.ranks)
-    tps = [each for each in _divisors(node) if shape.heads % each == 0 and shape.ffn % each == 0]
+    tps = [each for each in _divisors(node) if model.sizes.heads % each == 0 and model.sizes.ffn % each == 0]
     longest = base.sequence // (LONG // 2) if base.sequence >= LONG else 1
     cps = [each for each in (1, 2, 4, 8, 16, 32) if each <= longest]
     for tp in _picked(fixed, "tp", tuple(tps)):
@@ -241,7 +242,7 @@ def _degrees(
             if base.ranks % (tp * cp):
                 continue
             rest = base.ranks // (tp * cp)
-            pps = [each for each in _divisors(rest) if each <= min(shape.layers, 64)]
+            pps = [each for each in _divisors(rest) if each <= min(model.sizes.layers, 64)]
             for pp in _picked(fixed, "pp", tuple(pps)):
                 if rest % pp == 0 and fixed.get("dp", rest // pp) == rest // pp:
                     yield tp, cp, pp
@@ -271,12 +272,12 @@ def _stages_of_zero(
     return found
 
 
-def _experts(shape: ModelShape, ranks: int, tp: int, fixed: Mapping[str, Any]) -> list[tuple[int, int]]:
+def _experts(model: StepModel, ranks: int, tp: int, fixed: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Return degrees of ep with those of etp: experts are whole, or divided as the dense layers are."""
-    if shape.experts is None:
+    if model.experts is None:
         return [(1, fixed.get("etp", 1))]
-    eps = tuple(each for each in _divisors(shape.experts.count) if ranks % each == 0 and each <= 128)
-    etps = (1, tp) if tp > 1 and shape.experts.width % tp == 0 else (1,)
+    eps = tuple(each for each in _divisors(model.experts.count) if ranks % each == 0 and each <= 128)
+    etps = (1, tp) if tp > 1 and model.experts.width % tp == 0 else (1,)
     return [
         (ep, etp)
         for ep in _picked(fixed, "ep", eps)
@@ -285,13 +286,13 @@ def _experts(shape: ModelShape, ranks: int, tp: int, fixed: Mapping[str, Any]) -
     ]
 
 
-def _schedules(shape: ModelShape, pp: int, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
+def _schedules(model: StepModel, pp: int, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return schedules with their chunks: nothing more complex than is needed."""
     names = ("1f1b",) if pp == 1 else ("1f1b", "interleaved", "zbv")
     if pp == 1 and fixed.get("chunks", 1) > 1:
         names = ("interleaved", "zbv")
     found = [(name, chunks) for name in _picked(fixed, "schedule", names) for chunks in _chunks(name, fixed)]
-    return [(name, chunks) for name, chunks in found if pp * chunks <= shape.layers]
+    return [(name, chunks) for name, chunks in found if pp * chunks <= model.sizes.layers]
 
 
 def _chunks(name: str, fixed: Mapping[str, Any]) -> tuple[int, ...]:

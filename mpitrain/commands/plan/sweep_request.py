@@ -24,8 +24,9 @@ from mpitrain.plan.predict.memory_limit import require_limit
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_of
-from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
+from mpitrain.plan.predict.step_time.step_model import step_model
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.run_plan import beginning
 
@@ -140,11 +141,11 @@ def plan_on(
 
 def predicted_step(plan: Plan, rates: MachineRates) -> Prediction | None:
     """Return a step by prediction, None for what formulas don't have."""
-    shape, layout = shape_of_resolved(plan.config), layout_of(plan.config, rates, plan.routing)
+    model, layout = step_model(plan), layout_of(plan.config, rates, plan.routing)
     with suppress(ConfigError):
-        require_possible(layout, shape)
+        require_possible(layout, model)
         if is_defined(layout):
-            return predict_step(shape, layout, rates)
+            return predict_step(model, layout, rates)
     return None
 
 

@@ -22,7 +22,7 @@ input has travelled, or the result will have: it is kept in selective mode, too.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.config import Parallel
@@ -43,7 +43,9 @@ from mpitrain.plan.declared.parameters import (
     product_flops,
     residual_std,
 )
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Traffic
+from mpitrain.plan.declared.work import HeadSizes, PartWork, Product, attention_work
 
 if TYPE_CHECKING:
     from mpitrain.kernels.dropout import ProbabilityDropout
@@ -91,7 +93,7 @@ class Attention:
     normed_whole: bool = False
     dropout: float = 0.0
     residual_dropout: float = 0.0
-    block: int = 0
+    block: int = field(default=0, compare=False)  # blocks that differ in it alone do the same
 
     @property
     def of_head(self) -> int:
@@ -201,6 +203,19 @@ class Attention:
         )
         behind = self.biased_output + bool(self.residual_dropout)
         return *items, *behind * (LOCAL,)
+
+    def work(self, layout: StepLayout, load: float) -> PartWork:
+        n, width = layout.positions, self.of_head
+        heads, kv_heads = self.heads // layout.tp, max(1, self.kv_heads // layout.tp)
+        products = (
+            Product(n, (heads + 2 * kv_heads) * width, self.width),
+            Product(n, self.width, heads * width),
+        )
+        sizes = HeadSizes(heads, kv_heads, width, width)
+        return attention_work(
+            layout, self.width, products, sizes, window=self.window, biased=self.biased_output,
+            dropped=bool(self.residual_dropout),
+        )  # fmt: skip
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.kernels.attention import AttentionRequest  # torch

@@ -11,7 +11,9 @@ from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.layer_traffic import into, out
 from mpitrain.plan.declared.parameters import EPS, ROWS, NormKind, Spec, matrix, norm
 from mpitrain.plan.declared.probabilities import LOGITS, LOGITS_ON_A_DEVICE
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Started, Traffic
+from mpitrain.plan.declared.work import AttentionCore, PartWork, Product, at_an_end, stream_bytes
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -74,6 +76,12 @@ class Embedding:
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         items = (LOCAL, out(sizes, self.width)) if sizes.tp > 1 else (LOCAL,)
         return *items, *bool(self.positions) * (LOCAL,), *bool(self.dropout) * (LOCAL,)
+
+    def work(self, layout: StepLayout, load: float) -> PartWork:
+        """A lookup, and its sum over tp."""
+        sent, back = at_an_end("scatter", layout, self.width)
+        passes = 4 * stream_bytes(layout, self.width)
+        return PartWork((), AttentionCore(), passes, 4, sent, back)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import embedding
@@ -154,6 +162,14 @@ class Head:
         norm = () if self.kind is NormKind.NONE else (LOCAL,)
         softmax = Started("all_gather", "tp", 2 * sizes.positions * sizes.tp * sizes.wide)
         return *norm, into(sizes, self.width), Traffic((softmax,))
+
+    def work(self, layout: StepLayout, load: float) -> PartWork:
+        """Logits and the loss: two passes over logits of 16 bits, and some of fp32."""
+        n, vocab = layout.positions, -(-self.vocab // layout.tp)
+        sent, back = at_an_end("gather", layout, self.width)
+        product = Product(n, vocab, self.width, narrow=False)
+        passes, kept = (n * vocab * size for size in ((8, 6) if layout.fused else (20, 10)))
+        return PartWork((product,), AttentionCore(), passes, 12, sent, back, kept=kept)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import head  # torch

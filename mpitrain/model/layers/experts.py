@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.config import ExpertsTable as Settings
 from mpitrain.kernels.activation_functions import SILU, Activation
+from mpitrain.plan.declared.expert_work import experts_work
 from mpitrain.plan.declared.layer import Sizes, Working
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
@@ -38,7 +39,9 @@ from mpitrain.plan.declared.parameters import (
     residual_std,
     stack,
 )
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Started, Traffic
+from mpitrain.plan.declared.work import PartWork
 from mpitrain.plan.settings.dispatch import dispatch_of
 from mpitrain.plan.settings.experts import most_rows
 
@@ -199,6 +202,9 @@ class Experts:
         shared = parallel.tp * parallel.cp > 1
         statistics = (Started("all_reduce", "tokens", self._sums(sizes)),) if shared else ()
         return LOCAL, Traffic((*rows.forward[:1], *statistics, *rows.forward[1:]), rows.backward)
+
+    def work(self, layout: StepLayout, load: float) -> PartWork:
+        return experts_work(layout, self.width, self.settings, load)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.experts import MixtureNumbers, experts  # torch

@@ -31,7 +31,9 @@ from mpitrain.plan.declared.parameters import (
     product_flops,
     residual_std,
 )
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import Traffic
+from mpitrain.plan.declared.work import PartWork, feed_forward_work
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -103,6 +105,9 @@ class FeedForward:
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         normed = self.kind is not NormKind.NONE
         return sublayer(sizes, self.width, normed=normed, num_behind=int(self.biased))
+
+    def work(self, layout: StepLayout, load: float) -> PartWork:
+        return feed_forward_work(layout, self.width, self.ffn, gated=True)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.feed_forward import feed_forward  # torch

@@ -47,7 +47,9 @@ from mpitrain.plan.declared.parameters import (
     product_flops,
     residual_std,
 )
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Traffic
+from mpitrain.plan.declared.work import HeadSizes, PartWork, Product, attention_work
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -163,6 +165,21 @@ class LatentAttention:
         heads = self.heads // sizes.tp
         latent = sum(self.latent_widths)
         return LOCAL, *attended(sizes, (heads, heads, self.key_width), self.width, latent)
+
+    def work(self, layout: StepLayout, load: float) -> PartWork:
+        n = layout.positions
+        heads = self.heads // layout.tp
+        queries, of_kv, rotary = self.latent_widths
+        products = (
+            *((Product(n, queries, self.width),) if self.q_rank else ()),
+            Product(n, heads * self.key_width, queries),
+            Product(n, of_kv + rotary, self.width),
+            Product(n, heads * (self.head_width + self.value_width), of_kv),
+            Product(n, self.width, heads * self.value_width),
+        )
+        sizes = HeadSizes(heads, heads, self.key_width, self.value_width)
+        latent = sum(self.latent_widths)
+        return attention_work(layout, self.width, products, sizes, gathered_width=latent)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.latent_attention import LatentWidths, latent_attention  # torch

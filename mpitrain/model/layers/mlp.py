@@ -11,7 +11,7 @@ tp divides F. What fp8, tp, `sequence` and cp change stands in layers/attention.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.kernels.activation_functions import SILU, Activation
@@ -30,7 +30,9 @@ from mpitrain.plan.declared.parameters import (
     product_flops,
     residual_std,
 )
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import Traffic
+from mpitrain.plan.declared.work import PartWork, feed_forward_work
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -54,7 +56,7 @@ class Mlp:
     activation: Activation = SILU
     kind: NormKind = NormKind.LAYER
     dropout: float = 0.0
-    block: int = 0
+    block: int = field(default=0, compare=False)
 
     def parameters(self) -> tuple[Spec, ...]:
         return (
@@ -97,6 +99,9 @@ class Mlp:
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         behind = 2 if self.dropout else 1
         return sublayer(sizes, self.width, normed=self.kind is not NormKind.NONE, num_behind=behind)
+
+    def work(self, layout: StepLayout, load: float) -> PartWork:
+        return feed_forward_work(layout, self.width, self.ffn, gated=False, dropped=bool(self.dropout))
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.mlp import mlp

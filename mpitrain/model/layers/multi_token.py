@@ -23,9 +23,11 @@ import msgspec
 
 from mpitrain.config import Memory
 from mpitrain.model.layers.embedding_and_head import EMBEDDING, Embedding, Head
-from mpitrain.plan.declared.layer import Layer, ModelLayers, Placed, Sizes, Working
+from mpitrain.plan.declared.layer import Layer, ModelLayers, Placed, Sizes, Working, work_of
 from mpitrain.plan.declared.parameters import STD, Spec
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import Traffic, in_one
+from mpitrain.plan.declared.work import PartWork, Product, stream_bytes, together
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -137,6 +139,17 @@ class MultiToken:
         block = (each for layer in self.block for each in layer.traffic(sizes))
         depth = *self.embedding.traffic(sizes), *block, *head
         return (in_one((*head, *self.depths * depth)),)
+
+    def work(self, layout: StepLayout, load: float) -> PartWork:
+        """The head, and of each depth lookup, projection, block and head, without recomputation."""
+        whole = layout._replace(recompute="none")
+        width = self.head.width
+        projection = Product(layout.stream_positions, width, 2 * width)
+        joined = PartWork((projection,), pass_bytes=8 * stream_bytes(layout, width), kernels=8)
+        block = [work_of(layer, whole, load, width) for layer in self.block]
+        head = self.head.work(layout, load)
+        depth = [self.embedding.work(layout, load), joined, *block, head]
+        return together([head, *self.depths * depth])
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import embedding  # torch

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpitrain.plan.declared.layer import Layer, Sizes, Working, cache_bytes_of
+from mpitrain.plan.declared.layer import Layer, Sizes, Working, cache_bytes_of, work_of
 from mpitrain.plan.declared.parameters import EPS, NormKind, Spec, norm
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Traffic
+from mpitrain.plan.declared.work import PartWork, with_norm
 
 if TYPE_CHECKING:
     from mpitrain.model.build_context import BuildContext
@@ -72,6 +74,10 @@ class NormBehind:
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         behind = () if self.kind is NormKind.NONE else (LOCAL,)
         return *self.layer.traffic(sizes), *behind
+
+    def work(self, layout: StepLayout, load: float) -> PartWork:
+        work = work_of(self.layer, layout, load, self.width)
+        return work if self.kind is NormKind.NONE else with_norm(work, layout, self.width)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.segment import norm_segment  # torch

@@ -7,15 +7,19 @@ balance, memory, FLOPs, what is sent, and checkpoints; from the items that a lay
 computed.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, cast
 
 from mpitrain.plan.declared import probabilities
 from mpitrain.plan.declared.dropout_sites import mask_bytes
-from mpitrain.plan.declared.parameters import NormKind, Spec, itemsizes_of
+from mpitrain.plan.declared.parameters import NormKind, Spec, itemsizes_of, product_flops
 from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import Traffic
+from mpitrain.plan.declared.work import PartWork, work_by_parameters
 
 
 def is_loss(name: str) -> bool:
@@ -84,6 +88,13 @@ class Layer(Protocol):
         says it. Rows to experts are counted as if tokens chose evenly.
         """
 
+    def work(self, layout: StepLayout, load: float) -> PartWork:
+        """Return what it computes, sends and keeps, for predictions of a step's time.
+
+        load: rows of the rank whose experts have most, over the mean. A layer of a user's own may leave
+        this method out (work_of).
+        """
+
     def items(self, own: Mapping[str, Any], site: Any) -> list[Any]:
         """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name,
         where `site` says (model/build_context.py).
@@ -100,6 +111,19 @@ def cache_bytes_of(layer: Layer, positions: int, itemsize: int) -> int | None:
     """
     declared = getattr(layer, "cache_bytes", None)
     return None if declared is None else declared(positions, itemsize)
+
+
+def work_of(layer: Layer, layout: StepLayout, load: float, width: int) -> PartWork:
+    """Return the work of a layer; of one that has no method `work`, by its parameters and FLOPs.
+
+    width: of the residual stream.
+    """
+    declared = getattr(layer, "work", None)
+    if declared is not None:
+        return cast(PartWork, declared(layout, load))
+    specs = layer.parameters()
+    core = max(0.0, layer.flops(layout.sequence) - product_flops(specs))
+    return work_by_parameters(specs, core, layout, width)
 
 
 class Placed(NamedTuple):
@@ -134,6 +158,35 @@ class ModelLayers:
     @property
     def ends(self) -> tuple[Placed, Placed]:
         return Placed(self.first, ""), Placed(self.last, "")
+
+    @cached_property
+    def kinds(self) -> Mapping[tuple[Layer, ...], int]:
+        """The blocks that differ, in the order of their first ones, and how many there are of each."""
+        return Counter(self.blocks)
+
+    def parameters(self) -> Iterator[tuple[Spec, int]]:
+        """Yield the parameters of the kinds of blocks and of the ends, whole, and how many are like each."""
+        for block, count in self.kinds.items():
+            yield from ((spec, count) for layer in block for spec in layer.parameters())
+        ends = {spec.name: spec for end in (self.first, self.last) for spec in end.parameters()}
+        yield from ((spec, 1) for spec in ends.values())  # tied ones once
+
+    def flops(self, sequence: int) -> float:
+        """Return the model FLOPs of a token in a training step, see Layer.flops."""
+        ends = sum(end.flops(sequence) for end in (self.first, self.last))
+        return self.block_flops(sequence) + ends
+
+    def block_flops(self, sequence: int) -> float:
+        """Return those of the blocks, without the ends of the model."""
+        return sum(
+            count * sum(layer.flops(sequence) for layer in block) for block, count in self.kinds.items()
+        )
+
+    def core_flops(self, sequence: int) -> float:
+        """Return those of the blocks that are in no product with a weight: attention proper."""
+        kinds = self.kinds.items()
+        products = (count * product_flops(layer.parameters()) for block, count in kinds for layer in block)
+        return self.block_flops(sequence) - sum(products)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from public_models import public_model
 
 from mpitrain import config as settings
 from mpitrain.commands.plan.of_config import expert_load_of
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.declared.published import find_published
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.expert_load import (
     CountedLoad,
     StatedLoad,
@@ -17,10 +18,10 @@ from mpitrain.plan.predict.step_time.expert_load import (
     expert_load,
     load_of_fullest,
 )
-from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
-from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.plan.predict.step_time.step_model import step_model
 from mpitrain.plan.routing import RoutingTrace
 from mpitrain.plan.settings.resolve import resolve
 
@@ -112,7 +113,7 @@ def test_no_rank_has_more_than_its_experts_take(capacity, loads):
 
 @pytest.mark.parametrize("machine", [LAPTOP, H100])
 def test_a_step_takes_longer_the_fuller_the_fullest_rank(machine):
-    shape = find_published("mixtral-8x7b")
+    shape = public_model("mixtral-8x7b")
     layout = StepLayout(8, 4096, 64, ep=8, dispatch="alltoall")
     took = [
         predict_step(shape, layout._replace(expert_load=StatedLoad(load)), machine).seconds
@@ -138,7 +139,7 @@ def test_a_configuration_states_or_replays(tmp_path):
     assert load_of_fullest(replayed, LAPTOP) == pytest.approx(by_hand)
     assert replayed.expert_load.source == "experts.replay"
     stated = plan_of(resolve(settings.load(None, (*MODEL, *degrees, f"run.expert_load={by_hand}")), 2, 99))
-    shape = shape_of_resolved(stated.config)
+    shape = step_model(stated)
     layouts = (replayed, layout_of(stated.config, LAPTOP, stated.routing))
     found = [predict_step(shape, layout, LAPTOP).seconds for layout in layouts]
     assert found[0] == pytest.approx(found[1])

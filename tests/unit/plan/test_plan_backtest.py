@@ -47,7 +47,7 @@ def read_one(tmp_path, **changes):
 
 def test_a_plain_row_is_predicted(tmp_path):
     row = read_one(tmp_path)
-    assert row.shape.layers == 48 and row.layout.recompute == "selective" and not row.layout.flash
+    assert row.model.sizes.layers == 48 and row.layout.recompute == "selective" and not row.layout.flash
     assert row.measured.seconds == 1.1 and not row.is_interval and not row.fitted
 
 
@@ -124,7 +124,7 @@ def test_the_example_is_cut_by_model():
     rows, _ = read_rows(str(EXAMPLE))
     halves = {}
     for row in rows:
-        assert halves.setdefault((row.system, row.shape.name), row.fitted) == row.fitted
+        assert halves.setdefault((row.system, row.model.name), row.fitted) == row.fitted
 
 
 @pytest.fixture(scope="module")

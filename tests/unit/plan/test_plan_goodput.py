@@ -4,15 +4,15 @@ import random
 
 import pytest
 from click.testing import CliRunner
+from public_models import public_model
 
 from mpitrain.cli import cli
 from mpitrain.commands.plan.goodput import RESTART_S, SaveTimes, goodput, save_times
-from mpitrain.plan.declared.published import find_published
-from mpitrain.plan.predict.step_time.layout import StepLayout
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 
 H100, MEASURED, LAPTOP = (machine_of(find_machine(name)) for name in ("h100-80gb", "h100-measured", "laptop"))
-SHAPE = find_published("llama3-8b")
+SHAPE = public_model("llama3-8b")
 LAYOUT = StepLayout(64, 8192, 512)  # 8 nodes
 ONE_NODE = LAYOUT._replace(ranks=8)
 
@@ -64,7 +64,7 @@ def test_a_restart_takes_as_long_as_ranks_take_to_start():
 
 
 def test_what_a_save_takes_is_stated_measured_or_a_guess():
-    num_bytes = 12 * SHAPE.parameters()
+    num_bytes = 12 * SHAPE.num_parameters
     blocking = save_times(SHAPE, LAYOUT, H100, blocking=True)
     assert blocking.stall_s == blocking.took_s == pytest.approx(num_bytes / (8 * 1e9))
     assert "(a guess)" in blocking.describe() and "stop training" not in blocking.describe()
@@ -78,7 +78,7 @@ def test_what_a_save_takes_is_stated_measured_or_a_guess():
 
 
 def test_the_stall_of_a_save_in_the_background_is_the_copy_of_a_ranks_part():
-    part = 12 * SHAPE.parameters() / 64  # ZeRO-1: each rank has its own
+    part = 12 * SHAPE.num_parameters / 64  # ZeRO-1: each rank has its own
     guessed, measured = (save_times(SHAPE, LAYOUT, machine, False) for machine in (H100, MEASURED))
     assert guessed.stall_s == pytest.approx(part / 2e10, rel=0.01) and guessed.stall_source == "a guess"
     assert measured.stall_s == pytest.approx(part / MEASURED.host_copy, rel=0.01)

@@ -5,13 +5,13 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from public_models import public_model
 
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
 from mpitrain.commands.plan.planner import PlanRequest, find_layouts
-from mpitrain.plan.declared.published import find_published
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.advice import advice
-from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
 
@@ -91,7 +91,7 @@ def test_little_memory_is_enough_where_some_layout_fits(ranks, machine, gigabyte
 )
 def test_slower_attention_makes_no_step_faster(context, rate):
     """A ring travels under attention, of which the backward has a rate of its own."""
-    shape = find_published("llama3-8b")
+    shape = public_model("llama3-8b")
     layout = StepLayout(8, 8192, 16, cp=8, context=context, recompute="selective")
     slow_links = GH200._replace(inside=2e9, between=2e9)
     took = [
@@ -103,7 +103,7 @@ def test_slower_attention_makes_no_step_faster(context, rate):
 
 def test_more_tokens_make_no_step_faster():
     """What waits for a reduction waits with the gradients of weights: no other stage waits for it."""
-    shape = find_published("bloom-176b")
+    shape = public_model("bloom-176b")
     keys = dict(tp=8, cp=2, pp=8, chunks=2, schedule="v-half", zero=3, sharded=2, recompute="selective")
     took = [
         predict_step(shape, StepLayout(512, sequence, 32, context="ulysses", micro=8, **keys), GH200).seconds
@@ -138,7 +138,7 @@ def test_a_number_beyond_all_machines_is_refused(option):
 )
 def test_interleaving_is_advised_where_it_can_be(keys, has):
     shape, layout = (
-        find_published("gpt-39.1b"),
+        public_model("gpt-39.1b"),
         StepLayout(**{**dict(ranks=64, sequence=4096, batch=8, tp=8, pp=8), **keys}),
     )
     (line,) = [
@@ -148,7 +148,7 @@ def test_interleaving_is_advised_where_it_can_be(keys, has):
 
 
 def test_what_is_predicted_to_be_faster_is_not_advised_against():
-    shape = find_published("llama3.2-1b")
+    shape = public_model("llama3.2-1b")
     slow = H100._replace(inside=3e9, between=3e9)
     layout = StepLayout(8, 4096, 8, tp=1, pp=2)
     found = predict_step(shape, layout, slow)

@@ -7,12 +7,12 @@ import re
 import pytest
 from click.testing import CliRunner
 from conftest import LONG, but_for
+from public_models import public_model
 
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
 from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.goodput import goodput, save_times
-from mpitrain.commands.plan.of_config import shape_of
 from mpitrain.commands.plan.planner import base_layout, with_layout
 from mpitrain.commands.plan.search import _every as every_layout
 from mpitrain.commands.plan.search import search
@@ -20,16 +20,15 @@ from mpitrain.config import flatten, load
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.formatting import finite
-from mpitrain.plan.declared.published import PUBLISHED, find_published
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.step_time import advice as advice_module
 from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.footprint import footprint_of
-from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
-from mpitrain.plan.predict.step_time.work import attention_work
+from mpitrain.plan.predict.step_time.step_model import step_model, works_of
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 
@@ -52,15 +51,9 @@ def sets(*overrides):
     return [word for each in overrides for word in ("--set", each)]
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "mixtral-8x22b", "qwen3-30b-a3b", "deepseek-v3"])
-def test_the_shape_of_a_configuration_is_that_of_the_registry(name):
-    found = shape_of(load(None, (f"model.preset={name}",)))
-    assert found._replace(source="") == PUBLISHED[name]._replace(source="")
-
-
 def test_llama_405b_is_laid_out_as_it_was():
     """TP 8 and PP 16 on 16,384 GPUs at 8,192 tokens (arXiv:2407.21783, table 4)."""
-    shape = find_published("llama3-405b")
+    shape = public_model("llama3-405b")
     found = search(shape, StepLayout(16384, 8192, 2048), H100, {}, H100.memory_bytes)
     best = found.ranked[0].layout
     assert (best.tp, best.pp, best.dp, best.zero) == (8, 16, 128, 1)
@@ -91,12 +84,13 @@ def test_gradients_that_travel_in_16_bits_are_kept_as_they_are(reduce, zero):
         "precision.compute=bf16",
     )
     run = resolve(load(None, (*keys, "batch.global=8", f"precision.reduce={reduce}")), 2, 128256)
-    found = footprint_of(shape_of(run), layout_of(run, H100), [1])
-    assert found.gradients == pytest.approx(predict(plan_of(run))[0].gradients, rel=0.01)
+    plan = plan_of(run)
+    found = footprint_of(step_model(plan), layout_of(run, H100), [1])
+    assert found.gradients == pytest.approx(predict(plan)[0].gradients, rel=0.01)
 
 
 def test_a_small_model_needs_nothing_but_dp():
-    found = search(find_published("llama3.2-1b"), StepLayout(8, 4096, 64), H100, {}, 0.9 * H100.memory_bytes)
+    found = search(public_model("llama3.2-1b"), StepLayout(8, 4096, 64), H100, {}, 0.9 * H100.memory_bytes)
     best = found.ranked[0].layout
     assert (best.tp, best.pp, best.cp, best.dp, best.zero) == (1, 1, 1, 8, 1)
 
@@ -115,7 +109,7 @@ def test_a_small_model_needs_nothing_but_dp():
     ids=str,
 )
 def test_what_is_fixed_stays(fixed):
-    shape = find_published("llama3-8b")
+    shape = public_model("llama3-8b")
     found = search(shape, StepLayout(16, 4096, 64), H100, fixed, H100.memory_bytes)
     assert found.ranked
     for each in found.ranked:
@@ -144,7 +138,7 @@ def test_kinds_are_written_where_they_matter():
 
 
 def test_ulysses_is_chosen_on_slow_links_and_never_beyond_key_value_heads():
-    shape = find_published("llama3-8b")
+    shape = public_model("llama3-8b")
     slow = H100._replace(inside=24e9, between=2e9)
     base = StepLayout(16, 16384, 32)
     for cp, is_possible in ((8, True), (16, False)):
@@ -157,18 +151,18 @@ def test_ulysses_is_chosen_on_slow_links_and_never_beyond_key_value_heads():
 
 def test_a_kind_sends_what_a_layer_of_it_declares():
     """Of one block, a sequence of T positions on each of c ranks, as plan/declared/traffic.py has it."""
-    shape = find_published("llama3-8b")
+    shape = public_model("llama3-8b")
     c, T, w = 4, 8192, 2
     row = 128 * T // c * w
     expected = {"ulysses": (32 + 2 * 8) * row + 32 * row, "gather": 2 * 8 * row * c}
     for kind, num_bytes in expected.items():
-        work = attention_work(shape, StepLayout(c, T, 4, cp=c, context=kind))
+        work, _ = works_of(shape, StepLayout(c, T, 4, cp=c, context=kind), 1.0).kinds[0]
         assert sum(each.num_bytes for each in work.forward if each.axis == "cp") == num_bytes
         assert sum(each.num_bytes for each in work.backward if each.axis == "cp") == num_bytes
 
 
 def test_weights_are_kept_over_the_step_where_they_fit_and_gain():
-    shape = find_published("llama3-8b")
+    shape = public_model("llama3-8b")
     base, fixed = (
         StepLayout(64, 8192, 512),
         {"zero": 3, "pp": 1, "tp": 1, "micro": 1, "recompute": "none"},
@@ -177,8 +171,8 @@ def test_weights_are_kept_over_the_step_where_they_fit_and_gain():
     tight = search(shape, base, H100, fixed, 50e9).ranked[0]
     assert (roomy.layout.gather, tight.layout.gather) == ("step", "auto")
     assert roomy.found.seconds < tight.found.seconds
-    assert roomy.found.footprint.weights == pytest.approx(2 * shape.parameters(), rel=1e-4)
-    assert tight.found.footprint.weights < 2 * shape.parameters() / 32
+    assert roomy.found.footprint.weights == pytest.approx(2 * shape.num_parameters, rel=1e-4)
+    assert tight.found.footprint.weights < 2 * shape.num_parameters / 32
     once = search(shape, base._replace(batch=64), H100, fixed, 80e9)  # one microbatch: both fetch once
     assert {each.layout.gather for each in once.ranked} == {"auto"}
 
@@ -207,7 +201,7 @@ def test_what_is_offloaded_by_hand_is_in_the_times_of_a_measured_host_and_else_s
 
 
 def test_less_memory_is_kept():
-    shape = find_published("llama3-8b")
+    shape = public_model("llama3-8b")
     for limit in (30e9, 50e9, 80e9):
         found = search(shape, StepLayout(16, 8192, 64), H100, {}, limit)
         assert found.ranked and all(each.found.footprint.total < 1.15 * limit for each in found.ranked)
@@ -238,7 +232,7 @@ def test_a_gather_travels_under_products_of_a_gpu_alone(machine):
     rates = machine_of(find_machine(machine))._replace(ranks_per_node=8)
     layout = StepLayout(8, 8192, 8, tp=4)
     waits = [
-        predict_step(find_published("llama3-8b"), layout._replace(regathers=value), rates).exposed["tp"]
+        predict_step(public_model("llama3-8b"), layout._replace(regathers=value), rates).exposed["tp"]
         for value in (False, True)
     ]
     assert waits[1] == waits[0] if rates.on_gpu else waits[0] < waits[1] < 1.3 * waits[0]
@@ -367,8 +361,7 @@ def test_experts_rows_go_to_nodes_first_where_they_can(dispatch, ranks, found):
 
 @pytest.mark.parametrize(("width", "degrees"), [(64, {1, 2}), (63, {1})])
 def test_experts_are_whole_or_divided_as_the_dense_layers_are(width, degrees):
-    shape = find_published("mixtral-8x7b")
-    shape = shape._replace(layers=4, experts=shape.experts._replace(width=width))
+    shape = public_model("mixtral-8x7b", layers=4, experts=dict(width=width))
     tried = set()
     for layout in every_layout(shape, StepLayout(8, 256, 64), H100, {"tp": 2, "pp": 1}):
         assert 8 % (layout.ep * layout.etp) == 0
@@ -383,7 +376,7 @@ def test_json_holds_no_number_that_is_none():
 
 
 def test_failures_cost_little_if_saves_are_often():
-    shape = find_published("llama3-405b")
+    shape = public_model("llama3-405b")
     layout = StepLayout(16384, 8192, 2048, tp=8, pp=16)
     save = save_times(shape, layout, H100, blocking=True)
     found = goodput(layout, H100, 6.0, 15e12, 6334, save)
@@ -392,7 +385,7 @@ def test_failures_cost_little_if_saves_are_often():
 
 
 def test_a_node_that_is_partly_used_fails_as_a_whole_one():
-    shape = find_published("llama3-8b")
+    shape = public_model("llama3-8b")
 
     def on(ranks, batch=60):
         layout = StepLayout(ranks, 8192, batch)
@@ -433,7 +426,7 @@ KEPT = [
 
 
 def advised(model, keys):
-    shape, layout = find_published(model), StepLayout(**{"sequence": 4096, **keys})
+    shape, layout = public_model(model), StepLayout(**{"sequence": 4096, **keys})
     return advice(shape, layout, H100, predict_step(shape, layout, H100))
 
 
@@ -455,7 +448,7 @@ SHARDED = dict(ranks=64, batch=64, sequence=4096, zero=3)
 def test_a_rule_is_said_only_where_the_step_that_keeps_it_is_faster(between, said):
     """Shards over nodes: as fast as a node's own cards carry them, the larger group sends less."""
     machine = H100._replace(between=between)
-    shape = find_published("llama3-8b")
+    shape = public_model("llama3-8b")
     mine, kept = (StepLayout(sharded=sharded, **SHARDED) for sharded in (16, 8))
     before, after = (predict_step(shape, layout, machine).seconds for layout in (mine, kept))
     lines = [
@@ -471,7 +464,7 @@ def test_a_rule_is_said_only_where_the_step_that_keeps_it_is_faster(between, sai
 @pytest.mark.parametrize(("rule", "model", "keys"), [each for each in BROKEN if each[0] != "nearly full"])
 def test_numbers_of_advice_are_those_of_the_planner(rule, model, keys):
     """Before: the layout's own step. After: that of some layout, which is one that a plan would predict."""
-    shape, layout = find_published(model), StepLayout(**{"sequence": 4096, **keys})
+    shape, layout = public_model(model), StepLayout(**{"sequence": 4096, **keys})
     before = predict_step(shape, layout, H100)
     (line,) = [each for each in advised(model, keys) if rule in each]
     if "s a step instead of" in line:

@@ -5,13 +5,13 @@ from importlib import resources
 from statistics import mean
 
 import pytest
+from public_models import public_model
 
-from mpitrain import config as settings
 from mpitrain.errors import ConfigError
-from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.declared.family import presets
+from mpitrain.plan.declared import work
 from mpitrain.plan.declared.published import PUBLISHED, find_published
-from mpitrain.plan.predict.step_time import network, step, work
+from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.predict.step_time import network, step
 from mpitrain.plan.predict.step_time.compute import (
     accumulated_seconds,
     core_seconds,
@@ -19,10 +19,10 @@ from mpitrain.plan.predict.step_time.compute import (
     product_seconds,
     seconds_of,
 )
-from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
+from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, known, machine_of, read_machine
 from mpitrain.plan.predict.step_time.stage_seconds import EXPOSED_WITHOUT_SPARE_CORE, blocks_of_stages
-from mpitrain.plan.settings.resolve import resolve
+from mpitrain.plan.predict.step_time.step_model import works_of
 from mpitrain.schedules import catalog
 
 A100 = machine_of(find_machine("a100-80gb"))
@@ -40,19 +40,11 @@ FIGURE = '{ peak = 67e12, sustained = 50e12, peak_source = "sheet", sustained_so
     ],
 )  # fmt: skip
 def test_public_models_have_the_published_sizes(name, billions):
-    assert find_published(name).parameters() / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert public_model(name).num_parameters / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
 def test_every_public_model_has_a_source():
-    assert all(shape.source and shape.head_width for shape in PUBLISHED.values())
-
-
-@pytest.mark.parametrize("name", sorted(presets().keys() & PUBLISHED.keys()))
-def test_a_preset_has_the_parameters_of_its_public_model(name):
-    """Every weight that its layers declare, but for constants that are counted, not trained."""
-    plan = plan_of(resolve(settings.load(None, (f"model.preset={name}",)), 1, 256))
-    declared = sum(spec.numel for spec in plan.parameters() if spec.trained)
-    assert declared == pytest.approx(PUBLISHED[name].parameters(), rel=1e-3)
+    assert all(model.source for model in PUBLISHED.values())
 
 
 @pytest.mark.parametrize("name", ["LLAMA3.1_405B", "Llama 3.1 405B", "llama3-405b"])
@@ -142,39 +134,38 @@ def test_a_machine_says_whose_memory_it_has(tmp_path):
 
 def test_products_of_all_ranks_are_the_models_flops():
     """Forward of all blocks and the head, over tp, is 2 FLOPs a weight and token."""
-    shape = find_published("llama3-8b")
+    shape = public_model("llama3-8b")
     layout = StepLayout(8, 4096, 8, tp=8)
-    block = [*work.attention_work(shape, layout).products, *work.dense_work(shape, layout).products]
-    whole = shape.layers * sum(each.flops for each in block)
-    whole += sum(each.flops for each in work.head_work(shape, layout).products)
-    norms = 2 * shape.layers * shape.width
-    assert 8 * whole == 2 * 4096 * (shape.active_parameters() - norms)
+    works = works_of(shape, layout, 1.0)
+    whole = 32 * sum(part.product_flops for part in works.kinds[0]) + works.last.product_flops
+    lookup_and_norms = (128256 + 2 * 32 + 1) * 4096
+    assert 8 * whole == 2 * 4096 * (shape.num_active - lookup_and_norms)
 
 
 def test_experts_of_all_ranks_meet_every_token_as_often_as_they_should():
-    shape = find_published("qwen3-235b-a22b")
+    shape = public_model("qwen3-235b-a22b")
     layout = StepLayout(64, 4096, 16, tp=4, ep=8, etp=2)
-    experts, router = (
-        work.expert_work(shape, layout).products[:2],
-        work.expert_work(shape, layout).products[2],
-    )
+    _, half = works_of(shape, layout, 1.0).kinds[0]
+    experts, router = half.products[:2], half.products[2]
     flops = sum(each.flops for each in experts)
     # a microbatch on each of dp = 16 replicas
-    assert 64 * flops == 16 * 4096 * 8 * 2 * shape.expert_parameters()
+    assert 64 * flops == 16 * 4096 * 8 * 2 * (3 * 4096 * 1536)
     assert router.m == 4096 // 4
 
 
 def test_attention_core_is_half_of_the_square():
-    shape = find_published("llama3-8b")
-    core = work.attention_work(shape, StepLayout(1, 4096, 1)).core
+    shape = public_model("llama3-8b")
+    core = works_of(shape, StepLayout(1, 4096, 1), 1.0).kinds[0][0].core
     assert core.flops == 2 * 4096 * 4096 // 2 * 2 * 4096
 
 
 def test_blocks_are_all_on_some_stage():
     for name, pp, chunks in (("llama3-405b", 16, 1), ("deepseek-v3", 16, 1), ("gpt-530b", 35, 3)):
-        shape = find_published(name)
+        shape = public_model(name)
         found = blocks_of_stages(shape, StepLayout(pp, 128, 1, pp=pp, chunks=chunks))
-        assert sum(map(sum, found)) == shape.layers and sum(s for _, s in found) == shape.num_sparse
+        assert sum(map(sum, found)) == shape.sizes.layers
+        sparse = (count for counts in found for count, has in zip(counts, shape.has_experts) if has)
+        assert sum(sparse) == shape.num_sparse
 
 
 def test_a_ring_is_as_fast_as_its_formula():
@@ -221,9 +212,10 @@ def test_rows_go_to_the_nodes_of_the_groups_that_are_open(active, groups, reache
 @pytest.mark.parametrize(("name", "active"), [("mixtral-8x22b", 2), ("qwen3-30b-a3b", 8)])
 def test_a_row_travels_for_each_of_its_tokens_experts(name, active):
     layout = StepLayout(64, 4096, 64, ep=8, dispatch="hierarchical")
-    for sent in work.expert_work(find_published(name), layout).forward:
+    model = public_model(name)
+    for sent in works_of(model, layout, 1.0).kinds[0][1].forward:
         assert (sent.operation, sent.copies) == ("all_to_all_by_node", active)
-        assert sent.num_bytes == active * 4096 * find_published(name).width * 2
+        assert sent.num_bytes == active * 4096 * model.sizes.width * 2
 
 
 def test_a_product_has_the_rate_of_its_type():
@@ -242,7 +234,7 @@ def test_an_empty_product_takes_no_time():
 
 
 def predicted(model, machine=A100, **keys):
-    return step.predict_step(find_published(model), StepLayout(**keys), machine)
+    return step.predict_step(public_model(model), StepLayout(**keys), machine)
 
 
 # arXiv:2205.05198, tables 3 and 5: on A100, no constant is fitted to them
@@ -302,7 +294,7 @@ def test_many_microbatches_are_a_straight_line():
 )
 def test_what_cannot_exist_is_refused(keys, message):
     with pytest.raises(ConfigError, match=message):
-        require_possible(StepLayout(**{"sequence": 4096, "batch": 64, **keys}), find_published("llama3-8b"))
+        require_possible(StepLayout(**{"sequence": 4096, "batch": 64, **keys}), public_model("llama3-8b"))
 
 
 CHUNKS = {"plain": 1, "looped": 2, "v": 2}
@@ -341,7 +333,7 @@ def test_each_copy_has_half_of_the_microbatches():
     """A rank of DualPipe has a stage from each end: what the head takes longer is on two ranks by halves."""
     whole, copies = of_schedule("1f1b"), of_schedule("dualpipe")
     stages = step.stages_of(
-        find_published("llama3.2-1b"), StepLayout(16, 4096, 64, pp=4, schedule="dualpipe"), H100
+        public_model("llama3.2-1b"), StepLayout(16, 4096, 64, pp=4, schedule="dualpipe"), H100
     )
     ends = (stages[0].total + stages[-1].total) / 2
     middle = (stages[1].total + stages[2].total) / 2
@@ -387,9 +379,12 @@ def test_a_layout_is_described_with_its_shards():
 
 
 CPU = machine_of(find_machine("laptop"))._replace(cores_per_node=2, ranks_per_node=2)
-SMALL_SHAPE = find_published("llama3-8b")._replace(
-    layers=8, width=512, heads=8, kv_heads=4, ffn=1408, vocab=512
-)
+SMALL_SHAPE = public_model("llama3-8b", layers=8, width=512, heads=8, kv_heads=4, ffn=1408, vocab=512)
+
+
+def dense_work(layout):
+    """Return the work of a block's feed-forward."""
+    return works_of(SMALL_SHAPE, layout, 1.0).kinds[0][1]
 
 
 def took(machine, **layout):
@@ -430,7 +425,7 @@ def test_ranks_that_take_turns_on_a_core_share_a_card(layout, share):
     crowded = HOSTS.with_ranks_per_node(2)
     assert crowded.between == HOSTS.between / 2
     fast, slow = (took(crowded._replace(between=rate), ranks=4, **layout) for rate in (1e12, 5e7))
-    each_way = SMALL_SHAPE.parameters() * 4 * share / HOSTS.between
+    each_way = SMALL_SHAPE.num_parameters * 4 * share / HOSTS.between
     found = slow.exposed["dp"] - fast.exposed["dp"]
     assert found == pytest.approx(2 * EXPOSED_WITHOUT_SPARE_CORE * each_way, rel=0.1)
 
@@ -471,14 +466,12 @@ def test_who_sends_to_another_stage_waits_where_nothing_travels_under_computatio
 
 def test_numbers_of_fp32_are_twice_as_many_bytes():
     layouts = [StepLayout(2, 256, 16, tp=2, compute=each) for each in ("bf16", "fp32", "fp64")]
-    sent = [sum(each.num_bytes for each in work.dense_work(SMALL_SHAPE, one).forward) for one in layouts]
+    sent = [sum(each.num_bytes for each in dense_work(one).forward) for one in layouts]
     assert sent[0] > 0 and sent[1:] == [2 * sent[0], 4 * sent[0]]
 
 
 def test_between_products_a_cpu_computes_16_bits_as_32():
-    works = {
-        each: work.dense_work(SMALL_SHAPE, StepLayout(1, 256, 16, compute=each)) for each in ("bf16", "fp32")
-    }
+    works = {each: dense_work(StepLayout(1, 256, 16, compute=each)) for each in ("bf16", "fp32")}
     narrow, wide = (pass_seconds(found, CPU, dtype) for dtype, found in works.items())
     assert narrow == pytest.approx(wide) and narrow > works["bf16"].pass_bytes / CPU.memory_bandwidth
 
@@ -487,7 +480,7 @@ def test_between_products_a_cpu_computes_16_bits_as_32():
 def test_a_cpu_adds_each_microbatch_to_gradients_that_caches_do_not_hold(dtype, num_bytes):
     """Read and written, and in 16 bits the product, too."""
     layout = StepLayout(1, 256, 16, compute=dtype)
-    products = work.dense_work(SMALL_SHAPE._replace(layers=1), layout).products
+    products = dense_work(layout).products
     weights = sum(each.number * each.k * each.n for each in products)
     found = sum(accumulated_seconds(each, CPU, dtype) for each in products)
     assert weights == 3 * 512 * 1408 and found == pytest.approx(num_bytes * weights / CPU.memory_bandwidth)
@@ -525,10 +518,10 @@ def test_attention_of_a_cpu_falls_to_what_was_measured_of_short_sequences():
 
 
 def test_between_products_a_cpu_takes_what_was_measured_there():
-    found = work.dense_work(SMALL_SHAPE, StepLayout(1, 256, 16, compute="fp32"))
+    found = dense_work(StepLayout(1, 256, 16, compute="fp32"))
     measured = CPU._replace(memory_passes=1e10)
     assert pass_seconds(found, measured, "fp32") == pytest.approx(found.pass_bytes / 1e10)
-    narrow = work.dense_work(SMALL_SHAPE, StepLayout(1, 256, 16, compute="bf16"))
+    narrow = dense_work(StepLayout(1, 256, 16, compute="bf16"))
     assert pass_seconds(narrow, measured, "bf16") == pytest.approx(found.pass_bytes / 1e10)
     assert pass_seconds(found, H100._replace(memory_passes=1.0), "fp32") < 1
 
@@ -560,8 +553,10 @@ def test_ranks_of_a_node_divide_the_memory_of_a_host():
 
 
 def test_ranks_of_a_cpu_wait_for_the_one_whose_experts_have_most_rows():
-    experts = find_published("mixtral-8x22b").experts._replace(count=4, active=2, width=704)
-    shape = SMALL_SHAPE._replace(experts=experts)
+    experts = dict(count=4, active=2, width=704)
+    shape = public_model(
+        "mixtral-8x22b", layers=8, width=512, heads=8, kv_heads=4, vocab=512, experts=experts
+    )
     layout = StepLayout(2, 256, 16, 2, ep=2, compute="fp32", fused=False)
     with_ep, without = (step.predict_step(shape, each, CPU) for each in (layout, layout._replace(ep=1)))
     assert 1.05 < with_ep.computing / without.computing < 1.2
@@ -575,7 +570,7 @@ def test_ranks_that_share_a_cpu_wait_longer_for_the_slowest(ranks, node_ranks, s
     laptop = machine_of(find_machine("laptop")).with_ranks_per_node(node_ranks)
     assert step.stragglers_share(layout, laptop) == share
     assert step.stragglers_share(layout, H100.with_ranks_per_node(node_ranks)) == 0.01
-    found = step.predict_step(find_published("llama3.2-1b"), layout, laptop._replace(cores_per_node=0))
+    found = step.predict_step(public_model("llama3.2-1b"), layout, laptop._replace(cores_per_node=0))
     assert found.seconds == pytest.approx((1 + share) * parts(found))
 
 
@@ -602,7 +597,7 @@ def test_neighbours_have_the_link_of_their_pair(size, stride, paired):
 
 
 def test_tensor_parallelism_inside_a_pair_waits_less():
-    found = find_published("llama3-8b")
+    found = public_model("llama3-8b")
     layout = StepLayout(8, 4096, 64, tp=2, zero=1)
     alike = MI250X._replace(pair=0.0)
     near, far = (step.predict_step(found, layout, machine) for machine in (MI250X, alike))

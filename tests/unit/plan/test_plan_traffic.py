@@ -7,9 +7,9 @@ import pytest
 
 from mpitrain.comm.base.wire import sent_bytes
 from mpitrain.commands.inspect import planned
-from mpitrain.plan.predict.step_time import work
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
-from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
+from mpitrain.plan.predict.step_time.step_model import step_model, works_of
 
 SIZES = (
     "model.layers=2",
@@ -34,11 +34,11 @@ def buffers(overrides, ranks, axis):
         for operation, found, num_bytes in (*item.forward, *item.backward):
             if found == CALLED.get(axis, axis):
                 declared[operation] = declared.get(operation, 0) + plan.num_microbatches * num_bytes
-    shape = shape_of_resolved(plan.config)
+    model = step_model(plan)
     layout = layout_of(plan.config, machine_of(find_machine("laptop")))
-    half = work.expert_work if shape.experts else work.dense_work
-    parts = [work.attention_work(shape, layout), half(shape, layout)] * shape.layers
-    parts += [work.embedding_work(shape, layout), work.head_work(shape, layout)]
+    works = works_of(model, layout, 1.0)
+    parts = [work for kind in model.blocks for work in works.kinds[kind]]
+    parts += [works.first, works.last]
     predicted: dict[str, int] = {}
     for part in parts:
         for each in (*part.forward, *part.backward):

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 from click.testing import CliRunner
+from public_models import public_model
 
 from mpitrain import config as settings
 from mpitrain.cli import cli
@@ -18,10 +19,9 @@ from mpitrain.commands.plan.planner import PlanRequest, find_layouts
 from mpitrain.commands.plan.sweep_request import SweepRequest, plan_on
 from mpitrain.errors import ConfigError
 from mpitrain.origins import FOLDER, KeyOrigin
-from mpitrain.plan.declared.published import find_published
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
 from mpitrain.plan.predict.step_time import advice as advice_module
-from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
 
@@ -186,7 +186,7 @@ MOST_STEPS = 16  # that are predicted for all advice of a layout
 def random_layout(rng):
     """Return a layout that can be, of some model, and a machine with few ranks a node."""
     while True:
-        shape = find_published(rng.choice(["llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b"]))
+        shape = public_model(rng.choice(["llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b"]))
         tp, cp, pp, dp = (rng.choice([1, 2, 4, 16]) for _ in range(4))
         keys = {"tp": tp, "cp": cp, "pp": pp, "zero": rng.choice([0, 1, 3]) if dp * cp > 1 else 0}
         keys |= {"sharded": rng.choice([0, 1, 2])} if keys["zero"] else {}

@@ -4,11 +4,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from public_models import public_model
 
-from mpitrain.plan.declared.published import find_published
-from mpitrain.plan.predict.step_time import step, work
+from mpitrain.plan.declared import work
+from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.predict.step_time import step
 from mpitrain.plan.predict.step_time.compute import product_seconds
-from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.tiles import (
     LARGE,
@@ -24,7 +25,7 @@ from mpitrain.plan.predict.step_time.tiles import (
 )
 
 LAPTOP = find_machine("laptop")
-SHAPE = find_published("llama3-8b")._replace(layers=8, width=512, heads=8, kv_heads=4, ffn=1408, vocab=512)
+SHAPE = public_model("llama3-8b", layers=8, width=512, heads=8, kv_heads=4, ffn=1408, vocab=512)
 
 
 def rates_of(rate, side):

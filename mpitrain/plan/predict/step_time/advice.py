@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
-from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, limit_of_rank, require_limit
 from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
-from mpitrain.plan.predict.step_time.layout import StepLayout, can_go_by_node, require_possible
+from mpitrain.plan.predict.step_time.layout import can_go_by_node, require_possible
 from mpitrain.plan.predict.step_time.machine import ON_CPU, ON_GPU, MachineRates, rates_of
-from mpitrain.plan.predict.step_time.resolved_layout import layout_of, shape_of_resolved
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
+from mpitrain.plan.predict.step_time.step_model import StepModel, step_model
 
 MOST_BUBBLE = 0.2
 MOST_TP = 0.3  # of a step that waits for tp
@@ -58,19 +59,19 @@ def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
     limit = limit_of_rank(resolved, plan.axes.grid.size, node_ranks) if known else None
     if limit is not None:
         rates = rates._replace(memory_bytes=limit.num_bytes)
-    shape = shape_of_resolved(resolved)
+    model = step_model(plan)
     layout = layout_of(resolved, rates, plan.routing)
     try:
-        require_possible(layout, shape)
+        require_possible(layout, model)
     except ConfigError:  # such as stages of unequal size: a run has them, these formulas don't
         return []
-    found = predict_step(shape, layout, rates)
-    lines = advice(shape, layout, rates, found, memory_is_known=known, held=held or None)
+    found = predict_step(model, layout, rates)
+    lines = advice(model, layout, rates, found, memory_is_known=known, held=held or None)
     return [f"advice, by figures of {name}: {line}" for line in lines]
 
 
 def advice(
-    shape: ModelShape,
+    model: StepModel,
     layout: StepLayout,
     machine: MachineRates,
     found: Prediction,
@@ -82,7 +83,7 @@ def advice(
     memory_is_known: the machine is the one that will run it, so what fills its memory is said.
     held: bytes of the rank with most memory by the plan of a run; None: by formulas.
     """
-    judged = Judged(shape, layout, machine, found, memory_is_known)
+    judged = Judged(model, layout, machine, found, memory_is_known)
     rules = (
         _tp_beyond_node(judged),
         _tp_exposed(judged),
@@ -102,7 +103,7 @@ def advice(
 class Judged(NamedTuple):
     """A layout on a machine, and its step as the planner predicts it."""
 
-    shape: ModelShape
+    model: StepModel
     layout: StepLayout
     machine: MachineRates
     found: Prediction
@@ -127,7 +128,7 @@ class Judged(NamedTuple):
             if not layout.dp or not is_defined(layout):
                 continue
             try:
-                other = predict_step(self.shape, layout, self.machine)
+                other = predict_step(self.model, layout, self.machine)
             except ConfigError:
                 continue
             if not self.memory_is_known or other.footprint.total <= room:
@@ -221,12 +222,12 @@ def _context_beyond_node(judged: Judged) -> str:
 
 def _spreads(judged: Judged, kind: str) -> bool:
     """Return whether a kind of cp can divide this model's heads, as ulysses does."""
-    layout, shape = judged.layout, judged.shape
-    return kind != "ulysses" or shape.heads % (layout.tp * layout.cp) == 0
+    layout, model = judged.layout, judged.model
+    return kind != "ulysses" or model.sizes.heads % (layout.tp * layout.cp) == 0
 
 
 def _experts_beyond_node(judged: Judged) -> str:
-    layout, node, experts = judged.layout, judged.machine.ranks_per_node, judged.shape.experts
+    layout, node, experts = judged.layout, judged.machine.ranks_per_node, judged.model.experts
     if experts is None or layout.ep == 1 or layout.ep * layout.etp <= node:
         return ""
     ep = _divisor(layout.ep, max(1, node // layout.etp))
@@ -250,7 +251,7 @@ def _experts_beyond_node(judged: Judged) -> str:
 
 def _experts_divided(judged: Judged) -> str:
     """Return the line of experts that are divided over ranks of tp, where whole ones are faster."""
-    layout, experts = judged.layout, judged.shape.experts
+    layout, experts = judged.layout, judged.model.experts
     if experts is None or layout.etp == 1:
         return ""
     others = {"parallel.etp = 1": judged.changed(etp=1)}
@@ -295,7 +296,7 @@ def _few_microbatches(judged: Judged) -> str:
     more = layout._replace(batch=enough * layout.dp * layout.micro)
     for _, other in judged.predicted({"": more}):
         line += f" ({_percent(other.bubble / other.seconds)} with batch.global = {more.batch})"
-    if layout.chunks > 1 or 2 * layout.pp > judged.shape.layers or count % layout.pp:
+    if layout.chunks > 1 or 2 * layout.pp > len(judged.model.blocks) or count % layout.pp:
         return line
     interleaved = judged.changed(schedule="interleaved", chunks=2)
     for _, other in judged.predicted({"": interleaved}):
@@ -344,17 +345,17 @@ def _long_sequence(judged: Judged, held: float | None) -> str:
 
 def _too_complex(judged: Judged) -> str:
     """Return the axis that isn't needed: without it half of the memory is enough, as fast."""
-    layout, machine, shape = judged.layout, judged.machine, judged.shape
+    layout, machine, model = judged.layout, judged.machine, judged.model
     options = (("zero = 3", layout.zero == 3), ("tp", layout.tp > 1), ("pp", layout.pp > 1))
     used = [name for name, on in options if on]
     simple = layout._replace(tp=1, pp=1, ep=1, etp=1, chunks=1, zero=1, sharded=0, schedule="1f1b")
-    if not (judged.memory_is_known and used) or shape.experts is not None:
+    if not (judged.memory_is_known and used) or model.experts is not None:
         return ""
     for _, other in judged.predicted({"": simple}):
         needed = other.footprint.total
         if needed <= 0.5 * judged.of_tensors and other.seconds <= AS_FAST * judged.found.seconds:
             return (
-                f"{' and '.join(used)}: {shape.name} fits without, {needed / 1e9:.1f} of "
+                f"{' and '.join(used)}: {model.name} fits without, {needed / 1e9:.1f} of "
                 f"{machine.memory_bytes / 1e9:.3g} GB a rank with dp {simple.dp} and zero = 1, "
                 f"{other.seconds:.3g} s a step instead of {judged.found.seconds:.3g}; leave it out unless it "
                 "is measured to be faster"

@@ -7,10 +7,10 @@ Products reach the share of their rate that tiles.py says. On a GPU heads that n
 import math
 from typing import NamedTuple
 
-from mpitrain.plan.predict.step_time.layout import item_of
+from mpitrain.plan.declared.step_layout import item_of
+from mpitrain.plan.declared.work import AttentionCore, PartWork, Product
 from mpitrain.plan.predict.step_time.machine import GROUPED, MachineRates
 from mpitrain.plan.predict.step_time.tiles import OF_CPU, OF_GPU, UNALIGNED, Tiles, share_of
-from mpitrain.plan.predict.step_time.work import AttentionCore, PartWork, Product
 
 # passes over memory that casts to fp8 add to a product's operands, times their bytes: 2.0 fits the step of
 # llama3.2-1b on an H100 (docs/guides/gpus.md)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpitrain.plan.declared.resolved import ResolvedConfig
-from mpitrain.plan.predict.step_time.layout import ExpertLoad, StepLayout
+from mpitrain.plan.declared.step_layout import ExpertLoad, StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.routing import RoutingTrace
 

@@ -1,180 +1,8 @@
-"""How a model is divided over ranks, and how it computes: what a prediction is asked about.
-
-Rank order, fastest first: tp, cp, dp, pp for dense layers; etp, ep, edp, pp for experts
-(docs/concepts/axes.md).
-"""
-
-from typing import NamedTuple, Protocol
+"""Which layouts can exist on a model, a number of ranks and nodes."""
 
 from mpitrain.errors import ConfigError
-from mpitrain.plan.declared.published import ModelShape
-
-MICROS = (1, 2, 4, 8)  # sequences of a microbatch that are tried
-ITEM = {"fp32": 4, "fp64": 8}  # bytes of a number; all others have 2, in fp8 those between products, too
-
-
-def item_of(dtype: str) -> int:
-    """Return the bytes of a number between products that are computed in a type."""
-    return ITEM.get(dtype, 2)
-
-
-class ExpertLoad(Protocol):
-    """How unevenly tokens load experts. source: who says so, in words."""
-
-    @property
-    def source(self) -> str: ...
-
-    def on(self, layout: "StepLayout") -> float:
-        """Return rows of the rank of ep whose experts have most, over the mean."""
-
-
-class StepLayout(NamedTuple):
-    """A layout of a step.
-
-    batch: sequences of a step over all ranks. micro: of a microbatch. chunks: stages a rank.
-    sharded: ranks that share the state of ZeRO; 0: all data ranks. schedule: of
-    schedules/catalog.py.
-    compute: type of numbers, as precision.compute.
-    wire_bytes, gradient_bytes: of a gradient's number on the wire, and where it is kept.
-    flash: attention keeps no scores. fused: losses and activations are one kernel each (compile).
-    overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the
-    share.
-    offload_optimizer: master weights and moments are in host memory. offload_activations: these wait
-    there.
-    segments: of each sequence, for a schedule that cuts it. reduce: of gradients, as
-    parallel.reduce.
-    dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
-    "allgather", every token to all ranks.
-    regathers: a backward gathers the input of tp's products again instead of keeping it whole,
-    where it can. context: of cp, as parallel.context. gather: of ZeRO-3's weights, as
-    parallel.gather.
-    again: share of products that selective recomputation runs again. core_again: it runs attention
-    proper again though no scores are kept.
-    ends_count: embedding and head are counted as a layer each when stages are divided.
-    expert_load: as stated or replayed; None: as it is estimated for a machine. capacity: rows that an
-    expert takes of a rank's, over the mean; 0: all.
-    """
-
-    ranks: int
-    sequence: int
-    batch: int
-    micro: int = 1
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    ep: int = 1
-    etp: int = 1
-    chunks: int = 1
-    sharded: int = 0
-    zero: int = 1
-    schedule: str = "1f1b"
-    recompute: str = "none"
-    compute: str = "bf16"
-    sequence_parallel: bool = True
-    wire_bytes: int = 4
-    gradient_bytes: int = 4
-    flash: bool = True
-    fused: bool = True
-    overlapped: bool = True
-    tp_overlap: float = 0.0
-    dispatch: str = "alltoall"
-    ends_count: bool = False
-    offload_optimizer: bool = False
-    offload_activations: bool = False
-    again: float = 0.0
-    core_again: bool = False
-    regathers: bool = True
-    segments: int = 1
-    reduce: str = "auto"
-    context: str = "zigzag"
-    gather: str = "auto"
-    expert_load: ExpertLoad | None = None
-    capacity: float = 0.0
-
-    @property
-    def item(self) -> int:
-        """Bytes of an activation, and of a weight that is computed with."""
-        return item_of(self.compute)
-
-    @property
-    def offloaded(self) -> str:
-        """What is in host memory, as memory.offload says it."""
-        if self.offload_optimizer:
-            return "all" if self.offload_activations else "optimizer"
-        return "activations" if self.offload_activations else "none"
-
-    @property
-    def sums_each(self) -> bool:
-        """Whether gradients are summed over data ranks after each microbatch, not once for all.
-
-        plan/settings/resolve.py settles parallel.reduce so: open, they are with ZeRO-2 and ZeRO-3.
-        """
-        return self.zero >= 2 if self.reduce == "auto" else self.reduce == "microbatch"
-
-    @property
-    def can_regather(self) -> bool:
-        """Whether something is gathered over tp, as a whole, that nothing else gathers again."""
-        gathers = self.tp > 1 and self.sequence_parallel and not self.tp_overlap
-        return gathers and self.recompute != "full"
-
-    @property
-    def repeats_core(self) -> bool:
-        """Whether selective recomputation runs attention again: not where it is a segment of its own."""
-        alone = self.cp > 1 or (self.tp > 1 and self.tp_overlap > 0)
-        return self.recompute == "selective" and (not self.flash or (self.core_again and not alone))
-
-    @property
-    def dp(self) -> int:
-        return self.ranks // (self.tp * self.cp * self.pp)
-
-    @property
-    def edp(self) -> int:
-        """Ranks that have the same experts."""
-        return self.ranks // (self.etp * self.ep * self.pp)
-
-    @property
-    def num_microbatches(self) -> int:
-        return self.batch // (self.dp * self.micro)
-
-    @property
-    def positions(self) -> int:
-        """Positions of a microbatch that one rank of tp attends for."""
-        return self.micro * self.sequence // self.cp
-
-    @property
-    def stream_positions(self) -> int:
-        """Positions of the residual stream on one rank."""
-        return self.positions // (self.tp if self.sequence_parallel else 1)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a step."""
-        return self.batch * self.sequence
-
-    @property
-    def shards(self) -> int:
-        """Ranks that the state of dense weights is divided over."""
-        return (self.sharded or self.dp * self.cp) if self.zero else 1
-
-    @property
-    def expert_shards(self) -> int:
-        return max(1, min(self.shards, self.edp)) if self.zero else 1
-
-    def describe(self) -> str:
-        """Return the layout in a few words."""
-        axes = (("tp", self.tp), ("cp", self.cp), ("pp", self.pp), ("ep", self.ep), ("etp", self.etp))
-        words = [f"dp {self.dp}", *(f"{name} {size}" for name, size in axes if size > 1)]
-        words += [f"chunks {self.chunks}"] * (self.chunks > 1)
-        words += [self.schedule] * (self.pp > 1)
-        words += [f"context {self.context}"] * (self.cp > 1 and self.context != "zigzag")
-        words += [f"zero {self.zero}"]
-        words += ["gather step"] * (self.zero == 3 and self.gather == "step")
-        words += [f"offload {self.offloaded}"] * (self.offload_optimizer or self.offload_activations)
-        words += [f"dp_shard {self.sharded}"] * (self.sharded > 0)
-        words += [f"micro {self.micro}"]
-        words += [f"recompute {self.recompute}"] * (self.recompute != "none")
-        words += ["regather"] * (self.regathers and self.can_regather)
-        return " ".join(words)
+from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.predict.step_time.step_model import StepModel
 
 
 def can_go_by_node(layout: StepLayout, node_ranks: int) -> bool:
@@ -187,29 +15,29 @@ def can_go_by_node(layout: StepLayout, node_ranks: int) -> bool:
     return layout.ranks > node_ranks and spread > node_ranks and whole
 
 
-def require_possible(layout: StepLayout, shape: ModelShape) -> None:
+def require_possible(layout: StepLayout, model: StepModel) -> None:
     """Raise ConfigError for a layout that can't exist: what is found, and what would divide."""
     inside = layout.tp * layout.cp * layout.pp
     if layout.ranks % inside:
         raise ConfigError(
             f"tp {layout.tp} x cp {layout.cp} x pp {layout.pp} = {inside} doesn't divide {layout.ranks} ranks"
         )
-    if shape.experts is None and layout.ep > 1:
-        raise ConfigError(f"ep {layout.ep}: {shape.name} has no experts")
+    if model.experts is None and layout.ep > 1:
+        raise ConfigError(f"ep {layout.ep}: {model.name} has no experts")
     if layout.ranks // layout.pp % (layout.ep * layout.etp):
         raise ConfigError(
             f"etp {layout.etp} x ep {layout.ep} doesn't divide {layout.ranks // layout.pp} ranks of a stage"
         )
-    if shape.experts is not None and shape.experts.count % layout.ep:
-        raise ConfigError(f"ep {layout.ep} doesn't divide {shape.experts.count} experts")
-    if shape.heads % layout.tp:
-        raise ConfigError(f"tp {layout.tp} doesn't divide {shape.heads} heads")
+    if model.experts is not None and model.experts.count % layout.ep:
+        raise ConfigError(f"ep {layout.ep} doesn't divide {model.experts.count} experts")
+    if model.sizes.heads % layout.tp:
+        raise ConfigError(f"tp {layout.tp} doesn't divide {model.sizes.heads} heads")
     if layout.sequence % (layout.cp * layout.tp):
         raise ConfigError(f"cp {layout.cp} x tp {layout.tp} doesn't divide {layout.sequence} positions")
     stages = layout.pp * layout.chunks
-    if stages > shape.layers + 2 * layout.ends_count:
+    if stages > len(model.blocks) + 2 * layout.ends_count:
         raise ConfigError(
-            f"pp {layout.pp} x {layout.chunks} chunks = {stages} stages for {shape.layers} blocks"
+            f"pp {layout.pp} x {layout.chunks} chunks = {stages} stages for {len(model.blocks)} blocks"
         )
     if layout.batch % (layout.dp * layout.micro):
         raise ConfigError(

@@ -9,8 +9,8 @@ src/graph/tuning.cc).
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mpitrain.plan.declared.work import MessageVolume
 from mpitrain.plan.predict.step_time.machine import MachineRates
-from mpitrain.plan.predict.step_time.work import MessageVolume
 
 
 class RankGroup(NamedTuple):

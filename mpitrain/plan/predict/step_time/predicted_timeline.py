@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mpitrain.errors import ConfigError
-from mpitrain.plan.declared.published import ModelShape
-from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
+from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
 from mpitrain.plan.predict.step_time.step import (
@@ -16,6 +16,7 @@ from mpitrain.plan.predict.step_time.step import (
     table_of,
     update_seconds,
 )
+from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.table import Table
@@ -57,10 +58,10 @@ class PredictedTimeline(NamedTuple):
         return {axis: took / self.table.segments for axis, took in whole.items() if took > 0}
 
 
-def predict_timeline(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> PredictedTimeline:
+def predict_timeline(model: StepModel, layout: StepLayout, machine: MachineRates) -> PredictedTimeline:
     """Return the timeline of a step. Raises ConfigError for a layout or a schedule that can't be played."""
-    require_possible(layout, shape)
-    stages = stages_of(shape, layout, machine)
+    require_possible(layout, model)
+    stages = stages_of(model, layout, machine)
     table = table_of(layout)
     if table is None:
         raise ConfigError(
@@ -71,11 +72,11 @@ def predict_timeline(shape: ModelShape, layout: StepLayout, machine: MachineRate
     return PredictedTimeline(
         table,
         play_pipeline(
-            stages, layout, table, message_seconds(shape, layout, machine), machine.sends_meanwhile
+            stages, layout, table, message_seconds(model, layout, machine), machine.sends_meanwhile
         ),
         stages,
         table.num_microbatches * table.copies // table.segments,
         layout.num_microbatches,
-        state_exposed(shape, layout, machine, slowest),
-        update_seconds(shape, layout, machine),
+        state_exposed(model, layout, machine, slowest),
+        update_seconds(model, layout, machine),
     )

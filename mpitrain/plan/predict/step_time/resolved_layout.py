@@ -1,40 +1,13 @@
-"""Shape and layout of a resolved configuration, as predictions of a step take them."""
+"""Layout of a resolved configuration, as predictions of a step take it."""
 
 from mpitrain.config import Config
-from mpitrain.plan.declared.published import Latent, ModelShape, RoutedExperts
 from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.expert_load import expert_load
-from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.routing import RoutingTrace
-from mpitrain.plan.settings.attention import head_width
 from mpitrain.schedules import catalog
 from mpitrain.schedules.families.seq1f1b import SEGMENTS
-
-
-def shape_of_resolved(resolved: ResolvedConfig) -> ModelShape:
-    """Return the shape of a resolved configuration's model."""
-    model = resolved.model
-    own = resolved.attention
-    experts = resolved.experts
-    latent = (
-        Latent(own.q_rank or 0, own.kv_rank, own.rotary_width or 0, own.value_width or 0)
-        if own.kv_rank
-        else None
-    )
-    routed = None
-    if experts.count:
-        width = experts.width or model.ffn
-        grouped = (experts.groups or 1, experts.groups_active or 1)
-        routed = RoutedExperts(
-            experts.count, experts.active, width, experts.shared or 0, experts.first or 0, *grouped
-        )
-    name = model.preset
-    return ModelShape(
-        name, model.layers, model.width, model.heads, model.kv_heads or model.heads, head_width(resolved),
-        model.ffn, model.vocab, tied=bool(model.tied), window=own.window or 0, experts=routed, latent=latent,
-        family=model.family, source="the configuration",
-    )  # fmt: skip
 
 
 def layout_of(resolved: ResolvedConfig, rates: MachineRates, trace: RoutingTrace | None = None) -> StepLayout:

@@ -6,24 +6,16 @@ its attention; tp by the layout's share; ZeRO-3's gathers and reductions under t
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.declared.work import MessageVolume, PartWork, stream_bytes
 from mpitrain.plan.predict.step_time.compute import Seconds, seconds_of
 from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
-from mpitrain.plan.predict.step_time.kept_bytes import stash_bytes
-from mpitrain.plan.predict.step_time.layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, group_of, seconds, sent_seconds
-from mpitrain.plan.predict.step_time.work import (
-    MessageVolume,
-    PartWork,
-    attention_work,
-    dense_work,
-    embedding_work,
-    expert_work,
-    head_work,
-)
+from mpitrain.plan.predict.step_time.step_model import StepModel, Weights, works_of
 from mpitrain.schedules import catalog
 
 # of what travels beside computation, what it takes from it: copies and sums run on the same cores
@@ -86,27 +78,23 @@ def groups_of(layout: StepLayout, machine: MachineRates) -> dict[str, RankGroup]
     }
 
 
-def blocks_of_stages(shape: ModelShape, layout: StepLayout) -> list[tuple[int, int]]:
-    """Return how many dense and sparse blocks each stage has, from the embedding to the loss.
+def blocks_of_stages(model: StepModel, layout: StepLayout) -> list[tuple[int, ...]]:
+    """Return how many blocks of each kind every stage has, from the embedding to the loss.
 
     What doesn't divide is put on stages from the second on, away from the ends.
     """
     stages = layout.pp * layout.chunks
-    total = shape.layers + 2 * layout.ends_count
+    total = len(model.blocks) + 2 * layout.ends_count
     counts = [total // stages] * stages
     for extra in range(total % stages):
         counts[(1 + extra) % stages] += 1
     if layout.ends_count:
         counts[0] -= 1
         counts[-1] -= 1
-    dense = shape.layers - shape.num_sparse
-    found = []
-    before = 0
-    for count in counts:
-        here = max(0, min(dense - before, count))
-        found.append((here, count - here))
-        before += count
-    return found
+    kinds = range(len(model.kinds))
+    begins = accumulate(counts, initial=0)
+    of_stages = [model.blocks[begin : begin + count] for begin, count in zip(begins, counts)]
+    return [tuple(blocks.count(kind) for kind in kinds) for blocks in of_stages]
 
 
 def stages_of_ranks(layout: StepLayout) -> list[list[int]]:
@@ -131,7 +119,7 @@ def part_of(
     works: Sequence[PartWork],
     layout: StepLayout,
     machine: MachineRates,
-    weights: tuple[int, int],
+    weights: Weights,
     repeated: bool,
 ) -> Part:
     """Return the seconds of a block or an end.
@@ -249,7 +237,7 @@ def _with_fetches(
     layout: StepLayout,
     machine: MachineRates,
     groups: Mapping[str, RankGroup],
-    weights: tuple[int, int],
+    weights: Weights,
 ) -> Part:
     """Return the part with what data ranks send for each microbatch.
 
@@ -291,7 +279,7 @@ def _overlapped(computed: float, sent: float, least: float) -> tuple[float, floa
 
 
 def _of_state(
-    layout: StepLayout, machine: MachineRates, groups: Mapping[str, RankGroup], weights: tuple[int, int]
+    layout: StepLayout, machine: MachineRates, groups: Mapping[str, RankGroup], weights: Weights
 ) -> list[tuple[float, float]]:
     """Return the seconds to gather weights and to reduce gradients, of dense ones and of experts."""
     found = []
@@ -309,7 +297,7 @@ def _of_state(
 def state_seconds(
     layout: StepLayout,
     machine: MachineRates,
-    weights: tuple[int, int],
+    weights: Weights,
 ) -> tuple[float, float]:
     """Return the seconds of a step in which weights are gathered and gradients reduced, once for all.
 
@@ -324,47 +312,56 @@ def state_seconds(
     return 0.0, reduced + seconds("all_reduce", experts * layout.wire_bytes, groups["edp"], machine)
 
 
-def weights_of_stage(
-    shape: ModelShape, layout: StepLayout, blocks: tuple[int, int], ends: tuple[bool, bool]
-) -> tuple[int, int]:
-    """Return the numbers of dense and experts' weights that one rank of tp, or of etp and ep, has.
-
-    ends: whether the stage has the embedding, and the head.
-    """
-    dense, sparse = blocks
-    numel = (dense + sparse) * shape.attention_parameters() + dense * shape.dense_parameters()
-    numel += sparse * shape.shared_parameters()
-    first, last = ends
-    of_ends = shape.vocab * shape.width * (int(first) + int(last and not (first and shape.tied)))
-    experts = shape.experts
-    routed = sparse * experts.count * shape.expert_parameters() // (layout.ep * layout.etp) if experts else 0
-    return (numel + of_ends) // layout.tp, routed
-
-
-def stages_of(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> list[StageSeconds]:
+def stages_of(model: StepModel, layout: StepLayout, machine: MachineRates) -> list[StageSeconds]:
     """Return the seconds of every stage, from the embedding to the loss."""
-    one = shape._replace(layers=1, experts=None)
-    attention = attention_work(shape, layout)
-    repeated = layout.recompute == "full"
-    dense_weights = weights_of_stage(shape, layout, (1, 0), (False, False))
-    dense = part_of((attention, dense_work(one, layout)), layout, machine, dense_weights, repeated)
-    if layout.offload_activations and machine.knows_offload:  # experts' can't be (plan/settings/experts.py)
-        dense = _with_copies(dense, stash_bytes(shape, layout, 1, 0), machine)
-    sparse = dense
-    if shape.experts is not None:
-        weights = weights_of_stage(shape, layout, (0, 1), (False, False))
-        routed = expert_work(shape, layout, load_of_fullest(layout, machine))
-        sparse = part_of((attention, routed), layout, machine, weights, repeated)
-    of_end = shape.vocab * shape.width // layout.tp
-    first = part_of((embedding_work(shape, layout),), layout, machine, (of_end, 0), False)
-    last = part_of((head_work(shape, layout),), layout, machine, (of_end, 0), False)
-    found = []
-    per_stage = blocks_of_stages(shape, layout)
-    for stage, (num_dense, num_sparse) in enumerate(per_stage):
-        parts = [(dense, num_dense), (sparse, num_sparse)]
+    works = works_of(model, layout, load_of_fullest(layout, machine))
+    kinds = [
+        _block_seconds(model, kind, works.kinds[kind], layout, machine) for kind in range(len(works.kinds))
+    ]
+    of_first, of_last = model.end_weights(layout)
+    first = part_of((works.first,), layout, machine, of_first, False)
+    last = part_of((works.last,), layout, machine, of_last, False)
+    per_stage = blocks_of_stages(model, layout)
+    stages = []
+    for stage, counts in enumerate(per_stage):
+        parts = list(zip(kinds, counts))
         parts += [(first, 1)] * (stage == 0) + [(last, 1)] * (stage == len(per_stage) - 1)
-        found.append(_together(parts, num_dense + num_sparse))
-    return found
+        stages.append(_together(parts, sum(counts)))
+    return stages
+
+
+def _block_seconds(
+    model: StepModel,
+    kind: int,
+    works: Sequence[PartWork],
+    layout: StepLayout,
+    machine: MachineRates,
+) -> Part:
+    """Return the seconds of a block of a kind."""
+    alone = tuple(int(number == kind) for number in range(len(model.kinds)))
+    weights = model.weights_of(layout, alone, (False, False))
+    part = part_of(works, layout, machine, weights, layout.recompute == "full")
+    # experts' activations can't be offloaded (plan/settings/experts.py)
+    if not (layout.offload_activations and machine.knows_offload) or model.has_experts[kind]:
+        return part
+    return _with_copies(part, stash_bytes(model, layout, alone), machine)
+
+
+def rank_weights(
+    model: StepModel, layout: StepLayout, held: Sequence[int], blocks: Sequence[tuple[int, ...]]
+) -> Weights:
+    """Return the weights of a pipeline rank that has some stages. blocks: of all stages, by kind."""
+    last = len(blocks) - 1
+    stages = [model.weights_of(layout, blocks[stage], (stage == 0, stage == last)) for stage in held]
+    return sum(dense for dense, _ in stages), sum(experts for _, experts in stages)
+
+
+def stash_bytes(model: StepModel, layout: StepLayout, counts: Sequence[float]) -> int:
+    """Return the bytes that one microbatch leaves on one stage. counts: of its blocks, by kind."""
+    if layout.recompute == "full":
+        return int(sum(counts) * stream_bytes(layout, model.sizes.width))
+    works = works_of(model, layout, 1.0).kinds
+    return int(sum(count * sum(work.kept for work in kind) for count, kind in zip(counts, works)))
 
 
 def _together(parts: Sequence[tuple[Part, int]], blocks: int) -> StageSeconds:

@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import NamedTuple, cast
 
 from mpitrain.errors import ScheduleError
-from mpitrain.plan.declared.published import ModelShape
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.footprint import Footprint, footprint_of
-from mpitrain.plan.predict.step_time.layout import StepLayout, require_possible
+from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, seconds
 from mpitrain.plan.predict.step_time.stage_seconds import (
@@ -26,11 +26,12 @@ from mpitrain.plan.predict.step_time.stage_seconds import (
     copies_of,
     exposed_share,
     fetches_each,
+    rank_weights,
     stages_of,
     stages_of_ranks,
     state_seconds,
-    weights_of_stage,
 )
+from mpitrain.plan.predict.step_time.step_model import StepModel, Weights
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import COMPUTE, Action
 from mpitrain.schedules.lowering.messages import messages_of, with_messages
@@ -84,25 +85,25 @@ class Prediction(NamedTuple):
 
 
 def predict_step(
-    shape: ModelShape, layout: StepLayout, machine: MachineRates, play: bool = True
+    model: StepModel, layout: StepLayout, machine: MachineRates, play: bool = True
 ) -> Prediction:
     """Predict one step. Raises ConfigError for a layout that can't exist.
 
     play: the schedule; else its bubble is a formula's, which is faster and knows equal stages only.
     """
-    require_possible(layout, shape)
-    found = _undisturbed(shape, layout, machine, play)
+    require_possible(layout, model)
+    found = _undisturbed(model, layout, machine, play)
     here = min(layout.ranks, machine.ranks_per_node)
     if not 0 < machine.cores_per_node < here:
         return found
     turns = here / machine.cores_per_node
     slowed = machine.slowed(TURN * turns)
     if layout.ranks // layout.pp >= here:  # of one stage: they wait for others at the same time
-        return _undisturbed(shape, layout, slowed, play)
-    in_turns = _undisturbed(shape, layout, slowed, play=False)
+        return _undisturbed(model, layout, slowed, play)
+    in_turns = _undisturbed(model, layout, slowed, play=False)
     nodes = -(-layout.ranks // here)
     waiting = (min(nodes, layout.pp) - 1) / layout.num_microbatches
-    sends = 2 * layout.num_microbatches * _message_seconds(shape, layout, machine, nodes > 1)
+    sends = 2 * layout.num_microbatches * _message_seconds(model, layout, machine, nodes > 1)
     # each stage takes so many times longer: those that a core has alike wait at the same time
     unfilled = UNFILLED * turns * found.bubble
     work = (in_turns.computing + in_turns.update + in_turns.sent) * (1 + stragglers_share(layout, machine))
@@ -115,10 +116,10 @@ def stragglers_share(layout: StepLayout, machine: MachineRates) -> float:
     return STRAGGLERS_OF_A_CPU if share_a_cpu else STRAGGLERS
 
 
-def _undisturbed(shape: ModelShape, layout: StepLayout, machine: MachineRates, play: bool) -> Prediction:
+def _undisturbed(model: StepModel, layout: StepLayout, machine: MachineRates, play: bool) -> Prediction:
     """Return the step of ranks that have a core each."""
-    stages = stages_of(shape, layout, machine)
-    message = message_seconds(shape, layout, machine)
+    stages = stages_of(model, layout, machine)
+    message = message_seconds(model, layout, machine)
     pipeline, in_flight = _pipeline_seconds(stages, layout, message, machine.sends_meanwhile, play)
     slowest = max(ranks_of(stages, layout), key=lambda held: sum(each.total for each in held))
     count = layout.num_microbatches
@@ -128,10 +129,10 @@ def _undisturbed(shape: ModelShape, layout: StepLayout, machine: MachineRates, p
             exposed[axis] += count * took
     busy = count * sum(stage.total for stage in slowest)
     inside = sum(exposed.values())
-    state = state_exposed(shape, layout, machine, slowest)
+    state = state_exposed(model, layout, machine, slowest)
     exposed["dp"] += state
-    update = update_seconds(shape, layout, machine)
-    footprint = footprint_of(shape, layout, in_flight)
+    update = update_seconds(model, layout, machine)
+    footprint = footprint_of(model, layout, in_flight)
     total = (pipeline + state + update) * (1 + stragglers_share(layout, machine))
     return Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
 
@@ -159,17 +160,17 @@ def ranks_of(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageS
     return [[shared[stage] for stage in held] for held in stages_of_ranks(layout)]
 
 
-def message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> float:
+def message_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
     """Return the seconds of an activation from one stage to the next."""
     if layout.pp == 1:
         return 0.0
-    return _message_seconds(shape, layout, machine, layout.ranks // layout.pp * 2 > machine.ranks_per_node)
+    return _message_seconds(model, layout, machine, layout.ranks // layout.pp * 2 > machine.ranks_per_node)
 
 
-def _message_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates, far: bool) -> float:
+def _message_seconds(model: StepModel, layout: StepLayout, machine: MachineRates, far: bool) -> float:
     """Return the seconds of an activation to a stage on the same node or, far, on another."""
     # scattered over tp, arXiv:2104.04473, section 4.1
-    num_bytes = layout.positions * shape.width * layout.item // layout.tp
+    num_bytes = layout.positions * model.sizes.width * layout.item // layout.tp
     took = seconds("send", num_bytes, RankGroup(2, 1 if far else 2), machine)
     return took if machine.on_gpu else took + CALLS_OF_MESSAGE * machine.launch_s
 
@@ -295,14 +296,14 @@ def _programs(played: PlayedSize) -> Programs:
 
 
 def state_exposed(
-    shape: ModelShape, layout: StepLayout, machine: MachineRates, slowest: list[StageSeconds]
+    model: StepModel, layout: StepLayout, machine: MachineRates, slowest: list[StageSeconds]
 ) -> float:
     """Return the seconds of weights and gradients between data ranks that no computation hides.
 
     Gradients travel under the last microbatch's backward, weights under the next step's first
     forward; the last bucket of a block has nothing left to hide it.
     """
-    weights = _most_weights(shape, layout)
+    weights = _most_weights(model, layout)
     gathered, reduced = state_seconds(layout, machine, weights)
     gathered *= not fetches_each(layout)  # else microbatches have it
     reduced *= not layout.sums_each
@@ -317,28 +318,21 @@ def state_exposed(
     return min(sent, max(exposed_share(layout, machine) * sent, exposed))
 
 
-def _most_weights(shape: ModelShape, layout: StepLayout) -> tuple[int, int]:
-    """Return the weights, dense and experts', of the pipeline rank that has most."""
-    blocks = blocks_of_stages(shape, layout)
-    last = len(blocks) - 1
-    of_stage = [
-        weights_of_stage(shape, layout, here, (stage == 0, stage == last))
-        for stage, here in enumerate(blocks)
-    ]
-    of_rank = [[of_stage[stage] for stage in held] for held in stages_of_ranks(layout)]
-    weights = [(sum(dense for dense, _ in held), sum(experts for _, experts in held)) for held in of_rank]
-    return max(weights, key=sum)
+def _most_weights(model: StepModel, layout: StepLayout) -> Weights:
+    """Return the weights of the pipeline rank that has most."""
+    blocks = blocks_of_stages(model, layout)
+    return max((rank_weights(model, layout, held, blocks) for held in stages_of_ranks(layout)), key=sum)
 
 
-def owned_numbers(shape: ModelShape, layout: StepLayout) -> float:
+def owned_numbers(model: StepModel, layout: StepLayout) -> float:
     """Return how many numbers the pipeline rank with most weights updates and saves, of its shard."""
-    dense, experts = _most_weights(shape, layout)
+    dense, experts = _most_weights(model, layout)
     return dense / layout.shards + experts / layout.expert_shards
 
 
-def update_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates) -> float:
+def update_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
     """Return the seconds of an update, with what master weights in host memory add to it."""
-    owned = owned_numbers(shape, layout)
+    owned = owned_numbers(model, layout)
     here = UPDATE_BYTES * owned / machine.memory_bandwidth + 50 * machine.launch_s
     if not (layout.offload_optimizer and machine.knows_offload):
         return here
@@ -349,28 +343,27 @@ def update_seconds(shape: ModelShape, layout: StepLayout, machine: MachineRates)
     return max(arriving, owned / machine.host_update) + leaving
 
 
-def model_flops(shape: ModelShape, layout: StepLayout, halved: bool = True) -> float:
+def model_flops(model: StepModel, layout: StepLayout, halved: bool = True) -> float:
     """Return the model FLOPs of a step."""
-    return shape.flops_per_token(layout.sequence, halved) * layout.tokens
+    return model.flops_per_token(layout.sequence, halved) * layout.tokens
 
 
-def recomputed_flops(shape: ModelShape, layout: StepLayout) -> float:
+def recomputed_flops(model: StepModel, layout: StepLayout) -> float:
     """Return the FLOPs of a step that recomputation adds: a third of the blocks' forward and backward."""
-    whole = model_flops(shape, layout)
     if layout.repeats_core:
-        return (whole - 6.0 * shape.active_parameters() * layout.tokens) / 3
+        return model.layers.core_flops(layout.sequence) / 3 * layout.tokens
     if layout.recompute != "full":
         return 0.0
-    return (whole - 6.0 * shape.vocab * shape.width * layout.tokens) / 3
+    return model.layers.block_flops(layout.sequence) / 3 * layout.tokens
 
 
-def mfu(shape: ModelShape, layout: StepLayout, machine: MachineRates, took: float) -> float:
+def mfu(model: StepModel, layout: StepLayout, machine: MachineRates, took: float) -> float:
     """Return model FLOPs utilisation, a share of the peak of bf16 products on the data sheet."""
     peak = machine.peaks.get("bf16") or max(machine.peaks.values())
-    return model_flops(shape, layout) / (took * layout.ranks * peak)
+    return model_flops(model, layout) / (took * layout.ranks * peak)
 
 
-def hfu(shape: ModelShape, layout: StepLayout, machine: MachineRates, took: float) -> float:
+def hfu(model: StepModel, layout: StepLayout, machine: MachineRates, took: float) -> float:
     """Return hardware FLOPs utilisation: MFU with what is recomputed."""
-    whole = model_flops(shape, layout)
-    return mfu(shape, layout, machine, took) * (whole + recomputed_flops(shape, layout)) / whole
+    whole = model_flops(model, layout)
+    return mfu(model, layout, machine, took) * (whole + recomputed_flops(model, layout)) / whole
