@@ -33,6 +33,8 @@ mpi.MPI = NoLibrary()  # before anything imports it from there
 
 import made_pages  # noqa: E402
 import search_words  # noqa: E402
+from docutils.nodes import SkipNode, math_block  # noqa: E402
+from docutils.utils.math.latex2mathml import tex2mathml  # noqa: E402
 
 project = "mpitrain"
 copyright = "the mpitrain contributors"
@@ -40,6 +42,8 @@ release = version = mpitrain.__version__
 extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 3
+myst_fence_as_directive = ["math"]  # ```math, which GitHub shows, too
+html_math_renderer = "mathml"
 exclude_patterns = ["_build", "generated", "course/measured", "**/README.md"]
 html_theme = "furo"
 html_search_scorer = str(HERE / "search_scorer.js")
@@ -99,10 +103,19 @@ def keep_columns(app, context, lines: list[str]) -> None:
     lines[:] = found
 
 
+def add_mathml(self, node) -> None:
+    """Write a formula as MathML, which browsers draw by themselves: nothing is fetched from the net."""
+    is_block = isinstance(node, math_block)
+    tag = "div" if is_block else "span"
+    self.body.append(f'<{tag} class="math">{tex2mathml(node.astext(), as_block=is_block)}</{tag}>')
+    raise SkipNode
+
+
 def setup(app) -> None:
     """Write the generated pages, and add owners to the others."""
     made_pages.write(HERE / "generated")
     app.add_transform(search_words.GlossaryIndex)
+    app.add_html_math_renderer("mathml", (add_mathml, None), (add_mathml, None))
     app.connect("source-read", add_owner)
     app.connect("autodoc-process-docstring", as_restructured_text)
     app.connect("sphinx-click-process-description", keep_columns)

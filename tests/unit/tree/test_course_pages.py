@@ -1,7 +1,8 @@
 """Each page of docs/course/ has its parts, and what it names is there.
 
-A program, a picture or why there is none, a measured table with its date and commands, files to
-read, an exercise whose answer is a test; fragments name commands that parse; sentences are short.
+A formula worked out with numbers, a program, a picture or why there is none, a measured table with its
+date and commands, files to read, an exercise whose answer is a test, and what was learned. Fragments name
+commands that parse; sentences are short.
 """
 
 import re
@@ -19,11 +20,13 @@ import sentences  # noqa: E402
 
 HEADINGS = [
     "The idea",
+    "The formula",
     "The program",
     "The picture",
     "What it costs and saves",
     "The file to read",
     "Exercise",
+    "What was learned",
 ]
 FENCE = re.compile(r"```(\{?[\w-]*\}?)([^\n]*)\n(.*?)```", re.DOTALL)
 INCLUDE = re.compile(r"```\{include\} (\S+)")
@@ -33,7 +36,13 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 MEASURED = re.compile(r"^\*.* cores .*torch \S+, .*, \d{4}-\d\d-\d\d\.\*$", re.MULTILINE)
 WITH_TABLE = re.compile(r"^\|( -+:? \|| -+ \|)+$", re.MULTILINE)
 KEY = re.compile(r"`([a-z]+\.[a-z_0-9]+)`")
-SENTENCES = range(9, 14)  # of an idea
+PARAGRAPHS = range(2, 4)  # of an idea
+SENTENCES = range(1, 6)  # of a paragraph
+LEARNED = range(2, 5)  # items
+ROW = re.compile(
+    r"^\| (?P<quantity>[^|]+) \| [^|]+ \| (?P<result>[\d.,e-]+) \| (?P<printed>[\d.,e-]+) \|$", re.M
+)
+FARTHEST = 0.06  # a formula leaves out pads, and that the first stage has the embedding
 
 
 def pages():
@@ -59,12 +68,26 @@ def sections(page):
 def test_a_page_has_its_parts_in_order(page):
     found = sections(page)
     assert list(found) == HEADINGS
-    assert len(sentences.words(found["The idea"])) in SENTENCES
+    paragraphs = found["The idea"].strip().split("\n\n")
+    assert len(paragraphs) in PARAGRAPHS
+    assert all(len(sentences.words(paragraph)) in SENTENCES for paragraph in paragraphs)
+    assert "```math" in found["The formula"] and "/worked.md" in found["The formula"]
+    assert len(re.findall(r"^- ", found["What was learned"], re.M)) in LEARNED
     assert INCLUDE.search(found["The program"]) or "```" in found["The program"]
     pictures = PICTURE.findall(found["The picture"])
     assert pictures or found["The picture"].strip().startswith("No picture:")
     tables = [COURSE / name for name in INCLUDE.findall(found["What it costs and saves"])]
     assert any(WITH_TABLE.search(table.read_text()) for table in tables)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_formula_gives_what_mpitrain_prints(page):
+    """tests/runs/test_page_outputs.py compares both columns with what is printed now."""
+    rows = list(ROW.finditer((COURSE / "measured" / page / "worked.md").read_text()))
+    assert rows
+    for row in rows:
+        result, printed = (float(row[name].replace(",", "")) for name in ("result", "printed"))
+        assert result == pytest.approx(printed, rel=FARTHEST), row["quantity"]
 
 
 @pytest.mark.parametrize("page", [*PAGES, "index"])

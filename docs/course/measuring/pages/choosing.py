@@ -4,6 +4,7 @@ import re
 
 from measuring.bars import stacked
 from measuring.report import Report
+from measuring.worked import Worked, figure, table
 
 MODEL = "docs/course/llama3-8b.toml"
 LAYOUTS = {
@@ -24,6 +25,7 @@ BUBBLE = re.compile(r"bubble ([\d.]+%)")
 
 def compute(report: Report) -> None:
     report.program(f"mpitrain memory {MODEL} --ranks 64 --set parallel.tp=8 --set parallel.pp=2")
+    _worked(report)
     if not report.slow:
         return
     rows, bars = [], {}
@@ -47,6 +49,22 @@ def compute(report: Report) -> None:
     )
     report.table([*head, "bubble"], rows, note=note, computed=True)
     report.picture("sent", stacked("Bytes that rank 0 sends in a step, llama3-8b on 64 ranks", "GB", bars))
+
+
+def _worked(report: Report) -> None:
+    """State of a layout by hand, the time of a step, and the tokens that hide ZeRO-3's gathers."""
+    printed = report.run(f"mpitrain memory {MODEL} --ranks 64 --set parallel.tp=8 --set parallel.pp=2")
+    kinds = ("weights", "gradients", "moments")
+    held = sum(figure(rf"^  {kind} [^\n]*? ([\d.,]+) +[\d.,]+$", printed) for kind in kinds) / 1000
+    layout = {"P": 8_030_261_248, "t": 8, "p": 2, "d": 4}
+    step = {"N": 7_504_924_672, "D": 128 * 4096, "n": 64, "F": 989e12}
+    rows = [
+        Worked("state with tp 8, pp 2, dp 4, GB", "(6 + 12/d) * P / (t*p) / 10**9", layout, round(held, 2)),
+        Worked("seconds of a step at 40 % of the peak", "6 * N * D / (n * 0.4 * F)", step),
+        Worked("tokens that hide a gather at 50 GB/s", "F / B", {"F": 989e12, "B": 50e9}),
+        Worked("tokens that hide it at 450 GB/s", "F / B", {"F": 989e12, "B": 450e9}),
+    ]
+    table(report, rows)
 
 
 def _held(printed: str) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from measuring.bars import stacked
 from measuring.report import Report
+from measuring.worked import Worked, table
 
 TREELESS = "goes in one level"
 
@@ -19,6 +20,24 @@ def compute(report: Report) -> None:
     if report.slow:
         counted = json.loads(report.run("mpirun -n 4 python docs/course/measuring/collectives.py"))
         _collectives(report, counted)
+    _worked(report)
+
+
+def _worked(report: Report) -> None:
+    """An all-reduce of 1 KiB and of 256 MiB over 64 ranks, 8 on a node: microseconds."""
+    times = json.loads(report.run("python docs/course/measuring/networks.py"))["times"]
+    of = {(size, name): round(microseconds) for size, name, microseconds in times}
+    values = {"far": 14, "near": 3.4, "x": 50_000, "y": 450_000}
+    ring = "2*(8*far + 56*near) + 2*n*63/64 / x"
+    tree = "2*(3*far + 3*near) + 2*n*(3/x + 3/y)"
+    two = "2*(7*near + n*7/8 / y) + 2*(7*far + n/8*7/8 / x)"
+    formulas = {"one ring": ring, "binary tree": tree, "two levels": two}
+    rows = [
+        Worked(f"{name}, {size:,} bytes", formula, {**values, "n": size}, of[size, name])
+        for size in (1 << 10, 1 << 28)
+        for name, formula in formulas.items()
+    ]
+    table(report, rows)
 
 
 def _collectives(report: Report, counted: Sequence[Sequence]) -> None:

@@ -3,6 +3,7 @@
 from measuring.report import Report
 from measuring.runs import megabytes, same_bits, train
 from measuring.timeline import drawn
+from measuring.worked import Worked, sent, table
 
 PLAIN = {"parallel.zero": 0, "comm.transport": "messages"}
 
@@ -10,6 +11,26 @@ PLAIN = {"parallel.zero": 0, "comm.transport": "messages"}
 def compute(report: Report) -> None:
     zero = "--set parallel.zero=0 --set comm.bucket_mb=1 --set batch.global=4"
     report.program(f"mpitrain program docs/course/small.toml --ranks 2 --rank 0 {zero} --traffic")
+    _worked(report)
+
+
+def _worked(report: Report) -> None:
+    """Bytes of the sum above, and of llama3-8b's gradients on 64 ranks."""
+    zero = "--set parallel.zero=0 --set comm.bucket_mb=1 --set batch.global=4"
+    printed = report.run(f"mpitrain program docs/course/small.toml --ranks 2 --rank 0 {zero} --traffic")
+    small = {"P": 1_607_808, "d": 2}
+    large = {"P": 8_030_261_248, "d": 64}
+    rows = [
+        Worked(
+            "sent a step and rank, MB",
+            "2 * 4 * P * (d-1)/d / 10**6",
+            small,
+            sent(printed, "replicate", "all_reduce"),
+        ),
+        Worked("sent for llama3-8b on 64 ranks, GB", "2 * 4 * P * (d-1)/d / 10**9", large),
+        Worked("seconds at 50 GB/s", "2 * 4 * P * (d-1)/d / 50e9", large),
+    ]
+    table(report, rows)
 
 
 def measure(report: Report) -> None:

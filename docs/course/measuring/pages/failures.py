@@ -9,6 +9,7 @@ from pathlib import Path
 
 from measuring.report import LIMIT_S, Report
 from measuring.runs import Run, command_of, read, same_bits, train
+from measuring.worked import Worked, figure, table
 
 KEYS = {"run.steps": 30, "run.save_every": 5}
 POLL_S = 0.02
@@ -17,6 +18,30 @@ WIDTH = 200  # columns of a report that are shown
 
 def compute(report: Report) -> None:
     report.program("mpitrain job slurm docs/course/small.toml --nodes 2 --time 1:00:00", most_lines=30)
+    if report.slow:
+        _worked(report)
+
+
+def _worked(report: Report) -> None:
+    """The best interval of saves: 8 nodes, each with a failure in 20,000 hours."""
+    model = "--set model.preset=llama3-8b --set data.sequence=8192 --set batch.global=512"
+    planned = f"mpitrain plan --ranks 64 --machine h100-80gb {model} --set precision.compute=bf16"
+    printed = report.run(f"{planned} --tokens 1T --node-hours 20000")
+    stall = figure(r"stop training for ([\d.]+) s", printed)
+    every = figure(r"every (\d+) minutes", printed)
+    job = {"H": 20_000, "n": 8}
+    rows = [
+        Worked("hours between failures of the job", "H / n", job),
+        Worked(
+            "best interval, background saves, minutes",
+            "sqrt(2 * x * 3600*H/n) / 60",
+            {**job, "x": stall},
+            every,
+        ),
+        Worked("best interval, saves of 12 s, minutes", "sqrt(2 * x * 3600*H/n) / 60", {**job, "x": 12}),
+        Worked("of the time lost then, %", "100 * sqrt(2 * x / (3600*H/n))", {**job, "x": 12}),
+    ]
+    table(report, rows)
 
 
 def measure(report: Report) -> None:

@@ -4,6 +4,7 @@ import re
 
 from measuring.bars import stacked
 from measuring.report import Report
+from measuring.worked import Worked, figure, table
 from mpitrain.plan.axes import MEANINGS
 
 LAYOUT = (
@@ -15,6 +16,7 @@ LINE = re.compile(r"^  (\w+) +([\d,]+) +([\d,]+) +([\d.,]+)$", re.MULTILINE)
 
 def compute(report: Report) -> None:
     report.program(f"mpitrain program docs/course/small.toml --ranks 16 --rank 5 {LAYOUT} --traffic")
+    _worked(report)
     if not report.slow:
         return
     printed = report.run(f"mpirun -n 16 mpitrain run --dry-run docs/course/small.toml {LAYOUT}")
@@ -32,3 +34,17 @@ def compute(report: Report) -> None:
     report.picture("axes", stacked("Bytes that 16 ranks send in a step, by axis", "MB", sent))
     proof = report.run("mpitrain verify docs/course/small.toml --layout tp=2,cp=2,pp=2")
     report.text("verify", proof, report.commands.pop())
+
+
+def _worked(report: Report) -> None:
+    """The number of the rank above from its coordinates, and what is left for the experts' replicas."""
+    printed = report.run(f"mpitrain program docs/course/small.toml --ranks 16 --rank 5 {LAYOUT} --traffic")
+    place = {axis: int(figure(rf"^# rank 5: .*\b{axis} (\d+)", printed)) for axis in ("tp", "cp", "dp", "pp")}
+    letters = {"t": place["tp"], "c": place["cp"], "d": place["dp"], "p": place["pp"]}
+    sizes = {"T": 2, "C": 2, "D": 2, "P": 2, "E": 4}
+    rows = [
+        Worked("world", "T * C * D * P", sizes, 16),
+        Worked("rank of tp 1, cp 0, dp 1, pp 0", "t + T*(c + C*(d + D*p))", {**sizes, **letters}, 5),
+        Worked("replicas of an expert", "T * C * D / E", sizes),
+    ]
+    table(report, rows)

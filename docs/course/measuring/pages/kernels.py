@@ -4,6 +4,7 @@ import json
 
 from measuring.bars import stacked
 from measuring.report import Report
+from measuring.worked import Worked, table
 
 COMMAND = "python docs/course/measuring/passes.py"
 WORDS = {
@@ -18,6 +19,7 @@ WORDS = {
 
 def compute(report: Report) -> None:
     report.program("mpitrain program docs/course/small.toml --set batch.global=2 --set run.compile=true")
+    _worked(report)
     if not report.slow:
         return
     found = json.loads(report.run(COMMAND))
@@ -44,3 +46,18 @@ def compute(report: Report) -> None:
         "longest time ago. Tiles of 32 are the loop without tiles."
     )
     report.table(["walk", "lines fetched"], rows, name="tiles", note=note, computed=True)
+
+
+def _worked(report: Report) -> None:
+    """Arithmetic intensity against the ridge of an H100."""
+    counted = json.loads(report.run("python docs/course/measuring/hardware.py"))
+    peak = {"F": 989e12, "B": 3.35e12}
+    square, thin = (round(counted["intensity"][name], 1) for name in ("square", "thin"))
+    rows = [
+        Worked("ridge of an H100, FLOP a byte", "F / B", peak, round(counted["ridge"], 1)),
+        Worked("product of 4096 x 4096 x 4096", "2 * n**3 / (3 * 2 * n**2)", {"n": 4096}, square),
+        Worked("the same with 8 rows", "2*m*n*n / (2 * (n*n + 2*m*n))", {"n": 4096, "m": 8}, thin),
+        Worked("sum of two tensors", "1 / (3 * 2)", {}),
+        Worked("its share of the peak, %", "100 * B / (6 * F)", peak),
+    ]
+    table(report, rows)

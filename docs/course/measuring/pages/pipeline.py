@@ -4,6 +4,7 @@ import json
 
 from measuring.report import Report
 from measuring.runs import Run, megabytes, same_bits, train
+from measuring.worked import Worked, table
 
 SCHEDULES = (
     "gpipe",
@@ -36,6 +37,28 @@ def compute(report: Report) -> None:
     report.table(head, rows, name="played", note=note, computed=True)
     for name in DRAWN if report.slow else ():
         report.draw(f"mpitrain schedule {name} {SIZE}", name)
+    _worked(report)
+
+
+def _worked(report: Report) -> None:
+    """Makespans and bubbles of four stages and eight microbatches, F = I = W = 1."""
+    work = "m*(F + I + W)"
+    idle = {
+        "1f1b": "(p-1)*(F + I + W)",
+        "interleaved": "(p-1)*(F + I + W)/v",
+        "zb-h1": "(p-1)*(F + I - W)",
+        "interleaved-zb": "(p-1)*(F + I - W)/v",
+        "zbv": "(p-1)*F/2",
+    }
+    values = {"p": 4, "m": 8, "v": 2, "F": 1, "I": 1, "W": 1}
+    rows = []
+    for name, formula in idle.items():
+        played = json.loads(report.run(f"mpitrain schedule {name} {SIZE} --json"))
+        rows.append(Worked(f"makespan of {name}", f"{work} + {formula}", values, played["makespan"]))
+    played = json.loads(report.run(f"mpitrain schedule 1f1b {SIZE} --json"))
+    bubble = round(played["bubble"], 4)
+    rows.insert(1, Worked("bubble of gpipe and 1f1b", "(p-1)/(m + p-1)", values, bubble))
+    table(report, rows)
 
 
 def measure(report: Report) -> None:

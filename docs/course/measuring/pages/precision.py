@@ -1,8 +1,11 @@
 """Precision: bytes of the state and on the wire, and the loss after 60 steps."""
 
+import json
+
 from measuring.bars import stacked
 from measuring.report import Report
 from measuring.runs import Run, megabytes, train
+from measuring.worked import Worked, figure, table
 
 KINDS = ("weights", "gradients", "moments", "activations")
 SETTINGS = {
@@ -19,6 +22,21 @@ SHAPE = {"model.layers": 4, "run.steps": 60, "comm.transport": "messages"}
 
 def compute(report: Report) -> None:
     report.program("mpitrain memory docs/course/small.toml --ranks 2 --set precision.compute=bf16")
+    _worked(report)
+
+
+def _worked(report: Report) -> None:
+    """Half a unit in the last place, and the bytes of a parameter."""
+    printed = report.run("mpitrain memory docs/course/small.toml --ranks 2 --set precision.compute=bf16")
+    state = figure(r"parameters, (\d+) bytes each", printed)
+    lost = json.loads(report.run("python docs/course/measuring/hardware.py"))["least_change"]
+    rows = [
+        Worked("lost in a bf16 weight of 1", "2**-p", {"p": 8}, lost["bfloat16"]),
+        Worked("lost in an fp16 weight of 1", "2**-p", {"p": 11}, lost["float16"]),
+        Worked("lost in an fp32 weight of 1", "2**-p", {"p": 24}, lost["float32"]),
+        Worked("bytes of a parameter in bf16", "w + M + g + v", {"w": 2, "M": 4, "g": 4, "v": 8}, state),
+    ]
+    table(report, rows)
 
 
 def measure(report: Report) -> None:

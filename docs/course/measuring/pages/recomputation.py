@@ -6,6 +6,7 @@ import re
 from measuring.bars import stacked
 from measuring.report import Report
 from measuring.runs import SMALL, same_bits, train
+from measuring.worked import Worked, figure, table
 
 SENT = re.compile(r"^#   tp .* (\d+) +[\d.]+ +([\d.]+)$", re.MULTILINE)
 MODES = ("none", "selective", "every-k", "full")
@@ -14,6 +15,24 @@ MODES = ("none", "selective", "every-k", "full")
 def compute(report: Report) -> None:
     report.program("mpitrain program docs/course/small.toml --set memory.recompute=full --set batch.global=2")
     _under_tp(report)
+    _worked(report)
+
+
+def _worked(report: Report) -> None:
+    """Activations of a block of llama3-8b, one sequence, by the formulas of Korthikanti et al."""
+    printed = report.run("mpitrain memory docs/course/llama3-8b.toml --ranks 64 --set parallel.zero=3")
+    shape = {"s": 4096, "b": 1, "h": 4096}
+    kept, selective, full = (
+        figure(rf"2 sbh: .*{kind} ([\d,.]+) MB", printed) for kind in ("all", "flash", "full")
+    )
+    rows = [
+        Worked("nothing recomputed, MB", "s*b*h * (34 + 5*a*s/h) / 10**6", {**shape, "a": 32}, kept),
+        Worked("attention recomputed, MB", "34 * s*b*h / 10**6", shape, selective),
+        Worked("block recomputed, MB", "2 * s*b*h / 10**6", shape, full),
+        Worked("best k of 32 layers", "sqrt(L)", {"L": 32}),
+        Worked("layers' worth kept at that k", "2 * sqrt(L)", {"L": 32}),
+    ]
+    table(report, rows)
 
 
 def measure(report: Report) -> None:

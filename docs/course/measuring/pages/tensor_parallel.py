@@ -3,6 +3,7 @@
 from measuring.bars import stacked
 from measuring.report import Report
 from measuring.runs import furthest, megabytes, train
+from measuring.worked import Worked, sent, table
 
 LAYOUTS = {
     "1": (1, {}),
@@ -21,6 +22,21 @@ def compute(report: Report) -> None:
     if report.slow:
         proof = report.run("mpitrain verify docs/course/small.toml --layout tp=2")
         report.text("verify", proof, report.commands.pop())
+    _worked(report)
+
+
+def _worked(report: Report) -> None:
+    """Bytes of the program above: 8 blocks, 2 microbatches of one sequence of 128 tokens."""
+    keys = "--set parallel.tp=2 --set batch.global=2"
+    printed = report.run(f"mpitrain program docs/course/small.toml --ranks 2 --rank 0 {keys} --traffic")
+    values = {"m": 2, "L": 8, "s": 128, "b": 1, "h": 128, "w": 4, "t": 2}
+    moved = sent(printed, "tp", "all_gather", "reduce_scatter", "all_reduce")
+    blocks = "m * 4*L * 2 * s*b*h*w * (t-1)/t / 10**6"
+    rows = [
+        Worked("sent for the blocks, MB", blocks, values),
+        Worked("with two sums at the ends, MB", blocks.replace("4*L", "(4*L + 2)"), values, round(moved, 3)),
+    ]
+    table(report, rows)
 
 
 def measure(report: Report) -> None:
