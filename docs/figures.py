@@ -280,3 +280,16 @@ def state_bytes(*overrides: str) -> float:
     """Return the bytes of a parameter that a checkpoint has: weight and moments in fp32, or as given."""
     first = rank(None, 1, "parallel.zero=0", *overrides)
     return 4 + first.first.moments // first.parameters
+
+
+def sizes(config: str) -> list[float]:
+    """Return of a configuration: millions of parameters, blocks, their width, sequences, tokens of one."""
+    ranks = rank(config, 1)
+    model, batch, data = ranks.plan.config.model, ranks.plan.config.batch, ranks.plan.config.data
+    return [ranks.parameters / 1e6, model.layers, model.width, batch.global_, data.sequence]
+
+
+def experts(config: str) -> list[int]:
+    """Return how many experts a layer has, and how many of them a token meets."""
+    found = rank(config, 1).plan.config.experts
+    return [found.count, found.active]

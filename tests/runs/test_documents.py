@@ -8,13 +8,13 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+import sentences
 from pages import DOCS, ROOT, SWITCH, anchors, blocks, links, of_the_course, pages, run, whole
 
 from mpitrain.schedules.catalog import NAMES
 
 sys.path.append(str(DOCS))
 import made_pages
-import sentences
 
 MOST_BYTES = 10_240  # of the README
 LEAST_QUESTIONS = 40

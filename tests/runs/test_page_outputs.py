@@ -148,3 +148,21 @@ def test_a_line_between_two_shown_ones_is_not_left_out():
 def test_a_marker_above_nothing_is_refused():
     with pytest.raises(ValueError, match="line 1: nothing stands below"):
         list(build.outputs("<!-- output: true -->\nText.\n"))
+
+
+# -------------------------------------------------------------------- comments of configurations
+
+COMMENTS = {
+    "docs/course/small.toml": '"course: {} M parameters, {} blocks of width {}, {} sequences of {} tokens"'
+    " = sizes({path})",
+    "docs/course/llama3-8b.toml": '"A model of {} billion parameters" = sizes({path})[0] / 1000',
+    "jobs/tiny.toml": '"A model of {} M parameters" = sizes({path})[0]',
+    "jobs/tiny-mixtral.toml": '"{} experts, of which a token meets {}." = experts({path})',
+}
+
+
+@pytest.mark.parametrize("path", COMMENTS)
+def test_comments_of_configurations_are_true(path):
+    comment = "\n".join(re.findall(r"^# (.*)", (ROOT / path).read_text(), re.M))
+    marker = COMMENTS[path].replace("{path}", f'"{path}"')
+    assert build.figures(comment, marker, build.plain_run) == comment

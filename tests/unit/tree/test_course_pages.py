@@ -11,12 +11,10 @@ import sys
 from statistics import mean
 
 import pytest
+import sentences
 from folders import ROOT
 
 COURSE = ROOT / "docs" / "course"
-sys.path.append(str(ROOT / "docs"))
-
-import sentences  # noqa: E402
 
 HEADINGS = [
     "The idea",

@@ -1,16 +1,15 @@
-"""Count the words of sentences: python docs/sentences.py [PAGE ...]; else of the README and all guides.
+"""Words of the sentences of pages.
 
 A sentence ends with a full stop, a question or an exclamation mark, or where a paragraph or an item of
 a list ends. Code, tables, headings and comments don't count.
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
 
-HERE = Path(__file__).resolve().parent
+from folders import DOCS, ROOT
+
 MOST = 22  # words of a sentence, in the mean of a page
 NOT_PROSE = (
     re.compile(r"\A---\n.*?\n---\n", re.DOTALL),
@@ -41,23 +40,6 @@ def pages() -> list[Path]:
     """Return the README and all guides."""
     folders = ("guides", "start", "tutorials", "concepts", "extending")
     return [
-        HERE.parent / "README.md",
-        *(path for name in folders for path in sorted((HERE / name).glob("*.md"))),
+        ROOT / "README.md",
+        *(path for name in folders for path in sorted((DOCS / name).glob("*.md"))),
     ]
-
-
-def main() -> None:
-    """Print the mean of each page, the longest sentence, and the mean of all."""
-    every = []
-    for path in [Path(name) for name in sys.argv[1:]] or pages():
-        text = path.read_text()
-        counted = words(text)
-        every += counted
-        longest = max(sentences(text), key=lambda sentence: len(sentence.split()), default="")
-        if counted:
-            print(f"{mean(counted):5.1f}  {max(counted):3}  {path.name}  {' '.join(longest.split())[:90]}")
-    print(f"{mean(every):5.1f}  of {len(every)} sentences; at most {MOST} in the mean of a page")
-
-
-if __name__ == "__main__":
-    main()
