@@ -1,5 +1,8 @@
 """`mpitrain bench machine`: all that a plan needs is measured, of ranks that compute and send."""
 
+import os
+import subprocess
+import time
 import tomllib
 from dataclasses import replace
 
@@ -9,9 +12,12 @@ import torch
 from conftest import LONG
 from launch import MPITRAIN, mpirun, tail
 
-from mpitrain.commands.bench import bench_machine, storage
+from mpitrain.comm.base.interpreter import python
+from mpitrain.commands.bench import bench_machine, device, storage
 from mpitrain.commands.bench.bench_machine import MeasuredFigure, machine_of, together
 from mpitrain.commands.bench.device import Samples, measured_host
+from mpitrain.commands.bench.measured_rounds import MOST_LOST, CoreTime, MeasuredRounds, measured_in_rounds
+from mpitrain.commands.plan.planner import PlanRequest, find_layouts
 from mpitrain.errors import ConfigError
 from mpitrain.plan.predict.step_time.machine import known, read_machine
 from mpitrain.training.machine.gpus import Gpu
@@ -31,8 +37,9 @@ def figures(**rates):
 def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
     path = tmp_path / "m.toml"
     done = mpirun(2, MPITRAIN, "bench", "machine", "--out", str(path))
-    assert done.returncode == 0, tail(done.output)
     found = read_machine(str(path))
+    assert done.returncode == bool(found.disturbed), tail(done.output)  # tests share these cores
+    assert ("it can't be trusted" in done.output) == bool(found.disturbed)
     assert found.device == "cpu" and found.ranks_per_node == 2
     kinds = {"fp32", "bf16", "fp64"}
     kinds |= {f"{kind}_small" for kind in kinds} | {"fp32_grouped", "bf16_grouped"}
@@ -54,7 +61,7 @@ def test_two_ranks_measure_and_a_plan_reads_it(tmp_path):
 def test_four_ranks_measure_their_pairs_too(tmp_path):
     path = tmp_path / "m.toml"
     done = mpirun(4, MPITRAIN, "bench", "machine", "--out", str(path))
-    assert done.returncode == 0 and "links.pair" in done.output, tail(done.output)
+    assert done.returncode in (0, 1) and "links.pair" in done.output, tail(done.output)
     links = read_machine(str(path)).links
     assert 1e7 < links.pair.sustained < 1e12 and 0 < links.pair_latency_s < 1
 
@@ -64,13 +71,107 @@ def test_what_a_node_writes_is_measured_where_checkpoints_are_to_be(tmp_path):
     folder.mkdir()
     path = tmp_path / "m.toml"
     done = mpirun(2, MPITRAIN, "bench", "machine", "--out", str(path), "--storage", str(folder))
-    assert done.returncode == 0, tail(done.output)
+    assert done.returncode in (0, 1), tail(done.output)
     assert "storage.write" in done.output and not list(folder.iterdir())
     written = read_machine(str(path)).storage["write"].sustained
     assert 1e6 < written < 1e12
     words = ("--ranks", "2", "--tokens", "1B", "--machine", str(path))
     planned = mpirun(0, MPITRAIN, "plan", *words)
     assert "s (by storage.write of" in planned.output, tail(planned.output)
+
+
+class DisturbedClock:
+    """A clock for which work of a second takes longer in some rounds, by a factor of each repeat."""
+
+    def __init__(self, factors):
+        self.factors = factors
+        self.rounds = 0
+
+    def measure(self):
+        took = [factor * (1 + 0.01 * number) for number, factor in enumerate(self.factors[self.rounds])]
+        self.rounds += 1
+        yield Samples("products.fp32", [1e11 / seconds for seconds in took])
+        yield Samples("launch_s", took)
+
+
+QUIET, HALVED, ONCE = (1.0, 1.0, 1.0), (2.0, 2.1, 1.9), (1.0, 3.0, 1.0)
+SLOWER = [[2.0**-number] * 3 for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("factors", "rounds", "is_settled"),
+    [
+        ([QUIET] * 3, 3, True),
+        ([HALVED, HALVED, QUIET, QUIET], 4, False),  # the first two agree, and the third is settled
+        ([HALVED, QUIET, HALVED, ONCE], 4, True),
+        ([QUIET, HALVED, QUIET], 3, True),
+        (SLOWER, 8, False),
+    ],
+    ids=["quiet", "quiet later", "now and then", "disturbed once", "never twice alike"],
+)
+def test_rounds_are_repeated_until_the_best_values_agree(factors, rounds, is_settled):
+    """Of a disturbed clock: what was slow is in no figure, and what never agrees is said."""
+    clock = DisturbedClock(factors)
+    found = measured_in_rounds(clock.measure, lambda is_done: is_done)
+    assert clock.rounds == rounds
+    doubts = [each for each in found.doubts(1.0) if "rounds agree" in each]
+    assert (not doubts) or factors is SLOWER
+    if factors is not SLOWER:
+        rate, launch = (together([[each]])[each.name] for each in found.samples())
+        assert rate.median == pytest.approx(1e11, rel=0.05) and launch.median == pytest.approx(1.0, rel=0.05)
+    else:
+        assert doubts == ["no two of 8 rounds agree within 10% in products.fp32, launch_s"]
+
+
+def test_time_that_others_have_the_core_is_a_doubt():
+    """More ranks than cores wait for each other, which is expected."""
+    lost = MeasuredRounds({}, [0.6, 0.02, 0.5])
+    assert lost.doubts() == ["other programs had the cores for 50% of the time"]
+    assert lost.doubts(0.5) == [] and MeasuredRounds({}, [0.6, 0.02, 0.03]).doubts() == []
+    before, after = CoreTime(1.0, 1.0, 1.0), CoreTime(4.0, 1.5, 1.5)
+    assert after.lost_since(before) == pytest.approx(1 / 3.5)
+
+
+def test_a_load_on_the_same_core_is_seen():
+    now = CoreTime.now()
+    if now is None:
+        pytest.skip("this system doesn't say how long threads wait for a core")
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mine)})  # the load inherits it
+    load = subprocess.Popen([*python(), "-c", "while True: pass"])
+    try:
+        time.sleep(0.2)
+        before = CoreTime.now()
+        end = time.perf_counter() + 1.0
+        while time.perf_counter() < end:
+            pass
+        assert CoreTime.now().lost_since(before) > 2 * MOST_LOST
+    finally:
+        load.kill()
+        load.wait()
+        os.sched_setaffinity(0, mine)
+
+
+def test_a_plan_says_that_the_figures_were_disturbed(tmp_path):
+    why = "other programs had the cores for 50% of the time"
+    base = known()["laptop"]
+    path = tmp_path / "m.toml"
+    for disturbed in ([], [why]):
+        path.write_text(bench_machine.as_toml(msgspec.structs.replace(base, disturbed=disturbed)))
+        assert ("disturbed" in path.read_text()) == bool(disturbed)
+        answer = find_layouts(PlanRequest(None, (), 2, str(path)))
+        assert [note for note in answer.notes if why in note and "measure it again" in note] == [
+            f"the figures of {base.name} can't be trusted: {why}; measure it again"
+        ][: len(disturbed)]
+
+
+def test_backward_of_short_attention_is_timed_by_itself(monkeypatch):
+    """As the difference of two times it was up to 374,658,622 % off; here the forward takes longer."""
+    times = iter(range(1000))
+    monkeypatch.setattr(device, "_seconds", lambda work, _: work() is None or next(times) % 2 + 1.0)
+    forward, backward = device._attention(torch.device("cpu"), torch.float32, (1, 2, 1, 16, 8))
+    flops = 2.0 * 2 * 16 * 16 * 8
+    assert backward.values == [2.5 * flops / 2.0] * 3 and forward.values == [flops] * 3
 
 
 @pytest.mark.parametrize("folder", ["no-such", "m.txt", "a\0b", ""])

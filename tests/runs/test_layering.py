@@ -452,6 +452,7 @@ ELSEWHERE = {
     "mpitrain/cluster/shared_memory.py": {"read_bytes": "/proc"},
     "mpitrain/cluster/std_streams.py": {"os.open": "/dev/null"},
     "mpitrain/weights/logits.py": {"write_text": MADE_HERE, "np.load": MADE_HERE},
+    "mpitrain/commands/bench/measured_rounds.py": {"read_text": "/proc"},
     "mpitrain/commands/dryrun/phases.py": {"read_text": "/proc"},
     "mpitrain/training/machine/gpus.py": {"read_text": "/sys"},
     "comm/base/launchers.py": {"read_bytes": "/proc", "read_text": "/proc"},

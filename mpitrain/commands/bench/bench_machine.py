@@ -1,7 +1,8 @@
 """`mpitrain bench machine`: every rank measures at the same time, as ranks of a run compute; rank 0 writes.
 
-A figure is the median over ranks and repeats, and its spread the distance of the quartiles, as a
-share of it. What can't be measured, a link that no two ranks have or a data sheet's peak, is that
+A figure is the median over ranks and repeats of the rounds that agree with the best one, and its
+spread the distance of the quartiles, as a share of it. What was disturbed is said in the file, and
+the exit code is 1. What can't be measured, a link that no two ranks have or a data sheet's peak, is that
 of a machine like it.
 """
 
@@ -19,11 +20,12 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base import library
 from mpitrain.comm.base.world import connect
 from mpitrain.commands.bench import device, node_links, storage
-from mpitrain.commands.bench.device import ROUNDS, Samples
+from mpitrain.commands.bench.device import Samples
+from mpitrain.commands.bench.measured_rounds import measured_in_rounds
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.config import Config, load
-from mpitrain.errors import DONE, ConfigError
-from mpitrain.inputs import shown
+from mpitrain.errors import DONE, FAILED, ConfigError
+from mpitrain.inputs import as_argument, listed, shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.predict.step_time.machine import (
     Figure,
@@ -43,6 +45,7 @@ from mpitrain.training.machine.device_placement import (
 from mpitrain.training.machine.gpus import Gpu
 
 KEYS = ("run.device", "run.threads", "comm.device")  # that a measurement depends on
+MOST_SPREAD = 0.3
 DTYPES = {"cuda": ("bf16", "fp8", "fp32"), "cpu": ("fp32", "bf16", "fp64")}
 
 
@@ -63,8 +66,9 @@ def bench(
 ) -> int:
     """Measure the machine that these ranks are on, print what was found and write its file.
 
-    Collective over all ranks. like: the machine whose figures stand where none can be measured. folder:
-    for checkpoints, where writing is measured; None: it isn't. Raises ConfigError.
+    Collective over all ranks; the exit code is 1 if it was disturbed. like: the machine whose figures
+    stand where none can be measured. folder: for checkpoints, where writing is measured; None: it isn't.
+    Raises ConfigError.
     """
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
@@ -83,7 +87,11 @@ def bench(
     cores = min(world.all_gather("their cores", world.node_cores))
     with guard.place.waiting("measuring the device"):
         dtypes = _dtypes(placement)
-        samples = [each for _ in range(ROUNDS) for each in device.measured(placement.device, dtypes)]
+        rounds = measured_in_rounds(
+            lambda: device.measured(placement.device, dtypes),
+            lambda is_settled: all(world.all_gather("whether rounds agree", is_settled)),
+        )
+        samples = rounds.samples()
         if placement.gpu is not None:
             samples += device.measured_host(placement.device, max(1, cores // near))
     way = way_of_messages(placement, world, config.comm.device, node_links.TIMEOUT_S)
@@ -95,14 +103,23 @@ def bench(
     if placement.gpu is None:
         samples = [of_a_core(each, near, cores) for each in samples]
     figures = together(world.all_gather("what they measured", samples))
+    every = world.all_gather("whether they were disturbed", rounds.doubts(max(0.0, 1 - cores / near)))
+    doubts = [*dict.fromkeys(doubt for some in every for doubt in some), *_uneven(figures)]
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
     where = f"mpitrain bench machine, {ranks}, {library.host()}, {time.strftime('%Y-%m-%d')}"
     made = machine_of(figures, base, placement.gpu, near, cores, where)
-    made = msgspec.structs.replace(made, start_s=round(start_s, 2))
+    named = f"{made.name}{', disturbed' * bool(doubts)}"
+    made = msgspec.structs.replace(made, start_s=round(start_s, 2), name=named, disturbed=doubts)
     world.on_first_rank("writing its file", lambda: write("--out", out, as_toml(made).encode()))
     if world.rank == 0:
         say(_table(figures, made, base, out))
-    return DONE
+    return FAILED if doubts else DONE
+
+
+def _uneven(figures: Mapping[str, MeasuredFigure]) -> list[str]:
+    """Return a doubt if values of a figure are far from each other, also in rounds that agree."""
+    names = [name for name, found in figures.items() if found.spread > MOST_SPREAD]
+    return [f"a spread above {MOST_SPREAD:.0%} in {', '.join(names)}"] if names else []
 
 
 def _settings_of(words: tuple[str, ...]) -> Config:
@@ -229,7 +246,10 @@ def machine_of(
 
 def as_toml(made: MachineFile) -> str:
     """Return the text of a machine's file."""
-    return tomli_w.dumps(msgspec.to_builtins(made))
+    tree = msgspec.to_builtins(made)
+    if not made.disturbed:  # which older versions don't know
+        del tree["disturbed"]
+    return tomli_w.dumps(tree)
 
 
 def _table(figures: Mapping[str, MeasuredFigure], made: MachineFile, base: MachineFile, out: str) -> str:
@@ -240,7 +260,10 @@ def _table(figures: Mapping[str, MeasuredFigure], made: MachineFile, base: Machi
     if lacking:
         text += f"\nlinks {' and '.join(lacking)}: no two ranks have one; those of {base.name} stand there"
     text += f"\nstart-up took {made.start_s:.2f} s, until all ranks had met"
-    return f"{text}\n{shown(out)} is written: mpitrain plan --machine {shown(out)}"
+    text += f"\n{shown(out)} is written: mpitrain plan --machine {as_argument(out)}"
+    if made.disturbed:
+        text += f"\nit can't be trusted: {listed(made.disturbed)}; measure again while nothing else runs"
+    return text
 
 
 def _shown(name: str, value: float) -> str:

@@ -35,7 +35,6 @@ from mpitrain.plan.predict.step_time.tiles import (
     share_of_all,
 )
 
-ROUNDS = 3  # through all that is measured: a processor that others share is slow for seconds at a time
 REPEATS = 3  # of each, in each round
 REPEATS_OF_LINKS = 7
 REPEATS_NOW = 3  # beside steps, of each layout
@@ -244,20 +243,24 @@ def _attention(
     flops = 2.0 * batch * heads * length * length * width
     grad = torch.ones_like(q)
     forward, backward = [], []
+
+    def attend() -> torch.Tensor:
+        return attention(q, k, v, PLAIN, again=False, selective=False)[0]
+
     for _ in range(REPEATS + 1):
         with torch.no_grad():
-            forward.append(
-                flops / _seconds(lambda: attention(q, k, v, PLAIN, again=False, selective=False), device)
-            )
-        whole = _seconds(lambda: _there_and_back(q, k, v, grad), device)
-        backward.append(FLOPS_OF_BACKWARD * flops / max(whole - flops / forward[-1], 1e-9))
+            forward.append(flops / _seconds(attend, device))
+        graphs = [attend() for _ in range(_calls(device))]
+        # timed by itself: of short sequences the difference of two times is mostly noise
+        seconds = _seconds(lambda graphs=graphs: gradients([graphs.pop()], [q, k, v], [grad]), device)
+        backward.append(FLOPS_OF_BACKWARD * flops / seconds)
     yield Samples(f"attention.forward{suffix}", forward[1:])
     yield Samples(f"attention.backward{suffix}", backward[1:])
 
 
-def _there_and_back(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> None:
-    made, _ = attention(q, k, v, PLAIN, again=False, selective=False)
-    gradients([made], [q, k, v], [grad])
+def _calls(device: torch.device) -> int:
+    """Return how often _seconds() calls what it times."""
+    return 1 + QUEUED if device.type == "cuda" else 1
 
 
 def _copies(device: torch.device, sizes: BenchSizes) -> list[float]:

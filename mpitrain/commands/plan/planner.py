@@ -140,6 +140,8 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         base = base._replace(expert_load=expert_load_of(given, base.batch))
         if not origins.is_given("data.sequence"):
             notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
+        if rates.doubt:
+            notes.append(f"the figures of {rates.name} can't be trusted: {rates.doubt}; measure it again")
         fixed = fixed_fields(given, origins)
         found, chosen, refusal = _fitting(given, model, base, asked, rates, fixed, limit)
         if not chosen and _may_offload(loaded, rates):

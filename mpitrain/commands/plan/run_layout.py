@@ -233,8 +233,9 @@ class _Choice:
         return found or find_machine(ON_GPU if self._on_gpu else ON_CPU)
 
     def _is_measured(self) -> bool:
-        """Return whether the figures of run.machine were measured on it."""
-        figures = self._machine.products.values() if self._machine else ()
+        """Return whether the figures of run.machine were measured on it, and nothing disturbed that."""
+        is_known = self._machine is not None and not self._machine.disturbed
+        figures = self._machine.products.values() if is_known else ()
         return any(each.sustained_source.startswith(MEASURED) for each in figures)
 
     def _held(self, plan: Plan) -> int:

@@ -77,7 +77,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of a node share; 0: each rank has its own. host: of a GPU's host, for memory.offload: numbers that
     it updates a second, "update", and bytes/s to it or back, "copy". storage: bytes/s of checkpoints that
     a node writes, "write". start_s: from the start of a job's processes until all ranks have met; 0: not
-    known.
+    known. disturbed: why what was measured can't be trusted.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -94,6 +94,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     storage: dict[str, Figure] = {}
     cores_per_node: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     start_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    disturbed: list[str] = []
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield all figures, each with its key."""
@@ -117,6 +118,7 @@ class MachineRates(NamedTuple):
     memory_passes: bytes/s of what stands between the products of a block, in fp32; 0: not measured.
     storage_write: bytes/s of checkpoints that a node writes; 0: not known.
     pair: bytes/s of neighbours that have a link of their own; 0: they have that of the node.
+    doubt: why these can't be trusted, in words; "": they can.
     """
 
     name: str
@@ -147,6 +149,7 @@ class MachineRates(NamedTuple):
     pair: float = 0.0
     pair_latency_s: float = 0.0
     start_s: float = 0.0
+    doubt: str = ""
 
     @property
     def knows_offload(self) -> bool:
@@ -257,6 +260,7 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         pair=getattr(links.pair, kind) if links.pair else 0.0,
         pair_latency_s=links.pair_latency_s or 0.0,
         start_s=found.start_s,
+        doubt="; ".join(found.disturbed),
     )
 
 
@@ -352,10 +356,9 @@ def read_machine(path: str) -> MachineFile:
 
 def _require_sense(found: MachineFile, path: str) -> None:
     """Raise ConfigError for a name that can't be printed, and for figures that are missing or contradict."""
-    if not found.name.isprintable():
-        raise ConfigError(
-            f"machine {shown(path)}: name = {shown(found.name)}; needed one that can be printed"
-        )
+    for key, text in (("name", found.name), *(("disturbed", text) for text in found.disturbed)):
+        if not text.isprintable():
+            raise ConfigError(f"machine {shown(path)}: {key} = {shown(text)}; needed one that can be printed")
     for table, key in (("attention", "forward"), ("attention", "backward"), ("memory", "bandwidth")):
         if key not in getattr(found, table):
             raise ConfigError(
