@@ -243,11 +243,11 @@ def deepseek_v3(*overrides: str) -> Rank:
     return rank(None, 2048, *keys, node_ranks=8)
 
 
-def gemma_saving() -> list[float]:
-    """Return the gigabytes and the percentage of time between two lines of Gemma's plan."""
+def gemma_saving() -> float:
+    """Return the gigabytes between two lines of Gemma's plan."""
     page = (ROOT / "docs/guides/published-layouts.md").read_text().partition("## Gemma")[2]
     second, third = (numbers(line) for line in re.findall(r"^ [23]\. +(.*) dp 256", page, re.MULTILINE))
-    return [second[-1] - third[-1], 100 * (third[0] / second[0] - 1)]
+    return second[-1] - third[-1]
 
 
 # -------------------------------------------------- guides/planning.md
