@@ -1,4 +1,4 @@
-"""Files, keys, commands, options and identifiers that a page names are there.
+"""Files, keys, commands and options that a page names are there, and terms have their numbers.
 
 Paths are written from the top of the tree. What isn't ours, or is made up, is listed here.
 """
@@ -20,11 +20,29 @@ NAMED = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(rf"(?:(?:{'|'.join(TREE)})/[\w./-]*|[\w-]+\.(?:py|sh|cff|cfg|csv))(?:::(?P<name>\w+))?")
 KEY = re.compile(r"(?<![\w./-])([a-z]+\.[a-z_0-9]+)(?![\w./(])")
 OPTION = re.compile(r"(?<!\S)(--?[a-z][\w-]*)")
-IDENTIFIER = re.compile(r"[a-z]+(_[a-z0-9]+)+")
 OF_USERS = {"json.py", "torch.py", "mpitrain.py"}  # in a folder that isn't the tree
-OF_OTHERS = {"--with-cuda", "--bind-to", "--distribution", "--map-by", "--no-binary"}
+OF_OTHERS = {
+    "--nv",
+    "--shm-size",
+    "--rocm",
+    "--with-cuda",
+    "--bind-to",
+    "--distribution",
+    "--map-by",
+    "--no-binary",
+}
 NO_KEYS = {"run.lock", "model.generate"}  # a file, and a method of transformers
 PLACEHOLDERS = {"COMMAND", "NAME"}
+PAPER = re.compile(r"\[(\d{4}\.\d{4,5})\]\(https://arxiv\.org/abs/(\S+?)(?:v\d)?\)")
+TERMS = {
+    r"\b\dF\dB\b": {"1F1B"},
+    r"\bZeRO-(\d)\b": {"0", "1", "2", "3"},
+    r"\bFSDP(\d)\b": {"1", "2"},
+    r"\bfp(\d+)\b": {"8", "16", "32", "64"},
+    r"\bbf(\d+)\b": {"16"},
+    r"\b[Ee]xit code (\d+)\b": {"0", "1", "2", "3", "75"},
+    r"\btorch==([\d.]+)": {"2.11.0", "2.13.0"},  # on GPUs, and what setup.cfg allows
+}
 
 
 def name_of(page):
@@ -80,3 +98,12 @@ def test_keys_commands_and_options_are_there(page):
         elif text.startswith("--"):
             others = re.split("[ =]", text)[0] in OF_OTHERS or "benchmarks/" in page.read_text()
             assert others or OPTION.match(text)[1] in options_of(cli), text
+
+
+@pytest.mark.parametrize("page", build.pages(), ids=name_of)
+def test_numbers_of_papers_are_those_of_their_links_and_terms_have_theirs(page):
+    text = page.read_text()
+    for label, target in PAPER.findall(text):
+        assert label == target
+    for pattern, values in TERMS.items():
+        assert set(re.findall(pattern, text)) <= values, f"{name_of(page)}: {pattern}"
