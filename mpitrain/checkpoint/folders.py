@@ -72,9 +72,10 @@ def leftovers(folder: Path) -> list[Path]:
     ]
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path, suffixes: Iterable[str] = (TMP, GONE, OLD)) -> None:
     for path in leftovers(folder):
-        remove(path, STEP)
+        if path.suffix in suffixes:
+            remove(path, STEP)
 
 
 def publish(tmp: Path) -> Path:
@@ -133,6 +134,6 @@ def _step_folders(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(
-            f"{shown(folder)} cannot be read: {reason(error)}; give a run directory"
-        ) from error
+        is_file = isinstance(error, NotADirectoryError)
+        advice = "give a run directory" if is_file else "check the file system, then run the command again"
+        raise CheckpointError(f"{shown(folder)} cannot be read: {reason(error)}; {advice}") from error

@@ -24,7 +24,7 @@ from mpitrain.inputs import kind_of, names_in, remove, shown, sync_folder
 def format_fault(path: Path) -> str:
     """Return why HDF5 programs refuse the index of a step, or "".
 
-    Raises CheckpointError if mpitrain refuses it, too.
+    Raises CheckpointError if mpitrain refuses it, too, or the disk doesn't let it be read.
 
     All checksums are computed: about 5 MB/s.
     """
@@ -34,7 +34,9 @@ def format_fault(path: Path) -> str:
         with closing(Index(path / INDEX, sums=True)) as index:
             for name in index.names:
                 index.array(name)
-    except (CheckpointError, OSError, ValueError) as error:
+    except OSError as error:  # of the disk: it says nothing of what the index is
+        raise CheckpointError(f"{path.name}: {INDEX} cannot be read: {reason(error)}") from error
+    except (CheckpointError, ValueError) as error:
         return reason(error)
     return ""
 

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpitrain.checkpoint.files import saving
+from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.folders import discard, find
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.verify import check_sizes
 from mpitrain.errors import CheckpointError
+from mpitrain.inputs import listed, shown
 
 
 @dataclass(frozen=True)
@@ -83,16 +84,28 @@ class Retention:
         return [step for step in readable if step not in kept]
 
     def prune(self, good: int, loss: float | None) -> list[int]:
-        """Remove them, and return which.
+        """Remove them, and return which. Raises CheckpointError.
 
-        A kill at any moment leaves whole steps, and what the next save removes.
+        A kill at any moment leaves whole steps, and what the next save or prune removes.
         """
         surplus = self.surplus(good, loss)
         committed = find(self.folder)
-        with saving(self.folder):
-            for step in surplus:
+        for number, step in enumerate(surplus):
+            try:
                 discard(committed[step])
+            except OSError as error:
+                kept = "is whole" if committed[step].is_dir() else "is removed in part"
+                removed = f"step {listed(surplus[:number])}" if number else "nothing"
+                raise CheckpointError(
+                    f"{shown(self.folder)}: step {step} cannot be removed, it {kept}: {reason(error)}; "
+                    f"removed before: {removed}; check the file system, then prune again"
+                ) from error
         return surplus
+
+    @property
+    def unreadable(self) -> list[int]:
+        """Steps that were looked at last and can't be read: none of them is removed."""
+        return [step for step, loss in self._losses.items() if loss is UNREADABLE]
 
 
 UNREADABLE = object()

@@ -408,7 +408,7 @@ def test_prune_removes_what_a_run_would(folder):
         and "using step-00000020" in trial.output
     )
     assert (
-        best.returncode == again.returncode == 0
+        trial.returncode == best.returncode == again.returncode == 1  # step 30 is damaged
         and "removed 1 step (10)" in best.output
         and "removed nothing" in again.output
     )

@@ -3,11 +3,12 @@
 import errno
 import re
 import shutil
+from pathlib import Path
 
 import model_folders
 import pytest
 from click.testing import CliRunner
-from storage_faults import SYNC, built, walked
+from storage_faults import SYNC, built, tree, walked
 
 from mpitrain.cli import cli
 
@@ -19,6 +20,7 @@ COMMANDS = {
     "export": ("export", "run", "--to", "made", "--no-prove"),
     "reshard": ("ckpt", "reshard", "run", "made", "--shards", "2"),
 }
+OLD_INDEX = Path(__file__).parents[1] / "golden/checkpoints-h5py-3.14"
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +51,49 @@ def test_what_a_failing_disk_leaves_is_whole_or_nothing(tmp_path, monkeypatch, l
             assert "made/config.toml" not in made, fault
             assert not any(re.search(r"step-\d+$", path) for path in made), fault
         assert fault["again"] == 0 and fault["then"] == clean["left"], fault
+
+
+def test_a_failing_disk_leaves_what_prune_says(tmp_path, monkeypatch, library):
+    monkeypatch.chdir(tmp_path)
+    model_folders.folder(tmp_path / "model")
+    for step in (2, 4, 6):
+        to = f"run/step-{step:08d}"
+        assert CliRunner().invoke(cli, ["import", "model", "--to", to]).exit_code == 0
+    kept = [path for path in tree(tmp_path) if path.startswith("run")]
+    clean, *faults = walked(library, tmp_path, 7, errno.EIO, "ckpt", "prune", "run", "--keep", "1")
+    left = [path for path in clean["left"] if path.startswith("run")]
+    assert clean["code"] == 0 and "removed 2 steps (2, 4)" in clean["text"]
+    assert sum(fault["kinds"] == SYNC for fault in faults) >= 4
+    for fault in faults:
+        there = [path for path in fault["left"] if path.startswith("run")]
+        assert "Traceback" not in fault["text"] and set(left) <= set(there), fault
+        whole = [step for step in (2, 4, 6) if files_of(step, there) == files_of(step, kept)]
+        named = set(re.findall(r"step-(\d+)$", "\n".join(there), re.MULTILINE))
+        assert [int(step) for step in sorted(named)] == whole, fault
+        if fault["code"] == 2 and "cannot be removed" in fault["text"]:
+            step, state = re.search(r"step (\d) cannot be removed, it (.*?):", fault["text"]).groups()
+            assert (int(step) in whole) is (state == "is whole"), fault
+            assert ("removed before: step 2" in fault["text"]) is (2 not in whole and step == "4"), fault
+        elif fault["code"] == 2:
+            assert there == kept and fault["text"].count("Error: ") == 1, fault
+        elif fault["code"] == 1:
+            assert "can't be read" in fault["text"] or "cannot be read" in fault["text"], fault
+        else:
+            assert fault["code"] == 0 and there == left, fault
+        assert fault["again"] == 0 and fault["then"] == clean["left"], fault
+
+
+def test_repair_rewrites_an_index_only_for_what_is_in_it(tmp_path, library):
+    """A disk that refuses to read a good index makes it no bad one, and a bad one stays or is replaced."""
+    shutil.copytree(OLD_INDEX, tmp_path / "run")
+    clean, *faults = walked(library, tmp_path, STRIDE, errno.ESTALE, "ckpt", "repair", "run")
+    assert clean["code"] == 0 and "it was written anew" in clean["text"]
+    for fault in faults:
+        assert "Traceback" not in fault["text"] and "Stale file handle)" not in fault["text"], fault
+        assert (fault["code"] == 0) == ("Stale file handle" not in fault["text"]), fault
+        assert fault["again"] == 0 and fault["then"] == clean["left"], fault
+
+
+def files_of(step, paths):
+    """Return the names of a step's files, whatever its folder is called."""
+    return sorted(path.partition("/step-")[2][9:] for path in paths if f"step-{step:08d}/" in path)

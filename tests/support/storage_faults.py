@@ -20,7 +20,7 @@ from pathlib import Path
 from launch import environment
 
 NAMES, SYNC, DATA = 1, 2, 4  # kinds of calls, as storage_faults.c has them
-COMMANDS = ("ckpt.reshard", "weights.exporting", "weights.importing")
+COMMANDS = ("ckpt.prune", "ckpt.repair", "ckpt.reshard", "weights.exporting", "weights.importing")
 SOURCE = Path(__file__).with_suffix(".c")
 
 

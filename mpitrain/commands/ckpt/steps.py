@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.folders import find, find_one, step_of
 from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.reader import Checkpoint
@@ -71,7 +72,7 @@ def _holds_checkpoints(given: str, path: Path) -> bool:
         kind = kind_of(path)
         inside = kind_of(path / CHECKPOINTS)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{shown(given)}: {shown(error)}; {GIVE}") from None
+        raise CheckpointError(f"{shown(given)}: {reason(error)}; {GIVE}") from None
     if kind is None:
         raise CheckpointError(f"{shown(given)}: no such file or directory; {GIVE}")
     return inside == "a folder"

@@ -40,9 +40,9 @@ def _verify(team: Team, steps: Steps, step: int, sample: float, say: Callable[[s
         return False
     found, num_bytes, num_chunks = _damages(team, steps, step, sample)
     found = [each for part in team.all_gather("what they have found", found) for each in part]
-    fault = (
-        "" if found else team.on_first_rank("checking what HDF5 checks", lambda: _format_fault(steps, step))
-    )
+    fault = ""
+    if not found:
+        found, fault = team.on_first_rank("checking what HDF5 checks", lambda: _format_fault(steps, step))
     num_bytes, num_chunks = map(
         sum, zip(*team.all_gather("how much they have read", (num_bytes, num_chunks)))
     )
@@ -69,18 +69,18 @@ def _verify(team: Team, steps: Steps, step: int, sample: float, say: Callable[[s
     return bool(found or fault)
 
 
-def _format_fault(steps: Steps, step: int) -> str:
-    """Return a message if other programs can't open the index of a step.
+def _format_fault(steps: Steps, step: int) -> tuple[list[str], str]:
+    """Return damages of the index of a step, and a message if other programs can't open it.
 
-    "" if they can, or the step was removed meanwhile.
+    None of either if they can, or the step was removed meanwhile.
     """
     try:
         path = steps.path(step)
         fault = format_fault(path)
     except CheckpointError as error:
-        return "" if steps.gone(step) else error.args[0]
+        return ([] if steps.gone(step) else [error.args[0]]), ""
     advice = f"mpitrain reads it, HDF5 programs don't; type mpitrain ckpt repair {as_argument(path)}"
-    return fault and f"{path.name}: index.h5 is no valid HDF5: {fault}; {advice}"
+    return [], fault and f"{path.name}: index.h5 is no valid HDF5: {fault}; {advice}"
 
 
 def _damages(team: Team, steps: Steps, step: int, sample: float) -> tuple[list[str], int, int]:
