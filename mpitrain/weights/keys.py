@@ -253,7 +253,7 @@ def config_json(
 def _are_tokens(value: Any) -> bool:
     """Return whether a value of a stranger's JSON is the number of a token, or several, or null."""
     each = value if isinstance(value, list) else [value]
-    return value is None or all(isinstance(token, int) and not isinstance(token, bool) for token in each)
+    return value is None or all(type(token) is int and token >= 0 for token in each)
 
 
 def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:

@@ -143,3 +143,11 @@ def test_a_second_stage_may_give_the_keys_of_its_first(family, keys, other):
     assert filled(first, found, "config.json").config.model.width == 48
     with pytest.raises(ConfigError, match=other.partition("=")[0]):
         filled(settings.read(None, [f"model.family={family}", other]), found, "config.json")
+
+
+@pytest.mark.parametrize(("number", "kept"), [(-1, None), (True, None), (7, 7), ([7, 8], [7, 8])])
+def test_what_is_no_token_is_not_carried_as_one(number, kept):
+    """The first Llamas were published with pad_token_id -1."""
+    config = resolved("llama").config
+    found = config_json(config, "F32", {"pad_token_id": number}, {"pad_token_id": None})
+    assert found["pad_token_id"] == kept
