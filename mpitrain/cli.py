@@ -14,6 +14,7 @@ from mpitrain import __version__
 from mpitrain.cluster import entry, std_streams
 from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault, storage_fault
 from mpitrain.inputs import printable, shown
+from mpitrain.plan.declared.screen import columns, folded
 
 MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
 INTEGERS = 2**31 - 1  # larger ones mean nothing here
@@ -127,8 +128,8 @@ def main() -> None:
 
 
 def _say(text: str) -> None:
-    """Print a line without what a terminal would obey: names and texts may be a stranger's."""
-    click.echo(printable(text))
+    """Print lines without what a terminal would obey: names and texts may be a stranger's."""
+    click.echo(folded(printable(text), columns()))
 
 
 def _answer(text: str) -> None:

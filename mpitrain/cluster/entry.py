@@ -11,6 +11,7 @@ from functools import partial
 from mpitrain.comm.base import launchers
 from mpitrain.errors import MpitrainError
 from mpitrain.inputs import printable
+from mpitrain.plan.declared.screen import columns, folded
 
 LIBRARIES = {  # what they read from the environment when they load
     # one document at a time: threads would have nothing to do, and forks are warned of
@@ -63,4 +64,5 @@ def on_first_rank(show: Callable[[], None], code: int) -> int:
 
 def report_error(error: MpitrainError) -> None:
     """Print an error that all ranks have, once."""
-    on_first_rank(partial(print, printable(str(error)), file=sys.stderr, flush=True), error.exit_code)
+    text = folded(printable(str(error)), columns(sys.stderr))
+    on_first_rank(partial(print, text, file=sys.stderr, flush=True), error.exit_code)

@@ -7,11 +7,19 @@ import io
 import os
 import re
 import sys
+from pathlib import Path
 from typing import TextIO
 
 from mpitrain.cluster.launch import launcher
 from mpitrain.errors import MpitrainError
 
+TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
+PROGRAM = re.compile(r"(^|/)(mpitrain|python[\d.]*)$")  # of a rank: options behind it are its own
+# options with which launchers write something before each line, or to files: of Hydra, of Open MPI
+MARKS_LINES = re.compile(
+    "-(l|prepend-(rank|pattern)|(out|err)file-pattern)$"
+    "|--?(tag-output|timestamp-output|output|output-filename|xml)(=|$)"
+)
 SIZES = ("COLUMNS", "LINES")  # of the terminal, for the libraries that write to it
 
 
@@ -22,13 +30,17 @@ class Unread(io.FileIO):
     """
 
     error: OSError | None = None
+    _is_seen: bool | None = None
 
     def isatty(self) -> bool:
-        """Tell whether a user sees this at once.
+        """Tell whether a user sees this at once: where a launcher writes to a terminal on this node.
 
-        Open MPI's launcher gives ranks a terminal of its own, wherever it writes itself.
+        Ranks have pipes, or of Open MPI's launcher a terminal of its own, wherever it writes itself.
         """
-        return super().isatty() and _is_the_users(self.fileno())
+        if self._is_seen is None:
+            pid = launcher()
+            self._is_seen = terminal_of(pid, self.fileno()) is not None if pid else super().isatty()
+        return self._is_seen
 
     def write(self, data) -> int | None:
         try:
@@ -40,14 +52,30 @@ class Unread(io.FileIO):
             return len(data)
 
 
-def _is_the_users(number: int) -> bool:
-    pid = launcher()
+def terminal_of(pid: int, number: int) -> str | None:
+    """Return the terminal that a launcher writes to; None if it is none, or it marks each line."""
     try:
-        return not pid or os.readlink(f"/proc/{pid}/fd/{number}").startswith(
-            ("/dev/pts/", "/dev/tty", "/dev/console")
-        )
+        path = os.readlink(f"/proc/{pid}/fd/{number}")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return False
+        return None
+    program = next((at for at, word in enumerate(words) if at and PROGRAM.search(word)), len(words))
+    is_marked = any(MARKS_LINES.match(word) for word in words[:program])
+    return path if path.startswith(TERMINALS) and not is_marked else None
+
+
+def _columns_of(path: str) -> int:
+    """Return the columns of a terminal; 0 if it can't be asked."""
+    try:
+        terminal = os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return os.get_terminal_size(terminal).columns
+    except OSError:
+        return 0
+    finally:
+        os.close(terminal)
 
 
 def settle() -> None:
@@ -56,6 +84,10 @@ def settle() -> None:
         if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(name, "80")):
             # libraries call int() on whatever isdigit() takes, and allocate lines as long
             del os.environ[name]
+    pid = launcher()
+    terminal = terminal_of(pid, 1) if pid and "COLUMNS" not in os.environ else None
+    if terminal and (found := _columns_of(terminal)):
+        os.environ["COLUMNS"] = str(found)
     # or the next file that is opened would be what they write to
     while (spare := os.open(os.devnull, os.O_RDWR)) < 3:
         continue

@@ -19,6 +19,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.origins import PLANNER, KeyOrigin
+from mpitrain.plan.declared.screen import columns
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import (
     by_recompute,
@@ -57,7 +58,7 @@ from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules.actions import Action, format_program
-from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
+from mpitrain.schedules.play.draw import MOST_LINES, WIDTH, grid, least_lines
 from mpitrain.schedules.proof.check import Proof
 from mpitrain.schedules.table import heads_of
 from mpitrain.training.layout_request import LayoutRequest
@@ -66,6 +67,7 @@ from mpitrain.training.run_plan import beginning
 # more than any machine has; what is asked of each of them is then answered in seconds
 MOST_RANKS = 1_000_000
 
+PROGRAM_WIDTH = 100  # at most
 ORDER = 'data.order = "sorted" takes 16 bytes for each sequence of the corpus, too, on every rank'
 
 
@@ -165,6 +167,7 @@ def show_program(
     traffic: for one rank, say what it sends too, as a comment.
     """
     plan, said, _ = _as_run(settings.read(path, overrides), num_ranks)
+    width = min(columns() or PROGRAM_WIDTH, PROGRAM_WIDTH)
     notes = [f"# {line}" for line in said]
     with Waiting("mpitrain program"):
         programs = plan.training.ranks
@@ -172,7 +175,7 @@ def show_program(
         if traffic:
             raise ConfigError("--traffic: pipeline ranks send different things; give --rank too")
         heads = [f"{what} {number}" for what, number in heads_of(plan.table)]
-        texts = (format_program(actions, first=f"rank {pp}: ") for pp, actions in enumerate(programs))
+        texts = (format_program(actions, width, first=f"rank {pp}: ") for pp, actions in enumerate(programs))
         return "\n\n".join([*notes, *heads, *texts])
     if rank >= num_ranks:
         raise ConfigError(
@@ -182,7 +185,7 @@ def show_program(
     at = plan.axes.grid.coordinates(rank)
     title = "\n".join([*notes, ""]) if notes else ""
     title += f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}"
-    return f"{title}\n{format_program(programs[at['pp']])}" + (_traffic(plan, rank) if traffic else "")
+    return f"{title}\n{format_program(programs[at['pp']], width)}" + (_traffic(plan, rank) if traffic else "")
 
 
 def _traffic(plan: Plan, rank: int) -> str:
@@ -291,8 +294,9 @@ def _notes(plan: Plan) -> str:
 
 def _picture(plan: Plan) -> str:
     """Return the grid of the programs, or where to find it if no screen holds it."""
-    if (lines := least_lines(plan.table)) <= MOST_LINES:
-        return grid(plan.training.ranks)
+    width = columns() or WIDTH
+    if (lines := least_lines(plan.table, width)) <= MOST_LINES:
+        return grid(plan.training.ranks, width=width)
     return (
         f"The grid has {lines:,} lines or more: `mpitrain schedule`, with --out picture.svg, draws schedules "
         "of any size"

@@ -15,7 +15,7 @@ from mpitrain.plan.predict.alternatives import costs, idle_here
 from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.training.machine.determinism import DETERMINISM_MESSAGES
 from mpitrain.training.machine.device_placement import DevicePlacement, shared
-from mpitrain.training.machine.peak_flops import DEFINITION
+from mpitrain.training.machine.peak_flops import COUNTED
 from mpitrain.training.prepare import Corpora
 
 # arXiv:2407.21783, table 4
@@ -44,7 +44,7 @@ class Announcements:
         yield from self._of_costs()
         texts = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
         yield next(filter(None, texts), "")
-        yield f"MFU: {DEFINITION}, {self.peak}; HFU: with what memory.recompute computes again; {PUBLISHED}"
+        yield f"MFU: a share of {self.peak}\n  {COUNTED}\n  {PUBLISHED}"
         kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
         yield f"attention: {', '.join(kernels)}" if kernels else ""
         yield self.placement.not_compiled

@@ -1,14 +1,23 @@
 """What the user sees: rank 0 only, a live line on a terminal, plain lines elsewhere."""
 
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from mpitrain.inputs import printable
+from mpitrain.plan.declared.screen import columns, filled, folded
 from mpitrain.plan.settings.log_pace import LogPace
+
+BAR = 20  # columns at most
+REFRESHES = 2  # a second
+GAP = "  "
+TIME = "%H:%M:%S"
+DATE_AND_TIME = f"%Y-%m-%d {TIME}"
+NEEDED = 3  # fields that the live line always has: step, loss, and the time left or the validation loss
 
 
 class RunReport:
@@ -23,19 +32,17 @@ class RunReport:
         # the first step that was shown, and when it was over
         self._first: tuple[int, float] | None = None
         self._live: Progress | None = None
-        if self.speaks and self.console.is_terminal:
-            columns = [
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[what]}"),
-                TimeRemainingColumn(),
-            ]
-            self._live = Progress(*columns, console=self.console, transient=True)
+        if self.speaks and sys.stdout.isatty() and not self.console.is_dumb_terminal:
+            head, tail = (TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("head", "tail"))
+            self._bar = BarColumn(BAR)
+            self._live = Progress(
+                head, self._bar, tail, console=self.console, transient=True, refresh_per_second=REFRESHES
+            )
 
     def __enter__(self) -> "RunReport":
         if self._live:
             self._show(self._live.start)
-            self._task = self._live.add_task("training", total=self.steps, what="")
+            self._task = self._live.add_task("training", total=self.steps, head="training", tail="")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -45,7 +52,8 @@ class RunReport:
     def say(self, text: str) -> None:
         """Print some lines, if there is something to say."""
         if self.speaks and text:
-            self._show(lambda: self.console.print(printable(text), markup=False))
+            shown = folded(printable(text), columns())
+            self._show(lambda: self.console.print(shown, markup=False))
 
     def _show(self, show: Callable[[], None]) -> None:
         """Write to the console; when that fails, fall silent.
@@ -65,31 +73,46 @@ class RunReport:
         step = line["step"]
         now = time.monotonic()
         self._first = self._first or (step, now)
-        text = (
-            f"step {step:5d}  loss {line['loss']:.4f}  norm {line['grad_norm']:.3f}  lr {line['lr']:.2e}  "
-            f"{line['tokens_per_s']:,.0f} tokens/s  MFU {line['mfu']:.1%}  HFU {line['hfu']:.1%}  "
-            f"waiting {waited_share:.0%}"
-        )
-        if "load_cv" in line:
-            text += f"  loads +-{line['load_cv']:.0%}"
-        if "val_loss" in line:
-            text += f"  val loss {line['val_loss']:.4f}"
+        fields = self._fields(line, waited_share, self._left(line, now))
+        is_validated = "val_loss" in line
         if self._live:
-            self._live.update(self._task, completed=step, what=text)
-            self.say(text if "val_loss" in line else "")
-        elif (
-            "val_loss" in line
-            or step in (self._first[0], self.steps)
-            or self._pace.due(step, now - self._last)
-        ):
+            self._update(self._live, step, fields)
+            self.say(filled(fields, columns()) if is_validated else "")
+        elif is_validated or step in (self._first[0], self.steps) or self._pace.due(step, now - self._last):
             self._last = now
-            self.say(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {text}  {self._progress(line, now)}")
+            room = columns()
+            when = f"{datetime.now():{TIME if room else DATE_AND_TIME}}"
+            self.say(filled([when, *fields], room))
 
-    def _progress(self, line: dict, now: float) -> str:
-        """Say how long a step takes, how many tokens were read, and how long the rest takes at the
-        pace of this start so far.
-        """
-        first, began = self._first
+    def _update(self, live: Progress, step: int, fields: list[str]) -> None:
+        """Show step, loss and time left whatever the width, then the bar, then what else fits."""
+        room = self.console.width = columns()
+        head = GAP.join([f"step {step}/{self.steps}", *fields[1:NEEDED]])
+        self._bar.bar_width = min(BAR, max(1, room - len(head) - 1))
+        before = f"{head} {'-' * self._bar.bar_width} "
+        tail = filled([before, *fields[NEEDED:]], room, GAP).removeprefix(before).strip()
+        live.update(self._task, completed=step, head=head, tail=tail)
+
+    def _fields(self, line: dict, waited_share: float, left: timedelta) -> list[str]:
+        """Return what is told of a step, the most important first: a narrow terminal shows these."""
+        return [
+            f"step {line['step']:5d}",
+            f"loss {line['loss']:.4f}",
+            *([f"val loss {line['val_loss']:.4f}"] if "val_loss" in line else []),
+            f"{left} left",
+            f"{line['tokens_per_s']:,.0f} tokens/s",
+            f"MFU {line['mfu']:.1%}",
+            f"norm {line['grad_norm']:.3f}",
+            f"lr {line['lr']:.2e}",
+            f"waiting {waited_share:.0%}",
+            f"HFU {line['hfu']:.1%}",
+            *([f"loads +-{line['load_cv']:.0%}"] if "load_cv" in line else []),
+            f"{line['step_s']:.3f} s a step",
+            f"{line['tokens']:,} tokens so far",
+        ]
+
+    def _left(self, line: dict, now: float) -> timedelta:
+        """Return how long the rest takes at the pace of this start so far."""
+        first, began = self._first or (line["step"], now)
         step_s = (now - began) / (line["step"] - first) if line["step"] > first else line["step_s"]
-        left = timedelta(seconds=round(step_s * (self.steps - line["step"])))
-        return f"{line['step_s']:.3f} s a step  {line['tokens']:,} tokens so far  {left} left"
+        return timedelta(seconds=round(step_s * (self.steps - line["step"])))

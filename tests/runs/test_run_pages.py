@@ -9,39 +9,52 @@ import sys
 
 import pytest
 import searched
-from pages import DOCS, ROOT, SWITCH, CommandBlock, blocks, run
+from launch import HERE, environment
+from pages import DOCS, ROOT, SWITCH, blocks, commands, run
 
 SLOW = [block for block in blocks() if block.is_slow]
-pytestmark = pytest.mark.skipif(SWITCH not in os.environ, reason=f"{SWITCH}=1 runs it")
-SMALL = (
-    "--set model.layers=4 --set model.width=32 --set model.heads=4 --set model.kv_heads=2 --set model.ffn=64"
-)
-SMALL += " --set run.steps=2"
-FILE = "[run]\nsteps = 2\n[model]\nlayers = 8\nwidth = 32\nheads = 4\nkv_heads = 2\nffn = 64\n"
-FILE += "[batch]\nglobal = 64\n"
+SLOWLY = pytest.mark.skipif(SWITCH not in os.environ, reason=f"{SWITCH}=1 runs it")
+SMALL = f"""data.source = "text"
+data.path = "{ROOT / "README.md"}"
+data.sequence = 16
+model = {{ layers = 4, width = 16, heads = 2, kv_heads = 1, ffn = 32 }}
+"""
 
 
+@SLOWLY
 @pytest.mark.parametrize("block", SLOW, ids=lambda block: f"{block.page}-{block.number}")
 def test_commands_of_a_page_run(block, tmp_path):
     run(block, tmp_path)
 
 
-def test_the_ten_commands_of_the_readme_run(tmp_path):
-    """With a small model, in a folder that has my.toml and runs/my."""
-    (tmp_path / "my.toml").write_text(FILE)
+@pytest.mark.parametrize("small", [SMALL, pytest.param("", marks=SLOWLY)], ids=["small", "as they stand"])
+def test_the_ten_commands_of_the_readme_run_in_an_empty_folder(tmp_path, small):
+    """In the order in which they stand there, with nothing that a first run may have left.
+
+    small: further keys of my.toml.
+    """
     text = (ROOT / "README.md").read_text().partition("## Ten commands")[2]
-    commands = re.search(r"```sh\n(.*?)```", text, re.S)[1].splitlines()
-    assert len(commands) == 10
-    shorter = [
-        line.partition("#")[0].replace("mpitrain run --set", f"mpitrain run {SMALL} --set")
-        for line in commands
-    ]
-    run(CommandBlock("README.md", 0, "run", "\n".join(shorter)), tmp_path)
+    first, *ten = re.search(r"```sh\n(.*?)```", text, re.S)[1].splitlines()
+    assert len(ten) == 10 and "> my.toml" in first
+    first = first.replace("60", "2") if small else first
+    typed = [first, f"cat >> my.toml <<'END'\n{small}END", *ten]
+    done = subprocess.run(
+        ["bash", "-e", "-c", "\n".join(typed)],
+        cwd=tmp_path,
+        env=environment(PATH=os.pathsep.join([commands(), str(HERE), os.environ["PATH"]])),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert len(re.findall("^done: 2 steps" if small else "^done: 60 steps", done.stdout, re.M)) == 2
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"my", "pp4"}
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The built site; skipped where Sphinx isn't installed."""
+    if SWITCH not in os.environ:
+        pytest.skip(f"{SWITCH}=1 builds it")
     pytest.importorskip("sphinx")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(DOCS), str(folder)]

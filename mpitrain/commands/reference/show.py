@@ -10,6 +10,7 @@ from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.family import presets
+from mpitrain.plan.declared.screen import columns
 from mpitrain.plan.settings.identity import identity
 from mpitrain.schedules.catalog import NAMES
 
@@ -96,4 +97,5 @@ def is_fixed(key: str) -> bool:
 
 
 def _folded(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}  ")
+    width = min(columns() or COLUMNS, COLUMNS)
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}  ")

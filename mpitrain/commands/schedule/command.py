@@ -4,7 +4,6 @@ Neither MPI nor torch.
 """
 
 import math
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from mpitrain.commands.schedule.text import as_json, as_text
 from mpitrain.commands.waiting import Waiting
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
+from mpitrain.plan.declared.screen import columns
 from mpitrain.schedules.formats.csv_table import write_csv
 from mpitrain.schedules.limits import MOST_TRACE_BYTES
 from mpitrain.schedules.options import UNIT_TIMES, Times
@@ -128,7 +128,7 @@ def show_all(request: Request, files: Files, json: bool) -> str:
 
 def _screen() -> int:
     least, most = WIDTHS
-    return min(max(shutil.get_terminal_size((WIDTH, 0)).columns, least), most)
+    return min(max(columns() or WIDTH, least), most)
 
 
 # ---------------------------------------------------------------- options

@@ -16,4 +16,5 @@ layer_traffic   what the items of a layer send over tp and cp
 hugging_face    fields of config.json as keys of ours, and names of weights
 published       public models by name, each with its source
 formatting      numbers and tables as text
+screen          text laid out for the width of the user's terminal
 """

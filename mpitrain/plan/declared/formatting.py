@@ -1,8 +1,14 @@
 """Numbers and tables as text."""
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from mpitrain.plan.declared.screen import columns
+
+GAP = "  "
+LEAST_TEXT = 12  # columns of a text in a table
 
 
 def finite(value: Any) -> Any:
@@ -19,13 +25,56 @@ def megabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:.3g}" if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows as lines, names to the left and numbers to the right."""
-    columns = list(zip(*rows))
-    named = [column[-1].lstrip("_(")[:1].isalpha() for column in columns]
-    widths = [max(map(len, column)) for column in columns]
+def aligned(rows: Sequence[tuple[str, ...]], width: int | None = None) -> str:
+    """Return rows as lines, names to the left and numbers to the right.
+
+    width: columns that there are; None: those of the user's terminal, 0: any. What is wider is divided into
+    tables below each other, which all have the first column; a last column of texts goes on below itself.
+    """
+    room = columns() if width is None else width
+    lengths = [max(map(len, column)) for column in zip(*rows)]
+    if not room or _total(lengths) <= room:
+        return _lines(rows)
+    last = _total(lengths[:-1]) + len(GAP)
+    if len(lengths) > 2 and _is_named(rows[-1][-1]) and room - last >= LEAST_TEXT:
+        return _lines(list(_with_folded_texts(rows, room - last)))
+    return "\n".join(_lines(table) for table in _divided(rows, room))
+
+
+def _total(lengths: Sequence[int]) -> int:
+    return len(GAP) * len(lengths) + sum(lengths)
+
+
+def _is_named(cell: str) -> bool:
+    return cell.lstrip("_(")[:1].isalpha()
+
+
+def _lines(rows: Sequence[tuple[str, ...]]) -> str:
+    columns_of = list(zip(*rows))
+    named = [_is_named(column[-1]) for column in columns_of]
+    widths = [max(map(len, column)) for column in columns_of]
     lines = [
-        "  ".join(c.ljust(w) if name else c.rjust(w) for c, w, name in zip(row, widths, named))
-        for row in rows
+        GAP.join(c.ljust(w) if name else c.rjust(w) for c, w, name in zip(row, widths, named)) for row in rows
     ]
-    return "\n".join(f"  {line.rstrip()}" for line in lines)
+    return "\n".join(f"{GAP}{line.rstrip()}" for line in lines)
+
+
+def _with_folded_texts(rows: Sequence[tuple[str, ...]], room: int) -> Iterator[tuple[str, ...]]:
+    for row in rows:
+        first, *others = textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]
+        yield (*row[:-1], first)
+        yield from ((*[""] * (len(row) - 1), text) for text in others)
+
+
+def _divided(rows: Sequence[tuple[str, ...]], room: int) -> Iterator[list[tuple[str, ...]]]:
+    """Yield tables that fit, each with the first column, whose remarks in brackets only the first one has."""
+    lengths = [max(map(len, column)) for column in zip(*rows)]
+    names = [row[0] for row in rows]
+    begin = 1
+    while begin < len(lengths):
+        end = begin + 1
+        while end < len(lengths) and _total([max(map(len, names)), *lengths[begin : end + 1]]) <= room:
+            end += 1
+        yield [(name, *row[begin:end]) for name, row in zip(names, rows)]
+        names = [name.partition(" (")[0] for name in names]
+        begin = end

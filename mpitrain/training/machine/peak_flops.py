@@ -15,9 +15,8 @@ from mpitrain.comm.base.world import World
 from mpitrain.kernels.products import product
 from mpitrain.training.machine.device_placement import DevicePlacement
 
-DEFINITION = (
-    "model FLOPs (6 per matrix weight and token, causal attention halved, no recomputation) / peak of all "
-    "ranks"
+COUNTED = (
+    "counted: 6 FLOPs per matrix weight and token, causal attention halved; HFU counts recomputation, too"
 )
 
 # Dense bf16 peak, FLOP/s, of the vendors' data sheets, which for NVIDIA's print twice as much: with
@@ -125,7 +124,7 @@ def _of(placement: DevicePlacement, dtype: torch.dtype) -> One:
     seconds = _seconds_of_gpu if placement.gpu else ProcessorTime()
     best, kind, n = fastest(dtypes, sizes, _multiply_on(device), seconds)
     how = "timed" if placement.gpu else f"the best of {REPEATS} by processor time{seconds.disturbed()},"
-    return One(best, f"a {str(kind).removeprefix('torch.')} product of {n} x {n} matrices, {how} on {where}")
+    return One(best, f"{str(kind).removeprefix('torch.')} product of {n} x {n} matrices, {how} on {where}")
 
 
 def _fitting(dtype: torch.dtype, memory_bytes: int) -> Sequence[int]:

@@ -1,0 +1,118 @@
+"""Text laid out for a terminal: nothing is lost, commands can be copied, tables stay tables."""
+
+import shlex
+import subprocess
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mpitrain.plan.declared.formatting import aligned
+from mpitrain.plan.declared.screen import columns, filled, folded
+from mpitrain.plan.settings.log_pace import LogPace
+from mpitrain.training.run_report import RunReport
+
+WIDTHS = st.sampled_from([40, 80, 100, 132])
+WORDS = st.text(st.sampled_from("abcdefgh/.=-_'\" $#\\;é"), min_size=1, max_size=30)
+LONG_PATH = f"/{'/'.join(['a-long-folder'] * 8)}"
+
+
+def exceeding(text: str, width: int) -> list[str]:
+    """Return the lines that are too long, and could have been broken."""
+    long = [line for line in text.splitlines() if len(line) > width]
+    return [line for line in long if len(line.removesuffix(" \\").split()) > 1]
+
+
+@given(st.lists(WORDS, min_size=1, max_size=12), WIDTHS, st.sampled_from(["", "  train further   "]))
+@example([LONG_PATH, "--set", "run.steps=240", "--set", "data.path=a b"], 80, "  train further   ")
+def test_a_command_is_the_same_for_a_shell(arguments, width, title):
+    command = ["mpirun", "-n", "2", "mpitrain", "run", *arguments]
+    text = folded(title + shlex.join(command), width)
+    assert shlex.split(text.replace("\\\n", "")) == [*title.split(), *command]
+
+
+def test_bash_reads_a_folded_command_and_its_comment():
+    line = "  your own run    cp -i runs/quickstart/config.toml my.toml  # change it and " + "a " * 40
+    first, *others = folded(line, 80).splitlines()
+    script = "\n".join([first.removeprefix("  your own run"), *others]).replace("cp -i", "echo")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("runs/quickstart/config.toml my.toml\n", "")
+
+
+@given(st.lists(st.text("abcd,;:()", min_size=1, max_size=20), min_size=1, max_size=60), WIDTHS)
+def test_prose_keeps_its_words_and_fits(words, width):
+    line = " ".join(words)
+    text = folded(line, width)
+    assert text.split() == line.split() and not [part for part in text.splitlines() if len(part) > width]
+
+
+@pytest.mark.parametrize("text", ['{"a": "' + "b " * 100 + '"}', "short", "a " * 30 + "\n" + "b " * 20])
+def test_what_is_json_or_fits_stays_as_it_is(text):
+    assert folded(text, 80) == text and folded("x " * 200, 0) == "x " * 200
+
+
+def test_fields_stay_whole_and_texts_stand_under_their_beginning():
+    row = (
+        "  5.   0.0400  0.04-0.064    14.6  14.6     9.4  dp 4 tp 2 pp 8 chunks 4 interleaved zero 1 micro 2"
+    )
+    assert folded(row, 80).splitlines()[1] == "    dp 4 tp 2 pp 8 chunks 4 interleaved zero 1 micro 2"
+    titled = f"launcher      none, a single process; mpirun on the path: {LONG_PATH}"
+    assert [line[:14] for line in folded(titled, 80).splitlines()] == ["launcher      ", " " * 14]
+
+
+def test_a_comment_of_a_program_stays_one():
+    assert all(line.startswith("# ") for line in folded("# " + "word " * 60, 80).splitlines())
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("number", [1, 2, 16, 64])
+def test_a_table_is_divided_and_keeps_every_number_under_its_title(width, number):
+    titles = ("MB of a rank of pp", *(f"c{column}" for column in range(number)))
+    rows = [(f"row{row} (and a remark)", *(f"{1000 * row + c:,}" for c in range(number))) for row in range(3)]
+    found = {}
+    for line in aligned([titles, *rows], width).splitlines():
+        assert len(line) <= width
+        name, *cells = line.replace(" (and a remark)", "").split("  ")[1:]
+        cells = [cell.strip() for cell in cells if cell.strip()]
+        if name.startswith("MB"):
+            heads = cells
+        else:
+            found |= {(name.strip(), head): cell for head, cell in zip(heads, cells, strict=True)}
+    assert found == {(r[0].split()[0], t): c for r in rows for t, c in zip(titles[1:], r[1:])}
+
+
+def test_a_last_column_of_texts_goes_on_below_itself():
+    text = aligned([("step", "size", "health"), ("40", "1 MB", "index and sizes are right " * 4)], 60)
+    assert max(map(len, text.splitlines())) <= 60
+    starts = {len(line) - len(line.lstrip()) for line in text.splitlines()[2:]}
+    assert starts == {text.splitlines()[0].index("health")}
+
+
+def test_the_first_fields_are_shown():
+    assert filled(["step 1", "loss 2", "norm 3"], 14) == "step 1  loss 2"
+    assert (
+        filled(["step 1", "loss 2"], 0) == "step 1  loss 2" and filled(["a long one", "b"], 4) == "a long one"
+    )
+
+
+@pytest.mark.parametrize(("asked", "width"), [("80", 80), ("5", 40), ("", 0), ("x", 0)])
+def test_columns_are_those_that_are_asked_for(monkeypatch, asked, width):
+    monkeypatch.setenv("COLUMNS", asked)
+    assert columns() == width
+
+
+STEP = dict(
+    loss=2.5, tokens_per_s=12345.6, mfu=0.266, grad_norm=1.0, lr=2e-3, hfu=0.3, step_s=0.7, tokens=10**12
+)
+
+
+@pytest.mark.parametrize("width", ["", "40", "80", "100"])
+def test_a_steps_line_has_step_loss_and_time_left_on_any_terminal(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", width)
+    report = RunReport(0, 1_000_000, LogPace(1, 0.0))
+    report.step({"step": 999_998, **STEP}, 0.5)
+    report.step({"step": 1_000_000, "val_loss": 2.25, "load_cv": 0.5, **STEP}, 0.5)
+    for line in capsys.readouterr().out.splitlines():
+        assert len(line) <= int(width or 300)
+        assert "loss 2.5000" in line and "step " in line and (width == "40" or " left" in line)
+        assert ("tokens so far" in line) == (width == "")
