@@ -81,5 +81,15 @@ LLAMA = ModelFamily(
         "llama3.1-405b": dict(_LLAMA31, layers=126, width=16384, heads=128, ffn=53248),
         "llama3.2-1b": dict(_LLAMA32, layers=16, width=2048, heads=32, ffn=8192),
         "llama3.2-3b": dict(_LLAMA32, layers=28, width=3072, heads=24, ffn=8192),
+        "phi4": dict(  # config.json of microsoft/phi-4; arXiv:2412.08905
+            layers=40,
+            width=5120,
+            heads=40,
+            kv_heads=10,
+            ffn=17920,
+            vocab=100352,
+            tied=False,
+            attention=dict(theta=250_000.0),
+        ),
     },
 )

@@ -125,6 +125,7 @@ def _write_qwen3_moe(config: Config) -> dict[str, Any]:
 
 
 _KEYS = dict(ROTARY, **WINDOWS, theta=1_000_000.0, biases="none")
+_DENSE = dict(kv_heads=8, vocab=151936, attention=dict(head_width=128))
 _PUBLISHED = dict(kv_heads=4, vocab=151936, tied=False, attention=dict(head_width=128))
 
 QWEN3 = ModelFamily(
@@ -134,6 +135,14 @@ QWEN3 = ModelFamily(
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: DENSE | BIASES | NORMS_OF_HEADS},
     model_types=(ModelType("qwen3", "Qwen3ForCausalLM", _read_qwen3, _write_qwen3),),
+    presets={  # arXiv:2505.09388, table 1, and config.json of Qwen/Qwen3-0.6B, ...
+        "qwen3-0.6b": dict(_DENSE, layers=28, width=1024, heads=16, ffn=3072, tied=True),
+        "qwen3-1.7b": dict(_DENSE, layers=28, width=2048, heads=16, ffn=6144, tied=True),
+        "qwen3-4b": dict(_DENSE, layers=36, width=2560, heads=32, ffn=9728, tied=True),
+        "qwen3-8b": dict(_DENSE, layers=36, width=4096, heads=32, ffn=12288, tied=False),
+        "qwen3-14b": dict(_DENSE, layers=40, width=5120, heads=40, ffn=17408, tied=False),
+        "qwen3-32b": dict(_DENSE, layers=64, width=5120, heads=64, ffn=25600, tied=False),
+    },
 )
 QWEN3_MOE = ModelFamily(
     name="qwen3-moe",

@@ -43,6 +43,15 @@ def counts(preset):
     [
         ("mixtral-8x7b", "46.7", "12.9", True),  # mistral.ai/news/mixtral-of-experts
         ("mixtral-8x22b", "141", "39", True),  # mistral.ai/news/mixtral-8x22b
+        # parameters of the published safetensors, tied embeddings once
+        ("qwen3-0.6b", "0.596049920", "0.596049920", True),
+        ("qwen3-1.7b", "1.720574976", "1.720574976", True),
+        ("qwen3-4b", "4.022468096", "4.022468096", True),
+        ("qwen3-8b", "8.190735360", "8.190735360", True),
+        ("qwen3-14b", "14.768307200", "14.768307200", True),
+        ("qwen3-32b", "32.762123264", "32.762123264", True),
+        ("phi3-mini", "3.821079552", "3.821079552", True),
+        ("phi4", "14.659507200", "14.659507200", True),
         ("qwen3-30b-a3b", "30.5", "3.3", True),  # Qwen3's model card; 3.35 was cut off, not rounded
         ("qwen3-235b-a22b", "235", "22", True),  # arXiv:2505.09388, section 2
         ("llama3.1-405b", "406", "406", True),  # its model card
@@ -71,6 +80,7 @@ def test_presets_have_the_published_sizes(preset, total, active, lookup_counts):
 
 _MIXTRAL = dict(theta=1e6, eps=1e-5, num_experts=8, num_active=2)
 _QWEN = dict(theta=1e6, eps=1e-6, head_width=128, vocab=151936, num_experts=128, num_active=8)
+TIED_QWEN3 = "0.6b", "1.7b", "4b"
 _GPT_OSS = dict(
     theta=150_000.0,
     eps=1e-5,
@@ -153,6 +163,14 @@ PUBLISHED = {
     "mixtral-8x7b": dict(_MIXTRAL, vocab=32000),  # mistralai/Mixtral-8x7B-v0.1
     # mistral-community/Mixtral-8x22B-v0.1; the instructed one has 32,768
     "mixtral-8x22b": dict(_MIXTRAL, vocab=32000),
+    # Qwen/Qwen3-0.6B, ...
+    **{
+        f"qwen3-{size}": dict(theta=1e6, eps=1e-6, head_width=128, vocab=151936, tied=size in TIED_QWEN3)
+        for size in (*TIED_QWEN3, "8b", "14b", "32b")
+    },
+    # microsoft/Phi-3-mini-4k-instruct, microsoft/phi-4
+    "phi3-mini": dict(theta=1e4, eps=1e-5, head_width=96, vocab=32064, window=2047),
+    "phi4": dict(theta=250_000.0, eps=1e-5, head_width=128, vocab=100352, window=None),
     "qwen3-30b-a3b": _QWEN,  # Qwen/Qwen3-30B-A3B; norm_topk_prob true
     "qwen3-235b-a22b": _QWEN,  # Qwen/Qwen3-235B-A22B
     "deepseek-v3": dict(  # deepseek-ai/DeepSeek-V3; mscale = mscale_all_dim = 1
