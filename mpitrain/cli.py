@@ -4,6 +4,7 @@ Each imports what it needs when it runs: --help answers at once.
 """
 
 import math
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,7 @@ import click
 from mpitrain import __version__
 from mpitrain.cluster import entry, std_streams
 from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault, storage_fault
-from mpitrain.inputs import printable, shown
+from mpitrain.inputs import as_argument, printable, shown
 from mpitrain.plan.declared.screen import columns, folded
 
 MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
@@ -63,6 +64,28 @@ class Command(click.Command):
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(INTEGERS)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            has_keys = any(parameter.name == "overrides" for parameter in self.params)
+            if has_keys and (hint := _hint(error, typed)):
+                error.message = f"{error.message.rstrip('.')}; {hint}"
+            raise
+
+
+def _hint(error: click.UsageError, args: list[str]) -> str:
+    """Return what to type instead of another trainer's option, or of a key without --set; "" if unknown."""
+    from mpitrain.config import hint_for_option
+
+    if isinstance(error, click.NoSuchOption):
+        hint = hint_for_option(error.option_name.lstrip("-"))
+        error.possibilities = [] if hint else error.possibilities
+        return hint
+    keys = [word for word in args if re.match(r"[a-z_.]+=", word) and word in error.message]
+    return f"keys are changed by {' '.join(f'--set {as_argument(key)}' for key in keys)}" if keys else ""
+
 
 class CommandGroup(click.Group):
     """A group of such commands."""
@@ -77,6 +100,14 @@ class CommandGroup(click.Group):
         if not args and not ctx.resilient_parsing:
             raise MissingCommand(ctx)
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
+        if self.get_command(ctx, args[0]) is None:
+            from mpitrain.config_hints import command_of_another_name
+
+            if other := command_of_another_name(args[0]):
+                raise click.UsageError(f"No such command '{shown(args[0])}'; use mpitrain {other}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 CONFIG = click.argument("config", required=False, type=click.Path(), callback=_require_name)
@@ -225,10 +256,10 @@ def run(
     if dry_run:
         return guarded(partial(_dry_run, config, overrides, chosen), entry.report_error)
     if chosen:
-        raise ConfigError(
-            f"--{next(iter(chosen))} does nothing without --dry-run; add it, or leave --{next(iter(chosen))} "
-            "out"
-        )
+        name = next(iter(chosen))
+        key = {"steps": "run.steps", "machine": "run.machine"}.get(name)
+        instead = f"use --set {key}={shown(chosen[name])}" if key else f"leave --{name} out"
+        raise ConfigError(f"--{name} does nothing without --dry-run; add it, or {instead}")
 
     def body(guard: Guard) -> int:
         # here: what can't be imported on one node is reported as any other trouble

@@ -10,8 +10,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -497,6 +499,7 @@ FIRST_FAMILY = "llama"
 # the table of a run directory's config.toml that a run doesn't read, and its readers do
 DERIVED = "derived"
 
+SCALARS = (bool, int, float, datetime.date, datetime.time)  # of TOML
 PATHS = (
     *(
         "run.dir",
@@ -729,6 +732,8 @@ def _to_give(path: Path) -> str:
     Else that TOML is needed.
     """
     found = config_hints.recognised(path)
+    if not found and "=" in str(path):
+        return f"a key is changed by --set {shown(path)}"
     if not found:
         return "give the path of a TOML file"
     if found == config_hints.RUN_DIRECTORY:
@@ -764,6 +769,14 @@ def toml_of(text: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"{where}: not TOML: {shown(error)}; {_to_give(path)}") from None
 
 
+def hint_for_option(name: str) -> str:
+    """Return how to say by a key what was typed as an option, such as --lr; "" if that isn't known."""
+    name = name.lower().replace("-", "_")
+    own = [key for key in flatten(Config()) if name in (key, key.partition(".")[2])]
+    hint = config_hints.of_another_name(name) or (f"use {' or '.join(own)}" if own else "")
+    return re.sub(r"^use (\S+)( or \S+)*$", lambda match: f"use --set {match[0][4:]}=VALUE", hint)
+
+
 def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     result = dict(under)
     for key, value in over.items():
@@ -779,11 +792,33 @@ def _override(tree: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"--set {shown(override)}: expected key=value, such as --set run.steps=100")
     value = _value(text, override)
+    if isinstance(value, SCALARS) and ".".join(keys) in _texts():
+        value = text.strip()  # a name that TOML would take for a number or a date
     for key in keys[:-1]:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"--set {shown(override)}: {shown(key)} is not a table")
     tree[keys[-1]] = value
+
+
+@cache
+def _texts() -> frozenset[str]:
+    """Return the keys that are text, or lists of it, and nothing else; a length of time isn't written in
+    seconds.
+    """
+    fields = {
+        f"{table.encode_name}.{field.encode_name}": field.type
+        for table in msgspec.structs.fields(Config)
+        for field in msgspec.structs.fields(table.type)
+    }
+    return frozenset(key for key, kind in fields.items() if _is_text(kind)) - {"run.time_limit"}
+
+
+def _is_text(kind: Any) -> bool:
+    """Return whether an annotation takes text, and no number."""
+    kinds = get_args(kind) if get_origin(kind) not in (None, Annotated) else (kind,)
+    plain = {get_args(each)[0] if get_origin(each) is Annotated else each for each in kinds}
+    return str in plain and not plain & {int, float, bool}
 
 
 def _value(text: str, override: str) -> Any:
@@ -830,10 +865,13 @@ def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: s
                 for t in msgspec.structs.fields(Config)
                 for f in msgspec.structs.fields(t.type)
             ]
-            near = difflib.get_close_matches(
-                prefix + key, [prefix + f for f in fields], 1
-            ) or difflib.get_close_matches(key, every, 1)
-            hint = config_hints.of_another_name(key) or (
+            near = difflib.get_close_matches(prefix + key, [prefix + f for f in fields], 1)
+            near = (
+                near
+                or [name for name in every if name.partition(".")[2] == key][:1]
+                or difflib.get_close_matches(key, every, 1)
+            )
+            hint = config_hints.of_another_name(prefix + key) or (
                 f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
             )
             raise ConfigError(f"unknown key {shown(prefix + key)}{where}; {hint}")

@@ -1,8 +1,9 @@
 """What people type instead of our keys and of TOML, and what to type: the hints of configuration errors.
 
-Names are those of transformers, Megatron-LM, DeepSpeed, nanoGPT and torchtitan.
+Names are those of transformers, Megatron-LM, DeepSpeed, nanoGPT, nanotron, axolotl and torchtitan.
 """
 
+import datetime
 import os
 import re
 from collections.abc import Callable
@@ -59,13 +60,18 @@ OTHER_VALUES = {  # what others call a value of ours, or what to do instead
 
 OTHER_NAMES = {
     "batch.global": "batch_size global_batch_size train_batch_size per_device_train_batch_size "
-    "total_batch_size",
-    "batch.micro": "micro_batch_size microbatch_size train_micro_batch_size_per_gpu local_batch_size",
-    "data.path": "dataset dataset_path data_path train_data data_dir corpus",
+    "total_batch_size"
+    " batch_accumulation_size global_batch train_global_batch_size",
+    "batch.micro": "micro_batch_size microbatch_size train_micro_batch_size_per_gpu local_batch_size"
+    " micro_batch microbatch device_batch_size per_device_batch_size",
+    "data.path": "dataset dataset_path data_path train_data data_dir corpus"
+    " datasets dataset_folder train_files train_file data_prefix data_files dataset_name hf_dataset",
     "data.val_path": "val_data val_data_path valid_data eval_data eval_dataset validation_data "
-    "validation_file valid_data_path",
+    "validation_file valid_data_path"
+    " val_data_dir test_datasets valid_path",
     "data.sequence": "seq_len seq_length sequence_length max_seq_len max_seq_length context_length "
-    "block_size max_position_embeddings",
+    "block_size max_position_embeddings"
+    " sequence_len max_length model_max_length cutoff_len context_len",
     "data.begin_of_text": "bos_token add_bos_token bos",
     "data.end_of_text": "eos_token eod_token append_eod add_eos_token eos eod document_separator",
     "data.text_key": "text_column text_field text_name dataset_text_field json_key content_key json_keys",
@@ -73,10 +79,11 @@ OTHER_NAMES = {
     "data.tokenizer": "tokenizer_path tokenizer_file tokenizer_model tokenizer_type",
     "memory.offload": "cpu_offload offload_optimizer",
     "memory.recompute": "recompute activation_checkpointing gradient_checkpointing activation_checkpoint "
-    "recompute_granularity",
+    "recompute_granularity"
+    " selective_recompute full_recompute recompute_num_layers ac checkpoint_activations",
     "model.attention_dropout": "attn_pdrop attn_dropout attention_dropout_prob",
     "model.embedding_dropout": "embd_pdrop embd_dropout embed_dropout",
-    "model.ffn": "intermediate_size ffn_hidden_size d_ff hidden_dim ffn_dim",
+    "model.ffn": "intermediate_size ffn_hidden_size d_ff hidden_dim ffn_dim n_inner",
     "model.gelu": "activation_function hidden_act hidden_activation activation",
     "model.heads": "num_attention_heads num_heads n_head n_heads",
     "model.kv_heads": "num_key_value_heads n_kv_heads num_query_groups",
@@ -89,48 +96,117 @@ OTHER_NAMES = {
     "optimizer.betas": "beta1 beta2 adam_beta1 adam_beta2",
     "optimizer.clip": "gradient_clipping gradient_clip clip_grad grad_clip max_grad_norm max_norm",
     "optimizer.decay": "weight_decay wd",
-    "optimizer.lr": "learning_rate lr max_lr peak_lr",
+    "optimizer.lr": "learning_rate lr max_lr peak_lr base_lr start_lr lr_max init_lr",
     "optimizer.name": "optimizer_type optim",
-    "parallel.cp": "context_parallel_size context_parallel cp_size context_parallel_degree",
-    "parallel.dp": "data_parallel_size data_parallel dp_size data_parallel_degree",
-    "parallel.dp_shard": "fsdp_size data_parallel_shard_degree",
+    "parallel.cp": "context_parallel_size context_parallel cp_size context_parallel_degree"
+    " context_parallelism cp_degree sequence_parallel_size ulysses_sequence_parallel_size",
+    "parallel.dp": "data_parallel_size data_parallel dp_size data_parallel_degree"
+    " parallel.data dp_degree data_parallelism num_replicas",
+    "parallel.dp_shard": "fsdp_size data_parallel_shard_degree dp_shard_degree shard_degree fsdp_degree hsdp",
     "parallel.ep": "expert_parallel_size expert_parallel expert_model_parallel_size ep_size "
-    "expert_parallel_degree",
+    "expert_parallel_degree"
+    " parallel.expert expert_parallelism ep_degree",
     "parallel.pp": "pipeline_parallel_size pipeline_model_parallel_size pipeline_parallel pp_size "
-    "pipeline_parallel_degree",
+    "pipeline_parallel_degree"
+    " parallel.pipeline pipeline_parallelism num_pipeline_stages pp_degree",
     "parallel.tp": "tensor_parallel_size tensor_model_parallel_size tensor_parallel tp_size "
-    "tensor_parallel_degree",
-    "parallel.zero": "zero_stage zero_optimization fsdp sharding_strategy stage",
-    "pipeline.chunks": "num_chunks virtual_pipeline_model_parallel_size num_model_chunks",
+    "tensor_parallel_degree"
+    " tensor tensor_parallelism tp_degree model_parallel_size model_parallel",
+    "parallel.zero": "zero_stage zero_optimization fsdp sharding_strategy stage"
+    " use_distributed_optimizer distributed_optimizer fsdp_config zero_level",
+    "pipeline.chunks": "num_chunks virtual_pipeline_model_parallel_size num_model_chunks"
+    " num_virtual_stages_per_pipeline_rank num_layers_per_virtual_pipeline_stage",
     "precision.compute": "dtype precision bf16 fp16 fp8 mixed_precision torch_dtype param_dtype amp",
     "run.compile": "torch_compile",
     "run.device": "accelerator",
-    "run.dir": "output_dir out_dir save_dir checkpoint_dir log_dir dump_folder",
-    "run.eval_every": "eval_interval eval_steps eval_iters validation_interval",
+    "run.dir": "output_dir out_dir save_dir checkpoint_dir log_dir dump_folder"
+    " save_path checkpoints_path out_folder work_dir",
+    "run.eval_every": "eval_interval eval_steps eval_iters validation_interval"
+    " eval_freq val_check_interval eval_every_n_steps val_interval",
     "run.log_every": "log_interval log_freq logging_steps print_every log_every_n_steps",
-    "run.save_every": "save_interval save_steps checkpoint_interval checkpoint_every",
+    "run.save_every": "save_interval save_steps checkpoint_interval checkpoint_every"
+    " save_freq checkpointing_steps ckpt_interval save_every_n_steps",
     "run.seed": "random_seed",
     "run.steps": "max_steps train_steps num_steps train_iters max_iters iterations total_steps "
-    "max_train_steps",
+    "max_train_steps"
+    " n_steps training_steps num_iterations total_iterations n_iters",
     "run.threads": "num_threads num_workers",
     "schedule.name": "lr_scheduler lr_scheduler_type lr_decay_style scheduler",
-    "schedule.warmup": "warmup_steps warmup_iters num_warmup_steps lr_warmup_iters",
+    "schedule.warmup": "warmup_steps warmup_iters num_warmup_steps lr_warmup_iters"
+    " lr_warmup_steps lr_warmup_fraction warmup_iterations warmup_ratio",
+    "model.init": "base_model load_checkpoint pretrained model_name_or_path pretrained_model init_from "
+    "initial_load_path",
+    "optimizer.eps": "adam_eps adam_epsilon",
+    "parallel.sequence": "sequence_parallel sequence_parallelism enable_sequence_parallel",
+    "parallel.etp": "expert_tensor_parallel_size etp_size expert_tensor_parallel_degree",
+    "pipeline.schedule": "pipeline_schedule pp_engine pipeline_parallel_schedule pp_schedule",
+    "run.keep": "save_total_limit keep_last_n keep_latest_k num_checkpoints_to_keep",
+    "run.eval_batches": "limit_val_batches eval_iterations",
+    "run.time_limit": "exit_duration_in_mins max_time walltime",
+    "schedule.decay": "lr_decay_iters decay_steps lr_decay_steps lr_wsd_decay_iters",
+    "attention.theta": "rope_theta rotary_base rope_base",
+    "attention.window": "sliding_window window_size attention_window",
+    "attention.head_width": "head_dim kv_channels d_head",
+    "model.eps": "rms_norm_eps norm_eps norm_epsilon layer_norm_eps layernorm_epsilon",
+    "experts.count": "num_experts num_local_experts n_routed_experts moe_num_experts",
+    "experts.active": "num_experts_per_tok moe_router_topk moe_top_k",
+    "experts.capacity": "moe_expert_capacity_factor capacity_factor",
+    "experts.balance_weight": "moe_aux_loss_coeff router_aux_loss_coef aux_loss_weight",
+    "optimizer.momentum": "sgd_momentum",
+    "numerics.deterministic": "deterministic_mode use_deterministic_algorithms",
+    "comm.timeout_s": "distributed_timeout_minutes timeout_minutes ddp_timeout",
 }
 OURS = {theirs: ours for ours, names in OTHER_NAMES.items() for theirs in names.split()}
-INSTEAD = {  # what is reached in another way
-    "epochs": "a run is as long as run.steps; its first lines say how many sequences an epoch has",
-    "num_epochs": "a run is as long as run.steps; its first lines say how many sequences an epoch has",
-    "num_train_epochs": "a run is as long as run.steps; its first lines say how many sequences an epoch has",
-    "gradient_accumulation_steps": "microbatches that are accumulated follow from batch.global / batch.micro "
-    "/ parallel.dp",
-    "resume": "the same command again goes on from the newest checkpoint of run.dir",
-    "resume_from_checkpoint": "the same command again goes on from the newest checkpoint of run.dir",
+OTHER_WAYS = {  # what is reached in another way, by the names that it has elsewhere
+    "epochs num_epochs num_train_epochs max_epochs": "a run is as long as run.steps; its first lines say how "
+    "many sequences an epoch has",
+    "gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps accumulate_grad_batches "
+    "accum_steps batch_accumulation_per_replica": "microbatches that are accumulated follow from "
+    "batch.global / batch.micro / parallel.dp",
+    "resume resume_from_checkpoint load auto_resume load_path continue_training": "the same command resumes "
+    "from the newest checkpoint of run.dir",
+    "lora qlora peft adapter lora_r lora_rank lora_alpha": "there are no adapters: all weights are trained; "
+    "model.init begins with those of a folder",
+    "mixture blend data_blend data_weights dataset_weights mixture_weights weights": "there are no mixtures "
+    "with weights; data.path may be a list of files and folders, read as one",
+    "ema ema_decay use_ema": "there is no average of weights; run.keep_best keeps the best steps",
+    "dpo rlhf reward_model sft": "there is no tuning on preferences or chats; a run predicts each next token "
+    "of a text, and model.init begins with a folder's weights",
+    "quantization load_in_8bit load_in_4bit gptq": 'weights are not quantised; precision.compute = "fp8" '
+    "multiplies in 8 bits",
+    "flash_attention use_flash_attn attn_implementation flash_attn sdpa": "the kernel of attention follows "
+    "from the device; a run's first lines say which",
+    "backend distributed_backend master_addr master_port nproc_per_node nnodes": "the launcher says where "
+    "ranks run: mpirun -n RANKS mpitrain run; messages go over MPI",
+    "deepspeed megatron accelerate": "its settings are keys of parallel, pipeline and memory here; mpitrain "
+    "config explains them",
+    "loss_scale initial_loss_scale initial_scale_power grad_scaler": 'precision.compute = "fp16" scales the '
+    "loss, and adapts the scale",
+    "shuffle shuffle_seed": "data.order says how sequences are shuffled, run.seed is the seed",
+    "early_stopping patience callbacks": "a run ends at run.steps; a script can stop it earlier "
+    "(mpitrain.api)",
+    "packing sample_packing pack_sequences": "texts are packed into sequences of data.sequence; "
+    'data.documents = "separate" keeps them apart',
+    "train_on_inputs completion_only_loss": "the loss counts every next token of a text",
     "min_lr": "schedule.final is the last learning rate as a share of optimizer.lr",
-    "wandb": "metrics.jsonl in the run directory has one JSON object a step, for any logger",
-    "tensorboard": "metrics.jsonl in the run directory has one JSON object a step, for any logger",
-    "weights": "one source of text is read; data.path may be a list of files and folders",
+    "wandb wandb_project report_to tensorboard mlflow": "metrics.jsonl in the run directory has one JSON "
+    "object a step, for any logger",
     "dropout": 'model.family = "gpt2" has model.embedding_dropout, model.attention_dropout and '
     "model.residual_dropout; no layer of others drops out",
+}
+INSTEAD = {name: words for names, words in OTHER_WAYS.items() for name in names.split()}
+COMMANDS = {  # what others call a command of ours
+    "run": "train pretrain finetune resume start launch train.py",
+    "generate": "sample infer inference chat predict",
+    "verify": "test validate",
+    "export": "convert save-hf to-hf",
+    "import": "load from-hf",
+    "plan": "search tune autotune estimate",
+    "bench": "benchmark profile",
+    "ckpt": "checkpoint checkpoints",
+    "config": "keys help options",
+    "doctor": "info env version",
+    "job": "submit sbatch slurm",
 }
 SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), "true")
 SWITCHES |= dict.fromkeys(("false", "no", "off", "0"), "false")
@@ -138,8 +214,16 @@ SWITCHES |= dict.fromkeys(("false", "no", "off", "0"), "false")
 
 def of_another_name(key: str) -> str:
     """Return what to say of a key that others call so; "" for a name that nobody has."""
-    name = key.rpartition(".")[2].lower().replace("-", "_")
-    return f"use {OURS[name]}" if name in OURS else INSTEAD.get(name, "")
+    whole = key.lower().replace("-", "_")
+    name = whole.rpartition(".")[2]
+    if ours := OURS.get(whole, OURS.get(name)):
+        return f"use {ours}"
+    return INSTEAD.get(name, "")
+
+
+def command_of_another_name(name: str) -> str:
+    """Return our command for what others call so; "" for a name that nobody has."""
+    return next((ours for ours, names in COMMANDS.items() if name.lower() in names.split()), "")
 
 
 def instead_of_value(key: str, value: Any) -> str:
@@ -192,6 +276,8 @@ def _list_form(value: Any) -> str:
 
 
 def _text_form(value: Any) -> str:
+    if isinstance(value, bool | datetime.date | datetime.time):
+        return f'"{shown(value).lower() if isinstance(value, bool) else value}"'
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     # of more digits Python makes no text
     return f'"{value}"' if is_number and abs(value) < MOST_SHOWN else ""

@@ -19,6 +19,7 @@ MOST_BYTES = 1 << 16  # of a description, which has 700
 # that was end_of_text
 FORM = 2
 
+ADVICE = ', marks and all; data.source = "jsonl" reads the texts of JSON lines'
 Count = Annotated[int, Meta(ge=1, le=2**62)]
 CountOrNone = Annotated[int, Meta(ge=0, le=2**62)]
 
@@ -48,7 +49,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """What was left out for one reason. first: the name of one of them."""
+    """How many documents there were of a kind, or left out for one reason. first: the name of one."""
 
     count: CountOrNone
     first: str
@@ -69,6 +70,8 @@ class ReadCounts(msgspec.Struct, frozen=True):
     # documents before those of data.val_path; None: there is no such path
     training: CountOrNone | None = None
     left_out: dict[str, LeftOut] = {}
+    # of documents whose marks of another format were read as text, by that format
+    marked: dict[str, LeftOut] = {}
 
     def with_document(self, size: int, unknown: int) -> "ReadCounts":
         counts = dict(documents=self.documents + 1, size=self.size + size, unknown=self.unknown + unknown)
@@ -79,6 +82,13 @@ class ReadCounts(msgspec.Struct, frozen=True):
         more = LeftOut(before.count + len(names), before.first)
         return msgspec.structs.replace(self, left_out={**self.left_out, reason: more})
 
+    def with_marked(self, markup: str, name: str) -> "ReadCounts":
+        """Count a document that is of another format than text."""
+        before = self.marked.get(markup, LeftOut(0, shown(name)))
+        return msgspec.structs.replace(
+            self, marked={**self.marked, markup: LeftOut(before.count + 1, before.first)}
+        )
+
     def describe(self, count: int) -> str:
         """Return what was read, in one line. count: of tokens."""
         read = f"{self.files:,} files, {self.documents:,} documents, {self.size:,} bytes, {count:,} tokens"
@@ -87,7 +97,9 @@ class ReadCounts(msgspec.Struct, frozen=True):
             if self.unknown
             else ""
         )
-        others = [
-            f"{each.count:,} {shown(reason)} ({shown(each.first)})" for reason, each in self.left_out.items()
-        ]
-        return f"{read}{unknown}; left out: {', '.join(others) or 'nothing'}"
+        as_text = f"; read as plain text: {_listed(self.marked)}{ADVICE}" if self.marked else ""
+        return f"{read}{unknown}{as_text}; left out: {_listed(self.left_out) or 'nothing'}"
+
+
+def _listed(found: dict[str, LeftOut]) -> str:
+    return ", ".join(f"{each.count:,} {shown(what)} ({shown(each.first)})" for what, each in found.items())

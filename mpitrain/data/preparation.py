@@ -290,6 +290,8 @@ def _encode(work: _Work, draft: Draft) -> None:
         if ids.size:
             with_begin = np.concatenate([before, ids]) if before.size else ids
             tally = draft.tally.with_document(document.num_bytes, _num_unknown(ids, tokenizer.unknown))
+            if document.markup:
+                tally = tally.with_marked(document.markup, document.name)
             draft.add(between, with_begin, document.after, tally)
     if draft.count == 0:
         raise DataError(

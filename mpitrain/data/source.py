@@ -52,6 +52,7 @@ class Document(NamedTuple):
     file: its number.
     ids: its tokens, integers [n], in place of a text; without those that go between documents and
     before each, which data.end_of_text and data.begin_of_text say.
+    markup: the format of a text that is read as it stands, such as "HTML"; "" for plain text.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Document(NamedTuple):
     left_out: str = ""
     file: int = 0
     ids: np.ndarray | None = None
+    markup: str = ""
 
     @property
     def num_bytes(self) -> int:

@@ -27,7 +27,10 @@ LONGER = 2  # times as many steps
 RATE_KEYS = ("optimizer.lr", *(f"schedule.{key}" for key in ("name", "warmup", "decay", "final")))
 
 
-PROMPT = "def "  # of the quickstart corpus, which is Python
+QUICKSTART = "python-stdlib"
+PROMPT = "def "
+PROMPT_WORDS = 3
+LONGEST_WORD = 20  # characters
 
 
 def commands(config: Config, run_dir: Path, prompt: str, num_ranks: int, num_nodes: int) -> str:
@@ -53,12 +56,22 @@ def commands(config: Config, run_dir: Path, prompt: str, num_ranks: int, num_nod
     return "\n".join(f"  {name:16}{command}" for name, command in rows.items())
 
 
-def prompt_for(tokenizer: Tokenizer, beginning: list[int]) -> str:
-    """Return a prompt that a tokenizer has tokens for: else of the words that the training text
-    begins with.
+def prompt_for(tokenizer: Tokenizer, beginning: list[int], source: str) -> str:
+    """Return a prompt that fits the training data: some of its first words that the tokenizer has tokens for.
+
+    source: data.source; the quickstart corpus is Python.
     """
-    words = (word for word in tokenizer.decode(beginning).split() if word.isprintable())
-    return next((word for word in (PROMPT, *words) if _has_tokens(tokenizer, word)), PROMPT)
+    if source == QUICKSTART and _has_tokens(tokenizer, PROMPT):
+        return PROMPT
+    words = tokenizer.decode(beginning).split()
+    words = [word for word in words[1:] or words if _is_plain(word)]  # the first one may be cut
+    prompts = (" ".join(words[:PROMPT_WORDS]), *words)
+    return next((prompt for prompt in prompts if prompt and _has_tokens(tokenizer, prompt)), PROMPT)
+
+
+def _is_plain(word: str) -> bool:
+    """Return whether a word can be typed: not cut within a character, nor a special token."""
+    return word.isprintable() and len(word) <= LONGEST_WORD and "\ufffd" not in word and word[:1] != "<"
 
 
 def _has_tokens(tokenizer: Tokenizer, word: str) -> bool:

@@ -390,7 +390,8 @@ class _Opening:
             raise
         prompt = ""
         if world.rank == 0:
-            prompt = prompt_for(self.tokenizer.whole, corpora.train.sequences(range(1))[0].tolist())
+            beginning = corpora.train.sequences(range(1))[0].tolist()
+            prompt = prompt_for(self.tokenizer.whole, beginning, self.config.data.source)
         return PreparedRun(self.plan, self.rundir, corpora, newest, self.notes, prompt)
 
     def _require_steps(self, step: int) -> None:

@@ -135,3 +135,26 @@ def test_as_a_module_it_starts_ranks(tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 0, done
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("run --resume", "the same command resumes from the newest checkpoint of run.dir"),
+        ("run --lr 3e-4", "use --set optimizer.lr=VALUE"),
+        ("run --tp 2", "use --set parallel.tp=VALUE"),
+        ("run --batch-size=3", "use --set batch.global=VALUE"),
+        ("check --tensor-model-parallel-size 2", "use --set parallel.tp=VALUE"),
+        ("memory --gradient-accumulation-steps 2", "follow from batch.global / batch.micro / parallel.dp"),
+        ("run --steps 5", "add it, or use --set run.steps=5"),
+        ("run x.toml run.steps=3", "keys are changed by --set run.steps=3"),
+        ("run run.steps=3", "a key is changed by --set run.steps=3"),
+        ("train my.toml", "No such command 'train'; use mpitrain run"),
+        ("sample", "use mpitrain generate"),
+        ("convert x", "use mpitrain export"),
+    ],
+)
+def test_what_users_of_other_trainers_type_is_answered_with_ours(words, hint):
+    done = finished([MPITRAIN, *words.split()], capture_output=True, text=True, env=environment())
+    assert done.returncode == 2 and hint in done.stderr, done.stderr
+    assert "Did you mean" not in done.stderr and "Traceback" not in done.stderr

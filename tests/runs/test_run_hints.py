@@ -167,3 +167,34 @@ def test_a_run_that_goes_on_repeats_them_and_says_that_its_rate_is_another(tmp_p
         set(map(rates(tmp_path / "runs/first").get, range(13, 25))) == {found[12]}
         and "learning rate: " not in again
     )
+
+
+class _Words:
+    """A tokenizer whose ids are places in a list of texts. unknown: has no tokens for them."""
+
+    def __init__(self, *texts, unknown=()):
+        self.texts, self.unknown = texts, unknown
+
+    def decode(self, ids):
+        return "".join(self.texts[number] for number in ids)
+
+    def encode(self, text):
+        return [] if text.decode() in self.unknown else [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "unknown", "prompt"),
+    [
+        ("def main():", "python-stdlib", (), "def "),
+        ("ds of a text that is long", "text", (), "of a text"),
+        ("\ufffdx Ein schöner Tag", "jsonl", (), "Ein schöner Tag"),
+        ("alone", "text", (), "alone"),
+        ("x <|end|> two words", "text", (), "two words"),
+        ("x one two three", "text", ("one two three", "one"), "two"),
+        ("", "text", (), "def "),
+    ],
+)
+def test_the_prompt_fits_the_data(text, source, unknown, prompt):
+    from mpitrain.training.going_on import prompt_for
+
+    assert prompt_for(_Words(text, unknown=unknown), [0], source) == prompt

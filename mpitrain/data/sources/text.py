@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Iterator
 
-from mpitrain.data.file_kinds import HEAD_BYTES, UTF_16, kind_of, with_advice
+from mpitrain.data.file_kinds import HEAD_BYTES, UTF_16, kind_of, markup_of, with_advice
 from mpitrain.data.source import NO_TEXT, Damaged, Document, File, Position, Source
 from mpitrain.inputs import read_file, shown
 
@@ -21,7 +21,8 @@ def whole_text(file: File, begin: Position) -> Document:
         found = f"is {kind}, not UTF-8 text" if kind else f"is not UTF-8 text (byte {error.start:,})"
         raise Damaged(with_advice(f"{shown(file.path)} {found}", kind), kind) from None
     text = text.removeprefix(codecs.BOM_UTF8)
-    return Document(file.name, text, Position(begin.files + 1), "" if text else NO_TEXT)
+    document = Document(file.name, text, Position(begin.files + 1), "" if text else NO_TEXT)
+    return document._replace(markup=markup_of(file.name, text[:HEAD_BYTES]))
 
 
 def read(file: File, begin: Position, text_key: str) -> Iterator[Document]:

@@ -57,7 +57,7 @@ def resolved(*overrides, ranks=1, vocab=256):
             r"optimizer.betas: expected `array`, got `str`: '0.9,0.95'; write \[0.9, 0.95\]",
         ),
         ("run.time_limit=3600", "run.time_limit: expected `str`, got `int`: 3600; write 1:00:00"),
-        ("data.path=2024", 'data.path: expected `str | array`, got `int`: 2024; write "2024"'),
+        ("data.path=[2024]", "data.path[0]: expected `str`, got `int`"),
         (
             "run.dir=~nobody-of-this-name/x",
             "run.dir = .*: found no home folder of ~nobody-of-this-name; write the whole path",
@@ -349,7 +349,9 @@ def test_fp8_counts_the_positions_of_a_segment_that_the_schedule_cuts():
     "preset", [name for name, keys in presets().items() if keys["family"] not in with_experts()]
 )
 def test_presets_without_experts_are_fit_for_fp8(preset):
-    tp = 4 if presets()[preset]["heads"] % 4 == 0 else 1
+    sizes = presets()[preset]
+    kv_heads = sizes.get("kv_heads") or 4
+    tp = 4 if sizes["heads"] % 4 == 0 and 0 in (kv_heads % 4, 4 % kv_heads) else 1
     divided = ((f"parallel.tp={tp}",), (f"parallel.tp={tp}", "parallel.async_tp=true")) if tp > 1 else ()
     for layout in ((), ("parallel.cp=4",), *divided):
         assert resolved("precision.compute=fp8", f"model.preset={preset}", *layout, ranks=4, vocab=200)
@@ -1153,3 +1155,48 @@ def test_a_number_that_cannot_be_printed_is_refused_in_one_line_by_every_key():
     said = {key: refusal(key, 1 << 20_000) for key in settings.flatten(settings.Config())}
     assert [key for key, text in said.items() if not text] == []
     assert all(f"{key}: " in text and len(text.splitlines()) == 1 for key, text in said.items()), said
+
+
+@pytest.mark.parametrize(
+    "text", ["2024-01-01", "2024-01-01T10:00:00", "nan", "inf", "-inf", "true", "1e3", "0x10"]
+)
+@pytest.mark.parametrize("key", ["data.path", "run.dir", "data.val_path", "model.init", "data.text_key"])
+def test_a_name_that_toml_would_take_for_a_value_is_a_name(key, text):
+    assert settings.flatten(settings.load(None, [f"{key}={text}"]))[key] == text
+
+
+def test_a_list_of_names_and_a_length_of_time_stay_what_they_are():
+    assert settings.load(None, ['data.path=["a", "1"]']).data.path == ("a", "1")
+    with pytest.raises(ConfigError, match="got `int`: 3600; write 1:00:00"):
+        settings.load(None, ["run.time_limit=3600"])
+    assert settings.load(None, ["run.log_every=5"]).run.log_every == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("data.mixture", "there are no mixtures with weights; data.path may be a list"),
+        ("lora", "there are no adapters: all weights are trained; model.init begins"),
+        ("training.gradient_accumulation", "follow from batch.global / batch.micro / parallel.dp"),
+        ("parallel.tensor", "use parallel.tp"),
+        ("parallel.pipeline", "use parallel.pp"),
+        ("parallel.data", "use parallel.dp"),
+        ("parallel.sequence_parallel", "use parallel.sequence"),
+        ("optimizer.adam_epsilon", "use optimizer.eps"),
+        ("run.save_total_limit", "use run.keep"),
+        ("tp", "did you mean parallel.tp"),
+        ("trainer.report_to", "metrics.jsonl"),
+        ("model.rope_theta", "use attention.theta"),
+        ("model.sliding_window", "use attention.window"),
+        ("use_flash_attn", "follows from the device"),
+        ("moe_router_topk", "use experts.active"),
+        ("sample_packing", 'data.documents = "separate"'),
+    ],
+)
+def test_names_of_other_trainers_lead_to_ours(key, hint):
+    """As nanotron, axolotl, Megatron, torchtitan and transformers call them."""
+    table, _, name = key.rpartition(".")
+    tree = {table: {name: 1}} if table in msgspec.to_builtins(settings.Config()) else {name: 1}
+    with pytest.raises(ConfigError) as error:
+        settings.parse(tree)
+    assert f"unknown key {key if table in tree else name}" in str(error.value) and hint in str(error.value)
