@@ -61,7 +61,7 @@ COMMANDS = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```$", re.M | re.S)
 FIGURES = re.compile(r'"(?P<text>[^"]*\{\}[^"]*)" (?P<command>.+)', re.S)
 TEXT_OF_FIGURES = re.compile(r'^ *"[^"]*\{\}.*?(?=\n *"|\Z)', re.M | re.S)
 NUMBER = r"([\d.,]+\d|\d)"
-ENVIRONMENT = {"COLUMNS": str(WIDTH), "CUDA_VISIBLE_DEVICES": ""}
+ENVIRONMENT = {"COLUMNS": "", "CUDA_VISIBLE_DEVICES": ""}
 
 Run = Callable[[str], str]
 

@@ -29,7 +29,7 @@ from mpitrain.schedules.table import Table
 
 Rows = list[list[Action]]
 TICKS_PER_NUMBER = 5  # in the header
-WIDTH = 132
+WIDTH = 110
 MOST_LINES = 70  # of a grid on the screen
 
 
@@ -193,7 +193,9 @@ def _bands(lines: list[str], span: int, column: int, width: int) -> list[str]:
     """Put the header over the rows and cut them into bands of at most `width` columns."""
     names = [f"rank {rank}" for rank in range(len(lines))]
     margin = 1 + max(map(len, names), default=0)
-    ticks = max(1, (width - margin) // column // TICKS_PER_NUMBER) * TICKS_PER_NUMBER
+    room = (width - margin) // column
+    ticks = span if span <= room else max(1, room // TICKS_PER_NUMBER) * TICKS_PER_NUMBER
+    ticks = max(ticks, 1)
     header = "".join(str(tick).ljust(TICKS_PER_NUMBER * column) for tick in range(0, span, TICKS_PER_NUMBER))
     bands = []
     for left in range(0, span * column, ticks * column):

@@ -208,5 +208,5 @@ def _cell(cell: object) -> str:
 def _environment() -> dict[str, str]:
     """Return the environment of a command: this Python's programs first, and more ranks than cores."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {"PATH": path, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": str(WIDTH)}
+    own = {"PATH": path, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": ""}
     return {**os.environ, **MORE_RANKS_THAN_CORES, **own}

@@ -21,7 +21,7 @@ from mpitrain.schedules.table import write_table
 
 KINDS_OF_FILES = (".svg", ".png", ".txt")
 KINDS_OF_TABLES = (".txt", ".csv")
-WIDTH = 132  # of the grid where the screen's is not known
+WIDTH = 110  # of the grid where the screen's is not known
 WIDTHS = 20, 1_000  # of a screen that can be drawn on
 SLOWEST = 1e15  # of --times; the fastest is 1 of it, so that sums of both stay numbers
 

@@ -351,6 +351,8 @@ def test_compare_lists_every_schedule_the_fastest_first():
 
 
 def test_compare_proves_what_it_lists_or_says_that_it_does_not(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "132")
+
     def early(table):
         """Move a rank's last forward behind its last backward."""
         return table._replace(

@@ -57,7 +57,7 @@ def resolved(*overrides, ranks=1, vocab=256):
             r"optimizer.betas: expected `array`, got `str`: '0.9,0.95'; write \[0.9, 0.95\]",
         ),
         ("run.time_limit=3600", "run.time_limit: expected `str`, got `int`: 3600; write 1:00:00"),
-        ("data.path=[2024]", "data.path[0]: expected `str`, got `int`"),
+        ("data.path=[2024]", r"data.path\[0\]: expected `str`, got `int`"),
         (
             "run.dir=~nobody-of-this-name/x",
             "run.dir = .*: found no home folder of ~nobody-of-this-name; write the whole path",
