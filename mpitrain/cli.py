@@ -76,7 +76,7 @@ class Command(click.Command):
 
 
 def _hint(error: click.UsageError, args: list[str]) -> str:
-    """Return what to type instead of another trainer's option, or of a key without --set; "" if unknown."""
+    """Return what to type instead of another trainer's option, or of a bare key; "" if unknown."""
     from mpitrain.config import hint_for_option
 
     if isinstance(error, click.NoSuchOption):

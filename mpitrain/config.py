@@ -770,7 +770,7 @@ def toml_of(text: str, path: Path) -> dict[str, Any]:
 
 
 def hint_for_option(name: str) -> str:
-    """Return how to say by a key what was typed as an option, such as --lr; "" if that isn't known."""
+    """Return the key for what was typed as an option, such as --lr; "" if that isn't known."""
     name = name.lower().replace("-", "_")
     own = [key for key in flatten(Config()) if name in (key, key.partition(".")[2])]
     hint = config_hints.of_another_name(name) or (f"use {' or '.join(own)}" if own else "")

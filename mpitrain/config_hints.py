@@ -62,10 +62,12 @@ OTHER_NAMES = {
     "batch.global": "batch_size global_batch_size train_batch_size per_device_train_batch_size "
     "total_batch_size"
     " batch_accumulation_size global_batch train_global_batch_size",
-    "batch.micro": "micro_batch_size microbatch_size train_micro_batch_size_per_gpu local_batch_size"
+    "batch.micro": "micro_batch_size microbatch_size train_micro_batch_size_per_gpu "
+    "local_batch_size"
     " micro_batch microbatch device_batch_size per_device_batch_size",
     "data.path": "dataset dataset_path data_path train_data data_dir corpus"
-    " datasets dataset_folder train_files train_file data_prefix data_files dataset_name hf_dataset",
+    " datasets dataset_folder train_files train_file data_prefix data_files dataset_name "
+    "hf_dataset",
     "data.val_path": "val_data val_data_path valid_data eval_data eval_dataset validation_data "
     "validation_file valid_data_path"
     " val_data_dir test_datasets valid_path",
@@ -134,7 +136,8 @@ OTHER_NAMES = {
     "schedule.name": "lr_scheduler lr_scheduler_type lr_decay_style scheduler",
     "schedule.warmup": "warmup_steps warmup_iters num_warmup_steps lr_warmup_iters"
     " lr_warmup_steps lr_warmup_fraction warmup_iterations warmup_ratio",
-    "model.init": "base_model load_checkpoint pretrained model_name_or_path pretrained_model init_from "
+    "model.init": "base_model load_checkpoint pretrained model_name_or_path pretrained_model "
+    "init_from "
     "initial_load_path",
     "optimizer.eps": "adam_eps adam_epsilon",
     "parallel.sequence": "sequence_parallel sequence_parallelism enable_sequence_parallel",
@@ -158,27 +161,36 @@ OTHER_NAMES = {
 }
 OURS = {theirs: ours for ours, names in OTHER_NAMES.items() for theirs in names.split()}
 OTHER_WAYS = {  # what is reached in another way, by the names that it has elsewhere
-    "epochs num_epochs num_train_epochs max_epochs": "a run is as long as run.steps; its first lines say how "
+    "epochs num_epochs num_train_epochs max_epochs": "a run is as long as run.steps; its first lines say "
+    "how "
     "many sequences an epoch has",
-    "gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps accumulate_grad_batches "
+    "gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps "
+    "accumulate_grad_batches "
     "accum_steps batch_accumulation_per_replica": "microbatches that are accumulated follow from "
     "batch.global / batch.micro / parallel.dp",
-    "resume resume_from_checkpoint load auto_resume load_path continue_training": "the same command resumes "
+    "resume resume_from_checkpoint load auto_resume load_path continue_training": "the same command "
+    "resumes "
     "from the newest checkpoint of run.dir",
-    "lora qlora peft adapter lora_r lora_rank lora_alpha": "there are no adapters: all weights are trained; "
+    "lora qlora peft adapter lora_r lora_rank lora_alpha": "there are no adapters: all weights are "
+    "trained; "
     "model.init begins with those of a folder",
-    "mixture blend data_blend data_weights dataset_weights mixture_weights weights": "there are no mixtures "
+    "mixture blend data_blend data_weights dataset_weights mixture_weights weights": "there are no "
+    "mixtures "
     "with weights; data.path may be a list of files and folders, read as one",
     "ema ema_decay use_ema": "there is no average of weights; run.keep_best keeps the best steps",
-    "dpo rlhf reward_model sft": "there is no tuning on preferences or chats; a run predicts each next token "
+    "dpo rlhf reward_model sft": "there is no tuning on preferences or chats; a run predicts each next "
+    "token "
     "of a text, and model.init begins with a folder's weights",
     "quantization load_in_8bit load_in_4bit gptq": 'weights are not quantised; precision.compute = "fp8" '
     "multiplies in 8 bits",
-    "flash_attention use_flash_attn attn_implementation flash_attn sdpa": "the kernel of attention follows "
+    "flash_attention use_flash_attn attn_implementation flash_attn sdpa": "the kernel of attention "
+    "follows "
     "from the device; a run's first lines say which",
-    "backend distributed_backend master_addr master_port nproc_per_node nnodes": "the launcher says where "
+    "backend distributed_backend master_addr master_port nproc_per_node nnodes": "the launcher says "
+    "where "
     "ranks run: mpirun -n RANKS mpitrain run; messages go over MPI",
-    "deepspeed megatron accelerate": "its settings are keys of parallel, pipeline and memory here; mpitrain "
+    "deepspeed megatron accelerate": "its settings are keys of parallel, pipeline and memory here; "
+    "mpitrain "
     "config explains them",
     "loss_scale initial_loss_scale initial_scale_power grad_scaler": 'precision.compute = "fp16" scales the '
     "loss, and adapts the scale",
@@ -189,7 +201,8 @@ OTHER_WAYS = {  # what is reached in another way, by the names that it has elsew
     'data.documents = "separate" keeps them apart',
     "train_on_inputs completion_only_loss": "the loss counts every next token of a text",
     "min_lr": "schedule.final is the last learning rate as a share of optimizer.lr",
-    "wandb wandb_project report_to tensorboard mlflow": "metrics.jsonl in the run directory has one JSON "
+    "wandb wandb_project report_to tensorboard mlflow": "metrics.jsonl in the run directory has one "
+    "JSON "
     "object a step, for any logger",
     "dropout": 'model.family = "gpt2" has model.embedding_dropout, model.attention_dropout and '
     "model.residual_dropout; no layer of others drops out",

@@ -17,7 +17,7 @@ REFRESHES = 2  # a second
 GAP = "  "
 TIME = "%H:%M:%S"
 DATE_AND_TIME = f"%Y-%m-%d {TIME}"
-NEEDED = 3  # fields that the live line always has: step, loss, and the time left or the validation loss
+NEEDED = 3  # fields that the live line always has, from the first one
 
 
 class RunReport:
