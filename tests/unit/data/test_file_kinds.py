@@ -31,13 +31,13 @@ def test_the_format_of_a_text(name, content, markup):
     assert markup_of(name, content) == markup
 
 
-def test_documents_of_another_format_are_counted_and_told(tmp_path):
+def test_documents_of_another_format_are_counted_and_named(tmp_path):
     tally = ReadCounts(files=3)
     for name, content in {"page": HTML, "b.jsonl": b'{"text": "a"}', "c.txt": b"words"}.items():
         (tmp_path / name).write_bytes(content)
         (document,) = text.read(File(name, tmp_path / name), Position(0), "")
         tally = tally.with_document(len(content), 0)
         tally = tally.with_marked(document.markup, document.name) if document.markup else tally
-    told = tally.describe(10)
-    assert "read as plain text: 1 HTML (page), 1 JSON (b.jsonl), marks and all; data.source = " in told
+    named = tally.describe(10)
+    assert "read as plain text: 1 HTML (page), 1 JSON (b.jsonl), marks and all; data.source = " in named
     assert "plain text" not in ReadCounts(files=1).describe(10)
