@@ -450,7 +450,7 @@ ELSEWHERE = {
     "mpitrain/cluster/processes.py": {"open": "/proc", "read_text": "/proc"},
     "mpitrain/cluster/resident.py": {"read_text": "/proc"},
     "mpitrain/cluster/shared_memory.py": {"read_bytes": "/proc"},
-    "mpitrain/cluster/std_streams.py": {"os.open": "/dev/null"},
+    "mpitrain/cluster/std_streams.py": {"os.open": "/dev", "read_bytes": "/proc"},
     "mpitrain/weights/logits.py": {"write_text": MADE_HERE, "np.load": MADE_HERE},
     "mpitrain/commands/bench/measured_rounds.py": {"read_text": "/proc"},
     "mpitrain/commands/dryrun/phases.py": {"read_text": "/proc"},
