@@ -34,7 +34,15 @@ from mpitrain.weights.companions import (
     write_companions,
 )
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
-from mpitrain.weights.keys import OF_TRAINING, TABLES, filled, keys_of, require_model, with_keys
+from mpitrain.weights.keys import (
+    OF_TRAINING,
+    TABLES,
+    filled,
+    keys_of,
+    require_blocks,
+    require_model,
+    with_keys,
+)
 from mpitrain.weights.matching import BIAS, FURTHER, match
 from mpitrain.weights.weight_source import (
     CheckpointSource,
@@ -105,6 +113,7 @@ def begins(given: LoadedConfig, before: Config | None = None) -> Beginning:
     with ModelFolder(path) as folder:
         found = keys_of(folder)
         require_model(found, folder.where(CONFIG))
+        require_blocks(folder, found)
         given = filled(given, found, folder.where(CONFIG))
         lines = [f"{KEY}: {folder.where(CONFIG)}", *(f"  {line}" for line in found.lines)]
         return _begun(given, texts_of_folder(folder), folder.path, lines)

@@ -36,6 +36,7 @@ OPEN = (
 OPEN_PREFIXES = ("attention.yarn_", "attention.llama3_")
 TABLES = ("model", "attention", "experts")
 # blocks behind the last one that predict further tokens, by both names of 5.x
+LEAST_TENSORS = 4  # of a block, in any family: a norm, two products of attention, one of the ffn
 FURTHER_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers")
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # of 5.x and 4.x
 
@@ -77,6 +78,16 @@ def keys_of(folder: ModelFolder) -> ModelKeys:
     fields.finish()
     _require_possible(fields)
     return ModelKeys(family, kind, fields.keys, [f'model.family = "{family}"', *fields.lines], further)
+
+
+def require_blocks(folder: ModelFolder, found: ModelKeys) -> None:
+    """Raise WeightsError for more blocks than tensors can make, before so many are planned."""
+    layers, number = found.keys["model.layers"], len(folder.names)
+    if number < LEAST_TENSORS * layers:
+        raise WeightsError(
+            f"{folder.where(CONFIG)} says {layers:,} layers, and the folder has {number:,} of their "
+            "tensors, too few for these; get the whole folder"
+        )
 
 
 def _require_possible(fields: Fields) -> None:

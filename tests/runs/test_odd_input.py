@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import resource
+import struct
 import subprocess
 import sys
 import tempfile
@@ -360,6 +361,12 @@ LARGE_FILES = {
         ("plan", "backtest", "rows.csv"),
         "30,004 columns, at most 1,000",
     ),
+    "rows": (
+        "rows.csv",
+        "system,model,gpu_type\n" + "mcore,llama3-8b,h100-80gb\n" * 100_000,
+        ("plan", "backtest", "rows.csv"),
+        "more than 2,000 rows; divide the file",
+    ),
     "an index of tensors": (
         "model.safetensors.index.json",
         '{"metadata": [' + "[]," * 17_000_000,
@@ -375,6 +382,20 @@ def test_large_files_are_refused_in_little_time_and_memory(tmp_path, name):
     (tmp_path / file).write_text(content)
     (tmp_path / "config.json").write_text("{}")
     refused(tmp_path, *words, message=message, memory=GB // 2, timeout=20)
+
+
+def test_a_folder_of_more_layers_than_tensors_is_refused_before_they_are_planned(tmp_path):
+    """10,000 took ten seconds."""
+    kinds = ["full_attention"] * 10_000
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 256}
+    config = {"model_type": "qwen2", "num_hidden_layers": 10_000, "layer_types": kinds, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps({"num_key_value_heads": 2, **config}))
+    tensor = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    header = json.dumps({"model.norm.weight": tensor}).encode()
+    file = struct.pack("<Q", len(header)) + header + bytes(4)
+    (tmp_path / "model.safetensors").write_bytes(file)
+    message = "says 10,000 layers, and the folder has 1 of their tensors, too few"
+    refused(tmp_path, "import", ".", "--to", "r", message=message, timeout=20)
 
 
 def test_a_search_for_a_schedule_has_a_largest_size(tmp_path):

@@ -7,6 +7,7 @@ several layouts, between which the truth lies.
 
 import csv
 import io
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from mpitrain.plan.predict.step_time.step_model import StepModel
 
 MOST_BYTES = 32 << 20
 MOST_COLUMNS = 1_000  # each row is held with all of them
+MOST_ROWS = 2_000  # of which each is predicted, for seconds of all
 NEEDED = ("system", "model", "gpu_type")
 HALVES = ("half", "split", "fold")  # the column that says which rows are fitted to
 FITTED = ("fit", "train", "a", "0", "calibrate")
@@ -111,9 +113,12 @@ def _rows(path: str, reader: csv.DictReader) -> tuple[list[Row], list[Refused]]:
             f"{shown(path)}: found the columns {shown(found)}; needed {', '.join(missing)} too, as "
             "in benchmarks/published_layouts.csv"
         )
+    every = list(itertools.islice(reader, MOST_ROWS + 1))
+    if len(every) > MOST_ROWS:
+        raise ConfigError(f"{shown(path)}: found more than {MOST_ROWS:,} rows; divide the file")
     rows: list[Row] = []
     refused: list[Refused] = []
-    for number, raw in enumerate(reader, start=2):
+    for number, raw in enumerate(every, start=2):
         fields = {key: (value or "").strip() for key, value in raw.items() if isinstance(key, str)}
         name = fields.get("id") or f"line {number}"
         try:

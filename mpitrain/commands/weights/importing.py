@@ -44,7 +44,7 @@ from mpitrain.weights.companions import (
     write_companions,
 )
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
-from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank, require_model
+from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank, require_blocks, require_model
 from mpitrain.weights.matching import Matched, match, tensors_of
 from mpitrain.weights.proof import digest_of_checkpoint
 from mpitrain.weights.weight_source import FolderSource, require_no_bias, require_tied_head
@@ -173,6 +173,7 @@ def _understood(
     """Return the configuration of the run to be, its plan, and where the folder has which weight."""
     found = keys_of(folder)
     require_model(found, folder.where(CONFIG))
+    require_blocks(folder, found)
     run = f"run.dir={shown(where.run.path)}" if where.run else "run.dir=imported"
     given = settings.read(None, (run, *overrides))
     asked = filled(given, found, folder.where(CONFIG))
