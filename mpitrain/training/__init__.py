@@ -12,7 +12,8 @@ profiling               torch's profiler on some steps and ranks: a table and pr
 tokenizing              a corpus is tokenized on all ranks
 run_report, going_on    what a run prints, and what it advises at its end
 measured_run            what a run has measured, to be held against a prediction
-expert_loads            load balancing of experts, as numbers and a picture
+expert_loads            load balancing of experts, as numbers
+expert_loads_picture    its picture, drawn in a child
 early_exit              an early exit with a checkpoint: signals, time limits
 saving/                 checks/  replay/  machine/
 """

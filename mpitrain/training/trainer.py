@@ -48,6 +48,7 @@ from mpitrain.training.checks.spikes import NONE_YET, Spikes
 from mpitrain.training.checks.stragglers import Stragglers
 from mpitrain.training.compile_warmup import practise
 from mpitrain.training.early_exit import HURRY, LEAVE, STAY, Leaving
+from mpitrain.training.expert_loads_picture import draw_in_child
 from mpitrain.training.going_on import commands
 from mpitrain.training.machine.between_nodes import settled
 from mpitrain.training.machine.device_placement import DevicePlacement, way_of_messages
@@ -279,7 +280,7 @@ class Trainer:
         self.report.say(self.stragglers.summary())
         most = peak_resident()  # before matplotlib, which takes some 30 MB
         if self.config.experts.count and self.mesh.rank == 0:
-            self.report.say(expert_loads.draw(self.rundir.metrics, self.rundir.loads))
+            self.report.say(draw_in_child(self.rundir.metrics, self.rundir.loads))
         if code != DONE:
             self.report.say(self.last_words)
             return code

@@ -4,8 +4,12 @@ import json
 import sys
 
 import pytest
+from launch import finished
 
-from mpitrain.training.expert_loads import KEY, draw, together
+from mpitrain.comm.base.interpreter import python
+from mpitrain.training import expert_loads_picture
+from mpitrain.training.expert_loads import KEY, together
+from mpitrain.training.expert_loads_picture import draw, draw_in_child
 
 
 @pytest.fixture
@@ -89,3 +93,26 @@ def test_nothing_is_drawn_through_a_link(metrics, tmp_path):
     metrics.rename(tmp_path / "elsewhere")
     metrics.symlink_to(tmp_path / "elsewhere")
     assert "can't be drawn: it is a symbolic link" in draw(metrics, tmp_path / "loads.svg")
+
+
+def test_a_child_draws_the_same_and_the_rank_loads_no_matplotlib(metrics):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from mpitrain.training.expert_loads_picture import draw_in_child\n"
+        "print(draw_in_child(Path(sys.argv[1]), Path(sys.argv[2])))\n"
+        "assert 'matplotlib' not in sys.modules"
+    )
+    child, here = metrics.with_name("child.svg"), metrics.with_name("here.svg")
+    run = finished(python("-c", code, str(metrics), str(child)), capture_output=True, text=True, timeout=120)
+    assert (run.stdout, run.returncode) == (f"loads of experts: {child}\n", 0), run.stderr
+    draw(metrics, here)
+    assert child.read_bytes() == here.read_bytes()
+
+
+def test_a_child_that_takes_too_long_or_fails_is_reported(metrics, monkeypatch):
+    to = metrics.with_name("loads.svg")
+    monkeypatch.setattr(expert_loads_picture, "python", lambda *_: python("-c", "raise OSError('no room')"))
+    assert "can't be drawn: its process ended with 1: OSError: no room" in draw_in_child(metrics, to)
+    monkeypatch.setattr(expert_loads_picture, "DRAWN_S", 0.2)
+    monkeypatch.setattr(expert_loads_picture, "python", lambda *_: python("-c", "import time; time.sleep(9)"))
+    assert "can't be drawn: it took more than 0.2 s" in draw_in_child(metrics, to)
