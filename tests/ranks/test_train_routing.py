@@ -244,7 +244,7 @@ def test_a_trace_that_would_not_fit_in_memory_is_refused_packed(tmp_path, monkey
     from mpitrain import config as settings
     from mpitrain.errors import ConfigError
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.plan import routing as traces
+    from mpitrain.plan import routing_file as traces
     from mpitrain.plan.settings.resolve import resolve
 
     zeros = np.zeros((400, SEQUENCES, LENGTH, ACTIVE), np.uint16)

@@ -12,7 +12,7 @@ from mpitrain.data.byte_level import byte_tokenizer_json
 
 PAGE = DOCS / "guides/hugging-face.md"
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
+COMMANDS = [" ".join(line.split()) for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 ELSEWHERE = ("hf download",)  # needs the network
 
 
