@@ -14,7 +14,7 @@ from mpitrain.cluster.launch import launcher
 from mpitrain.errors import MpitrainError
 
 TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
-PROGRAM = re.compile(r"(^|/)(mpitrain|python[\d.]*)$")  # of a rank: options behind it are its own
+PROGRAM = re.compile(r"(^|/)(mpitrain|python[\d.]*)$")  # of a rank: options after it are its own
 # options with which launchers write something before each line, or to files: of Hydra, of Open MPI
 MARKS_LINES = re.compile(
     "-(l|prepend-(rank|pattern)|(out|err)file-pattern)$"

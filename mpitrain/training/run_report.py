@@ -94,7 +94,7 @@ class RunReport:
         live.update(self._task, completed=step, head=head, tail=tail)
 
     def _fields(self, line: dict, waited_share: float, left: timedelta) -> list[str]:
-        """Return what is told of a step, the most important first: a narrow terminal shows these."""
+        """Return the fields of a line of a step, the most important first: a narrow terminal shows these."""
         return [
             f"step {line['step']:5d}",
             f"loss {line['loss']:.4f}",

@@ -81,7 +81,7 @@ def balance(model: StepModel, layout: StepLayout, machine: MachineRates) -> list
     head = model_works.last.product_flops
     blocks = sum(
         count * work.product_flops
-        for kind, count in zip(model_works.kinds, model.layers.kinds.values())
+        for kind, (_, count) in zip(model_works.kinds, model.layers.kinds)
         for work in kind
     )
     lines.append(f"the head is {head / (head + blocks):.1%} of the products of a forward")

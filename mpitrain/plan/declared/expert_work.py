@@ -2,7 +2,7 @@
 
 from mpitrain.plan.declared.resolved import ResolvedExperts
 from mpitrain.plan.declared.step_layout import StepLayout
-from mpitrain.plan.declared.work import AttentionCore, MessageVolume, PartWork, Product, Volumes, around
+from mpitrain.plan.declared.work import AttentionCore, MessageVolume, PartWork, Product, Volumes
 
 
 def experts_work(layout: StepLayout, width: int, experts: ResolvedExperts, load: float) -> PartWork:
@@ -11,10 +11,10 @@ def experts_work(layout: StepLayout, width: int, experts: ResolvedExperts, load:
     width: of the residual stream. experts: resolved.
 
     R = n active etp / tp rows come to a rank in the mean: tp ranks have n positions between them,
-    and each row is on etp ranks.
+    and each row is on etp ranks. Shared experts and the router are whole on every rank of tp, which
+    has other positions.
     """
-    n = layout.positions
-    tokens = n // layout.tp if layout.sequence_parallel else n
+    tokens = layout.stream_positions
     sent_rows = tokens * experts.active * layout.etp
     rows = round(load * sent_rows)
     local = experts.count // layout.ep
@@ -24,8 +24,7 @@ def experts_work(layout: StepLayout, width: int, experts: ResolvedExperts, load:
     products.append(Product(tokens, experts.count, width, narrow=False))
     shared = _shared_width(experts)
     if shared:
-        of_shared = shared // layout.tp
-        products += [Product(n, 2 * of_shared, width), Product(n, width, of_shared)]
+        products += [Product(tokens, 2 * shared, width), Product(tokens, width, shared)]
     moved = (sent_rows + rows) * width * layout.item  # permuted, and back with weights
     passes = (
         3 * moved
@@ -41,11 +40,9 @@ def experts_work(layout: StepLayout, width: int, experts: ResolvedExperts, load:
             MessageVolume("reduce_scatter", "etp", gathered),
         )
         sent = (*sent[:1], *inside, *sent[1:])
-    whole = n * width * layout.item
-    before, after = around(layout, whole, whole) if shared else ((), ())
     kernels = 2 * min(local, 8) + 24
     kept = _kept(layout, width, experts, tokens)
-    return PartWork(tuple(products), AttentionCore(), passes, kernels, sent + before, sent + after, kept=kept)
+    return PartWork(tuple(products), AttentionCore(), passes, kernels, sent, sent, kept=kept)
 
 
 def _shared_width(experts: ResolvedExperts) -> int:
@@ -73,5 +70,5 @@ def _kept(layout: StepLayout, width: int, experts: ResolvedExperts, tokens: int)
     """Return what experts keep: rows as they came, hidden units, and what is sent back to be weighted."""
     rows = tokens * experts.active * layout.etp
     hidden = rows * experts.width // layout.etp * layout.item
-    shared = 3 * layout.positions * _shared_width(experts) // layout.tp * layout.item
+    shared = 3 * tokens * _shared_width(experts) * layout.item
     return 2 * (tokens + rows) * width * layout.item + 3 * hidden + shared

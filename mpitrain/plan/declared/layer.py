@@ -8,7 +8,7 @@ computed.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, cast
@@ -101,6 +101,9 @@ class Layer(Protocol):
         """
 
 
+Block = tuple[Layer, ...]
+
+
 def cache_bytes_of(layer: Layer, positions: int, itemsize: int) -> int | None:
     """Return the bytes of the keys and values of a text that `layer` caches for generation.
 
@@ -136,6 +139,15 @@ class Placed(NamedTuple):
         return [spec.named(self.prefix + spec.name) for spec in self.layer.parameters()]
 
 
+def _key(block: Block) -> Hashable:
+    """Return what is equal of blocks that are alike; a layer of a user's own may be like itself alone."""
+    try:
+        hash(block)
+    except TypeError:
+        return tuple(map(id, block))
+    return block
+
+
 @dataclass(frozen=True)
 class ModelLayers:
     """A model: what comes first, blocks of layers, what comes last.
@@ -144,7 +156,7 @@ class ModelLayers:
     """
 
     first: Layer
-    blocks: tuple[tuple[Layer, ...], ...]
+    blocks: tuple[Block, ...]
     last: Layer
 
     def row(self) -> list[tuple[int, Placed]]:
@@ -160,13 +172,28 @@ class ModelLayers:
         return Placed(self.first, ""), Placed(self.last, "")
 
     @cached_property
-    def kinds(self) -> Mapping[tuple[Layer, ...], int]:
+    def kinds(self) -> tuple[tuple[Block, int], ...]:
         """The blocks that differ, in the order of their first ones, and how many there are of each."""
-        return Counter(self.blocks)
+        first: dict[Hashable, Block] = {}
+        for block, key in zip(self.blocks, self._keys):
+            first.setdefault(key, block)
+        counts = Counter(self._keys)
+        return tuple((block, counts[key]) for key, block in first.items())
+
+    @cached_property
+    def kind_of_block(self) -> tuple[int, ...]:
+        """The number of each block's kind."""
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(self._keys))}
+        return tuple(numbers[key] for key in self._keys)
+
+    @cached_property
+    def _keys(self) -> list[Hashable]:
+        """What is equal of blocks that are alike."""
+        return [_key(block) for block in self.blocks]
 
     def parameters(self) -> Iterator[tuple[Spec, int]]:
         """Yield the parameters of the kinds of blocks and of the ends, whole, and how many are like each."""
-        for block, count in self.kinds.items():
+        for block, count in self.kinds:
             yield from ((spec, count) for layer in block for spec in layer.parameters())
         ends = {spec.name: spec for end in (self.first, self.last) for spec in end.parameters()}
         yield from ((spec, 1) for spec in ends.values())  # tied ones once
@@ -178,14 +205,13 @@ class ModelLayers:
 
     def block_flops(self, sequence: int) -> float:
         """Return those of the blocks, without the ends of the model."""
-        return sum(
-            count * sum(layer.flops(sequence) for layer in block) for block, count in self.kinds.items()
-        )
+        return sum(count * sum(layer.flops(sequence) for layer in block) for block, count in self.kinds)
 
     def core_flops(self, sequence: int) -> float:
         """Return those of the blocks that are in no product with a weight: attention proper."""
-        kinds = self.kinds.items()
-        products = (count * product_flops(layer.parameters()) for block, count in kinds for layer in block)
+        products = (
+            count * product_flops(layer.parameters()) for block, count in self.kinds for layer in block
+        )
         return self.block_flops(sequence) - sum(products)
 
 

@@ -13,7 +13,7 @@ from typing import TextIO
 
 LEAST = 40  # columns: below, words have no room
 USUAL = 80  # of a terminal that doesn't say
-INDENT = 2  # of what goes on below its line
+INDENT = 2  # of a line's continuation
 GAP = re.compile(r"\s{2,}")
 # a title and two spaces or more, or none; then a command, and what a shell takes for a comment
 COMMAND = re.compile(
@@ -43,7 +43,8 @@ def columns(stream: TextIO | None = None) -> int:
 def folded(text: str, width: int) -> str:
     """Break lines that are longer than `width` columns between words.
 
-    What follows is indented to its beginning. Commands go on behind a backslash, to be copied as they stand.
+    A continuation is indented to where its text begins. Commands continue after a backslash, so that they can
+    be copied.
     A word that is longer stays whole, and JSON as it is. width: 0 for lines of any length.
     """
     if not width or all(len(line) <= width for line in text.split("\n")):

@@ -189,12 +189,10 @@ def together(works: Sequence[PartWork]) -> PartWork:
     )
 
 
-def work_by_parameters(
-    specs: Sequence[Spec], core_flops: float, layout: StepLayout, sequence_width: int
-) -> PartWork:
+def work_by_parameters(specs: Sequence[Spec], core_flops: float, layout: StepLayout, width: int) -> PartWork:
     """Return the work of a layer that declares none: products with its matrices, the rest as attention.
 
-    core_flops: of a token in a training step, beyond those of products. sequence_width: of the stream.
+    core_flops: of a token in a training step, beyond those of products. width: of the residual stream.
     """
     n = layout.positions
     products = []
@@ -206,8 +204,8 @@ def work_by_parameters(
             met = max(1, round(n * spec.active * spec.numel / (rows * columns)))
             products.append(Product(met, rows // by_rows, columns // (tp // by_rows)))
     core = AttentionCore(round(core_flops / 3 * n / layout.tp), length=layout.sequence)
-    stream = stream_bytes(layout, sequence_width)
-    whole = n * sequence_width * layout.item
+    stream = stream_bytes(layout, width)
+    whole = n * width * layout.item
     forward, backward = around(layout, whole, whole)
     kept = sum(n * product.k * layout.item for product in products)
     return PartWork(tuple(products), core, 8 * stream, 16, forward, backward, (), kept)

@@ -7,6 +7,7 @@ import pytest
 
 from mpitrain.comm.base.wire import sent_bytes
 from mpitrain.commands.inspect import planned
+from mpitrain.plan.declared.family import FAMILIES, presets
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step_model import step_model, works_of
@@ -73,3 +74,15 @@ def test_experts_messages_are_the_items(ranks, tp):
 
 def test_a_rank_sends_what_the_wires_formula_says():
     assert sent_bytes("all_gather", 1 << 20, 4) == (1 << 20) * 3 // 4
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp"])
+@pytest.mark.parametrize("family", sorted({preset["family"] for preset in presets().values()}))
+def test_a_layer_of_any_family_sends_what_it_is_predicted_to(family, axis):
+    """But for a maximum and a sum of each position that the loss gathers, and OLMo's norms of all heads."""
+    heads = 2 if FAMILIES.find(family).grouped else 4
+    keys = (f"model.family={family}", f"model.kv_heads={heads}", f"parallel.{axis}=2")
+    declared, predicted = buffers(keys, 2, axis)
+    assert declared.keys() - {"all_reduce"} == predicted.keys() and predicted
+    for operation, num_bytes in predicted.items():
+        assert num_bytes <= declared[operation] <= num_bytes + 4 * 128 * 2 * 4 * 4, operation

@@ -4,6 +4,8 @@ The wanted numbers are counted here, weight by weight and pair by pair of positi
 """
 
 import random
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from conftest import LONG
@@ -12,8 +14,11 @@ from mpitrain.commands.plan.of_config import model_of
 from mpitrain.config import load
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import FAMILIES, presets
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.model_parts import model_parts
-from mpitrain.plan.predict.step_time.step_model import step_model
+from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.plan.predict.step_time.step_model import StepModel, step_model, works_of
 from mpitrain.plan.settings.resolve import resolve
 
 SEQUENCES = (1024, 8192, 131072)
@@ -104,3 +109,33 @@ def test_what_all_positions_see_is_twice_what_a_mask_leaves():
     model = step_model(planned("model.preset=llama3-8b", "data.sequence=4096"))
     halved, whole = (model.flops_per_token(4096, halved) for halved in (True, False))
     assert whole - halved == pytest.approx(6 * 32 * 2 * 32 * 128 * 4096 / 2)
+
+
+@dataclass
+class Bare:
+    """A layer of a user's own: without a hash, and without `work`."""
+
+    layer: Any
+    metrics = ()
+
+    def parameters(self):
+        return self.layer.parameters()
+
+    def flops(self, sequence):
+        return self.layer.flops(sequence)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_layer_that_declares_no_work_has_that_of_its_weights_and_flops(tp):
+    plan = planned("model.layers=4", "data.sequence=256")
+    bare = tuple(Bare(layer) for layer in plan.model.blocks[0])
+    model = StepModel(plan.config, replace(plan.model, blocks=4 * (bare,)), "bare")
+    assert [count for _, count in model.layers.kinds] == [4]
+    assert model.num_parameters == sum(spec.numel for spec in plan.parameters())
+    layout = StepLayout(tp, 256, 8, micro=2, tp=tp)
+    mine, declared = (works_of(each, layout, 1.0).kinds[0] for each in (model, step_model(plan)))
+    for ours, theirs in zip(mine, declared, strict=True):
+        assert ours.product_flops == theirs.product_flops
+        assert ours.core.flops == pytest.approx(theirs.core.flops, rel=1e-6)
+        assert (ours.forward, ours.backward) == (theirs.forward, theirs.backward)
+    assert predict_step(model, layout, machine_of(find_machine("laptop"))).seconds > 0

@@ -78,7 +78,7 @@ def _of_rank(
 
 
 def _largest_stash(model: StepModel, layout: StepLayout) -> int:
-    """Return the bytes that a microbatch leaves in a block that can be offloaded."""
+    """Return the most bytes that a microbatch leaves in one block."""
     kinds = range(len(model.kinds))
     return max(stash_bytes(model, layout, [number == kind for number in kinds]) for kind in kinds)
 

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from mpitrain.plan.declared.layer import Layer, ModelLayers, work_of
+from mpitrain.plan.declared.layer import Block, Layer, ModelLayers, work_of
 from mpitrain.plan.declared.parameters import EXPERT, Shard
 from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedExperts, ResolvedModel
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.work import PartWork
 from mpitrain.plan.plan import Plan
 
-Block = tuple[Layer, ...]
 Weights = tuple[int, int]  # numbers of dense weights and of experts' weights on a rank
 
 
@@ -40,13 +39,12 @@ class StepModel:
     @cached_property
     def kinds(self) -> tuple[Block, ...]:
         """The blocks that differ, in the order of their first ones."""
-        return tuple(self.layers.kinds)
+        return tuple(block for block, _ in self.layers.kinds)
 
-    @cached_property
+    @property
     def blocks(self) -> tuple[int, ...]:
-        """The kind of each block."""
-        numbers = {kind: number for number, kind in enumerate(self.kinds)}
-        return tuple(numbers[block] for block in self.layers.blocks)
+        """The number of each block's kind."""
+        return self.layers.kind_of_block
 
     @cached_property
     def has_experts(self) -> tuple[bool, ...]:
@@ -54,11 +52,6 @@ class StepModel:
         return tuple(
             any(spec.domain == EXPERT for layer in kind for spec in layer.parameters()) for kind in self.kinds
         )
-
-    @cached_property
-    def num_sparse(self) -> int:
-        """Blocks with experts."""
-        return sum(self.has_experts[kind] for kind in self.blocks)
 
     @cached_property
     def num_parameters(self) -> int:
@@ -82,7 +75,8 @@ class StepModel:
         """Return the FLOPs of a token that a causal mask leaves out of attention."""
         alone = StepLayout(1, sequence, 1, zero=0)
         works = works_of(self, alone, 1.0)
-        counted = [*zip(works.kinds, self.layers.kinds.values()), ((works.last,), 1)]
+        counts = [count for _, count in self.layers.kinds]
+        counted = [*zip(works.kinds, counts), ((works.last,), 1)]
         masked = (
             count * work.core.flops * work.core.length / (2 * sequence - work.core.length)
             for part, count in counted
