@@ -40,7 +40,8 @@ LAYOUTS = {
     "llama3": (FAMILIES, {"attention.llama3_factor": 8, "attention.llama3_length": 16}),
     "linear": (FAMILIES, {"attention.linear_factor": 3}),
     "padded": (FAMILIES, {"model.vocab_multiple": 64, "model.eps": 1e-3}),
-    "further tokens": (FAMILIES, {"model.mtp": 1}),
+    # GPT-2 refuses them: it has learned positions
+    "further tokens": ([family for family in FAMILIES if family != "gpt2"], {"model.mtp": 1}),
     "other width of heads": (FAMILIES, {"model.heads": 2, "model.width": 50, "attention.head_width": 12}),
     "one expert": (WITH_EXPERTS, {"experts.active": 1, "experts.width": 30, "experts.groups_active": 1}),
     "every second block": (("qwen3-moe",), {"experts.first": 0, "experts.every": 2}),
