@@ -2,7 +2,8 @@
 
     python docs/build.py [PAGE ...]            write every computed output anew
     python docs/build.py --check [PAGE ...]    name those that differ; exit code 1
-    python docs/build.py --sign [PAGE ...]     write the digests of measured numbers that were entered
+    python docs/build.py --sign PAGE ...       write the digest of the numbers that nothing computes
+    python docs/build.py --list [PAGE ...]     show these numbers
     python docs/build.py --measure zero ...    measure a page of the course: it trains for minutes
 
 A page marks an output above it:
@@ -13,21 +14,20 @@ A page marks an output above it:
     <!-- figures:
     "holds {} GB" COMMAND                   in the paragraph or table below, {} is a word that COMMAND prints
     "holds {} GB" = EXPRESSION -->          a line for each text; its numbers have the digits of the page
-    <!-- measured DIGEST -->                a clock or chance decides; the page's `numbers:` has machine, date
-                                            and command, and DIGEST finds a number that was altered by hand
+    <!-- measured -->                       a clock or chance decides; the page's `numbers:` has machine, date
+                                            and command
     <!-- example: WHY -->                    no output: a file, or a message with names that are made up
     <!-- held by: TEST -->                   a test of that path compares it
 
 EXPRESSION is Python over docs/figures.py, in this process; `output: = EXPRESSION` is text of it.
-`output slow DIGEST` and `figures slow DIGEST` are compared with MPITRAIN_DOCS=1 alone; without it the digest
-says whether the numbers are those that were written here. In a block a line `...` stands for
-lines that are left out, and a line above 110 columns is cut and ends with ` ...`. Commands run by bash in an
-empty folder with links to jobs, docs, examples, tests and benchmarks. Pages of the course have fragments in
-docs/course/measured: those that `compute` of docs/course/measuring/pages writes are compared as files.
+`output slow`, `figures slow` and `picture slow` are compared with MPITRAIN_DOCS=1 alone. In a block a line
+`...` stands for lines that are left out, and a line above 110 columns is cut and ends with ` ...`. Commands
+run by bash in an empty folder with links to jobs, docs, examples, tests and benchmarks. The course has
+fragments in docs/course/measured; those that `compute` of docs/course/measuring/pages writes are compared.
+The last line of a page is its signature (docs/signature.py), which finds any other changed digit.
 """
 
 import difflib
-import hashlib
 import importlib
 import os
 import re
@@ -44,6 +44,7 @@ ROOT = DOCS.parent
 COURSE = DOCS / "course"
 sys.path += [str(DOCS), str(COURSE)]
 import figures as values  # noqa: E402
+import signature  # noqa: E402
 from measuring.report import CUT, PAGES, Report, cut  # noqa: E402
 
 FOLDERS = ("jobs", "docs", "examples", "tests", "benchmarks")
@@ -51,8 +52,7 @@ WIDTH = 110
 GAP = "..."
 MIN_SIMILARITY = 0.5  # of a line and the one that it becomes
 MARKER = re.compile(
-    r"^<!-- (?P<kind>output|figures|picture|measured)(?P<slow> slow)?(?: (?P<digest>[0-9a-f]{8}))?"
-    r"(?:: ?(?P<command>.*?))? -->\n",
+    r"^<!-- (?P<kind>output|figures|picture)(?P<slow> slow)?(?:: ?(?P<command>.*?))? -->\n",
     re.M | re.S,
 )
 BLOCK = re.compile(r"```\w*\n(?P<inside>.*?)^```$|(?P<table>(?:^\|[^\n]*\n?)+)", re.M | re.S)
@@ -62,6 +62,8 @@ FIGURES = re.compile(r'"(?P<text>[^"]*\{\}[^"]*)" (?P<command>.+)', re.S)
 TEXT_OF_FIGURES = re.compile(r'^ *"[^"]*\{\}.*?(?=\n *"|\Z)', re.M | re.S)
 NUMBER = r"([\d.,]+\d|\d)"
 ENVIRONMENT = {"COLUMNS": "", "CUDA_VISIBLE_DEVICES": ""}
+
+SIGN = "where these are right (git diff says which changed): python docs/build.py --sign"
 
 Run = Callable[[str], str]
 
@@ -84,7 +86,7 @@ class Difference(NamedTuple):
 class Output(NamedTuple):
     """A computed part of a page.
 
-    command: what prints it; of kind "digest" the digest of its numbers.
+    command: what prints it.
     start, end: of the text that is written.  line: of its marker.
     """
 
@@ -111,12 +113,6 @@ def outputs(text: str) -> Iterator[Output]:
         below = text[marker.end() :]
         slow = bool(marker["slow"])
         kind = marker["kind"]
-        if kind == "measured" or (slow and kind != "picture"):
-            start, end = _region(below)
-            start, end = marker.end() + start, marker.end() + end
-            yield Output("digest", marker["digest"] or "", False, line, start, end)
-        if kind == "measured":
-            continue
         if kind == "figures":
             end = marker.end() + len(_paragraph(below, 0))
             for pair in TEXT_OF_FIGURES.finditer(marker["command"]):
@@ -133,32 +129,21 @@ def outputs(text: str) -> Iterator[Output]:
         yield Output(kind, command, slow, line, marker.end() + start, marker.end() + end)
 
 
-def _region(below: str) -> tuple[int, int]:
-    """Return where the block, the table or the paragraph stands that a marker is above."""
-    found = BLOCK.match(below)
-    return found.span() if found else (0, len(_paragraph(below, 0)))
+def computed(text: str) -> list[signature.Place]:
+    """Return where numbers stand that are compared with a command each time."""
+    places = []
+    for output in outputs(text):
+        if output.kind == "figures" and not output.is_slow:
+            places += figure_places(text, output)
+        elif output.kind == "output" and not output.is_slow:
+            places.append((output.start, output.end))
+    return places
 
 
-def digest(text: str) -> str:
-    """Return a short digest of the numbers of a text, comments aside."""
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
-    return hashlib.sha256(" ".join(re.findall(NUMBER, text)).encode()).hexdigest()[:8]
-
-
-def signed(text: str, *, measured: bool) -> str:
-    """Return a page with the digests of its slow outputs, or of what was measured."""
-
-    def sign(marker: re.Match[str]) -> str:
-        kind = marker["kind"]
-        if kind == "picture" or measured != (kind == "measured") or not (measured or marker["slow"]):
-            return marker[0]
-        start, end = _region(text[marker.end() :])
-        new = f" {digest(text[marker.end() + start : marker.end() + end])}"
-        at = (marker.end("slow") if marker["slow"] else marker.end("kind")) - marker.start()
-        old = len(f" {marker['digest']}") if marker["digest"] else 0
-        return marker[0][:at] + new + marker[0][at + old :]
-
-    return MARKER.sub(sign, text)
+def signed(page: Path, read: signature.Read = Path.read_text) -> str:
+    """Return a page with the digest of the numbers that are not computed."""
+    text = read(page)
+    return signature.signed(page, text, computed(text), read)
 
 
 def plain_run(command: str, programs: str = "") -> str:
@@ -278,55 +263,53 @@ def _places(paragraph: str, text: str) -> list[tuple[int, int]]:
 
 
 def differences(
-    page: Path, run: Run, *, slow: bool = True, write: bool = False, text: str | None = None
+    page: Path, run: Run, *, slow: bool = True, write: bool = False, read: signature.Read = Path.read_text
 ) -> list[Difference]:
-    """Return where a page differs from what its commands print now.
+    """Return where a page differs from what its commands print now, and from its signature.
 
-    write: the page, too.  text: of the page, if not as it is on disk.
+    write: what is computed into the page.  read: texts of pages, if not as they are on disk.
     """
     name = str(page.relative_to(ROOT))
-    was = page.read_text() if text is None else text
+    was = now = read(page)
     found = []
-    now = was
+    if signed(page, read) != was:
+        found.append(
+            Difference(name, was.count("\n"), "its signature is of other numbers\n", f"{SIGN} {name}\n")
+        )
     for output in reversed(list(outputs(was))):  # from the end, so that places stay
         if output.is_slow and not slow:
             continue
-        if output.kind == "digest":
-            now_digest = digest(was[output.start : output.end])
-            if output.command != now_digest and not write:
-                found.append(Difference(name, output.line, f"{output.command}\n", f"{now_digest}\n"))
-            continue
         if output.kind == "picture":
-            found += _picture(page, output, was, run, write)
+            found += _picture(page, output, read, run, write)
             continue
         old = was[output.start : output.end] if output.kind != "figures" else _paragraph(now, output.start)
-        try:
-            new = (
-                figures(old, output.command, run)
-                if output.kind == "figures"
-                else block(old, run(output.command))
-            )
-        except (ValueError, RuntimeError) as error:
-            found.append(Difference(name, output.line, old, f"{error}\n"))
-            continue
-        if new != old:
-            found.append(Difference(name, output.line, old, new))
+        new, error = _printed_now(output, old, run)
+        if new != old or error:
+            found.append(Difference(name, output.line, old, error or new))
             now = now[: output.start] + new + now[output.start + len(old) :]
-    if write:
-        now = signed(now, measured=False)
-        if now != was:
-            page.write_text(now)
+    if write and now != was:
+        page.write_text(now)
     return found[::-1]
+
+
+def _printed_now(output: Output, old: str, run: Run) -> tuple[str, str]:
+    """Return the computed part of a page, and why it can't be computed."""
+    try:
+        if output.kind == "figures":
+            return figures(old, output.command, run), ""
+        return block(old, run(output.command)), ""
+    except (ValueError, RuntimeError) as error:
+        return old, f"{error}\n"
 
 
 def _paragraph(text: str, start: int) -> str:
     return re.split(r"\n\s*\n", text[start:].rstrip(), maxsplit=1)[0]
 
 
-def _picture(page: Path, output: Output, text: str, run: Run, write: bool) -> list[Difference]:
-    path = (page.parent / text[output.start : output.end]).resolve()
+def _picture(page: Path, output: Output, read: signature.Read, run: Run, write: bool) -> list[Difference]:
+    path = (page.parent / read(page)[output.start : output.end]).resolve()
     drawn = run(f"{output.command} --out picture.svg > printed && cat picture.svg")
-    was = path.read_text() if path.exists() else ""
+    was = read(path) if path.exists() else ""
     if _same_drawing(was, drawn):
         return []
     if write:
@@ -350,7 +333,7 @@ def _drawing(svg: str) -> tuple[list[str], list[float]]:
 
 
 def course_differences(
-    name: str, run: Run, *, slow: bool = True, write: bool = False, fragments: Path = COURSE / "measured"
+    name: str, run: Run, *, slow: bool = True, write: bool = False, read: signature.Read = Path.read_text
 ) -> list[Difference]:
     """Return the computed fragments of a page of the course that differ from what commands print now."""
     with tempfile.TemporaryDirectory(prefix="course-") as folder:
@@ -359,8 +342,8 @@ def course_differences(
         importlib.import_module(f"measuring.pages.{name}").compute(report)
         found = []
         for path in sorted(out.iterdir()):
-            kept = fragments / name / path.name
-            was, now = (file.read_text() if file.exists() else "" for file in (kept, path))
+            kept = COURSE / "measured" / name / path.name
+            was, now = (read(file) if file.exists() else "" for file in (kept, path))
             if not (_same_drawing(was, now) if path.suffix == ".svg" else was == now):
                 found.append(Difference(f"docs/course/measured/{name}/{path.name}", 1, was, now))
                 if write:
@@ -380,31 +363,54 @@ def main(words: Sequence[str]) -> int:
     """Write, check or measure; return the exit code."""
     options = {word for word in words if word.startswith("--")}
     named = [word for word in words if word not in options]
-    if options - {"--check", "--measure", "--sign"}:
+    if options - {"--check", "--list", "--measure", "--sign"} or ("--sign" in options and not named):
         print(__doc__)
         return 2
+    chosen = [
+        page for page in pages() if not named or any(word in str(page.relative_to(ROOT)) for word in named)
+    ]
+    are_signed = [page for page in chosen if "--sign" in options or signed(page) == page.read_text()]
+    if "--list" in options:
+        for page in chosen:
+            print(*other_numbers(page), sep="\n")
+        return 0
+    found = []
     if "--measure" in options:
         for name in named or PAGES:
             print(name, flush=True)
             measure(name)
-        return 0
-    chosen = [
-        page for page in pages() if not named or any(word in str(page.relative_to(ROOT)) for word in named)
-    ]
-    if "--sign" in options:
-        for page in chosen:
-            page.write_text(signed(page.read_text(), measured=True))
-        return 0
-    write = "--check" not in options
+    elif "--sign" not in options:
+        found = compare(
+            chosen, [name for name in PAGES if COURSE / f"{name}.md" in chosen], "--check" not in options
+        )
+        print(*found, sep="\n")
+    if "--check" in options:
+        return int(bool(found))
+    for page in are_signed:  # what was written here is known
+        page.write_text(signed(page))
+    return int(len(are_signed) < len(chosen))
+
+
+def compare(chosen: Sequence[Path], names: Sequence[str], write: bool) -> list[Difference]:
+    """Return where pages, and pages of the course by their names, differ from their commands."""
     run = cache(plain_run)
     found = []
     for page in chosen:
         found += differences(page, run, write=write)
-    for name in PAGES:
-        if not named or any(word in f"docs/course/{name}.md" for word in named):
-            found += course_differences(name, run, write=write)
-    print(*found, sep="\n")
-    return int(bool(found) and not write)
+    for name in names:
+        found += course_differences(name, run, write=write)
+    return found
+
+
+def other_numbers(page: Path) -> Iterator[str]:
+    """Yield the lines of a page with numbers that nothing computes: computed ones are left out."""
+    text = page.read_text()
+    shown = signature.without_comments(text)
+    for start, end in computed(text):
+        shown = shown[:start] + re.sub(r"\d", "#", shown[start:end]) + shown[end:]
+    for number, line in enumerate(shown.splitlines(), 1):
+        if re.search(r"\d", line):
+            yield f"{page.relative_to(ROOT)}:{number}: {line}"
 
 
 if __name__ == "__main__":

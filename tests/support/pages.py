@@ -77,7 +77,7 @@ def blocks() -> list[CommandBlock]:
 def _is_compared(block: re.Match[str]) -> bool:
     """Return whether an output or a picture of a block stands below it, before the next block."""
     below = block.string[block.end() :].partition("\n```sh\n")[0]
-    return re.search(r"^<!-- (output|picture)( slow)?( [0-9a-f]{8})? -->$", below, re.M) is not None
+    return re.search(r"^<!-- (output|picture)( slow)? -->$", below, re.M) is not None
 
 
 def run(block: CommandBlock, folder: Path) -> str:
