@@ -2,9 +2,9 @@
 
     <!-- other numbers DIGEST -->
 
-They are the numbers of a page but those that docs/build.py compares with a command, those of comments aside; and
-all of its fragments and pictures. docs/build.py signs what it writes; who has looked at other numbers signs them
-by `python docs/build.py --sign PAGE`.
+They are the numbers of a page that docs/build.py compares with no command, comments aside, and all of
+its fragments and pictures. docs/build.py signs what it writes; who has looked at other numbers signs them by
+`python docs/build.py --sign PAGE`.
 """
 
 import hashlib

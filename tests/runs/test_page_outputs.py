@@ -91,10 +91,9 @@ def what_finds(page, path, text):
     def read(file):
         return text if file == path else Path.read_text(file)
 
-    found = build.differences(page, run(), slow=SLOW, read=read)
-    if page.stem in build.PAGES and path != page and not found:
-        found = build.course_differences(page.stem, run(), slow=SLOW, read=read)
-    return "" if not found else "signature" if "--sign" in found[-1].now else "command"
+    if build.signed(page, read) != read(page):
+        return "signature"
+    return "command" if build.differences(page, run(), slow=SLOW, read=read) else ""
 
 
 def test_wrong_digits_at_random_places_are_found():
