@@ -1,9 +1,9 @@
 """Say why: computing and sending by axis, what the runner-up lost, what binds."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from mpitrain.commands.plan.candidates import FixedKeys
 from mpitrain.commands.plan.search import Candidate
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
@@ -88,22 +88,20 @@ def balance(model: StepModel, layout: StepLayout, machine: MachineRates) -> list
     return lines
 
 
-def rules(
-    best: Candidate, others: Sequence[Candidate], machine: MachineRates, fixed: Collection[str]
-) -> list[str]:
+def rules(best: Candidate, others: Sequence[Candidate], machine: MachineRates, fixed: FixedKeys) -> list[str]:
     """Return the rules of the field that decided, which what the user fixed leaves no room for.
 
-    others: that fit, too. fixed: fields of a layout.
+    others: that fit, too.
     """
     layout = best.layout
     found = []
-    if 1 < layout.tp <= machine.ranks_per_node and "tp" not in fixed:
+    if 1 < layout.tp <= machine.ranks_per_node and "parallel.tp" not in fixed:
         found.append(f"tp within a node of {machine.ranks_per_node}")
-    if layout.zero == 1 and "zero" not in fixed:
+    if layout.zero == 1 and "parallel.zero" not in fixed:
         found.append("ZeRO-1 always: it sends no more than plain sums")
-    if layout.pp > 1 and not {"pp", "micro"} <= {*fixed}:
+    if layout.pp > 1 and not {"parallel.pp", "batch.micro"} <= {*fixed}:
         found.append(f"{layout.num_microbatches} microbatches for {layout.pp} stages")
-    if layout.ep > 1 and layout.tp > layout.etp == 1 and "etp" not in fixed:
+    if layout.ep > 1 and layout.tp > layout.etp == 1 and "parallel.etp" not in fixed:
         found.append("experts divided apart from tp")
     as_fast = [each for each in others if each.found.seconds <= best.found.seconds]
     if any(each.complexity > best.complexity for each in as_fast):
@@ -124,9 +122,10 @@ def binding(refused: Mapping[str, int], tried: int, limit: float, is_empty: bool
     return f"of {tried} layouts none is left: {words}{hint}"
 
 
-def idle_degrees(model: StepModel, ranks: int, fixed: Mapping[str, Any]) -> str:
+def idle_degrees(model: StepModel, ranks: int, fixed: FixedKeys) -> str:
     """Say which fixed degrees can't be on these ranks and this model, "" if that isn't it."""
-    named = {axis: fixed[axis] for axis in ("tp", "cp", "pp", "dp") if fixed.get(axis)}
+    degrees = {axis: fixed.get(f"parallel.{axis}") for axis in ("tp", "cp", "pp", "dp")}
+    named = {axis: degree for axis, degree in degrees.items() if degree}
     inside = math.prod(named.values())
     words = " x ".join(f"{axis} {size}" for axis, size in named.items())
     if ranks % inside or (len(named) == 4 and ranks != inside):
@@ -135,5 +134,5 @@ def idle_degrees(model: StepModel, ranks: int, fixed: Mapping[str, Any]) -> str:
             if len(named) > 1
             else f"{words} of {ranks} ranks"
         )
-    stages = fixed.get("pp", 1) * fixed.get("chunks", 1)
+    stages = fixed.get("parallel.pp", 1) * fixed.get("pipeline.chunks", 1)
     return f"{stages} stages of {model.sizes.layers} blocks" if stages > model.sizes.layers else ""

@@ -7,15 +7,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import msgspec
 
 from mpitrain import config as settings
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.commands.plan.assumed import INTERVAL
+from mpitrain.commands.plan.candidates import FixedKeys, SearchSpace, fixed_keys
 from mpitrain.commands.plan.explained import (
     balance,
     binding,
@@ -26,7 +24,7 @@ from mpitrain.commands.plan.explained import (
 )
 from mpitrain.commands.plan.goodput import NODE_HOURS, Goodput, SaveTimes, goodput, save_times
 from mpitrain.commands.plan.of_config import expert_load_of, model_of
-from mpitrain.commands.plan.search import DOESNT_DIVIDE, Candidate, SearchResult, searches
+from mpitrain.commands.plan.search import REFUSED, Candidate, SearchResult, searches
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config, LoadedConfig
@@ -34,7 +32,7 @@ from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import as_argument, shown
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.origins import PLANNER, SET, KeyOrigin, Origins
+from mpitrain.origins import PLANNER, SET, KeyOrigin
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.plan import Plan
@@ -44,22 +42,14 @@ from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
 from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_of
 from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
-from mpitrain.plan.predict.step_time.resolved_layout import compute_of, fused_by, recompute_of, segments_in
+from mpitrain.plan.predict.step_time.resolved_layout import compute_of, recompute_of
 from mpitrain.plan.predict.step_time.step import hfu, mfu
 from mpitrain.plan.predict.step_time.step_model import StepModel
-from mpitrain.plan.settings.resolve import resolve
-from mpitrain.schedules import catalog
 from mpitrain.training.run_plan import beginning
 
 SAVED = 0.05  # of a rank's memory: what recomputation must save to be worth a line
 CHECKED = 6  # of the best that are planned as a run would be
 TOKENS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-FIELDS = {  # keys of the configuration, and the fields of a layout that they fix
-    "parallel.tp": "tp", "parallel.cp": "cp", "parallel.pp": "pp", "parallel.dp": "dp", "parallel.ep": "ep",
-    "parallel.etp": "etp", "parallel.zero": "zero", "parallel.dp_shard": "sharded", "batch.micro": "micro",
-    "parallel.context": "context", "parallel.gather": "gather", "parallel.regather": "regathers",
-    "memory.recompute": "recompute", "pipeline.schedule": "schedule", "pipeline.chunks": "chunks",
-}  # fmt: skip
 # of what is chosen also with the value of its default, so that another default changes nothing
 ALWAYS_WRITTEN = (
     "parallel.tp", "parallel.cp", "parallel.pp", "parallel.dp", "parallel.zero", "pipeline.schedule",
@@ -67,8 +57,6 @@ ALWAYS_WRITTEN = (
 )  # fmt: skip
 NOT_IN_THE_TIMES = "what its copies to the host and back, and an update there, take is not in the times"
 OFFLOADED = 'nothing fits without memory.offload = "optimizer"'
-# of the others 0 means that they are open
-MEANING_0 = ("parallel.zero", "parallel.dp_shard", "parallel.regather")
 
 
 class PlanRequest(NamedTuple):
@@ -109,8 +97,11 @@ class RunnableLayout(NamedTuple):
     """
 
     candidate: Candidate
-    config: Config
     held: int
+
+    @property
+    def config(self) -> Config:
+        return self.candidate.config
 
 
 def make_plan(asked: PlanRequest) -> str:
@@ -136,28 +127,25 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     with Waiting("mpitrain plan"):
         model = model_of(given)
         _refuse_idle_degrees(given, model)
-        base, notes = base_layout(given, asked.ranks, rates)
-        base = base._replace(expert_load=expert_load_of(given, base.batch))
+        space = _space(loaded, asked.ranks, rates)
+        notes = _assumptions(given, space)
         if not origins.is_given("data.sequence"):
             notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
         if rates.doubt:
             notes.append(f"the figures of {rates.name} can't be trusted: {rates.doubt}; measure it again")
-        fixed = fixed_fields(given, origins)
-        found, chosen, refusal = _fitting(given, model, base, asked, rates, fixed, limit)
+        found, chosen, refusal = _fitting(model, space, asked, limit)
         if not chosen and _may_offload(loaded, rates):
-            offloaded, chosen, _ = _fitting(
-                given, model, base._replace(offload_optimizer=True), asked, rates, fixed, limit
-            )
+            offloaded, chosen, _ = _fitting(model, space.offloading(), asked, limit)
             found = offloaded if chosen else found
             notes += [OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {NOT_IN_THE_TIMES}"] * bool(chosen)
     if not chosen:
-        raise _nothing_fits(model, asked, rates, found, limit, fixed, refusal)
+        raise _nothing_fits(model, space, found, limit, refusal)
     if asked.out is not None:
         write("--out", asked.out, _written(loaded, chosen[0], tokens, asked.out).encode())
     if asked.timeline is not None:
         layout = chosen[0].candidate.layout
         write_timeline(asked.timeline, predict_timeline(model, layout, rates), layout.describe())
-    return PlanAnswer(asked, model, rates, found, chosen, limit.usable, notes, tokens, fixed)
+    return PlanAnswer(asked, model, rates, found, chosen, limit.usable, notes, tokens, space.fixed)
 
 
 def _limit(given: Config, asked: PlanRequest) -> MemoryLimit:
@@ -192,13 +180,7 @@ def _unused(folder: str) -> str:
 
 
 def _fitting(
-    given: Config,
-    model: StepModel,
-    base: StepLayout,
-    asked: PlanRequest,
-    rates: MachineRates,
-    fixed: Mapping[str, Any],
-    limit: MemoryLimit,
+    model: StepModel, space: SearchSpace, asked: PlanRequest, limit: MemoryLimit
 ) -> tuple[SearchResult, list[RunnableLayout], str]:
     """Return the first search of which something fits, and that; of the first one where nothing does.
 
@@ -206,8 +188,8 @@ def _fitting(
     """
     unfit: set[StepLayout] = set()
     tried = []
-    for found in searches(model, base, rates, fixed, limit.of_tensors, unfit):
-        chosen, refusal = _chosen(given, found, asked, rates, limit, unfit)
+    for found in searches(model, space, limit.of_tensors, unfit):
+        chosen, refusal = _chosen(found, asked, space, limit, unfit)
         if chosen:
             return found, chosen, refusal
         tried.append((found, refusal))
@@ -222,68 +204,59 @@ def _may_offload(given: LoadedConfig, rates: MachineRates) -> bool:
 
 
 def _nothing_fits(
-    model: StepModel,
-    asked: PlanRequest,
-    rates: MachineRates,
-    found: SearchResult,
-    limit: MemoryLimit,
-    fixed: Mapping[str, Any],
-    refusal: str,
+    model: StepModel, space: SearchSpace, found: SearchResult, limit: MemoryLimit, refusal: str
 ) -> ConfigError:
-    """Return the error of a search that left nothing. refusal: what a run says of the first it refuses."""
+    """Return the error of a search that left nothing. refusal: what a run's plan says of the first one."""
     why = binding(found.refused, found.tried, limit.usable, is_empty=True)
     if found.refused["memory"] and not limit.on_gpu:
         why += f" as a process, which takes {BEFORE_A_MODEL / 1e9:.2g} GB before it has a model"
     if not found.tried:
-        idle = idle_degrees(model, asked.ranks, fixed)
+        idle = idle_degrees(model, space.ranks, space.fixed)
         why += f": {idle}" if idle else ""
     elif refusal:
         why += f" (of the first: {refusal})"
-    elif found.refused.most_common(1)[0][0] == DOESNT_DIVIDE:
-        why += f" (such as: {found.example})"
-    named = ", ".join(f"{key} = {fixed[field]}" for key, field in FIELDS.items() if field in fixed)
+    elif found.refused.most_common(1)[0][0] == REFUSED:
+        why += f" (of the first: {found.example})"
     return ConfigError(
-        f"{model.name} on {asked.ranks} ranks of {rates.name}: {why}; fixed: {named or 'nothing'}; "
-        "change what is fixed, --ranks, --memory or batch.global"
+        f"{model.name} on {space.ranks} ranks of {space.machine.name}: {why}; fixed: "
+        f"{_named(space.fixed) or 'nothing'}; change what is fixed, --ranks, --memory or batch.global"
     )
 
 
-def base_layout(config: Config, ranks: int, rates: MachineRates) -> tuple[StepLayout, list[str]]:
-    """Return what all layouts have alike, and what was assumed for it."""
+def _named(fixed: FixedKeys) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in fixed.items())
+
+
+def _space(given: LoadedConfig, ranks: int, rates: MachineRates) -> SearchSpace:
+    """Return what is searched: the configuration, with a batch that is assumed where it is open."""
+    config, origins = given
+    batch = config.batch.global_ or _assumed_batch(config, ranks)
+    tokenizer = tokenizer_of(config.data)
+    return SearchSpace(
+        settings.with_values(config, {"batch.global_": batch}), fixed_keys(config, origins), ranks, rates,
+        tokenizer.vocab, tokenizer.needed, expert_load_of(config, batch),
+    )  # fmt: skip
+
+
+def _assumptions(given: Config, space: SearchSpace) -> list[str]:
+    """Say what is assumed of a configuration, and where times are those of something else."""
+    rates = space.machine
     notes = []
-    batch = config.batch.global_
-    if not batch:
-        batch = _assumed_batch(config, ranks)
-        notes.append(f"batch.global is open: {batch} sequences of {config.data.sequence} are assumed")
-    compute = compute_of(config, rates)
-    if compute != config.precision.compute:
+    if not given.batch.global_:
+        batch = space.given.batch.global_
+        notes.append(f"batch.global is open: {batch} sequences of {given.data.sequence} are assumed")
+    compute = compute_of(given, rates)
+    if compute != given.precision.compute:
         notes.append(
-            f"precision.compute = {config.precision.compute}: no rate of {rates.name}, its time is that of "
+            f"precision.compute = {given.precision.compute}: no rate of {rates.name}, its time is that of "
             f"{compute}"
         )
-    if recompute_of(config.memory.recompute) != config.memory.recompute:
-        notes.append(
-            f'memory.recompute = "{config.memory.recompute}": its time is that of '
-            f'"{recompute_of(config.memory.recompute)}"'
-        )
-    if config.memory.offload != "none" and not rates.knows_offload:
-        notes.append(f'memory.offload = "{config.memory.offload}": {NOT_IN_THE_TIMES}')
-    layout = StepLayout(
-        ranks, config.data.sequence, batch, compute=compute, fused=fused_by(config, rates),
-        sequence_parallel=config.parallel.sequence, tp_overlap=0.5 if config.parallel.async_tp else 0.0,
-        wire_bytes=2 if config.precision.reduce == "bf16" else 4,
-        dispatch="alltoall" if config.experts.dispatch == "flat" else config.experts.dispatch,
-        offload_optimizer=config.memory.offload in ("optimizer", "all"), regathers=config.parallel.regather,
-        offload_activations=config.memory.offload in ("activations", "all"), segments=segments_in(config),
-        reduce=_reduce(config), core_again=True, capacity=config.experts.capacity,
-    )  # fmt: skip
-    return layout, notes
-
-
-def _reduce(config: Config) -> str:
-    """Return parallel.reduce, settled where numerics.reproducible settles it: a tree sums once a step."""
-    in_a_tree = config.parallel.reduce == "auto" and config.numerics.reproducible == "layout"
-    return "step" if in_a_tree else config.parallel.reduce
+    recompute = given.memory.recompute
+    if recompute_of(recompute) != recompute:
+        notes.append(f'memory.recompute = "{recompute}": its time is that of "{recompute_of(recompute)}"')
+    if given.memory.offload != "none" and not rates.knows_offload:
+        notes.append(f'memory.offload = "{given.memory.offload}": {NOT_IN_THE_TIMES}')
+    return notes
 
 
 def _assumed_batch(config: Config, ranks: int) -> int:
@@ -294,16 +267,6 @@ def _assumed_batch(config: Config, ranks: int) -> int:
     return each * math.ceil(max(32, ranks) / each)
 
 
-def fixed_fields(config: Config, origins: Origins) -> dict[str, Any]:
-    """Return the fields that the user's keys fix."""
-    flat = settings.flatten(config)
-    found = {}
-    for key, field in FIELDS.items():
-        if origins.is_given(key) and (flat[key] or key in MEANING_0):
-            found[field] = recompute_of(flat[key]) if field == "recompute" else flat[key]
-    return found
-
-
 def _refuse_idle_degrees(config: Config, model: StepModel) -> None:
     """Raise ConfigError, as a run does, for experts' degrees of a model that has none."""
     for key, degree in (("ep", config.parallel.ep), ("etp", config.parallel.etp)):
@@ -311,46 +274,16 @@ def _refuse_idle_degrees(config: Config, model: StepModel) -> None:
             raise ConfigError(f"parallel.{key} = {degree}: {model.name} has no experts; leave it out")
 
 
-def with_layout(config: Config, layout: StepLayout) -> Config:
-    """Return the configuration with a layout in it; what says the same stays as it is."""
-    replace = msgspec.structs.replace
-    asked = config.memory.recompute
-    recompute = asked if recompute_of(asked) == layout.recompute else layout.recompute
-    looped = layout.schedule in catalog.LOOPED
-    parallel = replace(
-        config.parallel, tp=layout.tp, cp=layout.cp, pp=layout.pp, dp=layout.dp, ep=layout.ep, etp=layout.etp,
-        zero=layout.zero, dp_shard=layout.sharded, regather=layout.regathers and layout.can_regather,
-        context=layout.context if layout.cp > 1 else config.parallel.context,
-        gather=layout.gather if layout.zero == 3 else config.parallel.gather,
-    )  # fmt: skip
-    chunks = layout.chunks if looped else config.pipeline.chunks
-    pipeline = replace(config.pipeline, schedule=layout.schedule, chunks=chunks)
-    return replace(
-        config, parallel=parallel, pipeline=pipeline,
-        batch=settings.Batch(global_=layout.batch, micro=layout.micro),
-        memory=replace(config.memory, recompute=recompute, offload=_offloaded(config, layout)),
-    )  # fmt: skip
-
-
-def _offloaded(config: Config, layout: StepLayout) -> str:
-    """Return memory.offload of a layout: what the configuration says, unless the planner added it."""
-    added = layout.offload_optimizer and config.memory.offload == "none"
-    return "optimizer" if added else config.memory.offload
-
-
 def planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
     """Return the plan of a layout that was found, as a run on a machine makes it."""
     tokenizer = tokenizer_of(config.data)
-    nodes = -(-ranks // rates.ranks_per_node)
-    per_node = min(ranks, rates.ranks_per_node)
-    return plan_of(resolve(config, ranks, tokenizer.vocab, nodes, per_node, "there are", tokenizer.needed))
+    return plan_of(SearchSpace(config, {}, ranks, rates, tokenizer.vocab, tokenizer.needed).resolved(config))
 
 
 def _chosen(
-    given: Config,
     found: SearchResult,
     asked: PlanRequest,
-    rates: MachineRates,
+    space: SearchSpace,
     limit: MemoryLimit,
     unfit: set[StepLayout],
 ) -> tuple[list[RunnableLayout], str]:
@@ -364,11 +297,10 @@ def _chosen(
     for number, each in enumerate(found.ranked):
         if len(chosen) >= min(asked.top, CHECKED) or (number >= 2 * CHECKED and chosen):
             break
-        config = with_layout(given, each.layout)
         try:
-            held = _held(config, each.layout, limit, rates)
+            held = _held(each, space, limit)
         except MpitrainError as error:
-            found.refused["what a run refuses"] += 1
+            found.refused[REFUSED] += 1
             refusal = refusal or error.args[0]
             continue
         if held > limit.usable:
@@ -378,7 +310,7 @@ def _chosen(
         if any(_saves_little(each, other, other.held - held, limit.usable) for other in chosen):
             found.refused["what is slower and saves little memory"] += 1
             continue
-        chosen.append(RunnableLayout(each, config, held))
+        chosen.append(RunnableLayout(each, held))
     return chosen, refusal
 
 
@@ -389,14 +321,15 @@ def _saves_little(each: Candidate, other: RunnableLayout, saved: int, limit: flo
     return alike and saved < SAVED * limit
 
 
-def _held(config: Config, layout: StepLayout, limit: MemoryLimit, rates: MachineRates) -> int:
+def _held(candidate: Candidate, space: SearchSpace, limit: MemoryLimit) -> int:
     """Return the bytes of the rank with most memory, by the plan that a run makes.
 
     Of many microbatches some are planned: a pipeline's peak comes before three rounds of it.
     """
+    layout = candidate.layout
     few = min(layout.num_microbatches, 3 * layout.pp)
-    batch = settings.Batch(global_=few * layout.dp * layout.micro, micro=layout.micro)
-    plan = planned(msgspec.structs.replace(config, batch=batch), layout.ranks, rates)
+    config = settings.with_values(candidate.config, {"batch.global_": few * layout.dp * layout.micro})
+    plan = plan_of(space.resolved(config))
     return limit.needed(held_by_ranks(plan, limit.on_gpu))
 
 
@@ -421,7 +354,7 @@ class PlanAnswer(NamedTuple):
     limit: float
     notes: list[str]
     tokens: float
-    fixed: Mapping[str, Any]
+    fixed: FixedKeys
 
     def as_tree(self) -> dict[str, Any]:
         return {
@@ -458,7 +391,7 @@ class PlanAnswer(NamedTuple):
 
     def _advice(self) -> list[str]:
         best = self.chosen[0]
-        layout, found = best.candidate
+        layout, found = best.candidate.layout, best.candidate.found
         return advice(self.model, layout, self.rates, found, held=best.held)
 
     def _save(self) -> SaveTimes:
@@ -518,10 +451,9 @@ class PlanAnswer(NamedTuple):
     def _rules(self, best: Candidate) -> list[str]:
         others = [each.candidate for each in self.chosen[1:]]
         found = rules(best, others, self.rates, self.fixed)
-        named = [f"{key} = {self.fixed[field]}" for key, field in FIELDS.items() if field in self.fixed]
         return [
             *["rules that decided: " + "; ".join(found)] * bool(found),
-            *["as given: " + ", ".join(named)] * bool(named),
+            *["as given: " + _named(self.fixed)] * bool(self.fixed),
         ]
 
     def _parts(self, best: Candidate) -> str:

@@ -6,14 +6,14 @@ the run directory has recorded is taken again by as many ranks.
 """
 
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from mpitrain import config as settings
 from mpitrain.cluster.rundir import RunDir, read_config
+from mpitrain.commands.plan.candidates import KEYS, SearchSpace, fixed_keys
 from mpitrain.commands.plan.of_config import model_of
-from mpitrain.commands.plan.planner import FIELDS, base_layout, fixed_fields, with_layout
 from mpitrain.commands.plan.search import Candidate, searches
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MpitrainError
@@ -165,37 +165,35 @@ class _Choice:
 
     def _changes_fixed(self, config: Config) -> bool:
         """Return whether a configuration has another value of a key that the given one fixes."""
-        fixed = fixed_fields(self._given, self._request.origins)
-        mine, other = settings.flatten(self._given), settings.flatten(config)
-        return any(mine[key] != other[key] for key, field in FIELDS.items() if field in fixed)
+        taken = settings.flatten(config)
+        fixed = fixed_keys(self._given, self._request.origins)
+        return any(taken[key] != value for key, value in fixed.items())
 
     # ------------------------------------------------------------ what is planned
 
     def _planned(self) -> PlannedLayout | None:
         """Return the best layout by prediction that a run accepts and that fits, None if there is none."""
         request, rates = self._request, self._rates()
-        base, _ = base_layout(self._given, request.num_ranks, rates)
-        base = base._replace(expert_load=expert_load(self._default.config, self._default.routing))
-        fixed = self._fixed()
+        micro = {"batch.micro": self._given.batch.micro}
+        space = SearchSpace(
+            self._given, {**fixed_keys(request.config, request.origins), **micro}, request.num_ranks, rates,
+            request.vocabulary.vocab, request.vocabulary.needed,
+            expert_load(self._default.config, self._default.routing),
+        )  # fmt: skip
         most = self._limit.of_tensors if self._limit else rates.memory_bytes
         model = model_of(request.config, request.vocabulary)
         unfit: set[StepLayout] = set()
-        for found in searches(model, base, rates, fixed, most, unfit):
+        for found in searches(model, space, most, unfit):
             for each in found.ranked:
-                config = with_layout(self._given, each.layout)
                 with suppress(MpitrainError):  # what a run refuses
-                    plan = self._plan(config)
+                    plan = self._plan(each.config)
                     if self._fits(plan):
-                        return self._runnable(each, config, plan)
+                        return self._runnable(each, plan)
                     unfit.add(each.layout)
         return None
 
-    def _runnable(self, each: Candidate, config: Config, plan: Plan) -> PlannedLayout:
-        return PlannedLayout(config, self._held(plan), each.found.seconds, each.layout.describe())
-
-    def _fixed(self) -> dict[str, Any]:
-        found = fixed_fields(self._request.config, self._request.origins)
-        return {**found, "micro": self._given.batch.micro}
+    def _runnable(self, each: Candidate, plan: Plan) -> PlannedLayout:
+        return PlannedLayout(each.config, self._held(plan), each.found.seconds, each.layout.describe())
 
     def _default_seconds(self) -> float | None:
         """Return the seconds of a step of the default layout, None if formulas don't know it."""
@@ -251,20 +249,13 @@ class _Choice:
 
 def _with_recorded(given: Config, before: Config) -> Config:
     """Return a configuration with the layout of a resolved one; the rest stays as it is."""
-    replace = msgspec.structs.replace
-    names = ("tp", "cp", "pp", "dp", "ep", "etp", "zero", "dp_shard", "context", "regather")
-    parallel = replace(given.parallel, **{name: getattr(before.parallel, name) for name in names})
-    if before.parallel.gather == "step":  # "use" may be what links have chosen
-        parallel = replace(parallel, gather="step")
-    chunks = before.pipeline.chunks
-    looped = before.pipeline.schedule in catalog.LOOPED
-    pipeline = replace(
-        given.pipeline,
-        schedule=before.pipeline.schedule,
-        chunks=chunks if looped else given.pipeline.chunks,
-    )
-    memory = replace(given.memory, recompute=before.memory.recompute)
-    return replace(given, parallel=parallel, pipeline=pipeline, memory=memory)
+    values = settings.flatten(before)
+    keys = set(KEYS) - {"batch.micro"}
+    if before.pipeline.schedule not in catalog.LOOPED:
+        keys -= {"pipeline.chunks"}
+    if before.parallel.gather != "step":  # "use" may be what links have chosen
+        keys -= {"parallel.gather"}
+    return settings.with_values(given, {key: values[key] for key in sorted(keys)})
 
 
 def _gb(num_bytes: int) -> str:

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from mpitrain import config as settings
-from mpitrain.commands.plan.planner import fixed_fields
+from mpitrain.commands.plan.candidates import fixed_keys
 from mpitrain.commands.plan.run_layout import is_given
 from mpitrain.commands.reference.origins_of import origins_of
 from mpitrain.config import Config, flatten
@@ -132,9 +132,10 @@ def test_a_written_plan_has_what_was_given_and_chosen():
 
 
 def test_a_given_default_fixes_the_layout():
-    for overrides, fixed in [((), {}), (("parallel.pp=1", "batch.micro=1"), {"pp": 1, "micro": 1})]:
+    given = ("parallel.pp=1", "batch.micro=1"), {"parallel.pp": 1, "batch.micro": 1}
+    for overrides, fixed in [((), {}), given]:
         config, origins = settings.read(None, overrides)
-        assert fixed_fields(config, origins) == fixed and is_given(origins) == bool(fixed)
+        assert fixed_keys(config, origins) == fixed and is_given(origins) == bool(fixed)
 
 
 def test_a_given_default_that_does_nothing_is_reported():

@@ -3,21 +3,21 @@
 import json
 import math
 import re
+from contextlib import suppress
 
 import pytest
 from click.testing import CliRunner
 from conftest import LONG, but_for
-from public_models import public_model
+from public_models import public_model, public_space
 
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
 from mpitrain.commands.plan.assumed import INTERVAL
+from mpitrain.commands.plan.candidates import candidates, regathering
 from mpitrain.commands.plan.goodput import goodput, save_times
-from mpitrain.commands.plan.planner import base_layout, with_layout
-from mpitrain.commands.plan.search import _every as every_layout
 from mpitrain.commands.plan.search import search
 from mpitrain.config import flatten, load
-from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.errors import ConfigError, InputError, ScheduleError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -53,8 +53,7 @@ def sets(*overrides):
 
 def test_llama_405b_is_laid_out_as_it_was():
     """TP 8 and PP 16 on 16,384 GPUs at 8,192 tokens (arXiv:2407.21783, table 4)."""
-    shape = public_model("llama3-405b")
-    found = search(shape, StepLayout(16384, 8192, 2048), H100, {}, H100.memory_bytes)
+    found = search(*public_space("llama3-405b", H100, 16384, 8192, 2048), H100.memory_bytes)
     best = found.ranked[0].layout
     assert (best.tp, best.pp, best.dp, best.zero) == (8, 16, 128, 1)
     assert found.refused["fewer microbatches than stages"] and found.refused["memory"]
@@ -65,12 +64,9 @@ def test_llama_405b_is_laid_out_as_it_was():
 )
 def test_a_plan_sums_gradients_as_often_as_a_run(reproducible, zero, each):
     """A tree sums over microbatches first."""
-    given = load(None, ("model.preset=llama3-8b", f"numerics.reproducible={reproducible}"))
-    layout, _ = base_layout(given, 8, H100)
-    assert layout._replace(zero=zero).sums_each == each
     keys = ("batch.global=8", f"parallel.zero={zero}", f"numerics.reproducible={reproducible}")
     run = resolve(load(None, keys), 8, 256)
-    assert (run.parallel.reduce == "microbatch") == each
+    assert (run.parallel.reduce == "microbatch") == layout_of(run, H100).sums_each == each
 
 
 @pytest.mark.parametrize("reduce", ["same", "bf16"])
@@ -85,12 +81,12 @@ def test_gradients_that_travel_in_16_bits_are_kept_as_they_are(reduce, zero):
     )
     run = resolve(load(None, (*keys, "batch.global=8", f"precision.reduce={reduce}")), 2, 128256)
     plan = plan_of(run)
-    found = footprint_of(step_model(plan), layout_of(run, H100), [1])
+    found = footprint_of(step_model(plan), layout_of(run, H100), (1,))
     assert found.gradients == pytest.approx(predict(plan)[0].gradients, rel=0.01)
 
 
 def test_a_small_model_needs_nothing_but_dp():
-    found = search(public_model("llama3.2-1b"), StepLayout(8, 4096, 64), H100, {}, 0.9 * H100.memory_bytes)
+    found = search(*public_space("llama3.2-1b", H100, 8, 4096, 64), 0.9 * H100.memory_bytes)
     best = found.ranked[0].layout
     assert (best.tp, best.pp, best.cp, best.dp, best.zero) == (1, 1, 1, 8, 1)
 
@@ -99,53 +95,50 @@ def test_a_small_model_needs_nothing_but_dp():
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"tp": 2, "pp": 4},
-        {"chunks": 2},
-        {"chunks": 4, "pp": 2},
-        {"sharded": 8},
-        {"zero": 2},
-        {"schedule": "zbv"},
+        {"parallel.tp": 2, "parallel.pp": 4},
+        {"pipeline.chunks": 2},
+        {"pipeline.chunks": 4, "parallel.pp": 2},
+        {"parallel.dp_shard": 8},
+        {"parallel.zero": 2},
+        {"pipeline.schedule": "zbv"},
     ],
     ids=str,
 )
 def test_what_is_fixed_stays(fixed):
-    shape = public_model("llama3-8b")
-    found = search(shape, StepLayout(16, 4096, 64), H100, fixed, H100.memory_bytes)
+    model, space = public_space("llama3-8b", H100, 16, 4096, 64, fixed)
+    found = search(model, space, H100.memory_bytes)
     assert found.ranked
     for each in found.ranked:
-        assert {key: getattr(each.layout, key) for key in fixed} == fixed
+        for config in (each.config, space.resolved(each.config)):
+            assert {key: flatten(config)[key] for key in fixed} == fixed or each.layout.dp == 1
 
 
-def test_all_of_a_layout_is_written():
-    layout = StepLayout(64, 128, 64, tp=2, cp=2, pp=2, zero=3, sharded=4, chunks=4, schedule="interleaved")
-    written = flatten(with_layout(load(None, ()), layout))
-    expected = {"tp": 2, "cp": 2, "pp": 2, "dp": 8, "ep": 1, "etp": 1, "zero": 3, "dp_shard": 4}
-    assert {key: written[f"parallel.{key}"] for key in expected} == expected
-    assert (written["pipeline.schedule"], written["pipeline.chunks"]) == ("interleaved", 4)
-    assert (written["batch.global"], written["batch.micro"]) == (64, 1)
-
-
-def test_kinds_are_written_where_they_matter():
-    layout = StepLayout(8, 128, 64, cp=2, zero=3, context="ulysses", gather="step")
-    keys = ("parallel.context", "parallel.gather", "memory.offload")
-    written = flatten(with_layout(load(None, ()), layout))
-    assert [written[key] for key in keys] == ["ulysses", "step", "none"]
-    plain = layout._replace(cp=1, zero=1, offload_optimizer=True)
-    written = flatten(with_layout(load(None, ("parallel.context=ring",)), plain))
-    assert [written[key] for key in keys] == ["ring", "auto", "optimizer"]
-    written = flatten(with_layout(load(None, ("memory.offload=all",)), plain))
-    assert written["memory.offload"] == "all"
+def test_a_candidate_says_all_of_its_layout():
+    """Only how rows travel, and what nobody chose, is left to what a run settles."""
+    model, space = public_space("mixtral-8x7b", H100, 16, 4096, 64)
+    for candidate in candidates(space, model):
+        with suppress(InputError):
+            resolved = flatten(space.resolved(candidate))
+            written = flatten(candidate)
+            for key in ("tp", "cp", "pp", "dp", "ep", "etp", "dp_shard", "context", "regather"):
+                assert resolved[f"parallel.{key}"] == written[f"parallel.{key}"]
+            assert resolved["batch.micro"] == written["batch.micro"]
+            again = regathering(candidate, space.resolved(candidate))
+            assert (again is not None) == (
+                written["parallel.tp"] > 1 and written["memory.recompute"] != "full"
+            )
+            assert again is None or space.resolved(again).parallel.regather
 
 
 def test_ulysses_is_chosen_on_slow_links_and_never_beyond_key_value_heads():
-    shape = public_model("llama3-8b")
     slow = H100._replace(inside=24e9, between=2e9)
-    base = StepLayout(16, 16384, 32)
     for cp, is_possible in ((8, True), (16, False)):
-        found = search(shape, base, slow, {"cp": cp, "tp": 1, "pp": 1}, 4 * H100.memory_bytes)
+        fixed = {"parallel.cp": cp, "parallel.tp": 1, "parallel.pp": 1}
+        found = search(*public_space("llama3-8b", slow, 16, 16384, 32, fixed), 4 * H100.memory_bytes)
         assert (found.ranked[0].layout.context == "ulysses") == is_possible
         assert any(each.layout.context == "ulysses" for each in found.ranked) == is_possible
-    for each in search(shape, base, H100, {"cp": 2, "tp": 1}, H100.memory_bytes).ranked:
+    fixed = {"parallel.cp": 2, "parallel.tp": 1}
+    for each in search(*public_space("llama3-8b", H100, 16, 16384, 32, fixed), H100.memory_bytes).ranked:
         assert each.layout.context == "zigzag"  # a ring hides beneath attention, an all-to-all doesn't
 
 
@@ -162,18 +155,17 @@ def test_a_kind_sends_what_a_layer_of_it_declares():
 
 
 def test_weights_are_kept_over_the_step_where_they_fit_and_gain():
-    shape = public_model("llama3-8b")
-    base, fixed = (
-        StepLayout(64, 8192, 512),
-        {"zero": 3, "pp": 1, "tp": 1, "micro": 1, "recompute": "none"},
-    )
-    roomy = search(shape, base, H100, fixed, 80e9).ranked[0]
-    tight = search(shape, base, H100, fixed, 50e9).ranked[0]
+    fixed = {
+        "parallel.zero": 3, "parallel.pp": 1, "parallel.tp": 1, "batch.micro": 1, "memory.recompute": "none"
+    }  # fmt: skip
+    shape, space = public_space("llama3-8b", H100, 64, 8192, 512, fixed)
+    roomy = search(shape, space, 80e9).ranked[0]
+    tight = search(shape, space, 50e9).ranked[0]
     assert (roomy.layout.gather, tight.layout.gather) == ("step", "auto")
     assert roomy.found.seconds < tight.found.seconds
     assert roomy.found.footprint.weights == pytest.approx(2 * shape.num_parameters, rel=1e-4)
     assert tight.found.footprint.weights < 2 * shape.num_parameters / 32
-    once = search(shape, base._replace(batch=64), H100, fixed, 80e9)  # one microbatch: both fetch once
+    once = search(*public_space("llama3-8b", H100, 64, 8192, 64, fixed), 80e9)  # one microbatch
     assert {each.layout.gather for each in once.ranked} == {"auto"}
 
 
@@ -201,9 +193,8 @@ def test_what_is_offloaded_by_hand_is_in_the_times_of_a_measured_host_and_else_s
 
 
 def test_less_memory_is_kept():
-    shape = public_model("llama3-8b")
     for limit in (30e9, 50e9, 80e9):
-        found = search(shape, StepLayout(16, 8192, 64), H100, {}, limit)
+        found = search(*public_space("llama3-8b", H100, 16, 8192, 64), limit)
         assert found.ranked and all(each.found.footprint.total < 1.15 * limit for each in found.ranked)
 
 
@@ -361,13 +352,16 @@ def test_experts_rows_go_to_nodes_first_where_they_can(dispatch, ranks, found):
 
 @pytest.mark.parametrize(("width", "degrees"), [(64, {1, 2}), (63, {1})])
 def test_experts_are_whole_or_divided_as_the_dense_layers_are(width, degrees):
-    shape = public_model("mixtral-8x7b", layers=4, experts=dict(width=width))
-    tried = set()
-    for layout in every_layout(shape, StepLayout(8, 256, 64), H100, {"tp": 2, "pp": 1}):
-        assert 8 % (layout.ep * layout.etp) == 0
-        tried.add(layout.etp)
-    assert tried == degrees
-    assert {each.etp for each in every_layout(shape, StepLayout(8, 256, 64), H100, {"tp": 1})} == {1}
+    changed = dict(layers=4, experts=dict(width=width))
+
+    def tried(**fixed):
+        keys = {f"parallel.{axis}": degree for axis, degree in fixed.items()}
+        model, space = public_space("mixtral-8x7b", H100, 8, 256, 64, keys, **changed)
+        return [config.parallel for config in candidates(space, model)]
+
+    assert all(8 % (each.ep * each.etp) == 0 for each in tried(tp=2, pp=1))
+    assert {each.etp for each in tried(tp=2, pp=1)} == degrees
+    assert {each.etp for each in tried(tp=1)} == {1}
 
 
 def test_json_holds_no_number_that_is_none():

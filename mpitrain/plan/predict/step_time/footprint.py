@@ -10,6 +10,7 @@ What an allocator reserves besides, and libraries' own buffers, are not in it: t
 line where memory was published as reserved.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -41,7 +42,8 @@ class Footprint(NamedTuple):
         return self.weights + self.gradients + self.moments + self.activations + self.logits + self.gathered
 
 
-def footprint_of(model: StepModel, layout: StepLayout, in_flight: list[int]) -> Footprint:
+@lru_cache(maxsize=4)  # a search asks whether a layout fits, and then for its step
+def footprint_of(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...]) -> Footprint:
     """Return what the fullest rank holds. in_flight: stashes of a stage on each pipeline rank."""
     blocks = blocks_of_stages(model, layout)
     ranks = [

@@ -177,18 +177,18 @@ def _message_seconds(model: StepModel, layout: StepLayout, machine: MachineRates
 
 def _pipeline_seconds(
     stages: list[StageSeconds], layout: StepLayout, message: float, meanwhile: bool, play: bool
-) -> tuple[float, list[int]]:
+) -> tuple[float, tuple[int, ...]]:
     """Return the seconds of all microbatches, and stashes in flight by rank."""
     count = layout.num_microbatches
     slowest = max(sum(stage.total for stage in held) for held in ranks_of(stages, layout))
     if layout.pp == 1:
-        return count * slowest, [1]
+        return count * slowest, (1,)
     table = table_of(layout) if play else None
     if table is None:
         waiting = (layout.pp - 1) * bubble_share(layout.schedule, layout.chunks)
         return (count + waiting) * slowest, stashes_in_flight(layout)
     timeline = play_pipeline(stages, layout, table, message, meanwhile)
-    in_flight = [-(-timeline.peak_in_flight(rank) // table.segments) for rank in range(layout.pp)]
+    in_flight = tuple(-(-timeline.peak_in_flight(rank) // table.segments) for rank in range(layout.pp))
     played = table.num_microbatches * table.copies // table.segments
     return timeline.makespan + (count - played) * slowest, in_flight
 
@@ -228,19 +228,19 @@ def bubble_share(schedule: str, chunks: int) -> float:
     return known.get(schedule, 1 / chunks)
 
 
-def stashes_in_flight(layout: StepLayout) -> list[int]:
+def stashes_in_flight(layout: StepLayout) -> tuple[int, ...]:
     """Return how many microbatches' stashes, of one stage each, every pipeline rank holds at most."""
     pp, chunks = layout.pp, layout.chunks
     count = layout.num_microbatches
     if layout.schedule == "gpipe":
-        return [count] * pp
+        return (count,) * pp
     if layout.schedule in catalog.LOOPED:  # arXiv:2205.05198, section 4.2.3
-        return [min(count * chunks, 2 * (pp - rank - 1) + (chunks - 1) * pp + 1) for rank in range(pp)]
+        return tuple(min(count * chunks, 2 * (pp - rank - 1) + (chunks - 1) * pp + 1) for rank in range(pp))
     if chunks == 2:  # v-shaped: stages of both ways
         share = {"v-half": 0.55, "v-min": 0.4}.get(layout.schedule, 1.0)
-        return [min(2 * count, int(2 * pp * share) + 1)] * pp
+        return (min(2 * count, int(2 * pp * share) + 1),) * pp
     more = pp if layout.schedule == "zb-h2" else 0
-    return [min(count, pp - rank + more) for rank in range(pp)]
+    return tuple(min(count, pp - rank + more) for rank in range(pp))
 
 
 def _played(layout: StepLayout) -> PlayedSize:

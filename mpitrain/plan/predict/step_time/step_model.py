@@ -32,10 +32,6 @@ class StepModel:
         """Its keys of the table `experts`; None: it has no experts."""
         return self.config.experts if self.config.experts.count else None
 
-    @property
-    def has_latents(self) -> bool:
-        return bool(self.config.attention.kv_rank)
-
     @cached_property
     def kinds(self) -> tuple[Block, ...]:
         """The blocks that differ, in the order of their first ones."""

@@ -1,0 +1,215 @@
+"""The layouts that a search tries: configurations that leave nothing of their layout open.
+
+What the user gave stays; the rest follows the rules of the field. Whether one can be trained is
+asked of resolve() alone (plan/settings/resolve.py).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mpitrain import config as settings
+from mpitrain.config import Config
+from mpitrain.origins import Origins
+from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.declared.step_layout import MICROS, ExpertLoad, StepLayout
+from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
+from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.plan.settings.idle import can_regather
+from mpitrain.plan.settings.resolve import resolve
+from mpitrain.schedules import catalog
+
+LONG = 16384  # positions from which cp is tried
+CONTEXT, GATHER = "zigzag", "auto"  # kinds that others must be faster than
+KEYS = (  # that a search chooses, where they are open
+    "parallel.tp", "parallel.cp", "parallel.pp", "parallel.dp", "parallel.ep", "parallel.etp",
+    "parallel.zero", "parallel.dp_shard", "batch.micro", "parallel.context", "parallel.gather",
+    "parallel.regather", "memory.recompute", "pipeline.schedule", "pipeline.chunks",
+)  # fmt: skip
+# of the others 0 means that they are open
+MEANING_0 = ("parallel.zero", "parallel.dp_shard", "parallel.regather")
+
+FixedKeys = Mapping[str, Any]
+
+
+class SearchSpace(NamedTuple):
+    """A configuration whose layout is open, and what it is for.
+
+    given: with a batch. fixed: keys of KEYS that stay as given. vocab, needed: as resolve() takes
+    them. expert_load: as stated or replayed, of all layouts.
+    """
+
+    given: Config
+    fixed: FixedKeys
+    ranks: int
+    machine: MachineRates
+    vocab: int
+    needed: int | None = None
+    expert_load: ExpertLoad | None = None
+
+    def resolved(self, config: Config) -> ResolvedConfig:
+        """Return a configuration as a run on the machine resolves it. Raises ConfigError, as a run does."""
+        node_ranks = min(self.ranks, self.machine.ranks_per_node)
+        nodes = -(-self.ranks // self.machine.ranks_per_node)
+        return resolve(config, self.ranks, self.vocab, nodes, node_ranks, "there are", self.needed)
+
+    def layout_of(self, resolved: ResolvedConfig) -> StepLayout:
+        return layout_of(resolved, self.machine)._replace(expert_load=self.expert_load)
+
+    def offloading(self) -> "SearchSpace":
+        """Return the same space with the optimizer in host memory."""
+        return self._replace(given=settings.with_values(self.given, {"memory.offload": "optimizer"}))
+
+    def choices(self, key: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the values of a key that are tried: that which is fixed, or these."""
+        return (self.fixed[key],) if key in self.fixed else values
+
+
+def fixed_keys(config: Config, origins: Origins) -> FixedKeys:
+    """Return the keys of a layout that the user gave, with their values."""
+    flat = settings.flatten(config)
+    given = (key for key in KEYS if origins.is_given(key))
+    return {key: flat[key] for key in given if flat[key] or key in MEANING_0}
+
+
+def candidates(space: SearchSpace, model: StepModel) -> Iterator[Config]:
+    """Yield configurations by the rules of the field: tp and etp within a node, ZeRO-1 always.
+
+    Those that gather tp's inputs again aren't among them: regathering() makes one of another.
+    """
+    batch = space.given.batch.global_
+    modes = space.choices("memory.recompute", ("none", "selective", "full"))
+    for tp, cp, pp in _degrees(space, model):
+        dp = space.ranks // (tp * cp * pp)
+        for zero, sharded in _zeros(space, dp * cp, pp, tp):
+            for ep, etp in _experts(space, model, space.ranks // pp, tp):
+                for schedule, chunks in _schedules(space, model, pp):
+                    for micro in space.choices("batch.micro", MICROS):
+                        divides = batch % (dp * micro) == 0
+                        for recompute in modes if divides else modes[:1]:  # one is refused for all
+                            config = _with_layout(
+                                space.given,
+                                dict(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, zero=zero, dp_shard=sharded),
+                                dict(schedule=schedule, chunks=chunks), micro, recompute,
+                            )  # fmt: skip
+                            yield from _by_kind(space, model, config)
+
+
+def _with_layout(
+    config: Config, parallel: Mapping[str, int], pipeline: Mapping[str, Any], micro: int, recompute: str
+) -> Config:
+    """Return a configuration with other values of some keys. parallel, pipeline: of these tables."""
+    replace = msgspec.structs.replace
+    return replace(
+        config,
+        parallel=replace(config.parallel, **parallel),
+        pipeline=replace(config.pipeline, **pipeline),
+        batch=replace(config.batch, micro=micro),
+        memory=replace(config.memory, recompute=recompute),
+    )
+
+
+def regathering(config: Config, resolved: ResolvedConfig) -> Config | None:
+    """Return a configuration that gathers tp's inputs again, None where that does nothing."""
+    if config.parallel.regather or not can_regather(resolved):
+        return None
+    return settings.with_values(config, {"parallel.regather": True})
+
+
+def _by_kind(space: SearchSpace, model: StepModel, config: Config) -> Iterator[Config]:
+    """Yield a configuration with each kind of cp and of ZeRO-3's gathers that can matter.
+
+    ring isn't tried: it sends what zigzag does, and leaves causal attention unbalanced. Ulysses isn't
+    beyond a rank's key-value heads: it would send copies of them.
+    """
+    parallel, batch = config.parallel, config.batch
+    contexts: tuple[str, ...] = (parallel.context,)
+    if parallel.cp > 1:
+        whole_heads = parallel.cp <= model.sizes.kv_heads // parallel.tp
+        contexts = space.choices("parallel.context", (CONTEXT, "gather", *["ulysses"] * whole_heads))
+    gathers: tuple[str, ...] = (parallel.gather,)
+    fetches_often = batch.global_ > batch.micro * parallel.dp
+    if parallel.zero == 3 and parallel.pp == 1 and fetches_often:
+        gathers = space.choices("parallel.gather", (GATHER, "step"))
+    for context in contexts:
+        for gather in gathers:
+            changed = msgspec.structs.replace(parallel, context=context, gather=gather)
+            yield msgspec.structs.replace(config, parallel=changed)
+
+
+def _degrees(space: SearchSpace, model: StepModel) -> Iterator[tuple[int, int, int]]:
+    tps = tuple(_divisors(min(space.machine.ranks_per_node, space.ranks)))
+    sequence = space.given.data.sequence
+    longest = sequence // (LONG // 2) if sequence >= LONG else 1
+    cps = tuple(cp for cp in (1, 2, 4, 8, 16, 32) if cp <= longest)
+    for tp in space.choices("parallel.tp", tps):
+        for cp in space.choices("parallel.cp", cps):
+            if space.ranks % (tp * cp):
+                continue
+            rest = space.ranks // (tp * cp)
+            pps = tuple(pp for pp in _divisors(rest) if pp <= min(model.sizes.layers, 64))
+            for pp in space.choices("parallel.pp", pps):
+                if rest % pp == 0 and space.fixed.get("parallel.dp", rest // pp) == rest // pp:
+                    yield tp, cp, pp
+
+
+def _zeros(space: SearchSpace, data: int, pp: int, tp: int) -> list[tuple[int, int]]:
+    """Return ZeRO's stages with the ranks that share state; stage 3 alone where its gathers are fixed."""
+    gathers = space.fixed.get("parallel.gather", GATHER) != GATHER
+    stages = _stages_of_zero(space, data, pp, tp)
+    return [(zero, sharded) for zero, sharded in stages if zero == 3 or not gathers]
+
+
+def _stages_of_zero(space: SearchSpace, data: int, pp: int, tp: int) -> list[tuple[int, int]]:
+    if {"parallel.zero", "parallel.dp_shard"} & set(space.fixed):
+        sharded = space.fixed.get("parallel.dp_shard", 0)
+        return [(zero, sharded) for zero in space.choices("parallel.zero", (1, 3)[: 1 + (pp == 1)])]
+    if data == 1:
+        return [(0, 0)]
+    stages = [(1, 0)]
+    if pp == 1:
+        stages.append((3, 0))
+        node = space.machine.ranks_per_node // tp
+        stages += [(3, node)] * (1 < node < data and data % node == 0)
+    return stages
+
+
+def _experts(space: SearchSpace, model: StepModel, ranks: int, tp: int) -> list[tuple[int, int]]:
+    """Return degrees of ep with those of etp: experts are whole, or divided as the dense layers are."""
+    if model.experts is None:
+        return [(1, space.fixed.get("parallel.etp", 1))]
+    eps = tuple(ep for ep in _divisors(model.experts.count) if ranks % ep == 0 and ep <= 128)
+    etps = (1, tp) if tp > 1 and model.experts.width % tp == 0 else (1,)
+    return [
+        (ep, etp)
+        for ep in space.choices("parallel.ep", eps)
+        for etp in space.choices("parallel.etp", etps)
+        if etp == 1 or "parallel.etp" in space.fixed or ranks % (ep * etp) == 0
+    ]
+
+
+def _schedules(space: SearchSpace, model: StepModel, pp: int) -> list[tuple[str, int | None]]:
+    """Return schedules with their pipeline.chunks: nothing more complex than is needed."""
+    names: tuple[str, ...] = ("1f1b",) if pp == 1 else ("1f1b", "interleaved", "zbv")
+    chunks = space.fixed.get("pipeline.chunks")
+    if pp == 1 and chunks and chunks > 1:
+        names = ("interleaved", "zbv")
+    return [
+        (name, number)
+        for name in space.choices("pipeline.schedule", names)
+        for number in _chunks(name, chunks)
+        if pp * (number or 1) <= model.sizes.layers
+    ]
+
+
+def _chunks(name: str, fixed: int | None) -> tuple[int | None, ...]:
+    """Return the values of pipeline.chunks that a schedule is tried with; None: as many as it has."""
+    if name in catalog.LOOPED and not fixed:
+        return (2, 4)
+    return (fixed,)
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, min(number, 4096) + 1) if number % divisor == 0]
