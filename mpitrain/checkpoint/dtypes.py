@@ -19,6 +19,8 @@ NAMES |= {
     for n in (1, 2, 4, 8)
 }
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
+# read into one another: a copy of a run may have another precision.compute or optimizer.moments
+INTERCHANGEABLE = frozenset({DTYPES["bf16"], DTYPES["fp32"], DTYPES["fp64"]})
 
 
 def check_dtype(name: str, dtype: np.dtype) -> None:
@@ -31,6 +33,11 @@ def check_dtype(name: str, dtype: np.dtype) -> None:
             f"{name} has dtype {dtype.str}, which a checkpoint cannot hold; use one of "
             f"{', '.join(NAMES.values())}"
         )
+
+
+def is_readable_as(stored: np.dtype, needed: np.dtype) -> bool:
+    """Return whether an array may be read for one of another dtype. The reader converts it."""
+    return stored == needed or {stored, needed} <= INTERCHANGEABLE
 
 
 @cache

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpitrain.checkpoint.arrays import LogicalArray
 from mpitrain.checkpoint.boxes import select
-from mpitrain.checkpoint.dtypes import NAMES
+from mpitrain.checkpoint.dtypes import NAMES, is_readable_as
 from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.folders import step_of
 from mpitrain.checkpoint.hdf5_bytes import FILE
@@ -79,13 +79,12 @@ class Checkpoint:
         return self._shards.read(array, select(array.shape, rows))
 
     def require(self, needs: Needs) -> None:
-        """Raise CheckpointError unless these arrays are there, with these dtypes and shapes.
-
-        It reads no data.
+        """Raise CheckpointError unless these arrays are there, with these shapes, and of dtypes
+        that these can be read from. It reads no data.
         """
         for name, (dtype, shape) in needs.items():
             array = self.array(name)
-            if (array.dtype, array.shape) != (dtype, tuple(shape)):
+            if not is_readable_as(array.dtype, dtype) or array.shape != tuple(shape):
                 found = f"{NAMES[array.dtype]} {list(array.shape)}"
                 needed = f"{NAMES[dtype]} {list(shape)}"
                 raise CheckpointError(

@@ -17,6 +17,7 @@ import torch
 from mpitrain.actor.stage import Stage, assemble
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.tensors import to_tensor
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.comm.base.cores import of_this_process
 from mpitrain.commands.decoding import NextToken, length_in_memory, why_not_cached
@@ -352,7 +353,7 @@ def _load(rundir: RunDir, plan: Plan) -> Stage:
 
 def _fill(stage: Stage, saved: Checkpoint) -> None:
     for spec, data in stage.state.weights():
-        data.copy_(torch.from_numpy(saved.read(f"parameters/{spec.name}")))
+        data.copy_(to_tensor(saved.read(f"parameters/{spec.name}")))
         if not torch.isfinite(data).all():
             raise CheckpointError(
                 f"{saved.path}: parameters/{spec.name} holds NaN or infinite numbers; train the model again, "

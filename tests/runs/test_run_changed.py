@@ -73,20 +73,25 @@ def test_the_place_in_the_data_stays_through_changes_of_batch_sequence_and_steps
     assert losses(run, "tokens")[step + 1] == tokens + 7 * 40
 
 
-def test_a_loss_scale_is_that_of_the_precision_that_computes(tmp_path, text):
-    """Its oracle: a run in fp32 that nobody changed. A wrong scale is a factor of 256 in the norm."""
+def test_a_copy_in_another_precision_keeps_its_state_and_has_a_loss_scale_of_its_own(tmp_path, text):
+    """Its oracle: a run in fp32 that nobody changed. A wrong scale is a factor of 256 in the norm.
+
+    Weights and moments are stored in fp32, fp64 and bf16 on the way.
+    """
     settings = dict(
         model_layers=2, data_sequence=32, run_eval_every=0, run_eval_batches=1, run_preflight="off",
         run_save_every=2, schedule_name="constant",
     )  # fmt: skip
-    begun(tmp_path / "plain", text, **settings, run_steps=8, precision_compute="fp32")
+    begun(tmp_path / "plain", text, **settings, run_steps=10, precision_compute="fp32")
     run = begun(tmp_path / "run0", text, **settings, run_steps=2, precision_compute="fp32")
-    for number, compute in enumerate(["fp16", "bf16", "fp16"], start=1):
-        run = resumed(run, tmp_path / f"run{number}", 2 + 2 * number, compute=compute)
+    kinds = [("fp16", "fp32"), ("bf16", "bf16"), ("fp64", "fp32"), ("fp16", "fp32")]
+    for number, (compute, moments) in enumerate(kinds, start=1):
+        changes = dict(compute=compute, moments=moments)
+        run = resumed(run, tmp_path / f"run{number}", 2 + 2 * number, **changes)
     norms, plain = losses(run, "grad_norm"), losses(tmp_path / "plain", "grad_norm")
     assert norms == {step: pytest.approx(norm, rel=0.05) for step, norm in plain.items()}
     scales = losses(run, "loss_scale")
-    assert [scales[step] for step in range(1, 9)] == [None, None, 256, 256, None, None, 256, 256]
+    assert [scales[2 * number] for number in range(1, 6)] == [None, 256, None, None, 256]
 
 
 def test_a_copy_is_what_its_keys_say_also_those_that_were_derived(tmp_path, text):

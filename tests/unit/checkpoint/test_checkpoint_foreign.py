@@ -20,6 +20,7 @@ from conftest import but_for
 
 from mpitrain.checkpoint.arrays import StoredPart
 from mpitrain.checkpoint.boxes import Box, Chunks
+from mpitrain.checkpoint.dtypes import BF16
 from mpitrain.checkpoint.files import FORMAT, creating
 from mpitrain.checkpoint.hdf5 import Hdf5File
 from mpitrain.checkpoint.hdf5_bytes import MOST_BLOCK_BYTES, Bytes, ForeignError
@@ -497,9 +498,10 @@ def test_run_directory_may_be_reached_through_a_link(folder, tmp_path):
 
 
 def test_steps_without_what_is_needed_are_passed_over(folder):
-    good = {"parameters/w": (np.dtype("f4"), (6, 4))}
-    with open_latest(folder, warn=pytest.fail, needs=good) as checkpoint:
-        assert checkpoint.step == 30
+    for dtype in (np.dtype("f4"), np.dtype("f8"), BF16):  # whoever reads it converts it
+        good = {"parameters/w": (dtype, (6, 4))}
+        with open_latest(folder, warn=pytest.fail, needs=good) as checkpoint:
+            assert checkpoint.step == 30
     for needs, reason in [
         ({"parameters/v": (np.dtype("f4"), (6, 4))}, "step-00000030 has no array parameters/v"),
         (
@@ -507,8 +509,8 @@ def test_steps_without_what_is_needed_are_passed_over(folder):
             "parameters/w is fp32 [6, 4], needed fp32 [4, 6]",
         ),
         (
-            {"parameters/w": (np.dtype("f8"), (6, 4))},
-            "parameters/w is fp32 [6, 4], needed fp64 [6, 4]",
+            {"parameters/w": (np.dtype("f2"), (6, 4))},
+            "parameters/w is fp32 [6, 4], needed fp16 [6, 4]",
         ),
     ]:
         said = []
