@@ -16,7 +16,6 @@ Methods are called within the block, by one thread at a time, in the process tha
 MPI's state is of that process alone. A child that it forks ends where it leaves the block.
 """
 
-import difflib
 import os
 import sys
 import threading
@@ -29,7 +28,7 @@ from mpitrain.cluster import entry, std_streams
 from mpitrain.cluster.guard import Guard, is_guarded
 from mpitrain.cluster.status_board import BUSY, LEFT
 from mpitrain.comm.base.world import is_finalized
-from mpitrain.errors import DONE, FAILED, ConfigError
+from mpitrain.errors import DONE, FAILED, ConfigError, nearest
 from mpitrain.inputs import shown
 
 if TYPE_CHECKING:
@@ -301,8 +300,8 @@ class OpenRun:
 
 
 def _near(name: str, known: list[str]) -> str:
-    found = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {found[0]}?" if found else "OpenRun.arrays() has the names"
+    near = nearest(name, known)
+    return f"did you mean {near}?" if near else "OpenRun.arrays() has the names"
 
 
 def _everywhere(error: ConfigError) -> ConfigError:

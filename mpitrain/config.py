@@ -5,7 +5,6 @@ A key that would do nothing does not exist. mpitrain/plan/settings/resolve.py fi
 """
 
 import datetime
-import difflib
 import hashlib
 import json
 import math
@@ -22,7 +21,7 @@ import tomli_w
 from msgspec import Meta
 
 from mpitrain import config_hints, origins, plugins
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import as_argument, is_one_line, read_text, shown
 from mpitrain.origins import KeyOrigin, Origins
 
@@ -865,14 +864,13 @@ def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: s
                 for t in msgspec.structs.fields(Config)
                 for f in msgspec.structs.fields(t.type)
             ]
-            near = difflib.get_close_matches(prefix + key, [prefix + f for f in fields], 1)
             near = (
-                near
-                or [name for name in every if name.partition(".")[2] == key][:1]
-                or difflib.get_close_matches(key, every, 1)
+                nearest(prefix + key, [prefix + f for f in fields])
+                or next((name for name in every if name.partition(".")[2] == key), "")
+                or nearest(key, every)
             )
             hint = config_hints.of_another_name(prefix + key) or (
-                f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
+                f"did you mean {near}?" if near else f"known here: {', '.join(fields)}"
             )
             raise ConfigError(f"unknown key {shown(prefix + key)}{where}; {hint}")
         if isinstance(fields[key], type) and issubclass(fields[key], msgspec.Struct):

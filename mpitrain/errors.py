@@ -6,6 +6,7 @@ This module is the bottom of the package: it imports nothing of ours.
 """
 
 import sys
+from collections.abc import Iterable
 
 DONE = 0  # done
 FAILED = 1  # failed, or the answer of a checking command is no; what was saved is whole
@@ -132,3 +133,10 @@ def library_fault(error: BaseException) -> LibraryError | None:
     return LibraryError(
         f"a library can't be loaded: {error}; reinstall it, or load the modules that it was built with"
     )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like what was typed, for a hint; "" if none is."""
+    from difflib import get_close_matches  # ranks whose names are right do without: 0.2 MB each
+
+    return next(iter(get_close_matches(name, [*known], 1)), "")

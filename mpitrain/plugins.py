@@ -15,14 +15,13 @@ import re
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from mpitrain import config_hints
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import read_file, shown
 
 T = TypeVar("T")
@@ -115,10 +114,10 @@ class Catalog(Generic[T]):
         known = self.built_in()
         if name in known:
             return known[name]
-        near = get_close_matches(name, known, 1)
+        near = nearest(name, known)
         instead = config_hints.instead_of_value(self.key, name)
         every = f"known: {', '.join(known)}"
-        hint = f"{instead}; {every}" if instead else f"did you mean {near[0]}?" if near else every
+        hint = f"{instead}; {every}" if instead else f"did you mean {near}?" if near else every
         raise ConfigError(f"{self.key} = {shown(repr(name))}; {hint}")
 
 

@@ -7,9 +7,8 @@ imports nothing of mpitrain, so it searches by itself, as mpitrain/plugins.py do
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from difflib import get_close_matches
 
-from mpitrain.errors import ScheduleError
+from mpitrain.errors import ScheduleError, nearest
 from mpitrain.schedules import families
 from mpitrain.schedules.families.seq1f1b import SEGMENTS
 from mpitrain.schedules.family import ScheduleFamily
@@ -54,8 +53,8 @@ def schedule_named(name: str) -> ScheduleFamily:
     Raises ScheduleError for a name that no schedule has, with the nearest one.
     """
     if name not in FAMILIES:
-        close = get_close_matches(name.lower(), NAMES, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        close = nearest(name.lower(), NAMES)
+        hint = f"did you mean {close!r}? " if close else ""
         missing = ": no such file" if "." in name or "/" in name else ""
         raise ScheduleError(f"unknown schedule {name[:100]!r}{missing}; {hint}There are: {', '.join(NAMES)}")
     return FAMILIES[name]

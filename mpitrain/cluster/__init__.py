@@ -4,6 +4,7 @@ allocation, launch, limit     when this job ends; who started it; how long a wai
 entry, std_streams            what a process does first; output that it survives
 guard                         around each rank: signals, and an end with one report
 watchdog                      one small process a node: limits, deaths, and the report
+watchdog_messages, activity   what ranks and watchdogs tell each other; whether a rank is at work
 status_board                  memory that a rank and the watchdog share: where the rank is
 watchdog_rendezvous, nodes    how a rank finds the watchdog of its node; watchdogs of other nodes
 hang_analysis                 why a run hangs: who is behind, and who waits for whom

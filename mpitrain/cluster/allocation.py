@@ -23,7 +23,6 @@ flux-job(1), bjobs(1), "Job Arrays" of LSF, qstat(1B), and qsub(1B) of Torque.
 import os
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -271,6 +270,8 @@ def _line_of(job: str, output: str) -> str:
 
 def _answer(*command: str) -> str:
     """Return what a command prints; "" if it isn't there, fails, or takes too long."""
+    import subprocess  # by the rank that asks
+
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=True

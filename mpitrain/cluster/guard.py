@@ -27,7 +27,9 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpitrain.cluster import console, watchdog, watchdog_rendezvous
+from mpitrain.cluster import console, watchdog_rendezvous
+from mpitrain.cluster import watchdog_messages as messages
+from mpitrain.cluster.activity import Activity
 from mpitrain.cluster.allocation import Allotted
 from mpitrain.cluster.hang_analysis import MOST_NAMED
 from mpitrain.cluster.launch import elsewhere, launched, launcher_above, rank_of_launcher
@@ -103,7 +105,7 @@ class Guard:
         self._unsaved = PHASES[:-1]
         self._leave_by = float("inf")
         self._asked_at = -ECHO_S
-        self._activity = watchdog.Activity()
+        self._activity = Activity()
         self._slot: int | None = None
         self._watchdog: socket.socket | None = None
         # its process; how many looks in a row have found it stopped
@@ -153,9 +155,9 @@ class Guard:
         report = f"mpitrain: {self.place.who} on {os.uname().nodename}: no thread can be started; {no_more()}"
         try:
             self._share()
-            socket.send_fds(known, [watchdog.GREETING], [self._slot, self._lifeline])
-            known.send(watchdog.FAILED + b"%d " % BAD_INPUT + report.encode())
-            while _ready([known.fileno()], VERDICT_S) and known.recv(16).startswith(watchdog.READY):
+            socket.send_fds(known, [messages.GREETING], [self._slot, self._lifeline])
+            known.send(messages.FAILED + b"%d " % BAD_INPUT + report.encode())
+            while _ready([known.fileno()], VERDICT_S) and known.recv(16).startswith(messages.READY):
                 continue
         except (OSError, AttributeError):
             console.write(self._console, report)
@@ -179,10 +181,10 @@ class Guard:
         known = self._watchdog
         self._watchdog = connection
         os.write(self._wake, b"\0")  # the thread has another to listen to
-        answer, _, pid = self._answer_of(connection, watchdog.GREETING, self._slot, self._lifeline).partition(
+        answer, _, pid = self._answer_of(connection, messages.GREETING, self._slot, self._lifeline).partition(
             b" "
         )
-        if answer != watchdog.READY:
+        if answer != messages.READY:
             raise ConnectionError("it has ended")
         self._watchdog_pid = int(pid)
         self._part_from(known)
@@ -212,7 +214,7 @@ class Guard:
                 self._watchdog = None
         self._alone = world.num_nodes == 1
         if self._alone and world.node.rank == 0:
-            self._meeting = watchdog.MEET + b"%d" % world.node.size
+            self._meeting = messages.MEET + b"%d" % world.node.size
         if door is not None:
             door.close()
         os.write(self._wake, b"\0")  # the thread listens to another, or looks no more
@@ -236,7 +238,7 @@ class Guard:
             return False
         try:
             given = self._console, meeting_fd, *([] if door is None else [door.fileno()])
-            return self._answer_of(connection, watchdog.MEET + b"%d" % num_ranks, *given) == watchdog.READY
+            return self._answer_of(connection, messages.MEET + b"%d" % num_ranks, *given) == messages.READY
         except (OSError, queue.Empty):
             return False
         finally:
@@ -283,7 +285,7 @@ class Guard:
         """
         if known is not None:
             with suppress(OSError):
-                known.send(watchdog.BYE)
+                known.send(messages.BYE)
 
     # ------------------------------------------------------------ the thread
 
@@ -314,7 +316,7 @@ class Guard:
             self._watchdog = None
             if self._joined:
                 self._replace_watchdog()
-        if said.partition(b" ")[0] in (b"", watchdog.READY, watchdog.REFUSED):
+        if said.partition(b" ")[0] in (b"", messages.READY, messages.REFUSED):
             self._answers.put(said)
         else:
             abort(int(said))
@@ -332,9 +334,9 @@ class Guard:
             connection = watchdog_rendezvous.of_this_job()
             if connection is None:
                 return
-            socket.send_fds(connection, [watchdog.GREETING], [self._slot, self._lifeline])
+            socket.send_fds(connection, [messages.GREETING], [self._slot, self._lifeline])
             answer = connection.recv(16) if _ready([connection.fileno()], READY_S) else b""
-            if not answer.startswith(watchdog.READY):
+            if not answer.startswith(messages.READY):
                 connection.close()
                 return
             self._watchdog, self._watchdog_pid, self._joined = connection, int(answer.split()[1]), self._alone
@@ -483,7 +485,7 @@ class Guard:
         if self._watchdog is not None:
             text = what and f"mpitrain: asked to leave ({signal.Signals(number).name}): {what}"
             with suppress(OSError):
-                self._watchdog.send(watchdog.ASKED + b"%d " % number + text.encode())
+                self._watchdog.send(messages.ASKED + b"%d " % number + text.encode())
 
     # ------------------------------------------------------------ how a rank ends
 
@@ -513,7 +515,7 @@ class Guard:
         text = with_saved(f"mpitrain: asked to leave ({self.asked_by})", self.place.saved)
         if self._watchdog is not None:
             with suppress(OSError):
-                self._watchdog.send(watchdog.LEAVES + b"0 " + text.encode())
+                self._watchdog.send(messages.LEAVES + b"0 " + text.encode())
 
     def answer(self, error: BaseException, report: Callable[[MpitrainError], None]) -> int:
         """Return the exit code of an error that all ranks have, when `report` has shown it on the first.
@@ -534,7 +536,7 @@ class Guard:
                 time.sleep(MISS_S)
             if isinstance(error, HangError):
                 self.place.enter(where.phase, where.what, HUNG)
-                self._end(f"mpitrain: {where}: {error.args[0]}", FAILED, watchdog.GAVE_UP)
+                self._end(f"mpitrain: {where}: {error.args[0]}", FAILED, messages.GAVE_UP)
             elif isinstance(error, KeyboardInterrupt):
                 self._end(f"mpitrain: {where.describe(' was interrupted')}", FAILED)
             else:
@@ -553,7 +555,7 @@ class Guard:
         """Report trouble that a thread of this rank has found, and end the job."""
         self._end(f"mpitrain: {self.place.read().describe(' failed')}: {cause}", FAILED)
 
-    def _end(self, report: str, code: int, kind: bytes = watchdog.FAILED) -> None:
+    def _end(self, report: str, code: int, kind: bytes = messages.FAILED) -> None:
         """Have the report printed and the job ended, by the watchdog, which prints the first one
         only, or here.
         """

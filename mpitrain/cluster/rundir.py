@@ -18,7 +18,6 @@ loads.svg      how evenly experts are used, if there are some
 import errno
 import json
 import os
-import shutil
 import socket
 import time
 import tomllib
@@ -168,6 +167,8 @@ class RunDir:
         """
         # without the lock, or after it, the data are another run's
         if self._lock is not None and self._fresh_data and not keep_data:
+            import shutil  # with compressors, which ranks do without
+
             shutil.rmtree(self.data, ignore_errors=True)
             if not self.config.exists():  # else it was imported, or an earlier start of this run kept it
                 shutil.rmtree(self.came_along, ignore_errors=True)

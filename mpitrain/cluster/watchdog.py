@@ -43,6 +43,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpitrain.cluster.activity import Activity
 from mpitrain.cluster.console import STDERR, Console
 from mpitrain.cluster.hang_analysis import MOST_NAMED, HangReport, Rank, at_fault, report
 from mpitrain.cluster.launcher_process import LauncherProcess
@@ -58,7 +59,6 @@ from mpitrain.cluster.processes import (
     peer_of,
     send_signal,
     signal_when_parent_ends,
-    used,
 )
 from mpitrain.cluster.shared_memory import free_bytes, too_little
 from mpitrain.cluster.status_board import (
@@ -72,6 +72,16 @@ from mpitrain.cluster.status_board import (
     read_slot,
     seen_slot,
     with_saved,
+)
+from mpitrain.cluster.watchdog_messages import (
+    ASKED,
+    BYE,
+    FAILED,
+    GAVE_UP,
+    LEAVES,
+    MEET,
+    READY,
+    REFUSED,
 )
 
 LOOK_S = 0.25
@@ -93,54 +103,11 @@ LINGER_S = 10.0
 LAUNCHER_S = 0.05
 COME_S = 2.0  # after the first rank is gone, for one that lives
 APART_S = 0.5  # between the ends of ranks of a node, of which none was ended by the launcher
-STEPPING = ("step", "validation")
-STEP_GRACE_S = 3.0  # in a step the ranks that wait speak first: they know for what
 AT_WORK = (WORKING, BUSY, LEFT)
 BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)  # that they end ranks with
 BAD_INPUT = 2  # exit code: what is wrong with it is no matter of checkpoints
-SHARE = 0.05  # of a core, that tells work from waiting: there may be many more ranks than cores
 
-GREETING = b"here"  # the first that a rank sends, with its slot and its lifeline
-# with code and text
-FAILED = b"F"
-GAVE_UP = b"W"
-# with the number of the signal that asks the rank to leave, and what is to be said of it, once
-ASKED = b"A"
-LEAVES = b"L"  # with 0 and text: all ranks leave in order, because they were asked to
-# all ranks of this node are here, so many; with a stderr, the Meeting, and the door if this node is
-# the hub
-MEET = b"M"
-BYE = b"B"  # it has another watchdog now
-# Answers to GREETING, with the process of the watchdog, and to MEET. What else a rank is sent is
-# the exit code to end the job with.
-READY, REFUSED = b"ready", b"refused"
 MOST_DESCRIPTORS = 3
-
-
-@dataclass
-class Activity:
-    """Whether a rank does anything where it is.
-
-    worked: when it was last seen to; used: of the machine, by the last look.
-    """
-
-    worked: float = 0.0
-    looked: float = 0.0
-    used: tuple[int, float] = (0, 0.0)
-
-    def idle_s(self, where: Where, now: float) -> float:
-        """Return for how long the rank is where it is; while it is BUSY, for how long it has done nothing."""
-        if where.phase in STEPPING:
-            return now - where.since - STEP_GRACE_S
-        if where.state not in (BUSY, LEFT):
-            return now - where.since
-        if now - self.looked > 1:
-            found = used(where.pid)
-            if found[0] > self.used[0] or found[1] - self.used[1] > SHARE * (now - self.looked):
-                self.worked = now
-            self.looked = now
-            self.used = found
-        return now - max(where.since, self.worked)
 
 
 @dataclass

@@ -13,7 +13,6 @@ The name of such a socket has no file: it needs no disk, and goes with the proce
 import hashlib
 import os
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -63,6 +62,8 @@ def connect(address: str) -> socket.socket:
 
 def start(address: str) -> bool:
     """Start a watchdog behind a name; return False if somebody has the name. Raises OSError."""
+    import subprocess  # by one rank of a node
+
     code = "import sys; sys.path.append(sys.argv.pop(1)); from mpitrain.cluster.watchdog import main; main()"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:

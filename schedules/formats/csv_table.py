@@ -16,7 +16,6 @@ Bubbles are left out: when an action starts follows from what it waits for. Rows
 with # is a comment.
 """
 
-import csv
 import re
 from collections.abc import Iterator
 
@@ -52,6 +51,8 @@ def write_csv(table: Table) -> str:
 
 
 def _rows(text: str, name: str) -> Iterator[list[str]]:
+    import csv  # which no rank needs without such a table
+
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
     try:
         yield from rows

@@ -4,7 +4,7 @@ import os
 import socket
 
 from mpitrain.cluster.status_board import RankStatus, shared_slot
-from mpitrain.cluster.watchdog import GREETING
+from mpitrain.cluster.watchdog_messages import GREETING
 from mpitrain.cluster.watchdog_rendezvous import connect
 
 

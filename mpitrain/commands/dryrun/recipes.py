@@ -1,8 +1,8 @@
 """The recipes of all ranks, for ranks without torch: another process rehearses them."""
 
 import os
-import subprocess
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +13,9 @@ from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import without_launcher
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
+
+if TYPE_CHECKING:
+    import subprocess
 
 REHEARSAL = "from mpitrain.commands.dryrun.rehearsal import main; main()"
 LOOK_S = 0.25
@@ -29,7 +32,8 @@ class Rehearsals:
     def __init__(self):
         self._process = self._started() if launched() and rank_of_launcher()[0] == 0 else None
 
-    def _started(self) -> subprocess.Popen:
+    def _started(self) -> "subprocess.Popen":
+        import subprocess
         import tempfile  # on one rank only: with it come random, shutil and their libraries
 
         environment = without_launcher(os.environ)  # it is no rank
@@ -75,6 +79,8 @@ class Rehearsals:
 
         A watchdog looks at this rank only, which sleeps.
         """
+        import subprocess
+
         seen = used(self._process.pid)
         while True:
             with suppress(subprocess.TimeoutExpired):

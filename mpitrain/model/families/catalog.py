@@ -1,11 +1,10 @@
 """The plan of a configuration, with the layers that its family has."""
 
-import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import shown
 from mpitrain.model.layers.multi_token import with_further_tokens
 from mpitrain.plan.declared.family import family_of
@@ -31,9 +30,9 @@ def _refuse_unknown(frozen: Sequence[str], layers: ModelLayers) -> None:
     names = {spec.name for each in placed for spec in each.parameters() if spec.trained}
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern, sorted(names), 1) or sorted(names)[:1]
+            near = nearest(pattern, sorted(names)) or min(names)
             raise ConfigError(
-                f"optimizer.frozen: no weight is called {shown(pattern)}; one is {near[0]}, and * stands for "
+                f"optimizer.frozen: no weight is called {shown(pattern)}; one is {near}, and * stands for "
                 "any characters"
             )
     if all(any(fnmatchcase(name, pattern) for pattern in frozen) for name in names):

@@ -6,11 +6,10 @@ measurements are about.
 
 import re
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from mpitrain.config import AttentionTable, Config, Data, ExpertsTable, Model
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import shown
 
 Keys = Mapping[str, Any]
@@ -189,8 +188,8 @@ def find_published(name: str) -> PublishedModel:
         raise ConfigError(f"model {shown(name)}: {NOT_A_TRANSFORMER[letters]}; leave it out")
     if letters in _BY_LETTERS:
         return PUBLISHED[_BY_LETTERS[letters]]
-    near = get_close_matches(letters, _BY_LETTERS, n=1)
-    hint = f"did you mean {_BY_LETTERS[near[0]]}? " if near else ""
+    near = nearest(letters, _BY_LETTERS)
+    hint = f"did you mean {_BY_LETTERS[near]}? " if near else ""
     raise ConfigError(
         f"model {shown(name)}: found no public model of this name; {hint}needed layers, width, heads, ffn "
         "and vocabulary, or one of the registry (mpitrain/plan/declared/published.py)"

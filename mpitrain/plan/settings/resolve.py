@@ -2,7 +2,6 @@
 together, before anything is built.
 """
 
-import difflib
 import json
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -24,7 +23,7 @@ from mpitrain.config import (
     Run,
 )
 from mpitrain.data.source import SOURCES
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.family import OF_SOME, family_of, presets
 from mpitrain.plan.declared.optimizers import optimizer_kind
@@ -362,8 +361,8 @@ def _of_no_preset(name: str, known: Collection[str]) -> str:
         sizes = config_hints.keys_of_model(name)
         trained = f"; such a model is trained from the beginning with {sizes}" if sizes else ""
         return f" is {found}, needed a name of sizes{trained}; known: {', '.join(known)}"
-    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), known, 1)
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+    near = nearest(name.rpartition("/")[2].lower(), known)
+    return f"; did you mean {near}?" if near else f"; known: {', '.join(known)}"
 
 
 def _model(model: Model, preset: Mapping[str, Any], vocab: int, needed: int) -> ResolvedModel:

@@ -15,7 +15,8 @@ from watched import PlayedRank, listener_at
 
 from mpitrain.cluster import console
 from mpitrain.cluster.nodes import Meeting, WatchdogNodes
-from mpitrain.cluster.watchdog import ASKED, BYE, FAILED, MEET, READY, REFUSED, Watchdog
+from mpitrain.cluster.watchdog import Watchdog
+from mpitrain.cluster.watchdog_messages import ASKED, BYE, FAILED, MEET, READY, REFUSED
 from mpitrain.cluster.watchdog_rendezvous import connect
 
 

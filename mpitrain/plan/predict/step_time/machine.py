@@ -6,7 +6,6 @@ Those of jobs/machines/ are found by name or alias; any other by its path.
 import math
 import re
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,7 +16,7 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from mpitrain.config import Config, Precision, toml_of
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.predict.step_time.tiles import SMALL_SUFFIX, Tiles, fitted
 
@@ -305,8 +304,8 @@ def known_machine(name: str) -> MachineFile:
     found = _by_letters().get(_letters(name)) or _by_letters().get(_letters(name.split(",")[0]))
     if found is not None:
         return found
-    near = get_close_matches(_letters(name), _by_letters(), n=1)
-    hint = f"did you mean {_by_letters()[near[0]].name}? " if near else ""
+    near = nearest(_letters(name), _by_letters())
+    hint = f"did you mean {_by_letters()[near].name}? " if near else ""
     raise ConfigError(
         f"machine {shown(name)}: found no such machine; {hint}needed one of {', '.join(known())}, "
         "or the path of a file like those of jobs/machines/"
@@ -383,8 +382,8 @@ def _require_known(found: MachineFile, path: str) -> None:
         for key in getattr(found, table):
             name = _large(key) if table == "products" else key
             if name not in names:
-                near = get_close_matches(name, names, n=1)
-                hint = f"did you mean {near[0]}? " if near else ""
+                near = nearest(name, names)
+                hint = f"did you mean {near}? " if near else ""
                 raise ConfigError(
                     f"machine {shown(path)}: {table}.{shown(key)}: found no such figure; {hint}"
                     f"needed one of {', '.join(names)}"
