@@ -4,7 +4,7 @@
     python docs/build.py --check [PAGE ...]    name those that differ; exit code 1
     python docs/build.py --sign PAGE ...       write the digest of the numbers that nothing computes
     python docs/build.py --list [PAGE ...]     show these numbers
-    python docs/build.py --measure zero ...    measure a page of the course: it trains for minutes
+    python docs/build.py --measure PAGE ...    write what was measured anew: it trains for minutes
 
 A page marks an output above it:
 
@@ -16,15 +16,16 @@ A page marks an output above it:
     "holds {} GB" = EXPRESSION -->          a line for each text; its numbers have the digits of the page
     <!-- measured -->                       a clock or chance decides; the page's `numbers:` has machine, date
                                             and command
+    <!-- measured: COMMAND -->              the same, and --measure writes the table or draws the picture
     <!-- example: WHY -->                    no output: a file, or a message with names that are made up
     <!-- held by: TEST -->                   a test of that path compares it
 
-EXPRESSION is Python over docs/figures.py, in this process; `output: = EXPRESSION` is text of it.
+EXPRESSION is Python over docs/building/figures.py, in this process; `output: = EXPRESSION` is text of it.
 `output slow`, `figures slow` and `picture slow` are compared with MPITRAIN_DOCS=1 alone. In a block a line
 `...` stands for lines that are left out, and a line above 110 columns is cut and ends with ` ...`. Commands
 run by bash in an empty folder with links to jobs, docs, examples, tests and benchmarks. The course has
 fragments in docs/course/measured; those that `compute` of docs/course/measuring/pages writes are compared.
-The last line of a page is its signature (docs/signature.py), which finds any other changed digit.
+The last line of a page is its signature (docs/building/signature.py), which finds any other changed digit.
 """
 
 import difflib
@@ -43,16 +44,17 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 COURSE = DOCS / "course"
 sys.path += [str(DOCS), str(COURSE)]
-import figures as values  # noqa: E402
-import signature  # noqa: E402
-from measuring.report import CUT, PAGES, Report, cut  # noqa: E402
+from building import figures as values  # noqa: E402
+from building import signature  # noqa: E402
+from measuring.report import CUT, MORE_RANKS_THAN_CORES, PAGES, Report, cut  # noqa: E402
 
 FOLDERS = ("jobs", "docs", "examples", "tests", "benchmarks")
+COMPUTED = ("fast", "slow")
 WIDTH = 110
 GAP = "..."
 MIN_SIMILARITY = 0.5  # of a line and the one that it becomes
 MARKER = re.compile(
-    r"^<!-- (?P<kind>output|figures|picture)(?P<slow> slow)?(?:: ?(?P<command>.*?))? -->\n",
+    r"^<!-- (?P<kind>output|figures|picture|measured)(?P<slow> slow)?(?:: ?(?P<command>.*?))? -->\n",
     re.M | re.S,
 )
 BLOCK = re.compile(r"```\w*\n(?P<inside>.*?)^```$|(?P<table>(?:^\|[^\n]*\n?)+)", re.M | re.S)
@@ -61,7 +63,7 @@ COMMANDS = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```$", re.M | re.S)
 FIGURES = re.compile(r'"(?P<text>[^"]*\{\}[^"]*)" (?P<command>.+)', re.S)
 TEXT_OF_FIGURES = re.compile(r'^ *"[^"]*\{\}.*?(?=\n *"|\Z)', re.M | re.S)
 NUMBER = r"([\d.,]+\d|\d)"
-ENVIRONMENT = {"COLUMNS": "", "CUDA_VISIBLE_DEVICES": ""}
+ENVIRONMENT = {**MORE_RANKS_THAN_CORES, "COLUMNS": "", "CUDA_VISIBLE_DEVICES": ""}
 
 SIGN = "where these are right (git diff says which changed): python docs/build.py --sign"
 
@@ -86,13 +88,13 @@ class Difference(NamedTuple):
 class Output(NamedTuple):
     """A computed part of a page.
 
-    command: what prints it.
+    command: what prints it.  when: it is written: "fast" and "slow" each time, "measured" by --measure.
     start, end: of the text that is written.  line: of its marker.
     """
 
     kind: str
     command: str
-    is_slow: bool
+    when: str
     line: int
     start: int
     end: int
@@ -111,31 +113,34 @@ def outputs(text: str) -> Iterator[Output]:
         line = text.count("\n", 0, marker.start()) + 1
         command = " ".join((marker["command"] or "").split())
         below = text[marker.end() :]
-        slow = bool(marker["slow"])
         kind = marker["kind"]
+        if kind == "measured" and not command:
+            continue
+        when = "measured" if kind == "measured" else "slow" if marker["slow"] else "fast"
         if kind == "figures":
             end = marker.end() + len(_paragraph(below, 0))
             for pair in TEXT_OF_FIGURES.finditer(marker["command"]):
                 at = text.count("\n", 0, marker.start("command") + pair.start()) + 1
-                yield Output("figures", " ".join(pair[0].split()), slow, at, marker.end(), end)
+                yield Output("figures", " ".join(pair[0].split()), when, at, marker.end(), end)
             continue
-        found = (IMAGE if kind == "picture" else BLOCK).match(below)
+        image, found = IMAGE.match(below), BLOCK.match(below) or IMAGE.match(below)
         if found is None:
             raise ValueError(f"line {line}: nothing stands below {marker[0].strip()}")
+        kind = "picture" if image else "output"
         group = next(name for name, value in found.groupdict().items() if value is not None)
         start, end = found.span(group)
         if not command:
             command = re.sub(r" --out \S+$", "", COMMANDS.findall(text[: marker.start()])[-1].strip())
-        yield Output(kind, command, slow, line, marker.end() + start, marker.end() + end)
+        yield Output(kind, command, when, line, marker.end() + start, marker.end() + end)
 
 
 def computed(text: str) -> list[signature.Place]:
     """Return where numbers stand that are compared with a command each time."""
     places = []
     for output in outputs(text):
-        if output.kind == "figures" and not output.is_slow:
+        if output.kind == "figures" and output.when == "fast":
             places += figure_places(text, output)
-        elif output.kind == "output" and not output.is_slow:
+        elif output.kind == "output" and output.when == "fast":
             places.append((output.start, output.end))
     return places
 
@@ -263,11 +268,16 @@ def _places(paragraph: str, text: str) -> list[tuple[int, int]]:
 
 
 def differences(
-    page: Path, run: Run, *, slow: bool = True, write: bool = False, read: signature.Read = Path.read_text
+    page: Path,
+    run: Run,
+    *,
+    when: Sequence[str] = COMPUTED,
+    write: bool = False,
+    read: signature.Read = Path.read_text,
 ) -> list[Difference]:
     """Return where a page differs from what its commands print now, and from its signature.
 
-    write: what is computed into the page.  read: texts of pages, if not as they are on disk.
+    when: which outputs.  write: them into the page.  read: texts of pages, if not as they are on disk.
     """
     name = str(page.relative_to(ROOT))
     was = now = read(page)
@@ -277,7 +287,7 @@ def differences(
             Difference(name, was.count("\n"), "its signature is of other numbers\n", f"{SIGN} {name}\n")
         )
     for output in reversed(list(outputs(was))):  # from the end, so that places stay
-        if output.is_slow and not slow:
+        if output.when not in when:
             continue
         if output.kind == "picture":
             found += _picture(page, output, read, run, write)
@@ -360,46 +370,50 @@ def measure(name: str) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Write, check or measure; return the exit code."""
+    """Write, check, sign, list or measure; return the exit code."""
     options = {word for word in words if word.startswith("--")}
     named = [word for word in words if word not in options]
-    if options - {"--check", "--list", "--measure", "--sign"} or ("--sign" in options and not named):
+    by_name = options & {"--measure", "--sign"}
+    if options - {"--check", "--list", *by_name} or (by_name and not named):
         print(__doc__)
         return 2
     chosen = [
         page for page in pages() if not named or any(word in str(page.relative_to(ROOT)) for word in named)
     ]
-    are_signed = [page for page in chosen if "--sign" in options or signed(page) == page.read_text()]
     if "--list" in options:
-        for page in chosen:
-            print(*other_numbers(page), sep="\n")
+        print(*(line for page in chosen for line in other_numbers(page)), sep="\n")
         return 0
-    found = []
+    are_signed = [page for page in chosen if "--sign" in options or signed(page) == page.read_text()]
     if "--measure" in options:
-        for name in named or PAGES:
-            print(name, flush=True)
-            measure(name)
+        measure_pages(chosen)
     elif "--sign" not in options:
-        found = compare(
-            chosen, [name for name in PAGES if COURSE / f"{name}.md" in chosen], "--check" not in options
-        )
+        found = compare(chosen, write="--check" not in options)
         print(*found, sep="\n")
-    if "--check" in options:
-        return int(bool(found))
+        if "--check" in options:
+            return int(bool(found))
     for page in are_signed:  # what was written here is known
         page.write_text(signed(page))
     return int(len(are_signed) < len(chosen))
 
 
-def compare(chosen: Sequence[Path], names: Sequence[str], write: bool) -> list[Difference]:
-    """Return where pages, and pages of the course by their names, differ from their commands."""
+def compare(chosen: Sequence[Path], *, write: bool) -> list[Difference]:
+    """Return where pages and their fragments differ from their commands."""
     run = cache(plain_run)
     found = []
     for page in chosen:
         found += differences(page, run, write=write)
-    for name in names:
-        found += course_differences(name, run, write=write)
+        if page.parent == COURSE and page.stem in PAGES:
+            found += course_differences(page.stem, run, write=write)
     return found
+
+
+def measure_pages(chosen: Sequence[Path]) -> None:
+    """Measure what commands of pages measure."""
+    for page in chosen:
+        print(page.relative_to(ROOT), flush=True)
+        print(*differences(page, plain_run, when=["measured"], write=True), sep="\n")
+        if page.parent == COURSE and page.stem in PAGES:
+            measure(page.stem)
 
 
 def other_numbers(page: Path) -> Iterator[str]:

@@ -31,8 +31,8 @@ class NoLibrary:
 
 mpi.MPI = NoLibrary()  # before anything imports it from there
 
-import made_pages  # noqa: E402
 import search_words  # noqa: E402
+from building import reference  # noqa: E402
 from docutils.nodes import SkipNode, math_block  # noqa: E402
 from docutils.utils.math.latex2mathml import tex2mathml  # noqa: E402
 
@@ -113,7 +113,7 @@ def add_mathml(self, node) -> None:
 
 def setup(app) -> None:
     """Write the generated pages, and add owners to the others."""
-    made_pages.write(HERE / "generated")
+    reference.write(HERE / "generated")
     app.add_transform(search_words.GlossaryIndex)
     app.add_html_math_renderer("mathml", (add_mathml, None), (add_mathml, None))
     app.connect("source-read", add_owner)

@@ -14,7 +14,7 @@ from pages import DOCS, ROOT, SWITCH, anchors, blocks, links, of_the_course, pag
 from mpitrain.schedules.catalog import NAMES
 
 sys.path.append(str(DOCS))
-import made_pages
+from building import reference
 
 MOST_BYTES = 10_240  # of the README
 LEAST_QUESTIONS = 40
@@ -67,9 +67,9 @@ FAST = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _made_pages():
+def _reference_pages():
     """Pages that are made from the source have anchors, too."""
-    made_pages.write(DOCS / "generated")
+    reference.write(DOCS / "generated")
 
 
 def name_of(path):
@@ -173,7 +173,10 @@ def test_nothing_of_the_old_readme_is_lost():
 
 
 def test_every_schedule_has_a_paper_and_a_picture():
-    assert set(made_pages.PAPERS) == set(NAMES)
+    assert set(reference.PAPERS) == set(NAMES)
+    sources = "".join(path.read_text() for path in (ROOT / "schedules" / "families").glob("*.py"))
+    ids = re.findall(r"\d{4}\.\d{5}", "".join(reference.PAPERS.values()))
+    assert not [each for each in ids if f"arXiv:{each}" not in sources]
     gallery = (DOCS / "gallery.md").read_text()
     for name in NAMES:
         assert f"pictures/{name}.svg" in gallery and (DOCS / "pictures" / f"{name}.svg").exists(), name
@@ -187,7 +190,7 @@ def test_pictures_are_those_of_the_pages():
 
 def test_links_to_keys_and_tables_lead_somewhere():
     """Links to keys and tables on the page that is made."""
-    made = made_pages.pages.configuration()
+    made = reference.pages.configuration()
     for page in SITE:
         for link in links(page):
             target, _, anchor = link.partition("#")
@@ -227,7 +230,7 @@ def test_pages_are_made_from_this_tree(tmp_path):
     pytest.importorskip("sphinx")  # of the extra `docs`
     (tmp_path / "mpitrain").mkdir()
     (tmp_path / "mpitrain" / "__init__.py").write_text('__version__ = "of another tree"\n')
-    code = f"import runpy; print(runpy.run_path({str(DOCS / 'conf.py')!r})['made_pages'].pages.__file__)"
+    code = f"import runpy; print(runpy.run_path({str(DOCS / 'conf.py')!r})['reference'].pages.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True

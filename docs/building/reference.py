@@ -1,6 +1,6 @@
-"""Pages that are made from the source: keys, fields, exit codes, schedules, families, machines.
+"""Write docs/generated from the source: keys, fields, exit codes, schedules, families, machines.
 
-python docs/made_pages.py writes them to docs/generated, as sphinx-build does.
+docs/conf.py writes them before Sphinx reads any page, so they aren't kept.
 """
 
 from fractions import Fraction
@@ -115,7 +115,3 @@ def machines() -> str:
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
-
-
-if __name__ == "__main__":
-    write(Path(__file__).resolve().parent / "generated")

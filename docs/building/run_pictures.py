@@ -1,9 +1,10 @@
-"""Make the pictures of these pages anew: python docs/make_pictures.py [NAME ...].
+"""Draw what a terminal shows of a run: python docs/building/run_pictures.py NAME --out FILE.
 
-Each is of a run and measured, by the commands beside it in docs/gallery.md. docs/build.py draws those of
-schedules.
+Each is measured, by the commands beside it in docs/gallery.md. Under `python docs/build.py --measure gallery`
+more ranks than cores share them.
 """
 
+import argparse
 import html
 import os
 import re
@@ -15,12 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-PICTURES = HERE / "pictures"
+ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-YIELD = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "true"}
-ENVIRONMENT = os.environ | YIELD
 COLUMNS = 118
 LINE, CHARACTER, MARGIN = 17, 7.25, 14
 NO_BREAK = "\N{NO-BREAK SPACE}"  # viewers show several spaces as one
@@ -31,11 +28,11 @@ def run(*words: str) -> subprocess.CompletedProcess:
     """Run a command of this environment in a folder of its own; what it prints comes back as text."""
     with tempfile.TemporaryDirectory() as folder:
         command = [BIN / words[0], *words[1:]]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=ENVIRONMENT)
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def terminal(name: str, command: str, lines: list[str]) -> None:
-    """Write what a terminal shows of a command as SVG, on a dark ground."""
+def terminal(command: str, lines: list[str]) -> str:
+    """Return what a terminal shows of a command as SVG, on a dark ground."""
     shown = [f"$ {command}", *(part for line in lines for part in folded(line))]
     width = MARGIN * 2 + CHARACTER * max(map(len, shown))
     height = MARGIN * 2 + LINE * len(shown)
@@ -45,7 +42,7 @@ def terminal(name: str, command: str, lines: list[str]) -> None:
         for number, line in enumerate(shown)
         if line
     ]
-    (PICTURES / f"{name}.svg").write_text(
+    return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
         f'height="{height}" font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="12" '
         f'><rect width="100%" height="100%" rx="6" fill="#1e2430"/>\n' + "\n".join(rows) + "\n</svg>\n"
@@ -71,16 +68,16 @@ def without_dates(text: str) -> list[str]:
     return [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +", "", line) for line in text.splitlines()]
 
 
-def first_run() -> None:
+def first_run() -> str:
     """The first run: its steps and its table of communication."""
     done = run("mpirun", "-n", "2", "mpitrain", "run", "--set", "run.log_every=20")
     wanted = ("step ", "val loss", "communication", "  axis", "  data ", "  shard ", "  longest", "done")
     lines = [line for line in without_dates(done.stdout) if line.startswith(wanted)]
     lines = [re.sub(r"  [0-9.]+ s a step.*", "", line) for line in lines]
-    terminal("run", "mpirun -n 2 mpitrain run", lines)
+    return terminal("mpirun -n 2 mpitrain run", lines)
 
 
-def dispatch() -> None:
+def dispatch() -> str:
     """What of the dispatch of experts is hidden under computation, with 1f1b and with dualpipev."""
     shown = []
     for name in ("1f1b", "dualpipev"):
@@ -89,9 +86,7 @@ def dispatch() -> None:
         done = run("mpirun", "-n", "2", "mpitrain", "run", mixtral, *words, "--set", "parallel.pp=1")
         rows = [line for line in done.stdout.splitlines() if line.startswith(("  axis", "  experts "))]
         shown += [f"pipeline.schedule = {name}", *rows[:2], ""]
-    terminal(
-        "terminal-dispatch", "mpirun -n 2 mpitrain run jobs/tiny-mixtral.toml --set parallel.ep=2", shown
-    )
+    return terminal("mpirun -n 2 mpitrain run jobs/tiny-mixtral.toml --set parallel.ep=2", shown)
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -118,9 +113,7 @@ def disturbed(disturb: Callable[[subprocess.Popen, Path], None], *words: str) ->
         command = [BIN / "mpirun", "-n", "2", BIN / "mpitrain", "run", TINY, *words]
         log = Path(folder) / "log"
         with open(log, "w") as out:
-            job = subprocess.Popen(
-                command, cwd=folder, stdout=out, stderr=out, env=ENVIRONMENT, start_new_session=True
-            )
+            job = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, start_new_session=True)
         try:
             while "step " not in log.read_text() and job.poll() is None:
                 time.sleep(0.2)
@@ -132,7 +125,7 @@ def disturbed(disturb: Callable[[subprocess.Popen, Path], None], *words: str) ->
         return without_dates(log.read_text())
 
 
-def hang() -> None:
+def hang() -> str:
     """The report of a hang: a rank that is stopped."""
 
     def stop(job: subprocess.Popen, _: Path) -> None:
@@ -141,10 +134,10 @@ def hang() -> None:
 
     words = "--set parallel.pp=2 --set comm.timeout_s=5 --set run.steps=100000"
     lines = [line for line in disturbed(stop, *words.split()) if line.startswith(("mpitrain:", "  rank"))]
-    terminal("terminal-hang", f"mpirun -n 2 mpitrain run jobs/tiny.toml {words}", lines)
+    return terminal(f"mpirun -n 2 mpitrain run jobs/tiny.toml {words}", lines)
 
 
-def straggler() -> None:
+def straggler() -> str:
     """A slow rank is named: one that is stopped for a fifth of a second, again and again."""
 
     def slow_down(job: subprocess.Popen, log: Path) -> None:
@@ -158,34 +151,24 @@ def straggler() -> None:
 
     words = "--set comm.slow_after=20 --set run.steps=100000"
     lines = [line for line in disturbed(slow_down, *words.split()) if "is slow" in line]
-    terminal("terminal-straggler", f"mpirun -n 2 mpitrain run jobs/tiny.toml {words}", lines)
+    return terminal(f"mpirun -n 2 mpitrain run jobs/tiny.toml {words}", lines)
 
 
-def measured() -> None:
-    """A run under its simulation."""
-    with tempfile.TemporaryDirectory() as folder:
-        keys = "--set parallel.pp=4 --set run.trace=3 --set run.steps=5 --set run.dir=traced"
-        trained = [BIN / "mpirun", "-n", "4", BIN / "mpitrain", "run", TINY, *keys.split()]
-        drawn = [BIN / "mpitrain", "schedule", "compare", "--trace", "traced/trace.json", "--out"]
-        for command in (trained, [*drawn, str(PICTURES / "measured.svg")]):
-            subprocess.run(command, cwd=folder, check=True, capture_output=True, env=ENVIRONMENT)
-
-
-MADE: dict[str, Callable[[], None]] = {
+DRAWN: dict[str, Callable[[], str]] = {
     "run": first_run,
-    "terminal-dispatch": dispatch,
-    "terminal-hang": hang,
-    "terminal-straggler": straggler,
-    "measured": measured,
+    "dispatch": dispatch,
+    "hang": hang,
+    "straggler": straggler,
 }
 
 
 def main() -> None:
-    """Make the pictures that are named, or all."""
-    PICTURES.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or MADE:
-        print(name, flush=True)
-        MADE[name]()
+    """Draw one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=DRAWN)
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    asked.out.write_text(DRAWN[asked.name]())
 
 
 if __name__ == "__main__":

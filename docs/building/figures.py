@@ -26,7 +26,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import MemoryUsage, predict
 from mpitrain.schedules.catalog import NAMES  # noqa: F401 expressions name it
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 KB, MB, GB = 1e3, 1e6, 1e9
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

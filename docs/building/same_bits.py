@@ -1,14 +1,12 @@
-"""Train one model in 18 layouts and compare the losses, bit by bit: the table of docs/same-bits.md.
+"""Train one model in 18 layouts and compare the losses, bit by bit: the tables of docs/same-bits.md.
 
-    python docs/same_bits.py [--precision fp32] [--steps 100] [--only tp]
+    python docs/building/same_bits.py [--precision fp32] [--steps 100] [--only tp]
 
 Each layout is a run of its own from the same seed, on at most 4 ranks; all take some minutes on 2 cores.
 """
 
 import argparse
-import datetime
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -82,8 +80,7 @@ def table(results: dict[str, Result]) -> str:
         row = name, f"{result.loss:.12f}", difference, result.digest[:8], same if same != name else ""
         lines.append("| " + " | ".join(row) + " |")
     losses = [result.loss for result in results.values()]
-    spread = max(losses) - min(losses)
-    return "\n".join([*lines, "", f"Spread: {spread:.1e} of {first.loss:.4f}."])
+    return "\n".join([*lines, f"| spread |  | {max(losses) - min(losses):.1e} |  |  |"])
 
 
 def main() -> None:
@@ -94,20 +91,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a layout's name")
     asked = parser.parse_args()
     always = (f"precision.compute={asked.precision}", f"run.steps={asked.steps}")
-    for name, value in {
-        "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
-        "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "true",
-    }.items():
-        os.environ.setdefault(name, value)
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, (num_ranks, overrides)) in enumerate(LAYOUTS.items()):
             if asked.only in name:
                 results[name] = train(num_ranks, (*always, *overrides), Path(folder) / str(number))
-                print(f"{name}: {results[name].loss!r}", file=sys.stderr)
     print(table(results))
-    today = datetime.date.today()
-    print(f"\n{asked.precision}, step {asked.steps}, {os.cpu_count()} cores, {today}: {' '.join(sys.argv)}")
 
 
 if __name__ == "__main__":
