@@ -13,7 +13,7 @@ import os
 import select
 import time
 
-STDERR = 2
+STDOUT, STDERR = 1, 2
 PIECE = 4096  # bytes that a pipe takes at once where it takes any
 PATIENCE_S = 2.0  # with a reader who doesn't read: the job is to be ended
 
@@ -37,7 +37,8 @@ class Console:
     def close_own(self) -> None:
         """Keep no launcher waiting for the end of what is said."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, STDERR)
+        for own in (STDOUT, STDERR):
+            os.dup2(nowhere, own)
         os.close(nowhere)
 
 

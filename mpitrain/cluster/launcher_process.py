@@ -15,9 +15,12 @@ site-packages.
 import os
 import select
 import signal
+import time
 from contextlib import suppress
 
 from mpitrain.cluster.processes import condition, name_of
+
+PROXY = "hydra_pmi_proxy"
 
 
 class LauncherProcess:
@@ -28,10 +31,10 @@ class LauncherProcess:
         self.descriptors = descriptors
         # readable when the launcher has ended
         self.descriptor = descriptors[0] if descriptors else None
-        self._name = next((name_of(pid) for pid in pids), "")
+        self._names = [name_of(pid) for pid in pids]
 
     def __str__(self) -> str:
-        return f"{self._name}, process {self._pids[0]}"
+        return f"{self._names[0]}, process {self._pids[0]}"
 
     def is_gone(self, patience_s: float = 0.0) -> bool:
         """Return whether the launcher has ended.
@@ -53,6 +56,21 @@ class LauncherProcess:
             with suppress(OSError):  # it has ended meanwhile
                 signal.pidfd_send_signal(descriptor, signal.SIGCONT)
         return bool(stopped)
+
+    def fail(self, forward_s: float) -> None:
+        """Have MPICH's launcher end with another code than 0: SIGHUP, and where nohup has it ignore
+        that, SIGUSR2.
+
+        It takes the end of a rank with 0 for success, be it before MPI_Finalize.
+        forward_s: for the proxy to forward what was said, where it is all of the launcher that is here.
+        """
+        if PROXY not in self._names:
+            return
+        if self._names[0] == PROXY:
+            time.sleep(forward_s)
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            with suppress(OSError):  # it has ended meanwhile
+                signal.pidfd_send_signal(self.descriptors[0], number)
 
     def close(self) -> None:
         for descriptor in self.descriptors:

@@ -268,12 +268,14 @@ class Watchdog:
 
     def _lose(self, rank: Seen) -> None:
         """Take what a rank that is gone has said before, and miss it."""
+        # first: it is forgotten as soon as the launcher has heard of it
+        status = None if rank.slot is None else end_of(self._where(rank).pid)
         while rank.number in self.seen and self._hear(rank):
             pass
         if (reason := self._reason_of_the_end(rank)) is not None:
             self._lose(reason)
         if rank.number in self.seen:
-            self._miss(rank)
+            self._miss(rank, status)
             self._drop(rank)
 
     def _reason_of_the_end(self, rank: Seen) -> Seen | None:
@@ -394,25 +396,24 @@ class Watchdog:
             _close((stderr, meeting_fd, *door))
         self._send(rank, READY if self.met else REFUSED)
 
-    def _miss(self, rank: Seen) -> None:
-        """Report a rank that is gone, unless it has said why."""
+    def _miss(self, rank: Seen, status: int | None) -> None:
+        """Report a rank that is gone, unless it has said why.
+
+        status: end_of() its process.
+        """
         where = self._where(rank)
         if self._has_said_why(rank, where):
             return
-        if self.met and self.launcher.is_gone(LAUNCHER_S):
+        # which kills ranks when it ends: none ends with 0 then
+        if self.met and status != 0 and self.launcher.is_gone(LAUNCHER_S):
             self._lose_launcher()
             return
-        text = (
-            f"mpitrain: {self._asked}{where}: the process is gone: killed, out of memory, or crashed in "
-            "native code"
-        )
-        if (status := end_of(where.pid)) is not None:
-            text += f" ({in_words(status)})"
+        text = f"mpitrain: {self._asked}{where}: the process is gone: {_reason(status)}"
         if not self.met:
             text += self._of_starts()
         found = HangReport(text)
         if self.met or self.launcher_lost or (self.sure and not self.asked_by):
-            self._end(found)
+            self._end(found, hides=status in (None, 0))
         elif not self.asked_by and self.unsure is None:
             self.unsure = time.monotonic() + APART_S, found
 
@@ -591,8 +592,11 @@ class Watchdog:
 
     # ------------------------------------------------------------ the end
 
-    def _end(self, found: HangReport, code: int = 1, first: Seen | None = None) -> None:
-        """Print the report, and begin to end the job. Only the first trouble gets here."""
+    def _end(self, found: HangReport, code: int = 1, first: Seen | None = None, hides: bool = False) -> None:
+        """Print the report, and begin to end the job. Only the first trouble gets here.
+
+        hides: whether the launcher may take what has happened for success.
+        """
         if self.ended_at < float("inf"):
             return
         stopped = ""
@@ -603,6 +607,8 @@ class Watchdog:
         saved = NOT_KNOWN if code == BAD_INPUT else self._saved()
         self.console.say(found.text if found.behind else with_saved(found.text + stopped, saved))
         self.nodes.broadcast({"say": "over", "code": code, "behind": found.behind})
+        if hides:
+            self.launcher.fail(FORWARD_S)
         if not self.met:
             self.console.close_own()
         # launchers forward what they have read of each process, be it half a line: one after the
@@ -659,6 +665,15 @@ class Watchdog:
             rank.connection.send(message)
         except OSError:
             return  # gone already
+
+
+def _reason(status: int | None) -> str:
+    """Return why a process may have ended that has this wait status, if it is known."""
+    if status == 0:
+        return "it ended with exit code 0 before the run did, as by exit(0) of a library or os._exit(0)"
+    if status is None:
+        return "killed, out of memory, crashed in native code, or ended by a call of exit"
+    return f"killed, out of memory, or crashed in native code ({in_words(status)})"
 
 
 def _close(descriptors: Iterable[int]) -> None:

@@ -92,8 +92,8 @@ def start(address: str) -> bool:
                 env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
                 # and no other: launchers learn from a closed socket of theirs that a rank died
                 pass_fds=given,
+                # and holds the rank's stdout and stderr: MPICH's launcher waits until they are closed
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
                 # launchers kill the session of a rank; the watchdog has to say why
                 start_new_session=True,
             )

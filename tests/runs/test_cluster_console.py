@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from conftest import LONG, but_for
-from launch import MPIRUN, environment, finished, patience, tail
+from launch import MPIRUN, cases, environment, finished, patience, tail
 
 from mpitrain.cluster import console
 from mpitrain.cluster.processes import parents_of
@@ -150,6 +150,22 @@ def test_a_rank_that_exits_is_reported_once_wherever_the_output_goes(tmp_path, t
     assert (
         len(re.findall("mpitrain: rank 1 of 2 in phase build, .*: the process is gone: killed", output)) == 1
     ), tail(output)
+
+
+@pytest.mark.parametrize(
+    "exits", ["os._exit(0)", pytest.param("__import__('ctypes').CDLL(None).exit(0)", marks=LONG)]
+)
+def test_a_job_of_which_a_rank_exits_with_0_fails(tmp_path, exits):
+    """MPICH's mpirun takes it for success; here its pipes are held until it is told otherwise."""
+    (tmp_path / "exits.py").write_text(EXITS.replace("os._exit(3)", exits))
+    command = (MPIRUN, "-n", "2", sys.executable, "exits.py")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+    for again in range(cases(1, 20)):
+        done = finished(command, cwd=tmp_path, env=environment(), timeout=60, **pipes)
+        output = done.stdout.decode(errors="replace")
+        assert done.returncode, (again, tail(output))
+        found = re.findall("mpitrain: rank 1 of 2 in phase build.*: the process is gone: .*exit.*", output)
+        assert len(found) == 1, (again, tail(output))
 
 
 KILLED = """

@@ -28,7 +28,7 @@ class Held(Watchdog):
         if message == READY and self.met:
             self.meanwhile()
 
-    def _end(self, found, code=1, first=None):
+    def _end(self, found, code=1, first=None, hides=False):
         self.reports.append(found.text)
 
 
