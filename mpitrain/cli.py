@@ -198,30 +198,32 @@ def cli() -> None:
 @click.option(
     "--calibrate",
     metavar="FILE",
-    help="Write what the run measures into a machine's file: run.machine's, or a new one.",
+    help="Write the run's measurements into a machine's file: run.machine's, or a new one.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
     help="Compute nothing: real ranks, communicators, messages; 512 ranks fit on one machine.",
 )
-@click.option("--steps", type=click.IntRange(1, INTEGERS), help="With --dry-run: how many; 3 if absent.")
+@click.option(
+    "--steps", type=click.IntRange(1, INTEGERS), help="With --dry-run: number of steps; default: 3."
+)
 @click.option(
     "--share",
     type=click.FloatRange(0, 1, min_open=True),
     callback=_require_number,
-    help="With --dry-run: of the length of each message; 1 if absent.",
+    help="With --dry-run: share of each message's length that is sent; default: 1.",
 )
 @click.option(
     "--tflops",
     type=click.FloatRange(SLOWEST_TFLOPS),
     callback=_require_number,
-    help="With --dry-run: sleep as long as a rank of this rate computes.",
+    help="With --dry-run: sleep for the time that a rank of this rate computes.",
 )
 @click.option(
     "--machine",
     metavar="NAME|FILE",
-    help="With --dry-run: sleep as long as a rank of this machine is predicted to compute.",
+    help="With --dry-run: sleep for the predicted compute time of this machine's ranks.",
 )
 @OVERRIDE
 def run(
@@ -237,7 +239,7 @@ def run(
 
     Without CONFIG: a small one on the quickstart corpus.
 
-    Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
+    Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (run it again to resume).
     """
     from mpitrain.cluster.guard import Guard, guarded
     from mpitrain.cluster.status_board import BUSY
@@ -288,17 +290,16 @@ def _dry_run(config: str | None, overrides: tuple[str, ...], chosen: dict[str, f
     return walk(config, overrides, DryRunOptions(**chosen), guard, _answer)
 
 
-@cli.command(short_help="Run one rank's recorded step again and compare the bits.")
+@cli.command(short_help="Repeat one rank's recorded step and compare the bits.")
 @click.argument("file", type=click.Path())
 @click.option(
     "--stop-at", metavar="INSTRUCTION", help="Call Python's debugger before an instruction, for example B2@1."
 )
 def replay(file: str, stop_at: str | None) -> int:
-    """Run the recorded step of one rank again, alone, and compare what it makes with the recording,
+    """Repeat the recorded step of one rank, alone, and compare its results with the recording,
     bit for bit.
 
-    Exit codes: 0 it is the same, 1 it isn't, 2 bad input. FILE was written by mpitrain run
-    --record.
+    Exit codes: 0 equal, 1 different, 2 bad input. mpitrain run --record writes FILE.
     """
     from mpitrain.training.replay.replay import main
 
@@ -312,9 +313,9 @@ def replay(file: str, stop_at: str | None) -> int:
     "--rank",
     default=None,
     type=click.IntRange(0),
-    help="Rank whose program is printed; all pipeline ranks if absent.",
+    help="Rank whose program is printed; default: all pipeline ranks.",
 )
-@click.option("--traffic", is_flag=True, help="With --rank: also what it sends, over which axis, in bytes.")
+@click.option("--traffic", is_flag=True, help="With --rank: also print each message's axis and bytes.")
 @OVERRIDE
 def program(
     config: str | None, ranks: int, rank: int | None, traffic: bool, overrides: tuple[str, ...]
@@ -336,14 +337,14 @@ def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
     _answer(layout.show_proof(config, overrides, ranks))
 
 
-@cli.command(short_help="Print the memory that ranks of each stage will hold.")
+@cli.command(short_help="Predict the memory of each pipeline rank.")
 @CONFIG
 @NUM_RANKS
 @OVERRIDE
 def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
-    """Print what a rank of each pipeline rank will hold.
+    """Predict the memory of each pipeline rank.
 
-    weights, gradients, moments, lent buffers, activations, host memory.
+    Weights, gradients, moments, communication buffers, activations, host memory.
     """
     from mpitrain.commands import inspect as layout
 
@@ -359,9 +360,9 @@ def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
 def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     """Check that a layout computes what one rank computes, with a small copy of the model in fp64.
 
-    Starts mpirun if need be.
+    Starts mpirun where it isn't under one.
 
-    Exit codes: 0 it does, 1 it doesn't, 2 bad input.
+    Exit codes: 0 equal, 1 different, 2 bad input.
     """
     from mpitrain.cluster.launch import is_single, start
     from mpitrain.commands.inspect import degrees
@@ -390,7 +391,7 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     required=True,
     type=click.Path(),
     callback=_require_name,
-    help="A run directory to be made, or a step, RUN/checkpoints/step-00000000.",
+    help="New run directory, or a step, RUN/checkpoints/step-00000000.",
 )
 @OVERRIDE
 def import_weights(path: str, target: str, overrides: tuple[str, ...]) -> int:
@@ -398,7 +399,7 @@ def import_weights(path: str, target: str, overrides: tuple[str, ...]) -> int:
 
     Under mpirun all ranks share the work. To train without a copy on disk, run with model.init = PATH.
 
-    Exit codes: 0 done, 2 it can't be imported, and nothing was written.
+    Exit codes: 0 done, 2 the folder can't be imported, and nothing was written.
     """
     from mpitrain.commands.ckpt.team import together
     from mpitrain.commands.weights.importing import import_weights as main
@@ -408,20 +409,20 @@ def import_weights(path: str, target: str, overrides: tuple[str, ...]) -> int:
 
 @cli.command(short_help="Write a step as a Hugging Face folder, and prove it.")
 @click.argument("path", metavar="RUN", type=click.Path(), callback=_require_name)
-@click.option(
-    "--to", "target", required=True, type=click.Path(), callback=_require_name, help="A folder to be made."
-)
-@click.option("--step", type=click.IntRange(0), help="The step; the newest if absent.")
+@click.option("--to", "target", required=True, type=click.Path(), callback=_require_name, help="New folder.")
+@click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
 @click.option(
     "--dtype",
     type=click.Choice(("fp64", "fp32", "fp16", "bf16")),
-    help="Of the tensors; as the run computes if absent.",
+    help="Tensor type; default: the run's compute type.",
 )
-@click.option("--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Of a file at most.")
+@click.option(
+    "--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Maximum size of a file."
+)
 @click.option(
     "--prove/--no-prove",
     default=None,
-    help="Compare logits with transformers; if absent, of a small model where it is installed.",
+    help="Compare logits with transformers; default: for small models, where it is installed.",
 )
 def export(
     path: str, target: str, step: int | None, dtype: str | None, shard_size: str, prove: bool | None
@@ -430,7 +431,7 @@ def export(
 
     Under mpirun all ranks share the work.
 
-    Exit codes: 0 done and proved, 1 what was written isn't what was to be, 2 bad input.
+    Exit codes: 0 done and proved, 1 the folder differs from the step, 2 bad input.
     """
     from mpitrain.commands.ckpt.team import together
     from mpitrain.commands.weights.exporting import ExportOptions, main
@@ -443,12 +444,16 @@ def export(
 def job() -> None:
     """Write the script of a job for a cluster's scheduler, explain it, submit it.
 
-    It comes again until the run is done.
+    The job resubmits itself until the run is done.
     """
 
 
 MOST_STARTS = click.option(
-    "--most", default=100, show_default=True, type=click.IntRange(1, INTEGERS), help="Starts at most."
+    "--most",
+    default=100,
+    show_default=True,
+    type=click.IntRange(1, INTEGERS),
+    help="Maximum number of starts.",
 )
 JOB_OPTIONS = (  # of every scheduler, in the order of --help
     click.option("--nodes", required=True, type=click.IntRange(1, MOST_RANKS), help="Number of nodes."),
@@ -457,14 +462,14 @@ JOB_OPTIONS = (  # of every scheduler, in the order of --help
         "time_limit",
         required=True,
         metavar="HH:MM:SS",
-        help="Length of one allocation; the job comes again.",
+        help="Length of one allocation; the job resubmits itself.",
     ),
     click.option(
         "--ranks-per-node",
         default=4,
         show_default=True,
         type=click.IntRange(1, 4096),
-        help="One for each GPU, or a few cores.",
+        help="Ranks of a node: one for each GPU, or for a few cores.",
     ),
     click.option(
         "--cores", default=8, show_default=True, type=click.IntRange(1, 4096), help="Cores of a rank."
@@ -472,16 +477,19 @@ JOB_OPTIONS = (  # of every scheduler, in the order of --help
     click.option(
         "--gpus", default=0, show_default=True, type=click.IntRange(0, 4096), help="GPUs of a node."
     ),
-    click.option("--account", default="", help="Who pays: an account, a project or a bank."),
+    click.option("--account", default="", help="Account, project or bank that is charged."),
     click.option("--queue", default="", help="Queue or partition."),
     click.option(
         "--launch",
         default="",
         metavar="COMMAND",
-        help="What starts the ranks, for example 'srun --mpi=pmi2'.",
+        help="Command that starts the ranks, for example 'srun --mpi=pmi2'.",
     ),
     click.option(
-        "--setup", multiple=True, metavar="LINE", help="Line of shell before that, such as 'module load mpi'."
+        "--setup",
+        multiple=True,
+        metavar="LINE",
+        help="Shell line before the ranks start, such as 'module load mpi'.",
     ),
     click.option("--image", default="mpitrain", show_default=True, help="Kubernetes: the container's image."),
     click.option(
@@ -504,11 +512,9 @@ JOB_OPTIONS = (  # of every scheduler, in the order of --help
         help="Further line for the scheduler, such as '--qos=debug' or '-l filesystems=home'.",
     ),
     MOST_STARTS,
-    click.option(
-        "--out", metavar="FILE", help="Name of the script; else that of CONFIG and of the scheduler."
-    ),
+    click.option("--out", metavar="FILE", help="Name of the script; default: from CONFIG and the scheduler."),
     click.option("--force", is_flag=True, help="Replace a script that was edited."),
-    click.option("--submit", is_flag=True, help="Submit it, too."),
+    click.option("--submit", is_flag=True, help="Also submit the script."),
 )
 
 
@@ -561,17 +567,17 @@ for _kind, _title in {
     _for_scheduler(_kind, _title)
 
 
-@job.command(short_help="Say whether to start a run again after an exit code.")
+@job.command(short_help="Decide whether a job restarts its run after an exit code.")
 @click.argument("code", type=click.IntRange(0, 255))
 @CONFIG
 @OVERRIDE
 @MOST_STARTS
 def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) -> int:
-    """Say whether a run that ended with exit code CODE is to be started again. For scripts of jobs.
+    """Decide whether a job restarts a run that ended with exit code CODE. For job scripts.
 
     Exit codes: 0 yes, 1 no, 3 no although CODE is 0 and the run isn't done. No after 0 with a
-    checkpoint of step run.steps, after 2, after so many starts, and after 3 in a row without a newer
-    checkpoint.
+    checkpoint of step run.steps, after 2, after --most starts, and after 3 starts in a row without
+    a newer checkpoint.
     """
     from mpitrain.commands.job.again import main
 
@@ -582,11 +588,11 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
 
 @cli.command()
 @click.argument("run_dir", type=click.Path(), callback=_require_name)
-@click.option("--prompt", help="Text to go on from.")
+@click.option("--prompt", help="Text to continue.")
 @click.option(
     "--prompts",
     metavar="FILE",
-    help='One in each line, or objects with a "prompt" in a .jsonl file: prints an object for each.',
+    help='One prompt per line, or .jsonl objects with a "prompt"; prints one object per prompt.',
 )
 @click.option(
     "--tokens", default=200, show_default=True, type=click.IntRange(1, 1_000_000), help="Tokens to sample."
@@ -596,14 +602,14 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
     default=0.8,
     show_default=True,
     type=click.FloatRange(0),
-    help="0 takes the likeliest token.",
+    help="Sampling temperature; 0: the likeliest token.",
 )
 @click.option(
     "--top-k",
     default=0,
     show_default=True,
     type=click.IntRange(0, INTEGERS),
-    help="Sample among so many likeliest tokens. 0: all.",
+    help="Sample among this many likeliest tokens; 0: all.",
 )
 @click.option(
     "--top-p",
@@ -686,7 +692,7 @@ def generate(
 @click.option(
     "--group",
     type=click.IntRange(1, INTEGERS),
-    help="Microbatches through a chunk before the next one's turn (interleaved).",
+    help="Microbatches through a chunk before the next chunk (interleaved).",
 )
 @click.option(
     "--segments", type=click.IntRange(1, INTEGERS), help="Segments of a microbatch's sequence (seq1f1b)."
@@ -694,24 +700,24 @@ def generate(
 @click.option(
     "--times",
     metavar="F,I,W,C",
-    help="Times of a rank's layers for a microbatch, and of a message; 1,1,1,0 if absent.",
+    help="Times of a rank's layers for a microbatch, and of a message; default: 1,1,1,0.",
 )
 @click.option(
     "--memory-limit", type=float, metavar="STASHES", help="Most stashes of a rank's share of layers."
 )
 @click.option(
-    "--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; 1 if absent."
+    "--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; default: 1."
 )
 @click.option(
-    "--trace", metavar="FILE", help="With compare: the trace.json of a run, held against its simulation."
+    "--trace", metavar="FILE", help="With compare: a run's trace.json, compared with its simulation."
 )
 @click.option("--out", metavar="FILE", help="Draw the timeline: .svg, .png or .txt.")
 @click.option(
-    "--table", metavar="FILE", help="Write the table, which can be read back and trained: .txt or .csv."
+    "--table", metavar="FILE", help="Write the table, which FILE and pipeline.schedule read: .txt or .csv."
 )
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 def schedule(name: str, trace: str | None, out: str | None, table: str | None, json: bool, **asked) -> None:
-    """Prove a pipeline schedule, play it with given times, draw it. Runs nothing.
+    """Prove a pipeline schedule, simulate it with given times, draw it. Trains nothing.
 
     NAME is a schedule's, for example zbv; FILE holds a table of your own, as text or CSV. Printed
     are the makespan of a step, the bubble, and the most microbatches a rank keeps. `compare` prints
@@ -732,7 +738,7 @@ def schedule(name: str, trace: str | None, out: str | None, table: str | None, j
 @click.argument("key", required=False)
 @click.option("--of", "run", metavar="RUN", help="Values of a run directory or a file, and their origins.")
 def explain_config(key: str | None, run: str | None) -> None:
-    """Explain KEY: its type, default and meaning, who has it, and the messages that refuse it.
+    """Explain KEY: type, default, meaning, families that have it, and messages that refuse it.
 
     KEY is a key such as parallel.zero, or a table such as parallel. Without it: all keys, a line each.
     """
@@ -751,7 +757,7 @@ def explain_config(key: str | None, run: str | None) -> None:
 @click.option(
     "--machine",
     metavar="NAME|FILE",
-    help="Of jobs/machines/, such as h100-80gb, or a file; default: run.machine, or laptop.",
+    help="Machine: a name of jobs/machines/, such as h100-80gb, or a file; default: run.machine, or laptop.",
 )
 @click.option(
     "--memory",
@@ -760,31 +766,33 @@ def explain_config(key: str | None, run: str | None) -> None:
     metavar="GB",
     help="Memory limit of a rank; default: memory.limit_gb, or 90 % of the machine's.",
 )
-@click.option("--top", type=click.IntRange(1, 6), help="Layouts that are shown; 5 if absent.")
-@click.option("--explain", is_flag=True, help="Also the balance of computing and sending, axis by axis.")
-@click.option("--tokens", metavar="NUMBER", help="Of a training, such as 15T: days, GPU-hours, saves.")
+@click.option("--top", type=click.IntRange(1, 6), help="Number of layouts to print; default: 5.")
+@click.option("--explain", is_flag=True, help="Also print compute and communication time, axis by axis.")
+@click.option(
+    "--tokens", metavar="NUMBER", help="Training length, such as 15T; adds days, GPU-hours, save interval."
+)
 @click.option(
     "--node-hours",
     type=click.FloatRange(1, 10_000_000),
     callback=_require_number,
-    help="With --tokens: between failures of one node; 6334 if absent.",
+    help="With --tokens: mean hours between failures of a node; default: 6334.",
 )
 @click.option(
     "--save-s",
     type=click.FloatRange(0, 1_000_000, min_open=True),
     callback=_require_number,
     metavar="SECONDS",
-    help="With --tokens: that a save stops training (stall_s); predicted if absent.",
+    help="With --tokens: seconds that a save stalls training (stall_s); default: predicted.",
 )
 @click.option(
     "--measure",
     type=click.IntRange(1, 6),
     metavar="K",
-    help="Under mpirun: the first K take a few steps, measured beside predicted.",
+    help="Under mpirun: run a few steps of the first K layouts; print measured beside predicted.",
 )
 @click.option("--out", metavar="FILE", help="Write the best configuration; backtest: draw all rows, .svg.")
 @click.option(
-    "--timeline", metavar="FILE", help="Write the best one's step: .json for Perfetto, or .svg, drawn."
+    "--timeline", metavar="FILE", help="Write the best layout's timeline: .json for Perfetto, or .svg."
 )
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 @OVERRIDE
@@ -795,7 +803,7 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
     context parallelism are searched, and optimizer offload where nothing fits without.
     Nothing is run, unless --measure asks for it.
 
-    mpitrain plan backtest ROWS.csv predicts published steps, and prints how far off that is.
+    mpitrain plan backtest ROWS.csv predicts published steps, and prints the errors.
     """
     from mpitrain.commands.plan import plan_command as plans
 
@@ -810,25 +818,25 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
     return guarded(body, entry.report_error)
 
 
-@cli.command(short_help="Measure layouts of your own in the same ranks.")
+@cli.command(short_help="Measure layouts, one after the other, in the same ranks.")
 @CONFIG
 @click.option(
     "--layout",
     "layouts",
     multiple=True,
     metavar="'KEY=VALUE ...'",
-    help="Keys of one layout, as behind --set; once for each layout.",
+    help="Keys of one layout, as after --set; once per layout.",
 )
-@click.option("--layouts", "file", metavar="FILE", help="A file with such a layout in each line.")
+@click.option("--layouts", "file", metavar="FILE", help="One layout per line.")
 @click.option(
     "--scaling",
     type=click.Choice(["strong", "weak"]),
-    help="Over numbers of ranks instead: strong, the same batch; weak, one that grows with them.",
+    help="Sweep numbers of ranks. strong: the same batch; weak: a batch that grows with the ranks.",
 )
 @click.option(
     "--over",
     metavar="N,N,...",
-    help="With --scaling: numbers of ranks; powers of two up to those that were started if absent.",
+    help="With --scaling: numbers of ranks; default: powers of two up to all ranks.",
 )
 @click.option(
     "--steps",
@@ -840,7 +848,7 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
 @click.option(
     "--machine",
     metavar="NAME|FILE",
-    help="Machine for predictions: of jobs/machines/, or a file; default: run.machine, or laptop.",
+    help="Machine for predictions: a name of jobs/machines/, or a file; default: run.machine, or laptop.",
 )
 @click.option("--out", metavar="FILE", help="Write all rows as CSV.")
 @click.option(
@@ -851,13 +859,13 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 @OVERRIDE
 def sweep(**asked) -> int:
-    """Have layouts take a few steps each, and print step time, tokens/s and memory beside predictions.
+    """Run a few steps of each layout; print step time, tokens/s and memory beside predictions.
 
     Under mpirun on all its ranks: mpirun -n 4 mpitrain sweep --layout parallel.pp=2 --layout parallel.pp=4
 
-    Steps are of random tokens, behind one that isn't timed. Nothing is read or saved.
-    A layout that can't run is named with the reason. --scaling has the first 1, 2, 4, ... ranks take
-    steps, while the others wait, and prints efficiency and time in messages, too.
+    Steps use random tokens; the first is not timed. Nothing is read or saved.
+    A layout that can't run is reported with the reason. --scaling runs the first 1, 2, 4, ... ranks,
+    while the others wait, and also prints efficiency and communication time.
     """
     from mpitrain.cluster.guard import Guard, guarded
 
@@ -892,8 +900,8 @@ def bench() -> None:
 
 @bench.command("machine", short_help="Measure a machine, and write its file.")
 @click.option("--out", metavar="FILE", required=True, help="The TOML file that is written.")
-@click.option("--like", metavar="NAME|FILE", help="Whose figures stand where none can be measured.")
-@click.option("--storage", metavar="FOLDER", help="Of checkpoints: what a node writes there, too.")
+@click.option("--like", metavar="NAME|FILE", help="Machine whose figures replace what can't be measured.")
+@click.option("--storage", metavar="FOLDER", help="Also measure write bandwidth to this checkpoint folder.")
 @OVERRIDE
 def bench_machine(out: str, like: str | None, storage: str | None, overrides: tuple[str, ...]) -> int:
     """Measure the machine that these ranks are on, and write a file for mpitrain plan --machine.
@@ -913,7 +921,7 @@ def bench_machine(out: str, like: str | None, storage: str | None, overrides: tu
 
 @cli.group()
 def ckpt() -> None:
-    """Look at checkpoints, check, compare, rewrite and remove them.
+    """Inspect, verify, compare, rewrite and remove checkpoints.
 
     PATH is a run directory, its checkpoints, or the folder of one step. Under mpirun ranks share
     the reading and writing.
@@ -921,18 +929,18 @@ def ckpt() -> None:
 
 
 PATH = click.argument("path", type=click.Path(), callback=_require_name)
-STEP = click.option("--step", type=click.IntRange(0), help="The step that is meant; else the newest.")
+STEP = click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
 
 
-@ckpt.command("inspect", short_help="Say who wrote checkpoints, what they hold, what is damaged.")
+@ckpt.command("inspect", short_help="Print who wrote checkpoints, their contents, and damage.")
 @PATH
-@click.option("--step", type=click.IntRange(0), help="Only this step; else all of them.")
-@click.option("--arrays", is_flag=True, help="Also a line for each array.")
+@click.option("--step", type=click.IntRange(0), help="Only this step; default: all steps.")
+@click.option("--arrays", is_flag=True, help="Also print a line for each array.")
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -> int:
-    """Say who wrote checkpoints, what is in them, and how healthy they are. Reads no arrays.
+    """Print who wrote checkpoints, their contents, and damage. Reads no arrays.
 
-    Exit codes: 0 all can be used, 1 one is damaged, 2 there is none.
+    Exit codes: 0 all are usable, 1 one is damaged, 2 there is none.
     """
     from mpitrain.commands.ckpt.inspect import inspect
     from mpitrain.commands.ckpt.team import together
@@ -947,7 +955,7 @@ def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -
     )
 
 
-@ckpt.command("verify", short_help="Read a step and hold every byte against its digests.")
+@ckpt.command("verify", short_help="Read a step and compare every byte with its digests.")
 @PATH
 @STEP
 @click.option("--all", "every", is_flag=True, help="Every step.")
@@ -959,7 +967,7 @@ def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -
     help="Share of the chunks to read.",
 )
 def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) -> int:
-    """Read a step and hold every byte against its digests; check that its index is valid HDF5.
+    """Read a step and compare every byte with its digests; check that its index is valid HDF5.
 
     Exit codes: 0 whole, 1 damaged, or an index that other programs can't open; 2 there is none.
     """
@@ -973,10 +981,10 @@ def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) 
 @click.argument("one", metavar="A", type=click.Path(), callback=_require_name)
 @click.argument("other", metavar="B", type=click.Path(), callback=_require_name)
 @click.option(
-    "--only", default="", metavar="PREFIX", help="Only arrays whose names begin with it, such as parameters/"
+    "--only", default="", metavar="PREFIX", help="Only arrays with this prefix, such as parameters/"
 )
 def diff_checkpoints(one: str, other: str, only: str) -> int:
-    """Say what differs between two steps, whatever layouts wrote them.
+    """Print the differences between two steps, whatever layouts wrote them.
 
     Exit codes: 0 the arrays were committed with the same bits, 1 they differ or one can't be read,
     2 there is no checkpoint or its index can't be read.
@@ -987,7 +995,7 @@ def diff_checkpoints(one: str, other: str, only: str) -> int:
     return together(lambda team: diff(team, one, other, only, _answer), entry.report_error)
 
 
-@ckpt.command("reshard", short_help="Write a step into another number of files.")
+@ckpt.command("reshard", short_help="Rewrite a step in another number of files.")
 @PATH
 @click.argument("target", type=click.Path(), callback=_require_name)
 @STEP
@@ -1009,16 +1017,15 @@ def reshard_checkpoint(path: str, target: str, step: int | None, shards: int) ->
     return together(lambda team: reshard(team, path, target, step, shards, _answer), entry.report_error)
 
 
-@ckpt.command("repair", short_help="Mend the index of steps that HDF5 refuses.")
+@ckpt.command("repair", short_help="Repair the index of steps that HDF5 refuses.")
 @PATH
-@click.option("--step", type=click.IntRange(0), help="Only this step; else all of them.")
+@click.option("--step", type=click.IntRange(0), help="Only this step; default: all steps.")
 def repair_checkpoints(path: str, step: int | None) -> int:
-    """Write the index of steps anew where other programs can't open it, as of those written with
-    h5py before 3.16.
+    """Rewrite the index of steps that other programs can't open: those written with h5py before 3.16.
 
     Reads no arrays.
 
-    Exit codes: 0 done, or nothing to do; 1 a step has another damage; 2 there is none, or a run
+    Exit codes: 0 done, or nothing to do; 1 a step has other damage; 2 there is none, or a run
     uses them.
     """
     from mpitrain.commands.ckpt.repair import repair
@@ -1032,16 +1039,21 @@ def repair_checkpoints(path: str, step: int | None) -> int:
 
 @ckpt.command("prune")
 @PATH
-@click.option("--keep", required=True, type=click.IntRange(1), help="How many of the newest stay.")
-@click.option("--every", default=0, type=click.IntRange(0), help="Steps that this divides stay.")
+@click.option("--keep", required=True, type=click.IntRange(1), help="Number of newest steps to keep.")
 @click.option(
-    "--best", default=0, type=click.IntRange(0), help="How many of those with the least validation loss stay."
+    "--every", default=0, type=click.IntRange(0), help="Also keep steps that are multiples of this; 0: none."
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--best",
+    default=0,
+    type=click.IntRange(0),
+    help="Also keep this many steps with the lowest validation loss.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
 def prune_checkpoints(path: str, keep: int, every: int, best: int, dry_run: bool) -> int:
-    """Remove steps that aren't wanted. The newest that is whole stays, and is verified first.
+    """Remove old steps. The newest intact step is verified first, and stays.
 
-    Exit codes: 0 done, 2 there is none that is whole.
+    Exit codes: 0 done, 2 no step is intact.
     """
     from mpitrain.commands.ckpt.prune import prune
     from mpitrain.commands.ckpt.team import together

@@ -57,36 +57,35 @@ class Run(ConfigTable, frozen=True):
     # a directory of the node: shards are written there first, then copied to run.dir in one piece
     # each; "": not
     staging: str = ""
-    # share of the chunks of a checkpoint that is verified before a run goes on from it
+    # share of a checkpoint's chunks that is verified before a run resumes from it
     verify: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    keep: CountOrNone = 0  # newest checkpoints that are kept; 0: all
-    keep_every: CountOrNone = 0  # checkpoints of every so many steps are kept for ever
-    keep_best: CountOrNone = 0  # checkpoints with the least validation loss that are kept
+    keep: CountOrNone = 0  # number of newest checkpoints to keep; 0: all
+    keep_every: CountOrNone = 0  # checkpoints of steps that are multiples of this are kept for ever; 0: none
+    keep_best: CountOrNone = 0  # number of checkpoints with the lowest validation loss to keep
     eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
     eval_batches: Count = 2  # validation batches of batch.global sequences each
     # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
     max_skips: CountOrNone = 50
     routing: CountOrNone = 0  # steps whose routing is recorded in routing.npz, of runs with experts
     # steps, or with "30s" seconds, between lines of steps where no terminal shows them; 0: first
-    # and last only. Steps that are validated have a line, too
+    # and last only. Validated steps also have a line
     log_every: CountOrNone | str = "5s"
-    # each rank writes to a log of its own in the run directory; jobs that mpitrain makes have it
-    # true
+    # each rank writes its own log in the run directory; true in jobs that mpitrain writes
     logs: bool = False
-    # what is looked at before the first step: space, clocks and devices; full: the bandwidth of each
-    # axis, too, always reported; off: nothing
+    # checks before the first step: space, clocks and devices; full: also the bandwidth of each axis,
+    # always reported; off: none
     preflight: Literal["auto", "off", "full"] = "auto"
-    # time from the start of a run by which it has left, as hours:minutes:seconds; "": as the scheduler
-    # says, if there is one
+    # wall-clock limit of a run, from its start, as hours:minutes:seconds; "": the scheduler's limit, if
+    # there is one
     time_limit: str = ""
-    # seconds of the time limit that stay unused, besides the time of a step and of two saves
+    # seconds of the time limit to leave unused, besides the time of a step and of two saves
     time_margin_s: Annotated[float, Meta(ge=0)] = 60.0
     # the machine whose figures predict a step, for run.layout and the table at the end: one of
-    # jobs/machines/, or a file of `mpitrain bench machine`; "": the memory that is found, and times of
-    # the nearest GPU, or of a laptop
+    # jobs/machines/, or a file of `mpitrain bench machine`; "": this node's memory, and the times of
+    # the most similar GPU, or of a laptop
     machine: str = ""
-    # how unevenly tokens load experts, for predictions: rows of the rank of parallel.ep whose experts have
-    # most, over the mean; 0: as experts.replay has it, else an estimate
+    # how unevenly tokens load experts, for predictions: tokens of the most loaded rank of parallel.ep,
+    # over the mean; 0: that of experts.replay, else an estimate
     expert_load: Annotated[float, Meta(ge=0)] = 0.0
     # steps whose instructions are timed and written to trace.json, from the second step on
     trace: CountOrNone = 0
@@ -98,10 +97,9 @@ class Run(ConfigTable, frozen=True):
     # whether torch.compile fuses what lies between products of matrices. It needs a C++ compiler on CPUs,
     # Triton and a C compiler on GPUs; auto: on NVIDIA's GPUs, where all ranks have them
     compile: bool | Literal["auto"] = "auto"
-    # who chooses the layout. default: data ranks, pipeline ranks for the rest; planned: the planner's
-    # first choice, with the keys that are set; auto: that choice, if no key of parallel and pipeline is
-    # set, where the default doesn't fit, or by the figures of a measured run.machine it is faster by a
-    # tenth
+    # how the layout is chosen. default: data ranks, pipeline ranks for the rest; planned: the planner's
+    # first choice, with the keys that are set; auto: planned where no key of parallel and pipeline is set
+    # and the default doesn't fit, or a measured run.machine predicts a gain of a tenth
     layout: Literal["auto", "planned", "default"] = "auto"
     # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0
@@ -109,7 +107,7 @@ class Run(ConfigTable, frozen=True):
 
 class Model(ConfigTable, frozen=True):
     preset: str = "quickstart"  # published sizes; other keys of the model override them
-    # the kind of model: its layers; "" and absent keys of this table: as the preset says;
+    # the kind of model: its layers. Default, also of other keys of this table: the preset's;
     # "module:name": a ModelFamily of your own
     family: str = ""
     # a Hugging Face folder, a run directory or a step to begin with: its weights, and its sizes, instead
@@ -120,21 +118,21 @@ class Model(ConfigTable, frozen=True):
     heads: Heads | None = None  # attention heads of queries
     kv_heads: Heads | None = None  # heads of keys and values (grouped-query attention)
     ffn: Length | None = None  # hidden units of the feed-forward
-    vocab: Length | None = None  # rows of the vocabulary; absent, and the preset has none: the tokenizer's
-    # the vocabulary is padded to a multiple of this, by rows that no token has and none predicts
+    vocab: Length | None = None  # rows of the vocabulary; default: the preset's, else the tokenizer's
+    # the vocabulary is padded to a multiple of this, by rows that no token uses and none predicts
     vocab_multiple: Count | None = None
     padding: CountOrNone | None = None  # rows of model.vocab that pad it; derived
     tied: bool | None = None  # embedding and head share their weights
     # further tokens that each position predicts in training, by a block each
     mtp: Annotated[int, Meta(ge=0, le=16)] | None = None
     # weight of the mean loss of those further tokens (model.mtp); the next token's loss has weight 1;
-    # absent: 0.3
+    # default: 0.3
     mtp_weight: Annotated[float, Meta(ge=0)] | None = None
-    # epsilon of norms, added to the mean of the squares; absent: as the preset, or else the family, says
+    # epsilon of norms, added to the mean of the squares; default: the preset's, else the family's
     eps: Annotated[float, Meta(gt=0, lt=1)] | None = None
     ffn_biased: bool | None = None  # feed-forwards have biases
     positions: Length | None = None  # number of positions that have a learned vector: the longest sequence
-    # GELU: approximated by tanh, or exact, by the error function; absent: as the family says
+    # GELU: approximated by tanh, or exact, by the error function; default: the family's
     gelu: Literal["tanh", "exact"] | None = None
     # soft cap c of logits: they become c tanh(logit / c); 0: none
     logit_cap: Annotated[float, Meta(ge=0)] | None = None
@@ -147,7 +145,7 @@ class Model(ConfigTable, frozen=True):
 
 
 class AttentionTable(ConfigTable, frozen=True):
-    """What a family's attention has besides heads; absent: as the preset, or else the family, says."""
+    """Attention of a family, besides heads. Defaults: the preset's, else the family's."""
 
     # width of a head of queries and keys; 0: model.width / model.heads; latent attention: width of the
     # part without positions
@@ -208,7 +206,7 @@ class AttentionTable(ConfigTable, frozen=True):
 
 
 class ExpertsTable(ConfigTable, frozen=True):
-    """Of families with experts; "" and absent: as the preset, or else the family, says."""
+    """For families with experts. Defaults: the preset's, else the family's."""
 
     # number of experts of a block that has some. At most 1,024: the loads of a layer are one piece then
     # (optim/expert_bias.py)
@@ -263,9 +261,9 @@ class Data(ConfigTable, frozen=True):
     text_key: str = "text"  # jsonl: the key of each line that has the text
     # a tokenizer.json of the tokenizers library; or bytes: a token for each byte, 256 of them
     tokenizer: str = "bytes"
-    # the token between documents; "": none; absent: as the tokenizer's model was trained
+    # the token between documents; "": none; default: as the tokenizer's model was trained
     end_of_text: str | None = None
-    # the token before each document; "": none; absent: as that model was trained
+    # the token before each document; "": none; default: as that model was trained
     begin_of_text: str | None = None
     # how documents share a sequence. joined: attention crosses them; separate: attention stays within a
     # document, and none predicts the next
@@ -273,22 +271,22 @@ class Data(ConfigTable, frozen=True):
     sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens of a sequence (context length)
     val_fraction: Fraction = 0.05  # share of the tokens that is held out for validation
     # permutation of an epoch: feistel, in constant memory; or sorted, with 16 bytes a sequence on every
-    # rank, which older versions had; absent: as the run has begun, feistel for a new one
+    # rank, which older versions had; default: the run's own, feistel for a new one
     order: Literal["feistel", "sorted"] | None = None
-    # a folder of tokens that runs share: one makes those of a text and tokenizer, others take them;
-    # "": none
+    # folder for tokens that runs share: the first run writes those of a text and tokenizer, others read
+    # them; "": none
     tokens: str = ""
 
 
 class Batch(ConfigTable, frozen=True, rename={"global_": "global"}):
-    # sequences per step over all ranks; 0: the least multiple of dp * micro from 24 on
+    # sequences per step over all ranks; 0: the smallest multiple of dp * micro that is at least 24
     global_: CountOrNone = 0
     micro: Count = 1  # sequences per microbatch
 
 
 class Parallel(ConfigTable, frozen=True):
-    dp: CountOrNone = 0  # data-parallel ranks; 0: what is left of the ranks
-    pp: CountOrNone = 0  # pipeline ranks; 0: what dp leaves of the ranks, or as many as a table has
+    dp: CountOrNone = 0  # data-parallel ranks; 0: the ranks that other axes leave
+    pp: CountOrNone = 0  # pipeline ranks; 0: the ranks that dp leaves, or those of a schedule's table
     tp: Count = 1  # ranks that divide each layer
     sequence: bool = True  # with tp: activations between blocks are divided along the sequence
     # with sequence: gathered inputs of products aren't kept, a backward gathers them again
@@ -303,28 +301,27 @@ class Parallel(ConfigTable, frozen=True):
     # ranks; zigzag: likewise, with parts of equal work; gather: a rank gathers them all; ulysses: heads
     # are divided
     context: Literal["zigzag", "ring", "gather", "ulysses"] = "zigzag"
-    # ZeRO stage, what is divided over data ranks: 1 the optimiser's state, 2 gradients, too, 3 weights,
-    # too; absent: 1 where there is more than one data rank: the same bits as 0, sent in halves that both
-    # overlap
+    # ZeRO stage, what data ranks divide: 1 the optimiser's state, 2 also gradients, 3 also weights;
+    # default: 1 with more than one data rank: the same bits as 0, sent as reduce-scatter and all-gather,
+    # both overlapped
     zero: Annotated[int, Meta(ge=0, le=3)] | None = None
     # with zero: data-parallel ranks that divide the state among them; 0: all
     dp_shard: CountOrNone = 0
-    # when gradients are summed over data ranks: after each microbatch; or once a step, and they are whole
-    # until then; auto: after each microbatch with zero 2 and 3, which are there for memory, once with 0
-    # and 1
+    # when gradients are summed over data ranks: after each microbatch, or once a step, which keeps
+    # whole gradients until then; auto: microbatch with zero 2 and 3, to save memory, step with 0 and 1
     reduce: Literal["auto", "step", "microbatch"] = "auto"
-    # zero 3, how long fetched weights stay: for one use, or over the step; auto: by what links between
-    # nodes carry
+    # zero 3, how long gathered weights stay: for one use, or the whole step; auto: by the bandwidth between
+    # nodes
     gather: Literal["auto", "use", "step"] = "auto"
-    ahead: Count = 1  # zero 3: number of blocks that are fetched before they are needed (prefetch)
+    ahead: Count = 1  # zero 3: number of blocks whose weights are prefetched
 
 
 class Pipeline(ConfigTable, frozen=True):
     # the pipeline schedule: a name, or the path of a table, whose form is in mpitrain schedule --help;
     # "module:name": a ScheduleFamily of your own
     schedule: str = "1f1b"
-    chunks: Count | None = None  # stages per rank; absent: as the schedule, or its table, has
-    # number of blocks of each stage, halves too; absent: balanced
+    chunks: Count | None = None  # stages per rank; default: the schedule's, or its table's
+    # number of blocks of each stage, halves too; default: balanced
     stages: list[Annotated[float, Meta(gt=0, multiple_of=0.5)]] | None = None
     # interleaved: microbatches that go through a chunk before the next chunk's turn
     group: Count | None = None
@@ -333,28 +330,28 @@ class Pipeline(ConfigTable, frozen=True):
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None
     # automatic schedules: microbatches in flight on a rank
     memory_limit: Annotated[float, Meta(gt=0)] | None = None
-    # automatic schedules: share of a stash that is held from I to W; absent: 1 if there is a memory_limit
+    # automatic schedules: share of a stash that is held from I to W; default: 1 with a memory_limit
     weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None
-    # number of last backwards that run together, bucket by bucket, and with zero 1 to 3 of first
-    # forwards; only with one stage; 0: 1, and over several nodes up to 4, by their links
+    # last n backwards run interleaved, bucket by bucket, so that reductions overlap; with zero 1 to 3
+    # also the first n forwards; only with one stage; 0: 1, and over several nodes up to 4, by their links
     tail: CountOrNone = 0
-    # dualpipe and dualpipev, with zero 3 or reduce = "microbatch": whether a forward and a backward that
-    # run together are taken apart (whole), or run together block by block, with the weights of two blocks
-    # there (parts)
+    # dualpipe and dualpipev, with zero 3 or reduce = "microbatch": how a forward and a backward
+    # that overlap run. whole: one after the other; parts: block by block, with the weights of two blocks
+    # in memory
     pairs: Literal["whole", "parts"] = "whole"
 
 
 class Memory(ConfigTable, frozen=True):
-    # what the backward computes again instead of keeping it. selective: norms, attention and gated
+    # what the backward recomputes instead of keeping it. selective: norms, attention and gated
     # products; full: a whole block; every-k: k blocks together
     recompute: Literal["none", "full", "every-k", "selective"] = "none"
-    # every-k: blocks of which only the first one's input is kept; 0: as many as hold least
+    # every-k: blocks of which only the first one's input is kept; 0: the number that needs least memory
     every: CountOrNone = 0
     # what is kept in host memory, for GPUs: activations that wait for the backward; the optimiser's
     # master weights and moments, which are updated there; or both
     offload: Literal["none", "activations", "optimizer", "all"] = "none"
-    # 10**9 bytes that a rank may hold, on its GPU, or as a process on a CPU: a run that would hold more
-    # is planned if its layout is open, else refused; 0: what is found
+    # memory limit of a rank, in 10**9 bytes, of its GPU, or of its process on a CPU. A run that needs more
+    # is planned if its layout is open, else refused; 0: the available memory
     limit_gb: Annotated[float, Meta(ge=0)] = 0.0
 
 
@@ -375,21 +372,21 @@ class Numerics(ConfigTable, frozen=True):
     reproducible: Literal["run", "layout"] = "run"
     # the same bits every time on a GPU, at the cost of some kernels' speed; on a CPU they always are
     deterministic: bool = True
-    # steps between comparisons of what several ranks have alike, and before a save; 0: never
+    # steps between checks that replicas are equal, also done before a save; 0: never
     check_every: CountOrNone = 100
-    # steps between those that are computed twice, and compared; 0: never
+    # steps between steps that are computed twice and compared; 0: never
     rerun_every: CountOrNone = 0
 
 
 class SpikesTable(ConfigTable, frozen=True):
     """Steps whose loss is far above those before."""
 
-    # what a spike does. count: say so; skip: make no update, and say so (run.max_skips in a row end a
-    # run); rollback: go back to the newest checkpoint of run.save_every, and don't read what was read
+    # what a spike causes. count: a report; skip: a report and no update (run.max_skips in a row end a
+    # run); rollback: the run returns to the newest checkpoint of run.save_every, and skips the data read
     # since
     do: Literal["nothing", "count", "skip", "rollback"] = "nothing"
     window: Annotated[int, Meta(ge=4, le=4096)] = 64  # number of earlier losses whose median is taken
-    # number of deviations above the median from which a loss is a spike, see training/checks/spikes.py
+    # a loss is a spike from this many deviations above the median, see training/checks/spikes.py
     threshold: Annotated[float, Meta(gt=0)] = 10.0
     most: CountOrNone = 5  # number of rollbacks that end a run; 0: never
 
@@ -405,7 +402,7 @@ class OptimizerTable(ConfigTable, frozen=True):
     decay: Annotated[float, Meta(ge=0)] = 0.1
     # gradient clipping: the largest norm of all gradients; 0: no clipping
     clip: Annotated[float, Meta(ge=0)] = 1.0
-    # decay rates of both moments; absent: as the optimiser has them
+    # decay rates of both moments; default: the optimiser's
     betas: tuple[Share, Share] | None = None
     eps: Annotated[float, Meta(gt=0)] | None = None  # epsilon, added to the root of the second moment
     momentum: Share | None = None  # share of the last step's momentum that is kept
@@ -434,23 +431,22 @@ class Comm(ConfigTable, frozen=True):
     # how collectives move bytes: messages of our own, MPI's collectives, or memory that the ranks of a
     # node share; auto: by axis and size. The bits are the same
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
-    # way of GPU buffers: direct to MPI, or staged in pinned host memory; auto: direct where this MPI says
-    # that it takes them; a child process tries what isn't sure, and `direct` where the MPI says no
+    # how GPU buffers are sent: direct to MPI, or staged in pinned host memory; auto: direct where this MPI
+    # reports support. A child process tests uncertain cases, and `direct` where the MPI reports none
     device: Literal["auto", "direct", "staged"] = "auto"
-    # messages between stages leave only when they are received: finds schedules that lean on
+    # a message between stages is sent only when it is received: finds schedules that deadlock without
     # buffering
     synchronous: bool = False
     # who drives MPI while a rank computes. poll: the rank itself, between instructions; thread: a thread,
     # which is worth it with a core to spare
     progress: Literal["poll", "thread"] = "poll"
-    # size of the gradients that are reduced in one operation, in 2**20 bytes; never less than a block's
+    # size of the gradients that are reduced in one operation, in 2**20 bytes; at least a block's
     bucket_mb: Annotated[float, Meta(gt=0)] = 4.0
-    # a wait longer than this is a hang; absent: from 600 s down to 60, as ten of the run's own
-    # steps take
+    # a wait longer than this is a hang; default: ten of the run's own steps, between 60 and 600 s
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
-    # steps after which slow ranks and links are named, and every so often again; 0: never
+    # slow ranks and links are reported every so many steps; 0: never
     slow_after: CountOrNone = 50
-    # number of neighbouring ranks that are taken for a node; 0: as they were started
+    # number of neighbouring ranks that count as a node; 0: as they were started
     node_ranks: CountOrNone = 0
     # levels of collectives. auto: over several nodes data moves inside nodes and between them in turn;
     # one: all ranks at once. The bits are the same
