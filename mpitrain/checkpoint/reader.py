@@ -83,6 +83,8 @@ class Checkpoint:
         that these can be read from. It reads no data.
         """
         for name, (dtype, shape) in needs.items():
+            if name not in self._index.file.datasets:
+                raise CheckpointError(f"{self.path.name} has no {name}; it is not a checkpoint of this model")
             array = self.array(name)
             if not is_readable_as(array.dtype, dtype) or array.shape != tuple(shape):
                 found = f"{NAMES[array.dtype]} {list(array.shape)}"

@@ -32,6 +32,7 @@ from mpitrain.config import Config, LoadedConfig, plugins_of, resolved_with_orig
 from mpitrain.config_hints import recognised
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, replacing, shown
+from mpitrain.origins import FILE, Origins
 from mpitrain.plan.settings.identity import identity
 
 DRAWN = ("trace.json", "profile.json", "loads.svg", "routing.npz")
@@ -235,13 +236,19 @@ class RunDir:
                 "its own"
             )
             raise CheckpointError(f"{found}; move the file away, or choose another run.dir")
-        before = read_config(self.config, plugins_of(config))
+        loaded = read_with_origins(self.config, plugins_of(config))
+        before = loaded.config
         found = identity(before)
         wanted = identity(config)
         imported = self._only_imported()
+        edited = _edited_tables(loaded.origins, self.config)
         for key, value in wanted.items():
+            table = key.partition(".")[0]
             # what was imported is a model; how it is trained is open until it is
-            if found[key] != value and not (imported and key.partition(".")[0] not in OF_A_MODEL):
+            is_open = (imported and table not in OF_A_MODEL) or (
+                table in edited and not loaded.origins.is_given(key)
+            )
+            if found[key] != value and not is_open:
                 what = f"{key} = {shown(repr(found[key]))}, this one has {shown(repr(value))}"
                 raise ConfigError(
                     f"run.dir = {shown(self.path)} holds a run with {what}; choose another run.dir, or go on "
@@ -362,6 +369,18 @@ class RunDir:
             f"{shown(self.metrics)}: line {found.damaged} can't be read; the file is kept as "
             "metrics.jsonl.damaged" * bool(found.damaged)
         )
+
+
+def _edited_tables(origins: Origins, path: Path) -> set[str]:
+    """Return the tables of which a key was changed in config.toml by hand, of those whose keys decide others.
+
+    What was derived from the key before says nothing then.
+    """
+    by_hand = {
+        key.partition(".")[0] for key, origin in origins.by_key.items() if origin == (FILE, shown(path))
+    }
+    of_model = OF_A_MODEL if by_hand & {*OF_A_MODEL} else ()
+    return {*of_model, *(by_hand & {"optimizer"})}
 
 
 def _as_it_was(key: str, before: Config) -> str:

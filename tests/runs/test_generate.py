@@ -206,7 +206,7 @@ def integers(arrays):
 
 
 CHANGES = {
-    drop: "has no array parameters/head.weight",
+    drop: "has no parameters/head.weight",
     widen: "parameters/head.weight is fp32 [256, 17], needed fp32 [256, 16]",
     narrow: "parameters/head.weight is fp16 [256, 16], needed fp32 [256, 16]",
     integers: "parameters/head.weight is int32 [256, 16], needed fp32 [256, 16]",

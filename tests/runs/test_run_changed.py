@@ -3,9 +3,11 @@
 import json
 import re
 import shutil
+import tomllib
 
 import pytest
-from launch import MPITRAIN, mpirun, run_tiny, tail, tiny, write_text
+import tomli_w
+from launch import MPITRAIN, mpirun, run_tiny, several, tail, tiny, write_text
 
 # weights don't move, so the loss of a step names the sequences that it has read
 STILL = dict(
@@ -101,6 +103,29 @@ def test_a_copy_is_what_its_keys_say_also_those_that_were_derived(tmp_path, text
     says = "step 1 had 1.00e-03, step 2 has 5.00e-04, since optimizer.lr changed"
     run = resumed(run, tmp_path / "run1", 2, says, lr=5e-4, **{"global": 6})
     assert losses(run, "tokens") == {1: 24 * 64, 2: 30 * 64}
+
+
+def test_a_copy_that_is_another_model_or_has_another_optimiser_is_refused_in_its_words(tmp_path, text):
+    """Nothing of a step is left out in silence, and what was derived from an edited key isn't compared."""
+    run = begun(tmp_path / "run", text, **STILL, batch_global=4, run_steps=1, data_sequence=64)
+    refused = [
+        ("layers", 1, "has what this model hasn't: blocks.1.attention.k.weight, "),
+        ("tied", False, "has no parameters/head.weight; it is not a checkpoint of this model"),
+        ("frozen", ["embedding.weight"], "going on after step 1"),
+        ("name", "sgd", "has no sgd/momentum/blocks.0.attention.k.weight, "),
+    ]
+    commands = []
+    for number, (key, value, _) in enumerate(refused):
+        tables = tomllib.loads((run / "config.toml").read_text())
+        tables["model" if key in ("layers", "tied") else "optimizer"][key] = value
+        tables["run"] |= {"dir": str(tmp_path / f"copy{number}"), "steps": 2}
+        shutil.copytree(run, tables["run"]["dir"])
+        config = tmp_path / f"copy{number}" / "config.toml"
+        config.write_text(tomli_w.dumps(tables))
+        commands.append(["run", str(config)])
+    for done, (*change, says) in zip(several(1, *commands), refused):
+        assert says in done.output, (change, tail(done.output, 5))
+        assert done.returncode == (0 if "going on" in says else 2)
 
 
 def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(tmp_path, text):

@@ -12,10 +12,13 @@ from mpitrain.checkpoint import save
 from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_array, to_tensor
+from mpitrain.errors import CheckpointError
+from mpitrain.inputs import listed, shown
 from mpitrain.kernels.streams import streams_of
 from mpitrain.parallel.zero.shards import ParameterShard
 from mpitrain.plan.declared.parameters import Spec
 from mpitrain.training.saving.saved_rules import compute_of
+from mpitrain.weights.matching import FURTHER
 
 Held = tuple[str, ParameterShard, torch.Tensor]
 Parts = Mapping[str, Sequence[tuple[np.ndarray, save.Extent]]]  # of each array, by name
@@ -85,13 +88,35 @@ def _parts(held: Sequence[Held]) -> Parts:
 def read(saved: Checkpoint, actor: Actor) -> None:
     """Read this rank's part of weights and moments, and the loss scale.
 
-    Raises CheckpointError for what isn't there.
+    Raises CheckpointError for what isn't there, and for weights that nobody would read.
     """
+    _require_same_state(saved, actor)
     for name, spec, box, x in _state(actor, actor.gradients.pieces):
         saved.require({name: (to_array(x).dtype, spec.whole)})
         where = tuple(slice(begin, begin + length) for begin, length in zip(_offset(spec, box), box.shape))
         x.copy_(to_tensor(saved.read(name, where)).flatten())
     actor.loss_scale.resume(saved.meta["loss_scale"], compute_of(saved, actor.config))
+
+
+def _require_same_state(saved: Checkpoint, actor: Actor) -> None:
+    """Raise CheckpointError for a step with other weights, or with the moments of another optimiser.
+
+    Weights of further tokens (model.mtp) may be left behind.
+    """
+    stored = set(saved.names())
+    own = {spec.name for spec in actor.plan.parameters()}
+    weights = {name.partition("/")[2] for name in stored if name.startswith(f"{PARAMETERS}/")}
+    if unread := sorted(name for name in weights - own if not name.startswith(FURTHER)):
+        raise CheckpointError(
+            f"{shown(saved.path)} has what this model hasn't: {listed(unread, 2)}; put back the keys of the "
+            "model that it was trained with"
+        )
+    needed = {f"{what}/{piece.spec.name}" for what, piece, _ in _tensors(actor, actor.gradients.pieces)}
+    if lost := sorted(needed - stored):
+        raise CheckpointError(
+            f"{shown(saved.path)} has no {listed(lost, 2)}: it was trained with another optimizer.name or "
+            "optimizer.frozen; put that back, or begin another run with its weights, by model.init"
+        )
 
 
 def not_finite(parts: Parts) -> str | None:
