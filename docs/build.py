@@ -239,6 +239,8 @@ def figures(paragraph: str, marker: str, run: Run) -> str:
 
 def _as_shown(was: str, value: str) -> str:
     """Return a value with as many digits behind the point as a number has that stands there."""
+    if value.count(".") > 1:
+        return value  # a version
     digits = len(was.partition(".")[2])
     separator = "," if "," in was or float(was) < 1000 else ""
     return f"{float(value):{separator}.{digits}f}"

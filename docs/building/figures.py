@@ -11,16 +11,22 @@ import importlib
 import json
 import math
 import re
+import tempfile
 from collections.abc import Iterable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mpitrain.cli import cli
+from mpitrain.comm.base.grid import Grid
 from mpitrain.commands import inspect
 from mpitrain.commands.dryrun.rehearsal import Rehearsal
 from mpitrain.commands.plan import backtest as planning
 from mpitrain.commands.reference.keys import every_key
+from mpitrain.commands.schedule.played import Request, play
+from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.family import FAMILIES  # noqa: F401 expressions name it
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import MemoryUsage, predict
@@ -85,10 +91,14 @@ def source(path: str, *names: str) -> Any:
 
 
 class Rank:
-    """The first rank of each pipeline rank of a layout."""
+    """The first rank of each pipeline rank of a layout, and what a rank sends.
 
-    def __init__(self, plan: Plan):
+    number: of the rank that sends.
+    """
+
+    def __init__(self, plan: Plan, number: int = 0):
         self.plan = plan
+        self.number = number
 
     @cached_property
     def parameters(self) -> int:
@@ -110,12 +120,12 @@ class Rank:
 
     @cached_property
     def traffic(self) -> list[tuple[str, str, int, float]]:
-        """What rank 0 sends in a step: axis, operation, calls, megabytes."""
-        rows = [line.split() for line in Rehearsal(self.plan, 0).table().splitlines()[1:]]
+        """What the rank sends in a step: axis, operation, calls, megabytes."""
+        rows = [line.split() for line in Rehearsal(self.plan, self.number).table().splitlines()[1:]]
         return [(row[0], row[2], int(_plain(row[3])), float(_plain(row[5]))) for row in rows]
 
     def sent(self, *, axis: str = "", operation: str = "") -> float:
-        """Return the bytes that rank 0 sends over an axis, by an operation, or all."""
+        """Return the bytes that the rank sends over an axis, by an operation, or all."""
         return MB * sum(row[3] for row in self.traffic if axis in ("", row[0]) and operation in ("", row[1]))
 
     def calls(self, *, axis: str = "", operation: str = "") -> int:
@@ -293,3 +303,89 @@ def experts(config: str) -> list[int]:
     """Return how many experts a layer has, and how many of them a token meets."""
     found = rank(config, 1).plan.config.experts
     return [found.count, found.active]
+
+
+# -------------------------------------------------- the course
+
+SMALL = "docs/course/small.toml"
+
+
+def course_shape(*overrides: str) -> list[int]:
+    """Return of small.toml: blocks, microbatches of a rank, tokens of one, heads, key-value heads."""
+    plan = rank(SMALL, 4, *overrides).plan
+    model = plan.config.model
+    return [model.layers, plan.num_microbatches, plan.config.data.sequence, model.heads, model.kv_heads]
+
+
+def bytes_of_a_parameter() -> list[float]:
+    """Return the bytes of a parameter in fp32: all, weight, gradient, moments, all."""
+    ranks = rank(SMALL, 1)
+    first = ranks.first
+    held = [num_bytes // ranks.parameters for num_bytes in (first.weights, first.gradients, first.moments)]
+    return [sum(held), *held, sum(held)]
+
+
+def precision(dtype: str) -> int:
+    """Return the bits of precision of a type of torch."""
+    return round(1 - math.log2(torch.finfo(getattr(torch, dtype)).eps))
+
+
+def half_of_least(dtype: str) -> int:
+    """Return n, where 2**-n is half of the smallest number of a type of torch."""
+    info = torch.finfo(getattr(torch, dtype))
+    return round(1 - math.log2(info.smallest_normal * info.eps))
+
+
+# -------------------------------------------------- more pages
+
+
+def traffic(num_ranks: int, axis: str, *overrides: str) -> list[float]:
+    """Return the calls and the megabytes sent over an axis in a step of the default: means of ranks."""
+    ranks = [Rank(rank(None, num_ranks, *overrides).plan, number) for number in range(num_ranks)]
+    calls, sent = (
+        sum(values) for values in zip(*((each.calls(axis=axis), each.sent(axis=axis)) for each in ranks))
+    )
+    return [calls / num_ranks, sent / num_ranks / MB]
+
+
+def crossing_rows(active: int, count: int, nodes: int) -> list[float]:
+    """Return these, and the rows of a token that leave its node: once a node, and once an expert."""
+    elsewhere = count - count // nodes
+    a_node = (nodes - 1) * (1 - math.comb(elsewhere, active) / math.comb(count, active))
+    return [active, count, nodes, a_node, active * (nodes - 1) / nodes]
+
+
+def tokenized() -> list[float]:
+    """Return what follows from the measured text and its tokens in guides/data.md."""
+    page = "docs/guides/data.md"
+    (text,) = shown(page, r"^([\d.]+) MB of Python")
+    tokens, seconds = shown(page, r"^\| a BPE .*? ([\d.]+) M, .* (\d+) s on 2 ranks")
+    of_a_token, rate = text / tokens, text / seconds / 2
+    billions, hours = 40 / of_a_token, 40e3 / rate / 3600
+    sizes = of_a_token, 2 * tokens, 2 * rate, rate, billions, 2 * billions, 4 * billions
+    return [*sizes, hours, hours / 2, hours * 60 / 64, 64 * rate]
+
+
+def grid_of_axes() -> list[list[int]]:
+    """Return the coordinates of rank 5 of tp(2) x dp(2) x pp(2); by pp, the ranks and a group of it."""
+    grid = Grid({"tp": 2, "dp": 2, "pp": 2})
+    rows = [[*range(4 * pp, 4 * pp + 4), *grid.group(5, axis)] for pp, axis in enumerate(("tp", "pp"))]
+    return [list(grid.coordinates(5).values()), *rows]
+
+
+def refused(*lines: str) -> list[float]:
+    """Return the numbers of the message that refuses a table of a user, given by its lines."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="table") as file:
+        file.write("\n".join(lines))
+        file.flush()
+        try:
+            play(Request(file.name))
+        except ScheduleError as error:
+            return numbers(str(error).splitlines()[0].split(": ", 2)[2])
+    raise ValueError(f"{lines} is accepted")
+
+
+def needed(pattern: str) -> str:
+    """Return the version in the first group of a pattern in setup.cfg."""
+    (version,) = re.findall(pattern, (ROOT / "setup.cfg").read_text())
+    return str(version)

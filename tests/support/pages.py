@@ -9,6 +9,7 @@
 import os
 import re
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -94,13 +95,19 @@ def run(block: CommandBlock, folder: Path) -> str:
 
 @cache
 def commands() -> str:
-    """Return a folder with a `mpitrain` that has its libraries loaded already: most commands take a second
-    to load them.
+    """Return a folder with a `mpitrain` and a `python` that have their libraries loaded already: most
+    commands take a second to load them, and torch takes seconds.
     """
     folder = Path(tempfile.mkdtemp(prefix="mpitrain-test-"))
-    script = folder / "mpitrain"
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(preloaded([MPITRAIN]))} "$@"\n')
-    script.chmod(0o755)
+    program = "program.py"
+    prefix = shlex.join(preloaded([sys.executable, program])).removesuffix(program)
+    scripts = {
+        "mpitrain": f'exec {shlex.join(preloaded([MPITRAIN]))} "$@"',
+        "python": f'case "$1" in *.py) exec {prefix}"$@";; esac\nexec {shlex.quote(sys.executable)} "$@"',
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
     return str(folder)
 
 
