@@ -216,6 +216,7 @@ class Begun:
         except StopIteration as end:
             self._result = end.value
             self._over = True
+            self._pending = None  # it holds what came, of which the result has a copy
 
 
 class Residual:

@@ -13,7 +13,8 @@ plan/settings/experts.py: rows_at_once; all n K of them without expert paralleli
     4 n S              of S hidden units of shared experts (3 n S with run.compile; 2 n S, if what
                        is cheap to make again isn't kept)
     from I to W        R (2 D + 3 F / etp), n (2 D + 3 S): both factors of each weight gradient
-    working            R (D + 2 F / etp), R (2 D + 4 F / etp), and 3 n D: forward, backward
+    working            R (D + 2 F / etp), R (2 D + 4 F / etp), and 3 n D: forward, backward; or, if
+                       that is more, rows on their way: 3 R D, R (4 D + 3 F / etp)
 
 What comes in further rounds is sent again in the backward, and not kept. Shared experts and the
 router are whole on every rank of tp, which has other positions.
@@ -42,7 +43,7 @@ from mpitrain.plan.declared.parameters import (
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Started, Traffic
 from mpitrain.plan.declared.work import PartWork
-from mpitrain.plan.settings.dispatch import dispatch_of
+from mpitrain.plan.settings.dispatch import FP8, dispatch_of, num_bytes
 from mpitrain.plan.settings.experts import most_rows
 
 if TYPE_CHECKING:
@@ -177,12 +178,35 @@ class Experts:
         of_shared = sizes.shared * self.shared_width * sizes.itemsize
         home = sizes.shared * self.settings.active * self.width * (sizes.itemsize + wide)
         compared = 2 * hidden * wide if sizes.itemsize < wide else 0  # for the gradient of weights
-        forward = max(rows * (2 * hidden + self.width) * sizes.itemsize, home, of_shared) + 3 * stream
-        backward = (
-            max(rows * ((4 * hidden + 2 * self.width) * sizes.itemsize + compared), home, 3 * of_shared)
-            + 3 * stream
+        returning = self._returning(sizes)
+        forward = max(
+            rows * max((2 * hidden + self.width) * sizes.itemsize, returning.forward), home, of_shared
         )
-        return Working(forward, backward)
+        computed = (4 * hidden + 2 * self.width) * sizes.itemsize + compared
+        backward = max(rows * max(computed, returning.backward), home, 3 * of_shared)
+        return Working(forward + 3 * stream, backward + 3 * stream)
+
+    def _returning(self, sizes: Sizes) -> Working:
+        """Return the bytes of a row on its way back to its token (parallel/expert/exchange.py).
+
+        It is there as it was made, in the order of the ranks, and as it came back. In a backward its
+        gradient and the factors of the weights' gradients stay meanwhile. Numbers of fp8 are
+        fp32 where they arrive, and so are their scales and the products of both.
+        """
+        config = sizes.config
+        dispatch = dispatch_of(config, sizes.segments)
+        if dispatch.ranks == 1:
+            return Working(0, 0)
+        itemsize = sizes.itemsize
+        forms = dispatch.forms(itemsize)
+        row = self.width * itemsize
+        rounded = row if forms.combine else 0
+        sent = num_bytes(forms.combine, self.width, itemsize)
+        weight = max(4, itemsize)
+        factors = 3 * (self.settings.width // config.parallel.etp) * itemsize
+        arriving = num_bytes(FP8, self.width, itemsize) + 12 * self.width if forms.dispatch == FP8 else 0
+        backward = 2 * row + factors + weight + 2 * (sent + weight) + rounded
+        return Working(row + 2 * sent + rounded, max(backward, arriving))
 
     def history(self, sizes: Sizes) -> int:
         """Sums for the balance loss."""

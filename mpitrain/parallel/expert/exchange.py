@@ -121,26 +121,28 @@ class RowExchange:
     def dispatch(self, rows_RB: torch.Tensor, this: Round) -> Walk:
         """Send the rows of a round, each to all ranks with a part of its expert; return what came.
 
-        It stands in the order of experts.
+        It stands in the order of experts. What isn't needed any more is let go at once, here and
+        below: model/layers/experts.py predicts the most of it.
         """
         if self.axis is not None:
-            parts = rows_RB.split(this.parts)
-            repeated = (
-                rows_RB
-                if self.divided == 1
-                else torch.cat([part for part in parts for _ in range(self.divided)])
-            )
-            rows_RB = as_rows(
-                (yield exchanged(repeated, this.sent, this.received, self.axis)), rows_RB.shape[1]
-            )
+            width = rows_RB.shape[1]
+            rows_RB = self._repeated(rows_RB, this)
+            rows_RB = as_rows((yield exchanged(rows_RB, this.sent, this.received, self.axis)), width)
         return rows_RB if this.order is None else rows_RB.index_select(0, index(this.order, rows_RB))
+
+    def _repeated(self, rows_RB: torch.Tensor, this: Round) -> torch.Tensor:
+        """Return the rows of each expert as many times as there are ranks with parts of it."""
+        if self.divided == 1:
+            return rows_RB
+        return torch.cat([part for part in rows_RB.split(this.parts) for _ in range(self.divided)])
 
     def combine(self, rows_RB: torch.Tensor, this: Round) -> Walk:
         """Send rows in the order of experts back; return those that this rank had sent, or their parts."""
-        rows = rows_RB if this.order is None else rows_RB.index_select(0, index(inverse(this.order), rows_RB))
+        if this.order is not None:
+            rows_RB = rows_RB.index_select(0, index(inverse(this.order), rows_RB))
         if self.axis is None:
-            return rows
-        return as_rows((yield exchanged(rows, this.received, this.sent, self.axis)), rows.shape[1])
+            return rows_RB
+        return as_rows((yield exchanged(rows_RB, this.received, this.sent, self.axis)), rows_RB.shape[1])
 
     def added(self, rows_RX: torch.Tensor, this: Round) -> torch.Tensor:
         """Return one row for each that was sent: the sum of what the ranks with its expert's parts made.
@@ -206,10 +208,11 @@ class Flat:
         form = self.forms.dispatch
         choices = rounds.choices.order if this.rows is None else rounds.choices.order[index(this.rows, x_ND)]
         extra = () if weights_NK is None else (weights_NK.flatten()[choices].unsqueeze(-1),)
-        x = x_ND.index_select(0, choices.div(self.slots, rounding_mode="floor"))
+        tokens = choices.div(self.slots, rounding_mode="floor")
         if self.axis is None:  # in the order of the experts already
+            x = x_ND.index_select(0, tokens)
             return FlatDispatchedRows(x, extra[0] if extra else None, this.loads, this, choices)
-        rows = yield from self.row_exchange.dispatch(packed(x, form, *extra), this)
+        rows = yield from self.row_exchange.dispatch(packed(x_ND.index_select(0, tokens), form, *extra), this)
         x, *weights = unpacked(rows, form, width, x_ND.dtype, *((weights.dtype, 1) for weights in extra))
         return FlatDispatchedRows(x, weights[0] if weights else None, this.loads, this, choices)
 
@@ -222,9 +225,8 @@ class Flat:
             of_weights = None if of_weights_R1 is None else of_weights_R1.flatten()
             return CombinedRows(choices, made_RD, choices, of_weights)
         extra = () if of_weights_R1 is None else (of_weights_R1,)
-        rows = yield from self.row_exchange.combine(packed(made_RD, self.forms.combine, *extra), this)
         parts = unpacked(
-            rows,
+            (yield from self.row_exchange.combine(packed(made_RD, self.forms.combine, *extra), this)),
             self.forms.combine,
             made_RD.shape[1],
             made_RD.dtype,
