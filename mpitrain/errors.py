@@ -88,8 +88,8 @@ class StoppedEarly(MpitrainError):
 
     def __str__(self) -> str:
         return (
-            f"mpitrain: the run leaves in phase {self.where}: {self.why}; {self.kept}; start the same "
-            "command again to go on"
+            f"mpitrain: the run leaves in phase {self.where}: {self.why}; {self.kept}; run the same "
+            "command to resume"
         )
 
 

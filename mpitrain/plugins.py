@@ -177,7 +177,7 @@ def _failed(key: str, name: str, module_name: str, error: BaseException) -> Conf
     outside = [frame for frame in own if not frame.filename.startswith("<frozen ")]
     where = f" at {outside[-1].filename}:{outside[-1].lineno}" if outside else ""
     what = f"{module_name} raises {type(error).__name__}{where}: {shown(str(error) or 'no message')}"
-    return ConfigError(f'{key} = "{shown(name)}": {what}; mend the module')
+    return ConfigError(f'{key} = "{shown(name)}": {what}; fix the module')
 
 
 def _place(module: ModuleType) -> str:

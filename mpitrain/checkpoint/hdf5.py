@@ -113,7 +113,7 @@ class Hdf5File(Bytes):
         # closed, no user block, no extension
         found.expect(b"\0" + bytes(8) + b"\xff" * 8, "the superblock")
         if found.number(8) != self.size:
-            raise ForeignError("the superblock tells another size of the file")
+            raise ForeignError("the superblock has another size of the file")
         return found.number(8)
 
     def _walk(self, root: int) -> None:

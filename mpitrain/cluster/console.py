@@ -6,12 +6,16 @@ What ranks and their watchdog write goes through the launcher. That of Open MPI 
 once a rank has ended with an exit code; the proxy of MPICH's ends itself when a rank has gone that
 it was about to answer in MPI_Init: the reason would be lost with the rest.
 
-Standard library only: the watchdog starts in milliseconds.
+Imports little: the watchdog starts in milliseconds.
 """
 
 import os
 import select
+import stat
+import sys
 import time
+
+from mpitrain.plan.declared.screen import columns, folded
 
 STDOUT, STDERR = 1, 2
 PIECE = 4096  # bytes that a pipe takes at once where it takes any
@@ -44,7 +48,8 @@ class Console:
 
 def write(descriptor: int, text: str) -> None:
     """Write lines to what may be a pipe that nobody reads, and may not wait for a reader."""
-    content = (text.rstrip("\n") + "\n").encode(errors="replace")
+    text = folded(text.rstrip("\n"), _columns(descriptor))
+    content = f"{text}\n".encode(errors="replace")
     end = time.monotonic() + PATIENCE_S
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
@@ -56,3 +61,11 @@ def write(descriptor: int, text: str) -> None:
                 time.sleep(0.01)
     except OSError:
         return
+
+
+def _columns(descriptor: int) -> int:
+    """Return the columns of the terminal that shows what is written; 0 for a file, or if there is none."""
+    try:
+        return os.get_terminal_size(descriptor).columns
+    except OSError:  # a file; or the launcher's pipe, which may lead to a terminal
+        return 0 if stat.S_ISREG(os.fstat(descriptor).st_mode) else columns(sys.stderr)

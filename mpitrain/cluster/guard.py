@@ -257,8 +257,9 @@ class Guard:
             self._share()
             self._be_known(watchdog_rendezvous.connect(address))
         except (OSError, queue.Empty) as error:
-            sys.stderr.write(
-                f"mpitrain: {self.place.who}: the watchdog of this node can't be reached ({error})\n"
+            console.write(
+                self._console,
+                f"mpitrain: {self.place.who}: the watchdog of this node can't be reached ({error})",
             )
             reached = False
         return all(world.node.allgather(reached))
@@ -272,10 +273,8 @@ class Guard:
             self._share()
             return address if watchdog_rendezvous.start(address) else ""
         except OSError as error:
-            sys.stderr.write(
-                f"mpitrain: no watchdog on this node ({error}): a rank that is stopped or killed won't be "
-                "named\n"
-            )
+            unnamed = "a rank that is stopped or killed won't be named"
+            console.write(self._console, f"mpitrain: no watchdog on this node ({error}): {unnamed}")
             return ""
 
     def _part_from(self, known: socket.socket | None) -> None:
@@ -461,7 +460,8 @@ class Guard:
         where = self.place.read()
         why = " was asked to leave" if self.num_asked else f" is out of time, {self.time.end.distance()},"
         self._end(
-            f"mpitrain: {where.describe(why)}; what was saved is whole, start again to go on", STOPPED_EARLY
+            f"mpitrain: {where.describe(why)}; checkpoints are intact; run the same command to resume",
+            STOPPED_EARLY,
         )
 
     # ------------------------------------------------------------ waits that take too long

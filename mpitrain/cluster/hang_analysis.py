@@ -129,7 +129,7 @@ def _gave_up(every: Mapping[int, Rank]) -> list[str]:
 
 
 def _first_behind(rank: Rank) -> str:
-    return f"mpitrain: first behind: {rank.where}, for {rank.for_s:.0f} s: {rank.how}"
+    return f"mpitrain: cause of the hang: {rank.where}, for {rank.for_s:.0f} s: {rank.how}"
 
 
 def _stuck(rank: Rank) -> str:
@@ -211,9 +211,9 @@ def _lost(every: Mapping[int, Rank]) -> list[str]:
                 and _passed(sender, rank.where.step, expected.position)
             ):
                 lines.append(
-                    f"mpitrain: first behind: nobody: rank {sender.where.rank} on {sender.node} has run "
-                    f"{expected.instruction}, and rank {rank.where.rank} on {rank.node} waits for it: the "
-                    "message is lost, or the link between them is down"
+                    f"mpitrain: cause of the hang: no rank: rank {sender.where.rank} on {sender.node} has "
+                    f"run {expected.instruction}, and rank {rank.where.rank} on {rank.node} waits for it: "
+                    "the message is lost, or the link between them is down"
                 )
     return lines[:MOST_NAMED]
 
@@ -226,7 +226,7 @@ def _least(every: Mapping[int, Rank]) -> list[str]:
     if not every:
         return []
     least = min(every.values(), key=_cursor)
-    return [f"mpitrain: first behind: {least.where}: all ranks wait, and it has come least far"]
+    return [f"mpitrain: cause of the hang: {least.where}: all ranks wait, and it has made least progress"]
 
 
 def _names(numbers: Iterable[int]) -> str:

@@ -251,8 +251,8 @@ class RunDir:
             if found[key] != value and not is_open:
                 what = f"{key} = {shown(repr(found[key]))}, this one has {shown(repr(value))}"
                 raise ConfigError(
-                    f"run.dir = {shown(self.path)} holds a run with {what}; choose another run.dir, or go on "
-                    f"with the settings of that run{_as_it_was(key, before)}"
+                    f"run.dir = {shown(self.path)} holds a run with {what}; choose another run.dir, or "
+                    f"resume with the settings of that run{_as_it_was(key, before)}"
                 )
         return before
 

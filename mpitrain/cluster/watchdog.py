@@ -618,7 +618,9 @@ class Watchdog:
             self._show_stacks(found.behind)
             time.sleep(FORWARD_S)
             names = f"rank{'s' * (len(found.behind) > 1)} {', '.join(map(str, found.behind[:MOST_NAMED]))}"
-            self.console.say(with_saved(f"mpitrain: the job is ended: {names} did not go on{stopped}", saved))
+            self.console.say(
+                with_saved(f"mpitrain: ending the job: {names} made no progress{stopped}", saved)
+            )
         # nothing more is said, and a rank that the kernel holds may not end for long
         self.console.close()
         self.ended_at = time.monotonic()

@@ -277,7 +277,7 @@ def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
         raise DataError(f"--prompt is not UTF-8 text (character {error.start}); needed text") from error
     ids = tokenizer.encode(text).astype("int64").tolist()
     if not ids:
-        raise DataError("--prompt gives no token; needed at least one to go on from")
+        raise DataError("--prompt gives no token; needed at least one to continue")
     return ids
 
 

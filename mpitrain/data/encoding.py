@@ -101,7 +101,7 @@ def _given_ids(name: str, ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     """Return ids of a source as the tokenizer would have made them."""
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         found = f"ids of type {ids.dtype} and {ids.ndim} dimensions"
-        raise DataError(f"data.path: {shown(name)} has {found}, needed integers in a row; mend the source")
+        raise DataError(f"data.path: {shown(name)} has {found}, needed integers in a row; fix the source")
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < tokenizer.vocab:
         wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
         raise DataError(

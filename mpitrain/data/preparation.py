@@ -227,7 +227,7 @@ def _are_purged(folder: Path, work: _Work, trained: str) -> bool:
     if not fewer or not is_whole(folder, found, work.report.doing):
         return False
     many = f"{lacking:,} of {found.tally.files:,} files are gone"
-    kept = f"going on with the tokens in {shown(folder)}, which the run has trained on"
+    kept = f"using the tokens in {shown(folder)}, which the run has trained on"
     work.report.line(f"data.path: {many}; {kept}")
     return True
 

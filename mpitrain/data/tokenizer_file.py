@@ -105,8 +105,8 @@ class FileTokenizer:
         content = _read(self._file)
         if f"xxh3:{xxhash.xxh3_128_hexdigest(content)}" != self.identity:
             raise DataError(
-                f'data.tokenizer = "{shown(self._file)}" has changed since the run began to read it; start '
-                "again"
+                f'data.tokenizer = "{shown(self._file)}" has changed since the run began to read it; '
+                "run the same command again"
             )
         return {FILE: content, CONFIG: self._declared.as_config()}
 

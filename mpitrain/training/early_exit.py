@@ -90,10 +90,7 @@ class Leaving:
 
     def describe(self, step: int) -> str:
         """Return why the run has left after `step`."""
-        return (
-            f"stopped after step {step} with a checkpoint{self._distance}; start the same command again to "
-            "go on"
-        )
+        return f"stopped after step {step} with a checkpoint{self._distance}; run the same command to resume"
 
     @property
     def _distance(self) -> str:

@@ -94,7 +94,7 @@ def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
     if found not in ORDERS:
         raise CheckpointError(
             f"{shown(checkpoints)}: trained on data in the order {shown(found)}, known here are "
-            f"{', '.join(ORDERS)}; go on with the version of mpitrain that wrote it"
+            f"{', '.join(ORDERS)}; resume with the version of mpitrain that wrote it"
         )
     if asked not in (None, found):
         raise CheckpointError(
@@ -130,7 +130,7 @@ def change_of_rate(before: Config, now: Config, step: int) -> str:
     steps = before.schedule.steps or before.run.steps
     return (
         f"learning rate: {rates}, since the schedule is for {now.schedule.steps or now.run.steps} steps now, "
-        f"and was for {steps}; --set schedule.steps={steps} keeps it, with its last rate from there on"
+        f"and was for {steps}; --set schedule.steps={steps} keeps it, with its last rate after that"
     )
 
 

@@ -212,7 +212,7 @@ def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> 
         return []
     found = f"{shown(path)} is that of a run directory, and leads to another: run.dir = {shown(run_dir)}"
     own = as_override("run.dir", str(here.path))
-    return [f"{found}; --set {own} goes on with the run beside it"]
+    return [f"{found}; --set {own} resumes the run in the same folder"]
 
 
 def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
@@ -456,7 +456,7 @@ class _Opening:
         if self.gone and not self._keeps_trained(newest):
             raise self.gone
         if self.gone:
-            where = f"going on with the tokens in {shown(self.rundir.data)}, which the run has trained on"
+            where = f"using the tokens in {shown(self.rundir.data)}, which the run has trained on"
             self.notes.append(f"{self.gone.args[0].partition(';')[0]}; {where}")
             return
         try:

@@ -51,7 +51,7 @@ class Profiling:
         first, last = self._request.steps[0], self._request.steps[-1]
         self._steps = range(max(first, done + 1), last + 1)
         if not self._steps:
-            self._say(f"run.profile: the run goes on after step {done}, and step {last} isn't profiled again")
+            self._say(f"run.profile: the run resumes after step {done}, and step {last} isn't profiled again")
         elif self._world.rank in self._ranks:
             with self._place.at("step", "loading torch's profiler", BUSY):
                 self._profiler.warm_up()

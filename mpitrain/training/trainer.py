@@ -269,7 +269,7 @@ class Trainer:
     def finish(self, compare: Compare | None = None) -> int:
         """Say how it went, after the last step; return the exit code. Collective over all ranks."""
         code = DONE if self.code is None else self.code
-        self.place.enter("end", "telling how it went")
+        self.place.enter("end", "printing the summary")
         self.report.say(self.rundir.lost())
         self.profiling.close()
         if self.urgency == HURRY:
@@ -453,7 +453,7 @@ class Trainer:
             return self._diverged(reason or last.reason)
         if last.reason:
             self.last_words = (
-                f"step {self.step} could not be saved: start the same command again when it can be"
+                f"step {self.step} could not be saved: run the same command again when it can be"
             )
             return FAILED
         if self.step < self.config.run.steps:
@@ -471,7 +471,7 @@ class Trainer:
         return FAILED
 
     def _diverged(self, reason: str) -> int:
-        advice = "lower optimizer.lr, or look at the data, and start again"
+        advice = "lower optimizer.lr, or check the data, and run the same command again"
         self.last_words = f"diverged: {reason}; the last good checkpoint is kept: {advice}"
         return FAILED
 
@@ -560,7 +560,7 @@ class Trainer:
             return
         self.place.enter("step", f"writing {self.rundir.metrics}")
         self.report.say(self.rundir.append_to_metrics(json.dumps(finite(line), allow_nan=False) + "\n"))
-        self.place.enter("step", "telling of the step")
+        self.place.enter("step", "printing the step")
         if self.step:
             self.report.step(line, waited_share)
         elif "val_loss" in line:
@@ -619,7 +619,7 @@ class Trainer:
         if step:
             steps = self.config.run.steps
             over = f": nothing is left to do, run.steps = {steps}" if step >= steps else ""
-            self.report.say(f"going on after step {step} of {folder}{over}")
+            self.report.say(f"resuming after step {step} of {folder}{over}")
             if over:
                 self.saver.remove_rest()
 
@@ -725,9 +725,7 @@ class Trainer:
             "read again"
         )
         if stop:
-            self.last_words = (
-                f"stopped after step {last}, which is saved; start the same command again to go on"
-            )
+            self.last_words = f"stopped after step {last}, which is saved; run the same command to resume"
         return STOPPED_EARLY if stop else None
 
     def _go_back_to(self, step: int) -> None:

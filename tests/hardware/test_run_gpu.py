@@ -58,7 +58,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_bits_of_one_that_was_not(tmp_pa
     assert all(words in said for words in MESSAGES[device]), tail(said)
     run("again", 6)
     run("stopped", 4)
-    assert "going on after step 4" in run("stopped", 6)
+    assert "resuming after step 4" in run("stopped", 6)
     whole, again, stopped = (loss_lines(tmp_path / name) for name in ("whole", "again", "stopped"))
     assert again == whole
     assert stopped[-2:] == whole[-2:] and stopped[:4] == whole[:4]

@@ -140,7 +140,7 @@ def come_again(trainings: list[Training], before: list[dict[int, str]], starts: 
         assert noted <= len(ends) < starts and all(end["code"] == 75 for end in ends), (
             f"{ends}\n{training.console()}"
         )
-        assert "going on after step" in training.console() and "is in use by" not in training.console(), (
+        assert "resuming after step" in training.console() and "is in use by" not in training.console(), (
             training.console()
         )
 
@@ -193,7 +193,7 @@ def test_a_job_whose_time_ends_in_any_phase_comes_again(cluster, tmp_path, launc
             training.wait_for("steps", partial(num_steps_over, training, 3), SLOW_S)
             ends, text = training.ends(), training.console()
             assert [end["code"] for end in ends] == [75], f"{ends}\n{text}"
-            assert f"in phase {phase}" in text and "again to go on" in text, text
+            assert f"in phase {phase}" in text and "the same command to resume" in text, text
             assert "Traceback" not in text and "is in use by" not in text, text
         for training in trainings.values():
             before = cluster.processes(training.job)

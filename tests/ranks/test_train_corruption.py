@@ -86,7 +86,7 @@ def test_a_bit_flipped_in_one_copy_is_named_and_none_otherwise(world, name):
         )
         agree(world, "rank 0" not in found[1] and found[1].startswith(("weights/", "master/")), found[1])
     elif copies:
-        agree(world, "rank 1 on " in found[1] and "no other copy tells which is right" in found[1], found[1])
+        agree(world, "rank 1 on " in found[1] and "no other copy shows which is right" in found[1], found[1])
 
 
 def twice(world, settings, *, faults=(), of_rank=1):

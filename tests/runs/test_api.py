@@ -217,4 +217,4 @@ def test_a_step_that_is_being_saved_when_the_block_is_left_is_whole(tmp_path):
     assert done.returncode == 0, tail(done.output)
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
     again = mpirun(2, sys.executable, str(path), *given)
-    assert again.returncode == 0 and "going on after step 2" in again.output, tail(again.output)
+    assert again.returncode == 0 and "resuming after step 2" in again.output, tail(again.output)

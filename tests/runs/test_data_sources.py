@@ -278,4 +278,4 @@ def test_a_run_goes_on_with_a_plug_in_that_the_user_names_in_this_command(theirs
     words = options({"run.dir": run, "run.steps": 3} | ({"data.source": PLUGIN} if way == "--set" else {}))
     environment = ON_PATH | ({"MPITRAIN_PLUGINS": PLUGIN} if way == "variable" else {})
     done = mpirun(1, MPITRAIN, "run", str(run / "config.toml"), *words, env=environment)
-    assert done.returncode == 0 and "going on after step 2" in done.output, tail(done.output)
+    assert done.returncode == 0 and "resuming after step 2" in done.output, tail(done.output)

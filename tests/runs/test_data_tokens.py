@@ -667,9 +667,7 @@ def test_tokens_that_a_run_has_trained_on_outlive_files_of_the_corpus(
     report = Reporter(line=said.append)
     known = "" if change == "not trained on" else trained
     prepare(Corpus("text", corpus), BYTES, folder, report=report, trained=known)
-    kept = (
-        f"data.path: {2 if 'all' in change else 1} of 3 files are gone; going on with the tokens in {folder}"
-    )
+    kept = f"data.path: {2 if 'all' in change else 1} of 3 files are gone; using the tokens in {folder}"
     kept += ", which the run has trained on"
     assert said == [kept] if "gone" in change else kept not in said
     assert (describe(folder).content == trained) == ("gone" in change)

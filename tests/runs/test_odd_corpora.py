@@ -442,7 +442,7 @@ def test_a_corpus_is_moved_and_then_removed(tmp_path):
     done = run_tiny(2, tmp_path / "run", tmp_path / "moved", **SHORT | dict(run_steps=3))
     assert done.returncode == 0, tail(done.output)
     assert reported_in(done, case), tail(done.output)
-    assert "going on after step 2" in done.output, tail(done.output)
+    assert "resuming after step 2" in done.output, tail(done.output)
     done = run_tiny(2, tmp_path / "run", tmp_path / "gone", **SHORT | dict(run_steps=4))
     assert done.returncode == 0, tail(done.output)
     assert reported_in(done, case), tail(done.output)

@@ -155,7 +155,7 @@ def test_validation_can_have_files_of_its_own(tmp_path):
     assert "1 in data.val_path, too (copy.txt)" in done.output, tail(done.output)
     assert "held out are 3,000 tokens: those of data.val_path" in done.output, tail(done.output)
     done = run_tiny(1, tmp_path / "run", tmp_path / "train", **given | dict(run_steps=3))
-    assert done.returncode == 0 and "going on after step 2" in done.output, tail(done.output)
+    assert done.returncode == 0 and "resuming after step 2" in done.output, tail(done.output)
     done = run_tiny(
         1, tmp_path / "none", tmp_path / "train", **given | dict(data_val_path=tmp_path / "absent")
     )
@@ -183,7 +183,7 @@ def test_copies_of_held_out_documents_are_left_out_of_training_and_purged_files_
     (tmp_path / "texts" / "a.jsonl").unlink()
     done = run_tiny(2, tmp_path / "run", tmp_path / "texts", **given, run_steps=3, parallel_dp=2)
     assert done.returncode == 0, tail(done.output)
-    assert "1 of 2 files are gone; going on with the tokens in" in done.output, tail(done.output)
+    assert "1 of 2 files are gone; using the tokens in" in done.output, tail(done.output)
     assert f"{count} documents that are copies of them are left out of training" in done.output, tail(
         done.output
     )

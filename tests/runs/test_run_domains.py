@@ -74,6 +74,6 @@ def test_a_checkpoint_of_two_domains_is_whole(tmp_path):
             for folder in folders.values()
         ),
     ):
-        assert done.returncode == 0 and "going on after step 2" in done.output, tail(done.output)
+        assert done.returncode == 0 and "resuming after step 2" in done.output, tail(done.output)
     one, two = map(losses, folders.values())
     assert len(one) == 3 and two == pytest.approx(one, rel=1e-12)

@@ -124,13 +124,13 @@ def words_of(case: str) -> str:
     asked = r"asked to leave \(SIG\w+\)"
     launcher = r"the launcher \(\w+, process \d+\) "
     if dies:
-        return f"{gone}|{asked}|{launcher}|rank.* did not go on"
+        return f"{gone}|{asked}|{launcher}|rank.* made no progress"
     if target in ("mpirun", "group") and "KILL" in case:
         return f"{launcher}is gone"
     if target in ("mpirun", "group"):  # rank 0 waits for MPICH's now and then
         return f"{asked}|{launcher}"
     if target == "rank" and what in ("STOP", "KILL"):
-        return f"rank.* did not go on|{gone}"
+        return f"rank.* made no progress|{gone}"
     return asked
 
 

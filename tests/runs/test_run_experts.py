@@ -67,7 +67,7 @@ def test_goes_on_from_the_middle_on_other_ranks(tmp_path, text, whole, num_ranks
     shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{STEPS:08d}")
     done = run(num_ranks, tmp_path / "run", text, **changes, run_routing=STEPS)
-    assert f"going on after step {STEPS // 2}" in done.output, done.output
+    assert f"resuming after step {STEPS // 2}" in done.output, done.output
     assert f"recorded the routing of steps {STEPS // 2 + 1} to {STEPS}" in done.output, tail(done.output)
     if num_ranks == 2:
         assert loss_lines(tmp_path / "run") == loss_lines(whole)
@@ -120,7 +120,7 @@ def test_a_replayed_trace_with_another_content_is_refused(tmp_path, text, whole)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     np.savez_compressed(trace, **recorded)
     done = run(1, tmp_path / "run", text, **keys | dict(run_steps=2))
-    assert "going on after step 1" in done.output, tail(done.output)
+    assert "resuming after step 1" in done.output, tail(done.output)
 
 
 def metrics(run_dir):

@@ -82,7 +82,7 @@ def test_a_rank_stopped_at_any_moment_is_named_with_its_instruction(tmp_path, te
     assert done.returncode not in (0, None), tail(done.output)
     print(tail(done.output, 12))
     reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
-    named = [line for line in reports if re.search("first behind|stuck for", line)]
+    named = [line for line in reports if re.search("cause of the hang|stuck for", line)]
     assert len(named) == 1, tail(done.output)
     assert re.search(rf"rank {rank} \(pp \d+, .*\) on {re.escape(os.uname().nodename)} ", named[0]), tail(
         done.output
@@ -102,7 +102,7 @@ def test_the_stack_that_is_shown_is_that_of_the_rank_behind_and_no_other(tmp_pat
     done = mpirun(2, MPITRAIN, "run", *given, env=env, timeout=60)
     assert done.returncode not in (0, None) and "planted slow" in done.output, tail(done.output)
     assert re.search(
-        r"first behind: rank 1 \(pp 1, .* it waits for no message: it computes or is stuck", done.output
+        r"cause of the hang: rank 1 \(pp 1, .* it waits for no message: it computes or is stuck", done.output
     ), tail(done.output)
     assert done.output.count("most recent call first") == 1 and "in <lambda>" in done.output, tail(
         done.output

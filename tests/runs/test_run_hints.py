@@ -111,7 +111,7 @@ def test_each_command_runs_as_it_is_typed(tmp_path, case):
         found = rates(run_dir)
         assert found.keys() == set(range(1, 13)), found
         assert set(map(found.get, range(7, 13))) == {found[6]}, found
-        assert "going on after step 6" in said and "learning rate: " not in said, said
+        assert "resuming after step 6" in said and "learning rate: " not in said, said
 
     typed(further["your own run"], tmp_path)
     changed = options({"run.dir": "own", "run.steps": 1, **undone(changes)})

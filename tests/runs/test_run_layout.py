@@ -206,7 +206,7 @@ def test_it_goes_on_in_the_same_layout(begun, tmp_path):
         more = overrides_of((f"run.dir={copy}", "run.steps=3", "memory.limit_gb=0"))
         done = mpirun(ranks, MPITRAIN, "run", str(copy / "config.toml"), *more)
         assert done.returncode == 0, tail(done.output)
-        assert ("the layout is that of the run directory, which was planned" in done.output) == kept
+        assert ("layout: the planned one recorded in the run directory" in done.output) == kept
         after = read_config(copy / "config.toml")
         same = (after.parallel, after.pipeline, after.memory.recompute) == (
             before.parallel, before.pipeline, before.memory.recompute,

@@ -69,7 +69,7 @@ def test_a_run_leaves_before_its_time_is_over_and_goes_on_with_the_same_bits(tmp
     assert saved(tmp_path / "run") == [f"step-{int(step):08d}"]
     again, whole = (dict(run_steps=int(step) + 3, parallel_pp=ranks, **SETTINGS) for ranks in (2, 1))
     done = run_tiny(2, tmp_path / "run", text, **again)
-    assert done.returncode == 0 and f"going on after step {step}" in done.output, tail(done.output)
+    assert done.returncode == 0 and f"resuming after step {step}" in done.output, tail(done.output)
     done = run_tiny(1, tmp_path / "whole", text, **whole)
     assert done.returncode == 0, tail(done.output)
     assert loss_lines(tmp_path / "run") == loss_lines(tmp_path / "whole")
@@ -174,7 +174,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_says_what_is_saved(tmp_path, tex
     if "stopped after step 2 with a checkpoint" in done.output:
         assert saved(run_dir) == ["step-00000001", "step-00000002"]
     else:
-        assert "start again to go on; step 1 is saved" in done.output
+        assert "run the same command to resume; step 1 is saved" in done.output
         assert saved(run_dir) == ["step-00000001"]
 
 
@@ -256,6 +256,4 @@ def test_once_it_is_time_it_stays_so_and_a_signal_is_as_urgent_as_often_as_it_ca
     assert "stopped after step 7 with a checkpoint, " in late.describe(
         7
     ) and " (a test); start " in late.describe(7)
-    assert (
-        leaving.describe(7) == "stopped after step 7 with a checkpoint; start the same command again to go on"
-    )
+    assert leaving.describe(7) == "stopped after step 7 with a checkpoint; run the same command to resume"

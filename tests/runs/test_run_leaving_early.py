@@ -88,7 +88,7 @@ def test_whatever_a_rank_is_held_in_the_run_leaves_in_time(tmp_path, text, whole
     said = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
     assert len(said) == 1, tail(done.output)
     assert re.search(why, said[0]), tail(done.output)
-    assert "again to go on" in said[0], tail(done.output)
+    assert "the same command to resume" in said[0], tail(done.output)
     assert cause != "time" or "before 20" in said[0], said
     done = run_tiny(2, run_dir, text, run_steps=4, **SETTINGS)
     assert done.returncode == 0, tail(done.output)
@@ -204,7 +204,7 @@ def test_a_time_in_which_no_start_fits_ends_after_three(tmp_path, text):
     for number in range(3):
         with held(tmp_path / "run", text, "start", 1, run_time_limit="0:00:01") as job:
             done = job.wait(60)
-        assert done.returncode == 75 and "again to go on" in done.output, tail(done.output)
+        assert done.returncode == 75 and "the same command to resume" in done.output, tail(done.output)
         again = mpirun(0, MPITRAIN, "job", "again", "75", *given)
         assert again.returncode == int(number == 2), again.output
     assert (

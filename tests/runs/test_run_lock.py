@@ -424,5 +424,5 @@ def test_a_run_that_was_killed_is_taken_over_and_said(tmp_path):
     assert (
         done.returncode == 0
         and "which is gone: taken over" in done.output
-        and "going on after step" in done.output
+        and "resuming after step" in done.output
     ), tail(done.output)

@@ -373,7 +373,7 @@ def test_the_configuration_of_a_moved_run_says_where_it_leads(tmp_path, text):
     said = f"{moved}/config.toml is that of a run directory, and leads to another: run.dir = {first}"
     assert goes_on.returncode == 0, tail(goes_on.output)
     assert f"{said}; --set run.dir={moved} goes on" in goes_on.output, tail(goes_on.output)
-    assert f"going on after step 1 of {first}" in goes_on.output
+    assert f"resuming after step 1 of {first}" in goes_on.output
     assert asked.returncode == 0, tail(asked.output)
     assert said not in asked.output, tail(asked.output)
     assert lines_in(moved) == lines_in(first) == 2, tail(asked.output)

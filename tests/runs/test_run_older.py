@@ -43,7 +43,7 @@ def test_a_run_of_form_1_goes_on_as_it_would_have(older):
     done = mpirun(
         1, MPITRAIN, "run", str(older / "config.toml"), "--set", f"run.dir={older}", cwd=older.parent
     )
-    assert done.returncode == 0 and "going on after step 2" in done.output, tail(done.output)
+    assert done.returncode == 0 and "resuming after step 2" in done.output, tail(done.output)
     assert numbers(older) == [pytest.approx(line, rel=1e-4) for line in numbers(OLDER)]
     assert (older / "data" / "tokens.bin").read_bytes() == (OLDER / "data" / "tokens.bin").read_bytes()
 
@@ -82,7 +82,7 @@ def test_a_run_goes_on_in_the_order_it_has_begun_with(sorted_run, settings):
     """Over the end of an epoch; and from a checkpoint of its own, later."""
     for steps in (14, 20):
         done = run(sorted_run / "config.toml", sorted_run, f"run.steps={steps}", *settings)
-        assert done.returncode == 0 and "going on after step" in done.output, tail(done.output)
+        assert done.returncode == 0 and "resuming after step" in done.output, tail(done.output)
         assert "in the order sorted" in done.output
     # the last entry, a validation loss, is there after step 14, too, where the run ended
     trained = [line[:3] for line in numbers(sorted_run)]
@@ -140,7 +140,7 @@ def goes_on(run_dir, path, steps, **changes):
 
 def assert_goes_on(run_dir, path, steps, **changes):
     done = goes_on(run_dir, path, steps, **changes)
-    assert done.returncode == 0 and "going on after step" in done.output, tail(done.output)
+    assert done.returncode == 0 and "resuming after step" in done.output, tail(done.output)
     return done
 
 
@@ -150,7 +150,7 @@ def test_a_corpus_may_move_and_be_removed(tmp_path):
     write_text(tmp_path / "a" / "t.txt", 20_000)
     assert goes_on(tmp_path / "run", tmp_path / "a", 2).returncode == 0
     (tmp_path / "a").rename(tmp_path / "b")
-    assert "going on with the tokens in" in assert_goes_on(tmp_path / "run", tmp_path / "a", 3).output
+    assert "using the tokens in" in assert_goes_on(tmp_path / "run", tmp_path / "a", 3).output
     assert_goes_on(tmp_path / "run", tmp_path / "b", 4)
     (tmp_path / "a").symlink_to("b")
     assert_goes_on(tmp_path / "run", f"{tmp_path}/./a", 5)

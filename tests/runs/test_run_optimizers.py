@@ -74,7 +74,7 @@ def test_a_run_goes_on_in_another_division_with_the_same_bits(folder, ended, nam
     assert all(done.returncode == 0 for done in ended[whole] + ended[stopped]), "".join(
         tail(done.output) for done in ended[stopped]
     )
-    assert "going on after step 8" in ended[stopped][-1].output
+    assert "resuming after step 8" in ended[stopped][-1].output
     lines = loss_lines(folder / whole)
     assert loss_lines(folder / stopped) == lines
     losses = [json.loads(line)["val_loss"] for line in (lines[0], lines[-1])]

@@ -32,11 +32,11 @@ def test_it_goes_on_and_is_sampled_from_by_the_commands_that_it_prints(tmp_path)
     for command in (further["sample text"], further["train further"]):
         done = typed(command, tmp_path)
         assert done.returncode == 0, f"{command}\n{tail(done.stdout + done.stderr)}"
-    assert "going on after step 2" in done.stdout
+    assert "resuming after step 2" in done.stdout
     longer = mpirun(
         2, MPITRAIN, "run", *given, *options({"run.steps": 6}), cwd=tmp_path, env=ENV, forked=False
     )
-    assert longer.returncode == 0 and "going on after step 4" in longer.output, tail(longer.output)
+    assert longer.returncode == 0 and "resuming after step 4" in longer.output, tail(longer.output)
 
 
 @LONG

@@ -196,7 +196,7 @@ def test_a_step_that_is_over_is_not_recorded(recorded, tmp_path, text):
     )
     assert (
         past.returncode == 2
-        and "--record 0:3: the run goes on after step 3; name a later step" in past.output
+        and "--record 0:3: the run resumes after step 3; name a later step" in past.output
     ), tail(past.output)
     assert again.returncode == 0 and "look closer" not in again.output, tail(again.output)
     assert [path.name for path in folder.glob("record-*")] == ["record-1-2.npz"]

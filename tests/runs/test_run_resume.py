@@ -83,7 +83,7 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
         assert done.returncode not in (0, None), done.output
     assert lines_in(run_dir) < STEPS, "too late to show anything"
     done = mpirun(2, *command(2, run_dir, text))
-    assert done.returncode == 0 and "going on after step" in done.output, tail(done.output)
+    assert done.returncode == 0 and "resuming after step" in done.output, tail(done.output)
     assert loss_lines(run_dir) == never_stopped
 
 
@@ -107,7 +107,7 @@ def test_asked_to_stop_saves_and_goes_on_in_another_layout(
     )
     assert checkpoints(run_dir)[-1] == f"step-{stopped_at:08d}"
     done = mpirun(goes_on_with, *command(goes_on_with, run_dir, text))
-    assert done.returncode == 0 and done.output.count(f"going on after step {stopped_at}") == 1, tail(
+    assert done.returncode == 0 and done.output.count(f"resuming after step {stopped_at}") == 1, tail(
         done.output
     )
     assert loss_lines(run_dir) == never_stopped
@@ -127,7 +127,7 @@ def test_an_altered_checkpoint_is_refused_by_name_and_a_finished_run_is_left_as_
     done, again = several(1, *(("run", *tiny(run_dir, text, **SETTINGS)) for run_dir in (altered, finished)))
     assert (before, newest) == (f"step-{STEPS - 4:08d}", f"step-{STEPS:08d}")
     assert done.returncode == 0, tail(done.output)
-    words = (newest, f"using {before}", f"going on after step {STEPS - 4}")
+    words = (newest, f"using {before}", f"resuming after step {STEPS - 4}")
     assert all(word in done.output for word in words), tail(done.output)
     assert loss_lines(altered) == never_stopped
     assert again.returncode == 0 and f"done: {STEPS} steps" in again.output, tail(again.output)
@@ -138,7 +138,7 @@ def test_a_run_at_its_last_step_says_that_nothing_is_left(tmp_path, text):
     first, again = (run_tiny(1, tmp_path / "run", text, run_steps=3) for _ in range(2))
     assert (first.returncode, again.returncode) == (0, 0), tail(again.output)
     assert (
-        "going on after step 3 of " in again.output
+        "resuming after step 3 of " in again.output
         and ": nothing is left to do, run.steps = 3" in again.output
     ), tail(again.output)
     assert "predicted  measured" in first.output and "predicted  measured" not in again.output, (

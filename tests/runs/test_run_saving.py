@@ -246,7 +246,7 @@ def test_a_save_that_fails_is_reported_and_training_goes_on(tmp_path, text):
     assert "rank 1: " in json.dumps(saves_by_line(run_dir))
     done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2)  # there is room again
     assert done.returncode == 0, tail(done.output)
-    assert f"going on after step {first - 2}" in done.output, tail(done.output)
+    assert f"resuming after step {first - 2}" in done.output, tail(done.output)
     assert list(digests(run_dir)) == [2, 4, 6, 8, 10, 12]
 
 

@@ -102,7 +102,7 @@ def test_a_run_that_goes_on_decides_alike(tmp_path, text, whole, step, later):
         for each in later:
             shutil.rmtree(path / "checkpoints" / f"step-{each:08d}")
     said = train(text, runs)
-    assert all(f"going on after step {step}" in output for output in said.values()), tail(said["skip"])
+    assert all(f"resuming after step {step}" in output for output in said.values()), tail(said["skip"])
     assert lines_of(runs) == lines_of(whole[0])
 
 
@@ -168,7 +168,7 @@ def test_a_rollback_goes_to_a_step_that_a_run_which_never_left_has_too_and_that_
     here, there, nowhere = several(
         2, run[left], run[damaged], run[lost], program=Path(spiked.__file__), env=noise
     )
-    assert "going on after step 19" in here.output, tail(here.output)
+    assert "resuming after step 19" in here.output, tail(here.output)
     assert "rolled back to step 16" in here.output, tail(here.output)
     assert loss_lines(left) == loss_lines(whole), tail(here.output)
     assert first[0].output.count("traced 22 steps") == here.output.count("traced 1 steps") == 1, tail(
@@ -206,7 +206,7 @@ def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text
     for each in (skipped, again):
         assert "diverged: 3 steps were skipped in a row (run.max_skips = 3)" in each.output, tail(each.output)
     assert rolled.returncode == skipped.returncode == again.returncode == 1
-    assert "going on after step 22" in again.output, tail(again.output)
+    assert "resuming after step 22" in again.output, tail(again.output)
     assert "step 24 " not in again.output, tail(again.output)
     assert max(path.name for path in (tmp_path / "skip" / "checkpoints").glob("step-*")) == "step-00000022"
 

@@ -110,7 +110,7 @@ def test_a_run_goes_on_where_the_folder_is_gone(tmp_path, model):
     settings = (f"model.init={model}", "model.vocab_multiple=64")
     run(tmp_path / "run", *settings)
     model.rename(tmp_path / "elsewhere")
-    assert "going on after step 3" in run(tmp_path / "run", *settings, "run.steps=4", "schedule.steps=3")
+    assert "resuming after step 3" in run(tmp_path / "run", *settings, "run.steps=4", "schedule.steps=3")
 
 
 def test_a_run_begins_with_a_checkpoint_of_another(tmp_path, model):
@@ -131,7 +131,7 @@ def test_another_beginning_than_a_run_has_is_refused_and_its_record_stays(tmp_pa
         assert (tmp_path / name / "config.toml").read_text() == before
     model.rename(tmp_path / "elsewhere")
     output = run(tmp_path / "two", "run.steps=4", "schedule.steps=3")
-    assert f"model.init = {model} isn't there any more" in output and "going on after step 3" in output
+    assert f"model.init = {model} isn't there any more" in output and "resuming after step 3" in output
     assert f'init = "{model}"' in (tmp_path / "two/config.toml").read_text()
 
 

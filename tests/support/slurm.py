@@ -312,7 +312,7 @@ class Training:
 
     def num_starts(self) -> int:
         """Return how many times the run has begun to train."""
-        return self.console().count("val loss before training") + self.console().count("going on after")
+        return self.console().count("val loss before training") + self.console().count("resuming after")
 
     def wait_for_end(self, number: int, code: int | None) -> None:
         """Wait until the run has ended for the `number`th time.

@@ -222,7 +222,7 @@ class Phases:
             self.guard.leave_if_asked(self.world, NOTHING)
         walk.finish()
         _require_predicted(walk, mesh.usage())
-        self.guard.place.enter("end", "telling how it went")
+        self.guard.place.enter("end", "printing the summary")
         measured = Measured(steps_s, *_memory(), walk.headers, walk.short, walk.predicted)
         every = self.world.gather("what was measured", measured)
         if every is not None:

@@ -223,7 +223,7 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path
         "console": scheduler.console.format(name=name) + f"; each rank also in {shown(run.dir)}/logs/",
         "submit": f"{' '.join(scheduler.submit)} {as_argument(path)}",
         "watch": scheduler.watch,
-        "leave now": f"{scheduler.leave}: with a checkpoint, and comes again",
+        "leave now": f"{scheduler.leave}: with a checkpoint, and resubmits itself",
     }
     if scheduler.mount:
         rows["volume"] = (

@@ -133,7 +133,7 @@ def machine_of_run(run: MeasuredRun) -> tuple[MachineFile, str]:
         return found, found.name
     if not run.gpu:
         laptop = as_fast_as(known()["laptop"], run.peak)
-        return laptop, f"a laptop that is as fast as a rank here ({run.peak / 1e9:,.0f} GFLOP/s at most)"
+        return laptop, f'profile "laptop", scaled to this rank\'s peak ({run.peak / 1e9:,.0f} GFLOP/s)'
     near = like_gpu(run.gpu)
     if near is None:
         raise ConfigError(f"found no machine of jobs/machines/ like {shown(run.gpu)}; set run.machine")
@@ -148,7 +148,7 @@ def _sent(run: MeasuredRun) -> tuple[str, list[str]]:
     """Return the megabytes that rank 0 sends in a step, as layers and program declare them, or why not."""
     count = len(run.plan.training.ranks[0])
     if count > MOST_REHEARSED:
-        return "-", [f"  a program of {count:,} instructions isn't rehearsed for its bytes"]
+        return "-", [f"  too many instructions ({count:,}) to predict traffic"]
     from mpitrain.commands.dryrun.rehearsal import Rehearsal
 
     try:

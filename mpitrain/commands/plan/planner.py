@@ -461,7 +461,7 @@ class PlanAnswer(NamedTuple):
         words = ", ".join(
             f"{name} {100 * took / best.found.seconds:.1f} %" for name, took in parts.items() if took > 0
         )
-        return f"the first one's step, slowest pipeline rank: {words} (of an axis: waiting for it)"
+        return f"the first one's step, slowest pipeline rank: {words} (axes: time waiting for their messages)"
 
     def _load(self, layout: StepLayout) -> list[str]:
         """Say with which load of experts the first one is predicted."""
@@ -469,7 +469,7 @@ class PlanAnswer(NamedTuple):
             return []
         source = "an estimate" if layout.expert_load is None else layout.expert_load.source
         load = load_of_fullest(layout, self.rates)
-        return [f"the fullest rank of ep {layout.ep} has {load:.3g} times the mean of rows: {source}"]
+        return [f"the most loaded ep rank gets {load:.3g} times the mean of tokens: {source}"]
 
     def _text_of_training(self) -> str:
         found = self._training()

@@ -96,7 +96,7 @@ class _Choice:
         given = self._request.config
         recorded = self._recorded()
         if recorded is not None:
-            return self._taken(recorded, ["the layout is that of the run directory, which was planned"])
+            return self._taken(recorded, ["layout: the planned one recorded in the run directory"])
         held = self._held(self._default)
         fits = self._limit is None or held <= self._limit.num_bytes
         if given.run.layout == "auto" and fits and not self._is_measured():
@@ -121,7 +121,7 @@ class _Choice:
         given = self._request.config
         seconds = self._default_seconds()
         if found is None or seconds is None:
-            return AnsweredLayout(given, ["the layout is the default: nothing to compare it with fits"])
+            return AnsweredLayout(given, ["layout: the default; no other layout fits"])
         gain = 1 - found.seconds / seconds
         by = f"by figures of {self._machine.name}"
         if gain < GAIN:

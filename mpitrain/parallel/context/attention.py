@@ -157,5 +157,5 @@ class ContextAttention:
         found = tuple(x.shape[1:])
         needed = (heads, self.placement.length, self.head_width)
         assert found == needed, (
-            f"[B, heads, positions here, width]: found {tuple(x.shape)}, needed {needed} behind B"
+            f"[B, heads, positions here, width]: found {tuple(x.shape)}, needed {needed} after B"
         )

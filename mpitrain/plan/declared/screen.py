@@ -21,6 +21,7 @@ COMMAND = re.compile(
     r"(?P<command>(?:[A-Z_]+=\S+ )*(?:mpitrain|mpirun|mpiexec|srun|cp|find|python[\d.]*) .*?)"
     r"(?P<comment>  # .*)?"
 )
+QUANTITY = re.compile(r"(\d) (?=(?:%|ms|s|GB|MB|GB/s|GFLOP/s)(?![\w/]))")  # a number stays with its unit
 WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"(?:\\.|[^"\\])*"|['"])+""")
 
 
@@ -89,7 +90,7 @@ def _folded_command(match: re.Match[str], width: int) -> Iterator[str]:
     for unit in units[1:]:
         if len(line) + 1 + len(unit) + 2 > width:
             yield f"{line} \\"
-            line = below + unit
+            line = below[: max(0, width - len(unit) - 2)] + unit
         else:
             line += f" {unit}"
     yield line
@@ -130,7 +131,8 @@ def _folded_fields(line: str, width: int) -> Iterator[str]:
 
 
 def _wrapped(line: str, width: int, below: str) -> list[str]:
-    return textwrap.wrap(
-        line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False,
-        replace_whitespace=False, drop_whitespace=True,
-    ) or [line]  # fmt: skip
+    lines = textwrap.wrap(
+        QUANTITY.sub("\\1\N{NO-BREAK SPACE}", line), width, subsequent_indent=below,
+        break_long_words=False, break_on_hyphens=False, replace_whitespace=False, drop_whitespace=True,
+    )  # fmt: skip
+    return [part.replace("\N{NO-BREAK SPACE}", " ") for part in lines] or [line]

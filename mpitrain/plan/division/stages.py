@@ -165,7 +165,7 @@ def _configured(stages: Sequence[float], model: ModelLayers) -> list[int]:
         if at != int(at):
             raise ConfigError(
                 f"pipeline.stages = {stages}: found half of block {whole}, which has "
-                f"{len(model.blocks[whole])} layers; end a stage behind a whole block"
+                f"{len(model.blocks[whole])} layers; end a stage after a whole block"
             )
         ends.append(int(at))
     return [end - begin for begin, end in zip([0, *ends], ends)]

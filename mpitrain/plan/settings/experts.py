@@ -113,8 +113,8 @@ def _refuse_impossible(experts: ResolvedExperts) -> None:
 def _refuse_impossible_load(load: float, experts: ResolvedExperts) -> None:
     if load and not 1 <= load <= experts.count:
         raise ConfigError(
-            f"run.expert_load = {load}: rows of the fullest rank over the mean are 1 to experts.count = "
-            f"{experts.count}; leave it out for an estimate"
+            f"run.expert_load = {load}: tokens of the most loaded rank over the mean are 1 to "
+            f"experts.count = {experts.count}; leave it out for an estimate"
         )
     if load and experts.replay:
         raise ConfigError(

@@ -62,4 +62,4 @@ def recompute_line(stages: Sequence[StagePlan]) -> str:
     memory = stages[0].config.memory
     if memory.recompute != "every-k" or memory.every:
         return ""
-    return f"memory.every = {stages[0].every}: so many blocks recomputed together hold least"
+    return f"memory.every = {stages[0].every}: recomputing this many blocks together needs least memory"

@@ -86,7 +86,7 @@ def _describe(every: list[Odd], names: dict[int, str], world: World) -> str:
             texts.append(f"{what} of {who} is not that of the other {odd.num_copies - len(odd.ranks)}")
         else:
             between = who.replace(" or ", " and ")
-            texts.append(f"{what} differs between {between}, and no other copy tells which is right")
+            texts.append(f"{what} differs between {between}, and no other copy shows which is right")
     more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
     return "; ".join(texts[:MOST_NAMED]) + more
 

@@ -128,11 +128,11 @@ def _judge(every: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVerdi
     ]
     who = "; ".join(named[:MOST_NAMED]) or "no rank alone: messages came that were not those sent"
     how = (
-        "transient: two of three passes agree, the step goes on with them"
+        "transient: two of three passes agree, the step uses them"
         if transient
         else "persistent: all three passes differ"
     )
-    return RerunVerdict(f"the same step computed again gave other bits: {who}; {how}", not transient)
+    return RerunVerdict(f"computing the same step twice gave different bits: {who}; {how}", not transient)
 
 
 def _place(event: RerunEvent) -> str:

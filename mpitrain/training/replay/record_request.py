@@ -49,7 +49,7 @@ class RecordRequest(NamedTuple):
         """
         if self.step <= step and not self.path_in(folder).exists():
             raise ConfigError(
-                f"--record {self.rank}:{self.step}: the run goes on after step {step}; name a later step, or "
+                f"--record {self.rank}:{self.step}: the run resumes after step {step}; name a later step, or "
                 "another run.dir"
             )
 

@@ -316,7 +316,7 @@ class Saver:
         what = "removing checkpoints that are not kept"
         with self.patiently(), self._place.at("save", what, BUSY):
             reason = self._world.from_first_rank(what, self._remove_rest)
-        self._say(f"what isn't kept of earlier steps was not removed: {reason}" if reason else "")
+        self._say(f"could not remove old checkpoints: {reason}" if reason else "")
 
     def pass_over(self, damaged: Iterable[int]) -> None:
         """Take note of steps that were found damaged: they take no place of those that are kept."""

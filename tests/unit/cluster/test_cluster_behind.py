@@ -87,7 +87,7 @@ HOW = {"T": "stopped by a signal", "R": "it computes or is stuck", "D": "held in
 @pytest.mark.parametrize(("condition", "how"), HOW.items())
 def test_the_rank_that_waits_for_nobody_is_behind_and_what_it_owes_is_reported(condition, how):
     found = report(pipeline(condition=condition))
-    (named,) = [line for line in found.text.splitlines() if "first behind" in line]
+    (named,) = [line for line in found.text.splitlines() if "cause of the hang" in line]
     assert (
         found.behind == (0,)
         and "rank 0 (pp 0) at step 7, position 4, in phase step, F1@0, for 7 s" in named
@@ -148,7 +148,7 @@ def test_a_node_that_reports_nothing_is_named_and_no_rank_is_blamed_for_it():
 
 def test_ranks_that_all_wait_name_the_one_that_has_come_least_far():
     ranks = [rank(n, (7, 9 - n), "saving", state=WAITING, gave_up=f"mpitrain: {n}") for n in range(3)]
-    assert "first behind: rank 2" in report(ranks).text
+    assert "cause of the hang: rank 2" in report(ranks).text
 
 
 def test_who_waits_for_a_rank_at_work_is_no_trouble_and_anything_else_is():
@@ -362,7 +362,7 @@ def test_a_rank_that_gave_up_a_wait_and_is_gone_is_not_the_trouble(monkeypatch, 
     node.rank.die()
     node.thread.join(patience(10))
     said = capfd.readouterr().err
-    assert "first behind: rank 0" in said and "is gone" not in said
+    assert "cause of the hang: rank 0" in said and "is gone" not in said
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_a_planner_needs_the_sequences_that_were_replayed(tmp_path):
     [
         (
             (*MODEL, "run.expert_load=0.5"),
-            "run.expert_load = 0.5: rows of the fullest rank over the mean are 1",
+            "run.expert_load = 0.5: tokens of the most loaded rank over the mean are 1",
         ),
         ((*MODEL, "run.expert_load=4.5"), "to experts.count = 4; leave it out"),
         (

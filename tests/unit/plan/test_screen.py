@@ -1,12 +1,17 @@
 """Text laid out for a terminal: nothing is lost, commands can be copied, tables stay tables."""
 
+import fcntl
+import os
 import shlex
+import struct
 import subprocess
+import termios
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mpitrain.cluster import console
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.declared.screen import columns, filled, folded
 from mpitrain.plan.settings.log_pace import LogPace
@@ -58,6 +63,20 @@ def test_fields_stay_whole_and_texts_stand_under_their_beginning():
     assert folded(row, 80).splitlines()[1] == "    dp 4 tp 2 pp 8 chunks 4 interleaved zero 1 micro 2"
     titled = f"launcher      none, a single process; mpirun on the path: {LONG_PATH}"
     assert [line[:14] for line in folded(titled, 80).splitlines()] == ["launcher      ", " " * 14]
+
+
+def test_a_number_stays_with_its_unit():
+    line = "measured / predicted 5.87 " + "word " * 20 + "+893.6 ms of 22 GFLOP/s and 0.3 %, 5 messages"
+    for width in range(40, 120):
+        ends = [part.split()[-1] for part in folded(line, width).splitlines()]
+        assert not {"+893.6", "22", "0.3"} & set(ends), ends
+
+
+@pytest.mark.parametrize("length", [60, 72, 77])
+def test_a_long_path_of_a_command_is_indented_less(length):
+    path = "runs/" + "a" * (length - 5)
+    text = folded(f"  train further   mpitrain run {path} --set run.steps=16", 80)
+    assert max(map(len, text.splitlines())) <= 80, text
 
 
 def test_a_comment_of_a_program_stays_one():
@@ -116,3 +135,19 @@ def test_a_steps_line_has_step_loss_and_time_left_on_any_terminal(monkeypatch, c
         assert len(line) <= int(width or 300)
         assert "loss 2.5000" in line and "step " in line and (width == "40" or " left" in line)
         assert ("tokens so far" in line) == (width == "")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_reports_of_the_watchdog_are_folded_on_a_terminal_and_whole_in_a_file(tmp_path, monkeypatch, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    line = "mpitrain: cause of the hang: rank 1 (pp 1) on node3 at step 7, in phase step: " + "it waits " * 20
+    reader, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    console.write(terminal, line)
+    shown = os.read(reader, 4096).decode().splitlines()
+    assert " ".join(shown).split() == line.split() and max(map(len, shown)) <= width
+    with open(tmp_path / "log", "wb") as log:
+        console.write(log.fileno(), line)
+    assert (tmp_path / "log").read_text() == f"{line}\n"
+    os.close(reader)
+    os.close(terminal)

@@ -56,7 +56,7 @@ def test_an_object_of_the_kind_is_returned(module):
             "import no_such_module_at_all",
             r"my_code raises ModuleNotFoundError at .*my_code.py:1: No module named",
         ),
-        ("\n1 / 0", r"my_code raises ZeroDivisionError at .*my_code.py:2: division by zero; mend the module"),
+        ("\n1 / 0", r"my_code raises ZeroDivisionError at .*my_code.py:2: division by zero; fix the module"),
         ("raise SystemExit(0)", "my_code raises SystemExit at .*my_code.py:1: 0"),
         ("def", "my_code raises SyntaxError"),
     ],
