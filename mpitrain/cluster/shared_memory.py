@@ -75,7 +75,8 @@ def describe(folder: Path = FOLDER) -> str:
     )
     count = f"{len(files):,} file{'s' if len(files) > 1 else ''}"
     text += f"; {count} of {num_bytes / 1e9:.2g} GB are left of jobs that were killed"
-    return rf"{text}: when none of yours runs here, find {folder} -user {os.getuid()} \( {names} \) -delete"
+    remove = rf"find {folder} -user {os.getuid()} \( {names} \) -delete"
+    return f"{text}; remove them when none of yours runs here:\n  {remove}"
 
 
 def _made_by_mpi(folder: Path) -> Iterator[Path]:

@@ -68,7 +68,7 @@ def main(guard: Guard, say: Callable[[str], None]) -> int:
 
 def _print(say: Callable[[str], None], lines: Iterable[tuple[str, str]]) -> None:
     for name, value in lines:
-        say(f"{name:14}{value}")
+        say(f"{name:13}  {value}")
 
 
 def _without_mpi() -> Iterator[tuple[str, str]]:

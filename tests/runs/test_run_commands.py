@@ -163,7 +163,7 @@ def test_check_draws_what_a_screen_holds():
 def test_doctor_reports_once_and_names_the_mpi():
     done = mpirun(2, MPITRAIN, "doctor")
     assert done.returncode == 0, tail(done.output)
-    facts = {line[:14].strip(): line[14:] for line in done.output.splitlines()}
+    facts = {line[:15].strip(): line[15:] for line in done.output.splitlines()}
     assert done.output.count("\nlauncher") == 1, done.output
     assert facts["MPI"].startswith(("MPICH", "Open MPI")), done.output
     assert facts["MPI"].split()[0] in facts["library"]

@@ -218,12 +218,12 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path
         "run": f"{shown(run.dir)}: {run.steps:,} steps, {every}",
         "time": f"{scheduler.time(asked.seconds)} at a time; leaves with a checkpoint before it is over "
         "(run.time_margin_s)",
-        "again": f"until it is done: at most {asked.most} times, and no more after 3 in a row without a "
+        "restarts": f"until it is done: at most {asked.most} times, and no more after 3 in a row without a "
         "newer checkpoint",
         "console": scheduler.console.format(name=name) + f"; each rank also in {shown(run.dir)}/logs/",
         "submit": f"{' '.join(scheduler.submit)} {as_argument(path)}",
         "watch": scheduler.watch,
-        "leave now": f"{scheduler.leave}: with a checkpoint, and resubmits itself",
+        "leave": f"{scheduler.leave}: with a checkpoint, and resubmits itself",
     }
     if scheduler.mount:
         rows["volume"] = (

@@ -123,7 +123,7 @@ def show_all(request: Request, files: Files, json: bool) -> str:
     if request.num_ranks is None or request.num_microbatches is None:
         raise ConfigError("compare: needs --stages and --microbatches, or the --trace of a run")
     result = comparison.compare(request)
-    return comparison.as_json(result) if json else comparison.as_text(result, _screen())
+    return comparison.as_json(result) if json else comparison.as_text(result)
 
 
 def _screen() -> int:

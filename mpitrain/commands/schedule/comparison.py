@@ -1,16 +1,17 @@
 """`mpitrain schedule compare`: all schedules at one size, the fastest first."""
 
-import io
 import json
 from typing import NamedTuple
-
-from rich.console import Console
-from rich.table import Table as Grid
 
 from mpitrain.commands.schedule.played import PROVED_AT_ONCE, Played, Request, play
 from mpitrain.commands.schedule.text import number
 from mpitrain.errors import ScheduleError
+from mpitrain.plan.declared.formatting import aligned
 from mpitrain.schedules import catalog
+
+TITLES = (
+    "schedule", "makespan", "bubble", "span", "bubble rate", "peak stashes", "messages", "stages", "copies",
+)  # fmt: skip
 
 
 class Comparison(NamedTuple):
@@ -49,33 +50,14 @@ def _order(played: Played) -> tuple[float, float]:
 # ---------------------------------------------------------------- text
 
 
-def as_text(comparison: Comparison, width: int) -> str:
+def as_text(comparison: Comparison) -> str:
     """Return a table for the screen."""
     first = comparison.played[0] if comparison.played else None
-    grid = Grid(box=None, pad_edge=False, header_style="")
-    for name in (
-        "schedule",
-        "makespan",
-        "bubble",
-        "span",
-        "bubble rate",
-        "peak stashes",
-        "messages",
-        "stages",
-        "copies",
-        "",
-    ):
-        grid.add_column(name, justify="left" if name in ("schedule", "") else "right", no_wrap=name != "")
-    for played in comparison.played:
-        grid.add_row(*_cells(played))
-    for name in comparison.undefined:
-        grid.add_row(name, *["-"] * 8, "undefined")
-    screen = io.StringIO()
-    Console(file=screen, width=max(width, 110), highlight=False).print(grid, markup=False)
+    rows = [TITLES, *map(_cells, comparison.played)]
+    rows += [(f"{name} (undefined)", *["-"] * (len(TITLES) - 1)) for name in comparison.undefined]
     lines = [_headline(first)] if first else []
     reasons = "\n".join(f"undefined: {name}, {reason}" for name, reason in comparison.undefined.items())
-    body = "\n".join(line.rstrip() for line in screen.getvalue().splitlines())
-    return "\n\n".join(part for part in (*lines, body, reasons, _legend(first)) if part)
+    return "\n\n".join(part for part in (*lines, aligned(rows), reasons, _legend(first)) if part)
 
 
 def _headline(played: Played) -> str:
@@ -88,9 +70,10 @@ def _headline(played: Played) -> str:
     )
 
 
-def _cells(played: Played) -> list[str]:
-    return [
-        played.table.name,
+def _cells(played: Played) -> tuple[str, ...]:
+    remarks = ["above the limit"] * played.above_limit + ["not proved"] * (played.proof is None)
+    return (
+        f"{played.table.name} ({', '.join(remarks)})" if remarks else played.table.name,
         number(played.timeline.makespan),
         f"{played.timeline.bubble:.2%}",
         number(played.span),
@@ -99,8 +82,7 @@ def _cells(played: Played) -> list[str]:
         str(max(played.messages)),
         str(max(map(len, played.chunks)) // played.table.copies),
         str(played.table.copies),
-        ", ".join(["above the limit"] * played.above_limit + ["not proved"] * (played.proof is None)),
-    ]
+    )
 
 
 def _legend(first: Played | None) -> str:

@@ -135,4 +135,10 @@ def _wrapped(line: str, width: int, below: str) -> list[str]:
         QUANTITY.sub("\\1\N{NO-BREAK SPACE}", line), width, subsequent_indent=below,
         break_long_words=False, break_on_hyphens=False, replace_whitespace=False, drop_whitespace=True,
     )  # fmt: skip
-    return [part.replace("\N{NO-BREAK SPACE}", " ") for part in lines] or [line]
+    return [_fitted(part.replace("\N{NO-BREAK SPACE}", " "), width) for part in lines] or [line]
+
+
+def _fitted(line: str, width: int) -> str:
+    """Indent a line less, if it is a long word that fits then."""
+    text = line.lstrip()
+    return " " * (width - len(text)) + text if len(text) <= width < len(line) else line

@@ -374,8 +374,7 @@ def test_compare_proves_what_it_lists_or_says_that_it_does_not(monkeypatch):
     )
     monkeypatch.setattr(comparison, "PROVED_AT_ONCE", 100)
     lines = run("compare", "--stages", 4, "--microbatches", 8, "--memory-limit", 2).splitlines()
-    (zbv,) = [line for line in lines if line.startswith("zbv ")]
-    assert zbv.endswith("above the limit, not proved")
+    assert [line for line in lines if line.startswith("  zbv (above the limit, not proved) ")]
 
 
 def test_compare_says_why_a_schedule_is_undefined():
@@ -385,9 +384,15 @@ def test_compare_says_why_a_schedule_is_undefined():
 
 def test_compare_marks_what_is_above_the_limit():
     lines = run("compare", "--stages", 4, "--microbatches", 8, "--memory-limit", 4).splitlines()
-    (gpipe,) = [line for line in lines if line.startswith("gpipe ")]
-    (plain,) = [line for line in lines if line.startswith("1f1b ")]
-    assert gpipe.endswith("above the limit") and not plain.endswith("above the limit")
+    names = [line.partition("   ")[0].strip() for line in lines]
+    assert "gpipe (above the limit)" in names and "1f1b" in names
+
+
+def test_compare_fits_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    table = run("compare", "--stages", 8, "--microbatches", 16).split("\n\n")[1].splitlines()
+    assert max(map(len, table)) <= 80 and sum("1f1b " in line for line in table) % 2 == 0
+    assert sum(line.startswith("  schedule ") for line in table) == 2
 
 
 def test_compare_needs_a_size():
