@@ -219,7 +219,7 @@ def _declared_by(layer: Layer, plan: Plan) -> tuple[Traffic, ...]:
     except AttributeError:
         name = f"{type(layer).__module__}.{type(layer).__qualname__}"
         raise ConfigError(
-            f"{name} declares no traffic(sizes), what its items send; needed to tell it before a run; "
+            f"{name} declares no traffic(sizes), what its items send; needed before a run; "
             "define it (docs/extending/layer.md)"
         ) from None
     return declared(plan.sizes)

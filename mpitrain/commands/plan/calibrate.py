@@ -165,7 +165,7 @@ def _fitted(
     (first, change_first), (second, change_second) = kinds.items()
     share = 1 - predicted(change_first(machine, math.inf)) / found if found else 0.0
     if 1 - CLEAR < share < CLEAR:
-        why = f"{first} are predicted to be {share:.0%} of it, which one number can't tell from the rest"
+        why = f"{first} are predicted to be {share:.0%} of it, which one number can't separate from the rest"
         return machine, Calibrated(what, why=why)
     name, change = (first, change_first) if share >= CLEAR else (second, change_second)
     factor = _factor(lambda tried: predicted(change(machine, tried)), wanted)

@@ -17,7 +17,7 @@ def draw(predicted: PredictedTimeline, title: str) -> bytes:
     frame = Frame(timeline, look, [row * num_ranks])
     lines = [
         f"{predicted.played}: {1e3 * timeline.makespan:,.1f} ms, bubble {timeline.bubble:.1%}",
-        f"behind them, not drawn: exposed dp {1e3 * predicted.state_s:,.1f} ms, update "
+        f"after them, not drawn: exposed dp {1e3 * predicted.state_s:,.1f} ms, update "
         f"{1e3 * predicted.update_s:,.1f} ms",
     ]
     frame.write_head(f"predicted:  {title}", lines)

@@ -33,7 +33,7 @@ def _key(key: Key) -> Iterator[str]:
     if key.uses:
         yield "  **Has it:** " + ", ".join(f"{name} (`{value}`)" for name, value in key.uses.items()) + "."
     if is_fixed(key.name):
-        yield "  **Fixed:** a run that goes on must have the same value."
+        yield "  **Fixed:** a resumed run must have the same value."
     if messages := refusals_of(key.name):
         yield "\n  **Refused:**"
         yield from (f"  - `{message}`" for message in messages)

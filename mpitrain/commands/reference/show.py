@@ -65,7 +65,7 @@ def whole(key: Key) -> str:
     if key.uses:
         lines.append("  of       " + ", ".join(f"{name} ({value})" for name, value in key.uses.items()))
     if is_fixed(key.name):
-        lines.append("  fixed    a run that goes on must have the same value")
+        lines.append("  fixed    a resumed run must have the same value")
     if messages := refusals_of(key.name):
         lines.append("  refused")
         lines += [line for message in messages for line in _folded(message, "    ")]

@@ -11,6 +11,8 @@ sys.path.append(str(ROOT / "benchmarks"))  # behind: tests/support has a trainin
 
 import house
 
+from mpitrain.commands.reference.keys import every_key
+
 
 @pytest.fixture(scope="module")
 def shape():
@@ -59,3 +61,56 @@ def test_names_are_of_the_fields_words(folder):
         if OLD_WORDS & {word.lower() for word in re.split("_|(?<=[a-z])(?=[A-Z])", name)}
     }
     assert found == set()
+
+
+# of what users read: a private dialect stood where the field has a term
+OLD_PHRASES = re.compile(
+    r"\b(if absent|when absent|go(es)? on (with|from|after)|going on (with|from|after)|start again to"
+    r"|com(es|ing|e) (again|back)|behind|mend(s|ed)?|kin|fullest|tells?|telling|told|at most\."
+    r"|says of|every so often|holds? least)\b"
+)
+READ = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CALLS = re.compile(r"\.fullest\b")  # of a computed figure
+
+
+def docstrings_of(tree):
+    """Return the documentation of a module's code."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    firsts = (node.body[0] for node in ast.walk(tree) if isinstance(node, kinds) and node.body)
+    return {id(first.value) for first in firsts if isinstance(first, ast.Expr)}
+
+
+def printed_texts(path):
+    """Yield (line, text) of the sentences that a module prints; docstrings of commands are their help."""
+    tree = ast.parse(path.read_text())
+    unprinted = set() if path.name == "cli.py" else docstrings_of(tree)
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in unprinted and len(node.value.split()) > 2:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("folder", ["mpitrain", "comm", "schedules"])
+def test_what_is_printed_has_the_fields_terms(folder):
+    printed = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in (ROOT / folder).rglob("*.py")
+        for line, text in printed_texts(path)
+        if OLD_PHRASES.search(text)
+    ]
+    assert printed == []
+
+
+def test_comments_of_keys_have_the_fields_terms():
+    assert [key.name for key in every_key().values() if OLD_PHRASES.search(key.meaning)] == []
+
+
+def test_pages_have_the_fields_terms():
+    lines = [
+        f"{path.relative_to(ROOT)}:{number}: {line}"
+        for path in READ
+        if "generated" not in path.parts and path.name != "changes.md"
+        for number, line in enumerate(CALLS.sub("", path.read_text()).splitlines(), 1)
+        if OLD_PHRASES.search(line)
+    ]
+    assert lines == []
