@@ -183,6 +183,12 @@ def test_a_line_between_two_shown_ones_is_not_left_out():
     assert build.with_gaps(["a 1", "c 1", "..."], ["a 2", "b 2", "c 2", "d"]) == ["a 2", "b 2", "c 2", "..."]
 
 
+def test_a_text_of_figures_that_stands_nowhere_is_said():
+    text = PAGE.replace("there are 7", "there is 7")
+    found = build.differences(ROOT / "README.md", lambda _: "3", read=lambda _: text)
+    assert "has to stand in the paragraph below" in "".join(each.now for each in found)
+
+
 def test_a_marker_above_nothing_is_refused():
     with pytest.raises(ValueError, match="line 1: nothing stands below"):
         list(build.outputs("<!-- output: true -->\nText.\n"))
