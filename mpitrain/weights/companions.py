@@ -31,14 +31,17 @@ from mpitrain.weights.folder import (
     CONFIG,
     GENERATION,
     MOST_COMPANION_BYTES,
+    TEMPLATES,
     TOKENIZER,
     ModelFolder,
+    templates_in,
 )
 from mpitrain.weights.header import parsed
 
 TOKENIZER_FILES = tuple(name for name in COMPANIONS if name != GENERATION)
 # what stays true where a tokenizer has all tokens of the one before, and further ones
 TEXT_FILES = (TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+TEXT_FILES += (f"{TEMPLATES}/",)
 BYTES = "bytes"
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers, for any tokenizer.json
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -56,7 +59,7 @@ def companions_of_folder(folder: ModelFolder) -> Files:
 def companions_of_run(run: RunDir) -> Files:
     """Return what belongs to the weights of a run. Raises CheckpointError."""
     try:
-        came = _read(run.came_along, (CONFIG, *COMPANIONS))
+        came = _read(run.came_along, (CONFIG, *COMPANIONS, *templates_in(run.came_along)))
         own = _read(run.data, (TOKENIZER,))
     except OSError as error:
         raise CheckpointError(f"{shown(error.filename or run.path)}: {shown(error.strerror)}") from None
@@ -85,7 +88,7 @@ def files_of_tokenizer(file: Path, content: bytes) -> Files:
     """Return a tokenizer's file, and what lies beside it, if it is named tokenizer.json."""
     files = {TOKENIZER: content}
     if file.name == TOKENIZER:
-        for name in TOKENIZER_FILES:
+        for name in (*TOKENIZER_FILES, *templates_in(file.parent)):
             with suppress(FileNotFoundError):
                 files.setdefault(name, read_file(file.with_name(name), MOST_COMPANION_BYTES))
     return files
@@ -106,7 +109,7 @@ def with_tokenizer_files(came: Mapping[str, bytes], own: Mapping[str, bytes]) ->
         return dict(came)
     settings = {name: content for name, content in came.items() if name in (CONFIG, GENERATION)}
     if before is not None and TOKENIZER in own and _extends(own[TOKENIZER], before):
-        texts = {name: content for name, content in came.items() if name in TEXT_FILES}
+        texts = {name: content for name, content in came.items() if name.startswith(TEXT_FILES)}
         return {**settings, **texts, **own}
     return {**{name: _without_tokens(content) for name, content in settings.items()}, **own}
 
@@ -116,6 +119,7 @@ def write_companions(files: Mapping[str, bytes], target: Path) -> None:
     try:
         target.mkdir(exist_ok=True)
         for name, content in files.items():
+            (target / name).parent.mkdir(exist_ok=True)
             with replacing(target / name) as file:
                 file.write(content)
     except OSError as error:
@@ -265,7 +269,8 @@ def _read(folder: Path, names: Iterable[str]) -> Files:
     if kind_of(folder) != "a folder":
         return {}
     there = [name for name in names if kind_of(folder / name) == "a file"]
-    return {name: read_regular(folder / name, MOST_COMPANION_BYTES, own=2) for name in there}
+    most = MOST_COMPANION_BYTES
+    return {name: read_regular(folder / name, most, own=2 + name.count("/")) for name in there}
 
 
 def _extends(content: bytes, before: bytes) -> bool:

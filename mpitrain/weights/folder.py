@@ -6,6 +6,7 @@ nothing outside of it is read, and nothing in it is run.
     model.safetensors.index.json         which file has which tensor, and
     model-00001-of-00002.safetensors     those files
     tokenizer.json ...                   COMPANIONS
+    additional_chat_templates/*.jinja    chat templates with names, of transformers
 
 In the cache of Hugging Face's own programs the files are links into `blobs` beside the folder
 `snapshots`, which are followed; no other link that leads out of the folder is.
@@ -34,6 +35,12 @@ COMPANIONS = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json", GENERATION),
 )
+TEMPLATES = "additional_chat_templates"
+MOST_TEMPLATES = 64
+TEMPLATE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.jinja")
+# what torch.compile, FSDP and checkpoint_wrapper write into the names of tensors, and DDP before each
+WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+OF_DDP = "module."
 MOST_CONFIG_BYTES = 1 << 20
 MOST_INDEX_BYTES = 1 << 25  # DeepSeek-V3's has 9 MB; JSON takes up to 30 times its bytes in memory
 MOST_COMPANION_BYTES = 1 << 27
@@ -52,7 +59,8 @@ class ModelFolder:
 
     config: the object of config.json.
     names: of all tensors, each with the file it is in.
-    companions: names of the files of COMPANIONS that are there.
+    companions: names of the files that are there of COMPANIONS, and of TEMPLATES.
+    wrappers: what the tensors' names in the files have besides, such as "_orig_mod.".
 
     Raises WeightsError for whatever is none, before any tensor is read.
     """
@@ -63,9 +71,12 @@ class ModelFolder:
         self._there = self._list()
         self.config = self._object(CONFIG, MOST_CONFIG_BYTES)
         self.companions = tuple(name for name in COMPANIONS if name in self._there)
+        self.companions += templates_in(self.path)
+        self.wrappers: tuple[str, ...] = ()
         self._entries: dict[str, tuple[str, Entry]] = {}
         try:
             self._read_headers()
+            self._unwrap()
         except BaseException:
             self.close()
             raise
@@ -172,6 +183,22 @@ class ModelFolder:
         if lost := sorted(weight_map.keys() - self._entries.keys()):
             raise self._error(weight_map[lost[0]], f"it lacks {listed(lost, 3)}, which {INDEX} has there")
 
+    def _unwrap(self) -> None:
+        """Name the tensors as the model does that was saved in a wrapper of torch's."""
+        names = {name: WRAPPERS.sub("", name) for name in self._entries}
+        wrappers = {f"{wrapper}." for name in names for wrapper in WRAPPERS.findall(name)}
+        if names and all(name.startswith(OF_DDP) for name in names.values()):
+            names = {name: bare.removeprefix(OF_DDP) for name, bare in names.items()}
+            wrappers.add(OF_DDP)
+        if len(set(names.values())) < len(names):
+            twice = sorted(names, key=lambda name: (names[name], name))
+            raise WeightsError(
+                f"{shown(self.path)}: tensors with and without {listed(sorted(wrappers))}, such as "
+                f"{shown(twice[0])}, are of two models; save the one that is meant alone"
+            )
+        self.wrappers = tuple(sorted(wrappers))
+        self._entries = {names[name]: found for name, found in self._entries.items()}
+
     def _weight_map(self) -> dict[str, str]:
         """Return which file has which tensor: files of this folder alone."""
         found = self._object(INDEX, MOST_INDEX_BYTES).get("weight_map")
@@ -226,3 +253,13 @@ class ModelFolder:
 
     def _error(self, name: str, what: str) -> WeightsError:
         return WeightsError(f"{self.where(name)}: {what}")
+
+
+def templates_in(folder: Path) -> tuple[str, ...]:
+    """Return the names of a folder's further chat templates, with that of the folder they lie in."""
+    try:
+        names = sorted(os.listdir(folder / TEMPLATES))
+    except OSError:
+        return ()
+    known = [f"{TEMPLATES}/{name}" for name in names if TEMPLATE.fullmatch(name)]
+    return tuple(known[:MOST_TEMPLATES])

@@ -77,7 +77,10 @@ def keys_of(folder: ModelFolder) -> ModelKeys:
     kind.read(fields)
     fields.finish()
     _require_possible(fields)
-    return ModelKeys(family, kind, fields.keys, [f'model.family = "{family}"', *fields.lines], further)
+    lines = [f'model.family = "{family}"', *fields.lines]
+    if folder.wrappers:
+        lines.append(f"names of tensors are read without {listed(folder.wrappers)}")
+    return ModelKeys(family, kind, fields.keys, lines, further)
 
 
 def require_blocks(folder: ModelFolder, found: ModelKeys) -> None:

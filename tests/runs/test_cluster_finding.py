@@ -136,10 +136,12 @@ def test_a_stopped_rank_is_killed(job):
 
 
 def test_nobody_waits_for_the_watchdog_of_ranks_that_left(job):
-    """It has the standard error of one of them."""
+    """It has the standard output and error of one of them."""
     job.begin(0, 1)
     for rank in job.wait_for_all().ranks:
-        rank.communicate(b"leave\n")
+        rank.stdin.write(b"leave\n")
+        rank.stdin.flush()
+    assert [rank.stdout.read() for rank in job.ranks] == [b"", b""]
     assert job.said() == ""
 
 

@@ -260,7 +260,9 @@ def _write_others(written: ExportPlan, source: ExportSource, syncing: Syncing) -
     try:
         for name, content in files.items():
             with ExitStack() as stack:
-                file = stack.enter_context(open(open_regular(written.path / name, NEW, own=2), "wb"))
+                (written.path / name).parent.mkdir(exist_ok=True)
+                own = 2 + name.count("/")
+                file = stack.enter_context(open(open_regular(written.path / name, NEW, own=own), "wb"))
                 file.write(content)
                 file.flush()
                 stack.pop_all()
