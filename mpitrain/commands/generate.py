@@ -35,7 +35,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
 from mpitrain.training.machine.device_placement import set_threads
-from mpitrain.weights.companions import length_of_run
+from mpitrain.weights.companions import ends_of_run, length_of_run
 
 MOST_PROMPT_BYTES = 1 << 26  # of a file of prompts
 
@@ -64,7 +64,8 @@ class TextSampler:
 
     The context is the model's own length, or what memory has room for.
 
-    A model of separate documents stops at the end of one; an answer (chat) at its end.
+    The text stops at the end of a document, or at one of the ends that came along with the weights;
+    an answer (chat) at its end.
     """
 
     def __init__(self, run_dir: str, prompts: Sequence[str], request: SamplingRequest):
@@ -75,8 +76,9 @@ class TextSampler:
         self.request = request
         self.tokenizer = _tokenizer(rundir, config.data, request.tokenizer_file)
         _warn_of_another(rundir, self.tokenizer)
-        self._ends, self._begin = _special_tokens(rundir, config, self.tokenizer)
-        self._stops = frozenset(() if self._ends is None else (self._ends,))
+        end, self._begin = _special_tokens(rundir, config, self.tokenizer)
+        self._ends = end if config.data.documents == "separate" else None
+        self._stops = ends_of_run(rundir) | frozenset(() if end is None else (end,))
         if request.chat:
             ends, self._ids = _questions(rundir, self.tokenizer, prompts, request)
             self._stops |= ends
@@ -109,7 +111,7 @@ class TextSampler:
                 # a model may have more rows, never learnt
                 logits_V = next_token.logits(ids)[: self.tokenizer.vocab]
                 ids.append(request.rules.choose(logits_V, generator, ids))
-                ended = ids[-1] in self._stops  # how another document begins was never learnt
+                ended = ids[-1] in self._stops
                 if ended:
                     del ids[-1]
                 yield self._shown(shown, ids[hidden:], last=ended or left == 1)
@@ -221,23 +223,22 @@ def _special_tokens(
     config: Config,
     tokenizer: Tokenizer,
 ) -> tuple[int | None, list[int]]:
-    """Return the token that ends a document, if they are separate, and what one begins with.
+    """Return the token that ends a document, and what one begins with.
 
     As the run's tokens have them.
     """
     ends = tokenizer.end_of_text
     begin = tokenizer.begin_of_text
-    separate = config.data.documents == "separate"
     with suppress(DataError, OSError):
         origin = describe(rundir.data).origin
         older = origin.form == 1
         ends, begin = (
             (tokenizer.older_end_of_text, None) if older else (origin.end_of_text, origin.begin_of_text)
         )
-    if separate and ends is None:
+    if config.data.documents == "separate" and ends is None:
         separator(config.data, tokenizer)
     known = begin is not None and begin < tokenizer.vocab
-    return ends if separate else None, [begin] if known else []
+    return ends, [begin] if known else []
 
 
 def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:

@@ -74,6 +74,17 @@ def length_of_run(run: RunDir) -> int:
     return length_of(object_of(_read(run.came_along, (CONFIG,)).get(CONFIG)))
 
 
+def ends_of_run(run: RunDir) -> frozenset[int]:
+    """Return the tokens at which text ends, as what came along with a run's weights has them.
+
+    Raises CheckpointError.
+    """
+    files = companions_of_run(run)
+    name = ENDS[1]
+    known = object_of(files.get(GENERATION)).get(name, object_of(files.get(CONFIG)).get(name))
+    return frozenset(number for number in _as_list(known) if type(number) is int)
+
+
 def tokenizer_of_run(run: RunDir) -> Path | None:
     """Return the file of a run's tokenizer. What belongs to it lies beside it."""
     came, own = run.came_along / TOKENIZER, run.tokenizer

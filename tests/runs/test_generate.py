@@ -13,6 +13,8 @@ import pytest
 from launch import several, write_text
 from sampled import command, make_run, text
 
+from mpitrain.commands.generate import SamplingRequest, TextSampler
+from mpitrain.commands.sampling import SamplingRules
 from mpitrain.data.corpus import Corpus
 from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import load_tokenizer
@@ -435,3 +437,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copied, tmp_path
     Tokenizer(models.WordLevel({"one": 0, "two": 10_000}, unk_token=None)).save(str(tmp_path / "large.json"))
     with pytest.raises(ConfigError, match=r"model\.vocab = 256, but the tokenizer has 10001 tokens"):
         text(copied, prompt="one", tokenizer=str(tmp_path / "large.json"))
+
+
+def test_text_of_joined_documents_stops_at_the_end_of_one(run_dir):
+    """Tokens are as good as uniform: one of 256 is the end, which isn't shown."""
+    assert tomllib.loads((run_dir / "config.toml").read_text())["data"]["documents"] == "joined"
+    request = SamplingRequest(26, 1, SamplingRules(1e9))
+    sampler = TextSampler(str(run_dir), [chr(code) for code in range(33, 73)], request)
+    assert "\0" not in "".join(piece for number in range(40) for piece in sampler.text(number))
