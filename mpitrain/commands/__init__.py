@@ -7,7 +7,8 @@ verify, doctor       whether a layout is right; whether an environment is
 generate, decoding, sampling
                      text from a checkpoint: the command, logits, which token comes next
 ckpt/, weights/      checkpoints; import and export
-job/, dryrun/        a batch script; a run that sends and computes nothing
+job/                 a batch script
+dry_run              a run that computes nothing: start, recipes, communicators, steps, report
 bench/, reference/   a machine, measured; pages made from the source
 output_file          a file that --out or --svg names: checked before any work, and written at once
 waiting              a progress bar

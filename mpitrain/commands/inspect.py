@@ -189,7 +189,7 @@ def show_program(
 
 
 def _traffic(plan: Plan, rank: int) -> str:
-    from mpitrain.commands.dryrun.rehearsal import Rehearsal
+    from mpitrain.dryrun.rehearsal import Rehearsal
 
     rehearsal = Rehearsal(plan, rank)
     lines = "\n".join(f"# {line}" for line in rehearsal.table().splitlines())

@@ -44,7 +44,7 @@ def plan(num_ranks, *settings):
 )
 def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
     from mpitrain.comm.standins.recipe import Start, Wait, decoded, encoded
-    from mpitrain.commands.dryrun.rehearsal import Rehearsal
+    from mpitrain.dryrun.rehearsal import Rehearsal
 
     for rank in range(4):
         events = Rehearsal(plan(4, *settings), rank).recipe()
@@ -64,7 +64,7 @@ def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
 
 def test_a_recipe_stands_between_the_instructions_of_the_program():
     from mpitrain.comm.standins.recipe import At, Start
-    from mpitrain.commands.dryrun.rehearsal import Rehearsal
+    from mpitrain.dryrun.rehearsal import Rehearsal
 
     found = plan(4, *LAYOUT)
     for rank in range(4):
@@ -102,7 +102,7 @@ def own_kb():
 before = own_kb()
 import mpitrain.cli
 import mpitrain.cluster.guard
-import mpitrain.commands.dryrun.phases
+import mpitrain.commands.dry_run
 print(own_kb() - before, *sys.modules)
 """
 
@@ -116,7 +116,7 @@ def test_a_rank_imports_little_and_nothing_that_one_rank_alone_needs():
 
 
 def test_bytes_are_divided_over_the_others_as_both_ends_count_them():
-    from mpitrain.commands.dryrun.signed import shares
+    from mpitrain.dryrun.signed import shares
 
     assert shares(10, 4, 1) == [3, 0, 3, 4]
     assert shares(0, 1, 0) == [0]
@@ -141,7 +141,7 @@ def test_bytes_are_shown_with_three_digits_at_least():
 
 
 def test_computations_sleep_as_long_as_their_flops_take():
-    from mpitrain.commands.dryrun.asleep import at_rate
+    from mpitrain.dryrun.asleep import at_rate
 
     found = plan(4, *LAYOUT)
     seconds = at_rate(found, 1e-3).seconds
@@ -164,7 +164,7 @@ def test_computations_sleep_as_long_as_their_flops_take():
     ids=" ".join,
 )
 def test_on_a_machine_they_sleep_as_long_as_a_plan_predicts_without_messages(settings):
-    from mpitrain.commands.dryrun.asleep_on_machine import on_machine
+    from mpitrain.dryrun.asleep_on_machine import on_machine
     from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
     from mpitrain.plan.predict.step_time.resolved_layout import layout_of
     from mpitrain.plan.predict.step_time.step import predict_step
@@ -180,7 +180,7 @@ def test_on_a_machine_they_sleep_as_long_as_a_plan_predicts_without_messages(set
 
 def test_a_machine_waits_for_what_is_real_alone(monkeypatch):
     """What a stage's time has of messages is left out, and of the backward what is the backward's."""
-    from mpitrain.commands.dryrun import asleep_on_machine as asleep
+    from mpitrain.dryrun import asleep_on_machine as asleep
     from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds
     from mpitrain.schedules.actions import GATHER, Action
 
@@ -205,7 +205,7 @@ def test_a_rank_is_at_work_as_long_as_its_rehearsal_and_stuck_when_that_is(monke
     from mpitrain.cluster.activity import Activity
     from mpitrain.cluster.processes import condition
     from mpitrain.cluster.status_board import BUSY, RankStatus
-    from mpitrain.commands.dryrun import recipes
+    from mpitrain.dryrun import recipes
 
     monkeypatch.setattr(recipes, "REHEARSAL", COMPUTES_AND_STOPS)
     place = RankStatus()
@@ -269,8 +269,8 @@ def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, 
     from mpitrain.actor.communicators import build_mesh
     from mpitrain.comm.base import wire
     from mpitrain.comm.base.wire import sent_bytes
-    from mpitrain.commands.dryrun.rehearsal import Rehearsal
-    from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun
+    from mpitrain.dryrun.rehearsal import Rehearsal
+    from mpitrain.dryrun.silent_walk import AxisTally, DryRun
     from mpitrain.model.families.catalog import plan_of
 
     monkeypatch.setattr(wire, "LIMIT", limit)
@@ -333,7 +333,7 @@ import torch
 PLANTED = """
 import os
 import msgspec
-from mpitrain.commands.dryrun.recipes import Rehearsals
+from mpitrain.dryrun.recipes import Rehearsals
 from mpitrain.cli import main
 from mpitrain.comm.standins.recipe import Start, decoded, encoded
 
@@ -359,7 +359,7 @@ def command(*settings, program=(MPITRAIN,)):
 
 def test_no_rank_loads_torch_and_what_was_sent_is_reported(tmp_path):
     from mpitrain.comm.base.wire import sent_bytes
-    from mpitrain.commands.dryrun.rehearsal import Rehearsal
+    from mpitrain.dryrun.rehearsal import Rehearsal
 
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(ONLY_WITH_RANKS)

@@ -9,9 +9,9 @@ from launch import MPITRAIN, mpirun
 from pages import ROOT
 
 from mpitrain.comm.meters.account import AxisUsage
-from mpitrain.commands.dryrun.rehearsal import Rehearsal
 from mpitrain.commands.inspect import planned
 from mpitrain.commands.plan.after_run import compare
+from mpitrain.dryrun.rehearsal import Rehearsal
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step

@@ -27,6 +27,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "api": "a run from a script: open it, step it, read its state",
     "cli": "the command line",
     "commands": "what each command does, but for run",
+    "dryrun": "a dry run's ranks, which send all and compute nothing",
     "training": "a run: what is settled before it, its loop, what it says, what it saves",
     "weights": "weights in and out: Hugging Face folders to checkpoints and runs, and back, with a proof",
     "actor": "one rank: walks its program over its stages, sums gradients, updates",
@@ -48,7 +49,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "schedules": "tables of instructions: families, lowering, proof, simulator",
     "errors": "every error a user can see",
 }
-MOST_ROOMS = 20  # in mpitrain/: folders and files
+MOST_ROOMS = 21  # in mpitrain/: folders and files
 # Within these rooms: folders and files, from the top down. What stands in one line knows nothing of its
 # neighbours there.
 WITHIN = {
@@ -453,7 +454,7 @@ ELSEWHERE = {
     "mpitrain/cluster/std_streams.py": {"os.open": "/dev", "read_bytes": "/proc"},
     "mpitrain/weights/logits.py": {"write_text": MADE_HERE, "np.load": MADE_HERE},
     "mpitrain/commands/bench/measured_rounds.py": {"read_text": "/proc"},
-    "mpitrain/commands/dryrun/phases.py": {"read_text": "/proc"},
+    "mpitrain/commands/dry_run.py": {"read_text": "/proc"},
     "mpitrain/training/machine/gpus.py": {"read_text": "/sys"},
     "comm/base/launchers.py": {"read_bytes": "/proc", "read_text": "/proc"},
     "comm/transports/window.py": {"open": "/dev/zero"},

@@ -149,7 +149,7 @@ def _sent(run: MeasuredRun) -> tuple[str, list[str]]:
     count = len(run.plan.training.ranks[0])
     if count > MOST_REHEARSED:
         return "-", [f"  too many instructions ({count:,}) to predict traffic"]
-    from mpitrain.commands.dryrun.rehearsal import Rehearsal
+    from mpitrain.dryrun.rehearsal import Rehearsal
 
     try:
         return megabytes(sum(Rehearsal(_on_its_nodes(run), 0).sent().values())), []

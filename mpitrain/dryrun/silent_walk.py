@@ -3,9 +3,9 @@
 It walks its program, with the operations that a rehearsal of it has written down.
 
     instruction  the next one of the program of the plan; what computes takes the time it is given,
-                 asleep (commands/dryrun/asleep.py)
+                 asleep (dryrun/asleep.py)
     operation    a real one, over the communicators that training has, its messages checked as they
-                 come (commands/dryrun/signed.py)
+                 come (dryrun/signed.py)
     wait         where the actor would wait
 
 No torch.
@@ -22,7 +22,7 @@ from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.prediction import predicted
 from mpitrain.comm.standins.recipe import At, Event, Start
-from mpitrain.commands.dryrun.signed import Sender, Signed
+from mpitrain.dryrun.signed import Sender, Signed
 from mpitrain.errors import MessageError
 from mpitrain.plan.plan import Plan
 from mpitrain.schedules.actions import Action

@@ -4,7 +4,7 @@ Seconds of computations and of the update, as `mpitrain plan` predicts them, on 
 its own. What waits for messages is left out: those are real. Only such a dry run imports it.
 """
 
-from mpitrain.commands.dryrun.asleep import Asleep, num_parts
+from mpitrain.dryrun.asleep import Asleep, num_parts
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of

@@ -2,10 +2,10 @@
 and nothing computed.
 
     start          every rank reads the configuration and joins MPI; they are compared
-    recipes        a process beside rank 0 rehearses each rank (commands/dryrun/rehearsal.py): the only one
-                   that loads torch
+    recipes        a process beside rank 0 rehearses each rank (dryrun/rehearsal.py): the only one that
+                   loads torch
     communicators  those of training
-    steps          commands/dryrun/silent_walk.py
+    steps          dryrun/silent_walk.py
 
 512 ranks fit on one machine: none of them loads torch, and no run directory, corpus or weight is
 touched.
@@ -34,11 +34,11 @@ from mpitrain.comm.base.world import World, connect
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.comm.standins.recipe import Event, decoded
-from mpitrain.commands.dryrun.asleep import Asleep, at_rate
-from mpitrain.commands.dryrun.recipes import Rehearsals
-from mpitrain.commands.dryrun.silent_walk import AxisTally, DryRun
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
+from mpitrain.dryrun.asleep import Asleep, at_rate
+from mpitrain.dryrun.recipes import Rehearsals
+from mpitrain.dryrun.silent_walk import AxisTally, DryRun
 from mpitrain.errors import DONE, InputError, MeshError, MessageError
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
@@ -261,7 +261,7 @@ def _asleep(plan: Plan, options: DryRunOptions, world: World) -> Asleep | None:
     """Return how long instructions take; None: no time. Raises ConfigError where that can't be known."""
     if options.machine is not None:
         # with it comes what predicts a step, a megabyte
-        from mpitrain.commands.dryrun.asleep_on_machine import on_machine
+        from mpitrain.dryrun.asleep_on_machine import on_machine
 
         return on_machine(plan, options.machine, world.node_ranks or -(-world.size // world.num_nodes))
     return None if options.tflops is None else at_rate(plan, options.tflops)

@@ -26,8 +26,8 @@ from mpitrain.comm.base.nodes import nodes_of
 from mpitrain.comm.base.wire import sent_bytes, sent_over_nodes, transport_on_a_node
 from mpitrain.comm.standins.recipe import At, Event, Start, encoded
 from mpitrain.comm.standins.rehearsal import Script, SilentMesh
-from mpitrain.commands.dryrun.uncomputed import Uncomputed
 from mpitrain.config import Config
+from mpitrain.dryrun.uncomputed import Uncomputed
 from mpitrain.errors import ConfigError
 from mpitrain.model.blocks import Blocks, joined
 from mpitrain.model.build_context import BuildContext
@@ -263,7 +263,7 @@ class _EmptyItem:
 def main() -> None:
     """Read a resolved configuration from stdin.
 
-    Write the recipe of each rank of a step, a line each, as JSON (commands/dryrun/recipes.py).
+    Write the recipe of each rank of a step, a line each, as JSON (dryrun/recipes.py).
     """
     signal_when_parent_ends(signal.SIGKILL)  # stopped, it would stay when its rank is killed
     config = sys.stdin.buffer.read()

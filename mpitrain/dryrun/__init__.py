@@ -1,6 +1,7 @@
 """The dry run of a layout: all ranks, real communicators and real messages, and nothing computed.
 
-phases       `mpitrain run --dry-run`: start, recipes, communicators, steps, report
+Its command is commands/dry_run.
+
 recipes      another process rehearses each rank, the only one that loads torch
 rehearsal    what a rank would start in a step, by the actor itself on axes that send nothing
 uncomputed   its tensors, which have no memory: shapes only
