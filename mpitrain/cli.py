@@ -750,10 +750,10 @@ def explain_config(key: str | None, run: str | None) -> None:
 
 @cli.command("plan", short_help="Find the best layout by predicted time and memory.")
 @click.argument(
-    "config", metavar="[CONFIG|backtest]", required=False, type=click.Path(), callback=_require_name
+    "config", metavar="[CONFIG|PRESET|backtest]", required=False, type=click.Path(), callback=_require_name
 )
 @click.argument("rows", metavar="[ROWS.csv]", required=False, type=click.Path(), callback=_require_name)
-@click.option("--ranks", type=click.IntRange(1, MOST_RANKS), help="Number of ranks.")
+@click.option("--ranks", metavar="NUMBER[,...]", help="Number of ranks; of several, a line for each.")
 @click.option(
     "--machine",
     metavar="NAME|FILE",
@@ -766,7 +766,14 @@ def explain_config(key: str | None, run: str | None) -> None:
     metavar="GB",
     help="Memory limit of a rank; default: memory.limit_gb, or 90 % of the machine's.",
 )
-@click.option("--top", type=click.IntRange(1, 6), help="Number of layouts to print; default: 5.")
+@click.option("--top", type=click.IntRange(1, 50), help="Number of layouts to print; default: 5.")
+@click.option("--all", metavar="FILE", help="Write all layouts, and why they are left out: .csv.")
+@click.option(
+    "--what-if",
+    multiple=True,
+    metavar="FIGURE=FACTORx",
+    help="Change a figure of the machine, such as links.between=2x; repeatable.",
+)
 @click.option("--explain", is_flag=True, help="Also print compute and communication time, axis by axis.")
 @click.option(
     "--tokens", metavar="NUMBER", help="Training length, such as 15T; adds days, GPU-hours, save interval."
@@ -785,12 +792,22 @@ def explain_config(key: str | None, run: str | None) -> None:
     help="With --tokens: seconds that a save stalls training (stall_s); default: predicted.",
 )
 @click.option(
+    "--price",
+    type=click.FloatRange(0, 1_000_000, min_open=True),
+    callback=_require_number,
+    help="With --tokens: of a GPU's hour.",
+)
+@click.option(
     "--measure",
     type=click.IntRange(1, 6),
     metavar="K",
     help="Under mpirun: run a few steps of the first K layouts; print measured beside predicted.",
 )
-@click.option("--out", metavar="FILE", help="Write the best configuration; backtest: draw all rows, .svg.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="Write the best configuration; backtest: rows as .svg or .csv, a fitted machine as .toml.",
+)
 @click.option(
     "--timeline", metavar="FILE", help="Write the best layout's timeline: .json for Perfetto, or .svg."
 )

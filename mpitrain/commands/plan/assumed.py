@@ -1,4 +1,4 @@
-"""What is known of frameworks where a table of steps says nothing, and how far off predictions are.
+"""What is known of frameworks where a table of steps says nothing.
 
 A convention is what a framework does unless set otherwise, with its source. What nobody knows and
 decides (recomputation; the microbatch with ZeRO-3) is no convention: such a row gets an interval.
@@ -7,17 +7,14 @@ decides (recomputation; the microbatch with ZeRO-3) is no convention: such a row
 import re
 from typing import NamedTuple
 
-# of a prediction that nothing is fitted for: between which factors of it a step is expected. In sample:
-# read from the steps of benchmarks/published_layouts.csv, of which the back-test counts how many lie there
-INTERVAL = (1.0, 1.6)
-
 
 class Convention(NamedTuple):
     """What a framework does. None: it isn't known.
 
-    counts_recomputed: its MFU or TFLOP/s count what is recomputed. halved: of causal attention they
-    count what isn't masked. max_allocated: its memory is what torch allocated at most.
-    again: of products, the share that its selective recomputation repeats.
+    counts_recomputed: its MFU or TFLOP/s count what is recomputed. halved: of causal attention
+    they count what isn't masked. max_allocated: its memory is what torch allocated at most.
+    again: of products, the share that its selective recomputation repeats. kernel: of attention,
+    one of KERNELS of a machine's file.
     """
 
     pattern: str
@@ -36,6 +33,7 @@ class Convention(NamedTuple):
     max_allocated: bool = False
     again: float = 0.0
     dispatch: str = "alltoall"
+    kernel: str = "flash2"
 
 
 CONVENTIONS = (
@@ -62,19 +60,22 @@ CONVENTIONS = (
         r"megatron-bridge (26\.0[3-9]|26\.02\.01)", "as below; rows cross once to a node: a guess "
         "from what the table "
         "itself gains between 26.02 and 26.02.01", recompute="none", tp_overlap=0.5, halved=True,
-        dispatch="hierarchical",
+        dispatch="hierarchical", kernel="cudnn",
     ),
     Convention(
         r"megatron-bridge|nemo", "NVIDIA-NeMo/Megatron-Bridge, performance recipes: none but "
-        "where stated",
-        recompute="none", tp_overlap=0.5, halved=True,
+        "where stated; Transformer Engine takes cuDNN's attention on Hopper and Blackwell",
+        recompute="none", tp_overlap=0.5, halved=True, kernel="cudnn",
     ),
     Convention(
         r"megascale", "arXiv:2402.15627, section 3: overlapped; recomputation: a guess", recompute="none",
         tp_overlap=0.5,
     ),
     Convention(r"^megatron-lm$", "arXiv:2402.15627, section 6.1; recomputation: a guess", recompute="none"),
-    Convention(r"^megatron-core$", "arXiv:2406.11704, section 2.4; recomputation: a guess", recompute="none"),
+    Convention(
+        r"^megatron-core$", "arXiv:2406.11704, section 2.4; recomputation: a guess", recompute="none",
+        kernel="cudnn",
+    ),
     Convention(
         r"nanotron", "Ultra-Scale Playbook, its benchmark: none recomputed, tp_mode REDUCE_SCATTER",
         recompute="none", fused=False,
@@ -85,8 +86,16 @@ CONVENTIONS = (
         zero=3,
         again=0.5,
     ),
-    Convention(r"^fsdp|fsdp\+ep", "arXiv:2504.14960, section 4.1", zero=3),
-    Convention(r"mcore|tp\+ep\+dp", "arXiv:2504.14960, section 4.1"),
+    Convention(r"^fsdp|fsdp\+ep", "arXiv:2504.14960, section 4.1", zero=3, kernel="cudnn"),
+    Convention(
+        r"mcore|tp\+ep\+dp", "arXiv:2504.14960, section 4.1; recomputation: a guess", recompute="none",
+        kernel="cudnn",
+    ),
+    Convention(
+        r"llm-?foundry|mosaic", "mosaicml/llm-foundry, of 2023: flash attention 1, nothing compiled",
+        zero=3, kernel="flash1", fused=False,
+    ),
+    Convention(r"^mpitrain", "mpitrain, defaults", recompute="none", halved=True, kernel=""),
     Convention(r"deepspeed", "microsoft/DeepSpeed, defaults", overlapped=False),
 )  # fmt: skip
 UNKNOWN = Convention("", "nothing is known of this framework here")

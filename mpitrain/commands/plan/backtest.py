@@ -1,7 +1,7 @@
 """`mpitrain plan backtest ROWS.csv`: predicted against published steps and memory.
 
     sheets      the data sheet's rates, nothing fitted
-    sustained   rates of the machine's file that somebody measured, nothing fitted
+    sustained   rates of the machine's file, times the middle that `plan` prints
     gpu         constants of other systems' rows on the same machine
     calibrated  constants of the half of its own rows that the CSV names, reported on the other half
 
@@ -17,43 +17,48 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpitrain.commands.output_file import require_file, require_plotting
-from mpitrain.commands.plan.assumed import INTERVAL
+from mpitrain.commands.output_file import require_file, require_plotting, write
+from mpitrain.commands.plan.backtest_rows import as_csv, machine_text
 from mpitrain.commands.plan.backtest_text import MODES, SWEEP, YARDSTICKS, as_text
 from mpitrain.commands.plan.fitted import (
     NOTHING,
-    ROWS_EACH,
     Constants,
     Sample,
     fit,
     quantile,
     rank_correlation,
+    shares_of,
 )
 from mpitrain.commands.plan.published_rows import Refused, Row, read_rows
 from mpitrain.plan.declared.formatting import finite
-from mpitrain.plan.predict.step_time.machine import MachineRates, machine_of
+from mpitrain.plan.predict.step_time.machine import MachineFile, MachineRates, machine_of
 from mpitrain.plan.predict.step_time.step import Prediction, model_flops, predict_step
 
 LEAST = 8  # rows of a system that the bars speak of
 QUANTILES = (0.1, 0.9)  # 80 % lie between
+FEWEST = 4  # rows that a line of memory, or an interval, is made from
 WORST = 8
 KINDS_OF_PICTURES = (".svg", ".png")
+KINDS_OF_FILES = (*KINDS_OF_PICTURES, ".csv", ".toml")
 
 
 class Predicted(NamedTuple):
-    """A row with what is predicted of it, by the file's rates and by the data sheet's."""
+    """A row with what is predicted of it, by the file's rates and by the data sheet's.
+
+    bounds: of its layouts, where something unknown decides. shares: of each term of a step.
+    """
 
     row: Row
     found: Prediction
     sheet: float
-    bounds: tuple[float, float]  # of its layouts, where something unknown decides
+    bounds: tuple[float, float]
+    shares: tuple[float, ...]
 
     @property
     def sample(self) -> Sample:
-        layout = self.row.layout
-        walks = layout.num_microbatches * len(self.row.model.blocks) / layout.pp
-        sending = min(self.found.sent, self.found.seconds)
-        return Sample(self.found.seconds - sending, sending, walks, self.row.measured.seconds or math.nan)
+        row = self.row
+        measured = row.measured.seconds or math.nan
+        return Sample(self.found.seconds, self.shares, measured, row.model.name, row.regime)
 
     @property
     def measured(self) -> float:
@@ -77,24 +82,65 @@ class BacktestOutcome(NamedTuple):
     constants: Mapping[str, Constants]
 
 
-def backtest(path: str, as_json: bool = False, out: str | None = None) -> str:
-    """Return the report of a CSV of published steps; draw it into `out`.
+def backtest(path: str, as_json: bool = False, out: str | None = None, machine: str = "") -> str:
+    """Return the report of a CSV of published steps.
 
-    Raises ConfigError if it is none.
+    out: a picture, a CSV of all rows as predicted, or the file of the machine whose rows they
+    are, with constants fitted to them. machine: a file for the rows that name it, or none. Raises
+    ConfigError.
     """
     if out is not None:
-        require_file("--out", out, KINDS_OF_PICTURES)
-        require_plotting(out)
-    rows, refused = read_rows(path)
+        require_file("--out", out, KINDS_OF_FILES)
+        if out.endswith(KINDS_OF_PICTURES):
+            require_plotting(out)
+    rows, refused = read_rows(path, machine)
     outcome = _predict(rows, refused)
     if out is not None:
-        from mpitrain.commands.plan.backtest_picture import draw
-
-        draw(_points(outcome), out)
+        _write(outcome, out, Path(path).name)
     report = _report(outcome)
     if as_json:
         return json.dumps(finite(report), indent=1, allow_nan=False)
     return as_text(report, Path(path).name)
+
+
+def _write(outcome: BacktestOutcome, out: str, source: str) -> None:
+    """Write a picture of all rows, their numbers, or their machine's file. Raises ConfigError."""
+    if out.endswith(".csv"):
+        write("--out", out, as_csv(_by_row(outcome)).encode())
+    elif out.endswith(".toml"):
+        own = [each for each in outcome.rows if each.counts]
+        text = machine_text([each.row for each in own], [each.sample for each in own], source)
+        write("--out", out, text.encode())
+    else:
+        from mpitrain.commands.plan.backtest_picture import draw
+
+        draw(_points(outcome), out)
+
+
+def _by_row(outcome: BacktestOutcome) -> list[dict[str, Any]]:
+    """Return what is known and predicted of each row, in seconds and bytes."""
+    found = []
+    for at, each in enumerate(outcome.rows):
+        row = each.row
+        found.append(
+            {
+                "id": row.id,
+                "system": row.whole_system,
+                "model": row.model.name,
+                "layout": row.layout.describe(),
+                "regime": row.regime,
+                "half": {True: "fit", False: "test", None: ""}[row.fitted],
+                "measured_s": row.measured.seconds,
+                **{f"{mode}_s": outcome.seconds[mode][at] for mode in MODES},
+                "low_s": each.bounds[0],
+                "high_s": each.bounds[1],
+                "between_bounds": row.is_interval,
+                "measured_bytes": row.measured.memory_bytes,
+                "predicted_bytes": each.found.footprint.total,
+                "assumed": ", ".join(f"{key} = {value}" for key, value in row.assumed.items()),
+            }
+        )
+    return found
 
 
 def _points(outcome: BacktestOutcome) -> dict[str, tuple[list[float], list[float]]]:
@@ -109,12 +155,12 @@ def _points(outcome: BacktestOutcome) -> dict[str, tuple[list[float], list[float
 
 
 def _predict(rows: Sequence[Row], refused: list[Refused]) -> BacktestOutcome:
-    cached: dict[tuple[str, bool], MachineRates] = {}
+    cached: dict[tuple[str, bool, str], MachineRates] = {}
 
     def rates(row: Row, sheet: bool) -> MachineRates:
-        key = (row.machine.name, sheet)
+        key = (row.machine.name, sheet, row.convention.kernel)
         if key not in cached:
-            cached[key] = machine_of(row.machine, sheet)
+            cached[key] = machine_of(row.machine, sheet, row.convention.kernel)
         return cached[key]
 
     predicted = []
@@ -122,7 +168,8 @@ def _predict(rows: Sequence[Row], refused: list[Refused]) -> BacktestOutcome:
         every = [predict_step(row.model, layout, rates(row, False)) for layout in row.layouts]
         sheet = predict_step(row.model, row.layout, rates(row, True)).seconds
         bounds = (min(each.seconds for each in every), max(each.seconds for each in every))
-        predicted.append(Predicted(row, every[0], sheet, bounds))
+        shares = shares_of(row.model, row.layout, rates(row, False))
+        predicted.append(Predicted(row, every[0], sheet, bounds, shares))
     seconds, constants = _modes(predicted)
     return BacktestOutcome(predicted, refused, seconds, constants)
 
@@ -132,32 +179,36 @@ def _modes(rows: Sequence[Predicted]) -> tuple[dict[str, dict[int, float]], dict
     found: dict[str, dict[int, float]] = {mode: {} for mode in (*MODES, *YARDSTICKS)}
     constants: dict[str, Constants] = {}
     for system, own in _by(range(len(rows)), lambda at: rows[at].row.whole_system).items():
-        machine = rows[own[0]].row.machine.name
         others = [
             each for each in rows
-            if each.counts and each.row.machine.name == machine and each.row.whole_system != system
+            if each.counts and each.row.machine.name == rows[own[0]].row.machine.name
+            and each.row.whole_system != system
         ]  # fmt: skip
-        of_gpu = _of_systems(others, rows[own[0]].row.regime)
         fitted = [rows[at] for at in own if rows[at].counts and rows[at].row.fitted]
-        constants[system] = fit([each.sample for each in fitted], of_gpu)
         rate, factor = _yardsticks(fitted or others)
-        for at in own:
-            each = rows[at]
-            found["sheets"][at] = each.sheet
-            found["sustained"][at] = each.found.seconds
-            found["gpu"][at] = each.sample.at(of_gpu)
-            found["calibrated"][at] = each.sample.at(constants[system])
-            work = model_flops(each.row.model, each.row.layout) / each.row.layout.ranks
-            found["flop rate"][at] = work / rate if rate else math.nan
-            found["sheet x factor"][at] = factor * each.sheet if factor else math.nan
+        for regime, alike in _by(own, lambda at: rows[at].row.regime).items():
+            of_gpu = _of_systems(others, regime, rows[own[0]].row.machine)
+            here = fit([each.sample for each in fitted], of_gpu, regime)
+            constants.setdefault(system, here)
+            for at in alike:
+                each = rows[at]
+                found["sheets"][at] = each.sheet
+                found["sustained"][at] = each.found.seconds * each.row.machine.expected().middle
+                found["gpu"][at] = each.sample.at(of_gpu)
+                found["calibrated"][at] = each.sample.at(here)
+                work = model_flops(each.row.model, each.row.layout) / each.row.layout.ranks
+                found["flop rate"][at] = work / rate if rate else math.nan
+                found["sheet x factor"][at] = factor * each.sheet if factor else math.nan
     return found, constants
 
 
-def _of_systems(others: Sequence[Predicted], regime: str) -> Constants:
+def _of_systems(others: Sequence[Predicted], regime: str, machine: MachineFile) -> Constants:
     """Return the constants of a GPU type: the median over frameworks of each one's factor.
 
-    Of the same regime, if there are any. k frameworks count as k / (k + 1) of what they say.
+    Of the same regime, if there are any. k frameworks count as k / (k + 1) of what they say, and
+    the rest is the middle that `plan` prints.
     """
+    middle = math.log(machine.expected().middle)
     alike = [each for each in others if each.row.regime == regime]
     frameworks = _by(alike or others, lambda each: each.row.framework)
     factors = [
@@ -165,9 +216,10 @@ def _of_systems(others: Sequence[Predicted], regime: str) -> Constants:
         for own in frameworks.values()
     ]
     if not factors:
-        return NOTHING
+        return NOTHING._replace(level=middle)
     trust = len(factors) / (len(factors) + 1)
-    return Constants(compute=math.exp(trust * statistics.median(factors)), num_rows=len(others))
+    level = trust * statistics.median(factors) + (1 - trust) * middle
+    return NOTHING._replace(level=level, num_rows=len(others))
 
 
 def _yardsticks(rows: Sequence[Predicted]) -> tuple[float, float]:
@@ -207,6 +259,7 @@ def _report(outcome: BacktestOutcome) -> dict[str, Any]:
         },
         "bars": _bars(outcome, held_out),
         "machines": _machines(outcome, counted),
+        "by_row": _by_row(outcome),
         "interval_holds": _held(outcome, held_out),
         "sustained_holds": _sustained_held(outcome, counted),
         "unknown_held": _unknown_held(outcome),
@@ -309,21 +362,21 @@ def _interval(outcome: BacktestOutcome, row: Row, held_out: Sequence[int]) -> tu
         for at in held_out
         if outcome.rows[at].row.whole_system != row.whole_system and outcome.rows[at].row.regime == row.regime
     ]
-    if len(ratios) < ROWS_EACH:
+    if len(ratios) < FEWEST:
         return math.nan, math.nan
     return quantile(ratios, QUANTILES[0]), quantile(ratios, QUANTILES[1])
 
 
 def _sustained_held(outcome: BacktestOutcome, counted: Sequence[int]) -> dict[str, Any]:
-    """Return how far off predictions are that nothing is fitted for, and how many INTERVAL holds."""
-    ratios = [outcome.rows[at].measured / outcome.seconds["sustained"][at] for at in counted]
-    low, high = INTERVAL
-    inside = sum(low <= ratio <= high for ratio in ratios)
+    """Return how far off predictions are without a fit, and how many `plan`'s interval holds."""
+    ratios = [outcome.rows[at].measured / outcome.rows[at].found.seconds for at in counted]
+    spreads = [outcome.rows[at].row.machine.expected() for at in counted]
+    inside = sum(spread.low <= ratio <= spread.high for ratio, spread in zip(ratios, spreads))
     return {
         "rows": len(ratios),
         "q10": quantile(ratios, QUANTILES[0]),
+        "q50": quantile(ratios, 0.5),
         "q90": quantile(ratios, QUANTILES[1]),
-        "interval": list(INTERVAL),
         "share": inside / len(ratios) if ratios else math.nan,
     }
 
@@ -345,8 +398,10 @@ def _sweeps(outcome: BacktestOutcome, counted: Sequence[int]) -> list[dict[str, 
     for name, own in _by(counted, lambda at: outcome.rows[at].row.sweep).items():
         if len({outcome.rows[at].row.layout for at in own}) < SWEEP:
             continue
-        measured = [outcome.rows[at].measured for at in own]
-        predicted = [outcome.seconds["calibrated"][at] for at in own]
+        # of a token, since a column may name a sweep over batches
+        tokens = [outcome.rows[at].row.layout.tokens for at in own]
+        measured = [outcome.rows[at].measured / count for at, count in zip(own, tokens)]
+        predicted = [outcome.seconds["calibrated"][at] / count for at, count in zip(own, tokens)]
         best = min(measured)
         chosen = measured[min(range(len(own)), key=predicted.__getitem__)]
         row = outcome.rows[own[0]].row
@@ -373,7 +428,7 @@ def _memory(rows: Sequence[Predicted]) -> list[dict[str, Any]]:
             errors = [each.found.footprint.total / each.row.measured.memory_bytes - 1 for each in here]
             fitted = [each for each in here if each.row.fitted]
             held_out = [each for each in here if not each.row.fitted]
-            scale, more = _line(fitted) if not allocated and len(fitted) >= ROWS_EACH else (1.0, 0.0)
+            scale, more = _line(fitted) if not allocated and len(fitted) >= FEWEST else (1.0, 0.0)
             after = [
                 (scale * each.found.footprint.total + more) / each.row.measured.memory_bytes - 1
                 for each in held_out

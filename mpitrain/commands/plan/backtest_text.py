@@ -4,11 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mpitrain.commands.plan.fitted import ROWS_EACH, Constants, quantile
+from mpitrain.commands.plan.fitted import TERMS, Constants, quantile
 
 MODES = ("sheets", "sustained", "gpu", "calibrated")
 YARDSTICKS = ("flop rate", "sheet x factor")
 SWEEP = 8  # layouts at least
+SHOWN = 0.05  # of the logarithm of a term's factor
 
 
 def _percent(value: float) -> str:
@@ -31,9 +32,9 @@ def as_text(report: Mapping[str, Any], name: str) -> str:
         f"80 % intervals hold {_percent(held['share'])} % of {held['rows']} rows, "
         f"{_percent(held['median_width'])} % wide; bounds of unknown fields hold "
         f"{_percent(unknown['share'])} % of {unknown['rows']}",
-        f"sustained, nothing fitted: measured over predicted is {plain['q10']:.3f} at the 10 % quantile and "
-        f"{plain['q90']:.3f} at the 90 %; {plain['interval'][0]} to {plain['interval'][1]}, which mpitrain "
-        f"plan prints, hold {_percent(plain['share'])} % of {plain['rows']} rows",
+        f"nothing fitted: measured over predicted is {plain['q10']:.3f} at the 10 % quantile, "
+        f"{plain['q50']:.3f} in the median and {plain['q90']:.3f} at the 90 %; the interval that "
+        f"mpitrain plan prints holds {_percent(plain['share'])} % of {plain['rows']} rows",
         "",
         *_text_of_sweeps(report),
         "",
@@ -61,13 +62,15 @@ def _text_of_systems(report: Mapping[str, Any]) -> list[str]:
         medians = "".join(f"{_percent(each[mode]['median']):>11}" for mode in (*MODES, *YARDSTICKS))
         quantiles = " ".join(_percent(each["calibrated"][f"q{share}"]) for share in (10, 50, 90))
         constants = Constants(**each["constants"])
-        own = f"own {each['fitted_rows']}" if each["fitted_rows"] >= ROWS_EACH else "of its GPU"
+        own = f"own {each['fitted_rows']}" if each["fitted_rows"] else "of its GPU"
+        terms = [
+            f"{name} x{math.exp(term):.2f}" for name, term in zip(TERMS, constants.terms) if abs(term) > SHOWN
+        ]
         correlation = each["rank_correlation"]
         shown = "  -" if math.isnan(correlation) else f"{correlation:5.2f}"
         lines.append(
             f"{each['system'][:51]:<52}{each['calibrated']['rows']:>5}{medians}  {quantiles}  "
-            f"{shown}  {own}: x{constants.compute:.2f} net x{constants.network:.2g} "
-            f"+{1e3 * constants.overhead:.2g} ms"
+            f"{shown}  {' '.join([f'{own}: x{math.exp(constants.level):.2f}', *terms])}"
         )
     return lines
 
@@ -111,7 +114,7 @@ def _text_of_sweeps(report: Mapping[str, Any]) -> list[str]:
 
 
 def _text_of_memory(report: Mapping[str, Any]) -> list[str]:
-    lines = ["memory by formula: median, 90 %, with sign; then with two constants fitted:"]
+    lines = ["memory by formula (mem_gb in GiB): median, 90 %, with sign; then with two constants fitted:"]
     lines += [
         f"  {each['system']} ({each['definition']}, {each['rows']} rows): "
         f"{_percent(each['median']).strip()} %, {_percent(each['p90']).strip()}, "

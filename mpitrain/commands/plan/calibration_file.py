@@ -14,9 +14,8 @@ import tomli_w
 
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, replacing, shown
-from mpitrain.plan.predict.step_time.machine import MOST_BYTES, Figure, MachineFile
+from mpitrain.plan.predict.step_time.machine import CALIBRATED, MOST_BYTES, Figure, MachineFile
 
-CALIBRATED = "; calibrated"  # behind the source that a figure had before
 MOST_NAME = 150  # characters of a machine's name that are kept
 MOST_COMMENTS = 200  # lines that are kept, the newest
 

@@ -1,70 +1,164 @@
-"""Constants of a system, fitted to few published steps: never more than one for each four rows.
+"""Constants of a system, fitted to published steps: how much longer each term of a step takes.
 
-    1 compute   every second of a step, a factor: the median of measured over predicted
-    2 network   seconds that wait for messages, another factor
-    3 overhead  seconds of a microbatch's blocks that no work explains: launches, stragglers
+    level     every second of a step
+    terms     products, attention, memory, launches, links inside nodes and between them
 
-Each begins from those of the GPU type, which come from other systems' rows.
+Each is a logarithm, near what it began with by a prior (a ridge): few steps move the level alone,
+many tell terms apart. How a step's seconds are made of terms is what it gains where one of them
+is faster.
 """
 
 import math
-import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-ROWS_EACH = 4
-NETWORKS = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-OVERHEADS = (0.0, 2e-4, 5e-4, 1e-3, 2e-3, 4e-3)  # s of a block and microbatch
-# what a further constant must gain of the mean error, for a factor of 2 from where it began
-HELD = 0.02
+import msgspec
+import numpy as np
+
+from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import CALIBRATED, Figure, MachineFile, MachineRates
+from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.plan.predict.step_time.step_model import StepModel
+
+TERMS = ("products", "attention", "memory", "launches", "inside", "between")
+# how far constants of one system are from those of the GPU type: of level and terms, in logarithms
+PRIOR = (0.2, 0.1, 0.2, 0.2, 0.5, 0.3, 0.3)
+OF_A_STEP = 0.05  # measured again it differs by as much (4 % in published steps)
+OF_A_MODEL = 0.1  # that steps of one model have in common
+OTHER_REGIME = 6.0  # times as much for steps of other numbers, or with experts
+CLEAR = 1.5  # deviations from which a step counts less
+ROUNDS = 6
+SLOWER = 1.1  # a term, to see what a step takes with it
 
 
 class Constants(NamedTuple):
-    compute: float = 1.0
-    network: float = 1.0
-    overhead: float = 0.0
-    num_rows: int = 0
+    """level, terms: logarithms of how much longer they take. num_rows: that they were fitted to."""
 
-    @property
-    def number(self) -> int:
-        return int(self.compute != 1.0) + int(self.network != 1.0) + int(self.overhead != 0.0)
+    level: float = 0.0
+    terms: tuple[float, ...] = (0.0,) * len(TERMS)
+    num_rows: int = 0
 
 
 class Sample(NamedTuple):
-    """A step: predicted seconds that compute and that wait for messages; blocks walked; what was measured."""
+    """A step. seconds: predicted. shares: of terms. model, regime: whose steps are alike."""
 
-    computing: float
-    sending: float
-    walks: float
+    seconds: float
+    shares: tuple[float, ...]
     measured: float
+    model: str = ""
+    regime: str = ""
 
     def at(self, constants: Constants) -> float:
-        explained = self.computing + constants.overhead * self.walks
-        return constants.compute * (explained + constants.network * self.sending)
+        longer = sum(share * math.expm1(term) for share, term in zip(self.shares, constants.terms))
+        return self.seconds * math.exp(constants.level) * (1 + longer)
 
 
 NOTHING = Constants()
 
 
-def fit(samples: Sequence[Sample], start: Constants = NOTHING) -> Constants:
-    """Return the constants of some steps, as many as their number allows; `start` where there are too few."""
-    allowed = len(samples) // ROWS_EACH
-    if not allowed:
+def _slower(machine: MachineRates) -> Mapping[str, MachineRates]:
+    """Return a machine with each term slower by SLOWER."""
+    links = machine.inside_latency_s * SLOWER, machine.pair_latency_s * SLOWER
+    products = {name: rate / SLOWER for name, rate in machine.products.items()}
+    change: Callable[..., MachineRates] = machine._replace
+    return {
+        "products": change(products=products),
+        "attention": change(
+            attention_forward=machine.attention_forward / SLOWER,
+            attention_backward=machine.attention_backward / SLOWER,
+        ),
+        "memory": change(
+            memory_bandwidth=machine.memory_bandwidth / SLOWER, memory_passes=machine.memory_passes / SLOWER
+        ),
+        "launches": change(launch_s=machine.launch_s * SLOWER),
+        "inside": change(
+            inside=machine.inside / SLOWER, pair=machine.pair / SLOWER,
+            inside_latency_s=links[0], pair_latency_s=links[1],
+        ),
+        "between": change(
+            between=machine.between / SLOWER, between_latency_s=machine.between_latency_s * SLOWER
+        ),
+    }  # fmt: skip
+
+
+def shares_of(model: StepModel, layout: StepLayout, machine: MachineRates) -> tuple[float, ...]:
+    """Return the share of each term in a step's seconds; what is left of 1 no term explains."""
+    whole = predict_step(model, layout, machine, play=False).seconds
+    slower = _slower(machine)
+    longer = [predict_step(model, layout, slower[term], play=False).seconds / whole for term in TERMS]
+    found = [max(0.0, ratio - 1) / (SLOWER - 1) for ratio in longer]
+    total = max(1.0, sum(found))
+    return tuple(share / total for share in found)
+
+
+def fit(samples: Sequence[Sample], start: Constants = NOTHING, regime: str = "") -> Constants:
+    """Return the constants of steps of a regime, near `start`, which few leave as it is."""
+    if not samples:
         return start
-    networks = NETWORKS if allowed > 1 else (1.0,)
-    overheads = OVERHEADS if allowed > 2 else (start.overhead / max(start.compute, 1e-9),)
-    best, least = start, math.inf
-    for factor in networks:
-        for overhead in overheads:
-            tried = start._replace(network=start.network * factor, overhead=overhead, compute=1.0)
-            ratios = [math.log(each.measured / each.at(tried)) for each in samples]
-            middle = statistics.median(ratios)
-            error = statistics.mean(abs(ratio - middle) for ratio in ratios)
-            error += HELD * abs(math.log2(factor)) + HELD * (overhead > 0)
-            if error < least - 1e-12:
-                best = tried._replace(compute=math.exp(middle), num_rows=len(samples))
-                least = error
-    return best
+    shares = np.array([sample.shares for sample in samples])
+    wanted = np.log([sample.measured / sample.seconds for sample in samples])
+    of_model = Counter(sample.model for sample in samples)
+    spread = np.array([_spread(sample, of_model, regime) for sample in samples])
+    begin = np.array([start.level, *start.terms])
+    prior = np.diag(1 / np.square(PRIOR))
+    found = begin.copy()
+    for _ in range(ROUNDS):  # Gauss and Newton; what is far off counts by Huber's weights
+        parts = shares * np.exp(found[1:])
+        whole = parts.sum(axis=1) + 1 - shares.sum(axis=1)
+        slopes = np.column_stack([np.ones(len(samples)), parts / whole[:, None]])
+        left = wanted - found[0] - np.log(whole)
+        far = np.minimum(1.0, CLEAR * spread / np.maximum(np.abs(left), 1e-12))
+        weights = far / np.square(spread)
+        hessian = prior + slopes.T @ (weights[:, None] * slopes)
+        gradient = prior @ (begin - found) + slopes.T @ (weights * left)
+        found = found + np.linalg.solve(hessian, gradient)
+    return Constants(float(found[0]), tuple(map(float, found[1:])), len(samples))
+
+
+def _spread(sample: Sample, of_model: Mapping[str, int], regime: str) -> float:
+    alike = math.hypot(OF_A_STEP, OF_A_MODEL * math.sqrt(of_model[sample.model]))
+    return alike * (OTHER_REGIME if regime and sample.regime != regime else 1.0)
+
+
+def calibrated(machine: MachineFile, constants: Constants, kernel: str, source: str) -> MachineFile:
+    """Return a machine whose figures have the constants in them.
+
+    kernel: of the steps' attention, which is now what `forward` and `backward` mean. source: who
+    says so.
+    """
+    slower = {term: math.exp(constants.level + log) for term, log in zip(TERMS, constants.terms)}
+
+    def of(figure: Figure, term: str) -> Figure:
+        sustained = float(f"{min(figure.peak, figure.sustained / slower[term]):.4g}")
+        words = f"{figure.sustained_source}{CALIBRATED} {source}"
+        return msgspec.structs.replace(figure, sustained=sustained, sustained_source=words)
+
+    def all_of(figures: Mapping[str, Figure], term: str) -> dict[str, Figure]:
+        return {name: of(figure, term) for name, figure in figures.items()}
+
+    def later(seconds: float, term: str) -> float:
+        return min(1.0, float(f"{seconds * slower[term]:.4g}"))
+
+    attention = dict(machine.attention)
+    for way in ("forward", "backward"):
+        attention[way] = attention.get(f"{way}_{kernel}", attention[way])
+    replace = msgspec.structs.replace
+    links = replace(
+        machine.links, inside=of(machine.links.inside, "inside"),
+        between=of(machine.links.between, "between"),
+        inside_latency_s=later(machine.links.inside_latency_s, "inside"),
+        between_latency_s=later(machine.links.between_latency_s, "between"),
+    )  # fmt: skip
+    if links.pair is not None and links.pair_latency_s is not None:
+        links = replace(
+            links, pair=of(links.pair, "inside"), pair_latency_s=later(links.pair_latency_s, "inside")
+        )
+    return replace(
+        machine, name=f"{machine.name[:150]}, calibrated", aliases=[], links=links,
+        products=all_of(machine.products, "products"), attention=all_of(attention, "attention"),
+        memory=all_of(machine.memory, "memory"), launch_s=later(machine.launch_s, "launches"),
+    )  # fmt: skip
 
 
 def quantile(values: Sequence[float], share: float) -> float:

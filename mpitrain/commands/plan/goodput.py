@@ -14,6 +14,11 @@ from mpitrain.plan.predict.step_time.step_model import StepModel
 
 SAVE_BYTES = 12  # of a parameter in a checkpoint: fp32 weight and two moments
 SAVE_RATE = 1e9  # bytes/s that a node writes, a guess until they are measured
+# bytes/s that a file system sustains of all nodes together, a guess; Llama 3's did 2e12
+# (arXiv:2407.21783, section 3.3.1)
+STORAGE_RATE = 2e11
+LEAST_EVERY_S = 300.0  # between saves: more often is nobody's practice
+MOST_WRITING = 0.2  # of the time: what storage sustains beside its other users
 COPY_RATE = 2e10  # bytes/s from a GPU to its host, a guess until they are measured
 RESTART_S = 600.0  # until a failed job is started again, a guess
 # between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
@@ -68,7 +73,8 @@ def save_times(
     rate, source = machine.storage_write or SAVE_RATE, GUESS
     if machine.storage_write:
         source = f"by storage.write of {machine.name}"
-    took = SAVE_BYTES * model.num_parameters / (rate * _nodes(layout, machine))
+    together = rate * _nodes(layout, machine)
+    took = SAVE_BYTES * model.num_parameters / min(together, max(STORAGE_RATE, machine.storage_write))
     if stated_s:
         return SaveTimes(
             max(took, stated_s), stated_s, source if took >= stated_s else "as stated", "as stated"
@@ -95,10 +101,8 @@ def goodput(
     """
     steps = math.ceil(tokens / layout.tokens)
     mtbf = 3600 * hours / _nodes(layout, machine)
-    every = math.sqrt(2 * save.stall_s * mtbf)
-    late = 0.0
-    if save.in_background:  # what is still being written is lost, too
-        every, late = max(every, save.took_s), save.took_s
+    every = max(math.sqrt(2 * save.stall_s * mtbf), LEAST_EVERY_S, save.took_s / MOST_WRITING)
+    late = save.took_s if save.in_background else 0.0  # what is still being written is lost, too
     restart = RESTART_S + machine.start_s + save.took_s  # the checkpoint is read as fast as it is written
     lost = save.stall_s / every + (every / 2 + late + restart) / mtbf
     took = steps * seconds

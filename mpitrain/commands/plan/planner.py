@@ -7,12 +7,12 @@ import json
 import math
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpitrain import config as settings
 from mpitrain.commands.output_file import require_file, write
-from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.candidates import FixedKeys, SearchSpace, fixed_keys
 from mpitrain.commands.plan.explained import (
     balance,
@@ -24,7 +24,8 @@ from mpitrain.commands.plan.explained import (
 )
 from mpitrain.commands.plan.goodput import NODE_HOURS, Goodput, SaveTimes, goodput, save_times
 from mpitrain.commands.plan.of_config import expert_load_of, model_of
-from mpitrain.commands.plan.search import REFUSED, Candidate, SearchResult, searches
+from mpitrain.commands.plan.plan_variants import ScalingPoint, WhatIf, layouts_csv, scaling_text
+from mpitrain.commands.plan.search import REFUSED, SLACK, Candidate, SearchResult, search, searches
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config, LoadedConfig
@@ -43,12 +44,18 @@ from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
 from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_of
 from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, recompute_of
+from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step import hfu, mfu
 from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.training.run_plan import beginning
 
 SAVED = 0.05  # of a rank's memory: what recomputation must save to be worth a line
 CHECKED = 6  # of the best that are planned as a run would be
+PLANNED = 3  # times as many as are wanted, where memory refuses what formulas let pass
+EQUAL = 0.02  # of a step: layouts that differ by less are as fast
+FULL = 0.95  # of the limit: memory that is nearly full
+DOUBLED = 6  # times that ranks are doubled to see whether something fits
+ALIKE = 0.95  # of memory over its formula: what layouts of a kind have alike
 TOKENS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 # of what is chosen also with the value of its default, so that another default changes nothing
 ALWAYS_WRITTEN = (
@@ -62,9 +69,10 @@ OFFLOADED = 'nothing fits without memory.offload = "optimizer"'
 class PlanRequest(NamedTuple):
     """What was asked.
 
-    machine, memory_gb: go before run.machine and memory.limit_gb; "" and 0: not given. tokens: of a
-    training, as it was typed. node_ranks: that are on a node, 0 for the machine's. save_s: that a
-    save stops training, 0: predicted.
+    machine, memory_gb: go before run.machine and memory.limit_gb; "" and 0: not given. tokens: of
+    a training, as it was typed. node_ranks: that are on a node, 0 for the machine's. save_s: that
+    a save stops training, 0: predicted. price: of a rank's hour, 0: not asked. all: a CSV of all
+    layouts. changed: figures of the machine that are others.
     """
 
     config: str | None
@@ -81,6 +89,9 @@ class PlanRequest(NamedTuple):
     timeline: str | None = None
     node_ranks: int = 0
     save_s: float = 0.0
+    price: float = 0.0
+    all: str | None = None
+    changed: tuple[WhatIf, ...] = ()
 
     def read(self) -> LoadedConfig:
         """Return the configuration with the model of model.init and the options. Raises ConfigError."""
@@ -103,13 +114,58 @@ class RunnableLayout(NamedTuple):
     def config(self) -> Config:
         return self.candidate.config
 
+    def expected(self, rates: MachineRates) -> Candidate:
+        """Return the layout with the seconds that a machine's steps take in the median."""
+        return self.candidate._replace(found=self.candidate.found.times(rates.spread.middle))
+
 
 def make_plan(asked: PlanRequest) -> str:
     """Return the answer as text or JSON; write the best configuration. Raises as find_layouts() does."""
     answer = find_layouts(asked)
     if asked.json:
         return json.dumps(finite(answer.as_tree()), indent=1, allow_nan=False)
-    return answer.as_text()
+    if not asked.changed:
+        return answer.as_text()
+    return "\n".join([answer.as_text(), "", _against_unchanged(asked, answer)])
+
+
+def _against_unchanged(asked: PlanRequest, answer: "PlanAnswer") -> str:
+    """Say what a machine with other figures changes."""
+    names = ", ".join(each.describe() for each in asked.changed)
+    try:
+        before = find_layouts(asked._replace(changed=(), out=None, all=None, timeline=None)).chosen[0]
+    except ConfigError as error:
+        return f"what if {names}: something fits. Without, {error.args[0]}"
+    old, new = (each.expected(answer.rates) for each in (before, answer.chosen[0]))
+    times = old.found.seconds / new.found.seconds
+    same = "the same layout" if old.layout == new.layout else f"instead of {old.layout.describe()}"
+    return (
+        f"what if {names}: {new.found.seconds:.3g} s a step, not {old.found.seconds:.3g}, "
+        f"{times:.2f} times as fast; {same}"
+    )
+
+
+def scaling(asked: PlanRequest, counts: Sequence[int]) -> str:
+    """Return the best layout of each number of ranks, as lines or JSON. Raises ConfigError."""
+    points = []
+    for count in counts:
+        try:
+            answer = find_layouts(asked._replace(ranks=count, top=1))
+        except ConfigError as error:
+            points.append(ScalingPoint(count, None, why=error.args[0]))
+            continue
+        best = answer.chosen[0]
+        layout, step, _ = best.expected(answer.rates)
+        low, high = answer.between(best)
+        used = mfu(answer.model, layout, answer.rates, step.seconds)
+        points.append(ScalingPoint(count, layout, step.seconds, (low, high), used))
+    if not asked.json:
+        return scaling_text(points)
+    tree = [
+        {**each._asdict(), "layout": each.layout and each.layout._asdict(), "tokens_per_s": each.tokens_per_s}
+        for each in points
+    ]
+    return json.dumps(finite({"scaling": tree}), indent=1, allow_nan=False)
 
 
 def find_layouts(asked: PlanRequest) -> "PlanAnswer":
@@ -117,12 +173,13 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
 
     Raises ConfigError if none fits.
     """
-    if asked.out is not None:
-        require_file("--out", asked.out)
+    _require_files(asked)
     loaded = asked.read()
     given, origins = loaded
     limit = _limit(given, asked)
     rates = rates_of(given, asked.node_ranks)._replace(memory_bytes=limit.num_bytes)
+    rates, limit = _changed(rates, limit, asked.changed)
+    _refuse_type(given, rates)
     tokens = _tokens(asked.tokens)
     with Waiting("mpitrain plan"):
         model = model_of(given)
@@ -139,13 +196,48 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
             found = offloaded if chosen else found
             notes += [OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {NOT_IN_THE_TIMES}"] * bool(chosen)
     if not chosen:
-        raise _nothing_fits(model, space, found, limit, refusal)
+        fits = _what_fits(model, space, limit) if found.refused["memory"] else ""
+        raise _nothing_fits(model, space, found, limit, refusal, fits)
+    if asked.all is not None:
+        write("--all", asked.all, layouts_csv(found.every, rates.spread.middle).encode())
     if asked.out is not None:
         write("--out", asked.out, _written(loaded, chosen[0], tokens, asked.out).encode())
     if asked.timeline is not None:
         layout = chosen[0].candidate.layout
         write_timeline(asked.timeline, predict_timeline(model, layout, rates), layout.describe())
     return PlanAnswer(asked, model, rates, found, chosen, limit.usable, notes, tokens, space.fixed)
+
+
+def _changed(
+    rates: MachineRates, limit: MemoryLimit, changed: tuple[WhatIf, ...]
+) -> tuple[MachineRates, MemoryLimit]:
+    """Return a machine with other figures, and what a rank of it may hold."""
+    for each in changed:
+        rates = each.on(rates)
+    if rates.memory_bytes == limit.num_bytes:
+        return rates, limit
+    return rates, limit._replace(total_bytes=rates.memory_bytes * limit.ranks)
+
+
+def _require_files(asked: PlanRequest) -> None:
+    """Raise ConfigError for files that can't be written."""
+    if asked.out is not None:
+        require_file("--out", asked.out)
+    if asked.all is not None:
+        require_file("--all", asked.all, (".csv",))
+
+
+def _refuse_type(given: Config, rates: MachineRates) -> None:
+    """Raise ConfigError for a type of numbers that a GPU's products don't have.
+
+    Those of 16 bits are as fast as each other where there is bf16.
+    """
+    compute = given.precision.compute
+    if rates.on_gpu and compute in ("bf16", "fp8") and compute not in rates.products:
+        raise ConfigError(
+            f"precision.compute = {json.dumps(compute)}: found no products.{compute} of {rates.name}; needed "
+            f"one of {', '.join(rates.products)}, or its rate in the machine's file"
+        )
 
 
 def _limit(given: Config, asked: PlanRequest) -> MemoryLimit:
@@ -204,9 +296,17 @@ def _may_offload(given: LoadedConfig, rates: MachineRates) -> bool:
 
 
 def _nothing_fits(
-    model: StepModel, space: SearchSpace, found: SearchResult, limit: MemoryLimit, refusal: str
+    model: StepModel,
+    space: SearchSpace,
+    found: SearchResult,
+    limit: MemoryLimit,
+    refusal: str,
+    fits: str,
 ) -> ConfigError:
-    """Return the error of a search that left nothing. refusal: what a run's plan says of the first one."""
+    """Return the error of a search that left nothing.
+
+    refusal: what a run's plan says of the first one. fits: what would fit, in words.
+    """
     why = binding(found.refused, found.tried, limit.usable, is_empty=True)
     if found.refused["memory"] and not limit.on_gpu:
         why += f" as a process, which takes {BEFORE_A_MODEL / 1e9:.2g} GB before it has a model"
@@ -219,8 +319,28 @@ def _nothing_fits(
         why += f" (of the first: {found.example})"
     return ConfigError(
         f"{model.name} on {space.ranks} ranks of {space.machine.name}: {why}; fixed: "
-        f"{_named(space.fixed) or 'nothing'}; change what is fixed, --ranks, --memory or batch.global"
+        f"{_named(space.fixed) or 'nothing'}; "
+        f"{fits or 'change what is fixed, --ranks, --memory or batch.global'}"
     )
+
+
+def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
+    """Say with how much memory, and on how many ranks, something would fit, by formulas."""
+    every = search(model, space, math.inf, leanest=True).every
+    least = min((each.held for each in every if each.held), default=0)
+    if not least:
+        return ""
+    words = [f"ranks of about {1.1 * least / 1e9:.3g} GB"]
+    batch = space.given.batch.global_
+    for doublings in range(1, DOUBLED + 1):
+        ranks = space.ranks << doublings
+        larger = batch * max(1, -(-ranks // max(batch, space.ranks)))
+        given = settings.with_values(space.given, {"batch.global_": larger})
+        wider = space._replace(ranks=ranks, given=given)
+        if search(model, wider, limit.of_tensors / SLACK, leanest=True).ranked:
+            words.append(f"about {ranks:,} ranks" + f" with batch.global = {larger}" * (larger != batch))
+            break
+    return f"by formulas it would fit with {', or '.join(words)}"
 
 
 def _named(fixed: FixedKeys) -> str:
@@ -292,29 +412,97 @@ def _chosen(
     Further layouts are planned until some fit; those that don't are counted, and put into `unfit`.
     With them comes what a run says of the first that it refuses, if it refuses any.
     """
-    chosen: list[RunnableLayout] = []
-    refusal = ""
-    for number, each in enumerate(found.ranked):
-        if len(chosen) >= min(asked.top, CHECKED) or (number >= 2 * CHECKED and chosen):
+    choice = _FittingLayouts(found, asked.top, space, limit, unfit)
+    for batch, after in found.more:
+        for each in batch:
+            choice.add(each)
+        if choice.is_enough and choice.best <= after:
             break
+    return _ordered(choice.chosen, space.machine, limit.usable)[: asked.top], choice.refusal
+
+
+class _FittingLayouts:
+    """Layouts that fit, by the run's own plan. refusal: what a run says of the first that it refuses."""
+
+    def __init__(
+        self, found: SearchResult, top: int, space: SearchSpace, limit: MemoryLimit, unfit: set[StepLayout]
+    ):
+        self.chosen: list[RunnableLayout] = []
+        self.refusal = ""
+        self._refused, self._unfit = found.refused, unfit
+        self._top, self._space, self._limit = top, space, limit
+        self._larger: dict[Any, float] = {}  # than formulas say, by kind of layout
+        self._num_planned = 0
+
+    @property
+    def best(self) -> float:
+        return min((each.candidate.found.seconds for each in self.chosen), default=math.inf)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether further layouts count only if they are as fast as the best."""
+        most = PLANNED * max(self._top, CHECKED)
+        return len(self.chosen) >= self._top or bool(self.chosen and self._num_planned >= most)
+
+    def add(self, each: Candidate) -> None:
+        """Plan a layout as a run would, unless enough are as fast; count it as refused, or choose it."""
+        equal = each.found.seconds <= (1 + EQUAL) * self.best
+        several = len(self.chosen) >= max(self._top, CHECKED)
+        if self.is_enough and (several or not equal) and each.found.seconds >= self.best:
+            return
+        held = self._held(each)
+        if held is None:
+            return
+        layout, usable = each.layout, self._limit.usable
+        if held > usable:
+            self._refused["memory"] += 1
+            self._unfit.add(layout)
+        elif any(_saves_little(each, other, other.held - held, usable) for other in self.chosen):
+            self._refused["what is slower and saves little memory"] += 1
+        else:
+            self.chosen.append(RunnableLayout(each, int(held)))
+
+    def _held(self, each: Candidate) -> float | None:
+        """Return the bytes of a layout's fullest rank, None if a run refuses it.
+
+        Where its formula, times what others of its kind hold over theirs, is too much, that is told.
+        """
+        layout = each.layout
+        kind = layout.schedule, layout.recompute, layout.regathers, layout.zero
+        by_formula = each.found.footprint.total
+        if by_formula * self._larger.get(kind, 0.0) > self._limit.usable:
+            return by_formula * self._larger[kind]
+        self._num_planned += 1
         try:
-            held = _held(each, space, limit)
+            held = _held(each, self._space, self._limit)
         except MpitrainError as error:
-            found.refused[REFUSED] += 1
-            refusal = refusal or error.args[0]
-            continue
-        if held > limit.usable:
-            found.refused["memory"] += 1
-            unfit.add(each.layout)
-            continue
-        if any(_saves_little(each, other, other.held - held, limit.usable) for other in chosen):
-            found.refused["what is slower and saves little memory"] += 1
-            continue
-        chosen.append(RunnableLayout(each, held))
-    return chosen, refusal
+            self._refused[REFUSED] += 1
+            self.refusal = self.refusal or error.args[0]
+            return None
+        if held > self._limit.usable:
+            self._larger[kind] = min(ALIKE * held / by_formula, self._larger.get(kind, math.inf))
+        return held
 
 
-def _saves_little(each: Candidate, other: RunnableLayout, saved: int, limit: float) -> bool:
+def _ordered(chosen: list[RunnableLayout], rates: MachineRates, limit: float) -> list[RunnableLayout]:
+    """Return layouts by time; of those that are as fast as the first, the simplest first.
+
+    Before it comes what leaves memory, and what keeps its axes inside nodes.
+    """
+    best = min((each.candidate.found.seconds for each in chosen), default=0.0)
+
+    def order(each: RunnableLayout) -> tuple[Any, ...]:
+        layout, step = each.candidate.layout, each.candidate.found
+        if step.seconds > (1 + EQUAL) * best:
+            return (True, step.seconds)
+        groups = groups_of(layout, rates)
+        far = sum(groups[axis].nodes > 1 for axis in ("tp", "cp", "etp", "ep"))
+        return (False, each.held > FULL * limit, far, each.candidate.complexity, step.seconds)
+
+    return sorted(chosen, key=order)
+
+
+def _saves_little(each: Candidate, other: RunnableLayout, saved: float, limit: float) -> bool:
     """Return whether a layout is a faster one with more or less recomputation, for which no memory asks."""
     faster = other.candidate.layout
     alike = each.layout._replace(recompute=faster.recompute, regathers=faster.regathers) == faster
@@ -371,7 +559,8 @@ class PlanAnswer(NamedTuple):
         }
 
     def _tree_of(self, each: RunnableLayout) -> dict[str, Any]:
-        layout, step = each.candidate.layout, each.candidate.found
+        layout, step, _ = each.expected(self.rates)
+        between = self.between(each)
         return {
             "layout": {
                 **layout._asdict(),
@@ -380,14 +569,20 @@ class PlanAnswer(NamedTuple):
                 "expert_load": load_of_fullest(layout, self.rates),
             },
             "seconds": step.seconds,
-            "interval_s": [bound * step.seconds for bound in INTERVAL],
+            "interval_s": between,
             "tokens_per_s": layout.tokens / step.seconds,
             "mfu": mfu(self.model, layout, self.rates, step.seconds),
+            "mfu_interval": [mfu(self.model, layout, self.rates, bound) for bound in reversed(between)],
             "hfu": hfu(self.model, layout, self.rates, step.seconds),
             "parts_s": parts_of(step),
             "held_bytes": each.held,
             "memory_limit_bytes": self.limit,
         }
+
+    def between(self, each: RunnableLayout) -> list[float]:
+        """Return between which seconds four steps of five are expected."""
+        spread = self.rates.spread
+        return [bound * each.candidate.found.seconds for bound in (spread.low, spread.high)]
 
     def _advice(self) -> list[str]:
         best = self.chosen[0]
@@ -400,12 +595,12 @@ class PlanAnswer(NamedTuple):
         return save_times(self.model, best.candidate.layout, self.rates, blocking, self.asked.save_s)
 
     def _training(self) -> Goodput:
-        best = self.chosen[0].candidate
+        best = self.chosen[0].expected(self.rates)
         hours = self.asked.node_hours
         return goodput(best.layout, self.rates, best.found.seconds, self.tokens, hours, self._save())
 
     def as_text(self) -> str:
-        best = self.chosen[0].candidate
+        best = self.chosen[0].expected(self.rates)
         lines = [
             f"{self.model.name}: {self.model.num_parameters / 1e9:.4g} billion parameters, "
             f"{self.model.num_active / 1e9:.4g} active; {self.asked.ranks} ranks of "
@@ -414,13 +609,13 @@ class PlanAnswer(NamedTuple):
             *self.notes,
             binding(self.found.refused, self.found.tried, self.limit, is_empty=False),
             "",
-            f"      s/step  {INTERVAL[0]}-{INTERVAL[1]} x it   MFU   HFU  GB/rank  layout",
+            "      s/step   4 of 5 in     MFU   4 of 5   HFU  GB/rank  layout",
             *(self._line(number, each) for number, each in enumerate(self.chosen, start=1)),
             "",
             self._parts(best),
             *self._load(best.layout),
             *(
-                f"{number}. {why_lost(best, each.candidate)}"
+                f"{number}. {why_lost(best, each.expected(self.rates))}"
                 for number, each in enumerate(self.chosen[1:], start=2)
             ),
             *self._rules(best),
@@ -433,19 +628,23 @@ class PlanAnswer(NamedTuple):
         if self.asked.out is not None:
             command = f"mpirun -n {self.asked.ranks} mpitrain run {as_argument(self.asked.out)}"
             lines += ["", f"written to {shown(self.asked.out)}: {command}"]
+        if self.asked.all is not None:
+            lines += ["", f"all {self.found.tried} layouts are written to {shown(self.asked.all)}"]
         if self.asked.timeline is not None:
             lines += ["", f"the first one's step is written to {shown(self.asked.timeline)}"]
         return "\n".join(lines)
 
     def _line(self, number: int, each: RunnableLayout) -> str:
-        layout, step = each.candidate.layout, each.candidate.found
-        low, high = (bound * step.seconds for bound in INTERVAL)
+        layout, step, _ = each.expected(self.rates)
+        low, high = self.between(each)
         used = [100 * of(self.model, layout, self.rates, step.seconds) for of in (mfu, hfu)]
+        least, most = (100 * mfu(self.model, layout, self.rates, bound) for bound in (high, low))
         held = each.held / 1e9
-        full = "  nearly full" if each.held > 0.95 * self.limit else ""
+        memory = f"{held:.1f}" if held >= 1 else f"{held:.2g}"
+        full = "  nearly full" if each.held > FULL * self.limit else ""
         return (
-            f"{number:>2}.{step.seconds:>9.3g}  {low:>5.3g}-{high:<6.3g}{used[0]:>7.1f} "
-            f"{used[1]:>5.1f} {f'{held:.1f}' if held >= 1 else f'{held:.2g}':>7}   {layout.describe()}{full}"
+            f"{number:>2}.{step.seconds:>9.3g}  {low:>5.3g}-{high:<6.3g}{used[0]:>6.1f}  "
+            f"{least:>3.0f}-{most:<3.0f}{used[1]:>6.1f} {memory:>7}   {layout.describe()}{full}"
         )
 
     def _rules(self, best: Candidate) -> list[str]:
@@ -461,7 +660,11 @@ class PlanAnswer(NamedTuple):
         words = ", ".join(
             f"{name} {100 * took / best.found.seconds:.1f} %" for name, took in parts.items() if took > 0
         )
-        return f"the first one's step, slowest pipeline rank: {words} (axes: time waiting for their messages)"
+        daily = 86400 * best.layout.tokens / best.found.seconds
+        return (
+            f"the first one's step, slowest pipeline rank: {words} (axes: time waiting for their messages); "
+            f"{_short(daily)} tokens a day"
+        )
 
     def _load(self, layout: StepLayout) -> list[str]:
         """Say with which load of experts the first one is predicted."""
@@ -474,19 +677,34 @@ class PlanAnswer(NamedTuple):
     def _text_of_training(self) -> str:
         found = self._training()
         hours = "GPU-hours" if self.rates.on_gpu else "rank-hours"
+        spread = self.rates.spread
+        bounds = spread.low / spread.middle, spread.high / spread.middle
+
+        def within(value: float) -> str:
+            low, high = (_few_digits(bound * value) for bound in bounds)
+            return f"{_few_digits(value)} ({low} to {high})"
+
         words = (
-            f"{self.asked.tokens} tokens: {found.steps:,} steps, {_few_digits(found.days)} days, "
-            f"{_few_digits(found.gpu_hours)} {hours} without failures; with one of a node each "
-            f"{self.asked.node_hours:,.0f} h "
+            f"{self.asked.tokens} tokens: {found.steps:,} steps, {within(found.days)} days, "
+            f"{within(found.gpu_hours)} {hours} without failures"
         )
+        if self.asked.price:
+            words += f", {within(self.asked.price * found.gpu_hours)} at {self.asked.price:g} an hour"
+        words += f"; with one of a node each {self.asked.node_hours:,.0f} h "
         if not found.share:
             return words + "no time is left between failures and saves"
-        every = found.save_every_s
-        interval = f"{every / 60:,.0f} minutes" if every >= 120 else f"{every:.0f} s"
         return (
-            f"{words}and {self._save().describe()} every {interval} "
-            f"{100 * found.share:.1f} % of the time trains: {_few_digits(found.days / found.share)} days"
+            f"{words}and {self._save().describe()} every {found.save_every_s / 60:,.0f} minutes "
+            f"{100 * found.share:.1f} % of the time trains: {within(found.days / found.share)} days"
         )
+
+
+def _short(number: float) -> str:
+    """Return a number with three digits and its thousands as a letter or word."""
+    for size, word in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
+        if number >= size:
+            return f"{number / size:.3g}{word}"
+    return f"{number:,.0f}"
 
 
 def _few_digits(value: float) -> str:

@@ -19,7 +19,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.layout import require_possible
-from mpitrain.plan.predict.step_time.machine import MachineFile, known_machine
+from mpitrain.plan.predict.step_time.machine import MachineFile, find_machine, known_machine
 from mpitrain.plan.predict.step_time.step import recomputed_flops
 from mpitrain.plan.predict.step_time.step_model import StepModel
 
@@ -89,19 +89,23 @@ class Refused(NamedTuple):
     incomplete: bool  # else it contradicts itself
 
 
-def read_rows(path: str) -> tuple[list[Row], list[Refused]]:
-    """Read a CSV of published steps. Raises ConfigError for a file that is none."""
+def read_rows(path: str, machine: str = "") -> tuple[list[Row], list[Refused]]:
+    """Read a CSV of published steps. Raises ConfigError for a file that is none.
+
+    machine: a name or a machine's file, for rows whose gpu_type is empty or names it.
+    """
+    own = find_machine(machine) if machine else None
     try:
         text = read_text(path, MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"{shown(path)}: {error.strerror}; give a CSV file of published steps") from None
     try:
-        return _rows(path, csv.DictReader(io.StringIO(text)))
+        return _rows(path, csv.DictReader(io.StringIO(text)), own)
     except csv.Error as error:  # a field of more than 131,072 characters
         raise ConfigError(f"{shown(path)}: {shown(error)}; give a CSV file of published steps") from None
 
 
-def _rows(path: str, reader: csv.DictReader) -> tuple[list[Row], list[Refused]]:
+def _rows(path: str, reader: csv.DictReader, own: MachineFile | None) -> tuple[list[Row], list[Refused]]:
     if (columns := len(reader.fieldnames or ())) > MOST_COLUMNS:
         raise ConfigError(
             f"{shown(path)}: found {columns:,} columns, at most {MOST_COLUMNS:,} are read; leave some out"
@@ -122,18 +126,25 @@ def _rows(path: str, reader: csv.DictReader) -> tuple[list[Row], list[Refused]]:
         fields = {key: (value or "").strip() for key, value in raw.items() if isinstance(key, str)}
         name = fields.get("id") or f"line {number}"
         try:
-            rows.append(_row(name, fields))
+            rows.append(_row(name, fields, own))
         except ConfigError as error:
             refused.append(Refused(name, fields["system"], error.args[0], isinstance(error, Incomplete)))
     return rows, refused
 
 
-def _row(name: str, fields: Mapping[str, str]) -> Row:
+def _machine(gpu: str, own: MachineFile | None) -> MachineFile:
+    """Return the machine of a row: `own` where it names that or none. Raises ConfigError."""
+    if own is not None and (not gpu or gpu.lower() in {name.lower() for name in (own.name, *own.aliases)}):
+        return own
+    if not gpu:
+        raise Incomplete("gpu_type: found nothing; needed the machine, or --machine")
+    return known_machine(gpu)
+
+
+def _row(name: str, fields: Mapping[str, str], own: MachineFile | None) -> Row:
     convention = convention_of(fields["system"])
     assumed: dict[str, str] = {}
-    if not fields["gpu_type"]:
-        raise Incomplete("gpu_type: found nothing; needed the machine")
-    machine = known_machine(fields["gpu_type"])
+    machine = _machine(fields["gpu_type"], own)
     model = model_in(fields, assumed)
     layouts = layouts_in(fields, model, convention, assumed)
     for layout in layouts:

@@ -33,14 +33,16 @@ def model_in(fields: Mapping[str, str], assumed: dict[str, str]) -> StepModel:
         published = _published_alone(fields, assumed, error)
     sequence = count_in(fields, "seq") or USUAL_SEQUENCE
     model = published_model(published, sequence)
-    changed = _changed(fields, published, model)
+    changed = _changed(fields, published, model, assumed)
     if changed != published:
         model = published_model(changed, sequence)
     _require_size(fields, model)
     return model
 
 
-def _changed(fields: Mapping[str, str], published: PublishedModel, model: StepModel) -> PublishedModel:
+def _changed(
+    fields: Mapping[str, str], published: PublishedModel, model: StepModel, assumed: dict[str, str]
+) -> PublishedModel:
     """Return a model with the sizes of a row, and with those that follow from another width."""
     sizes, family = model.sizes, family_of(model.sizes)
     heads, width = (count_in(fields, "heads") or sizes.heads, count_in(fields, "hidden") or sizes.width)
@@ -61,6 +63,7 @@ def _changed(fields: Mapping[str, str], published: PublishedModel, model: StepMo
         keys["ffn"] = ffn or sizes.ffn * width // sizes.width
     elif given := _experts_of(fields, model.experts, ffn):
         experts |= given
+        assumed |= {"ffn": f"{ffn} of one expert"} if ffn else {}
     keys |= dict(width=width, heads=heads)
     return published._replace(model={**published.model, **keys}, attention=attention, experts=experts)
 

@@ -30,6 +30,7 @@ from mpitrain.plan.predict.memory_limit import (
 from mpitrain.plan.predict.step_time.expert_load import expert_load
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import (
+    MEASURED,
     ON_CPU,
     ON_GPU,
     MachineFile,
@@ -46,7 +47,6 @@ from mpitrain.training.layout_request import AnsweredLayout, LayoutRequest
 
 GAIN = 0.1  # of a step's time, that another layout must save on a measured machine
 OF_A_LAYOUT = ("parallel", "pipeline")  # tables: a key of theirs fixes the layout
-MEASURED = "mpitrain bench machine"  # with which the sources of a measured machine's figures begin
 KEEPS = 'run.layout = "default" keeps the default'
 
 
@@ -184,7 +184,7 @@ class _Choice:
         model = model_of(request.config, request.vocabulary)
         unfit: set[StepLayout] = set()
         for found in searches(model, space, most, unfit):
-            for each in found.ranked:
+            for each in (each for batch, _ in found.more for each in batch):
                 with suppress(MpitrainError):  # what a run refuses
                     plan = self._plan(each.config)
                     if self._fits(plan):

@@ -7,6 +7,7 @@ would hold it (plan/predict/memory.py), by the plan of the very configuration th
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from mpitrain.commands.plan.candidates import CONTEXT, GATHER, SearchSpace, candidates, regathering
@@ -22,13 +23,16 @@ from mpitrain.plan.predict.step_time.step import (
 )
 from mpitrain.plan.predict.step_time.step_model import StepModel
 
-PLAYED = 24  # of the best by formulas
+PLAYED = 24  # of the best by formulas, at a time
+MOST_BATCHES = 8  # of these: memory refuses what formulas let pass
+BY_FORMULA = 0.97  # of a step as it is played, what formulas say at least, mostly
 SLACK = 1.15  # formulas of memory may be too high by this much
 FEW = 1.0  # microbatches over stages, at least
 ENOUGH = 0.005  # what a more complex layout must gain
 TIGHTER = (0.5, 0.25, 0.12)  # of the limit that formulas are held to, where what they let pass doesn't fit
 REFUSED = "what a run refuses"
-SLOWER = f"being slower, by formulas, than the first {PLAYED}"
+NO_FASTER = "a kind of cp or of gathers that is no faster"
+SLOWER = "being slower, by formulas, than those that were played"
 
 
 class Candidate(NamedTuple):
@@ -50,17 +54,37 @@ class Candidate(NamedTuple):
         return sum(used)
 
 
+class Tried(NamedTuple):
+    """A layout that was looked at. reason: why it is left out, "" for a candidate.
+
+    seconds, held: of a step, and bytes, by formulas. layout: None for one that a run refuses.
+    """
+
+    config: Config
+    layout: StepLayout | None
+    reason: str
+    seconds: float = math.nan
+    held: int = 0
+
+
+Batches = Iterator[tuple[list[Candidate], float]]
+
+
 class SearchResult(NamedTuple):
     """What a search found.
 
-    ranked: best first. refused: how many, by reason. tried: all. example: what a run says of the
-    first one that it refuses.
+    ranked: the first that are played, best first. refused: how many, by reason. tried: all.
+    example: what a run says of the first one that it refuses. more: these and further ones,
+    played in batches of as many, each with the least seconds of those after it. every: all
+    layouts.
     """
 
     ranked: list[Candidate]
     refused: Counter[str]
     tried: int
     example: str = ""
+    more: Batches = iter(())
+    every: list[Tried] = []
 
 
 def searches(
@@ -97,35 +121,55 @@ def search(
     example = ""
     fitting: list[Candidate] = []
     seconds: dict[StepLayout, float] = {}
-    tried = 0
+    every: list[Tried] = []
     for config, layout in _layouts(model, space, limit):
-        tried += 1
         if isinstance(layout, InputError):
             refused[REFUSED] += 1
+            every.append(Tried(config, None, layout.args[0]))
             example = example or layout.args[0]
             continue
         reason = "memory" if layout in unfit else _reason_against(model, layout, limit)
         if reason:
             refused[reason] += 1
+            every.append(Tried(config, layout, reason))
             continue
         found = predict_step(model, layout, space.machine, play=False)
         seconds[layout] = found.seconds
-        if _gains_nothing(layout, seconds):
-            refused["a kind of cp or of gathers that is no faster"] += 1
-            continue
-        fitting.append(Candidate(layout, found, config))
-    fitting.sort(key=lambda each: each.found.footprint.total if leanest else each.found.seconds)
-    played: list[Candidate] = []
-    for number, each in enumerate(fitting):
-        if len(played) == PLAYED:
-            refused[SLOWER] = len(fitting) - number
-            break
-        if is_defined(each.layout):
-            played.append(each._replace(found=predict_step(model, each.layout, space.machine)))
+        reason = NO_FASTER if _gains_nothing(layout, seconds) else ""
+        every.append(Tried(config, layout, reason, found.seconds, found.footprint.total))
+        if reason:
+            refused[reason] += 1
         else:
-            refused["a schedule that isn't defined for so many stages and microbatches"] += 1
-    played.sort(key=lambda each: each.found.seconds * (1 + ENOUGH * each.complexity))
-    return SearchResult(played, refused, tried, example)
+            fitting.append(Candidate(layout, found, config))
+    fitting.sort(key=lambda each: each.found.footprint.total if leanest else each.found.seconds)
+    batches = _played(model, space, fitting, refused)
+    first = next(batches, ([], math.inf))
+    return SearchResult(first[0], refused, len(every), example, chain([first], batches), every)
+
+
+def _played(model: StepModel, space: SearchSpace, fitting: list[Candidate], refused: Counter[str]) -> Batches:
+    """Yield batches of candidates, played, each with the least seconds of those after it.
+
+    refused: is kept up with those that aren't played yet, and with what isn't defined.
+    """
+    at = 0
+    for _ in range(MOST_BATCHES):
+        played: list[Candidate] = []
+        while at < len(fitting) and len(played) < PLAYED:
+            each = fitting[at]
+            at += 1
+            if is_defined(each.layout):
+                played.append(each._replace(found=predict_step(model, each.layout, space.machine)))
+            else:
+                refused["a schedule that isn't defined for so many stages and microbatches"] += 1
+        refused[SLOWER] = len(fitting) - at
+        if not refused[SLOWER]:
+            del refused[SLOWER]
+        if not played:
+            return
+        played.sort(key=lambda each: each.found.seconds * (1 + ENOUGH * each.complexity))
+        after = min((each.found.seconds for each in fitting[at:]), default=math.inf)
+        yield played, after * BY_FORMULA
 
 
 def _layouts(

@@ -66,6 +66,8 @@ class PartWork(NamedTuple):
     backward: what its backward for inputs sends.
     regathered: what that gathers again meanwhile; weight gradients alone need it.
     kept: bytes that its forward leaves for the backward, unless all of it is recomputed.
+    awaited: kernels, each way, that a GPU's host launches after it has waited for the GPU: nothing
+    hides them.
     """
 
     products: tuple[Product, ...] = ()
@@ -76,6 +78,7 @@ class PartWork(NamedTuple):
     backward: Volumes = ()
     regathered: Volumes = ()
     kept: int = 0
+    awaited: int = 0
 
     @property
     def product_flops(self) -> int:
@@ -186,6 +189,7 @@ def together(works: Sequence[PartWork]) -> PartWork:
         returned,
         again,
         sum(work.kept for work in works),
+        sum(work.awaited for work in works),
     )
 
 

@@ -52,8 +52,17 @@ def test_the_share_that_trains_is_that_of_a_training_that_is_played(hours, stall
 
 def test_a_save_in_the_background_ends_before_the_next_begins():
     found = goodput(ONE_NODE, H100, 6.0, 1e12, 24, save(0.001, 600.0))
-    assert found.save_every_s == 600.0
+    assert found.save_every_s == 3000.0  # a fifth of the time is written
     assert (found.save_s, found.stall_s) == (600.0, 0.001)
+
+
+def test_saves_are_minutes_apart_and_no_faster_than_storage():
+    """A stall of nothing and nodes that fail all the time ask for a save every few seconds."""
+    assert goodput(ONE_NODE, H100, 6.0, 1e12, 24, save(1e-4, 0.1)).save_every_s == 300.0
+    many = ONE_NODE._replace(ranks=16384)
+    assert save_times(SHAPE, many, H100, True).took_s == pytest.approx(12 * SHAPE.num_parameters / 2e11)
+    fast = H100._replace(storage_write=4e11)
+    assert save_times(SHAPE, many, fast, True).took_s == pytest.approx(12 * SHAPE.num_parameters / 4e11)
 
 
 def test_a_restart_takes_as_long_as_ranks_take_to_start():

@@ -12,7 +12,6 @@ from public_models import public_model, public_space
 
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
-from mpitrain.commands.plan.assumed import INTERVAL
 from mpitrain.commands.plan.candidates import candidates, regathering
 from mpitrain.commands.plan.goodput import goodput, save_times
 from mpitrain.commands.plan.search import search
@@ -131,7 +130,7 @@ def test_a_candidate_says_all_of_its_layout():
 
 
 def test_ulysses_is_chosen_on_slow_links_and_never_beyond_key_value_heads():
-    slow = H100._replace(inside=24e9, between=2e9)
+    slow = H100._replace(inside=8e9, between=0.7e9)
     for cp, is_possible in ((8, True), (16, False)):
         fixed = {"parallel.cp": cp, "parallel.tp": 1, "parallel.pp": 1}
         found = search(*public_space("llama3-8b", slow, 16, 16384, 32, fixed), 4 * H100.memory_bytes)
@@ -240,7 +239,9 @@ def test_json_says_all_of_it():
     tree = json.loads(planned("--ranks", "4", "--json", "--tokens", "1B", *sets(*SMALL)))
     best = tree["best"][0]
     assert best["layout"]["ranks"] == 4
-    assert best["interval_s"] == [INTERVAL[0] * best["seconds"], INTERVAL[1] * best["seconds"]]
+    low, high = best["interval_s"]
+    assert low < best["seconds"] < high
+    assert best["mfu_interval"][0] < best["mfu"] < best["mfu_interval"][1]
     assert sum(best["parts_s"].values()) == pytest.approx(best["seconds"])
     assert tree["training"]["steps"] == -(-(10**9) // (16 * 128))
 
@@ -281,7 +282,7 @@ def test_what_is_fixed_and_cannot_be_is_named():
         ("laptop", {"parallel.zero": 3, "parallel.reduce": "step"}, {}),
         ("laptop", {"precision.reduce": "bf16"}, {}),
         ("h100-80gb", {"precision.compute": "fp32"}, {}),
-        ("a100-80gb", {"precision.compute": "fp8"}, {}),
+        ("h100-80gb", {"precision.compute": "fp8"}, {}),
     ],
     ids=str,
 )
@@ -551,7 +552,7 @@ def test_what_is_open_is_said():
 def test_recomputation_that_saves_little_of_the_memory_has_no_line(memory, shown):
     """The same layouts with and without it differ by 0.4 GB."""
     given = sets("model.preset=llama3.1-8b", "data.sequence=128", "batch.global=64")
-    words = ("--ranks", "64", "--machine", "h100-80gb", "--memory", memory, *given)
+    words = ("--ranks", "64", "--machine", "h100-80gb", "--memory", memory, "--top", "20", *given)
     layouts = re.findall(r"^ \d\. .*(dp .*?)(?:  nearly full)?$", planned(*words), re.M)
     assert (
         any("selective" in each and each.replace(" recompute selective", "") in layouts for each in layouts)

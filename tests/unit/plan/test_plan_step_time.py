@@ -83,9 +83,29 @@ def written_machine(tmp_path, old, new):
         ("memory_bytes", "memory_byte", "memory_byte"),
         ("peak = 989e12", "peak = -1.0", "Expected `float` >= 10000.0"),
         ("peak = 989e12, sustained = 794.5e12", "peak = 989, sustained = 794.5", "in FLOP/s"),
-        ("sustained = 42e9", "sustained = 5e-324", "Expected `float` >= 10000.0 - at `.\\.links"),
         (
-            "sustained = 42e9",
+            "peak = 989e12, sustained = 794.5e12",
+            "peak = 989e3, sustained = 794.5e3",
+            "bf16: peak = 989000 of a GPU",
+        ),
+        ("sustained = 794.5e12", "sustained = 794.5e9", "less than 0.001 of peak"),
+        ("sustained = 288e12", "sustained = 288e9", "attention.forward: sustained = 2.88e.11 is less than"),
+        (
+            "peak = 3350e9, sustained = 2900e9",
+            "peak = 3350e6, sustained = 2900e6",
+            "memory.bandwidth: peak = 3.35e",
+        ),
+        (
+            "peak = 50e9, sustained = 32e9",
+            "peak = 5e12, sustained = 3.2e12",
+            "links.between: .* more than 4 times",
+        ),
+        ("peak = 450e9, sustained = 300e9", "peak = 9e13, sustained = 8e13", "links.inside: .* above memory"),
+        ("launch_s = 5e-6", "launch_s = 5e-3", "launch_s = 0.005; needed 0.001 s at most"),
+        ("inside_latency_s = 3.4e-6", "inside_latency_s = 3.4e-3", "more than 100 times"),
+        ("sustained = 32e9", "sustained = 5e-324", "Expected `float` >= 10000.0 - at `.\\.links"),
+        (
+            "sustained = 32e9",
             "sustained = 42e12",
             "links.between: sustained = 4.2e.13 is above peak = 5e.10",
         ),
@@ -114,7 +134,7 @@ def written_machine(tmp_path, old, new):
         ("[memory]", f"[memory]\npasse = {FIGURE}", "memory.passe: found no .*; did you mean passes?"),
         ("[attention]", f"[attention]\nforward_8 = {FIGURE}", "attention.forward_8: found no .* one of"),
         ("[products]", f"[products]\nbff16 = {FIGURE}", "products.bff16: found no .*; did you mean bf16?"),
-        ("[products]", f"[products]\nfp32_grouped = {FIGURE}", "fp32_grouped without products.fp32;"),
+        ("[products]", f"[products]\nfp64_grouped = {FIGURE}", "fp64_grouped without products.fp64;"),
         ("[products]", f"[products]\nbf16_small = {FIGURE}", "bf16_small: small products .* a CPU only"),
     ],
     ids=str,
@@ -126,8 +146,8 @@ def test_a_wrong_machine_is_refused_in_one_line(tmp_path, old, new, message):
 
 
 def test_a_machine_says_whose_memory_it_has(tmp_path):
-    """A GPU with a rate of fp32 products stays a GPU."""
-    path = written_machine(tmp_path, "[products]", f"[products]\nfp32 = {FIGURE}")
+    """A GPU with a rate of fp64 products stays a GPU."""
+    path = written_machine(tmp_path, "[products]", f"[products]\nfp64 = {FIGURE}")
     assert machine_of(read_machine(path)).on_gpu
     assert H100.on_gpu and not machine_of(find_machine("laptop")).on_gpu
 

@@ -117,7 +117,7 @@ def test_a_limit_is_that_of_the_configuration_and_of_a_whole_process():
 
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize("ranks", [1, 4, 8])
-@pytest.mark.parametrize("limit", ["memory.limit_gb=0.26", "memory.limit_gb=0.4", "run.machine=v100"])
+@pytest.mark.parametrize("limit", ["memory.limit_gb=0.26", "memory.limit_gb=0.4", "run.machine=a100-40gb"])
 @pytest.mark.parametrize("more", ["batch.global=96", "precision.compute=bf16", "comm.node_ranks=2"])
 def test_a_run_has_room_for_what_was_planned(tmp_path, ranks, limit, more):
     """One limit, by one rule: what plan writes is not refused by check, program and run."""

@@ -30,6 +30,10 @@ KEYS_AT_ONCE = 512.0
 KEYS_AT_ONCE_16 = 128.0
 MEASURED_LENGTH, MEASURED_WIDTH = 512, 128  # of `bench machine` on a CPU
 SHORT_LENGTH, SHORT_WIDTH = 128, 64  # and of its short sequences
+LENGTH_ON_GPU = 2048  # of `bench machine` on a GPU, and of the figures of jobs/machines/
+# positions at which a flash kernel has half of its rate: 512 to 16,384 causal ones on an H100,
+# width 128 (arXiv:2407.08608, figure 5), of flash attention 2 and 3 and of cuDNN
+HALF_LENGTH = 300.0
 
 
 def product_seconds(product: Product, machine: MachineRates, dtype: str) -> float:
@@ -91,8 +95,8 @@ def _rate_of_attention(core: AttentionCore, machine: MachineRates, backward: boo
         return aligned * _rate_on_a_cpu(core, machine, backward, dtype)
     rate = machine.attention_backward if backward else machine.attention_forward
     if core.head_width < 128:
-        rate *= 0.8 if core.head_width >= 64 else 0.5
-    return aligned * rate
+        rate *= machine.attention_narrow * (1 if core.head_width >= 64 else 0.6)
+    return aligned * rate * _saturated(core.length, LENGTH_ON_GPU, HALF_LENGTH)
 
 
 def _rate_on_a_cpu(core: AttentionCore, machine: MachineRates, backward: bool, dtype: str) -> float:
@@ -165,9 +169,10 @@ def seconds_of(work: PartWork, machine: MachineRates, dtype: str, flash: bool) -
         return Seconds(
             forward + core + calls, inputs + core_backward + calls, weights, core, core, core_backward
         )
+    awaited = work.awaited * machine.launch_s
     return Seconds(
-        max(forward + core, launched),
-        max(inputs + core_backward, launched),
+        max(forward + core, launched) + awaited,
+        max(inputs + core_backward, launched) + awaited,
         max(weights, 0.3 * launched),
         core,
         max(core, launched - forward),

@@ -24,16 +24,38 @@ ON_GPU, ON_CPU = "h100-80gb", "laptop"  # whose figures stand for a machine that
 MOST_BYTES = 1 << 16  # of a machine's file
 SHORT = "_short"  # ends the name of a figure of short sequences
 GROUPED = "_grouped"  # and of products of several experts
+# end the names of figures of attention by other kernels of GPUs than the one that mpitrain runs;
+# with the share of its rate that a kernel has at heads of 64: on an H100 at 2,048 positions
+# (arXiv:2407.08608, figures 5 and 6, mean of forward and backward); of flash1 as MosaicML's steps
+# of MPT 125m and 350m on A100s say
+KERNELS = {"flash1": 1.0, "flash2": 0.89, "flash3": 0.78, "cudnn": 0.77}
 # of each table, the figures that predictions read
 NAMES: dict[str, tuple[str, ...]] = {
     "products": get_args(next(each.type for each in fields(Precision) if each.name == "compute")),
     "attention": tuple(
-        f"{way}{kind}" for way in ("forward", "backward") for kind in ("", "_16", SHORT, f"_16{SHORT}")
+        f"{way}{kind}"
+        for way in ("forward", "backward")
+        for kind in ("", "_16", SHORT, f"_16{SHORT}", *(f"_{kernel}" for kernel in KERNELS))
     ),
     "memory": ("bandwidth", "passes"),
     "host": ("update", "copy"),
     "storage": ("write",),
 }
+
+# of peaks, by table and device: below are GFLOP/s or GB/s, above is no device of today
+BOUNDS = {
+    ("products", "cuda"): (1e11, 1e17), ("products", "cpu"): (1e7, 1e15),
+    ("attention", "cuda"): (1e11, 1e17), ("attention", "cpu"): (1e6, 1e15),
+    ("memory", "cuda"): (1e10, 1e15), ("memory", "cpu"): (1e7, 1e14),
+    ("links", "cuda"): (1e7, 1e14), ("links", "cpu"): (1e4, 1e14),
+    ("host", "cuda"): (1e6, 1e15), ("host", "cpu"): (1e6, 1e15),
+    ("storage", "cuda"): (1e6, 1e15), ("storage", "cpu"): (1e6, 1e15),
+}  # fmt: skip
+LEAST_REACHED = 1e-3  # of a peak: below is another unit
+FASTER_BETWEEN = 4.0  # times the links inside a node: beyond it one of them is of another unit
+# FLOPs of a product's peak for each byte of memory's bandwidth: 5 of a core, 300 to 600 of a GPU
+BALANCE = (0.05, 20_000.0)
+LONGEST_LAUNCH_S = {"cuda": 1e-3, "cpu": 1e-1}
 
 # a second: below are TFLOP/s or GB/s that were typed as FLOP/s or bytes/s
 Rate = Annotated[float, Meta(ge=1e4, lt=1e24)]
@@ -67,16 +89,37 @@ class LinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     pair_latency_s: Latency | None = None
 
 
+class Spread(NamedTuple):
+    """What steps took over what figures predict: 10 % quantile, median, 90 % quantile."""
+
+    low: float
+    middle: float
+    high: float
+
+
+# of figures from data sheets and others' measurements: the steps of
+# benchmarks/published_layouts.csv, each system as much as another (mpitrain plan backtest,
+# 2026-11-29)
+OF_SHEETS = Spread(0.95, 1.06, 1.45)
+# of `mpitrain bench machine` on the machine itself: docs/guides/planning.md, steps on CPUs, an
+# H100, an H200
+OF_MEASURED = Spread(0.9, 1.0, 1.15)
+MEASURED = "mpitrain bench machine"  # begins the source of what was measured so
+CALIBRATED = "; calibrated"  # behind the source that a figure had before
+
+
 class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A machine's file.
 
     device: whose memory memory_bytes are: of a GPU, of any make, or of the host. products: FLOP/s
     by type of number; of a CPU fp32_small those of small ones. attention: FLOP/s, forward and
-    backward; of a CPU in 16 bits forward_16 and backward_16. cores_per_node: of a CPU, that the ranks
-    of a node share; 0: each rank has its own. host: of a GPU's host, for memory.offload: numbers that
-    it updates a second, "update", and bytes/s to it or back, "copy". storage: bytes/s of checkpoints that
-    a node writes, "write". start_s: from the start of a job's processes until all ranks have met; 0: not
-    known. disturbed: why what was measured can't be trusted.
+    backward; of a CPU in 16 bits forward_16 and backward_16. cores_per_node: of a CPU, that the
+    ranks of a node share; 0: each rank has its own. host: of a GPU's host, for memory.offload:
+    numbers that it updates a second, "update", and bytes/s to it or back, "copy". storage:
+    bytes/s of checkpoints that a node writes, "write". start_s: from the start of a job's
+    processes until all ranks have met; 0: not known. disturbed: why what was measured can't be
+    trusted. spread: of what steps took over what these figures predict, three numbers; none: by
+    who measured the figures.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -94,6 +137,15 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cores_per_node: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     start_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     disturbed: list[str] = []
+    spread: Annotated[list[Annotated[float, Meta(gt=0.01, lt=100)]], Meta(max_length=3)] = []
+
+    def expected(self) -> Spread:
+        """Return what steps took over predictions, as the file says or by its sources."""
+        if self.spread:
+            return Spread(*self.spread)
+        sources = [figure.sustained_source for figure in self.products.values()]
+        own = any(source.startswith(MEASURED) or CALIBRATED in source for source in sources)
+        return OF_MEASURED if own else OF_SHEETS
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield all figures, each with its key."""
@@ -118,6 +170,8 @@ class MachineRates(NamedTuple):
     storage_write: bytes/s of checkpoints that a node writes; 0: not known.
     pair: bytes/s of neighbours that have a link of their own; 0: they have that of the node.
     doubt: why these can't be trusted, in words; "": they can.
+    attention_narrow: on a GPU, the share of attention's rate that is left at heads of 64.
+    spread: of what steps took over what is predicted.
     """
 
     name: str
@@ -149,6 +203,8 @@ class MachineRates(NamedTuple):
     pair_latency_s: float = 0.0
     start_s: float = 0.0
     doubt: str = ""
+    attention_narrow: float = KERNELS["flash2"]
+    spread: Spread = OF_MEASURED
 
     @property
     def knows_offload(self) -> bool:
@@ -217,8 +273,12 @@ def as_fast_as(machine: MachineFile, peak: float) -> MachineFile:
     )
 
 
-def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
-    """Return the rates of a machine. sheet: those of the data sheet, not the sustained ones."""
+def machine_of(found: MachineFile, sheet: bool = False, kernel: str = "") -> MachineRates:
+    """Return the rates of a machine.
+
+    sheet: those of the data sheet, not the sustained ones. kernel: of attention on a GPU, one of
+    KERNELS, where the file has figures of it; "": the one that mpitrain runs.
+    """
     kind = "peak" if sheet else "sustained"
     links = found.links
     products = {dtype: getattr(figure, kind) for dtype, figure in found.products.items()}
@@ -230,8 +290,8 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         name=found.name,
         on_gpu=found.device == "cuda",
         products=products,
-        attention_forward=getattr(found.attention["forward"], kind),
-        attention_backward=getattr(found.attention["backward"], kind),
+        attention_forward=getattr(_by_kernel(found, "forward", kernel), kind),
+        attention_backward=getattr(_by_kernel(found, "backward", kernel), kind),
         memory_bandwidth=getattr(found.memory["bandwidth"], kind),
         memory_bytes=found.memory_bytes,
         ranks_per_node=found.ranks_per_node,
@@ -260,6 +320,8 @@ def machine_of(found: MachineFile, sheet: bool = False) -> MachineRates:
         pair_latency_s=links.pair_latency_s or 0.0,
         start_s=found.start_s,
         doubt="; ".join(found.disturbed),
+        attention_narrow=KERNELS[kernel or "flash2"],
+        spread=found.expected(),
     )
 
 
@@ -271,6 +333,10 @@ def rates_of(config: Config, node_ranks: int = 0, unnamed: str = ON_CPU) -> Mach
     """
     rates = machine_of(find_machine(config.run.machine or unnamed))
     return rates.with_ranks_per_node(config.comm.node_ranks or node_ranks)
+
+
+def _by_kernel(found: MachineFile, way: str, kernel: str) -> Figure:
+    return found.attention.get(f"{way}_{kernel}", found.attention[way])
 
 
 def _of(figures: Mapping[str, Figure], name: str, kind: str) -> float:
@@ -363,17 +429,72 @@ def _require_sense(found: MachineFile, path: str) -> None:
             raise ConfigError(
                 f"machine {shown(path)}: found no {table}.{key}; needed peak and sustained of it"
             )
+    if found.spread and (len(found.spread) != 3 or found.spread != sorted(found.spread)):
+        raise ConfigError(
+            f"machine {shown(path)}: spread = {found.spread}; needed three numbers that don't fall: at the "
+            "10 % quantile, in the median, at the 90 %"
+        )
     if (found.links.pair is None) != (found.links.pair_latency_s is None):
         raise ConfigError(
             f"machine {shown(path)}: found one of links.pair and links.pair_latency_s; needed both, or none"
         )
     _require_known(found, path)
-    for key, figure in found.figures():
+    for trouble in (*_of_figures(found), *_of_pairs(found)):
+        raise ConfigError(f"machine {shown(path)}: {trouble}")
+
+
+def _of_figures(machine: MachineFile) -> Iterator[str]:
+    """Yield what is wrong with a figure: no device has it, or its numbers differ in unit."""
+    for key, figure in machine.figures():
         if figure.sustained > figure.peak:
-            raise ConfigError(
-                f"machine {shown(path)}: {shown(key)}: sustained = {figure.sustained:g} is above "
+            yield (
+                f"{shown(key)}: sustained = {figure.sustained:g} is above "
                 f"peak = {figure.peak:g}; needed no more than that, both in the same unit"
             )
+        table = key.partition(".")[0]
+        low, high = BOUNDS[table, machine.device]
+        unit = "FLOP/s" if table in ("products", "attention") else "bytes/s"
+        unit = "numbers a second" if key == "host.update" else unit
+        if not low <= figure.peak <= high:
+            kind = "GPU" if machine.device == "cuda" else "CPU"
+            yield f"{shown(key)}: peak = {figure.peak:g} of a {kind}; needed {low:g} to {high:g} {unit}"
+        if figure.sustained < LEAST_REACHED * figure.peak:
+            yield (
+                f"{shown(key)}: sustained = {figure.sustained:g} is less than {LEAST_REACHED:g} of "
+                f"peak = {figure.peak:g}; needed both in {unit}"
+            )
+
+
+def _of_pairs(machine: MachineFile) -> Iterator[str]:
+    """Yield figures that contradict one another."""
+    links = machine.links
+    fastest = max(figure.peak for figure in machine.products.values())
+    bandwidth = machine.memory["bandwidth"].peak
+    for key, figure in machine.attention.items():
+        if figure.sustained > fastest:
+            yield f"attention.{key}: sustained = {figure.sustained:g} is above products' peak, {fastest:g}"
+    if links.between.sustained > FASTER_BETWEEN * links.inside.sustained:
+        yield (
+            f"links.between: sustained = {links.between.sustained:g} is more than {FASTER_BETWEEN:g} times "
+            f"links.inside's {links.inside.sustained:g}; needed both in bytes/s of one rank"
+        )
+    if links.inside.sustained > 2 * bandwidth:
+        yield (
+            f"links.inside: sustained = {links.inside.sustained:g} is above memory.bandwidth's peak, "
+            f"{bandwidth:g}; needed both in bytes/s of one rank"
+        )
+    if not BALANCE[0] <= fastest / bandwidth <= BALANCE[1]:
+        yield (
+            f"memory.bandwidth: peak = {bandwidth:g} beside products of {fastest:g} FLOP/s, "
+            f"{fastest / bandwidth:.3g} for each byte; needed {BALANCE[0]:g} to {BALANCE[1]:,.0f}"
+        )
+    if machine.launch_s > LONGEST_LAUNCH_S[machine.device]:
+        yield f"launch_s = {machine.launch_s:g}; needed {LONGEST_LAUNCH_S[machine.device]:g} s at most"
+    if links.inside_latency_s > 100 * links.between_latency_s > 0:
+        yield (
+            f"links.inside_latency_s = {links.inside_latency_s:g} is more than 100 times "
+            f"links.between_latency_s = {links.between_latency_s:g}; needed both in seconds"
+        )
 
 
 def _require_known(found: MachineFile, path: str) -> None:

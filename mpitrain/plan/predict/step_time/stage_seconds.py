@@ -20,6 +20,11 @@ from mpitrain.schedules import catalog
 
 # of what travels beside computation, what it takes from it: copies and sums run on the same cores
 SLOWED = 0.1
+# of weights that a GPU fetches for each use, and of their gradients: NCCL's kernels take
+# processors and memory from what they should hide under. Of MosaicML's steps in
+# benchmarks/published_layouts.csv those whose microbatches are small, on 8 to 64 GPUs, say 0.45
+# to 0.65
+EXPOSED_OF_FETCHES = 0.5
 # of what goes to another node, the share that is exposed on a CPU without a core to spare: messages move
 # while it computes, but only as far as sockets take them. Two hosts at 1 Gbit/s, a core of an Intel Xeon
 # each, ZeRO-1 and -3, 2026-11-27: 0.69, 0.65, 0.72
@@ -267,6 +272,8 @@ def exposed_share(layout: StepLayout, machine: MachineRates) -> float:
     """Return the share of weights and gradients between data ranks that is exposed at least."""
     if not layout.overlapped:
         return 1.0
+    if machine.on_gpu and fetches_each(layout):
+        return EXPOSED_OF_FETCHES
     if machine.sends_meanwhile:
         return SLOWED
     return EXPOSED_WITHOUT_SPARE_CORE if groups_of(layout, machine)["dp"].nodes > 1 else 1.0

@@ -83,6 +83,14 @@ class Prediction(NamedTuple):
     def sent(self) -> float:
         return sum(self.exposed.values())
 
+    def times(self, factor: float) -> "Prediction":
+        """Return a step all of whose parts take so many times longer."""
+        exposed = {axis: factor * took for axis, took in self.exposed.items()}
+        seconds, computing, bubble, update = (
+            factor * took for took in (self.seconds, self.computing, self.bubble, self.update)
+        )
+        return Prediction(seconds, computing, bubble, exposed, update, self.footprint)
+
 
 def predict_step(
     model: StepModel, layout: StepLayout, machine: MachineRates, play: bool = True

@@ -1,0 +1,131 @@
+"""`mpitrain plan` for several numbers of ranks, for another machine, for all layouts."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from mpitrain.commands.plan.candidates import KEYS
+from mpitrain.commands.plan.search import Tried
+from mpitrain.config import flatten
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.predict.step_time.machine import MachineRates
+
+# figures that --what-if changes, and the fields of a machine's rates that they are
+CHANGED: Mapping[str, tuple[str, ...]] = {
+    "links.inside": ("inside", "pair"),
+    "links.between": ("between",),
+    "memory.bandwidth": ("memory_bandwidth", "memory_passes"),
+    "memory_bytes": ("memory_bytes",),
+    "attention": ("attention_forward", "attention_backward"),
+    "launch_s": ("launch_s",),
+    "ranks_per_node": ("ranks_per_node",),
+    "products": ("products",),
+}
+MOST_RANKS = 1_000_000
+MOST_COUNTS = 16
+
+
+class WhatIf(NamedTuple):
+    """A figure of the machine that is another. figure: a key of CHANGED. factor: of it."""
+
+    figure: str
+    factor: float
+
+    def on(self, rates: MachineRates) -> MachineRates:
+        """Return a machine with the figure changed."""
+        changed: dict[str, Any] = {}
+        for field in CHANGED[self.figure]:
+            before = getattr(rates, field)
+            if isinstance(before, Mapping):
+                changed[field] = {name: self.factor * rate for name, rate in before.items()}
+            elif isinstance(before, int):
+                changed[field] = max(1, round(self.factor * before))
+            else:
+                changed[field] = self.factor * before
+        return rates._replace(**changed)
+
+    def describe(self) -> str:
+        return f"{self.figure} x {self.factor:g}"
+
+
+def what_if(text: str) -> WhatIf:
+    """Return what `links.between=2x` says. Raises ConfigError."""
+    figure, _, factor = text.partition("=")
+    if figure not in CHANGED:
+        near = get_close_matches(figure, CHANGED, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(
+            f"--what-if {shown(text)}: found no such figure; {hint}needed one of {', '.join(CHANGED)}, as "
+            "links.between=2x"
+        )
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)x?", factor)
+    if match is None or not 1e-3 <= float(match[1]) <= 1e3:
+        raise ConfigError(f"--what-if {shown(text)}: needed a factor of 0.001 to 1000, as links.between=2x")
+    return WhatIf(figure, float(match[1]))
+
+
+def counts_of(text: str) -> tuple[int, ...]:
+    """Return the numbers of ranks that `64,128,256` says, each once. Raises ConfigError."""
+    parts = text.split(",")
+    bad = [
+        part for part in parts if not re.fullmatch(r"[0-9]{1,7}", part) or not 1 <= int(part) <= MOST_RANKS
+    ]
+    if bad or len(parts) > MOST_COUNTS:
+        raise ConfigError(
+            f"--ranks {shown(text)}: needed a number, 1 to {MOST_RANKS:,}, or up to {MOST_COUNTS}, as 64,128"
+        )
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+class ScalingPoint(NamedTuple):
+    """The best layout of a number of ranks, or why there is none."""
+
+    ranks: int
+    layout: StepLayout | None
+    seconds: float = math.nan
+    between: tuple[float, float] = (math.nan, math.nan)
+    mfu: float = math.nan
+    why: str = ""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.layout.tokens / self.seconds if self.layout else math.nan
+
+
+def scaling_text(points: Sequence[ScalingPoint]) -> str:
+    """Return a line for each number of ranks: step, tokens, share of the first one's speed."""
+    first = next((each for each in points if each.layout), None)
+    lines = ["  ranks   s/step   4 of 5 in     tokens/s  a rank's, of the first   MFU  layout"]
+    for each in points:
+        if each.layout is None or first is None:
+            lines.append(f"{each.ranks:>7}  none: {each.why}")
+            continue
+        share = (each.tokens_per_s / each.ranks) / (first.tokens_per_s / first.ranks)
+        low, high = each.between
+        lines.append(
+            f"{each.ranks:>7}{each.seconds:>9.3g}  {low:>5.3g}-{high:<6.3g}{each.tokens_per_s:>11,.0f}"
+            f"{100 * share:>18.1f} %{100 * each.mfu:>10.1f}  {each.layout.describe()}"
+        )
+    return "\n".join(lines)
+
+
+def layouts_csv(tried: Sequence[Tried], middle: float) -> str:
+    """Return all layouts that were looked at, as a CSV.
+
+    middle: what steps take over what is predicted.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["layout", "left_out_by", "seconds_by_formula", "bytes_by_formula", *KEYS])
+    for each in tried:
+        words = each.layout.describe() if each.layout else ""
+        seconds = f"{middle * each.seconds:.6g}" if not math.isnan(each.seconds) else ""
+        flat = flatten(each.config)
+        writer.writerow([words, each.reason, seconds, each.held or "", *(flat[key] for key in KEYS)])
+    return out.getvalue()
