@@ -355,9 +355,7 @@ def test_a_script_that_somebody_edited_is_kept(folder, edit):
     edited = EDITS[edit](written("pbs"))
     script.write_text(edited)
     done = job("pbs")
-    assert isinstance(done.exception, ConfigError) and "was edited or written by something else" in str(
-        done.exception
-    )
+    assert isinstance(done.exception, ConfigError) and "was edited, or written for" in str(done.exception)
     assert script.read_text() == edited
     assert job("pbs", "--force").exit_code == 0 and "mpiprocs=4" in script.read_text()
 
@@ -369,6 +367,15 @@ def test_another_option_replaces_the_script_of_before(folder, kind):
     after = written(kind, "--cores=5", "--queue=long")
     assert after != before and written(kind) == before
     assert not list(folder.glob("*.tmp"))
+
+
+def test_the_script_of_another_configuration_is_kept(folder):
+    """Both names make "my-run"."""
+    before = written("lsf")
+    shutil.copy("my run.toml", "My_Run.toml")
+    done = job("lsf", config="My_Run.toml")
+    assert "written for another configuration" in str(done.exception)
+    assert written("lsf") == before
 
 
 # ---------------------------------------------------------------- what a script does

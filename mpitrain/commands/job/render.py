@@ -23,6 +23,7 @@ from mpitrain.plan.plan import Plan
 LOGS = "run.logs=true"  # a job's ranks write where they can be read later
 MOST_BYTES = 1 << 24  # of a script that is there already
 SEAL = "# Digest of the lines above; while it fits, `mpitrain job` replaces this script: "
+WRITTEN = "Written by `mpitrain job`, to train"
 MOST_NAME = 40  # characters; Kubernetes takes 63, with what it appends
 
 
@@ -66,7 +67,7 @@ def render(
     sets = [word for each in (LOGS, *overrides) for word in ("--set", each)]
     text = template(scheduler.template)
     values = {
-        "written": f"Written by `mpitrain job`, to train {config or 'the quickstart'}; yours to change.",
+        "written": f"{WRITTEN} {config or 'the quickstart'}; yours to change.",
         "script": shlex.quote(str(path if mount else path.absolute())),
         "name": _name(config),
         "nodes": str(asked.nodes),
@@ -99,10 +100,16 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _is_unedited(content: bytes) -> bool:
-    """Return whether a script is as this command wrote it, with whatever options."""
+def _is_of_before(content: bytes, script: str) -> bool:
+    """Return whether what is there is a script of the same configuration, with whatever options, as this
+    command wrote it. Names of several configurations may lead to one name of a script.
+    """
     lines, _, digest = content.decode(errors="replace").rpartition(SEAL)
-    return digest.strip() == _digest(lines)
+    return digest.strip() == _digest(lines) and _written_line(lines) == _written_line(script)
+
+
+def _written_line(script: str) -> str:
+    return next((line for line in script.splitlines() if WRITTEN in line), "")
 
 
 def _seen_by_ranks(config: str | None) -> str | None:
@@ -188,17 +195,17 @@ def _name(config: str | None) -> str:
 
 
 def _write(path: Path, script: str, force: bool) -> None:
-    """Write the script, but not over one that somebody has edited, unless `force`."""
+    """Write the script, but not over an edited one, or another configuration's, unless `force`."""
     content = script.encode()
     try:
         if not is_there(path):
             with open(path, "xb") as file:
                 file.write(content)
             return
-        if not force and not _is_unedited(read_file(path, MOST_BYTES)):
+        if not force and not _is_of_before(read_file(path, MOST_BYTES), script):
             raise ConfigError(
-                f"{shown(path)} is there, and was edited or written by something else; choose another name "
-                "with --out, or replace it with --force"
+                f"{shown(path)} is there, and was edited, or written for another configuration or by "
+                "something else; choose another name with --out, or replace it with --force"
             )
         require_file(path, MOST_BYTES)
         with replacing(path) as file:
