@@ -54,7 +54,7 @@ def open_run(path: str | None = None, *overrides: str) -> Iterator["OpenRun"]:
 
     Raises ConfigError outside of the main thread, and in a process that has opened a run before.
     """
-    _require_first(overrides)
+    _require_first(path, overrides)
     entry.settle_libraries()
     std_streams.settle()
     guard = Guard()
@@ -76,8 +76,10 @@ def open_run(path: str | None = None, *overrides: str) -> Iterator["OpenRun"]:
         sys.exit(code)
 
 
-def _require_first(overrides: tuple[object, ...]) -> None:
+def _require_first(path: object, overrides: tuple[object, ...]) -> None:
     """Raise ConfigError where no run can be opened, before anything of this process is changed."""
+    if not isinstance(path, str | os.PathLike | None):
+        raise ConfigError(f"open_run: found {shown(path)}; give the path of a TOML file, or None")
     if is_guarded():
         raise ConfigError(
             "open_run: this process has opened a run before, and MPI starts only once in a process; "
@@ -255,6 +257,7 @@ class OpenRun:
     def _whole(self, name: str) -> "np.ndarray":
         import numpy as np
 
+        name = str(name)  # whatever it is, the message below says that there is none
         every = self._gathered(f"the parts of {name}", self._parts().get(name, ()))
         parts = [part for each in every for part in each]
         if not parts:

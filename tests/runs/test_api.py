@@ -9,6 +9,9 @@ import pytest
 from conftest import LONG
 from launch import loss_lines, mpirun, run_tiny, tail, tiny, write_text
 
+from mpitrain import api
+from mpitrain.errors import ConfigError
+
 SCRIPT = """
 import json, sys
 import numpy as np
@@ -218,3 +221,9 @@ def test_a_step_that_is_being_saved_when_the_block_is_left_is_whole(tmp_path):
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
     again = mpirun(2, sys.executable, str(path), *given)
     assert again.returncode == 0 and "resuming after step 2" in again.output, tail(again.output)
+
+
+@pytest.mark.parametrize("path", [3, b"tiny.toml", ["run.steps=3"]])
+def test_a_path_that_is_none_is_refused_before_anything_is_changed(path):
+    with pytest.raises(ConfigError, match="give the path of a TOML file"), api.open_run(path):
+        pass

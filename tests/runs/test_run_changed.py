@@ -111,7 +111,7 @@ def test_a_copy_that_is_another_model_or_has_another_optimiser_is_refused_in_its
     refused = [
         ("layers", 1, "has what this model hasn't: blocks.1.attention.k.weight, "),
         ("tied", False, "has no parameters/head.weight; it is not a checkpoint of this model"),
-        ("frozen", ["embedding.weight"], "going on after step 1"),
+        ("frozen", ["embedding.weight"], "resuming after step 1"),
         ("name", "sgd", "has no sgd/momentum/blocks.0.attention.k.weight, "),
     ]
     commands = []
@@ -125,7 +125,7 @@ def test_a_copy_that_is_another_model_or_has_another_optimiser_is_refused_in_its
         commands.append(["run", str(config)])
     for done, (*change, says) in zip(several(1, *commands), refused):
         assert says in done.output, (change, tail(done.output, 5))
-        assert done.returncode == (0 if "going on" in says else 2)
+        assert done.returncode == (0 if "resuming" in says else 2)
 
 
 def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(tmp_path, text):
