@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 from mpitrain.plan.declared.step_layout import StepLayout
-from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.machine import HOST_COPY, MachineRates
 from mpitrain.plan.predict.step_time.step import owned_numbers
 from mpitrain.plan.predict.step_time.step_model import StepModel
 
@@ -19,7 +19,6 @@ SAVE_RATE = 1e9  # bytes/s that a node writes, a guess until they are measured
 STORAGE_RATE = 2e11
 LEAST_EVERY_S = 300.0  # between saves: more often is nobody's practice
 MOST_WRITING = 0.2  # of the time: what storage sustains beside its other users
-COPY_RATE = 2e10  # bytes/s from a GPU to its host, a guess until they are measured
 RESTART_S = 600.0  # until a failed job is started again, a guess
 # between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
 NODE_HOURS = 6334
@@ -84,7 +83,7 @@ def save_times(
     copied = SAVE_BYTES * owned_numbers(model, layout)
     if not machine.on_gpu:
         return SaveTimes(took, min(took, 2 * copied / machine.memory_bandwidth), source, PREDICTED)
-    stall = copied / (machine.host_copy or COPY_RATE)
+    stall = copied / (machine.host_copy or HOST_COPY)
     return SaveTimes(took, min(took, stall), source, PREDICTED if machine.host_copy else GUESS)
 
 

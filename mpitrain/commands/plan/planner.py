@@ -62,7 +62,7 @@ ALWAYS_WRITTEN = (
     "parallel.tp", "parallel.cp", "parallel.pp", "parallel.dp", "parallel.zero", "pipeline.schedule",
     "batch.global", "batch.micro", "memory.recompute",
 )  # fmt: skip
-NOT_IN_THE_TIMES = "what its copies to the host and back, and an update there, take is not in the times"
+GUESSED = "what its copies to the host and back, and an update there, take is a guess"
 OFFLOADED = 'nothing fits without memory.offload = "optimizer"'
 
 
@@ -194,7 +194,7 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         if not chosen and _may_offload(loaded, rates):
             offloaded, chosen, _ = _fitting(model, space.offloading(), asked, limit)
             found = offloaded if chosen else found
-            notes += [OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {NOT_IN_THE_TIMES}"] * bool(chosen)
+            notes += [OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {GUESSED}"] * bool(chosen)
     if not chosen:
         fits = _what_fits(model, space, limit) if found.refused["memory"] else ""
         raise _nothing_fits(model, space, found, limit, refusal, fits)
@@ -375,7 +375,7 @@ def _assumptions(given: Config, space: SearchSpace) -> list[str]:
     if recompute_of(recompute) != recompute:
         notes.append(f'memory.recompute = "{recompute}": its time is that of "{recompute_of(recompute)}"')
     if given.memory.offload != "none" and not rates.knows_offload:
-        notes.append(f'memory.offload = "{given.memory.offload}": {NOT_IN_THE_TIMES}')
+        notes.append(f'memory.offload = "{given.memory.offload}": {GUESSED}')
     return notes
 
 

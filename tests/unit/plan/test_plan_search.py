@@ -188,7 +188,7 @@ def test_what_is_offloaded_by_hand_is_in_the_times_of_a_measured_host_and_else_s
     said = planned("--ranks", "1", "--machine", "h100-80gb", *words)
     assert f'memory.offload = "{offload}": what its copies to the host and back' in said
     said = planned("--ranks", "1", "--machine", "h100-measured", *words)
-    assert "not in the times" not in said and f"offload {offload}" in said
+    assert "is a guess" not in said and f"offload {offload}" in said
 
 
 def test_less_memory_is_kept():
@@ -548,13 +548,11 @@ def test_what_is_open_is_said():
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize(("memory", "shown"), [("70", False), ("6.7", True)])
-def test_recomputation_that_saves_little_of_the_memory_has_no_line(memory, shown):
-    """The same layouts with and without it differ by 0.4 GB."""
+@pytest.mark.parametrize(("memory", "shown"), [("70", False), ("8.5", True)])
+def test_what_saves_little_of_the_memory_has_no_line(memory, shown):
+    """The same layouts with and without regathering differ by 0.6 GB."""
     given = sets("model.preset=llama3.1-8b", "data.sequence=128", "batch.global=64")
     words = ("--ranks", "64", "--machine", "h100-80gb", "--memory", memory, "--top", "20", *given)
-    layouts = re.findall(r"^ \d\. .*(dp .*?)(?:  nearly full)?$", planned(*words), re.M)
-    assert (
-        any("selective" in each and each.replace(" recompute selective", "") in layouts for each in layouts)
-        is shown
-    )
+    layouts = re.findall(r"^ ?\d+\. .*(dp .*?)(?:  nearly full)?$", planned(*words), re.M)
+    plain = [each.replace(" recompute selective", "").replace(" regather", "") for each in layouts]
+    assert (len({*plain}) < len(layouts)) is shown

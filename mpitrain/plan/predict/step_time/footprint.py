@@ -46,10 +46,14 @@ class Footprint(NamedTuple):
 def footprint_of(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...]) -> Footprint:
     """Return what the fullest rank holds. in_flight: stashes of a stage on each pipeline rank."""
     blocks = blocks_of_stages(model, layout)
-    ranks = [
-        _of_rank(model, layout, rank, held, blocks, in_flight[min(rank, len(in_flight) - 1)])
-        for rank, held in enumerate(stages_of_ranks(layout))
-    ]
+    held_by = stages_of_ranks(layout)
+    stashes = [in_flight[min(rank, len(in_flight) - 1)] for rank in range(len(held_by))]
+    fullest: dict[tuple[object, ...], int] = {}  # of ranks whose stages are alike, the one with most stashes
+    for rank, held in enumerate(held_by):
+        alike = tuple((blocks[stage], stage == 0, stage == len(blocks) - 1) for stage in held)
+        if stashes[rank] > stashes[fullest.setdefault(alike, rank)]:
+            fullest[alike] = rank
+    ranks = [_of_rank(model, layout, rank, held_by[rank], blocks, stashes[rank]) for rank in fullest.values()]
     return max(ranks, key=lambda footprint: footprint.total)
 
 

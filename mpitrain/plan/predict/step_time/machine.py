@@ -20,6 +20,8 @@ from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.predict.step_time.tiles import SMALL_SUFFIX, Tiles, fitted
 
+# of a GPU's host, guesses until they are measured: numbers that it updates a second, bytes/s to it or back
+HOST_UPDATE, HOST_COPY = 1e9, 2e10
 ON_GPU, ON_CPU = "h100-80gb", "laptop"  # whose figures stand for a machine that nobody has named
 MOST_BYTES = 1 << 16  # of a machine's file
 SHORT = "_short"  # ends the name of a figure of short sequences
@@ -208,7 +210,10 @@ class MachineRates(NamedTuple):
 
     @property
     def knows_offload(self) -> bool:
-        """Whether it is known what memory.offload takes: a CPU copies from its memory to its memory."""
+        """Whether it is known what memory.offload takes, and no guess.
+
+        A CPU copies from its memory to its memory.
+        """
         return not self.on_gpu or (self.host_update > 0 and self.host_copy > 0)
 
     @property

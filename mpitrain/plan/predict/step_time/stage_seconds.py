@@ -13,7 +13,7 @@ from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.work import MessageVolume, PartWork, stream_bytes
 from mpitrain.plan.predict.step_time.compute import Seconds, seconds_of
 from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
-from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.machine import HOST_COPY, MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, group_of, seconds, sent_seconds
 from mpitrain.plan.predict.step_time.step_model import StepModel, Weights, works_of
 from mpitrain.schedules import catalog
@@ -171,7 +171,7 @@ def _with_copies(part: Part, num_bytes: int, machine: MachineRates) -> Part:
     if not machine.on_gpu:
         copied = 2 * num_bytes / machine.memory_bandwidth
         return part._replace(forward=part.forward + copied, inputs=part.inputs + copied)
-    copied = num_bytes / machine.host_copy
+    copied = num_bytes / (machine.host_copy or HOST_COPY)
     forward = max(part.forward, copied)
     return part._replace(forward=forward, inputs=max(part.inputs, copied - part.weights))
 
@@ -349,7 +349,7 @@ def _block_seconds(
     weights = model.weights_of(layout, alone, (False, False))
     part = part_of(works, layout, machine, weights, layout.recompute == "full")
     # experts' activations can't be offloaded (plan/settings/experts.py)
-    if not (layout.offload_activations and machine.knows_offload) or model.has_experts[kind]:
+    if not layout.offload_activations or model.has_experts[kind]:
         return part
     return _with_copies(part, stash_bytes(model, layout, alone), machine)
 

@@ -17,7 +17,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.footprint import Footprint, footprint_of
 from mpitrain.plan.predict.step_time.layout import require_possible
-from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.machine import HOST_COPY, HOST_UPDATE, MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, seconds
 from mpitrain.plan.predict.step_time.stage_seconds import (
     CALLS_OF_MESSAGE,
@@ -342,13 +342,14 @@ def update_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) 
     """Return the seconds of an update, with what master weights in host memory add to it."""
     owned = owned_numbers(model, layout)
     here = UPDATE_BYTES * owned / machine.memory_bandwidth + 50 * machine.launch_s
-    if not (layout.offload_optimizer and machine.knows_offload):
+    if not layout.offload_optimizer:
         return here
     if not machine.on_gpu:
         return here + 2 * (GRADIENT_BYTES + layout.item) * owned / machine.memory_bandwidth
     # gradients come while others are updated, weights go back behind that (optim/offload.py)
-    arriving, leaving = (num_bytes * owned / machine.host_copy for num_bytes in (GRADIENT_BYTES, layout.item))
-    return max(arriving, owned / machine.host_update) + leaving
+    copied = owned / (machine.host_copy or HOST_COPY)
+    updating = owned / (machine.host_update or HOST_UPDATE)
+    return max(GRADIENT_BYTES * copied, updating) + layout.item * copied
 
 
 def model_flops(model: StepModel, layout: StepLayout, halved: bool = True) -> float:
