@@ -49,7 +49,7 @@ class Console:
 def write(descriptor: int, text: str) -> None:
     """Write lines to what may be a pipe that nobody reads, and may not wait for a reader."""
     text = folded(text.rstrip("\n"), _columns(descriptor))
-    content = f"{text}\n".encode(errors="replace")
+    content = f"{_erasure(descriptor)}{text}\n".encode(errors="replace")
     end = time.monotonic() + PATIENCE_S
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
@@ -69,3 +69,10 @@ def _columns(descriptor: int) -> int:
         return os.get_terminal_size(descriptor).columns
     except OSError:  # a file; or the launcher's pipe, which may lead to a terminal
         return 0 if stat.S_ISREG(os.fstat(descriptor).st_mode) else columns(sys.stderr)
+
+
+def _erasure(descriptor: int) -> str:
+    """Return what removes the live line of a step from a terminal: a report would follow on its line."""
+    is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    is_seen = os.isatty(descriptor) or (not is_file and sys.stderr.isatty())
+    return "\r\x1b[K" if is_seen and os.environ.get("TERM", "dumb") != "dumb" else ""

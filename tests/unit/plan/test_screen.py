@@ -1,5 +1,6 @@
 """Text laid out for a terminal: nothing is lost, commands can be copied, tables stay tables."""
 
+import contextlib
 import fcntl
 import os
 import shlex
@@ -137,17 +138,31 @@ def test_a_steps_line_has_step_loss_and_time_left_on_any_terminal(monkeypatch, c
         assert ("tokens so far" in line) == (width == "")
 
 
+def read_terminal(descriptor):
+    """Yield what was written to a terminal that is closed now."""
+    with contextlib.suppress(OSError):
+        while text := os.read(descriptor, 4096).decode():
+            yield text
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_reports_of_the_watchdog_are_folded_on_a_terminal_and_whole_in_a_file(tmp_path, monkeypatch, width):
     monkeypatch.delenv("COLUMNS", raising=False)
     line = "mpitrain: cause of the hang: rank 1 (pp 1) on node3 at step 7, in phase step: " + "it waits " * 20
     reader, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    monkeypatch.setenv("TERM", "xterm")
+    os.write(terminal, b"step 3/400  loss 5.4655")
     console.write(terminal, line)
-    shown = os.read(reader, 4096).decode().splitlines()
-    assert " ".join(shown).split() == line.split() and max(map(len, shown)) <= width
+    os.close(terminal)
+    live, _, report = "".join(read_terminal(reader)).partition("\r\x1b[K")
+    shown = report.splitlines()
+    assert (
+        live.startswith("step 3")
+        and " ".join(shown).split() == line.split()
+        and max(map(len, shown)) <= width
+    )
     with open(tmp_path / "log", "wb") as log:
         console.write(log.fileno(), line)
     assert (tmp_path / "log").read_text() == f"{line}\n"
     os.close(reader)
-    os.close(terminal)
