@@ -255,5 +255,5 @@ def test_once_it_is_time_it_stays_so_and_a_signal_is_as_urgent_as_often_as_it_ca
     assert late.urgency() == LEAVE
     assert "stopped after step 7 with a checkpoint, " in late.describe(
         7
-    ) and " (a test); start " in late.describe(7)
+    ) and " (a test); run " in late.describe(7)
     assert leaving.describe(7) == "stopped after step 7 with a checkpoint; run the same command to resume"
