@@ -253,13 +253,6 @@ def deepseek_v3(*overrides: str) -> Rank:
     return rank(None, 2048, *keys, node_ranks=8)
 
 
-def gemma_saving() -> float:
-    """Return the gigabytes between two lines of Gemma's plan."""
-    page = (ROOT / "docs/guides/published-layouts.md").read_text().partition("## Gemma")[2]
-    second, third = (numbers(line) for line in re.findall(r"^ [23]\. +(.*) dp 256", page, re.MULTILINE))
-    return second[-1] - third[-1]
-
-
 # -------------------------------------------------- guides/planning.md
 
 
