@@ -633,6 +633,7 @@ def _instead(tree: Mapping[str, Any], place: str) -> str:
         for choice in get_args(some)
         if choice
     ]
+    choices += ["true", "false"] * (bool in get_args(kind))
     if choices:
         instead = config_hints.instead_of_value(place, tree)
         return f"; needed one of {', '.join(choices)}" + f": {instead}" * bool(instead)
