@@ -198,6 +198,7 @@ IMPOSSIBLE = [
     (["--set", "data.tokenizer=absent.json"], ["absent.json"]),
     (["--ranks", "0"], ["--ranks"]),
     (["--set", "precision.compute=fp31"], ["precision.compute", "'fp31'", "needed one of", "bf16"]),
+    (["--set", "run.compile=False"], ["run.compile", "'False'", "needed one of auto, true, false"]),
     (["--set", "optimizer.name=Adam"], ["optimizer.name", "'Adam'", "known: adamw, muon, sgd"]),
     (["--set", "run.steps=abc"], ["run.steps", "expected `int`, got `str`", "'abc'"]),
     (
