@@ -57,7 +57,7 @@ def test_ranks_that_share_gpus_are_reported_and_count_each_once(tmp_path, text):
     places = {("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")}
     assert used == {(*each, thread) for each in places for thread in ("MainThread", "mpitrain-progress")}
     assert doctor.returncode == 0 and doctor.output.count("\nGPU driver") == 1, doctor.output
-    facts = {line[:14].strip(): line[14:] for line in doctor.output.splitlines()}
+    facts = {line[:15].strip(): line[15:] for line in doctor.output.splitlines()}
     assert facts["GPU driver"] == "550.54.15"
     assert facts["GPUs"] == "2 x NVIDIA H100 PCIe; rank 0 has NVIDIA H100 PCIe (80 GiB, 9.0, GPU-a)"
     assert facts["shared"] == shared[0] and facts["MPI, cuda"].startswith("takes no device buffers: ")
@@ -71,7 +71,7 @@ def test_a_gpu_of_its_own_for_each_rank_is_number_0_of_each(tmp_path, text):
     assert "compiled" not in trained.output  # auto compiles for NVIDIA's
     assert "2 x 191,500 GFLOP/s (AMD Instinct MI250X, " in trained.output, tail(trained.output)
     assert used == {("0", "0", "MainThread"), ("1", "0", "MainThread")}
-    facts = {line[:14].strip(): line[14:] for line in doctor.output.splitlines()}
+    facts = {line[:15].strip(): line[15:] for line in doctor.output.splitlines()}
     assert facts["shared"].startswith("none") and re.search(
         "MPIX_Query_(hip|rocm)_support", facts["MPI, rocm"]
     ), doctor.output

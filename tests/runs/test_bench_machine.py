@@ -224,11 +224,11 @@ def test_a_figure_is_the_median_of_all_ranks_and_says_how_far_they_are_apart():
 
 def test_a_gpu_has_the_peaks_of_one_like_it_and_no_peak_is_below_what_was_measured():
     base = known()["h200"]
-    found = machine_of(figures(**LINKS | {"products.fp32": 5e13}), base, H200, 2, 2, "here")
+    found = machine_of(figures(**LINKS | {"products.fp64": 5e13}), base, H200, 2, 2, "here")
     assert (
         found.products["bf16"].peak == base.products["bf16"].peak > found.products["bf16"].sustained == 7e14
     )
-    assert found.products["fp32"].peak == found.products["fp32"].sustained == 5e13  # of no data sheet here
+    assert found.products["fp64"].peak == found.products["fp64"].sustained == 5e13  # of no data sheet here
     assert found.memory_bytes == 140 << 30 and found.ranks_per_node == 2
     assert found.links.inside.sustained == 3e9 and found.links.inside_latency_s == 4e-4
     assert found.links.between == base.links.between
