@@ -119,7 +119,7 @@ def test_launches_are_separate_from_throughput_or_nothing_is():
             share = 1 - parts_predicted(run, machine_of(_with_launches(before, 0.0)))["computing"] / (
                 took / 2
             )
-            assert 0.2 < share < 0.8 and "which one number can't tell" in found.why and after == tried
+            assert 0.2 < share < 0.8 and "which one number can't separate" in found.why and after == tried
         else:
             assert found.what.startswith(what) and found.factor == pytest.approx(0.5, rel=0.02)
             assert (after.launch_s == tried.launch_s) == (what == "throughput")
@@ -146,7 +146,7 @@ def test_the_file_keeps_what_was_before(tmp_path):
     path = str(tmp_path / "m.toml")
     run = ended(LARGE, {"computing": 1.5}, ranks=1)
     said = calibrate(run, CalibrationFile.require(path, ""), DAY)
-    assert said.startswith(f"calibrated {path}, begun with the figures of a laptop"), said
+    assert said.startswith(f'calibrated {path}, begun with the figures of profile "laptop"'), said
     first = read_machine(path)
     again = ended(LARGE, {"computing": 0.8}, ranks=1, machine=path)
     assert ratio(run, first) == pytest.approx(1, abs=0.01)
@@ -173,7 +173,7 @@ def test_a_new_file_is_begun_whatever_a_run_can_tell(tmp_path):
     path = str(tmp_path / "m.toml")
     run = ended(LARGE, {"computing": 1.0}, ranks=1)
     said = calibrate(run, CalibrationFile.require(path, ""), DAY)
-    assert said.startswith(f"--calibrate: {path} begins with the figures of a laptop"), said
+    assert said.startswith(f'--calibrate: {path} begins with the figures of profile "laptop"'), said
     assert said.endswith("computing: as before, as predicted")
     again = ended(LARGE, {"computing": 1.0}, ranks=1, machine=path)
     before = (tmp_path / "m.toml").read_text()
