@@ -485,8 +485,8 @@ def _of_pairs(machine: MachineFile) -> Iterator[str]:
         )
     if links.inside.sustained > 2 * bandwidth:
         yield (
-            f"links.inside: sustained = {links.inside.sustained:g} is above memory.bandwidth's peak, "
-            f"{bandwidth:g}; needed both in bytes/s of one rank"
+            f"links.inside: sustained = {links.inside.sustained:g} is more than twice memory.bandwidth's "
+            f"peak, {bandwidth:g}; needed both in bytes/s of one rank"
         )
     if not BALANCE[0] <= fastest / bandwidth <= BALANCE[1]:
         yield (
