@@ -45,8 +45,9 @@ AMX (2026-11-27), two cores each, torch 2.13.0, MPICH 5.0.2, growth in MB of ran
     mixtral pp=2 bf16              2      312.2         -      -     335.0   1.07
     mixtral ep=4                   4      318.8     306.0   0.96     314.6   0.99
     mixtral ep=4 bf16              4      344.2         -      -     371.8   1.08
-    mixtral etp=4                  4      176.6     175.0   0.99     180.7   1.02
+    mixtral etp=4                  4      181.3     175.0   0.97     180.7   1.00
 
+The prediction of etp=4 is of 2026-11-29, since when rows on their way to experts are counted.
 After three steps ep=4 had 264.9 on the EPYC: it meets more tokens with each.
 Beside 20 other processes on the EPYC: 399.3 (tp=2), 186.2 (v-half), 139.1 (dp=8), 57.9 (quickstart).
 

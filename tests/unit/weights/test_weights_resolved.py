@@ -73,7 +73,7 @@ def resolved(family, *keys):
 
 def written(plan):
     tree = json.loads(json.dumps(config_json(plan.config, "F32", {}, {})))
-    return SimpleNamespace(config=tree, where=lambda name: name)
+    return SimpleNamespace(config=tree, where=lambda name: name, wrappers=())
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
