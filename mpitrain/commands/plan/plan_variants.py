@@ -5,13 +5,12 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from mpitrain.commands.plan.candidates import KEYS
 from mpitrain.commands.plan.search import Tried
 from mpitrain.config import flatten
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
@@ -58,8 +57,8 @@ def what_if(text: str) -> WhatIf:
     """Return what `links.between=2x` says. Raises ConfigError."""
     figure, _, factor = text.partition("=")
     if figure not in CHANGED:
-        near = get_close_matches(figure, CHANGED, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = nearest(figure, CHANGED)
+        hint = f"did you mean {near}? " if near else ""
         raise ConfigError(
             f"--what-if {shown(text)}: found no such figure; {hint}needed one of {', '.join(CHANGED)}, as "
             "links.between=2x"

@@ -330,7 +330,7 @@ def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
     least = min((each.held for each in every if each.held), default=0)
     if not least:
         return ""
-    words = [f"ranks of about {1.1 * least / 1e9:.3g} GB"]
+    words = [f"ranks of about {_few_digits(1.1 * least / 1e9)} GB"]
     batch = space.given.batch.global_
     for doublings in range(1, DOUBLED + 1):
         ranks = space.ranks << doublings

@@ -158,3 +158,30 @@ def test_what_is_predicted_to_be_faster_is_not_advised_against():
     simple = predict_step(shape, layout._replace(pp=1), slow)
     assert simple.seconds > 1.05 * found.seconds
     assert not [line for line in advice(shape, layout, slow, found) if "fits without" in line]
+
+
+def test_all_layouts_are_written(tmp_path):
+    out = tmp_path / "layouts.csv"
+    tree = json.loads(asked("--ranks", "4", "--json", "--all", str(out), *sets(*SMALL)).output)
+    assert len(out.read_text().splitlines()) == 1 + tree["layouts_tried"]
+
+
+def test_several_numbers_of_ranks_have_a_line_each():
+    text = asked("--ranks", "1,2,4", *sets(*SMALL)).output
+    assert re.findall(r"^ *(\d+) ", text, re.M) == ["1", "2", "4"]
+
+
+def test_the_name_of_a_preset_stands_for_it():
+    words = "--ranks", "8", "--machine", "h100-80gb", "--json"
+    named = json.loads(asked("llama3.2-1b", *words).output)
+    assert (
+        named["parameters"]
+        == json.loads(asked(*words, *sets("model.preset=llama3.2-1b")).output)["parameters"]
+    )
+
+
+def test_where_nothing_fits_it_is_said_what_would():
+    error = asked("--ranks", "1", "--machine", "h100-80gb", *sets("model.preset=llama3-70b")).exception
+    assert re.search(
+        r"by formulas it would fit with ranks of about [0-9.]+ GB, or about \d+ ranks", str(error)
+    )
