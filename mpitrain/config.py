@@ -633,8 +633,8 @@ def _instead(tree: Mapping[str, Any], place: str) -> str:
         for choice in get_args(some)
         if choice
     ]
-    choices += ["true", "false"] * (bool in get_args(kind))
     if choices:
+        choices += ["true", "false"] * (bool in get_args(kind))
         instead = config_hints.instead_of_value(place, tree)
         return f"; needed one of {', '.join(choices)}" + f": {instead}" * bool(instead)
     found = f": {shown(tree)!r}" if isinstance(tree, str) else f": {shown(tree)}"

@@ -100,8 +100,9 @@ def test_links_lead_to_pages_and_anchors(page):
 def test_every_page_has_an_owner_and_is_in_the_table_of_contents(page):
     if of_the_course(page):
         return
-    found = re.match(r"---\nowner: (.+)\nnumbers: .+\n---\n", page.read_text())
+    found = re.match(r"---\nowner: (.+)\nnumbers: (.+)\n---\n", page.read_text())
     assert found, name_of(page)
+    assert not re.search(r": |^[`\"'*&!%@]", found[2]), f"{name_of(page)}: not YAML: {found[2]}"
     assert all((ROOT / owner).exists() for owner in found[1].split(", ")), f"{name_of(page)}: {found[1]}"
     contents = (DOCS / "index.md").read_text()
     name = str(page.relative_to(DOCS).with_suffix(""))

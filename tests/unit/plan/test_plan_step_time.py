@@ -100,7 +100,7 @@ def written_machine(tmp_path, old, new):
             "peak = 5e12, sustained = 3.2e12",
             "links.between: .* more than 4 times",
         ),
-        ("peak = 450e9, sustained = 300e9", "peak = 9e13, sustained = 8e13", "links.inside: .* above memory"),
+        ("peak = 450e9, sustained = 300e9", "peak = 9e13, sustained = 8e13", "links.inside: .* twice memory"),
         ("launch_s = 5e-6", "launch_s = 5e-3", "launch_s = 0.005; needed 0.001 s at most"),
         ("inside_latency_s = 3.4e-6", "inside_latency_s = 3.4e-3", "more than 100 times"),
         ("sustained = 32e9", "sustained = 5e-324", "Expected `float` >= 10000.0 - at `.\\.links"),
