@@ -42,7 +42,7 @@ def main() -> None:
     rows = torch.from_numpy(
         np.random.default_rng(1).integers(0, 256, (config.batch.global_, config.data.sequence + 1))
     )
-    microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank])
+    microbatches = actor.cutter.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank])
     done = []
 
     def step(**more) -> None:

@@ -267,7 +267,7 @@ def against_plain(turns: int, given: list[str]) -> None:
         )
         loss, norm = plain.step(rows) if step == 1 else (0.0, 0.0)
         if step == 1:
-            ours = actor.run_step(step, actor.cut(rows), 0.0)
+            ours = actor.run_step(step, actor.cutter.cut(rows), 0.0)
             if abs(ours.loss - loss) > 1e-4 or abs(ours.grad_norm - norm) > 1e-3 * norm:
                 raise SystemExit(
                     f"not the same: loss {ours.loss} and {loss} of plain torch, norm {ours.grad_norm} and "
@@ -276,7 +276,7 @@ def against_plain(turns: int, given: list[str]) -> None:
             continue
         steps = [
             lambda rows=rows: plain.step(rows),
-            lambda rows=rows, step=step: actor.run_step(step, actor.cut(rows), 0.0),
+            lambda rows=rows, step=step: actor.run_step(step, actor.cutter.cut(rows), 0.0),
         ]
         order = (0, 1) if step % 2 else (1, 0)
         times = {candidate: timed(steps[candidate]) for candidate in order}
@@ -300,13 +300,16 @@ def over_ranks(world: MPI.Intracomm, turns: int, given: list[str]) -> None:
         )
         asleep(world)
         once = (
-            timed(lambda rows=rows, step=step: alone.run_step(step, alone.cut(rows), 0.0))
+            timed(lambda rows=rows, step=step: alone.run_step(step, alone.cutter.cut(rows), 0.0))
             if world.rank == 0
             else None
         )
         asleep(world)
         found.append(
-            [once, timed(lambda rows=rows, step=step: together.run_step(step, together.cut(rows), 0.0))]
+            [
+                once,
+                timed(lambda rows=rows, step=step: together.run_step(step, together.cutter.cut(rows), 0.0)),
+            ]
         )
     if world.rank == 0:
         n = world.size

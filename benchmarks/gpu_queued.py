@@ -141,7 +141,7 @@ def main() -> None:
     mesh = build_mesh(plan, MPI.COMM_WORLD)
     actor = Actor(plan, mesh, device, measure=AsIfFinite())
     queued = Queued()
-    microbatches = actor.cut(
+    microbatches = actor.cutter.cut(
         torch.randint(0, 256, (config.batch.global_, config.data.sequence + 1), device=device)
     )
     for step in (1, 2):

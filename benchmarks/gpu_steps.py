@@ -85,7 +85,7 @@ def ours(plan: Plan, compiled: bool, device: str, profile: bool) -> dict[str, ob
     begin = time.perf_counter()
     actor = Actor(plan, mesh, where, compiled=compiled)
     built = time.perf_counter() - begin
-    microbatches = actor.cut(rows_of(plan.config, where))
+    microbatches = actor.cutter.cut(rows_of(plan.config, where))
     numbers = iter(range(1, 100))
 
     def step() -> None:

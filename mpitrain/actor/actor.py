@@ -16,7 +16,6 @@ for instruction in program:  what stands in the list happens, in this order; `pl
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import repeat
 
 import torch
 
@@ -34,13 +33,12 @@ from mpitrain.actor.update import Update, owned_weights
 from mpitrain.cluster.status_board import BUSY, RankStatus
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
-from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
 from mpitrain.kernels.compiled import functions_of
 from mpitrain.model.blocks import Blocks, blocks_of
 from mpitrain.model.build_context import BuildContext
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.optimizer import optimizer_of
-from mpitrain.parallel.microbatch import Microbatch
+from mpitrain.parallel.microbatch import Microbatch, MicrobatchCutter
 from mpitrain.parallel.zero.shards import reserve, zero_groups_of
 from mpitrain.plan.division.stages import StagePlan
 from mpitrain.plan.plan import Plan
@@ -103,6 +101,9 @@ class Actor:
         self._ends = plan.training.other_ends(self.pp.rank)
         self._ends_of_evaluation = plan.evaluation.other_ends(self.pp.rank)
         self.stages = self._build(build)
+        first = any(stage.first for stage in self.stages.values())
+        last = any(stage.last for stage in self.stages.values())
+        self.cutter = MicrobatchCutter(plan, self.cp.rank, first, last)
         states = {number: stage.state for number, stage in self.stages.items()}
         needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank))
         reserve(self.zero_groups, needed, self.site.dtype, device)
@@ -173,53 +174,6 @@ class Actor:
     def shards_here(self) -> dict[str, int]:
         """The number of this rank's shard, by domain."""
         return {name: zero_group.rank for name, zero_group in self.zero_groups.items()}
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """The positions of a sequence that this rank has, [T]."""
-        return torch.from_numpy(self.plan.positions(self.cp.rank))
-
-    def cut(
-        self, tokens: torch.Tensor, ends: Ends | None = None, counted: torch.Tensor | None = None
-    ) -> list[Microbatch]:
-        """Cut this data-parallel rank's rows of a step into microbatches, and these into segments.
-
-        tokens: the rows, [batch, sequence + 1].
-        Inputs and targets are those of this rank's positions; targets are one position ahead in the
-        row, wherever that is.
-        ends: where documents end, if they are separate.
-        counted: of each row, whether its targets carry loss; None: all do.
-        """
-        micro = self.config.batch.micro
-        length = len(self.positions) // self.table.segments
-        here = self.positions.to(tokens.device)
-        documents, targets = (None, tokens[:, 1:]) if ends is None else separate(tokens, ends)
-        targets = targets if counted is None else targets.masked_fill(~counted[:, None], IGNORED)
-        # queries here meet keys of the whole sequence
-        whole = repeat(None) if documents is None else documents.split(micro)
-        every = (tokens, targets, *further_targets(targets, self.config.model.mtp if self.last else 0))
-        rows = zip(*(each[:, here].split(micro) for each in every), whole)
-        cut = [
-            (*parts, known)
-            for *halves, known in rows
-            for parts in zip(*(half.split(length, dim=1) for half in halves))
-        ]
-        return [
-            Microbatch(
-                a if self.first else None, b if self.last else None, documents=known, further=tuple(further)
-            )
-            for a, b, *further, known in cut
-        ]
-
-    @property
-    def first(self) -> bool:
-        """Whether a stage of this rank reads tokens."""
-        return any(stage.first for stage in self.stages.values())
-
-    @property
-    def last(self) -> bool:
-        """Whether a stage of this rank reads targets."""
-        return any(stage.last for stage in self.stages.values())
 
     # ------------------------------------------------------------ single training step
 

@@ -253,7 +253,7 @@ class _Run:
         if separate:
             rows[dice.random(rows.shape) < np.linspace(0, 0.6, len(rows))[:, None]] = END
         mine = torch.from_numpy(rows).chunk(config.parallel.dp)[self.mesh["dp"].rank]
-        return self.actor.cut(mine, END if separate else None)
+        return self.actor.cutter.cut(mine, END if separate else None)
 
     def completed_by(self, piece: ParameterShard) -> str:
         """Name the instruction that completes a parameter's gradient."""

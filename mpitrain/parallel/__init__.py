@@ -3,7 +3,7 @@
 communication    collectives of a block, whose backward is the adjoint one
 async_tp         tensor parallelism whose messages travel while it computes
 walk             a block: local segments and communications, walked there and back
-microbatch       what the items of a block know of a microbatch besides their input
+microbatch       cut from a step's rows; what the items of a block know of one besides their input
 device_clock     the clock of a GPU
 context/         context parallelism: ring, all-gather, Ulysses
 expert/          expert parallelism

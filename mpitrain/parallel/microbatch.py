@@ -1,15 +1,20 @@
-"""What the items of a block know of a microbatch besides their input."""
+"""Microbatches: cut from the rows of a step, and what the items of a block know of one besides their
+input.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Protocol
 
 import torch
 
+from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
 from mpitrain.kernels import fp8
 from mpitrain.kernels.dropout import DropoutDraw
 from mpitrain.kernels.functions import EAGER, Functions
+from mpitrain.plan.plan import Plan
 from mpitrain.plan.routing import Routes
 
 
@@ -27,6 +32,60 @@ class Microbatch:
     targets: torch.Tensor | None = None
     documents: torch.Tensor | None = None
     further: tuple[torch.Tensor, ...] = ()
+
+
+class MicrobatchCutter:
+    """Cuts a data-parallel rank's rows of a step into one rank's microbatches, and these into segments.
+
+    first, last: whether a stage of the rank reads tokens, and targets.
+    positions: of a sequence, those that the rank has, [T].
+    """
+
+    def __init__(self, plan: Plan, cp_rank: int, first: bool, last: bool):
+        self._micro = plan.config.batch.micro
+        self._mtp = plan.config.model.mtp
+        self._num_microbatches = plan.num_microbatches
+        self._segments = plan.table.segments
+        self.positions = torch.from_numpy(plan.positions(cp_rank))
+        self.first = first
+        self.last = last
+
+    def needs_tokens(self, separate_documents: bool) -> bool:
+        """Return whether the rank has to see tokens: stages in the middle look only for documents."""
+        return self.first or self.last or separate_documents
+
+    def cut(
+        self, tokens: torch.Tensor, ends: Ends | None = None, counted: torch.Tensor | None = None
+    ) -> list[Microbatch]:
+        """Return the rank's microbatches of a step, segment after segment.
+
+        tokens: the rows, [batch, sequence + 1].
+        Inputs and targets are those of this rank's positions; targets are one position ahead in the
+        row, wherever that is.
+        ends: where documents end, if they are separate.
+        counted: of each row, whether its targets carry loss; None: all do.
+        """
+        if not self.needs_tokens(ends is not None):
+            return [Microbatch() for _ in range(self._num_microbatches * self._segments)]
+        documents, targets = (None, tokens[:, 1:]) if ends is None else separate(tokens, ends)
+        targets = targets if counted is None else targets.masked_fill(~counted[:, None], IGNORED)
+        further = further_targets(targets, self._mtp if self.last else 0)
+        fields = (
+            self._segments_of(tokens) if self.first else repeat(None),
+            self._segments_of(targets) if self.last else repeat(None),
+            repeat(None) if documents is None else self._documents_of_segments(documents),
+            zip(*map(self._segments_of, further)) if further else repeat(()),
+        )
+        return [Microbatch(*segment) for segment in zip(*fields)]
+
+    def _segments_of(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        here = rows[:, self.positions.to(rows.device)]
+        length = len(self.positions) // self._segments
+        return [segment for part in here.split(self._micro) for segment in part.split(length, dim=1)]
+
+    def _documents_of_segments(self, documents: torch.Tensor) -> list[torch.Tensor]:
+        # of whole sequences: queries here meet keys of all positions
+        return [part for part in documents.split(self._micro) for _ in range(self._segments)]
 
 
 class Keeping(Protocol):

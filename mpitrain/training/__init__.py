@@ -6,7 +6,7 @@ layout_request          the layout of a run that leaves it open: asked once, on 
 trainer                 builds everything, then loops over steps: train, validate, log, save
 compile_warmup          compiles before the first step
 announcements           what a run says before its first step
-step_rows, microbatches  the tokens of this rank's gradient accumulation
+step_rows               the tokens of this rank's gradient accumulation
 side_files              trace.json and routing.npz of some steps
 profiling               torch's profiler on some steps and ranks: a table and profile.json
 tokenizing              a corpus is tokenized on all ranks

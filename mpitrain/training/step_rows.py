@@ -7,7 +7,6 @@ from mpitrain.actor.actor import Actor
 from mpitrain.data.order import Sampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.parallel.microbatch import Microbatch
-from mpitrain.training.microbatches import microbatches_of, needs_tokens
 
 
 class StepRows:
@@ -27,14 +26,14 @@ class StepRows:
         carries no loss.
         """
         device = self._actor.site.device
-        needed = needs_tokens(self._actor, self._separate)
+        needed = self._actor.cutter.needs_tokens(self._separate)
         rows = self.rows(sampler, first) if needed else TokenRows(np.empty(0, np.int64))
         tokens = torch.from_numpy(rows.tokens).to(device)
         ends = None if rows.ends is None else torch.from_numpy(rows.ends).to(device)
         counted = None
         if most is not None:
             counted = torch.tensor([slot < most for slot in self._slots(first)], device=device)
-        return microbatches_of(self._actor, tokens, ends, counted)
+        return self._actor.cutter.cut(tokens, ends, counted)
 
     def rows(self, sampler: Sampler, first: int) -> TokenRows:
         """Return the rows themselves."""

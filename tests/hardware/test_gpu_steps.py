@@ -186,7 +186,7 @@ def test_memory_is_within_a_twentieth_of_what_was_predicted(world, device, layou
         0, 256, (config.batch.global_, 65), generator=torch.Generator().manual_seed(1)
     ).chunk(config.parallel.dp)
     watch = Watch(actor.stages.values(), actor.site.constants())
-    actor.run_step(1, actor.cut(rows[mesh["dp"].rank].to(device)), 1e-3, watch=watch)
+    actor.run_step(1, actor.cutter.cut(rows[mesh["dp"].rank].to(device)), 1e-3, watch=watch)
     found = measure(actor, watch)
     mesh.free()
     state = (
@@ -241,7 +241,7 @@ def test_within_a_microbatch_the_host_waits_for_the_gpu_once_a_layer_of_experts(
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, device)
     rows = torch.randint(0, 256, (plan.config.batch.global_, plan.config.data.sequence + 1), device=device)
-    microbatches = actor.cut(rows)
+    microbatches = actor.cutter.cut(rows)
     actor.run_step(1, microbatches, 1e-3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

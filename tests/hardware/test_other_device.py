@@ -56,7 +56,8 @@ def test_a_step_stays_on_the_device(world, kind):
     actor = Actor(plan, mesh, torch.device("meta"), measure=Shapes())
     rows = torch.zeros(config.batch.global_, 17, dtype=torch.int64, device="meta")
     results = [
-        actor.run_step(step, actor.cut(rows, 7 if kind == "documents" else None), 1e-3) for step in (1, 2)
+        actor.run_step(step, actor.cutter.cut(rows, 7 if kind == "documents" else None), 1e-3)
+        for step in (1, 2)
     ]
     mesh.free()
     assert all(result.num_tokens == 8 * 16 and result.loss > 0 and not result.skipped for result in results)

@@ -97,7 +97,7 @@ class Ranks:
             np.random.default_rng(number).integers(0, 256, (batch.global_, self.config.data.sequence + 1))
         )
         mine = rows.chunk(self.config.parallel.dp)[self.mesh["dp"].rank]
-        result = self.actor.run_step(number, self.actor.cut(mine), 1e-2)
+        result = self.actor.run_step(number, self.actor.cutter.cut(mine), 1e-2)
         return result.loss, result.grad_norm
 
     def save(self, folder, how):

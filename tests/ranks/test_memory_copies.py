@@ -37,7 +37,7 @@ def arriving(world, settings):
     actor = Actor(plan, mesh, torch.device("cpu"))
     shape = config.batch.global_ // 2, config.data.sequence + 1
     rows = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1))
-    actor.run_step(1, actor.cut(rows), 1e-3)
+    actor.run_step(1, actor.cutter.cut(rows), 1e-3)
     mesh.free()
     return copies_sent(plan, 0), actor.gradients.most_bytes
 

@@ -136,7 +136,7 @@ def _peak_of_a_step(plan, world) -> int:
     actor = Actor(plan, mesh, torch.device("cpu"))
     storages = Storages()
     batch = plan.config.batch.global_ // plan.config.parallel.dp, plan.config.data.sequence + 1
-    microbatches = actor.cut(torch.randint(0, 256, batch, generator=torch.Generator().manual_seed(1)))
+    microbatches = actor.cutter.cut(torch.randint(0, 256, batch, generator=torch.Generator().manual_seed(1)))
     actor.training = [action for action in actor.training if action.kind not in ("NORM", "UPDATE", "SPREAD")]
     actor._update_at = len(actor.training)
     with storages:

@@ -222,7 +222,7 @@ def differences(world, plan, whole, plain, look=lambda result: [], routed=False)
         if separate:
             rows[:, 6] = 0  # two documents, each by itself
         own = rows.chunk(parallel.dp)[mesh["data"].rank // parallel.cp]
-        mine = actor.cut(own, 0 if separate else None)
+        mine = actor.cutter.cut(own, 0 if separate else None)
         results = []
         found, _ = recorded(
             mesh, lambda s=step, m=mine, r=results: r.append(actor.run_step(s, m, 0.1, watch=watch))

@@ -189,7 +189,9 @@ def test_the_loss_follows_that_of_fp32_moments(alone, optimizer):
         for step in range(1, 61):
             starts = np.random.default_rng(step).integers(0, len(text) - 17, 16)
             rows = torch.from_numpy(np.stack([text[at : at + 17] for at in starts]))
-            found.append(actor.run_step(step, actor.cut(rows), config.optimizer.lr * min(1, step / 10)).loss)
+            found.append(
+                actor.run_step(step, actor.cutter.cut(rows), config.optimizer.lr * min(1, step / 10)).loss
+            )
         losses[moments] = np.array(found)
         mesh.free()
     apart = abs(losses["bf16"] - losses["fp32"]) / losses["fp32"]

@@ -86,15 +86,15 @@ def test_what_was_saved_is_taken_over(world, name, monkeypatch):
     modes = (plan_of(resolved(world, *keys, f"memory.offload={mode}")) for mode in ("none", "optimizer"))
     first, second = (Actor(each, mesh, device) for each in modes)
     assert (len(second.optimizer._loads) == 1) == (name == "muon")
-    losses = [first.run_step(step, first.cut(rows[step]), 1e-2).loss for step in range(4)]
+    losses = [first.run_step(step, first.cutter.cut(rows[step]), 1e-2).loss for step in range(4)]
     first = Actor(plan, mesh, device)
-    found = [first.run_step(step, first.cut(rows[step]), 1e-2).loss for step in range(2)]
+    found = [first.run_step(step, first.cutter.cut(rows[step]), 1e-2).loss for step in range(2)]
     for one, other in zip(first.gradients.pieces, second.gradients.pieces):
         other.weight.copy_(one.weight)
         for (_, x), (_, y) in zip(first.optimizer.moments(one), second.optimizer.moments(other)):
             y.copy_(x)
     second.restored(2)
-    found += [second.run_step(step, second.cut(rows[step]), 1e-2).loss for step in (2, 3)]
+    found += [second.run_step(step, second.cutter.cut(rows[step]), 1e-2).loss for step in (2, 3)]
     mesh.free()
     assert found == losses
 
@@ -125,7 +125,9 @@ def test_a_gpu_computes_what_it_did_but_for_the_update(world):
         plan = plan_of(config)
         mesh = build_mesh(plan, world)
         actor = Actor(plan, mesh, torch.device("cuda", 0))
-        losses.append([actor.run_step(step, actor.cut(rows[step].cuda()), 1e-2).loss for step in range(3)])
+        losses.append(
+            [actor.run_step(step, actor.cutter.cut(rows[step].cuda()), 1e-2).loss for step in range(3)]
+        )
         hosted = [
             p.weight.is_pinned() and not p.weight.is_cuda and p.grad.is_cuda for p in actor.gradients.pieces
         ]

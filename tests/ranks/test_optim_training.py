@@ -99,7 +99,7 @@ def steps(world, config, compare):
     actor = Actor(plan, mesh, torch.device("cpu"))
     for step in range(1, STEPS + 1):
         rows = rows_of(step).chunk(config.parallel.dp)[mesh["dp"].rank]
-        compare(actor, step, actor.run_step(step, actor.cut(rows), 1e-2))
+        compare(actor, step, actor.run_step(step, actor.cutter.cut(rows), 1e-2))
     mesh.free()
 
 

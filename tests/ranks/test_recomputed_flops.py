@@ -87,7 +87,7 @@ def _counted(world, mode):
     rows = torch.randint(0, 256, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     with FlopCounterMode(display=False, custom_mapping={kernel: of_attention}) as counter:
-        actor.run_step(1, actor.cut(rows), 1e-3)
+        actor.run_step(1, actor.cutter.cut(rows), 1e-3)
     mesh.free()
     counts = counter.get_flop_counts()["Global"]
     attention = counts.pop(kernel)

@@ -156,9 +156,9 @@ def test_what_is_started_is_what_was_declared(world, layout):
         0, 256, (config.batch.global_ // config.parallel.dp, config.data.sequence + 1), generator=generator
     )
     for what, run, declared in (
-        ("step 1", lambda: actor.run_step(1, actor.cut(rows), 1e-2), rehearsal.training()),
-        ("step 2", lambda: actor.run_step(2, actor.cut(rows), 1e-2), rehearsal.training()),
-        ("evaluation", lambda: actor.evaluate(2, actor.cut(rows)), rehearsal.evaluation()),
+        ("step 1", lambda: actor.run_step(1, actor.cutter.cut(rows), 1e-2), rehearsal.training()),
+        ("step 2", lambda: actor.run_step(2, actor.cutter.cut(rows), 1e-2), rehearsal.training()),
+        ("evaluation", lambda: actor.evaluate(2, actor.cutter.cut(rows)), rehearsal.evaluation()),
     ):
         found, posted = recorded(mesh, run)
         wrong += [f"{what}: {text}" for text in differences(mesh.axes, found, posted, declared, transport)]
@@ -202,7 +202,7 @@ def test_rows_to_experts_are_declared_as_if_tokens_chose_evenly(world, layout):
     mesh = build_mesh(plan_of(config), world)
     actor = Actor(plan_of(config), mesh, torch.device("cpu"))
     rows = torch.randint(0, 256, (config.batch.global_ // config.parallel.dp, config.data.sequence + 1))
-    found, _ = recorded(mesh, lambda: actor.run_step(1, actor.cut(rows), 1e-2))
+    found, _ = recorded(mesh, lambda: actor.run_step(1, actor.cutter.cut(rows), 1e-2))
     wrong = []
     there = [name for name in found if name.startswith("experts")]
     sums = [

@@ -48,7 +48,7 @@ def actor_of(world, *settings):
     plan = plan_of(resolved)
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
-    yield actor, lambda rows, ends: actor.cut(rows.chunk(resolved.parallel.dp)[mesh["dp"].rank], ends)
+    yield actor, lambda rows, ends: actor.cutter.cut(rows.chunk(resolved.parallel.dp)[mesh["dp"].rank], ends)
     mesh.free()
 
 
@@ -96,10 +96,11 @@ def test_joined_documents_are_cut_as_if_there_were_none(world):
         microbatches = cut(rows, None)
         local = rows.chunk(actor.config.parallel.dp)[actor.mesh["dp"].rank]
         right = [m.documents is None for m in microbatches]
-        for name, shift, read in (("tokens", 0, actor.first), ("targets", 1, actor.last)):
+        positions = actor.cutter.positions
+        for name, shift, read in (("tokens", 0, actor.cutter.first), ("targets", 1, actor.cutter.last)):
             found = [getattr(m, name) for m in microbatches]
             right.append(
-                torch.cat(found).equal(local[:, actor.positions + shift]) if read else set(found) == {None}
+                torch.cat(found).equal(local[:, positions + shift]) if read else set(found) == {None}
             )
     agree(world, all(right), f"{right}")
 
@@ -135,7 +136,7 @@ def test_what_stands_before_a_document_does_not_matter_to_it(world):
         for ends in (END, None):
             losses = []
             for rows in (one, other):
-                microbatches = [behind(each, actor.positions) for each in cut(rows, ends)]
+                microbatches = [behind(each, actor.cutter.positions) for each in cut(rows, ends)]
                 losses.append(actor.evaluate(0, microbatches)[0])
             different[ends] = abs(losses[0] - losses[1]) / losses[0]
     agree(world, different[END] < 1e-12 and different[None] > 1e-6, f"{different}")

@@ -317,7 +317,7 @@ def require_as_plain_torch(world, layout, variant):
     taught(actor, weights)
     expected = expected_of(world, config, weights, steps_of(layout, variant))
     for step, (rows, loss, routing, norm, grads, after) in enumerate(expected, start=1):
-        mine = actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp])
+        mine = actor.cutter.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp])
         result = actor.run_step(step, mine, LR)
         wrong += ["nothing was dropped"] if variant == "capacity" and not result.metrics["dropped"] else []
         wrong += [f"step {step}: loss {result.loss}, not {loss}"] if abs(result.loss - loss) > 1e-10 else []
@@ -373,7 +373,7 @@ def test_the_losses_of_a_router_that_are_reported_are_those_that_are_trained(wor
     for microbatch in rows.split(config.batch.micro):
         plain, whole = microbatch_loss(weights, microbatch, LAYERS, HEADS, KV_HEADS, settings, {})
         expected += (whole - plain).item()
-    mine = actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp], end)
+    mine = actor.cutter.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp], end)
     metrics = actor.run_step(1, mine, LR).metrics
     mesh.free()
     found = metrics["balance_loss"] + metrics["z_loss"]
@@ -403,7 +403,7 @@ def test_validation_is_dropless_and_the_same_in_every_layout(world, layout):
         0
     ].item()
     found, count, _ = actor.evaluate(
-        1, actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp])
+        1, actor.cutter.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp])
     )
     mesh.free()
     agree(
@@ -437,7 +437,7 @@ def test_rounded_rows_change_gradients_by_little(world, layout, wire, most):
     weights = {s.name: initial(s) for s in plan_of_case(1, "", "mixtral").parameters()}
     taught(actor, weights)
     ((rows, _, _, norm, grads, _),) = expected_of(world, plan.config, weights, 1)
-    actor.run_step(1, actor.cut(rows.chunk(plan.config.parallel.dp)[mesh["data"].rank]), LR)
+    actor.run_step(1, actor.cutter.cut(rows.chunk(plan.config.parallel.dp)[mesh["data"].rank]), LR)
     clip = min(1.0, plan.config.optimizer.clip / norm)
     for piece in actor.gradients.pieces:
         if piece.spec.name in grads:
@@ -468,7 +468,7 @@ def test_an_expert_with_exactly_the_mean_load_keeps_its_bias(world):
         before = [piece.weight.clone() for piece in biases]
         # 64 tokens, each with 3 of 8 experts
         rows = torch.randint(0, 64, (8, 9), generator=torch.Generator().manual_seed(step))
-        actor.run_step(step, actor.cut(rows), LR)
+        actor.run_step(step, actor.cutter.cut(rows), LR)
         for piece, bias in zip(biases, before):
             assert piece.grad.sum() == 64 * 3
             even += (piece.grad == 24).sum().item()
@@ -528,7 +528,7 @@ def test_what_is_counted_is_rounded_neither_on_the_wire_nor_where_it_is_used(wor
     sequence = config.data.sequence
     for step in (1, 2):
         rows = torch.randint(0, 64, (batch, sequence + 1), generator=torch.Generator().manual_seed(step))
-        actor.run_step(step, actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank]), LR)
+        actor.run_step(step, actor.cutter.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank]), LR)
         for piece in (each for each in actor.gradients.pieces if not each.spec.trained):
             wrong += (
                 [f"{piece.spec.name}: {piece.grad.sum():g} choices"]

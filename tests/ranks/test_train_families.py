@@ -379,7 +379,7 @@ def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(worl
     )
     for step, (rows, loss, more, grads, weights) in enumerate(steps, start=1):
         results = []
-        mine = actor.cut(rows.chunk(dp)[mesh["data"].rank // plan.config.parallel.cp], ends)
+        mine = actor.cutter.cut(rows.chunk(dp)[mesh["data"].rank // plan.config.parallel.cp], ends)
         found, _ = recorded(
             mesh, lambda s=step, m=mine, r=results: r.append(actor.run_step(s, m, 0.1, watch=watch))
         )

@@ -153,7 +153,7 @@ def losses_of(world, compute):
     for step in range(50):
         starts = torch.randint(0, len(text) - 65, (16,), generator=torch.Generator().manual_seed(step))
         rows = torch.stack([text[start : start + 65] for start in starts])
-        losses.append(actor.run_step(step + 1, actor.cut(rows), 1e-3).loss)
+        losses.append(actor.run_step(step + 1, actor.cutter.cut(rows), 1e-3).loss)
     mesh.free()
     return losses
 
@@ -192,7 +192,7 @@ def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypa
         return quantise(x, dtype)
 
     monkeypatch.setattr(fp8, "quantise", planting)
-    result = actor.run_step(1, actor.cut(rows), 1e-2)
+    result = actor.run_step(1, actor.cutter.cut(rows), 1e-2)
     agree(world, result.skipped and (planted or mesh["dp"].rank < world.size - 1), f"{result}")
     agree(
         world,
@@ -200,5 +200,5 @@ def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypa
         "weights changed in a skipped step",
     )
     monkeypatch.setattr(fp8, "quantise", quantise)
-    agree(world, not actor.run_step(2, actor.cut(rows), 1e-2).skipped, "training didn't go on")
+    agree(world, not actor.run_step(2, actor.cutter.cut(rows), 1e-2).skipped, "training didn't go on")
     mesh.free()

@@ -85,7 +85,7 @@ def test_as_much_memory_is_alive_after_each_step(world, monkeypatch, kind, kept,
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
     rows = torch.randint(0, 50, (config.batch.global_, 17), generator=torch.Generator().manual_seed(1))
-    microbatches = actor.cut(rows, 7 if kind == "documents" else None)
+    microbatches = actor.cutter.cut(rows, 7 if kind == "documents" else None)
     found = []
     noting, alive = made_and_alive()
     for step in (1, 2, 3):

@@ -205,7 +205,7 @@ def test_metrics_of_a_step_are_what_plain_torch_computes(world, size, number, va
 
     def cut(step):
         local = rows_of(step)[0].chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp]
-        return actor.cut(local, 0)
+        return actor.cutter.cut(local, 0)
 
     for step, (line, _, val_loss) in enumerate(once(world, ("metrics", variant), expected_lines), start=1):
         result = actor.run_step(step, cut(step), 1e-2)

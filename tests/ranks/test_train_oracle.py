@@ -325,7 +325,7 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra, budget=FP64,
         )
 
     for step, (rows, loss, grads, norm, weights) in enumerate(expected[:num_steps], start=1):
-        result = actor.run_step(step, actor.cut(rows.chunk(dp)[mesh["dp"].rank], ends), 1e-2)
+        result = actor.run_step(step, actor.cutter.cut(rows.chunk(dp)[mesh["dp"].rank], ends), 1e-2)
         # run_step leaves the gradients as the optimiser got them
         clipped = min(1.0, 0.5 / result.grad_norm)
         for piece in actor.gradients.pieces:

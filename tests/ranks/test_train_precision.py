@@ -97,7 +97,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
         reduce(stage, bucket, *each)
 
     actor.gradients.reduce = planted
-    result = actor.run_step(1, actor.cut(rows), 1e-2)
+    result = actor.run_step(1, actor.cutter.cut(rows), 1e-2)
     scale = actor.loss_scale.value
     agree(world, result.skipped and scale == START / 2, f"{result}, scale {scale}")
     agree(
@@ -106,7 +106,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
         "weights changed in a skipped step",
     )
     actor.gradients.reduce = reduce
-    result = actor.run_step(2, actor.cut(rows), 1e-2)
+    result = actor.run_step(2, actor.cutter.cut(rows), 1e-2)
     agree(world, not result.skipped and actor.loss_scale.value == scale, f"{result}")
     agree(
         world,

@@ -76,7 +76,7 @@ def trained(plan, mesh):
     parallel = plan.config.parallel
     for step in range(1, STEPS + 1):
         rows = torch.randint(0, 64, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(step))
-        mine = actor.cut(rows.chunk(parallel.dp)[mesh["data"].rank // parallel.cp])
+        mine = actor.cutter.cut(rows.chunk(parallel.dp)[mesh["data"].rank // parallel.cp])
         losses.append(actor.run_step(step, mine, 0.1, watch=watch).loss)
     memory = predict(plan, actor.shards_here)[actor.pp.rank], measure(actor, watch)
     return losses, {piece: piece.grad.clone() for piece in actor.gradients.pieces}, memory

@@ -63,7 +63,7 @@ def train(world, config, prepare=lambda actor: None, num_steps=2):
             0, 256, (config.batch.global_, 17), generator=torch.Generator().manual_seed(step)
         )
         results.append(
-            actor.run_step(step, actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank]), 1e-2)
+            actor.run_step(step, actor.cutter.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank]), 1e-2)
         )
     weights = {piece.spec.name: piece.weight.clone() for piece in actor.gradients.counted}
     every = {name: w for part in world.allgather(weights) for name, w in part.items()}

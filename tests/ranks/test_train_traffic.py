@@ -117,7 +117,7 @@ def sent(world, config):
     before = {}
     for step in (1, 2):
         before = {name: usage.num_bytes for name, usage in mesh.usage().items()}
-        actor.run_step(step, actor.cut(rows), 1e-3)
+        actor.run_step(step, actor.cutter.cut(rows), 1e-3)
         mesh.progress.drain()
     posted = {name: usage.num_bytes - before[name] for name, usage in mesh.usage().items()}
     rank = mesh["pp"].rank

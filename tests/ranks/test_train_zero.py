@@ -215,7 +215,7 @@ def test_resident_memory_stays_flat(world, layout):
     first, last = (50, 200) if EVERY else (40, 120)
     sizes = {}
     for step in range(1, last + 1):
-        actor.run_step(step, actor.cut(rows), 1e-3)
+        actor.run_step(step, actor.cutter.cut(rows), 1e-3)
         sizes[step] = resident_bytes() if step in (first, last) else 0
     mesh.free()
     agree(

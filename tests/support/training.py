@@ -86,7 +86,7 @@ def train(world, config, look=lambda actor: None, device=None, before=lambda act
     lines = []
     for step in range(1, STEPS + 1):
         rows = torch.from_numpy(np.random.default_rng(step).integers(0, tokens, (config.batch.global_, 17)))
-        microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank].to(device), separator)
+        microbatches = actor.cutter.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank].to(device), separator)
         if step == 1:
             before(actor, microbatches)
         result = actor.run_step(step, microbatches, 1e-2)
@@ -164,7 +164,9 @@ def one_step(world, *settings):
         mesh["dp"].rank
     ]
     watch = Watch(actor.stages.values(), actor.site.constants())
-    actor.run_step(1, actor.cut(rows, 7 if config.data.documents == "separate" else None), 1e-3, watch=watch)
+    actor.run_step(
+        1, actor.cutter.cut(rows, 7 if config.data.documents == "separate" else None), 1e-3, watch=watch
+    )
     predicted = [predict(plan, shards)[actor.pp.rank] for shards in (actor.shards_here, None)]
     measured = measure(actor, watch)
     mesh.free()

@@ -29,7 +29,6 @@ from mpitrain.plan.predict.step_time.expert_load import CountedLoad, counts_of
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.tiles import stated
 from mpitrain.training.machine.device_placement import DevicePlacement, place, way_of_messages
-from mpitrain.training.microbatches import microbatches_of
 
 STEPS = 5  # that are timed, behind one that isn't
 TIMEOUT_S = 600.0
@@ -158,7 +157,7 @@ def _timed(
     shape = batch.global_ // plan.config.parallel.dp, plan.config.data.sequence + 1
     numbers = torch.Generator().manual_seed(mesh["dp"].rank)
     tokens = torch.randint(0, plan.config.model.vocab, shape, generator=numbers).to(placement.device)
-    microbatches = microbatches_of(actor, tokens, None)
+    microbatches = actor.cutter.cut(tokens)
     found = []
     blocked_s = 0.0
     load = None

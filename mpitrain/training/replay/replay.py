@@ -38,7 +38,6 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
 from mpitrain.training.checks.digests import digest
 from mpitrain.training.machine import compiler
-from mpitrain.training.microbatches import microbatches_of
 from mpitrain.training.replay.recording import FORMAT, gradients_of, state_of
 
 MOST_BYTES = 1 << 50  # of a file, whose arrays are read one by one
@@ -228,7 +227,7 @@ class Replay:
         ends = (
             about.separator if self._ends is None else torch.from_numpy(self._ends).to(self.actor.site.device)
         )
-        microbatches = microbatches_of(self.actor, tokens, ends)
+        microbatches = self.actor.cutter.cut(tokens, ends)
 
         def compute_and_look(compute: Callable[[], Work]) -> Work:
             work = compute()

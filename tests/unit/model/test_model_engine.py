@@ -23,7 +23,7 @@ plan = plan_of(resolve(settings.load(None, sys.argv[1:]), 1, 256))
 actor = Actor(plan, build_mesh(plan, MPI.COMM_WORLD), torch.device("cpu"))
 shape = plan.config.batch.global_, plan.config.data.sequence + 1
 before = set(sys.modules)
-actor.run_step(1, actor.cut(torch.randint(0, 256, shape)), 1e-3)
+actor.run_step(1, actor.cutter.cut(torch.randint(0, 256, shape)), 1e-3)
 print(*sorted(set(sys.modules) - before))
 """
 SMALL = "model.layers=1", "model.width=32", "batch.global=2", "data.sequence=16"
