@@ -47,11 +47,10 @@ TWINS = {
     "recompute.py": "plan/settings every how many blocks; model the recomputation",
     "reductions.py": "schedules/lowering where REDUCE stands in a program; actor what it does",
     "rehearsal.py": "dryrun/ the actor on silent axes; comm/standins those axes",
-    "repair.py": "checkpoint the work; commands/ckpt the command",
     "replay.py": "training/replay a recorded step; comm/standins its axes",
     "shards.py": "of ZeRO in parallel/zero; files of a checkpoint in checkpoint",
     "text.py": "commands/schedule what is printed; data/sources a corpus of texts",
-    "verify.py": "checkpoint the work, commands/ckpt the command; commands verifies a layout",
+    "verify.py": "checkpoint a step; commands a layout",
 }
 FORKS = (
     ast.If,

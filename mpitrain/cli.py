@@ -401,10 +401,10 @@ def import_weights(path: str, target: str, overrides: tuple[str, ...]) -> int:
 
     Exit codes: 0 done, 2 the folder can't be imported, and nothing was written.
     """
-    from mpitrain.commands.ckpt.team import together
-    from mpitrain.commands.weights.importing import import_weights as main
+    from mpitrain.cluster.team import together
+    from mpitrain.commands.weights import import_folder
 
-    return together(lambda team: main(team, path, target, overrides, _answer), entry.report_error)
+    return together(lambda team: import_folder(team, path, target, overrides, _answer), entry.report_error)
 
 
 @cli.command(short_help="Write a step as a Hugging Face folder, and prove it.")
@@ -433,11 +433,11 @@ def export(
 
     Exit codes: 0 done and proved, 1 the folder differs from the step, 2 bad input.
     """
-    from mpitrain.commands.ckpt.team import together
-    from mpitrain.commands.weights.exporting import ExportOptions, main
+    from mpitrain.cluster.team import together
+    from mpitrain.commands.weights import ExportOptions, export_step
 
     options = ExportOptions(step, dtype, shard_size, prove)
-    return together(lambda team: main(team, path, target, options, _answer), entry.report_error)
+    return together(lambda team: export_step(team, path, target, options, _answer), entry.report_error)
 
 
 @cli.group(short_help="Write, explain and submit the script of a scheduler's job.")
@@ -959,8 +959,8 @@ def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -
 
     Exit codes: 0 all are usable, 1 one is damaged, 2 there is none.
     """
+    from mpitrain.cluster.team import together
     from mpitrain.commands.ckpt.inspect import inspect
-    from mpitrain.commands.ckpt.team import together
 
     def on_first_rank() -> int:
         text, code = inspect(path, step, arrays, json)
@@ -988,8 +988,8 @@ def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) 
 
     Exit codes: 0 whole, 1 damaged, or an index that other programs can't open; 2 there is none.
     """
-    from mpitrain.commands.ckpt.team import together
-    from mpitrain.commands.ckpt.verify import verify
+    from mpitrain.cluster.team import together
+    from mpitrain.commands.ckpt.maintenance import verify
 
     return together(lambda team: verify(team, path, step, every, sample, _answer), entry.report_error)
 
@@ -1006,8 +1006,8 @@ def diff_checkpoints(one: str, other: str, only: str) -> int:
     Exit codes: 0 the arrays were committed with the same bits, 1 they differ or one can't be read,
     2 there is no checkpoint or its index can't be read.
     """
+    from mpitrain.cluster.team import together
     from mpitrain.commands.ckpt.diff import diff
-    from mpitrain.commands.ckpt.team import together
 
     return together(lambda team: diff(team, one, other, only, _answer), entry.report_error)
 
@@ -1028,10 +1028,10 @@ def reshard_checkpoint(path: str, target: str, step: int | None, shards: int) ->
 
     Exit codes: 0 done, the root digest is the same; 1 or 2 it could not be read or written.
     """
-    from mpitrain.commands.ckpt.reshard import reshard
-    from mpitrain.commands.ckpt.team import together
+    from mpitrain.cluster.team import together
+    from mpitrain.commands.ckpt.maintenance import rewrite
 
-    return together(lambda team: reshard(team, path, target, step, shards, _answer), entry.report_error)
+    return together(lambda team: rewrite(team, path, target, step, shards, _answer), entry.report_error)
 
 
 @ckpt.command("repair", short_help="Repair the index of steps that HDF5 refuses.")
@@ -1045,8 +1045,8 @@ def repair_checkpoints(path: str, step: int | None) -> int:
     Exit codes: 0 done, or nothing to do; 1 a step has other damage; 2 there is none, or a run
     uses them.
     """
-    from mpitrain.commands.ckpt.repair import repair
-    from mpitrain.commands.ckpt.team import together
+    from mpitrain.cluster.team import together
+    from mpitrain.commands.ckpt.maintenance import repair
 
     return together(
         lambda team: team.on_first_rank("writing indexes anew", lambda: repair(path, step, _answer)),
@@ -1072,8 +1072,8 @@ def prune_checkpoints(path: str, keep: int, every: int, best: int, dry_run: bool
 
     Exit codes: 0 done, 2 no step is intact.
     """
-    from mpitrain.commands.ckpt.prune import prune
-    from mpitrain.commands.ckpt.team import together
+    from mpitrain.cluster.team import together
+    from mpitrain.commands.ckpt.maintenance import prune
 
     def on_first_rank() -> int:
         return prune(path, keep, every, best, dry_run, _answer)

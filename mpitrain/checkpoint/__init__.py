@@ -22,7 +22,10 @@ save, load             writing a step; finding the newest one that is whole
 reader                 one step, open for reading
 index, shards          the files of a step, and how an array is put together from them
 folders, retention     names of steps, and the rename by which one exists; which steps are kept
-verify, repair         a step held against its digests; an index that is written anew
+steps                  which step of which folder a path means
+verify, verify_shared  a step held against its digests, by one process or by all ranks
+repair, reshard        an index that is written anew; a step in another number of files
+differences            what differs between two steps
 arrays, boxes          a logical array and its digests; boxes of its index space
 dtypes, tensors        dtypes in HDF5; torch's tensors as arrays
 meta                   what a step says of its run besides arrays

@@ -2,6 +2,7 @@
 
 allocation, launch, limit     when this job ends; who started it; how long a wait may be
 entry, std_streams            what a process does first; output that it survives
+team, progress_bar            one process, or all ranks, at work on files; how far they are
 guard                         around each rank: signals, and an end with one report
 watchdog                      one small process a node: limits, deaths, and the report
 watchdog_messages, activity   what ranks and watchdogs tell each other; whether a rank is at work

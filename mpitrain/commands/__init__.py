@@ -6,10 +6,9 @@ plan/                plan, sweep, published layouts
 verify, doctor       whether a layout is right; whether an environment is
 generate, decoding, sampling
                      text from a checkpoint: the command, logits, which token comes next
-ckpt/, weights/      checkpoints; import and export
+ckpt/, weights       checkpoints; import and export
 job/                 a batch script
 dry_run              a run that computes nothing: start, recipes, communicators, steps, report
 bench/, reference/   a machine, measured; pages made from the source
 output_file          a file that --out or --svg names: checked before any work, and written at once
-waiting              a progress bar
 """

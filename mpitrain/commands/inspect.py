@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from mpitrain import config as settings
+from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.commands.plan.run_layout import choose_layout
-from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config, LoadedConfig, Parallel
 from mpitrain.data.tokenizer import separator, tokenizer_of, vocabulary_of
 from mpitrain.errors import ConfigError
@@ -169,7 +169,7 @@ def show_program(
     plan, said, _ = _as_run(settings.read(path, overrides), num_ranks)
     width = min(columns() or PROGRAM_WIDTH, PROGRAM_WIDTH)
     notes = [f"# {line}" for line in said]
-    with Waiting("mpitrain program"):
+    with ProgressBar("mpitrain program"):
         programs = plan.training.ranks
     if rank is None:
         if traffic:
@@ -206,7 +206,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         chosen = chosen.changed(_on_gpu(chosen.config), KeyOrigin(PLANNER))
     plan = _plan_of(chosen, num_ranks)
     limit = limit_of_rank(chosen.config, num_ranks, _nodes_of(chosen.config, num_ranks)[1])
-    with Waiting("mpitrain memory"):
+    with ProgressBar("mpitrain memory"):
         usages = predict(plan)
         ranks = range(plan.config.parallel.pp)
         copies = [copy_bytes(plan, rank) for rank in ranks]
@@ -265,7 +265,7 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
     """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
     given = settings.read(path, overrides)
     plan, chosen, held = _as_run(given, num_ranks)
-    with Waiting("mpitrain check"):
+    with ProgressBar("mpitrain check"):
         _, programs, report = plan.training
         said = [
             *chosen,

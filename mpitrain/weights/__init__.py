@@ -3,6 +3,8 @@
 header, bits     a safetensors file: its header, checked; its numbers as arrays and back
 folder           a Hugging Face folder: config.json, index, shards, tokenizer files
 keys             config.json as keys of ours, and back
+importing, exporting
+                 a run of a folder; a folder of a step
 companions       what belongs to the weights: tokenizer, ends, chat template; from run to run
 matching         which tensors a model's weights are, and whether all are there
 weight_source    any box of any weight, from a folder or a checkpoint

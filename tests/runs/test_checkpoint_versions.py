@@ -31,10 +31,9 @@ from mpitrain.checkpoint.load import open_latest, open_step
 from mpitrain.checkpoint.repair import format_fault, rewrite_index
 from mpitrain.checkpoint.verify import verify
 from mpitrain.cluster.lock import Lock
-from mpitrain.commands.ckpt.repair import repair
-from mpitrain.commands.ckpt.reshard import reshard
-from mpitrain.commands.ckpt.team import TeamOfOne
-from mpitrain.commands.ckpt.verify import verify as verify_steps
+from mpitrain.cluster.team import TeamOfOne
+from mpitrain.commands.ckpt.maintenance import repair, rewrite
+from mpitrain.commands.ckpt.maintenance import verify as verify_steps
 from mpitrain.errors import CheckpointError
 
 WRITER = SUPPORT / "other_h5py.py"
@@ -85,7 +84,7 @@ def test_every_checksum_of_a_step_is_right(written):
 
 
 def test_a_resharded_step_is_read_as_well(written, tmp_path):
-    reshard(TeamOfOne(), str(written), str(tmp_path), None, 1, lambda text: None)
+    rewrite(TeamOfOne(), str(written), str(tmp_path), None, 1, lambda text: None)
     require_all({path: read(path) for path in files_of(tmp_path)})
 
 

@@ -22,9 +22,9 @@ from mpitrain.checkpoint.load import open_step, steps
 from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.checkpoint.save import begin, commit, write_shard
 from mpitrain.checkpoint.verify import shares, verify
-from mpitrain.commands.ckpt.reshard import reshard
-from mpitrain.commands.ckpt.team import TeamOfOne
-from mpitrain.commands.ckpt.verify import verify as verify_steps
+from mpitrain.cluster.team import TeamOfOne
+from mpitrain.commands.ckpt.maintenance import rewrite
+from mpitrain.commands.ckpt.maintenance import verify as verify_steps
 from mpitrain.errors import CheckpointError
 
 OLD = {
@@ -307,7 +307,7 @@ def test_a_beginning_that_no_name_has_is_bad_input(folder, num_ranks):
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 16])
 def test_a_resharded_step_has_the_same_digest_and_says_the_same(folder, num_shards):
-    reshard(TeamOfOne(), str(folder / "run"), str(folder / "new"), 20, num_shards, lambda text: None)
+    rewrite(TeamOfOne(), str(folder / "run"), str(folder / "new"), 20, num_shards, lambda text: None)
     verify(folder / "new" / "step-00000020")
     with (
         open_step(folder / "run" / "checkpoints", 20) as before,
@@ -349,7 +349,7 @@ def test_what_is_damaged_is_not_made_to_look_whole(folder):
     """New digests would be right for the wrong bytes."""
     flip(folder / "run" / "checkpoints" / "step-00000030" / "shard-00001.h5", 500_000)
     with pytest.raises(CheckpointError, match="what was read isn't what was written once"):
-        reshard(
+        rewrite(
             TeamOfOne(),
             str(folder / "run"),
             str(folder / "new" / "below"),
@@ -366,14 +366,14 @@ def test_a_folder_without_room_for_a_step_is_left_as_it_was(folder, monkeypatch,
         (folder / "new").mkdir()
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=1))
     with pytest.raises(CheckpointError, match=r"are needed, 0\.000 GB are free"):
-        reshard(TeamOfOne(), str(folder / "run"), str(folder / "new"), None, 3, lambda text: None)
+        rewrite(TeamOfOne(), str(folder / "run"), str(folder / "new"), None, 3, lambda text: None)
     assert (folder / "new").exists() == there
 
 
 def test_no_step_is_written_where_a_run_is(folder):
     (folder / "run" / "run.lock").write_text("")
     with pytest.raises(CheckpointError, match=r"run\.lock says that a run uses it"):
-        reshard(
+        rewrite(
             TeamOfOne(),
             str(folder / "run"),
             str(folder / "run" / "checkpoints"),
@@ -448,7 +448,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, a
         and words in inspected.output
         and "whole" in checked.output
     )
-    reshard(TeamOfOne(), str(tmp_path / "old"), str(tmp_path / "new"), None, 1, lambda text: None)
+    rewrite(TeamOfOne(), str(tmp_path / "old"), str(tmp_path / "new"), None, 1, lambda text: None)
     assert digest_of(tmp_path / "new", 2) == digest_of(OLD[version], 2)
 
 

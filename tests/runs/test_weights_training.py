@@ -170,10 +170,9 @@ def test_an_export_that_is_killed_leaves_nothing_by_its_name(tmp_path, model):
 
 def test_an_export_that_does_not_reach_the_disk_is_refused_and_leaves_nothing(tmp_path, model, monkeypatch):
     """A file system over a network says so when a file is synced."""
-    from mpitrain.commands.ckpt.team import TeamOfOne
-    from mpitrain.commands.weights import exporting
+    from mpitrain.cluster.team import TeamOfOne
     from mpitrain.errors import WeightsError
-    from mpitrain.weights import syncing
+    from mpitrain.weights import exporting, syncing
 
     def fail(descriptor):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
@@ -182,15 +181,15 @@ def test_an_export_that_does_not_reach_the_disk_is_refused_and_leaves_nothing(tm
     monkeypatch.setattr(syncing.os, "fsync", fail)
     options = exporting.ExportOptions(prove=False)
     with pytest.raises(WeightsError, match=r"model\.safetensors: Disk quota exceeded; free some space"):
-        exporting.main(TeamOfOne(), str(tmp_path / "run"), str(tmp_path / "out"), options, print)
+        exporting.export(TeamOfOne(), str(tmp_path / "run"), str(tmp_path / "out"), options)
     assert sorted(os.listdir(tmp_path)) == ["model", "run"]
 
 
 @pytest.mark.parametrize("known", ["none", "other"])
 def test_without_the_digests_of_what_was_written_numbers_are_compared(tmp_path, model, monkeypatch, known):
     """As where ranks have written parts of a chunk; others are of a checkpoint that changed meanwhile."""
-    from mpitrain.commands.ckpt.team import TeamOfOne
-    from mpitrain.commands.weights import exporting
+    from mpitrain.cluster.team import TeamOfOne
+    from mpitrain.commands.weights import ExportOptions, export_step
     from mpitrain.weights.expected import ExpectedDigests, ExportDigests
     from mpitrain.weights.proof import ExportError
 
@@ -198,10 +197,8 @@ def test_without_the_digests_of_what_was_written_numbers_are_compared(tmp_path, 
     said = []
 
     def export(target):
-        options = exporting.ExportOptions(dtype="bf16", prove=False)
-        return exporting.main(
-            TeamOfOne(), str(tmp_path / "run"), str(tmp_path / target), options, said.append
-        )
+        options = ExportOptions(dtype="bf16", prove=False)
+        return export_step(TeamOfOne(), str(tmp_path / "run"), str(tmp_path / target), options, said.append)
 
     export("one")
     digests = {} if known == "none" else {"head.norm.weight": {0: bytes(16)}}
@@ -228,9 +225,9 @@ def test_a_target_that_is_there_is_left_as_it_is(tmp_path, model):
 
 def test_what_was_written_wrong_is_found(tmp_path, model, monkeypatch):
     """A tensor of the export is changed before it is read back."""
-    from mpitrain.commands.ckpt.team import TeamOfOne
-    from mpitrain.commands.weights import exporting
+    from mpitrain.cluster.team import TeamOfOne
     from mpitrain.errors import FAILED
+    from mpitrain.weights import exporting
     from mpitrain.weights.proof import ExportError
 
     assert command("import", model, "--to", tmp_path / "run").returncode == 0
@@ -245,6 +242,6 @@ def test_what_was_written_wrong_is_found(tmp_path, model, monkeypatch):
     monkeypatch.setattr(exporting, "write_shard", wrongly)
     options = exporting.ExportOptions(prove=False)
     with pytest.raises(ExportError, match=r"lm_head|head\.weight") as caught:
-        exporting.main(TeamOfOne(), str(tmp_path / "run"), str(tmp_path / "out"), options, print)
+        exporting.export(TeamOfOne(), str(tmp_path / "run"), str(tmp_path / "out"), options)
     assert caught.value.exit_code == FAILED and not (tmp_path / "out").exists()
     assert (tmp_path / "out.export.tmp").is_dir() and (tmp_path / "run/config.toml").exists()

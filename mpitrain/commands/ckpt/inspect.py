@@ -11,8 +11,8 @@ from typing import Any
 from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.checkpoint.folders import leftovers
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.steps import Steps, steps_at
 from mpitrain.checkpoint.verify import check_sizes
-from mpitrain.commands.ckpt.steps import Steps, steps_at
 from mpitrain.data.corpus_files import named
 from mpitrain.data.permutation import SORTED
 from mpitrain.errors import DONE, FAILED, CheckpointError

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpitrain import config as settings
+from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.commands.plan.candidates import FixedKeys, SearchSpace, fixed_keys
 from mpitrain.commands.plan.explained import (
@@ -27,7 +28,6 @@ from mpitrain.commands.plan.of_config import expert_load_of, model_of
 from mpitrain.commands.plan.plan_variants import ScalingPoint, WhatIf, layouts_csv, scaling_text
 from mpitrain.commands.plan.search import REFUSED, SLACK, Candidate, SearchResult, search, searches
 from mpitrain.commands.plan.timeline_file import write_timeline
-from mpitrain.commands.waiting import Waiting
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError, MpitrainError
@@ -181,7 +181,7 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     rates, limit = _changed(rates, limit, asked.changed)
     _refuse_type(given, rates)
     tokens = _tokens(asked.tokens)
-    with Waiting("mpitrain plan"):
+    with ProgressBar("mpitrain plan"):
         model = model_of(given)
         _refuse_idle_degrees(given, model)
         space = _space(loaded, asked.ranks, rates)

@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.commands.output_file import require_file, require_plotting, write
 from mpitrain.commands.schedule.played import Request, play
 from mpitrain.commands.schedule.text import as_json, as_text
-from mpitrain.commands.waiting import Waiting
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.screen import columns
@@ -45,7 +45,7 @@ def answer(name: str, asked: dict[str, Any], trace: str | None, files: Files, js
     """Return what the command prints. `asked` are its options as they were typed."""
     if trace is None:
         request = read_request(name, **asked)
-        with Waiting(f"mpitrain schedule {shown(name)}") as notify:
+        with ProgressBar(f"mpitrain schedule {shown(name)}") as notify:
             request = request._replace(notify=notify)
             return show_all(request, files, json) if name == "compare" else show(request, files, json)
     given = [
@@ -58,7 +58,7 @@ def answer(name: str, asked: dict[str, Any], trace: str | None, files: Files, js
             f"--trace {shown(trace)}: goes with compare, --out and --json only; found "
             f"{shown(' '.join([name, *given]))}"
         )
-    with Waiting(f"mpitrain schedule compare --trace {shown(trace)}"):
+    with ProgressBar(f"mpitrain schedule compare --trace {shown(trace)}"):
         return show_trace(trace, files, json)
 
 

@@ -1,4 +1,4 @@
-"""`mpitrain import`: the weights of a Hugging Face folder as a run's step 0, or as a step.
+"""Import the weights of a Hugging Face folder as a run's step 0, or as a step.
 
     RUN/config.toml                   the model's keys; the run that begins from here has them
     RUN/huggingface/                  config.json, the tokenizer and what else came along
@@ -11,10 +11,11 @@ An import that fails removes all it has written, config.toml first.
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,13 +27,13 @@ from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster import code_identity
+from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.commands.ckpt.progress_bar import ProgressBar
-from mpitrain.commands.ckpt.team import Team
+from mpitrain.cluster.team import Team
 from mpitrain.config import LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
-from mpitrain.errors import DONE, CheckpointError, ConfigError, InputError
-from mpitrain.inputs import DRAFT, listed, remove, shown
+from mpitrain.errors import CheckpointError, ConfigError, InputError
+from mpitrain.inputs import DRAFT, remove, shown
 from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.key_origins import with_resolved
@@ -45,7 +46,7 @@ from mpitrain.weights.companions import (
 )
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
 from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank, require_blocks, require_model
-from mpitrain.weights.matching import Matched, match, tensors_of
+from mpitrain.weights.matching import Matched, match
 from mpitrain.weights.proof import digest_of_checkpoint
 from mpitrain.weights.weight_source import FolderSource, require_no_bias, require_tied_head
 
@@ -104,45 +105,61 @@ class Target:
     run: RunDir | None
 
 
-def import_weights(
-    team: Team, given: str, target: str, overrides: tuple[str, ...], say: Callable[[str], None]
-) -> int:
-    """Import a folder; each rank reads and writes a part of it. Return 0. Collective.
+class FolderModel(NamedTuple):
+    """What a folder holds, as a run of ours.
+
+    asked: the configuration of the run to be. read: what config.json says, with lines for the user.
+    """
+
+    asked: LoadedConfig
+    plan: Plan
+    read: ModelKeys
+    matched: Matched
+
+
+class Imported(NamedTuple):
+    """What an import has made. seconds: it took. companions: files that came along."""
+
+    model: FolderModel
+    target: Target
+    companions: list[str]
+    seconds: float
+
+
+def read_model(team: Team, folder: ModelFolder, target: Target, overrides: tuple[str, ...]) -> FolderModel:
+    """Return what a folder holds. Collective. Raises InputError for what can't be imported."""
+    return team.on_every_rank("reading config.json", lambda: _understood(folder, target, overrides))
+
+
+def import_weights(team: Team, folder: ModelFolder, model: FolderModel, target: Target) -> Imported:
+    """Import a folder; each rank reads and writes a part of it. Collective.
 
     Raises InputError, and leaves nothing, for whatever can't be imported.
     """
     begin_s = time.monotonic()
-    where = team.on_first_rank("looking at --to", lambda: _target(target))
-    with team.on_every_rank("opening the folder", lambda: ModelFolder(given)) as folder:
-        asked, plan, found, matched = team.on_every_rank(
-            "reading config.json", lambda: _understood(folder, where, overrides)
+    asked, plan, _, matched = model
+    source = FolderSource(folder, matched, plan.config)
+    team.on_every_rank("comparing the tied head", lambda: require_tied_head(folder, matched, source))
+    where_from = str(shown(folder.path))
+    team.on_every_rank("reading biases", lambda: require_no_bias(source, plan, where_from))
+    needs = plan.stored_weights()
+    total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in needs.values())
+    made = team.on_first_rank("making the folder", lambda: _begin(target, total))
+    tmp = target.checkpoints / (name_of(target.step) + ".tmp")
+    try:
+        with ProgressBar(f"importing {where_from}", total // team.size, team.rank) as progress:
+            parts = _parts(plan, source, progress, team)
+            team.on_every_rank("writing weights", lambda: save.write_shard(tmp, team.rank, parts))
+        came = team.on_first_rank(
+            "committing the step", lambda: _commit(folder, target, tmp, asked, plan, team.size)
         )
-        for line in (f"{folder.where(CONFIG)}:", *(f"  {line}" for line in found.lines)) * (team.rank == 0):
-            say(line)
-        source = FolderSource(folder, matched, plan.config)
-        team.on_every_rank("comparing the tied head", lambda: require_tied_head(folder, matched, source))
-        where_from = str(shown(folder.path))
-        team.on_every_rank("reading biases", lambda: require_no_bias(source, plan, where_from))
-        needs = plan.stored_weights()
-        total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in needs.values())
-        made = team.on_first_rank("making the folder", lambda: _begin(where, total))
-        tmp = where.checkpoints / (name_of(where.step) + ".tmp")
-        try:
-            with ProgressBar(f"importing {shown(given)}", total // team.size, team.rank) as progress:
-                parts = _parts(plan, source, progress, team)
-                team.on_every_rank("writing weights", lambda: save.write_shard(tmp, team.rank, parts))
-            came = team.on_first_rank(
-                "committing the step", lambda: _commit(folder, where, tmp, asked, plan, team.size)
-            )
-        except InputError:
-            team.on_first_rank("removing what was written", lambda: _undo(where, tmp, made))
-            raise
-    if team.rank == 0:
-        say(_summary(folder, matched, where, came, time.monotonic() - begin_s))
-    return DONE
+    except InputError:
+        team.on_first_rank("removing what was written", lambda: _undo(target, tmp, made))
+        raise
+    return Imported(model, target, came, time.monotonic() - begin_s)
 
 
-def _target(given: str) -> Target:
+def target_of(given: str) -> Target:
     """Return what --to means. Raises CheckpointError if something is there that an import would replace."""
     path = Path(given)
     step = step_of(path.absolute())
@@ -167,10 +184,7 @@ def _target(given: str) -> Target:
     return Target(run.checkpoints, 0, run)
 
 
-def _understood(
-    folder: ModelFolder, where: Target, overrides: tuple[str, ...]
-) -> tuple[LoadedConfig, Plan, ModelKeys, Matched]:
-    """Return the configuration of the run to be, its plan, and where the folder has which weight."""
+def _understood(folder: ModelFolder, where: Target, overrides: tuple[str, ...]) -> FolderModel:
     found = keys_of(folder)
     require_model(found, folder.where(CONFIG))
     require_blocks(folder, found)
@@ -190,7 +204,7 @@ def _understood(
             f"model.vocab = {rows}, but {folder.where(CONFIG)} has {found.vocab}: rows for further tokens "
             "are made where a run begins; leave it out, and run with model.init and model.vocab"
         )
-    return asked, plan, found, match(folder, plan, found.kind, found.vocab, found.further)
+    return FolderModel(asked, plan, found, match(folder, plan, found.kind, found.vocab, found.further))
 
 
 def _with_texts(asked: LoadedConfig, folder: ModelFolder, run: RunDir, lines: list[str]) -> LoadedConfig:
@@ -298,29 +312,8 @@ def _commit(
     return came
 
 
-def _summary(folder: ModelFolder, matched: Matched, where: Target, came: list[str], seconds: float) -> str:
-    tensors = tensors_of(matched.weights)
-    read = sum(folder.entry(name).num_bytes for name in tensors)
-    parameters = sum(weight.spec.numel for weight in matched.weights)
-    lines = [
-        f"{len(tensors):,} tensors, {parameters:,} parameters, {read:,} bytes read in {seconds:.1f} s "
-        f"({read / 1e6 / seconds:,.0f} MB/s); {_digest(matched, where)}",
-    ]
-    if matched.ignored:
-        lines.append(f"ignored: {len(matched.ignored):,} tensors that hold nothing of the model")
-    if matched.absent:
-        absent = [weight.tensors[0] for weight in matched.absent]
-        lines.append(f"absent, and 0: {listed(absent, 2)}")
-    if where.run is None:
-        return "\n".join([*lines, f"step {where.step} is in {shown(where.checkpoints)}"])
-    if came:
-        lines.append(f"came along: {', '.join(came)}, in {shown(where.run.came_along)}")
-    run = shown(where.run.config)
-    return "\n".join([*lines, f"done: step 0 of {shown(where.run.path)}; train it: mpitrain run {run}"])
-
-
-def _digest(matched: Matched, where: Target) -> str:
-    """Return the digest of what was written, for a message; the step is whole without it."""
+def digest_line(matched: Matched, where: Target) -> str:
+    """Say the digest of what was written; the step is whole without it."""
     try:
         with Checkpoint(where.checkpoints / name_of(where.step)) as saved:
             found = digest_of_checkpoint(saved, [weight.name for weight in matched.weights])

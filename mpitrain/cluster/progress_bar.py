@@ -1,28 +1,33 @@
-"""A progress bar for what takes more than two seconds: on a terminal's stderr only, and gone when
-it is done.
+"""How far a command is, on stderr.
+
+A bar on a terminal, after two seconds; elsewhere, of bytes, a line now and then.
 """
 
 import sys
 import threading
+import time
 from contextlib import suppress
 
 SOON_S = 2.0
+LINE_S = 5.0  # between two lines
 
 
-class Waiting:
-    """Use as a context manager around what may take long, and hand it over to what can tell how far it is."""
+class ProgressBar:
+    """Use as a context manager. num_bytes: of this rank's share; only the first rank speaks."""
 
-    def __init__(self, what: str):
+    def __init__(self, what: str, num_bytes: int = 0, rank: int = 0):
         self._what = what
         self._done = 0
-        self._total = 0
+        self._total = num_bytes
+        self._speaks = rank == 0
         self._bar = None
         self._lock = threading.Lock()
         self._timer = threading.Timer(SOON_S, self._show)
         self._timer.daemon = True
+        self._begin = self._last = time.monotonic()
 
-    def __enter__(self) -> "Waiting":
-        if sys.stderr.isatty():
+    def __enter__(self) -> "ProgressBar":
+        if self._speaks and sys.stderr.isatty():
             with suppress(RuntimeError):  # no thread can be started: there is no bar
                 self._timer.start()
         return self
@@ -38,6 +43,18 @@ class Waiting:
         """`done` steps of `total` are over; the total may grow."""
         self._done = done
         self._total = total
+
+    def add(self, num_bytes: int) -> None:
+        """Take note that so many more bytes are done."""
+        self._done += num_bytes
+        now = time.monotonic()
+        if self._speaks and now - self._last > LINE_S and not sys.stderr.isatty():
+            self._last = now
+            rate = self._done / (now - self._begin)
+            sys.stderr.write(
+                f"{self._what}: {self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s\n"
+            )
+            sys.stderr.flush()
 
     def _show(self) -> None:
         from rich.console import Console  # here: most commands answer before it would be loaded

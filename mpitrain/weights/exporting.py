@@ -1,4 +1,4 @@
-"""`mpitrain export`: a step as a Hugging Face folder, proved before it has its name.
+"""Export a step as a Hugging Face folder, proved before it has its name.
 
 OUT.export.tmp/     being written; a killed export leaves it, the next one replaces it
 OUT/                whole, read back and compared
@@ -22,33 +22,22 @@ from mpitrain import config as settings
 from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.checkpoint.files import require_space
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.steps import CHECKPOINTS, same_everywhere, steps_at
 from mpitrain.cluster.heap import keep_freed_memory
+from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.commands.ckpt.progress_bar import ProgressBar
-from mpitrain.commands.ckpt.steps import CHECKPOINTS, steps_at
-from mpitrain.commands.ckpt.team import Team, same_everywhere
+from mpitrain.cluster.team import Team
 from mpitrain.config import Config
-from mpitrain.errors import (
-    DONE,
-    CheckpointError,
-    ConfigError,
-    InputError,
-    MpitrainError,
-    WeightsError,
-)
+from mpitrain.errors import CheckpointError, ConfigError, InputError, MpitrainError, WeightsError
 from mpitrain.inputs import open_regular, remove, shown, sync_folder
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.weights import logits
 from mpitrain.weights.bits import NAMED
-from mpitrain.weights.card import card, table
+from mpitrain.weights.card import card
 from mpitrain.weights.companions import as_json, companions_of_run, exported, special_tokens
 from mpitrain.weights.expected import ExpectedDigests, ExportDigests, together
-from mpitrain.weights.folder import (
-    CONFIG,
-    INDEX,
-    ModelFolder,
-)
+from mpitrain.weights.folder import CONFIG, INDEX, ModelFolder
 from mpitrain.weights.keys import config_json, plan_on_one_rank
 from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of, zeros_of
 from mpitrain.weights.proof import ExportError, digest_of, opened, read_back
@@ -103,14 +92,21 @@ class ExportPlan(NamedTuple):
         return sum(tensor.num_bytes for tensor in self.tensors)
 
 
-def main(
-    team: Team,
-    given: str,
-    target: str,
-    options: ExportOptions,
-    say: Callable[[str], None],
-) -> int:
-    """Export a step; each rank writes and reads back a part of it. Return 0. Collective.
+class Exported(NamedTuple):
+    """A step that was exported.
+
+    rows: the table of the proof. warning: "", or what a crash may lose now.
+    left_out: names of weights for further tokens.
+    """
+
+    step: int
+    rows: Rows
+    warning: str
+    left_out: list[str]
+
+
+def export(team: Team, given: str, target: str, options: ExportOptions) -> Exported:
+    """Export a step; each rank writes and reads back a part of it. Collective. Rank 0 has the proof.
 
     Raises InputError, and leaves nothing, for what can't be exported; ExportError, with what was
     written beside the target, if it isn't what was to be.
@@ -141,15 +137,9 @@ def main(
                 team.on_first_rank("removing what was written", lambda: _undo(written.path))
                 raise
         warning = team.on_first_rank("giving it its name", lambda: _publish(written.path, out))
-    if team.rank == 0:
-        total_s = time.monotonic() - begin_s
-        rows.append(("time", f"{wrote_s:.1f} s to write, {total_s - wrote_s:.1f} s to sync and prove"))
-        say(f"step {saved.step} is in {shown(out)}, read back and equal:\n{table(rows)}")
-        if warning:
-            say(warning)
-        for spec in left_out(source.plan)[:1]:
-            say(f"left out: {len(left_out(source.plan))} weights for further tokens, as {spec.name}")
-    return DONE
+    total_s = time.monotonic() - begin_s
+    rows.append(("time", f"{wrote_s:.1f} s to write, {total_s - wrote_s:.1f} s to sync and prove"))
+    return Exported(saved.step, rows, warning, [spec.name for spec in left_out(source.plan)])
 
 
 def bytes_of(text: str) -> int:

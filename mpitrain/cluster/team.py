@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.launch import is_single
-from mpitrain.errors import CheckpointError, InputError, storage_fault
+from mpitrain.errors import InputError, storage_fault
 
 LIMIT_S = 3600.0  # for which a rank may do nothing while the others wait for it
 T = TypeVar("T")
@@ -63,21 +62,3 @@ def together(body: Callable[[Team], int], report: Callable[[InputError], None]) 
         return body(world)
 
     return guarded(on_ranks, report)
-
-
-def same_everywhere(team: Team, checkpoint: Checkpoint | None) -> None:
-    """Raise CheckpointError, on all ranks, unless all that could open a checkpoint have opened the same one.
-
-    Collective.
-    """
-    mine = None if checkpoint is None else (checkpoint.step, checkpoint.digest)
-    found = sorted({each for each in team.all_gather("which checkpoint they see", mine) if each is not None})
-
-    def require() -> None:
-        if len(found) > 1:
-            steps = ", ".join(f"step {step} with root digest {digest}" for step, digest in found[:4])
-            raise CheckpointError(
-                f"ranks see different checkpoints: {steps}; give a folder that all of them share"
-            )
-
-    team.on_every_rank("comparing what they see", require)

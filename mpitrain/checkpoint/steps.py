@@ -8,6 +8,7 @@ from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.folders import find, find_one, step_of
 from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.cluster.team import Team
 from mpitrain.config_hints import RUN_DIRECTORY, recognised
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import kind_of, listed, shown
@@ -86,3 +87,21 @@ def _chosen(given: str, folder: Path, committed: Mapping[int, Path], step: int |
             found += f", it is {other}" * (other != RUN_DIRECTORY)
         raise CheckpointError(f"{shown(given)}: no checkpoint {found}; {GIVE}")
     return Steps(folder, step, tuple(committed) if step is None else (step,))
+
+
+def same_everywhere(team: Team, checkpoint: Checkpoint | None) -> None:
+    """Raise CheckpointError, on all ranks, unless all that could open a checkpoint have opened the same one.
+
+    Collective.
+    """
+    mine = None if checkpoint is None else (checkpoint.step, checkpoint.digest)
+    found = sorted({each for each in team.all_gather("which checkpoint they see", mine) if each is not None})
+
+    def require() -> None:
+        if len(found) > 1:
+            steps = ", ".join(f"step {step} with root digest {digest}" for step, digest in found[:4])
+            raise CheckpointError(
+                f"ranks see different checkpoints: {steps}; give a folder that all of them share"
+            )
+
+    team.on_every_rank("comparing what they see", require)

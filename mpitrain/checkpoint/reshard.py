@@ -1,14 +1,15 @@
-"""`mpitrain ckpt reshard`: the same arrays in another number of files, for whoever copies or reads them.
+"""Write a step anew: the same arrays in another number of files, for whoever copies or reads them.
 
 A run needs no such thing.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,11 +18,11 @@ from mpitrain.checkpoint.boxes import Box, run_boxes, whole
 from mpitrain.checkpoint.folders import remove_empty
 from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.steps import same_everywhere, steps_at
 from mpitrain.cluster.lock import NAME as LOCK
-from mpitrain.commands.ckpt.progress_bar import ProgressBar
-from mpitrain.commands.ckpt.steps import steps_at
-from mpitrain.commands.ckpt.team import Team, same_everywhere
-from mpitrain.errors import DONE, CheckpointError, InputError
+from mpitrain.cluster.progress_bar import ProgressBar
+from mpitrain.cluster.team import Team
+from mpitrain.errors import CheckpointError, InputError
 from mpitrain.inputs import remove, shown
 
 
@@ -45,18 +46,22 @@ class Later:
         return found
 
 
-def reshard(
-    team: Team, given: str, target: str, step: int | None, num_shards: int, say: Callable[[str], None]
-) -> int:
-    """Write a step into the folder `target` in so many shards; return 0.
+class Resharded(NamedTuple):
+    """A step that was written anew. seconds: it took."""
 
-    Each rank writes some of them. Collective.
+    step: int
+    digest: str
+    num_bytes: int
+    seconds: float
+
+
+def reshard(team: Team, given: str, folder: Path, step: int | None, num_shards: int) -> Resharded:
+    """Write a step into a folder in so many shards. Each rank writes some of them. Collective.
 
     Raises CheckpointError, and leaves nothing, if the step is damaged, or a run uses the folder.
     """
     steps = team.on_first_rank("finding the checkpoint", lambda: steps_at(given, step))
     begin_s = time.monotonic()
-    folder = Path(target)
     with team.on_every_rank("opening the checkpoint", lambda: steps.open(steps.newest)) as source:
         same_everywhere(team, source)
         total = sum(_bytes_of(source, name) for name in source.names())
@@ -71,14 +76,7 @@ def reshard(
         except InputError:
             team.on_first_rank("removing what was written", lambda: _undo(tmp, made))
             raise
-    if team.rank == 0:
-        rate = total / (time.monotonic() - begin_s)
-        size = f"{total / 1e6:,.1f} MB in {num_shards} shard{'s' * (num_shards > 1)}"
-        say(
-            f"step {source.step}: {size} in {shown(folder)}, {rate / 1e6:,.0f} MB/s; root digest "
-            f"{source.digest}, as before"
-        )
-    return DONE
+    return Resharded(source.step, source.digest, total, time.monotonic() - begin_s)
 
 
 def _begin(folder: Path, step: int, num_bytes: int) -> tuple[Path, list[Path]]:

@@ -1,0 +1,166 @@
+"""`mpitrain ckpt verify`, `reshard`, `repair` and `prune`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mpitrain.checkpoint.folders import GONE, remove_leftovers
+from mpitrain.checkpoint.load import open_latest
+from mpitrain.checkpoint.repair import format_fault, rewrite_index
+from mpitrain.checkpoint.reshard import reshard
+from mpitrain.checkpoint.retention import Policy, Retention
+from mpitrain.checkpoint.steps import CHECKPOINTS, steps_at
+from mpitrain.checkpoint.verify_shared import VerifiedStep, verify_step
+from mpitrain.cluster.lock import Lock
+from mpitrain.cluster.team import Team
+from mpitrain.errors import DONE, FAILED, CheckpointError
+from mpitrain.inputs import listed, shown
+
+MOST_DAMAGES = 20  # of a step, or steps that are damaged
+MOST_SHOWN = 100  # steps
+
+
+def verify(
+    team: Team, given: str, step: int | None, every: bool, sample: float, say: Callable[[str], None]
+) -> int:
+    """Verify a step, or every one; return 0, or 1 if one is damaged or no valid HDF5. Collective.
+
+    sample: the share of the chunks to read.
+    """
+    steps = team.on_first_rank("finding the checkpoints", lambda: steps_at(given, step))
+    code = DONE
+    for number in steps.committed if every else [steps.newest]:
+        verified = verify_step(team, steps, number, sample)
+        if team.rank == 0:
+            _report(number, verified, sample, say)
+        if verified is not None and (verified.damages or verified.fault):
+            code = FAILED
+    return code
+
+
+def _report(step: int, verified: VerifiedStep | None, sample: float, say: Callable[[str], None]) -> None:
+    if verified is None:
+        say(f"step {step}: removed meanwhile")
+        return
+    _say_some(verified.damages, "", say)
+    if verified.fault:
+        say(verified.fault)
+    how = "whole" if sample == 1 else f"no damage in {sample:.1%} of the chunks, taken by chance"
+    how = "damaged" if verified.damages else how
+    how += ", but no valid HDF5" if verified.fault else ""
+    rate = verified.num_bytes / verified.seconds
+    say(
+        f"step {step}: {how}; read {verified.num_chunks:,} chunks, {verified.num_bytes / 1e6:,.1f} MB, "
+        f"{rate / 1e6:,.0f} MB/s"
+    )
+
+
+def _say_some(lines: list[str], what: str, say: Callable[[str], None]) -> None:
+    for line in lines[:MOST_DAMAGES]:
+        say(line)
+    if len(lines) > MOST_DAMAGES:
+        say(f"... and {len(lines) - MOST_DAMAGES:,} more{what}")
+
+
+def rewrite(
+    team: Team, given: str, target: str, step: int | None, num_shards: int, say: Callable[[str], None]
+) -> int:
+    """Write a step into another folder in so many shards, say so, and return 0. Collective."""
+    folder = Path(target)
+    done = reshard(team, given, folder, step, num_shards)
+    if team.rank == 0:
+        size = f"{done.num_bytes / 1e6:,.1f} MB in {num_shards} shard{'s' * (num_shards > 1)}"
+        rate = done.num_bytes / done.seconds / 1e6
+        say(
+            f"step {done.step}: {size} in {shown(folder)}, {rate:,.0f} MB/s; root digest {done.digest}, "
+            "as before"
+        )
+    return DONE
+
+
+def repair(given: str, step: int | None, say: Callable[[str], None]) -> int:
+    """Repair a step, or all; say what was done; return 0, or 1 if a step has another damage.
+
+    Raises CheckpointError if a run is there.
+    """
+    steps = steps_at(given, step)
+    valid = list[int]()
+    damaged = list[str]()
+    with _without_a_run(steps.folder, say):
+        for each in steps.committed:
+            try:
+                path = steps.path(each)
+                if fault := format_fault(path):
+                    rewrite_index(path)
+                    say(
+                        f"step {each}: index.h5 was no valid HDF5 ({fault}); it was written anew, with the "
+                        "same root digest"
+                    )
+                else:
+                    valid.append(each)
+            except CheckpointError as error:
+                damaged.append(error.args[0])
+    if valid:
+        say(f"nothing to repair in step {listed(valid)}")
+    _say_some(damaged, " that are damaged", say)
+    return FAILED if damaged else DONE
+
+
+@contextmanager
+def _without_a_run(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Keep runs out of the run directory that a folder of checkpoints belongs to.
+
+    Raises CheckpointError if one is there.
+    """
+    run = folder.absolute().parent
+    if folder.absolute().name != CHECKPOINTS or not (run / "config.toml").exists():
+        yield  # a folder that `mpitrain ckpt reshard` wrote
+        return
+    lock = Lock(run, lost=say)
+    if said := lock.take(say):
+        say(said)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def prune(
+    given: str,
+    keep: int,
+    every: int,
+    best: int,
+    dry_run: bool,
+    say: Callable[[str], None],
+) -> int:
+    """Remove steps up to the newest that is whole, say which, and return 0, or 1 if a step can't be read.
+
+    Raises CheckpointError if none is whole.
+    """
+    steps = steps_at(given)
+    if steps.chosen is not None:
+        raise CheckpointError(
+            f"{shown(given)} is one step; give the folder of all of them, or the run directory"
+        )
+    refused = list[str]()
+    with open_latest(steps.folder, warn=refused.append) as good:
+        step = good.step
+        loss = good.meta.get("val_loss")
+    for line in refused:
+        say(line)
+    if not dry_run:  # a run's own is left: it is being written
+        remove_leftovers(steps.folder, [GONE])
+    retention = Retention(steps.folder, Policy(keep, every, best))
+    gone = retention.surplus(step, loss) if dry_run else retention.prune(step, loss)
+    left = [each for each in steps.committed if each not in gone]
+    say(
+        f"{'would remove' if dry_run else 'removed'} {_steps(gone)}; "
+        f"{'left would be' if dry_run else 'left are'} {_steps(left)}"
+    )
+    if unreadable := retention.unreadable:
+        say(f"left because it can't be read: {_steps(unreadable)}; mpitrain ckpt verify --all says more")
+    return FAILED if refused or unreadable else DONE
+
+
+def _steps(steps: list[int]) -> str:
+    return f"{len(steps)} step{'s' * (len(steps) != 1)} ({listed(steps, MOST_SHOWN)})" if steps else "nothing"

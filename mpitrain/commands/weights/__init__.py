@@ -1,1 +1,0 @@
-"""`mpitrain import` and `mpitrain export`: Hugging Face folders to runs and checkpoints, and back."""
