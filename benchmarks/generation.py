@@ -26,8 +26,8 @@ import torch
 
 from mpitrain import config as settings
 from mpitrain.actor.stage import Stage, assemble
-from mpitrain.commands.decoding import NextToken
-from mpitrain.commands.sampling import SamplingRules
+from mpitrain.generation.decoding import NextToken
+from mpitrain.generation.sampling import SamplingRules
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.model.families.llama import LLAMA

@@ -659,23 +659,18 @@ def generate(
     """
     if system is not None and not chat:
         raise ConfigError("--system without --chat: it is for a chat template; add --chat")
-    from mpitrain.commands import generate
-    from mpitrain.commands.sampling import SamplingRules
-
     if (prompt is None) == (prompts is None):
         found = "neither" if prompt is None else "both"
         raise ConfigError(f"found {found} of --prompt and --prompts; give one of them")
-    sampling = SamplingRules(**rules)
-    request = generate.SamplingRequest(tokens, seed, sampling, tokenizer, stop, chat, system)
+    from mpitrain.commands.generate import pieces
+    from mpitrain.generation.sampling import SamplingRules
+    from mpitrain.generation.text_sampler import SamplingRequest
+
+    request = SamplingRequest(tokens, seed, SamplingRules(**rules), tokenizer, stop, chat, system)
     # what a model says, the terminal's encoding may not have
     sys.stdout.reconfigure(errors="replace")
-    if prompts is not None:
-        for line in generate.json_lines(run_dir, generate.read_prompts(prompts), request):
-            click.echo(line)
-        return
-    for piece in generate.sample(run_dir, prompt, request):
-        click.echo(generate.visible(piece) if sys.stdout.isatty() else piece, nl=False)
-    click.echo()
+    for piece in pieces(run_dir, prompt, prompts, request):
+        click.echo(piece, nl=False)
 
 
 @cli.command()

@@ -4,8 +4,7 @@ inspect              program, check, memory
 schedule/            a pipeline schedule, played and drawn
 plan/                plan, sweep, published layouts
 verify, doctor       whether a layout is right; whether an environment is
-generate, decoding, sampling
-                     text from a checkpoint: the command, logits, which token comes next
+generate             prompts, and text from a checkpoint
 ckpt/, weights       checkpoints; import and export
 job/                 a batch script
 dry_run              a run that computes nothing: start, recipes, communicators, steps, report

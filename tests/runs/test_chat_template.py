@@ -8,11 +8,11 @@ import pytest
 from launch import MPITRAIN, finished
 from sampled import make_run
 
-from mpitrain.commands.generate import SamplingRequest, TextSampler, sample
-from mpitrain.commands.sampling import SamplingRules
 from mpitrain.data.chat_template import MOST_TEMPLATE_BYTES, ids_of_ends, messages_of, read_chat_template
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.errors import DataError
+from mpitrain.generation.sampling import SamplingRules
+from mpitrain.generation.text_sampler import SamplingRequest, TextSampler, sample
 from mpitrain.inputs import read_file
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>")

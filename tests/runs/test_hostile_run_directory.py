@@ -500,7 +500,7 @@ CHANGES += (
 
 
 def generated(case):
-    from mpitrain.commands.generate import SamplingRequest, sample
+    from mpitrain.generation.text_sampler import SamplingRequest, sample
 
     return "".join(sample(str(case.run), "def ", SamplingRequest(3, 1)))
 

@@ -27,6 +27,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "api": "a run from a script: open it, step it, read its state",
     "cli": "the command line",
     "commands": "what each command does, but for run",
+    "generation": "text from a checkpoint: logits of the next token, and which one it is",
     "dryrun": "a dry run's ranks, which send all and compute nothing",
     "training": "a run: what is settled before it, its loop, what it says, what it saves",
     "weights": "weights in and out: Hugging Face folders to checkpoints and runs, and back, with a proof",
@@ -49,7 +50,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "schedules": "tables of instructions: families, lowering, proof, simulator",
     "errors": "every error a user can see",
 }
-MOST_ROOMS = 21  # in mpitrain/: folders and files
+MOST_ROOMS = 22  # in mpitrain/: folders and files
 # Within these rooms: folders and files, from the top down. What stands in one line knows nothing of its
 # neighbours there.
 WITHIN = {

@@ -44,8 +44,8 @@ def make_run(path, *overrides, change=lambda arrays: None, steps=(10,)):
 
 
 def text(run_dir, temperature=0.8, seed=1, tokens=20, prompt="def ", tokenizer=None):
-    from mpitrain.commands.generate import SamplingRequest, sample
-    from mpitrain.commands.sampling import SamplingRules
+    from mpitrain.generation.sampling import SamplingRules
+    from mpitrain.generation.text_sampler import SamplingRequest, sample
 
     rules = SamplingRules(temperature)
     return "".join(sample(str(run_dir), prompt, SamplingRequest(tokens, seed, rules, tokenizer)))

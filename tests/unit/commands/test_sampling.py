@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from sampled import make_run, text
 
 from mpitrain.cli import cli
-from mpitrain.commands.generate import SamplingRequest, TextSampler, _settled, read_prompts, sample
-from mpitrain.commands.sampling import SamplingRules, ShownText
+from mpitrain.commands.generate import read_prompts
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.errors import DataError
+from mpitrain.generation.sampling import SamplingRules, ShownText
+from mpitrain.generation.text_sampler import SamplingRequest, TextSampler, _settled, sample
 
 PROBABILITIES = torch.tensor([0.125, 0.4, 0.05, 0.3, 0.125])
 
@@ -249,11 +250,11 @@ def test_a_file_without_prompts_is_one_message(tmp_path, content):
 
 
 def test_weights_are_read_once_for_all_prompts(tmp_path, monkeypatch):
-    from mpitrain.commands import generate
+    from mpitrain.generation import text_sampler
 
     run = make_run(tmp_path / "run")
     loads = []
-    load = generate._load
-    monkeypatch.setattr(generate, "_load", lambda *given: loads.append(1) or load(*given))
+    load = text_sampler._load
+    monkeypatch.setattr(text_sampler, "_load", lambda *given: loads.append(1) or load(*given))
     sampler = TextSampler(str(run), ["a", "b", "c"], SamplingRequest(2, 1))
     assert all("".join(sampler.text(number)) for number in range(3)) and loads == [1]

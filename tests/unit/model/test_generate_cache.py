@@ -71,8 +71,8 @@ def model(name, *keys):
 
 def written(stage, prompt, num_tokens, cached, temperature=0.0, ends=None):
     """Return the tokens of a text, and the logits of each that was chosen."""
-    from mpitrain.commands.decoding import NextToken
-    from mpitrain.commands.sampling import SamplingRules
+    from mpitrain.generation.decoding import NextToken
+    from mpitrain.generation.sampling import SamplingRules
 
     rules = SamplingRules(temperature)
     following = NextToken(stage, LENGTH, ends, cached)
@@ -148,7 +148,7 @@ def test_greedy_text_is_that_of_transformers(name):
 
 def test_what_is_kept_is_what_layers_declare():
     """Bytes of keys and values, of every layer, of a text as long as the context."""
-    from mpitrain.commands.decoding import NextToken
+    from mpitrain.generation.decoding import NextToken
     from mpitrain.plan.declared.layer import cache_bytes_of
 
     for name in MODELS:
@@ -177,7 +177,7 @@ def test_fp8_has_no_cache_and_one_line_says_why(tmp_path, capsys):
 
 def test_a_layer_that_does_not_declare_a_cache_is_computed_anew(monkeypatch):
     from mpitrain import config as settings
-    from mpitrain.commands.decoding import why_not_cached
+    from mpitrain.generation.decoding import why_not_cached
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.settings.resolve import resolve
 
@@ -193,8 +193,8 @@ def test_a_layer_that_does_not_declare_a_cache_is_computed_anew(monkeypatch):
 def test_the_context_is_what_memory_has_room_for(window):
     """Beside the weights, in nine tenths of this machine's: 64 layers of 8 heads of 128 features in fp32."""
     from mpitrain import config as settings
-    from mpitrain.commands.decoding import length_in_memory
     from mpitrain.errors import ConfigError
+    from mpitrain.generation.decoding import length_in_memory
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.settings.resolve import resolve
 

@@ -1,0 +1,310 @@
+"""Sample text from a checkpoint, on one rank and without MPI. The run directory may be a stranger's
+(docs/guides/security.md).
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+
+from mpitrain.actor.stage import Stage, assemble
+from mpitrain.checkpoint import load
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.tensors import to_tensor
+from mpitrain.cluster.rundir import RunDir, read_config, require_run
+from mpitrain.comm.base.cores import of_this_process
+from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
+from mpitrain.data.chat_template import ids_of_ends, messages_of, read_chat_template
+from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
+from mpitrain.data.tokens import DESCRIPTION, describe
+from mpitrain.errors import CheckpointError, ConfigError, DataError
+from mpitrain.generation.decoding import NextToken, length_in_memory, why_not_cached
+from mpitrain.generation.sampling import SamplingRules, ShownText
+from mpitrain.inputs import kind_of, read_file, read_regular, shown
+from mpitrain.model.build_context import BuildContext
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.node_memory import require_memory
+from mpitrain.plan.settings.resolve import on_one_rank, resolve
+from mpitrain.training.machine.device_placement import set_threads
+from mpitrain.weights.companions import ends_of_run, length_of_run
+
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """What is sampled behind each prompt.
+
+    tokenizer_file: instead of what the run directory names.
+    stops: the text ends before the first of these.
+    chat: a prompt is a question, and text the model's answer, by the tokenizer's chat template.
+    system: what the template is given before the question; None: nothing.
+    """
+
+    num_tokens: int
+    seed: int
+    rules: SamplingRules = field(default_factory=SamplingRules)
+    tokenizer_file: str | None = None
+    stops: tuple[str, ...] = ()
+    chat: bool = False
+    system: str | None = None
+
+
+class TextSampler:
+    """The model of a run directory, for some prompts.
+
+    The context is the model's own length, or what memory has room for.
+
+    The text stops at the end of a document, or at one of the ends that came along with the weights;
+    an answer (chat) at its end.
+    """
+
+    def __init__(self, run_dir: str, prompts: Sequence[str], request: SamplingRequest):
+        request.rules.require()
+        rundir = RunDir(run_dir)
+        require_run(rundir)
+        config = read_config(rundir.config)
+        self.request = request
+        self.tokenizer = _tokenizer(rundir, config.data, request.tokenizer_file)
+        _warn_of_another(rundir, self.tokenizer)
+        end, self._begin = _special_tokens(rundir, config, self.tokenizer)
+        self._ends = end if config.data.documents == "separate" else None
+        self._stops = ends_of_run(rundir) | frozenset(() if end is None else (end,))
+        if request.chat:
+            ends, self._ids = _questions(rundir, self.tokenizer, prompts, request)
+            self._stops |= ends
+        else:
+            self._ids = [[*self._begin, *_encode(self.tokenizer, prompt)] for prompt in prompts]
+        length = max(map(len, self._ids)) + request.num_tokens
+        config = _for_sampling(rundir, config, self.tokenizer, length)
+        plan = plan_of(config)
+        why = why_not_cached(plan)
+        self._cached = why is None
+        self._sequence = length_in_memory(plan) if self._cached else config.data.sequence
+        of_memory = self._sequence < config.data.sequence
+        _say_what_is_not_cached(why, self._sequence, length - 1, of_memory)
+        self._stage = _load(rundir, plan)
+
+    def text(self, number: int) -> Iterator[str]:
+        """Yield a prompt, by its number, and then text as it is sampled: what it would be alone.
+
+        Of a chat the answer alone.
+        """
+        request = self.request
+        generator = torch.Generator().manual_seed(request.seed)
+        ids = list(self._ids[number])
+        hidden = len(ids if request.chat else self._begin)
+        next_token = NextToken(self._stage, self._sequence, self._ends, self._cached)
+        shown = ShownText(self.tokenizer.decode(ids[hidden:]), request.stops)
+        yield self._shown(shown, ids[hidden:])
+        with torch.no_grad():
+            for left in range(request.num_tokens, 0, -1):
+                # a model may have more rows, never learnt
+                logits_V = next_token.logits(ids)[: self.tokenizer.vocab]
+                ids.append(request.rules.choose(logits_V, generator, ids))
+                ended = ids[-1] in self._stops
+                if ended:
+                    del ids[-1]
+                yield self._shown(shown, ids[hidden:], last=ended or left == 1)
+                if ended or shown.stopped:
+                    return
+
+    def _shown(self, shown: ShownText, ids: list[int], last: bool = False) -> str:
+        text = self.tokenizer.decode(ids)
+        return shown.grow(text, _settled(self.tokenizer, ids, text), last)
+
+
+def _settled(tokenizer: Tokenizer, ids: list[int], text: str) -> int:
+    """Return how many characters of the text of some tokens no further token changes.
+
+    With byte fallback, bytes that follow one another are decoded together: each is U+FFFD unless
+    all are UTF-8. A byte that begins no character changes the line feed before it.
+    """
+    if tokenizer.stray_byte is not None:
+        changed = tokenizer.decode([*ids, tokenizer.stray_byte])
+        differing = (n for n, pair in enumerate(zip(text, changed)) if pair[0] != pair[1])
+        text = text[: next(differing, None)]
+    return len(text.rstrip("\ufffd"))
+
+
+def sample(run_dir: str, prompt: str, request: SamplingRequest) -> Iterator[str]:
+    """Yield a prompt and then text as it is sampled."""
+    yield from TextSampler(run_dir, [prompt], request).text(0)
+
+
+def _tokenizer(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
+    """Return the tokenizer that is given, or else the run's own, which must not be a file elsewhere.
+
+    Of all that its reader may read.
+    """
+    name = data.tokenizer
+    end = data.end_of_text
+    begin = data.begin_of_text
+    if given is not None:
+        return load_tokenizer(given, end, begin)
+    if name in ("bytes", ""):
+        return load_tokenizer(name, end, begin)
+    try:
+        file = Path(os.path.realpath(name))
+        inside = file.is_relative_to(os.path.realpath(rundir.path))
+        kind = kind_of(file)
+    except (OSError, ValueError):  # too long; a zero byte
+        inside, kind = False, None
+    if inside and kind == "a file":
+        return load_tokenizer(file, end, begin)
+    with suppress(OSError):
+        if kind_of(rundir.data) == "a folder" and kind_of(rundir.tokenizer) == "a file":
+            return load_tokenizer(rundir.tokenizer, end, begin)
+    found = (kind or "missing") if inside else "outside of the run directory, and not read for it"
+    named = f"{rundir.config} names the tokenizer {shown(repr(name))}"
+    raise DataError(
+        f"{named}, which is {found}; give --tokenizer FILE, the one that the run was trained with"
+    )
+
+
+def _special_tokens(
+    rundir: RunDir,
+    config: Config,
+    tokenizer: Tokenizer,
+) -> tuple[int | None, list[int]]:
+    """Return the token that ends a document, and what one begins with.
+
+    As the run's tokens have them.
+    """
+    ends = tokenizer.end_of_text
+    begin = tokenizer.begin_of_text
+    with suppress(DataError, OSError):
+        origin = describe(rundir.data).origin
+        older = origin.form == 1
+        ends, begin = (
+            (tokenizer.older_end_of_text, None) if older else (origin.end_of_text, origin.begin_of_text)
+        )
+    if config.data.documents == "separate" and ends is None:
+        separator(config.data, tokenizer)
+    known = begin is not None and begin < tokenizer.vocab
+    return ends, [begin] if known else []
+
+
+def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
+    """Say so if the run's tokens are another tokenizer's.
+
+    No more: one written with other spaces gives the same.
+    """
+    with suppress(DataError, OSError):
+        if describe(rundir.data).origin.tokenizer != tokenizer.identity:
+            print(
+                f"warning: {rundir.data / DESCRIPTION}: the run had another tokenizer, or another edition of "
+                "its file",
+                file=sys.stderr,
+            )
+
+
+def _say_what_is_not_cached(why: str | None, sequence: int, length: int, of_memory: bool) -> None:
+    """Say in one line which tokens take a pass over the text.
+
+    length: of the text, at most. of_memory: keys and values of more tokens don't fit into it.
+    """
+    if why is not None:
+        print(f"no key-value cache, every token takes a pass over the text: {why}", file=sys.stderr)
+    elif length > sequence:
+        whose = "for which this machine has memory" if of_memory else "the model's own length"
+        print(
+            f"no key-value cache beyond {sequence} tokens, {whose}: from there on every token takes a "
+            "pass over the last so many",
+            file=sys.stderr,
+        )
+
+
+def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    try:
+        text = prompt.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"--prompt is not UTF-8 text (character {error.start}); needed text") from error
+    ids = tokenizer.encode(text).astype("int64").tolist()
+    if not ids:
+        raise DataError("--prompt gives no token; needed at least one to continue")
+    return ids
+
+
+def _questions(
+    rundir: RunDir, tokenizer: Tokenizer, prompts: Sequence[str], request: SamplingRequest
+) -> tuple[frozenset[int], list[list[int]]]:
+    """Return the tokens that end an answer, and those of each prompt by the chat template.
+
+    It lies beside the tokenizer that is given, or else in the run directory. Raises DataError.
+    """
+    if tokenizer.identity == "bytes":
+        raise DataError("--chat: a tokenizer of bytes has no chat template; leave --chat out")
+    given = request.tokenizer_file
+    if given is not None:
+        folder = Path(given).parent
+        where = shown(folder)
+        template = read_chat_template(lambda name, most: read_file(folder / name, most), where)
+    else:
+        own = rundir.came_along
+        where = shown(own)
+        template = read_chat_template(lambda name, most: read_regular(own / name, most, 2), where)
+    ends = ids_of_ends(template, tokenizer.special)
+    texts = template.texts([messages_of(prompt, request.system) for prompt in prompts])
+    ids = [tokenizer.encode_with_special(text) for text in texts]
+    if not all(ids):
+        raise DataError("--chat: the chat template gives no token for a prompt; leave --chat out")
+    return ends, ids
+
+
+def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_tokens: int) -> Config:
+    """Return the configuration of the whole model for at most `num_tokens` tokens.
+
+    Raises ConfigError before anything is allocated.
+    """
+    one = on_one_rank(config)
+    threads = min(one.run.threads, len(of_this_process()))
+    one = msgspec.structs.replace(
+        one,
+        run=msgspec.structs.replace(one.run, threads=threads, device="cpu"),
+        batch=Batch(global_=16, micro=16),
+        memory=Memory(),
+        numerics=Numerics(),
+        optimizer=OptimizerTable(name="sgd", momentum=0.0),
+    )
+    try:
+        one = resolve(one, 1, tokenizer.vocab, needed=tokenizer.needed)
+        require_memory(plan_of(one))
+    except ConfigError as error:
+        raise ConfigError(f"{rundir.config}: {shown(error.args[0])}") from error
+    length = max(one.data.sequence, one.model.positions or 0, length_of_run(rundir))
+    return msgspec.structs.replace(
+        one, data=msgspec.structs.replace(one.data, sequence=min(length, num_tokens))
+    )
+
+
+def _load(rundir: RunDir, plan: Plan) -> Stage:
+    """Return the whole model as one stage, with the weights of the newest checkpoint."""
+    passed_over: list[str] = []
+    saved = load.open_latest(rundir.checkpoints, warn=passed_over.append, needs=plan.stored_weights())
+    if saved is None:
+        raise CheckpointError(
+            f"{rundir.checkpoints}: no checkpoint yet; wait for the first one (run.save_every) and try again"
+        )
+    for text in passed_over:
+        print(f"warning: {text}", file=sys.stderr)
+    with saved:
+        set_threads(plan.config.run)
+        (whole,) = plan.stages
+        stage = assemble(whole, BuildContext(plan, torch.device("cpu")))
+        _fill(stage, saved)
+    return stage
+
+
+def _fill(stage: Stage, saved: Checkpoint) -> None:
+    for spec, data in stage.state.weights():
+        data.copy_(to_tensor(saved.read(f"parameters/{spec.name}")))
+        if not torch.isfinite(data).all():
+            raise CheckpointError(
+                f"{saved.path}: parameters/{spec.name} holds NaN or infinite numbers; train the model again, "
+                "or remove this step to use the one before"
+            )
