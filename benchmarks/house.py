@@ -46,7 +46,7 @@ TWINS = {
     "protocol.py": "what every transport has; what every optimiser has",
     "recompute.py": "plan/settings every how many blocks; model the recomputation",
     "reductions.py": "schedules/lowering where REDUCE stands in a program; actor what it does",
-    "rehearsal.py": "dryrun/ the actor on silent axes; comm/standins those axes",
+    "rehearsal.py": "actor/ itself on silent axes; comm/standins those axes",
     "replay.py": "training/replay a recorded step; comm/standins its axes",
     "shards.py": "of ZeRO in parallel/zero; files of a checkpoint in checkpoint",
     "text.py": "commands/schedule what is printed; data/sources a corpus of texts",

@@ -93,10 +93,9 @@ def _require_first(path: object, overrides: tuple[object, ...]) -> None:
 
 
 def _opened(path: str | None, overrides: tuple[str, ...], guard: Guard, stack: ExitStack) -> "OpenRun":
-    from mpitrain.commands.plan.run_layout import choose_layout
     from mpitrain.training.prepare import open_run as prepare
 
-    prepared, world = prepare(path, overrides, guard, choose_layout)
+    prepared, world = prepare(path, overrides, guard)
     stack.enter_context(prepared.rundir)
     guard.place.enter("build", "loading torch", BUSY)
     from mpitrain.training.trainer import built
@@ -286,9 +285,7 @@ class OpenRun:
         self._live.close()
         over = trainer.code is not None or trainer.step == self.config.run.steps
         if self._stepping is not None and over:
-            from mpitrain.commands.plan.after_run import compare
-
-            return trainer.finish(compare)
+            return trainer.finish()
         trainer.saver.finish()  # a step may still be written
         return DONE
 

@@ -266,19 +266,15 @@ def run(
     def body(guard: Guard) -> int:
         # here: what can't be imported on one node is reported as any other trouble
         with entry.loading():
-            from mpitrain.commands.plan.run_layout import choose_layout
             from mpitrain.training.prepare import open_run
 
-        opened, world = open_run(config, overrides, guard, choose_layout, record_request)
+        opened, world = open_run(config, overrides, guard, record_request)
         with opened.rundir:
-            from mpitrain.commands.plan.run_end import comparison
-
-            compare = comparison(calibrate, opened.plan.config.run.machine, world)
             guard.place.enter("build", "loading torch", BUSY)
             with entry.loading():
                 from mpitrain.training.trainer import run as train
 
-            return train(opened, world, guard, record_request, compare)
+            return train(opened, world, guard, record_request, calibrate)
 
     return guarded(body, entry.report_error)
 

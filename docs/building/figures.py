@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
+from mpitrain.actor.rehearsal import Rehearsal
 from mpitrain.cli import cli
 from mpitrain.comm.base.grid import Grid
 from mpitrain.commands import inspect
 from mpitrain.commands.plan import backtest as planning
 from mpitrain.commands.reference.keys import every_key
 from mpitrain.commands.schedule.played import Request, play
-from mpitrain.dryrun.rehearsal import Rehearsal
 from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.family import FAMILIES  # noqa: F401 expressions name it
 from mpitrain.plan.plan import Plan

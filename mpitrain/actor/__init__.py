@@ -12,5 +12,7 @@ reductions                 gradients of data parallelism: all-reduce, reduce-sca
 step_totals                loss, gradient norm and flags, in two small exchanges
 memory, memory_meter       what this rank holds
 trace                      the measured timeline
+rehearsal                  what a rank would start in a step, on axes that send nothing
+uncomputed                 its tensors, which have no memory: shapes only
 profiler, profile_events   torch's profiler, whose operators and kernels stand under instructions
 """

@@ -2,7 +2,7 @@
 and nothing computed.
 
     start          every rank reads the configuration and joins MPI; they are compared
-    recipes        a process beside rank 0 rehearses each rank (dryrun/rehearsal.py): the only one that
+    recipes        a process beside rank 0 rehearses each rank (actor/rehearsal.py): the only one that
                    loads torch
     communicators  those of training
     steps          dryrun/silent_walk.py
@@ -43,8 +43,8 @@ from mpitrain.errors import DONE, InputError, MeshError, MessageError
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.profile_request import ProfileRequest
+from mpitrain.training.agreed_layout import agreed_layout
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
-from mpitrain.training.layout_request import AnsweredLayout, LayoutRequest, agreed_layout
 from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
 from mpitrain.training.tokenizing import OneTokenizer
 
@@ -148,7 +148,7 @@ def _agreed_plan(
     given = world.on_every_rank("checking the configuration", lambda: _checked(read))
     data = given.config.data
     vocabulary = OneTokenizer(world, data).read(lambda: tokenizer_of(data))
-    config, said = agreed_layout(_chosen, given, world, vocabulary, look_at_gpus=False)
+    config, said = agreed_layout(given, world, vocabulary, look_at_gpus=False)
     if world.rank == 0:
         for line in said:
             say(line)
@@ -240,13 +240,6 @@ def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
         raise read
     require_time(read.config)
     return beginning(read)[0]
-
-
-def _chosen(request: LayoutRequest) -> AnsweredLayout:
-    """Return the layout that a run takes, on rank 0."""
-    from mpitrain.commands.plan.run_layout import choose_layout  # the planner's memory, on one rank only
-
-    return choose_layout(request)
 
 
 def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:

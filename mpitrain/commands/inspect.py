@@ -12,7 +12,6 @@ import msgspec
 
 from mpitrain import config as settings
 from mpitrain.cluster.progress_bar import ProgressBar
-from mpitrain.commands.plan.run_layout import choose_layout
 from mpitrain.config import Config, LoadedConfig, Parallel
 from mpitrain.data.tokenizer import separator, tokenizer_of, vocabulary_of
 from mpitrain.errors import ConfigError
@@ -57,11 +56,12 @@ from mpitrain.plan.predict.step_time.machine import find_machine
 from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.planner.layout_request import LayoutRequest
+from mpitrain.planner.run_layout import choose_layout
 from mpitrain.schedules.actions import Action, format_program
 from mpitrain.schedules.play.draw import MOST_LINES, WIDTH, grid, least_lines
 from mpitrain.schedules.proof.check import Proof
 from mpitrain.schedules.table import heads_of
-from mpitrain.training.layout_request import LayoutRequest
 from mpitrain.training.run_plan import beginning
 
 # more than any machine has; what is asked of each of them is then answered in seconds
@@ -189,7 +189,7 @@ def show_program(
 
 
 def _traffic(plan: Plan, rank: int) -> str:
-    from mpitrain.dryrun.rehearsal import Rehearsal
+    from mpitrain.actor.rehearsal import Rehearsal
 
     rehearsal = Rehearsal(plan, rank)
     lines = "\n".join(f"# {line}" for line in rehearsal.table().splitlines())

@@ -17,7 +17,7 @@ from mpitrain.errors import MpitrainError
 if TYPE_CHECKING:
     import subprocess
 
-REHEARSAL = "from mpitrain.dryrun.rehearsal import main; main()"
+REHEARSAL = "from mpitrain.actor.rehearsal import main; main()"
 LOOK_S = 0.25
 
 

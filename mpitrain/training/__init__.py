@@ -2,7 +2,7 @@
 
 agreement, prepare      one configuration on all ranks; run directory, newest checkpoint, tokens
 run_plan                the plan of a run, and what is to be said of it
-layout_request          the layout of a run that leaves it open: asked once, on rank 0
+agreed_layout           the layout of a run that leaves it open: the planner is asked once, on rank 0
 trainer                 builds everything, then loops over steps: train, validate, log, save
 compile_warmup          compiles before the first step
 announcements           what a run says before its first step
@@ -11,7 +11,7 @@ side_files              trace.json and routing.npz of some steps
 profiling               torch's profiler on some steps and ranks: a table and profile.json
 tokenizing              a corpus is tokenized on all ranks
 run_report, going_on    what a run prints, and what it advises at its end
-measured_run            what a run has measured, to be held against a prediction
+step_times              the seconds of the last steps
 expert_loads            load balancing of experts, as numbers
 expert_loads_picture    its picture, drawn in a child
 early_exit              an early exit with a checkpoint: signals, time limits

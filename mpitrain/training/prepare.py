@@ -53,9 +53,9 @@ from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.profile_request import ProfileRequest
+from mpitrain.training.agreed_layout import agreed_layout
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.going_on import change_of_rate, order_of, prompt_for, saved_config
-from mpitrain.training.layout_request import LayoutChooser, agreed_layout
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
 from mpitrain.training.run_report import RunReport
@@ -104,13 +104,10 @@ def open_run(
     path: str | None,
     overrides: tuple[str, ...],
     guard: Guard,
-    choose: LayoutChooser,
     record: RecordRequest | None = None,
 ) -> tuple[PreparedRun, World]:
     """Start MPI, check everything that needs no device, take the run directory, and prepare the
     tokens on rank 0.
-
-    choose: says the layout of a configuration that leaves it open.
 
     Collective over all ranks. Raises InputError, alike on all ranks and before anything of a run is
     changed, for whatever the user has to change, and StoppedEarly on all ranks when one has to
@@ -142,7 +139,7 @@ def open_run(
     with guard.place.at("start", "reading the tokenizer", BUSY):
         vocabulary = tokenizer.read(lambda: _tokenizer(begun.config))
     with guard.place.at("start", "choosing a layout", BUSY):
-        config, said = agreed_layout(choose, begun, world, vocabulary)
+        config, said = agreed_layout(begun, world, vocabulary)
     notes += said * first
     plan, same = world.on_every_rank(
         "checking the configuration", lambda: _plan(config, world, record, vocabulary)

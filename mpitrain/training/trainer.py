@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,8 @@ from mpitrain.plan.predict.process_memory import ON_A_GPU, of_a_process
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.log_pace import log_pace
+from mpitrain.planner.calibration_file import CalibrationFile
+from mpitrain.planner.measured_run import MeasuredRun
 from mpitrain.training import expert_loads
 from mpitrain.training.announcements import Announcements
 from mpitrain.training.checks.checks import Checks
@@ -54,7 +57,6 @@ from mpitrain.training.machine.between_nodes import settled
 from mpitrain.training.machine.device_placement import DevicePlacement, way_of_messages
 from mpitrain.training.machine.device_placement import place as choose_place
 from mpitrain.training.machine.peak_flops import peak_of_all
-from mpitrain.training.measured_run import Compare, MeasuredRun, StepTimes
 from mpitrain.training.prepare import PreparedRun
 from mpitrain.training.profiling import Profiling
 from mpitrain.training.replay.record_request import RecordRequest
@@ -65,6 +67,7 @@ from mpitrain.training.saving.saved_rules import sequences_read
 from mpitrain.training.saving.saver import saver_of
 from mpitrain.training.side_files import SideFiles
 from mpitrain.training.step_rows import StepRows
+from mpitrain.training.step_times import StepTimes
 from mpitrain.weights.beginning import checkpoint_source, own_first_step, source_of
 from mpitrain.weights.first_weights import fill
 
@@ -74,14 +77,32 @@ def run(
     world: World,
     guard: Guard,
     record: RecordRequest | None = None,
-    compare: Compare | None = None,
+    calibrate: str | None = None,
 ) -> int:
     """Train what was opened, and return the exit code. Collective over `world`; raises as built() does.
 
-    compare: returns the table of what was predicted and measured, on rank 0.
+    calibrate: the file of the run's machine, which what it has measured changes.
     """
+    calibration = None
+    if calibrate is not None:
+        machine = opened.plan.config.run.machine
+        calibration = world.on_first_rank(
+            "looking at --calibrate", lambda: CalibrationFile.require(calibrate, machine)
+        )
     with built(opened, world, guard, record) as trainer:
-        return trainer.train(compare)
+        return trainer.train(calibration)
+
+
+def _compared(run: MeasuredRun, calibration: CalibrationFile | None) -> str:
+    """Return what was predicted beside what was measured, and what that changes in the machine's file."""
+    from mpitrain.planner.after_run import compare  # at the end: a run needs no planner before
+
+    lines = [compare(run)]
+    if calibration is not None:
+        from mpitrain.planner.calibrate import calibrate
+
+        lines.append(calibrate(run, calibration, date.today()))
+    return "\n".join(filter(None, lines))
 
 
 @contextmanager
@@ -219,13 +240,13 @@ class Trainer:
 
     # ------------------------------------------------------------ the loop
 
-    def train(self, compare: Compare | None = None) -> int:
+    def train(self, calibration: CalibrationFile | None = None) -> int:
         """Run the steps that are left; return the exit code, the same on all ranks."""
         self.begin()
         with self.report:
             for _ in self.steps():
                 pass
-        return self.finish(compare)
+        return self.finish(calibration)
 
     def begin(self) -> None:
         """Say what is trained, and settle which steps are traced, recorded and measured.
@@ -266,7 +287,7 @@ class Trainer:
         while self.step < self.config.run.steps and self.code is None:
             yield self._one_step()
 
-    def finish(self, compare: Compare | None = None) -> int:
+    def finish(self, calibration: CalibrationFile | None = None) -> int:
         """Say how it went, after the last step; return the exit code. Collective over all ranks."""
         code = DONE if self.code is None else self.code
         self.place.enter("end", "printing the summary")
@@ -286,9 +307,9 @@ class Trainer:
             return code
         if self.step >= self.watched:  # else nothing was left to do, and nothing measured
             run = self._report_memory(usages, most)
-            if compare is not None and self.mesh.rank == 0:
+            if self.mesh.rank == 0:
                 self.place.enter("end", "predicting a step", BUSY)
-                self.report.say(compare(run))
+                self.report.say(_compared(run, calibration))
         self.report.say(self.saver.gathered)
         self._say_how_to_go_on()
         self.report.say(self.checks.describe())

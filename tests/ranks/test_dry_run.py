@@ -43,8 +43,8 @@ def plan(num_ranks, *settings):
     ],
 )
 def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
+    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm.standins.recipe import Start, Wait, decoded, encoded
-    from mpitrain.dryrun.rehearsal import Rehearsal
 
     for rank in range(4):
         events = Rehearsal(plan(4, *settings), rank).recipe()
@@ -63,8 +63,8 @@ def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
 
 
 def test_a_recipe_stands_between_the_instructions_of_the_program():
+    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm.standins.recipe import At, Start
-    from mpitrain.dryrun.rehearsal import Rehearsal
 
     found = plan(4, *LAYOUT)
     for rank in range(4):
@@ -85,8 +85,8 @@ def test_a_recipe_stands_between_the_instructions_of_the_program():
 HEAVY = (
     "torch", "h5py", "rich", "email", "zipfile", "tempfile", "matplotlib", "tokenizers", "jinja2",
     "difflib", "shutil", "csv", "subprocess", "mpitrain.cluster.watchdog",
-    "mpitrain.commands.plan", "mpitrain.plan.predict.step_time", "mpitrain.training.prepare",
-    "mpitrain.weights",
+    "mpitrain.commands.plan", "mpitrain.planner.search", "mpitrain.plan.predict.step_time",
+    "mpitrain.training.prepare", "mpitrain.weights",
 )  # fmt: skip
 MOST_KB = 20_000  # 17,900 were found, 19,000 where modules had to be compiled
 IMPORTED = """
@@ -267,9 +267,9 @@ TABLES = {"schedule": "pipeline", "transport": "comm", "node_ranks": "comm"}
 def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, limit):
     """In messages of at most `limit` bytes."""
     from mpitrain.actor.communicators import build_mesh
+    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm.base import wire
     from mpitrain.comm.base.wire import sent_bytes
-    from mpitrain.dryrun.rehearsal import Rehearsal
     from mpitrain.dryrun.silent_walk import AxisTally, DryRun
     from mpitrain.model.families.catalog import plan_of
 
@@ -358,8 +358,8 @@ def command(*settings, program=(MPITRAIN,)):
 
 
 def test_no_rank_loads_torch_and_what_was_sent_is_reported(tmp_path):
+    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm.base.wire import sent_bytes
-    from mpitrain.dryrun.rehearsal import Rehearsal
 
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(ONLY_WITH_RANKS)

@@ -205,7 +205,7 @@ def differences(world, plan, whole, plain, look=lambda result: [], routed=False)
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
-    from mpitrain.dryrun.rehearsal import Rehearsal
+    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.plan.predict.memory import predict
     from mpitrain.training.trainer import build_mesh
 

@@ -244,7 +244,7 @@ def test_a_layer_of_somebody_else_that_declares_nothing_is_named():
     """A run doesn't need it; what tells of messages before a run does."""
     from types import SimpleNamespace
 
-    from mpitrain.dryrun.rehearsal import _declared_by
+    from mpitrain.actor.rehearsal import _declared_by
     from mpitrain.errors import ConfigError
 
     class Older:

@@ -204,7 +204,7 @@ def test_muon_sends_an_element_at_most_once_to_where_it_is_needed_and_back(world
 
     Of key-value heads that are repeated one copy goes, and all get theirs back.
     """
-    from mpitrain.dryrun.rehearsal import Rehearsal
+    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.declared.parameters import Shard
 

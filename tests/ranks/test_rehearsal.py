@@ -141,7 +141,7 @@ def test_what_is_started_is_what_was_declared(world, layout):
     import torch
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.dryrun.rehearsal import Rehearsal
+    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
@@ -190,7 +190,7 @@ def test_rows_to_experts_are_declared_as_if_tokens_chose_evenly(world, layout):
     import torch
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.dryrun.rehearsal import Rehearsal
+    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 

@@ -359,7 +359,7 @@ def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(worl
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
-    from mpitrain.dryrun.rehearsal import Rehearsal
+    from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.plan.predict.memory import predict
     from mpitrain.training.trainer import build_mesh
 

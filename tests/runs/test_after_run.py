@@ -8,15 +8,16 @@ import pytest
 from launch import MPITRAIN, mpirun
 from pages import ROOT
 
+from mpitrain.actor.rehearsal import Rehearsal
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.commands.inspect import planned
-from mpitrain.commands.plan.after_run import compare
-from mpitrain.dryrun.rehearsal import Rehearsal
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import step_model
-from mpitrain.training.measured_run import MeasuredRun, StepTimes
+from mpitrain.planner.after_run import compare
+from mpitrain.planner.measured_run import MeasuredRun
+from mpitrain.training.step_times import StepTimes
 
 SMALL = (
     "model.layers=4", "model.width=32", "model.heads=2", "model.kv_heads=1", "model.ffn=96",

@@ -31,6 +31,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "dryrun": "a dry run's ranks, which send all and compute nothing",
     "training": "a run: what is settled before it, its loop, what it says, what it saves",
     "weights": "weights in and out: Hugging Face folders to checkpoints and runs, and back, with a proof",
+    "planner": "layouts by predicted time and memory, predictions beside steps",
     "actor": "one rank: walks its program over its stages, sums gradients, updates",
     "model": "layers and families, what computes them, recomputation and offloading",
     "optim": "one file an optimiser, what it keeps, norms, rates, loss scale",
@@ -50,7 +51,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "schedules": "tables of instructions: families, lowering, proof, simulator",
     "errors": "every error a user can see",
 }
-MOST_ROOMS = 22  # in mpitrain/: folders and files
+MOST_ROOMS = 23  # in mpitrain/: folders and files
 # Within these rooms: folders and files, from the top down. What stands in one line knows nothing of its
 # neighbours there.
 WITHIN = {

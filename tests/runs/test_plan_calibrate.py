@@ -10,12 +10,12 @@ from pages import ROOT
 
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.commands.inspect import planned
-from mpitrain.commands.plan.after_run import machine_of_run, parts_predicted
-from mpitrain.commands.plan.calibrate import calibrate, calibrated
-from mpitrain.commands.plan.calibration_file import CalibrationFile
 from mpitrain.errors import ConfigError
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of, read_machine
-from mpitrain.training.measured_run import MeasuredRun
+from mpitrain.planner.after_run import machine_of_run, parts_predicted
+from mpitrain.planner.calibrate import calibrate, calibrated
+from mpitrain.planner.calibration_file import CalibrationFile
+from mpitrain.planner.measured_run import MeasuredRun
 
 # products take most of the time, and so does their bandwidth of what dp sends
 LARGE = ("model.layers=2", "model.width=2048", "model.ffn=8192", "data.sequence=512", "batch.global=16")

@@ -10,14 +10,15 @@ from launch import MPITRAIN, loss_lines, mpirun, tail, write_text
 from mpitrain import config as settings
 from mpitrain.cluster.rundir import read_config
 from mpitrain.commands.inspect import show_memory, show_program, show_proof
-from mpitrain.commands.plan.run_layout import MEASURED, choose_layout
 from mpitrain.data.tokenizer import tokenizer_of, vocabulary_of
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.predict.gpu_share import GpuShare
 from mpitrain.plan.predict.memory_limit import held_by_ranks, require_limit
 from mpitrain.plan.predict.step_time.machine import known
 from mpitrain.plan.settings.resolve import resolve
-from mpitrain.training.layout_request import GpuShare, LayoutRequest
+from mpitrain.planner.layout_request import LayoutRequest
+from mpitrain.planner.run_layout import MEASURED, choose_layout
 
 # of which a rank has more than a process takes without a model, so that layouts differ
 MODEL = ("model.layers=8", "model.width=256", "data.sequence=64", "batch.global=8", "run.device=cpu")

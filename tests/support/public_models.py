@@ -1,9 +1,9 @@
 """Public models as predictions and searches ask for them, also with some sizes changed."""
 
-from mpitrain.commands.plan.candidates import SearchSpace
-from mpitrain.commands.plan.of_config import published_model
 from mpitrain.config import with_values
 from mpitrain.plan.declared.published import find_published
+from mpitrain.planner.candidates import SearchSpace
+from mpitrain.planner.of_config import published_model
 
 
 def public_model(name, *, experts=None, **sizes):

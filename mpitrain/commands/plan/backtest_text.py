@@ -4,11 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mpitrain.commands.plan.fitted import TERMS, Constants, quantile
+from mpitrain.planner.backtest_errors import MODES, SWEEP, YARDSTICKS
+from mpitrain.planner.fitted import TERMS, Constants, quantile
 
-MODES = ("sheets", "sustained", "gpu", "calibrated")
-YARDSTICKS = ("flop rate", "sheet x factor")
-SWEEP = 8  # layouts at least
 SHOWN = 0.05  # of the logarithm of a term's factor
 
 

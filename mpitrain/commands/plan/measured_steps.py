@@ -19,7 +19,7 @@ from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World, connect
 from mpitrain.comm.mesh import Mesh
 from mpitrain.commands.bench.device import rate_of_products
-from mpitrain.commands.plan.planner import PlanAnswer, PlanRequest, find_layouts, planned
+from mpitrain.commands.plan.planner import PlanAnswer, PlanRequest, find_layouts
 from mpitrain.config import Config
 from mpitrain.errors import DONE, ConfigError
 from mpitrain.parallel.device_clock import clock_of
@@ -28,6 +28,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.expert_load import CountedLoad, counts_of
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.tiles import stated
+from mpitrain.planner.choice import planned
 from mpitrain.training.machine.device_placement import DevicePlacement, place, way_of_messages
 
 STEPS = 5  # that are timed, behind one that isn't

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpitrain.commands.plan.backtest import backtest
-from mpitrain.commands.plan.goodput import NODE_HOURS
 from mpitrain.commands.plan.plan_variants import counts_of, what_if
 from mpitrain.commands.plan.planner import PlanRequest, make_plan, scaling
 from mpitrain.commands.plan.timeline_file import require_timeline
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.family import presets
+from mpitrain.planner.goodput import NODE_HOURS
 
 if TYPE_CHECKING:
     from mpitrain.cluster.guard import Guard

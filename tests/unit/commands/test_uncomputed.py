@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from mpitrain.dryrun.uncomputed import Uncomputed
+from mpitrain.actor.uncomputed import Uncomputed
 
 META = torch.device("meta")
 
@@ -66,7 +66,7 @@ def test_others_are_computed():
 REHEARSED = """
 import sys
 from mpitrain import config as settings
-from mpitrain.dryrun.rehearsal import Rehearsal
+from mpitrain.actor.rehearsal import Rehearsal
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.settings.resolve import resolve
 

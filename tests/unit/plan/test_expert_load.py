@@ -7,7 +7,6 @@ import pytest
 from public_models import public_model
 
 from mpitrain import config as settings
-from mpitrain.commands.plan.of_config import expert_load_of
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -24,6 +23,7 @@ from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import step_model
 from mpitrain.plan.routing import RoutingTrace
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.planner.of_config import expert_load_of
 
 LAPTOP, H100 = (machine_of(find_machine(name)) for name in ("laptop", "h100-80gb"))
 STEPS, BATCH, SEQUENCE, COUNT, ACTIVE = 3, 8, 6, 4, 2

@@ -10,8 +10,8 @@ import pytest
 from conftest import EVERY
 
 from mpitrain import config as settings
+from mpitrain.actor.rehearsal import Rehearsal
 from mpitrain.config import Config, flatten
-from mpitrain.dryrun.rehearsal import Rehearsal
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.alternatives import costs, idle_recompute, most_bytes, out_of_order
 from mpitrain.plan.predict.axis_promises import idle_axes

@@ -5,8 +5,6 @@ import tomllib
 import pytest
 
 from mpitrain import config as settings
-from mpitrain.commands.plan.candidates import fixed_keys
-from mpitrain.commands.plan.run_layout import is_given
 from mpitrain.commands.reference.origins_of import origins_of
 from mpitrain.config import Config, flatten
 from mpitrain.errors import CheckpointError, ConfigError
@@ -14,6 +12,8 @@ from mpitrain.origins import FILE, PLANNER, SET, KeyOrigin
 from mpitrain.plan.settings.idle import RULES, idle_settings
 from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
+from mpitrain.planner.candidates import fixed_keys
+from mpitrain.planner.run_layout import is_given
 
 DEFAULTS = {key: value for key, value in flatten(Config()).items() if value not in (None, "", (), [])}
 

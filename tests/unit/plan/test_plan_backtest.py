@@ -13,7 +13,10 @@ from folders import ROOT
 
 from mpitrain.cli import cli
 from mpitrain.commands.plan.backtest import backtest
-from mpitrain.commands.plan.fitted import (
+from mpitrain.errors import ConfigError
+from mpitrain.plan.predict.step_time.machine import OF_SHEETS, machine_of, read_machine
+from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.planner.fitted import (
     TERMS,
     Constants,
     Sample,
@@ -22,10 +25,7 @@ from mpitrain.commands.plan.fitted import (
     rank_correlation,
     shares_of,
 )
-from mpitrain.commands.plan.published_rows import read_rows
-from mpitrain.errors import ConfigError
-from mpitrain.plan.predict.step_time.machine import OF_SHEETS, machine_of, read_machine
-from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.planner.published_rows import read_rows
 
 EXAMPLE = ROOT / "benchmarks/published_layouts.csv"
 FIELDS = [

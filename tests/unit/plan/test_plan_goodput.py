@@ -7,9 +7,9 @@ from click.testing import CliRunner
 from public_models import public_model
 
 from mpitrain.cli import cli
-from mpitrain.commands.plan.goodput import RESTART_S, SaveTimes, goodput, save_times
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.planner.goodput import RESTART_S, SaveTimes, goodput, save_times
 
 H100, MEASURED, LAPTOP = (machine_of(find_machine(name)) for name in ("h100-80gb", "h100-measured", "laptop"))
 SHAPE = public_model("llama3-8b")

@@ -12,9 +12,6 @@ from public_models import public_model, public_space
 
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
-from mpitrain.commands.plan.candidates import candidates, regathering
-from mpitrain.commands.plan.goodput import goodput, save_times
-from mpitrain.commands.plan.search import search
 from mpitrain.config import flatten, load
 from mpitrain.errors import ConfigError, InputError, ScheduleError
 from mpitrain.model.families.catalog import plan_of
@@ -29,6 +26,9 @@ from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import step_model, works_of
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.planner.candidates import candidates, regathering
+from mpitrain.planner.goodput import goodput, save_times
+from mpitrain.planner.search import search
 from mpitrain.schedules import catalog
 
 H100 = machine_of(find_machine("h100-80gb"))

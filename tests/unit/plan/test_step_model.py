@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from conftest import LONG
 
-from mpitrain.commands.plan.of_config import model_of
 from mpitrain.config import load
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import FAMILIES, presets
@@ -20,6 +19,7 @@ from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import StepModel, step_model, works_of
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.planner.of_config import model_of
 
 SEQUENCES = (1024, 8192, 131072)
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from mpitrain.commands.plan.candidates import CONTEXT, GATHER, SearchSpace, candidates, regathering
 from mpitrain.config import Config
 from mpitrain.errors import InputError
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -22,6 +21,7 @@ from mpitrain.plan.predict.step_time.step import (
     stashes_in_flight,
 )
 from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.planner.candidates import CONTEXT, GATHER, SearchSpace, candidates, regathering
 
 PLAYED = 24  # of the best by formulas, at a time
 MOST_BATCHES = 8  # of these: memory refuses what formulas let pass

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Mapping
 
-from mpitrain.commands.plan.assumed import Convention
-from mpitrain.commands.plan.of_config import published_model
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.family import family_of
@@ -12,6 +10,8 @@ from mpitrain.plan.declared.published import PublishedModel, find_published
 from mpitrain.plan.declared.resolved import ResolvedExperts
 from mpitrain.plan.declared.step_layout import MICROS, StepLayout
 from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.planner.assumed import Convention
+from mpitrain.planner.of_config import published_model
 
 DIFFER = 0.12  # of one row: two figures that should say the same, parameters and what its sizes make
 MOST_LAYERS = 1 << 14

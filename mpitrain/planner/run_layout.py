@@ -12,9 +12,6 @@ import msgspec
 
 from mpitrain import config as settings
 from mpitrain.cluster.rundir import RunDir, read_config
-from mpitrain.commands.plan.candidates import KEYS, SearchSpace, fixed_keys
-from mpitrain.commands.plan.of_config import model_of
-from mpitrain.commands.plan.search import Candidate, searches
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import kind_of
@@ -42,8 +39,11 @@ from mpitrain.plan.predict.step_time.machine import (
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import is_defined, predict_step
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.planner.candidates import KEYS, SearchSpace, fixed_keys
+from mpitrain.planner.layout_request import AnsweredLayout, LayoutRequest
+from mpitrain.planner.of_config import model_of
+from mpitrain.planner.search import Candidate, searches
 from mpitrain.schedules import catalog
-from mpitrain.training.layout_request import AnsweredLayout, LayoutRequest
 
 GAIN = 0.1  # of a step's time, that another layout must save on a measured machine
 OF_A_LAYOUT = ("parallel", "pipeline")  # tables: a key of theirs fixes the layout

@@ -1,14 +1,10 @@
-"""What a run has measured when it ends, for a comparison with what was predicted."""
+"""What a run has measured when it ends, for a comparison with what was predicted. Light."""
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.plan.plan import Plan
-
-REMEMBERED = 1000  # steps, the last ones
 
 
 class MeasuredRun(NamedTuple):
@@ -32,26 +28,3 @@ class MeasuredRun(NamedTuple):
     peak: float
     predicted_bytes: int
     held_bytes: int | None
-
-
-Compare = Callable[[MeasuredRun], str]
-
-
-class StepTimes:
-    """The seconds of the last steps, without the first of a start, which is never typical."""
-
-    def __init__(self) -> None:
-        self._took = deque[float](maxlen=REMEMBERED)
-        self._begun = False
-
-    def add(self, step_s: float) -> None:
-        if self._begun:
-            self._took.append(step_s)
-        self._begun = True
-
-    def __len__(self) -> int:
-        return len(self._took)
-
-    @property
-    def median_s(self) -> float:
-        return median(self._took)

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from mpitrain.commands.plan.candidates import FixedKeys
-from mpitrain.commands.plan.search import Candidate
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step import Prediction
 from mpitrain.plan.predict.step_time.step_model import StepModel, works_of
+from mpitrain.planner.candidates import FixedKeys
+from mpitrain.planner.search import Candidate
 
 PARTS = ("computing", "bubble", "tp", "cp", "ep", "etp", "dp", "update", "stragglers")
 

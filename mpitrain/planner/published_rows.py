@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from mpitrain.commands.plan.assumed import Convention, convention_of
-from mpitrain.commands.plan.row_layout import DIFFER, Incomplete, layouts_in, model_in, number_in
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -22,6 +20,8 @@ from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import MachineFile, find_machine, known_machine
 from mpitrain.plan.predict.step_time.step import recomputed_flops
 from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.planner.assumed import Convention, convention_of
+from mpitrain.planner.row_layout import DIFFER, Incomplete, layouts_in, model_in, number_in
 
 MOST_BYTES = 32 << 20
 MOST_COLUMNS = 1_000  # each row is held with all of them

@@ -1,38 +1,17 @@
-"""Rows of a back-test as a CSV, and the file of a machine with constants fitted to its rows."""
+"""The file of a machine with constants fitted to rows of it."""
 
-import csv
-import io
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import tomli_w
 
-from mpitrain.commands.plan.fitted import NOTHING, Sample, calibrated, fit, quantile
-from mpitrain.commands.plan.published_rows import Row
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+from mpitrain.planner.fitted import NOTHING, Sample, calibrated, fit, quantile
+from mpitrain.planner.published_rows import Row
 
 MODELS = 2  # whose steps each tell how far off the others' constants are
 LEAST_WIDE = 0.03  # of an interval, each way: steps of one machine differ by as much
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as a CSV; what isn't known is empty."""
-    out = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: _text(value) for key, value in row.items()})
-    return out.getvalue()
-
-
-def _text(value: Any) -> Any:
-    if isinstance(value, float):
-        return f"{value:.6g}" if math.isfinite(value) else ""
-    return value
 
 
 def machine_text(rows: Sequence[Row], samples: Sequence[Sample], source: str) -> str:

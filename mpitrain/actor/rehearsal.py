@@ -19,6 +19,7 @@ import torch
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_totals import Measure, Totals
+from mpitrain.actor.uncomputed import Uncomputed
 from mpitrain.cluster.processes import signal_when_parent_ends
 from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.base.axis_operations import AUTO_SHARED
@@ -27,7 +28,6 @@ from mpitrain.comm.base.wire import sent_bytes, sent_over_nodes, transport_on_a_
 from mpitrain.comm.standins.recipe import At, Event, Start, encoded
 from mpitrain.comm.standins.rehearsal import Script, SilentMesh
 from mpitrain.config import Config
-from mpitrain.dryrun.uncomputed import Uncomputed
 from mpitrain.errors import ConfigError
 from mpitrain.model.blocks import Blocks, joined
 from mpitrain.model.build_context import BuildContext

@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from mpitrain.commands.plan.after_run import NO_PREDICTION, machine_of_run, measured_parts, parts_predicted
-from mpitrain.commands.plan.calibration_file import CalibrationFile, LoggedChange
 from mpitrain.inputs import shown
 from mpitrain.plan.predict.step_time.machine import Figure, MachineFile, machine_of
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
-from mpitrain.training.measured_run import MeasuredRun
+from mpitrain.planner.after_run import NO_PREDICTION, machine_of_run, measured_parts, parts_predicted
+from mpitrain.planner.calibration_file import CalibrationFile, LoggedChange
+from mpitrain.planner.measured_run import MeasuredRun
 
 LEAST = 0.1  # of a measured step: a part that is large enough to tell
 CLEAR = 0.8  # of a part: what one kind of constant has to be for the part to be its doing

@@ -30,7 +30,7 @@ from mpitrain.plan.predict.step_time.machine import (
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import step_model
-from mpitrain.training.measured_run import MeasuredRun
+from mpitrain.planner.measured_run import MeasuredRun
 
 MOST_REHEARSED = 2_000  # instructions of a rank: a second or two
 # of a run that is done: a family, a layer or a schedule of the user's own may be beyond the formulas
@@ -149,7 +149,7 @@ def _sent(run: MeasuredRun) -> tuple[str, list[str]]:
     count = len(run.plan.training.ranks[0])
     if count > MOST_REHEARSED:
         return "-", [f"  too many instructions ({count:,}) to predict traffic"]
-    from mpitrain.dryrun.rehearsal import Rehearsal
+    from mpitrain.actor.rehearsal import Rehearsal
 
     try:
         return megabytes(sum(Rehearsal(_on_its_nodes(run), 0).sent().values())), []

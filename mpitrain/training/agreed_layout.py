@@ -1,48 +1,14 @@
-"""Ask once, on rank 0, for the layout of a run that leaves it open; all ranks take the answer.
-
-Who answers is the planner (commands/plan/run_layout.py), which this room doesn't know.
-"""
-
-from collections.abc import Callable
-from typing import NamedTuple
+"""Ask the planner once, on rank 0, for the layout of a run; all ranks take the answer."""
 
 from mpitrain.comm.base.world import World
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import Vocabulary
-from mpitrain.origins import Origins
 from mpitrain.plan.predict.gpu_share import GpuShare, may_have_gpus
+from mpitrain.planner.layout_request import AnsweredLayout, LayoutRequest
 from mpitrain.training.agreement import require_same_configuration
 
 
-class LayoutRequest(NamedTuple):
-    """A configuration and the ranks it is for.
-
-    num_nodes, node_ranks, counted: as resolve() of plan/settings/resolve.py takes them.
-    gpu: None if ranks compute on CPUs, or nobody has looked.
-    """
-
-    config: Config
-    origins: Origins
-    num_ranks: int
-    num_nodes: int
-    node_ranks: int
-    vocabulary: Vocabulary
-    gpu: GpuShare | None = None
-    counted: str = "mpirun started"
-
-
-class AnsweredLayout(NamedTuple):
-    """The configuration, with a layout if one was chosen; why, in two lines at most."""
-
-    config: Config
-    lines: list[str]
-
-
-LayoutChooser = Callable[[LayoutRequest], AnsweredLayout]
-
-
 def agreed_layout(
-    choose: LayoutChooser,
     given: LoadedConfig,
     world: World,
     vocabulary: Vocabulary,
@@ -61,7 +27,13 @@ def agreed_layout(
     request = LayoutRequest(
         config, given.origins, world.size, world.num_nodes, world.node_ranks, vocabulary, gpu
     )
-    return world.on_first_rank("choosing a layout", lambda: choose(request))
+    return world.on_first_rank("choosing a layout", lambda: _chosen(request))
+
+
+def _chosen(request: LayoutRequest) -> AnsweredLayout:
+    from mpitrain.planner.run_layout import choose_layout  # its memory is taken on one rank only
+
+    return choose_layout(request)
 
 
 def gpu_share(config: Config, world: World) -> GpuShare | None:

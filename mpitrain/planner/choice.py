@@ -1,0 +1,396 @@
+"""Choose layouts for a model, a number of ranks and a machine, by predictions.
+
+What the user gave stays as it is, also where it is the default; the rest is searched.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mpitrain import config as settings
+from mpitrain.config import Config, LoadedConfig
+from mpitrain.data.tokenizer import tokenizer_of
+from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory_limit import MemoryLimit, held_by_ranks, limit_of_rank
+from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
+from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_of
+from mpitrain.plan.predict.step_time.resolved_layout import compute_of, recompute_of
+from mpitrain.plan.predict.step_time.stage_seconds import groups_of
+from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.planner.candidates import FixedKeys, SearchSpace, fixed_keys
+from mpitrain.planner.explained import (
+    binding,
+    idle_degrees,
+)
+from mpitrain.planner.of_config import expert_load_of, model_of
+from mpitrain.planner.search import REFUSED, SLACK, Candidate, SearchResult, search, searches
+from mpitrain.planner.what_if import WhatIf
+
+SAVED = 0.05  # of a rank's memory: what recomputation must save to be worth a line
+CHECKED = 6  # of the best that are planned as a run would be
+PLANNED = 3  # times as many as are wanted, where memory refuses what formulas let pass
+EQUAL = 0.02  # of a step: layouts that differ by less are as fast
+FULL = 0.95  # of the limit: memory that is nearly full
+DOUBLED = 6  # times that ranks are doubled to see whether something fits
+ALIKE = 0.95  # of memory over its formula: what layouts of a kind have alike
+GUESSED = "what its copies to the host and back, and an update there, take is a guess"
+OFFLOADED = 'nothing fits without memory.offload = "optimizer"'
+
+
+class RunnableLayout(NamedTuple):
+    """A layout that a run can have.
+
+    held: bytes that its fullest rank holds by the run's own plan.
+    """
+
+    candidate: Candidate
+    held: int
+
+    @property
+    def config(self) -> Config:
+        return self.candidate.config
+
+    def expected(self, rates: MachineRates) -> Candidate:
+        """Return the layout with the seconds that a machine's steps take in the median."""
+        return self.candidate._replace(found=self.candidate.found.times(rates.spread.middle))
+
+
+class PlannedLayouts(NamedTuple):
+    """The layouts that fit, best first, with all that they were chosen by.
+
+    limit: bytes that a rank may hold. notes: what was assumed.
+    """
+
+    ranks: int
+    model: StepModel
+    rates: MachineRates
+    found: SearchResult
+    chosen: list[RunnableLayout]
+    limit: float
+    notes: list[str]
+    fixed: FixedKeys
+
+
+def choose_layouts(
+    loaded: LoadedConfig, ranks: int, top: int, node_ranks: int = 0, changed: Sequence[WhatIf] = ()
+) -> PlannedLayouts:
+    """Return the layouts that fit.
+
+    node_ranks: that are on a node, 0 for the machine's. changed: figures of the machine that are others.
+    Raises ConfigError if none fits.
+    """
+    given, origins = loaded
+    limit = _limit(given, ranks, node_ranks)
+    rates = rates_of(given, node_ranks)._replace(memory_bytes=limit.num_bytes)
+    rates, limit = _changed(rates, limit, changed)
+    _refuse_type(given, rates)
+    model = model_of(given)
+    _refuse_idle_degrees(given, model)
+    space = _space(loaded, ranks, rates)
+    notes = _assumptions(given, space)
+    if not origins.is_given("data.sequence"):
+        notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
+    if rates.doubt:
+        notes.append(f"the figures of {rates.name} can't be trusted: {rates.doubt}; measure it again")
+    found, chosen, refusal = _fitting(model, space, top, limit)
+    if not chosen and _may_offload(loaded, rates):
+        offloaded, chosen, _ = _fitting(model, space.offloading(), top, limit)
+        found = offloaded if chosen else found
+        notes += [OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {GUESSED}"] * bool(chosen)
+    if not chosen:
+        fits = _what_fits(model, space, limit) if found.refused["memory"] else ""
+        raise _nothing_fits(model, space, found, limit, refusal, fits)
+    return PlannedLayouts(ranks, model, rates, found, chosen, limit.usable, notes, space.fixed)
+
+
+def _changed(
+    rates: MachineRates, limit: MemoryLimit, changed: Sequence[WhatIf]
+) -> tuple[MachineRates, MemoryLimit]:
+    """Return a machine with other figures, and what a rank of it may hold."""
+    for each in changed:
+        rates = each.on(rates)
+    if rates.memory_bytes == limit.num_bytes:
+        return rates, limit
+    return rates, limit._replace(total_bytes=rates.memory_bytes * limit.ranks)
+
+
+def _refuse_type(given: Config, rates: MachineRates) -> None:
+    """Raise ConfigError for a type of numbers that a GPU's products don't have.
+
+    Those of 16 bits are as fast as each other where there is bf16.
+    """
+    compute = given.precision.compute
+    if rates.on_gpu and compute in ("bf16", "fp8") and compute not in rates.products:
+        raise ConfigError(
+            f"precision.compute = {json.dumps(compute)}: found no products.{compute} of {rates.name}; needed "
+            f"one of {', '.join(rates.products)}, or its rate in the machine's file"
+        )
+
+
+def _limit(given: Config, ranks: int, node_ranks: int) -> MemoryLimit:
+    """Return what a rank may hold of memory.limit_gb, or of the machine that predicts."""
+    named = settings.with_values(given, {"run.machine": given.run.machine or ON_CPU})
+    found = limit_of_rank(named, ranks, node_ranks)
+    assert found is not None  # a named machine has memory
+    return found
+
+
+def _space(given: LoadedConfig, ranks: int, rates: MachineRates) -> SearchSpace:
+    """Return what is searched: the configuration, with a batch that is assumed where it is open."""
+    config, origins = given
+    batch = config.batch.global_ or _assumed_batch(config, ranks)
+    tokenizer = tokenizer_of(config.data)
+    return SearchSpace(
+        settings.with_values(config, {"batch.global_": batch}), fixed_keys(config, origins), ranks, rates,
+        tokenizer.vocab, tokenizer.needed, expert_load_of(config, batch),
+    )  # fmt: skip
+
+
+def _assumptions(given: Config, space: SearchSpace) -> list[str]:
+    """Say what is assumed of a configuration, and where times are those of something else."""
+    rates = space.machine
+    notes = []
+    if not given.batch.global_:
+        batch = space.given.batch.global_
+        notes.append(f"batch.global is open: {batch} sequences of {given.data.sequence} are assumed")
+    compute = compute_of(given, rates)
+    if compute != given.precision.compute:
+        notes.append(
+            f"precision.compute = {given.precision.compute}: no rate of {rates.name}, its time is that of "
+            f"{compute}"
+        )
+    recompute = given.memory.recompute
+    if recompute_of(recompute) != recompute:
+        notes.append(f'memory.recompute = "{recompute}": its time is that of "{recompute_of(recompute)}"')
+    if given.memory.offload != "none" and not rates.knows_offload:
+        notes.append(f'memory.offload = "{given.memory.offload}": {GUESSED}')
+    return notes
+
+
+def _assumed_batch(config: Config, ranks: int) -> int:
+    """Return sequences of a step that all data ranks can divide: 32 and a sequence a rank at least."""
+    parallel = config.parallel
+    dp = parallel.dp or max(1, ranks // (parallel.tp * parallel.cp * max(1, parallel.pp)))
+    each = dp * config.batch.micro
+    return each * math.ceil(max(32, ranks) / each)
+
+
+def _refuse_idle_degrees(config: Config, model: StepModel) -> None:
+    """Raise ConfigError, as a run does, for experts' degrees of a model that has none."""
+    for key, degree in (("ep", config.parallel.ep), ("etp", config.parallel.etp)):
+        if model.experts is None and degree > 1:
+            raise ConfigError(f"parallel.{key} = {degree}: {model.name} has no experts; leave it out")
+
+
+def _may_offload(given: LoadedConfig, rates: MachineRates) -> bool:
+    """Return whether memory.offload is open, and of a GPU whose host has memory of its own."""
+    is_open = given.config.memory.offload == "none" and not given.origins.is_given("memory.offload")
+    return is_open and rates.on_gpu
+
+
+def planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
+    """Return the plan of a layout that was found, as a run on a machine makes it."""
+    tokenizer = tokenizer_of(config.data)
+    return plan_of(SearchSpace(config, {}, ranks, rates, tokenizer.vocab, tokenizer.needed).resolved(config))
+
+
+def _fitting(
+    model: StepModel, space: SearchSpace, top: int, limit: MemoryLimit
+) -> tuple[SearchResult, list[RunnableLayout], str]:
+    """Return the first search of which something fits, and that; of the first one where nothing does.
+
+    With them comes what a run says of the first layout that it refuses.
+    """
+    unfit: set[StepLayout] = set()
+    tried = []
+    for found in searches(model, space, limit.of_tensors, unfit):
+        chosen, refusal = _chosen(found, top, space, limit, unfit)
+        if chosen:
+            return found, chosen, refusal
+        tried.append((found, refusal))
+    found, refusal = tried[0]
+    return found, [], refusal
+
+
+def _chosen(
+    found: SearchResult,
+    top: int,
+    space: SearchSpace,
+    limit: MemoryLimit,
+    unfit: set[StepLayout],
+) -> tuple[list[RunnableLayout], str]:
+    """Return the best layouts that a run accepts and that fit, by the run's own plan.
+
+    Further layouts are planned until some fit; those that don't are counted, and put into `unfit`.
+    With them comes what a run says of the first that it refuses, if it refuses any.
+    """
+    choice = _FittingLayouts(found, top, space, limit, unfit)
+    for batch, after in found.more:
+        for each in batch:
+            choice.add(each)
+        if choice.is_enough and choice.best <= after:
+            break
+    return _ordered(choice.chosen, space.machine, limit.usable)[:top], choice.refusal
+
+
+class _FittingLayouts:
+    """Layouts that fit, by the run's own plan. refusal: what a run says of the first that it refuses."""
+
+    def __init__(
+        self, found: SearchResult, top: int, space: SearchSpace, limit: MemoryLimit, unfit: set[StepLayout]
+    ):
+        self.chosen: list[RunnableLayout] = []
+        self.refusal = ""
+        self._refused, self._unfit = found.refused, unfit
+        self._top, self._space, self._limit = top, space, limit
+        self._larger: dict[Any, float] = {}  # than formulas say, by kind of layout
+        self._num_planned = 0
+
+    @property
+    def best(self) -> float:
+        return min((each.candidate.found.seconds for each in self.chosen), default=math.inf)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether further layouts count only if they are as fast as the best."""
+        most = PLANNED * max(self._top, CHECKED)
+        return len(self.chosen) >= self._top or bool(self.chosen and self._num_planned >= most)
+
+    def add(self, each: Candidate) -> None:
+        """Plan a layout as a run would, unless enough are as fast; count it as refused, or choose it."""
+        equal = each.found.seconds <= (1 + EQUAL) * self.best
+        several = len(self.chosen) >= max(self._top, CHECKED)
+        if self.is_enough and (several or not equal) and each.found.seconds >= self.best:
+            return
+        held = self._held(each)
+        if held is None:
+            return
+        layout, usable = each.layout, self._limit.usable
+        if held > usable:
+            self._refused["memory"] += 1
+            self._unfit.add(layout)
+        elif any(_saves_little(each, other, other.held - held, usable) for other in self.chosen):
+            self._refused["what is slower and saves little memory"] += 1
+        else:
+            self.chosen.append(RunnableLayout(each, int(held)))
+
+    def _held(self, each: Candidate) -> float | None:
+        """Return the bytes of a layout's fullest rank, None if a run refuses it.
+
+        Where its formula, times what others of its kind hold over theirs, is too much, that is told.
+        """
+        layout = each.layout
+        kind = layout.schedule, layout.recompute, layout.regathers, layout.zero
+        by_formula = each.found.footprint.total
+        if by_formula * self._larger.get(kind, 0.0) > self._limit.usable:
+            return by_formula * self._larger[kind]
+        self._num_planned += 1
+        try:
+            held = _held(each, self._space, self._limit)
+        except MpitrainError as error:
+            self._refused[REFUSED] += 1
+            self.refusal = self.refusal or error.args[0]
+            return None
+        if held > self._limit.usable:
+            self._larger[kind] = min(ALIKE * held / by_formula, self._larger.get(kind, math.inf))
+        return held
+
+
+def _ordered(chosen: list[RunnableLayout], rates: MachineRates, limit: float) -> list[RunnableLayout]:
+    """Return layouts by time; of those that are as fast as the first, the simplest first.
+
+    Before it comes what leaves memory, and what keeps its axes inside nodes.
+    """
+    best = min((each.candidate.found.seconds for each in chosen), default=0.0)
+
+    def order(each: RunnableLayout) -> tuple[Any, ...]:
+        layout, step = each.candidate.layout, each.candidate.found
+        if step.seconds > (1 + EQUAL) * best:
+            return (True, step.seconds)
+        groups = groups_of(layout, rates)
+        far = sum(groups[axis].nodes > 1 for axis in ("tp", "cp", "etp", "ep"))
+        return (False, each.held > FULL * limit, far, each.candidate.complexity, step.seconds)
+
+    return sorted(chosen, key=order)
+
+
+def _saves_little(each: Candidate, other: RunnableLayout, saved: float, limit: float) -> bool:
+    """Return whether a layout is a faster one with more or less recomputation, for which no memory asks."""
+    faster = other.candidate.layout
+    alike = each.layout._replace(recompute=faster.recompute, regathers=faster.regathers) == faster
+    return alike and saved < SAVED * limit
+
+
+def _held(candidate: Candidate, space: SearchSpace, limit: MemoryLimit) -> int:
+    """Return the bytes of the rank with most memory, by the plan that a run makes.
+
+    Of many microbatches some are planned: a pipeline's peak comes before three rounds of it.
+    """
+    layout = candidate.layout
+    few = min(layout.num_microbatches, 3 * layout.pp)
+    config = settings.with_values(candidate.config, {"batch.global_": few * layout.dp * layout.micro})
+    plan = plan_of(space.resolved(config))
+    return limit.needed(held_by_ranks(plan, limit.on_gpu))
+
+
+def _nothing_fits(
+    model: StepModel,
+    space: SearchSpace,
+    found: SearchResult,
+    limit: MemoryLimit,
+    refusal: str,
+    fits: str,
+) -> ConfigError:
+    """Return the error of a search that left nothing.
+
+    refusal: what a run's plan says of the first one. fits: what would fit, in words.
+    """
+    why = binding(found.refused, found.tried, limit.usable, is_empty=True)
+    if found.refused["memory"] and not limit.on_gpu:
+        why += f" as a process, which takes {BEFORE_A_MODEL / 1e9:.2g} GB before it has a model"
+    if not found.tried:
+        idle = idle_degrees(model, space.ranks, space.fixed)
+        why += f": {idle}" if idle else ""
+    elif refusal:
+        why += f" (of the first: {refusal})"
+    elif found.refused.most_common(1)[0][0] == REFUSED:
+        why += f" (of the first: {found.example})"
+    return ConfigError(
+        f"{model.name} on {space.ranks} ranks of {space.machine.name}: {why}; fixed: "
+        f"{named(space.fixed) or 'nothing'}; "
+        f"{fits or 'change what is fixed, --ranks, --memory or batch.global'}"
+    )
+
+
+def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
+    """Say with how much memory, and on how many ranks, something would fit, by formulas."""
+    every = search(model, space, math.inf, leanest=True).every
+    least = min((each.held for each in every if each.held), default=0)
+    if not least:
+        return ""
+    words = [f"ranks of about {few_digits(1.1 * least / 1e9)} GB"]
+    batch = space.given.batch.global_
+    for doublings in range(1, DOUBLED + 1):
+        ranks = space.ranks << doublings
+        larger = batch * max(1, -(-ranks // max(batch, space.ranks)))
+        given = settings.with_values(space.given, {"batch.global_": larger})
+        wider = space._replace(ranks=ranks, given=given)
+        if search(model, wider, limit.of_tensors / SLACK, leanest=True).ranked:
+            words.append(f"about {ranks:,} ranks" + f" with batch.global = {larger}" * (larger != batch))
+            break
+    return f"by formulas it would fit with {', or '.join(words)}"
+
+
+def named(fixed: FixedKeys) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in fixed.items())
+
+
+def few_digits(value: float) -> str:
+    """Return a number as text: from 10 on with one digit behind the point, from 10,000 on with none."""
+    if value < 10:
+        return f"{value:.3g}"
+    return f"{value:.1f}" if value < 1e4 else f"{value:,.0f}"
