@@ -920,7 +920,7 @@ def bench_machine(out: str, like: str | None, storage: str | None, overrides: tu
     from mpitrain.cluster.guard import Guard, guarded
 
     def body(guard: Guard) -> int:
-        from mpitrain.commands.bench.bench_machine import bench as measure
+        from mpitrain.commands.bench import bench as measure
 
         return measure(out, like, storage, overrides, guard, _say)
 

@@ -13,12 +13,12 @@ from conftest import LONG
 from launch import MPITRAIN, mpirun, tail
 
 from mpitrain.comm.base.interpreter import python
-from mpitrain.commands.bench import bench_machine, device, storage
-from mpitrain.commands.bench.bench_machine import MeasuredFigure, machine_of, together
-from mpitrain.commands.bench.device import Samples, measured_host
-from mpitrain.commands.bench.measured_rounds import MOST_LOST, CoreTime, MeasuredRounds, measured_in_rounds
 from mpitrain.commands.plan.planner import PlanRequest, find_layouts
 from mpitrain.errors import ConfigError
+from mpitrain.measuring import device, measured_machine, storage
+from mpitrain.measuring.device import Samples, measured_host
+from mpitrain.measuring.measured_machine import MeasuredFigure, machine_of, together
+from mpitrain.measuring.measured_rounds import MOST_LOST, CoreTime, MeasuredRounds, measured_in_rounds
 from mpitrain.plan.predict.step_time.machine import known, read_machine
 from mpitrain.training.machine.gpus import Gpu
 
@@ -163,7 +163,7 @@ def test_a_plan_says_that_the_figures_were_disturbed(tmp_path):
     base = known()["laptop"]
     path = tmp_path / "m.toml"
     for disturbed in ([], [why]):
-        path.write_text(bench_machine.as_toml(msgspec.structs.replace(base, disturbed=disturbed)))
+        path.write_text(measured_machine.as_toml(msgspec.structs.replace(base, disturbed=disturbed)))
         assert ("disturbed" in path.read_text()) == bool(disturbed)
         answer = find_layouts(PlanRequest(None, (), 2, str(path)))
         assert [note for note in answer.notes if why in note and "measure it again" in note] == [
@@ -201,9 +201,9 @@ def test_a_folder_for_checkpoints_that_is_none_is_refused_before_anything_is_mea
 
 def test_ranks_that_share_cores_are_measured_as_if_each_had_one():
     rate, launch, link = (Samples(name, [8.0]) for name in ("products.fp32", "launch_s", "links.inside"))
-    of_two = [bench_machine.of_a_core(each, 8, 2).values for each in (rate, launch, link)]
+    of_two = [measured_machine.of_a_core(each, 8, 2).values for each in (rate, launch, link)]
     assert of_two == [[32.0], [2.0], [8.0]]
-    assert bench_machine.of_a_core(rate, 1, 2) == rate
+    assert measured_machine.of_a_core(rate, 1, 2) == rate
 
 
 def test_a_host_updates_and_is_copied_to():
@@ -241,7 +241,7 @@ def test_a_gpu_has_the_peaks_of_one_like_it_and_no_peak_is_below_what_was_measur
 def test_ranks_that_are_alone_on_their_hosts_measure_a_card_that_others_would_share(
     monkeypatch, gpu, base, expected
 ):
-    monkeypatch.setattr(bench_machine.library, "host", lambda: "here")  # MPI's word; this is no rank
+    monkeypatch.setattr(measured_machine.library, "host", lambda: "here")  # MPI's word; this is no rank
     rates = {"products.fp32": 5e10, "links.between": 1e8, "links.between_latency_s": 1e-4}
     found = machine_of(figures(**rates), known()[base], gpu, 1, 1, "here")
     assert found.ranks_per_node == expected and found.links.between.sustained == 1e8
@@ -253,7 +253,7 @@ def test_ranks_that_are_alone_on_their_hosts_measure_a_card_that_others_would_sh
 )
 def test_a_machine_like_it_is_found_by_the_name_of_the_gpu(name, like):
     placement = type("Placement", (), {"gpu": replace(H200, name=name)})
-    assert bench_machine._like(None, placement) == known()[like]
+    assert measured_machine._like(None, placement) == known()[like]
 
 
 @pytest.mark.parametrize(
@@ -283,8 +283,8 @@ def test_the_file_is_toml_that_names_where_and_when(tmp_path):
     made = machine_of(
         figures(), known()["h200"], H200, 1, 1, "mpitrain bench machine, 1 ranks, node7, 2026-11-26"
     )
-    tree = tomllib.loads(bench_machine.as_toml(made))
+    tree = tomllib.loads(measured_machine.as_toml(made))
     source = tree["products"]["bf16"]["sustained_source"]
     assert source == "mpitrain bench machine, 1 ranks, node7, 2026-11-26, spread 2.0%"
-    (tmp_path / "m.toml").write_text(bench_machine.as_toml(made))
+    (tmp_path / "m.toml").write_text(measured_machine.as_toml(made))
     assert read_machine(str(tmp_path / "m.toml")) == made

@@ -172,7 +172,7 @@ def test_doctor_reports_once_and_names_the_mpi():
 
 
 def test_doctor_says_how_hundreds_of_ranks_start_on_one_machine():
-    from mpitrain.commands.doctor import launcher_options
+    from mpitrain.measuring.environment import launcher_options
 
     assert "-launcher fork -hosts n0:64,n1:64," in launcher_options("MPICH", 4, 2)
     assert launcher_options("MPICH", 2, 2) == launcher_options("Open MPI", 4, 2) == ""

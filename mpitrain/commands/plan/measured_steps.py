@@ -18,10 +18,10 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World, connect
 from mpitrain.comm.mesh import Mesh
-from mpitrain.commands.bench.device import rate_of_products
 from mpitrain.commands.plan.planner import PlanAnswer, PlanRequest, find_layouts
 from mpitrain.config import Config
 from mpitrain.errors import DONE, ConfigError
+from mpitrain.measuring.device import rate_of_products
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.plan import Plan

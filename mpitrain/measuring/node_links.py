@@ -11,7 +11,7 @@ from mpitrain.comm.base.world import World
 from mpitrain.comm.collectives import all_gather, barrier, reduce_scatter
 from mpitrain.comm.device.gpu_support import Way
 from mpitrain.comm.mesh import Mesh
-from mpitrain.commands.bench.device import REPEATS_OF_LINKS, Samples
+from mpitrain.measuring.device import REPEATS_OF_LINKS, Samples
 from mpitrain.training.machine.device_placement import DevicePlacement
 
 # numbers of fp32, whose time is that of their bytes; on a CPU as many as a bucket has: a cache holds them

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpitrain.comm.base.world import World
-from mpitrain.commands.bench.device import REPEATS, Samples
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+from mpitrain.measuring.device import REPEATS, Samples
 
 WRITTEN = 1 << 27  # bytes of a rank
 AT_ONCE = 1 << 22

@@ -1,32 +1,27 @@
-"""`mpitrain bench machine`: every rank measures at the same time, as ranks of a run compute; rank 0 writes.
+"""A machine's file, measured: every rank measures at the same time, as ranks of a run compute.
 
 A figure is the median over ranks and repeats of the rounds that agree with the best one, and its
-spread the distance of the quartiles, as a share of it. What was disturbed is said in the file, and
-the exit code is 1. What can't be measured, a link that no two ranks have or a data sheet's peak, is that
-of a machine like it.
+spread the distance of the quartiles, as a share of it. What was disturbed is said in the file. What
+can't be measured, a link that no two ranks have or a data sheet's peak, is that of a machine like it.
 """
 
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
 import tomli_w
 
-from mpitrain.cluster.allocation import age_s
-from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.base import library
-from mpitrain.comm.base.world import connect
-from mpitrain.commands.bench import device, node_links, storage
-from mpitrain.commands.bench.device import Samples
-from mpitrain.commands.bench.measured_rounds import measured_in_rounds
-from mpitrain.commands.output_file import require_file, write
-from mpitrain.config import Config, load
-from mpitrain.errors import DONE, FAILED, ConfigError
-from mpitrain.inputs import as_argument, listed, shown
-from mpitrain.plan.declared.formatting import aligned
+from mpitrain.comm.base.world import World
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.measuring import device, node_links, storage
+from mpitrain.measuring.device import Samples
+from mpitrain.measuring.measured_rounds import measured_in_rounds
 from mpitrain.plan.predict.step_time.machine import (
     Figure,
     LinkTable,
@@ -44,7 +39,6 @@ from mpitrain.training.machine.device_placement import (
 )
 from mpitrain.training.machine.gpus import Gpu
 
-KEYS = ("run.device", "run.threads", "comm.device")  # that a measurement depends on
 MOST_SPREAD = 0.3
 DTYPES = {"cuda": ("bf16", "fp8", "fp32"), "cpu": ("fp32", "bf16", "fp64")}
 
@@ -56,27 +50,22 @@ class MeasuredFigure(NamedTuple):
     spread: float
 
 
-def bench(
-    out: str,
-    like: str | None,
-    folder: str | None,
-    settings: tuple[str, ...],
-    guard: Guard,
-    say: Callable[[str], None],
-) -> int:
-    """Measure the machine that these ranks are on, print what was found and write its file.
+class MeasuredMachine(NamedTuple):
+    """made: as its file will say it. base: the machine whose figures stand where none were measured."""
 
-    Collective over all ranks; the exit code is 1 if it was disturbed. like: the machine whose figures
-    stand where none can be measured. folder: for checkpoints, where writing is measured; None: it isn't.
-    Raises ConfigError.
+    made: MachineFile
+    base: MachineFile
+    figures: dict[str, MeasuredFigure]
+
+
+def measured_machine(
+    world: World, place: RankStatus, config: Config, like: str | None, folder: str | None
+) -> MeasuredMachine:
+    """Measure the machine that these ranks are on. Collective.
+
+    like: the machine whose figures stand where none can be measured. folder: for checkpoints, where
+    writing is measured; None: it isn't. Raises ConfigError.
     """
-    world = connect(guard.place, may_be_alone=True)
-    guard.join(world)
-    start_s = max(world.all_gather("how long they took to start", age_s()))
-    world.on_first_rank("looking at --out", lambda: require_file("--out", out))
-    if folder is not None:
-        world.on_every_rank("looking at --storage", lambda: storage.require_folder(folder))
-    config = world.on_every_rank("checking the configuration", lambda: _settings_of(settings))
     found = world.on_every_rank("looking for a device", lambda: looked_for(config))
     placement = take_turns(found, world)
     if placement.use:
@@ -85,7 +74,7 @@ def bench(
     node = world.of_node("who is on this node", world.rank)
     near = max(world.all_gather("their nodes", len(node)))
     cores = min(world.all_gather("their cores", world.node_cores))
-    with guard.place.waiting("measuring the device"):
+    with place.waiting("measuring the device"):
         dtypes = _dtypes(placement)
         rounds = measured_in_rounds(
             lambda: device.measured(placement.device, dtypes),
@@ -95,10 +84,10 @@ def bench(
         if placement.gpu is not None:
             samples += device.measured_host(placement.device, max(1, cores // near))
     way = way_of_messages(placement, world, config.comm.device, node_links.TIMEOUT_S)
-    with guard.place.waiting("measuring links"):
+    with place.waiting("measuring links"):
         samples += node_links.measured(world, placement, way)
     if folder is not None:
-        with guard.place.waiting("measuring storage"):
+        with place.waiting("measuring storage"):
             samples += storage.measured(world, folder, near)
     if placement.gpu is None:
         samples = [of_a_core(each, near, cores) for each in samples]
@@ -109,29 +98,13 @@ def bench(
     where = f"mpitrain bench machine, {ranks}, {library.host()}, {time.strftime('%Y-%m-%d')}"
     made = machine_of(figures, base, placement.gpu, near, cores, where)
     named = f"{made.name}{', disturbed' * bool(doubts)}"
-    made = msgspec.structs.replace(made, start_s=round(start_s, 2), name=named, disturbed=doubts)
-    world.on_first_rank("writing its file", lambda: write("--out", out, as_toml(made).encode()))
-    if world.rank == 0:
-        say(_table(figures, made, base, out))
-    return FAILED if doubts else DONE
+    return MeasuredMachine(msgspec.structs.replace(made, name=named, disturbed=doubts), base, figures)
 
 
 def _uneven(figures: Mapping[str, MeasuredFigure]) -> list[str]:
     """Return a doubt if values of a figure are far from each other, also in rounds that agree."""
     names = [name for name, found in figures.items() if found.spread > MOST_SPREAD]
     return [f"a spread above {MOST_SPREAD:.0%} in {', '.join(names)}"] if names else []
-
-
-def _settings_of(words: tuple[str, ...]) -> Config:
-    """Return the configuration of some settings. Raises ConfigError for one that changes nothing here."""
-    for word in words:
-        key = word.partition("=")[0].strip()
-        if key not in KEYS:
-            some = ", ".join(KEYS)
-            raise ConfigError(
-                f"--set {shown(key)} does nothing for bench machine; needed one of {some}; leave it out"
-            )
-    return load(None, words)
 
 
 def _dtypes(placement: DevicePlacement) -> tuple[str, ...]:
@@ -250,26 +223,3 @@ def as_toml(made: MachineFile) -> str:
     if not made.disturbed:  # which older versions don't know
         del tree["disturbed"]
     return tomli_w.dumps(tree)
-
-
-def _table(figures: Mapping[str, MeasuredFigure], made: MachineFile, base: MachineFile, out: str) -> str:
-    rows = [("", "median", "spread")]
-    rows += [(name, _shown(name, found.median), f"{found.spread:.1%}") for name, found in figures.items()]
-    lacking = [name for name in ("inside", "between") if f"links.{name}" not in figures]
-    text = f"{made.name}\n{aligned(rows)}"
-    if lacking:
-        text += f"\nlinks {' and '.join(lacking)}: no two ranks have one; those of {base.name} stand there"
-    text += f"\nstart-up took {made.start_s:.2f} s, until all ranks had met"
-    text += f"\n{shown(out)} is written: mpitrain plan --machine {as_argument(out)}"
-    if made.disturbed:
-        text += f"\nit can't be trusted: {listed(made.disturbed)}; measure again while nothing else runs"
-    return text
-
-
-def _shown(name: str, value: float) -> str:
-    if name.endswith("_s"):
-        return f"{value * 1e6:,.2f} us"
-    if name == "host.update":
-        return f"{value / 1e9:,.3f} G numbers/s"
-    unit = "GB/s" if name.startswith(("memory", "links", "host", "storage")) else "GFLOP/s"
-    return f"{value / 1e9:,.1f} {unit}"

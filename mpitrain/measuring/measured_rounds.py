@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mpitrain.commands.bench.device import Samples
+from mpitrain.measuring.device import Samples
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 8
 AGREE = 0.1  # of the best value of a figure, that a round's best may be off
