@@ -3,6 +3,7 @@
 Rooms and files from the top down; each imports what stands below it only
 (tests/runs/test_layering.py).
 
+played                            a table with its proof, its timeline and its memory
 catalog                           name -> table: what users type; finds the files of families/
 formats/                          file -> table: users' own, from text, CSV or PyTorch's; and the
                                   field's notation

@@ -25,7 +25,7 @@ from mpitrain.comm.base.grid import Grid
 from mpitrain.commands import inspect
 from mpitrain.commands.plan import backtest as planning
 from mpitrain.commands.reference.keys import every_key
-from mpitrain.commands.schedule.played import Request, play
+from mpitrain.commands.schedule.request import Request, play
 from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.family import FAMILIES  # noqa: F401 expressions name it
 from mpitrain.plan.plan import Plan

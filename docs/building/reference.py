@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from mpitrain.commands.reference import pages
-from mpitrain.commands.schedule.played import Request, play
+from mpitrain.commands.schedule.request import Request, play
 from mpitrain.plan.declared.family import FAMILIES
 from mpitrain.plan.predict.step_time.machine import known
 from mpitrain.schedules.catalog import NAMES

@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.few_ranks]
 def verified(world, *settings):
     from mpitrain import config
     from mpitrain.comm.base.world import NOWHERE, World
-    from mpitrain.commands.verify import report, verify
+    from mpitrain.commands.verify import report
     from mpitrain.plan.settings.resolve import resolve
+    from mpitrain.training.checks.one_rank import verify
 
     resolved = resolve(config.load(None, settings), world.size, 256)
     differences = verify(resolved, World(world, NOWHERE))
@@ -111,14 +112,14 @@ def test_a_table_from_a_file_keeps_its_microbatches_and_segments(world, tmp_path
 
 
 def test_what_one_rank_cannot_plan_is_an_error_of_all(world, monkeypatch):
-    from mpitrain.commands import verify
     from mpitrain.errors import ScheduleError
+    from mpitrain.training.checks import one_rank
 
     def unreadable(config):
         raise ScheduleError("table.txt: not there")
 
     if world.rank == world.size - 1:
-        monkeypatch.setattr(verify, "plan_of", unreadable)
+        monkeypatch.setattr(one_rank, "plan_of", unreadable)
     with pytest.raises(ScheduleError, match=rf"table.txt: not there \(on rank {world.size - 1}"):
         verified(world)
 

@@ -57,6 +57,7 @@ MOST_ROOMS = 23  # in mpitrain/: folders and files
 # neighbours there.
 WITHIN = {
     "schedules": [
+        "played",
         "catalog",
         "formats",
         "proof",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.commands.output_file import require_file, require_plotting, write
-from mpitrain.commands.schedule.played import Request, play
+from mpitrain.commands.schedule.request import Request, play
 from mpitrain.commands.schedule.text import as_json, as_text
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
@@ -85,19 +85,20 @@ def show_trace(trace: str, files: Files, json: bool) -> str:
     """Return what a run measured beside what its times predict, as text or as JSON, and draw it
     into the file `out`.
     """
-    from mpitrain.commands.schedule import measurement
+    from mpitrain.commands.schedule.measured_text import as_json, as_text
     from mpitrain.schedules.play.measured import read_trace
+    from mpitrain.schedules.play.measurement import Measurement
 
     files.require()
     out = files.out
-    found = measurement.Measurement(read_trace(_read(trace), shown(trace)))
+    found = Measurement(read_trace(_read(trace), shown(trace)))
     if out and Path(out).suffix == ".txt":
-        write("--out", out, (measurement.as_text(found, WIDTH) + "\n").encode())
+        write("--out", out, (as_text(found, WIDTH) + "\n").encode())
     elif out:
         from mpitrain.commands.schedule.measured_picture import draw
 
         write("--out", out, draw(found, Path(out).suffix[1:]))
-    return measurement.as_json(found) if json else measurement.as_text(found, _screen())
+    return as_json(found) if json else as_text(found, _screen())
 
 
 def _read(trace: str) -> str:

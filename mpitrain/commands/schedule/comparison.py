@@ -3,11 +3,12 @@
 import json
 from typing import NamedTuple
 
-from mpitrain.commands.schedule.played import PROVED_AT_ONCE, Played, Request, play
+from mpitrain.commands.schedule.request import Request, play
 from mpitrain.commands.schedule.text import number
 from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.schedules import catalog
+from mpitrain.schedules.played import PROVED_AT_ONCE, Played
 
 TITLES = (
     "schedule", "makespan", "bubble", "span", "bubble rate", "peak stashes", "messages", "stages", "copies",

@@ -4,9 +4,9 @@ from matplotlib.ticker import MaxNLocator
 
 from mpitrain.commands.schedule.cells import Look
 from mpitrain.commands.schedule.frame import Frame, row_height
-from mpitrain.commands.schedule.measurement import Measurement
 from mpitrain.commands.schedule.picture import tints
 from mpitrain.schedules.actions import COMPUTE
+from mpitrain.schedules.play.measurement import Measurement
 from mpitrain.schedules.play.simulate import Timeline
 
 

@@ -9,8 +9,8 @@ from matplotlib.ticker import MaxNLocator
 
 from mpitrain.commands.schedule.cells import Look
 from mpitrain.commands.schedule.frame import Frame, row_height
-from mpitrain.commands.schedule.played import Played
 from mpitrain.commands.schedule.text import number
+from mpitrain.schedules.played import Played
 
 Curve = list[tuple[float, float]]  # (time, held from then on)
 SINGLE_CURVES = 8  # ranks with a memory area each; of more ranks an envelope is drawn

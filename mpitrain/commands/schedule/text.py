@@ -2,10 +2,10 @@
 
 import json
 
-from mpitrain.commands.schedule.played import Played
 from mpitrain.schedules.formats.notation import operations
 from mpitrain.schedules.options import UNIT_TIMES
 from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
+from mpitrain.schedules.played import Played
 
 MOST_RANKS = 32  # in the table of ranks
 

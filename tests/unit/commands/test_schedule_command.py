@@ -10,7 +10,7 @@ from launch import finished
 
 from mpitrain.cli import cli
 from mpitrain.commands.schedule import comparison
-from mpitrain.commands.schedule.played import Request, play
+from mpitrain.commands.schedule.request import Request, play
 from mpitrain.errors import BAD_INPUT, InputError
 from mpitrain.schedules import catalog
 from mpitrain.schedules.table import write_table

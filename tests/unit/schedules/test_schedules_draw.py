@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from conftest import EVERY_SIZE, LONG, but_for
 
-from mpitrain.commands.schedule.played import Request, play
+from mpitrain.commands.schedule.request import Request, play
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.options import Options

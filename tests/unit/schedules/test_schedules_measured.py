@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from mpitrain.cli import cli
-from mpitrain.commands.schedule.measurement import Measurement
 from mpitrain.errors import BAD_INPUT, InputError, ScheduleError
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.lowering.lower import Reduction, lower
 from mpitrain.schedules.lowering.residency import Residency
 from mpitrain.schedules.play.measured import costs, predict, read_trace
+from mpitrain.schedules.play.measurement import Measurement
 from mpitrain.schedules.play.scale import to_scale
 from mpitrain.schedules.play.simulate import Link, Timeline, simulate
 

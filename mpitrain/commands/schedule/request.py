@@ -1,0 +1,87 @@
+"""What a user asks of `mpitrain schedule`: the table of a schedule by its name, or of a file."""
+
+from typing import NamedTuple
+
+from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.inputs import is_there, read_text, shown
+from mpitrain.plan.settings.pipeline_table import schedule_of
+from mpitrain.schedules import catalog
+from mpitrain.schedules.catalog import chunks_of
+from mpitrain.schedules.family import ScheduleFamily
+from mpitrain.schedules.formats.user_table import read_any
+from mpitrain.schedules.limits import MOST_TABLE_BYTES
+from mpitrain.schedules.options import UNIT_TIMES, Options, Times
+from mpitrain.schedules.played import PROVED_AT_ONCE, Played, played
+from mpitrain.schedules.search_progress import Notify
+from mpitrain.schedules.table import Table
+
+
+class Request(NamedTuple):
+    """What the user asked for.
+
+    name: of the catalogue, or a file. memory_limit: in stashes of a rank's whole share of layers.
+    weight_memory: the share of a stash that is held between I and W. notify: hears how far a long
+    search is.
+    """
+
+    name: str
+    num_ranks: int | None = None
+    num_microbatches: int | None = None
+    chunks: int | None = None
+    group: int | None = None
+    segments: int | None = None
+    times: Times = UNIT_TIMES
+    memory_limit: float | None = None
+    weight_memory: float | None = None
+    notify: Notify | None = None
+
+
+def play(request: Request, most_proved: int = PROVED_AT_ONCE) -> Played:
+    """Make the table that was asked for and play it; prove it if it has no more operations than that.
+
+    Raises ScheduleError if the schedule isn't defined for this size or has a flaw, ConfigError if a
+    file can't be read.
+    """
+    share = 1.0 if request.weight_memory is None else request.weight_memory
+    return played(_table(request), request.times, request.memory_limit, share, most_proved)
+
+
+def _table(request: Request) -> Table:
+    if request.name not in catalog.FAMILIES and is_there(request.name):
+        return _own_table(request)
+    family = schedule_of(request.name)
+    if None in (request.num_ranks, request.num_microbatches):
+        raise ConfigError(f"{request.name}: needs --stages and --microbatches; only a file says its own size")
+    return catalog.build(
+        request.name, request.num_ranks, request.num_microbatches, _options(request, family), family
+    )
+
+
+def _options(request: Request, family: ScheduleFamily) -> Options:
+    """Times and memory are for every schedule; only the automatic ones also plan with them."""
+    asked = request._asdict()
+    plans = {key: asked[key] for key in ("times", "memory_limit", "weight_memory") if key in family.takes}
+    chunks = request.chunks
+    if "chunks" not in family.takes:
+        chunks_of(request.name, chunks, family)  # refuses another number than the schedule's own
+        chunks = None
+    return Options(chunks, request.group, request.segments, notify=request.notify)._replace(**plans).strict()
+
+
+def _own_table(request: Request) -> Table:
+    """Read the user's file, whose size may be given too and must then agree."""
+    try:
+        table = read_any(read_text(request.name, MOST_TABLE_BYTES), shown(request.name))
+    except OSError as error:
+        raise ConfigError(f"{shown(request.name)}: can't be read: {error.strerror}") from None
+    if request.group is not None:
+        raise ScheduleError(f"{table.name}: --group has no effect on a table of your own; leave it out")
+    for option, asked, found in (
+        ("--stages", request.num_ranks, len(table.ranks)),
+        ("--microbatches", request.num_microbatches, table.num_microbatches // table.segments * table.copies),
+        ("--chunks", request.chunks, max(map(len, table.chunks)) // table.copies),
+        ("--segments", request.segments, table.segments),
+    ):
+        if asked not in (None, found):
+            raise ScheduleError(f"{table.name}: found {option} {asked}, the table has {found}; leave it out")
+    return table

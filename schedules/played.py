@@ -1,0 +1,129 @@
+"""A schedule, played: its table, what was proved of it, and its times."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from mpitrain.errors import ScheduleError
+from mpitrain.schedules.actions import SENDS
+from mpitrain.schedules.lowering.lower import lower
+from mpitrain.schedules.lowering.reductions import Reduction
+from mpitrain.schedules.options import UNIT_TIMES, Times
+from mpitrain.schedules.play.simulate import simulate_table
+from mpitrain.schedules.play.timeline import Timeline
+from mpitrain.schedules.proof.check import Proof, check
+from mpitrain.schedules.table import Table
+
+PROVED_AT_ONCE = 100_000  # operations; about two seconds
+
+
+@dataclass(frozen=True)
+class Played:
+    """A table with its simulated timeline. proof is None where the table was too large to prove
+    while the user waits.
+    """
+
+    table: Table
+    timeline: Timeline
+    times: Times
+    memory_limit: float | None
+    weight_memory: float
+    proof: Proof | None
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.table.ranks)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of the whole step: of both copies, and each with all its segments."""
+        return self.table.num_microbatches // self.table.segments * self.table.copies
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each rank."""
+        return self.table.chunks
+
+    @cached_property
+    def stashes_per_microbatch(self) -> int:
+        """How many stashes make up one microbatch on a rank's whole share of layers."""
+        return -(-max(map(len, self.chunks)) // self.table.copies) * self.table.segments
+
+    @property
+    def ideal(self) -> float:
+        """A rank's time without any bubble."""
+        return self.num_microbatches * sum(self.times[:3])
+
+    @cached_property
+    def span(self) -> float:
+        return self.timeline.span
+
+    @property
+    def bubble_rate(self) -> float:
+        """The zero-bubble papers' (arXiv:2401.10241, 5.3)."""
+        return (self.span - self.ideal) / self.span if self.span else 0.0
+
+    @cached_property
+    def idle(self) -> list[float]:
+        return [self.timeline.idle(rank) for rank in range(self.num_ranks)]
+
+    @cached_property
+    def peak_in_flight(self) -> list[int]:
+        """Stashes: of one stage, one microbatch, one segment."""
+        return [self.timeline.peak_in_flight(rank) for rank in range(self.num_ranks)]
+
+    @cached_property
+    def peak_stashes(self) -> list[float]:
+        """Stashes of a rank's whole share of layers, which compare between schedules.
+
+        Of a late W's stash its share counts.
+        """
+        return [max((held for _, held in self.memory(rank)), default=0) for rank in range(self.num_ranks)]
+
+    def memory(self, rank: int) -> list[tuple[float, float]]:
+        """Return (time, stashes held from then on): a forward's from its start, and until B or W
+        has ended.
+        """
+        late = self.weight_memory
+        whole = self.stashes_per_microbatch
+        change = {"F": 1, "I": late - 1, "B": -1, "W": -late}
+        held = 0.0
+        curve = [(0.0, 0.0)]
+        for action, start, end in self.timeline.computations(rank):
+            held += change[action.kind]
+            curve.append((start if action.kind == "F" else end, held / whole))
+        return curve
+
+    @property
+    def messages(self) -> list[int]:
+        """Messages that each rank sends."""
+        return [sum(action.kind in SENDS for action in program) for program in self.timeline.programs]
+
+    @property
+    def above_limit(self) -> bool:
+        return self.memory_limit is not None and max(self.peak_stashes) > self.memory_limit + 1e-9
+
+
+def played(
+    table: Table,
+    times: Times = UNIT_TIMES,
+    memory_limit: float | None = None,
+    weight_memory: float = 1.0,
+    most_proved: int = PROVED_AT_ONCE,
+) -> Played:
+    """Prove a table if it has no more than so many operations, and play it with given times.
+
+    memory_limit: in stashes of a rank's whole share of layers. weight_memory: the share of a stash
+    that is held between I and W. Raises ScheduleError if the table has a flaw.
+    """
+    proof = _prove(table) if sum(map(len, table.ranks)) <= most_proved else None
+    return Played(table, simulate_table(table, times), times, memory_limit, weight_memory, proof)
+
+
+def _prove(table: Table) -> Proof:
+    programs = lower(table, [Reduction(1, ())] * table.num_stages)
+    try:
+        return check(
+            programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments
+        )
+    except ScheduleError as error:
+        raise ScheduleError(f"{table.name}: {error.args[0]}") from None
