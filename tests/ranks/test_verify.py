@@ -160,19 +160,17 @@ def _rope_starts_at_zero_on_every_rank(patch):
 
 
 def _labels_shifted_after_the_cut(patch):
-    from mpitrain.actor.actor import Actor
-    from mpitrain.parallel.microbatch import Microbatch
+    from mpitrain.parallel.microbatch import Microbatch, MicrobatchCutter
 
-    def cut(self, tokens):
+    real = MicrobatchCutter.cut
+
+    def cut(self, tokens, *others):
+        if len(self.positions) == tokens.shape[1] - 1:
+            return real(self, tokens, *others)
         rows = tokens[:, self.positions]
         return [Microbatch(row, row.roll(-1, 1)) for row in rows.split(1)]
 
-    real = Actor.cut
-    patch.setattr(
-        Actor,
-        "cut",
-        lambda self, tokens, ends: cut(self, tokens) if self.cp.size > 1 else real(self, tokens, ends),
-    )
+    patch.setattr(MicrobatchCutter, "cut", cut)
 
 
 def _each_rank_divides_by_its_own_tokens(patch):
