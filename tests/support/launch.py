@@ -8,9 +8,8 @@ This environment's mpirun and its `mpitrain`, with what more ranks than cores ne
                                                                ranks: torch is loaded once
 
 Whatever happens, no process of a job outlives the call, nor pytest if that is killed
-(tests/support/reaper.py). Seconds of limits are those of an idle machine: see patience(). Under MPICH ranks
-have their libraries loaded already, as tests/support/preload.py says; MPITRAIN_PRELOAD=no starts everything
-from nothing.
+(tests/support/reaper.py). Seconds of limits are those of an idle machine: see patience(). Most ranks have
+their libraries loaded already, as tests/support/preload.py says; MPITRAIN_PRELOAD=no starts all from nothing.
 """
 
 import atexit
@@ -312,15 +311,16 @@ UNTOUCHED = {"LD_PRELOAD", VISIBLE}  # in an environment: what is to be there wh
 
 
 def preloaded(command: Sequence[str]) -> list[str]:
-    """Return what runs mpitrain or a Python program with its libraries loaded; any other command as it is."""
+    """Return what runs mpitrain or a Python program with its libraries loaded; any other command as it is.
+
+    Under Open MPI mpitrain isn't forked: it would not find the launcher above itself, whose terminal and
+    standard error it uses.
+    """
     program = command[1:] if command[0] == sys.executable else command
-    if (
-        not program[0].endswith((MPITRAIN, ".py"))
-        or os.environ.get("MPITRAIN_PRELOAD") == "no"
-        or (address := _server()) is None
-    ):
+    can_fork = program[0].endswith(".py") or (program[0] == MPITRAIN and _is_mpich())
+    if not can_fork or os.environ.get("MPITRAIN_PRELOAD") == "no":
         return list(command)
-    return [sys.executable, "-S", "-E", PRELOAD, address, *program]
+    return [sys.executable, "-S", "-E", PRELOAD, _server(), *program]
 
 
 def hear_all() -> None:
@@ -332,18 +332,14 @@ def hear_all() -> None:
 
 
 @functools.cache
-def _server() -> str | None:
-    """Start the one that forks ranks, once; it ends with this process.
+def _is_mpich() -> bool:
+    command = [MPIRUN, "--version"]
+    return b"HYDRA" in subprocess.run(command, capture_output=True, env=environment(), check=True).stdout
 
-    None under an MPI for which there is none.
-    """
-    if (
-        "HYDRA"
-        not in subprocess.run(
-            [MPIRUN, "--version"], capture_output=True, text=True, env=environment(), check=True
-        ).stdout
-    ):
-        return None
+
+@functools.cache
+def _server() -> str:
+    """Start the one that forks ranks, once; it ends with this process."""
     address = f"mpitrain-test-{uuid.uuid4().hex}"
     server = subprocess.Popen(
         [sys.executable, PRELOAD, address],

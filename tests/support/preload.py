@@ -12,8 +12,8 @@ the launcher's too. The fork takes them over and runs the program from its first
 guard and its watchdog are as ever. It hears of signals, and dies with the other; that one ends as
 it ended, by a code or by a signal.
 
-A test finds it by the name that it has, and may stop or kill it. Only for MPICH, whose launcher
-knows a rank by a descriptor.
+A test finds it by the name that it has, and may stop or kill it. MPICH's launcher knows a rank by a
+descriptor, Open MPI's by what its environment says.
 """
 
 import atexit
@@ -47,6 +47,7 @@ OF_OTHERS = [
 ]
 # of mpitrain nothing: it is another in each run of benchmarks/planted_bugs.py
 WHAT = "MPITRAIN_PRELOAD"
+RANK = ("PMI_RANK", "PMIX_RANK")  # of MPICH's launcher, and of Open MPI's
 LIBRARIES = "libraries"
 FIRST_FREE = 200  # descriptors below it may be the launcher's
 MOST_BYTES = 1 << 17
@@ -176,7 +177,8 @@ def _become(connection: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     with open("/proc/self/comm", "w") as name:
-        name.write(name_of(os.environ.get(MARK, "")) + os.environ.get("PMI_RANK", "0"))
+        rank = next((os.environ[given] for given in RANK if given in os.environ), "0")
+        name.write(name_of(os.environ.get(MARK, "")) + rank)
     sys.argv = request["command"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
