@@ -190,7 +190,7 @@ def main() -> None:
     given = parser.parse_args()
     before = {} if given.all or given.tests else finders(given.after)
     os.environ[WHAT] = LIBRARIES
-    os.environ["MPITRAIN_LONG"] = "1"
+    os.environ["MPITRAIN_EFFORT"] = "long"
     with tempfile.TemporaryDirectory(prefix="mpitrain-planted-") as folder:
         copy = Copy(Path(folder))
         for file, old, new in BUGS:

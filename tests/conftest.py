@@ -17,20 +17,19 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from effort import EVERY, WITH_LONG
 
-EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"  # take every layout, not the few that tell most
-EVERY_SIZE = os.environ.get("MPITRAIN_SIZES") == "all"  # of a schedule
-WITH_LONG = os.environ.get("MPITRAIN_LONG") == "1"
 LONG = pytest.mark.skipif(
     not WITH_LONG,
-    reason="MPITRAIN_LONG=1 runs what takes seconds and has a shorter test of its kind",
+    reason="MPITRAIN_EFFORT=long runs what takes seconds and has a shorter test of its kind",
 )
 LONG_CASE = pytest.mark.skip(
-    reason="MPITRAIN_LONG=1 runs it; others, some by that choice too, have its values"
+    reason="MPITRAIN_EFFORT=long runs it; others, some by that choice too, have its values"
 )
 BY_CHOICE = "MPITRAIN_"  # in the reason of a skip that an environment variable undoes
 LEFT_OUT = ".left-out"  # behind the name of a lane's report
 THINNED = ("unit", "ranks", "hardware")
+COMMANDS = ("runs", "pages", "harness")  # start whole commands, under mpirun too
 FEW = 3  # cases, all of which are told
 ROOT = Path(__file__).parent
 MANY = 1000  # tests that take longer than a lane does
@@ -40,7 +39,7 @@ UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_
 
 
 def but_for(cases, longer):
-    """Return cases for parametrize(); those in `longer` run with MPITRAIN_LONG=1 or MPITRAIN_LAYOUTS=all."""
+    """Return cases for parametrize(); those in `longer` run with MPITRAIN_EFFORT=long."""
     assert not [case for case in longer if case not in cases], "no such case"
     if EVERY:
         return [*cases]
@@ -89,7 +88,7 @@ def _is_whole(config):
     """Return whether all tests are asked for, none chosen by name or mark."""
     chosen = config.option.keyword or config.option.markexpr or config.option.collectonly
     asked = {Path(config.invocation_params.dir, each).resolve() for each in config.args}
-    return not chosen and asked in ({ROOT}, {ROOT.parent}) and (ROOT / "runs" / "test_lanes.py").exists()
+    return not chosen and asked in ({ROOT}, {ROOT.parent}) and (ROOT / "harness" / "test_lanes.py").exists()
 
 
 def _measure_no_time(config):
@@ -161,7 +160,7 @@ def pytest_collection_modifyitems(config, items):
     """
     items.sort(key=_turn)
     many = len(items) > MANY
-    left_out = {item: LONG_CASE for item in _thinned(items)} if many and not (EVERY or WITH_LONG) else {}
+    left_out = {item: LONG_CASE for item in _thinned(items)} if many and not WITH_LONG else {}
     left_out |= _of_other_sizes(items)
     if UNDER_MPIRUN and many:  # to skip one takes a millisecond on each rank
         gone = {item for item in left_out if _some_lane_has(item)}  # test_lanes.py finds the others
@@ -173,7 +172,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item in left_out:
             item.add_marker(left_out[item])
-        if UNDER_MPIRUN and _room(item) == "runs":
+        if UNDER_MPIRUN and _room(item) in COMMANDS:
             item.add_marker(pytest.mark.skip(reason="starts mpirun itself"))
 
 
@@ -196,7 +195,7 @@ def _of_other_sizes(items):
         # what tells on one rank alone has a layout of one; a case that names its size has no other
         if tell and size not in tell and (not EVERY or tell == (1,) or _named(item)):
             by_choice = tell != (1,) and _some_lane_has(item) and not _named(item)
-            where = "MPITRAIN_LAYOUTS=all runs it here; " if by_choice else ""
+            where = "MPITRAIN_EFFORT=all runs it here; " if by_choice else ""
             found[item] = pytest.mark.skip(reason=f"{where}{tell} ranks tell")
     return found
 
@@ -226,8 +225,9 @@ def pytest_collection_finish():
 
 
 def _thinned(items):
-    """Return cases that MPITRAIN_LONG=1 runs: of units and of ranks, others have each of their values; of
-    any test marked few_cases, others are enough.
+    """Return cases that MPITRAIN_EFFORT=long runs.
+
+    Of units and of ranks, others have each of their values; of any test marked few_cases, others are enough.
 
     Who names a file, or fewer, gets every case.
     """
@@ -261,7 +261,7 @@ def _has_a_lane(item):
 
 def _turn(item):
     """Return when it is a test's turn: 0 with the serial ones, 1 with the whole runs, 2 with the lanes."""
-    return 2 if item.path.name == "test_lanes.py" else int(_room(item) == "runs")
+    return 2 if item.path.name == "test_lanes.py" else int(_room(item) in COMMANDS)
 
 
 def _room(item):

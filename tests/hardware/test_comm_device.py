@@ -8,23 +8,23 @@ happened there is garbage. An event lets a little happen whenever it is asked. M
 memory itself and sees what is there at that moment. So what is posted, matched, added or returned
 too early, or in another order than it was started in, is a wrong number.
 
-    MPITRAIN_LAYOUTS=all MPITRAIN_SEEDS=500 mpirun -n 4 python -m pytest --only-mpi -p
+    MPITRAIN_EFFORT=all mpirun -n 4 python -m pytest --only-mpi -p
         no:cacheprovider tests/hardware/test_comm_device.py
 
-Without MPITRAIN_LAYOUTS they run on 2 ranks only.
+Without MPITRAIN_EFFORT they run on 2 ranks only.
 """
 
-import os
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import EVERY, agree
+from conftest import agree
+from effort import cases
 
 pytestmark = [pytest.mark.mpi, pytest.mark.sizes(2), pytest.mark.few_ranks]
 
-SEEDS = int(os.environ.get("MPITRAIN_SEEDS", "20" if EVERY else "10"))
+SEEDS = cases(10, 500)
 # the last goes through the window under `auto`, and by messages in two phases
 LENGTHS = [1, 30, 4099, 40_000]
 DTYPES = ["float32", "bfloat16", "int64"]  # sums of small integers are exact in all

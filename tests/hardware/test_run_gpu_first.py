@@ -2,7 +2,7 @@
 
 Nothing fails but what only a GPU can do.
 
-By default those parts that tell of bits; with MPITRAIN_LAYOUTS=all those of speed, too, and the
+By default those parts that tell of bits; with MPITRAIN_EFFORT=all those of speed, too, and the
 tests, which run anyway.
 """
 

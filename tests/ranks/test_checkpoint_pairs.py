@@ -2,11 +2,10 @@
 
 The same root digest; and training goes on with the same bits where axes promise it.
 
-MPITRAIN_PAIRS=30 takes as many random pairs, by default there are a few. Each needs at most the
+MPITRAIN_EFFORT=30 takes as many random pairs, by default there are a few. Each needs at most the
 ranks of the lane.
 """
 
-import os
 import random
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from checkpoints import digest_of, meta_of
 from conftest import agree
+from effort import numbers
 
 from mpitrain import config
 from mpitrain.errors import ConfigError
@@ -24,7 +24,7 @@ from mpitrain.plan.settings.resolve import resolve
 
 pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.sizes(4)]
 
-PAIRS = int(os.environ.get("MPITRAIN_PAIRS", "1"))
+PAIRS = numbers(range(1), 30)
 SETTINGS = (
     "model.layers=4", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=64",
     "data.sequence=16", "batch.global=8",
@@ -173,7 +173,7 @@ def require_one_file(folder):
         assert [len(saved.array(name).pieces) for name in saved.names()] == [1] * len(saved.names())
 
 
-@pytest.mark.parametrize("number", range(PAIRS))
+@pytest.mark.parametrize("number", PAIRS)
 def test_saved_read_and_saved_again_is_the_same(world, number):
     dice = random.Random(f"pair {number}")
     model = dice.choice(list(MODELS))

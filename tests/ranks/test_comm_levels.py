@@ -182,9 +182,9 @@ def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, numbe
     if number >= len(maps):
         pytest.skip("no such node map on so many ranks")
     if world.size == 8 and round_ == LEAST_ROUND and not EVERY:
-        pytest.skip("MPITRAIN_LAYOUTS=all takes it on 8 ranks, too")
+        pytest.skip("MPITRAIN_EFFORT=all takes it on 8 ranks, too")
     if world.size == 8 and number < len(MAPS[4]) and (number + TRANSPORTS.index(transport)) % 2 and not EVERY:
-        pytest.skip("MPITRAIN_LAYOUTS=all takes each map with each transport")
+        pytest.skip("MPITRAIN_EFFORT=all takes each map with each transport")
     mesh = build(world, maps[number], transport)
     wrong = []
     axis = mesh["dp"]
@@ -319,7 +319,7 @@ def test_training_over_nodes_has_the_bits_of_one_node(world, number):
     if number >= len(LAYOUTS.get(world.size, [])):
         pytest.skip("no such layout on so many ranks")
     if world.size == 8 and number % 2 == 0 and not EVERY:
-        pytest.skip("MPITRAIN_LAYOUTS=all takes each of them on 8 ranks, too")
+        pytest.skip("MPITRAIN_EFFORT=all takes each of them on 8 ranks, too")
     words = [word.split("=") for word in LAYOUTS[world.size][number].split()]
     settings = tuple(f"{WORDS.get(key, f'parallel.{key}')}={value}" for key, value in words)
     over = (*settings, f"comm.node_ranks={world.size // 2}")

@@ -2,7 +2,7 @@
 
 predicted, and held against every storage that torch makes.
 
-MPITRAIN_LAYOUTS=all tries every model with every mode.
+MPITRAIN_EFFORT=all tries every model with every mode.
 """
 
 import pytest

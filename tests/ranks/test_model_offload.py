@@ -2,17 +2,17 @@
 
 Right numbers, and little memory, whenever copies happen.
 
-MPITRAIN_SEEDS=1000 plays as many orders of events.
+MPITRAIN_EFFORT=1000 plays as many orders of events.
 """
 
-import os
 from collections import deque
 from types import SimpleNamespace
 
 import pytest
 from conftest import EVERY, agree, but_for
+from effort import numbers
 
-SEEDS = range(int(os.environ.get("MPITRAIN_SEEDS", "42")))
+SEEDS = numbers(range(42), 1000)
 LENGTHS = 64, 96, 200
 # of microbatches' walks; + in turns
 ORDERS = "F0 B0 F1 B1 F2 B2", "F0 F1 F2 B0 B1 B2", "F0 F1+B0 F2+B1 B2"

@@ -2,7 +2,7 @@
 
 Operations in order on every axis, buffers to the byte, and bytes on the wire.
 
-MPITRAIN_LAYOUTS=all takes every layout on up to 8 ranks, not a few.
+MPITRAIN_EFFORT=all takes every layout on up to 8 ranks, not a few.
 """
 
 import itertools

@@ -1,5 +1,5 @@
 """Families with blocks of their own train like plain torch in every layout, hold what is predicted and send
-what their layers declare. MPITRAIN_LAYOUTS=all takes every layout for every family, not a few for some.
+what their layers declare. MPITRAIN_EFFORT=all takes every layout for every family, not a few for some.
 """
 
 import pytest

@@ -1,5 +1,5 @@
 """GPT-2 with dropout trains like plain torch with the same masks in every layout, holds what is
-predicted and sends what its layers declare. MPITRAIN_LAYOUTS=all takes every layout.
+predicted and sends what its layers declare. MPITRAIN_EFFORT=all takes every layout.
 """
 
 import pytest

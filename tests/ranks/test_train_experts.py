@@ -2,7 +2,7 @@
 
 loss, norm, every gradient, and the weights after a step.
 
-A case is a layout and a variant of the model; MPITRAIN_LAYOUTS=all takes all variants with all
+A case is a layout and a variant of the model; MPITRAIN_EFFORT=all takes all variants with all
 layouts, and two steps of each.
 """
 

@@ -2,7 +2,7 @@
 layers declare.
 
 Norms of heads, biases, sinks, windows, YaRN; latent attention, with and without low-rank queries;
-and these with experts. MPITRAIN_LAYOUTS=all takes every layout for every kind of attention, not a
+and these with experts. MPITRAIN_EFFORT=all takes every layout for every kind of attention, not a
 few for some.
 """
 
@@ -99,7 +99,7 @@ SPREAD = {
         "cp=2 context=ulysses dp=2 zero=3",
     ),
 }
-WHOLE = {  # with MPITRAIN_LAYOUTS=all: every schedule, and eight ranks
+WHOLE = {  # with MPITRAIN_EFFORT=all: every schedule, and eight ranks
     2: tuple(f"pp=2 pipeline.schedule={name}" for name in NAMES),
     8: (
         "tp=2 cp=2 pp=2 context=zigzag",

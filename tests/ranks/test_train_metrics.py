@@ -1,7 +1,7 @@
 """Every number of a line of metrics.jsonl equals plain torch in fp64 to 1e-12, in many layouts.
 
 Documents are separate; some rows and microbatches have no target. The last test reads lines of
-whole runs. MPITRAIN_LAYOUTS=all takes all variants with all layouts, not half of them.
+whole runs. MPITRAIN_EFFORT=all takes all variants with all layouts, not half of them.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Loss, every gradient and updated weights of a parallel step equal a plain torch loop in fp64, for
 every layout that fits the world.
 
-MPITRAIN_LAYOUTS=all takes the whole product of degrees, divisions, kinds of context parallelism,
+MPITRAIN_EFFORT=all takes the whole product of degrees, divisions, kinds of context parallelism,
 schedules and ties, not a few.
 """
 

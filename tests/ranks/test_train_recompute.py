@@ -1,6 +1,6 @@
 """Activation memory: whatever is computed again or moved to the host, the run is the same, bit for bit.
 
-MPITRAIN_LAYOUTS=all tries every layout instead of a few.
+MPITRAIN_EFFORT=all tries every layout instead of a few.
 """
 
 import pytest

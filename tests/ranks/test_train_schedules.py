@@ -2,17 +2,17 @@
 
 Equal losses and weights, bit for bit, however late messages and ranks are.
 
-MPITRAIN_SEEDS=N tries N patterns of delays instead of one.
+MPITRAIN_EFFORT=N tries N patterns of delays instead of one.
 """
 
 import hashlib
-import os
 import random
 import time
 import weakref
 
 import pytest
 from conftest import EVERY, LONG, agree, but_for
+from effort import numbers
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.few_ranks]
 
@@ -27,7 +27,7 @@ SETTINGS = (
     "comm.timeout_s=200",
 )
 OTHER_ORDER = ("dualpipe", "seq1f1b")  # two copies; sums over segments: equal in fp64 to 1e-10
-SEEDS = range(int(os.environ.get("MPITRAIN_SEEDS", "1")))
+SEEDS = numbers(range(1), 20)
 STEPS = 2 if EVERY or len(SEEDS) > 1 else 1
 
 
@@ -243,7 +243,7 @@ def test_activations_are_freed_on_the_way(world, name):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_late_ranks_and_messages_change_nothing(world, seed):
     if world.size != 4 and len(SEEDS) == 1:
-        pytest.skip("4 ranks tell; MPITRAIN_SEEDS=2 or more runs it on others")
+        pytest.skip("4 ranks tell; MPITRAIN_EFFORT=2 or more runs it on others")
     wrong = []
     losses, _, _, _ = train(world, config_of("1f1b", world, 1), num_steps=STEPS)
     for name in names_for(world, 1)[:: 1 if STEPS > 1 else 2]:

@@ -2,7 +2,7 @@
 
 And a rank holds no more than its share.
 
-MPITRAIN_LAYOUTS=all tries every layout instead of a few.
+MPITRAIN_EFFORT=all tries every layout instead of a few.
 """
 
 import itertools

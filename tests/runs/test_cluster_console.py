@@ -8,7 +8,8 @@ import sys
 
 import pytest
 from conftest import LONG, but_for
-from launch import MPIRUN, cases, environment, finished, patience, tail
+from effort import cases
+from launch import MPIRUN, environment, finished, patience, tail
 
 from mpitrain.cluster import console
 from mpitrain.cluster.processes import parents_of

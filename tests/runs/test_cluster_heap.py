@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from conftest import LONG
-from launch import cases
+from effort import cases
 
 from mpitrain.cluster.heap import VARIABLES
 

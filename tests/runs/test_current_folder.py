@@ -1,6 +1,6 @@
 """Commands in a stranger's folder: a module of each name that Python can import lies there, and none is run.
 
-MPITRAIN_LONG=1 takes every command. A trap writes down its name, and what imported it.
+MPITRAIN_EFFORT=long takes every command. A trap writes down its name, and what imported it.
 """
 
 import ast

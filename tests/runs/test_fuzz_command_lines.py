@@ -1,6 +1,6 @@
 """Random command lines: an answer and 0, or one message and 2.
 
-MPITRAIN_FUZZ=500 tries as many, MPITRAIN_FUZZ=all 500.
+MPITRAIN_EFFORT=500 tries as many, MPITRAIN_EFFORT=all 500.
 
 Most run in this process; of real processes a part.
 """
@@ -11,7 +11,8 @@ import random
 import click
 import pytest
 from click.testing import CliRunner
-from launch import MPITRAIN, cases, environment, finished
+from effort import cases
+from launch import MPITRAIN, environment, finished
 
 from mpitrain.cli import cli
 from mpitrain.errors import BAD_INPUT, InputError

@@ -1,6 +1,6 @@
 """Random configurations: each is accepted, or refused with one message.
 
-MPITRAIN_FUZZ=20000 tries as many, MPITRAIN_FUZZ=all 20,000.
+MPITRAIN_EFFORT=20000 tries as many, MPITRAIN_EFFORT=all 20,000.
 """
 
 import os
@@ -9,7 +9,7 @@ import string
 import time
 
 import pytest
-from launch import cases
+from effort import cases
 
 from mpitrain import config as settings
 from mpitrain.errors import BAD_INPUT, InputError

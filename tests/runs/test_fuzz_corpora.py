@@ -1,6 +1,6 @@
 """Random corpora and tokenizers: each is read, or refused with one message.
 
-MPITRAIN_FUZZ=500 tries as many, MPITRAIN_FUZZ=all 500.
+MPITRAIN_EFFORT=500 tries as many, MPITRAIN_EFFORT=all 500.
 """
 
 import json
@@ -9,7 +9,7 @@ import random
 import socket
 
 import pytest
-from launch import cases
+from effort import cases
 
 from mpitrain.data.corpus import Corpus, documents
 from mpitrain.data.corpus_files import check_source

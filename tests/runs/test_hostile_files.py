@@ -4,7 +4,7 @@ One message, exit code 2, nothing outside.
 
 The commands run in this process, where what they open is seen, memory and time are bounded; a run
 that goes on, in ranks. A case is a path and what is in its place. Some of each are tried;
-MPITRAIN_FUZZ=all tries all.
+MPITRAIN_EFFORT=all tries all.
 """
 
 import json
@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import WITH_LONG
+from effort import cases
 from hostile import Hang, Watched, tree
-from launch import MPITRAIN, cases, lines_in, mpirun, several, started, tail, tiny, write_text
+from launch import MPITRAIN, lines_in, mpirun, several, started, tail, tiny, write_text
 
 from mpitrain.cli import cli
 from mpitrain.errors import FAILED, InputError, MpitrainError

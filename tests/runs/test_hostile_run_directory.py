@@ -5,7 +5,7 @@ One message and exit code 2, or the step before; never a traceback, a hang, a wr
 Each case alters a real run in one to three ways, drawn by its number. Then it is read as `generate`
 and as a run that goes on read it, in this process, where every opened file is seen, memory is
 bounded, and the library of HDF5 is out of reach; some cases also by the command line.
-MPITRAIN_FUZZ=2000 takes as many cases; a failing one is run alone by `-k case-17`.
+MPITRAIN_EFFORT=2000 takes as many cases; a failing one is run alone by `-k case-17`.
 """
 
 import json
@@ -19,8 +19,9 @@ import h5py
 import numpy as np
 import pytest
 import xxhash
+from effort import cases
 from hostile import Hang, Watched, tree
-from launch import MPITRAIN, cases, mpirun, run_tiny, tail, tiny, write_text
+from launch import MPITRAIN, mpirun, run_tiny, tail, tiny, write_text
 
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.files import FORMAT

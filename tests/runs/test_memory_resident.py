@@ -1,6 +1,6 @@
 """What a setting saves is not resident: the growth of a process, as the table at a run's end has it.
 
-Each value is a run of its own, since a heap that has grown stays. MPITRAIN_LAYOUTS=all takes every
+Each value is a run of its own, since a heap that has grown stays. MPITRAIN_EFFORT=all takes every
 row.
 """
 

@@ -11,8 +11,9 @@ import pytest
 import tomli_w
 from changes import ChangedLearner
 from conftest import WITH_LONG
+from effort import cases
 from journeys import ENDS, WORDS, ids_of, make_folder, word_tokenizer, words_of
-from launch import cases, options, several, tail
+from launch import options, several, tail
 from tokenizers import Tokenizer
 
 SETTINGS = {

@@ -1,8 +1,8 @@
 """However a job ends, it is gone in 30 s, no process is left, and the last line of mpitrain says
 what went and which step is saved.
 
-MPITRAIN_ENDS=all sends every signal to every process, with and without a stop before, and with and
-without a rank that dies meanwhile; MPITRAIN_ENDS=0:60 takes cases 0 to 59. By default there are a
+MPITRAIN_EFFORT=all sends every signal to every process, with and without a stop before, and with and
+without a rank that dies meanwhile; MPITRAIN_EFFORT=0:60 takes cases 0 to 59. By default there are a
 few.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LONG, but_for
+from effort import numbers
 from launch import HERE, MPIRUN, MPITRAIN, Job, lines_in, mpirun, started, tail, tiny, write_text
 
 SIGNALS = ("TERM", "INT", "HUP", "KILL", "STOP")
@@ -43,11 +44,10 @@ def every_case() -> list[str]:
 
 
 def chosen() -> list:
-    asked = os.environ.get("MPITRAIN_ENDS", "")
+    asked = numbers(range(0), len(every_case()))
     if not asked:
         return but_for(FEW, longer=["TERM mpirun", "STOP mpirun, a rank dies", "KILL watchdog, a rank dies"])
-    first, _, last = ("", "", "") if asked == "all" else asked.partition(":")
-    return every_case()[int(first or 0) : int(last) if last else None]
+    return every_case()[asked.start : asked.stop]
 
 
 @pytest.fixture(scope="module")

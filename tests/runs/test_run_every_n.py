@@ -2,7 +2,7 @@
 
 The default batch divides by many, so the training is the same.
 
-MPITRAIN_LAYOUTS=all takes more N. What each becomes is in tests/unit/plan/test_config.py.
+MPITRAIN_EFFORT=all takes more N. What each becomes is in tests/unit/plan/test_config.py.
 """
 
 import json

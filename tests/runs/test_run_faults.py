@@ -1,7 +1,7 @@
 """A fault of one rank, at any moment, ends the whole job within seconds, with one report that names
 rank, phase and cause.
 
-MPITRAIN_FUZZ=all plants 300 faults, MPITRAIN_FUZZ=40 as many; by default there are few, of every
+MPITRAIN_EFFORT=all plants 300 faults, MPITRAIN_EFFORT=40 as many; by default there are few, of every
 kind and in every phase.
 """
 
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from conftest import LONG, WITH_LONG
-from launch import MPITRAIN, Done, cases, loss_lines, mpirun, patience, planted, short, tail, tiny, write_text
+from effort import cases
+from launch import MPITRAIN, Done, loss_lines, mpirun, patience, planted, short, tail, tiny, write_text
 
 from mpitrain.checkpoint.load import steps
 from mpitrain.checkpoint.verify import verify

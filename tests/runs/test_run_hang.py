@@ -1,7 +1,7 @@
 """A rank that is stopped at any moment, in any layout, is named with its instruction and its node,
 and the job ends.
 
-MPITRAIN_STOPS=50 stops as many; by default there is one.
+MPITRAIN_EFFORT=50 stops as many; by default there is one.
 """
 
 import os
@@ -17,6 +17,7 @@ import hosts
 import noted
 import pytest
 from conftest import LONG
+from effort import numbers
 from launch import (
     MPIRUN,
     MPITRAIN,
@@ -39,7 +40,7 @@ LAYOUTS = (  # ranks, on two nodes, keys; the first tell most
     (2, False, dict(parallel_cp=2)),
     (2, True, dict(parallel_pp=2, pipeline_schedule="zbv", comm_progress="thread")),
 )
-COUNT = int(os.environ.get("MPITRAIN_STOPS", "1"))
+STOPS = numbers(range(1), 50)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def several_nodes(num_ranks: int) -> list[str]:
     return ["-launcher", "fork", "-hosts", f"n0:{num_ranks // 2},n1:{num_ranks // 2}"]
 
 
-@pytest.mark.parametrize("number", range(COUNT))
+@pytest.mark.parametrize("number", STOPS)
 def test_a_rank_stopped_at_any_moment_is_named_with_its_instruction(tmp_path, text, number):
     dice = random.Random(number)
     num_ranks, apart, keys = LAYOUTS[number % len(LAYOUTS)]

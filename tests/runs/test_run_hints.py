@@ -1,6 +1,6 @@
 """What a run prints at its end as commands does what it says when it is typed.
 
-Each command by a shell, as it stands; MPITRAIN_FUZZ=all types those of ten runs, by default of four.
+Each command by a shell, as it stands; MPITRAIN_EFFORT=all types those of ten runs, by default of four.
 """
 
 import json
@@ -9,10 +9,10 @@ import re
 
 import pytest
 from conftest import LONG
+from effort import cases
 from launch import (
     HERE,
     MPITRAIN,
-    cases,
     environment,
     finished,
     mpirun,

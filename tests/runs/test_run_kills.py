@@ -4,11 +4,10 @@ The restarts end as if nothing had been.
 
 The run saves every second step beside the steps, and keeps few of them, so that at almost any
 moment something is copied, written, synced, renamed or removed; every fourth kill comes at a chosen
-call of the thread that does it. MPITRAIN_KILLS=200 kills as often, by default there are a few;
-MPITRAIN_KILLS=50:100 takes kills 50 to 99.
+call of the thread that does it. MPITRAIN_EFFORT=200 kills as often, by default there are a few;
+MPITRAIN_EFFORT=50:100 takes kills 50 to 99.
 """
 
-import os
 import random
 import time
 from contextlib import suppress
@@ -16,12 +15,13 @@ from contextlib import suppress
 import pytest
 from checkpoints import digest_of
 from conftest import WITH_LONG
+from effort import numbers
 from launch import MPITRAIN, lines_in, loss_lines, planted, run_tiny, started, tail, tiny, write_text
 
 from mpitrain.checkpoint.load import steps
 from mpitrain.checkpoint.verify import verify
 
-FIRST, _, LAST = os.environ.get("MPITRAIN_KILLS", "4" if WITH_LONG else "2:4").rpartition(":")
+KILLS = numbers(range(0 if WITH_LONG else 2, 4), 200)
 CALLS = 40_000  # of functions of mpitrain in the first threads of rank 0
 STEPS = 20
 SETTINGS = dict(run_steps=STEPS, run_save_every=2, run_eval_every=2, schedule_name="constant")
@@ -86,8 +86,8 @@ def killed(dice, run_dir, text, at_a_call):
 
 def test_restarts_end_as_the_run_that_was_never_killed(tmp_path, text, whole):
     lines, digests = whole
-    number = int(FIRST or 0)
-    last = int(LAST)
+    number = KILLS.start
+    last = KILLS.stop
     in_a_row = 0
     tries = 0
     run_dir = tmp_path / f"run-{number}"

@@ -2,7 +2,7 @@
 
 In time, with 75, all ranks together, and what it has prepared is kept.
 
-MPITRAIN_FUZZ=all has every phase on every rank end by a signal and by its time; by default there
+MPITRAIN_EFFORT=all has every phase on every rank end by a signal and by its time; by default there
 are a few.
 """
 
@@ -13,9 +13,9 @@ import time
 
 import pytest
 from conftest import LONG
+from effort import cases
 from launch import (
     MPITRAIN,
-    cases,
     loss_lines,
     mpirun,
     planted,

@@ -1,6 +1,6 @@
 """Runs in 16 bits and in fp8 follow the run in fp32.
 
-MPITRAIN_LAYOUTS=all: 300 steps of the quickstart, not 40 of a tiny model.
+MPITRAIN_EFFORT=all: 300 steps of the quickstart, not 40 of a tiny model.
 
 The band: the mean loss of any 20 steps within 4 % of fp32's, and the last validation loss within
 2 %. (Seen over 300 steps of the quickstart: at most 1.9 %, and 0.5 %.)

@@ -71,7 +71,7 @@ def replay(path, *options):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_rank_alone_makes_the_same_gradients(recorded, name):
     if name not in recorded:
-        pytest.skip("MPITRAIN_LAYOUTS=all runs it, and some MPITRAIN_LONG=1")
+        pytest.skip("MPITRAIN_EFFORT=all runs it, and some MPITRAIN_EFFORT=long")
     done = replay(recorded[name])
     assert done.returncode == 0, tail(done.output)
     assert "all that this rank gave to others, and all gradients, have the recorded bits" in done.output, (

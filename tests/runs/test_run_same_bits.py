@@ -1,6 +1,6 @@
 """The real command gives the same bits for every layout, schedule, transport and repetition.
 
-Four steps do; with MPITRAIN_LAYOUTS=all it is thirty, in more layouts.
+Four steps do; with MPITRAIN_EFFORT=all it is thirty, in more layouts.
 
 Only what changes the order of additions may change bits: the number of data-parallel ranks. So
 there is one reference for each number of them; pipeline stages, schedules and transports must not

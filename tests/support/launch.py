@@ -412,15 +412,6 @@ def planted(plan: dict[str, object]) -> dict[str, str]:
     return {"PYTHONPATH": path, "PLANTED": json.dumps(plan)}
 
 
-def cases(few: int, every: int) -> int:
-    """Return how many random cases to try.
-
-    `few`, or as many as MPITRAIN_FUZZ says, `all` being `every`, and never more.
-    """
-    asked = os.environ.get("MPITRAIN_FUZZ", "")
-    return every if asked == "all" else min(int(asked), every) if asked.isdecimal() else few
-
-
 def run_several(
     num_ranks: int, text: Path, runs: Mapping[Path, Mapping[str, object]], timeout: float = 180
 ) -> None:

@@ -33,7 +33,7 @@ class CommandBlock(NamedTuple):
     """Commands of a page.
 
     marker: the comment above them, without its brackets; "" for none.
-    is_compared: whether the page shows what they print: tests/runs/test_page_outputs.py runs them.
+    is_compared: whether the page shows what they print: tests/pages/test_page_outputs.py runs them.
     """
 
     page: str

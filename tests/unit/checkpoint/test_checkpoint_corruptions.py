@@ -2,7 +2,7 @@
 
 Never anything else.
 
-MPITRAIN_DAMAGE=1000 takes as many, by default there are a few of every kind.
+MPITRAIN_EFFORT=1000 takes as many, by default there are a few of every kind.
 """
 
 import os
@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import pytest
 from checkpoints import meta_of
+from effort import cases
 
 from mpitrain.checkpoint.files import FORMAT
 from mpitrain.checkpoint.index import seal_of
@@ -24,7 +25,7 @@ from mpitrain.checkpoint.load import open_latest
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
 from mpitrain.errors import CheckpointError
 
-DAMAGE = int(os.environ.get("MPITRAIN_DAMAGE", "60"))
+DAMAGE = cases(60, 1000)
 STEPS = (20, 30)
 WRITERS = 3
 

@@ -1,7 +1,7 @@
 """The functions between products, as they are and compiled, against plain torch in fp64, and what
 compiling needs.
 
-MPITRAIN_LAYOUTS=all takes fp64 and fp16, too.
+MPITRAIN_EFFORT=all takes fp64 and fp16, too.
 """
 
 import os

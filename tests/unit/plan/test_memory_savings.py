@@ -1,7 +1,7 @@
 """Every setting that claims to save memory, bytes or rounds does so in the prediction, in a grid of layouts.
 
 A key of the tables that decide about memory is either walked here, or is named with what it is for
-instead. MPITRAIN_LAYOUTS=all takes every model.
+instead. MPITRAIN_EFFORT=all takes every model.
 """
 
 from typing import NamedTuple

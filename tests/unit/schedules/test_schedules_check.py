@@ -3,7 +3,7 @@ right place.
 """
 
 import pytest
-from conftest import EVERY_SIZE
+from conftest import EVERY
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import NORM, REDUCE, UPDATE, B, F, parse, parse_program
@@ -15,11 +15,11 @@ from mpitrain.schedules.proof.deadlock import play
 from mpitrain.schedules.table import forwards
 
 REDUCES = [Reduction(2, (0, 1))] * 3
-RANKS = range(1, 17) if EVERY_SIZE else range(1, 9)
+RANKS = range(1, 17) if EVERY else range(1, 9)
 
 
 def microbatches(p):
-    return range(1, 4 * p + 1) if EVERY_SIZE else (*range(1, 2 * p + 2), 4 * p)
+    return range(1, 4 * p + 1) if EVERY else (*range(1, 2 * p + 2), 4 * p)
 
 
 def programs_of(name="1f1b", num_stages=3, num_microbatches=4):

@@ -4,7 +4,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import EVERY_SIZE, LONG, but_for
+from conftest import EVERY, LONG, but_for
 
 from mpitrain.commands.schedule.request import Request, play
 from mpitrain.errors import ScheduleError
@@ -72,9 +72,9 @@ def test_text_to_scale_shows_real_times():
 # ---------------------------------------------------------------- the picture
 
 
-SIZES = [(name, *size) for name in NAMES for size in (((2, 2), (4, 8), (8, 16)) if EVERY_SIZE else ((4, 8),))]
+SIZES = [(name, *size) for name in NAMES for size in (((2, 2), (4, 8), (8, 16)) if EVERY else ((4, 8),))]
 SIZES += [("1f1b", 2, 2), ("zbv", 8, 16), ("dualpipev", 8, 16), ("1f1b", 32, 128)]
-SIZES += [("1f1b", 16, 64), ("zbv", 16, 64), ("1f1b", 64, 256)] if EVERY_SIZE else []
+SIZES += [("1f1b", 16, 64), ("zbv", 16, 64), ("1f1b", 64, 256)] if EVERY else []
 SIZES = sorted(set(SIZES))
 TELLING = [("interleaved", 4, 8), ("dualpipe", 4, 8), ("zbv", 8, 16), ("1f1b", 32, 128)]
 

@@ -8,7 +8,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from conftest import EVERY_SIZE, LONG, WITH_LONG
+from conftest import EVERY, LONG, WITH_LONG
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import limits
@@ -101,7 +101,7 @@ def is_complete(table: Table) -> bool:
 
 def sizes(p: int) -> list[int]:
     """Sample microbatches from 1 to 4p: few, around p, around 2p, many."""
-    if p > 8 and not EVERY_SIZE:
+    if p > 8 and not EVERY:
         return [p - 1, 2 * p + 2]
     return sorted({1, 2, 3, p - 1, p, p + 1, 2 * p - 1, 2 * p, 2 * p + 1, 3 * p + 2, 4 * p} - {0})
 

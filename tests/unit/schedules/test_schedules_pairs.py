@@ -6,7 +6,7 @@ Where their instructions stand, that they are proved, and that flaws are found.
 from collections import Counter
 
 import pytest
-from conftest import EVERY_SIZE, WITH_LONG
+from conftest import EVERY, WITH_LONG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,7 +136,7 @@ def same_but_for_fetches(programs: list[list[Action]]) -> list[Counter]:
 
 
 @pytest.mark.few_cases(2)
-@pytest.mark.parametrize("p", [2, 3, 4, 5, 8] if EVERY_SIZE else [2, 3, 4])
+@pytest.mark.parametrize("p", [2, 3, 4, 5, 8] if EVERY else [2, 3, 4])
 @pytest.mark.parametrize("name", PAIRED)
 def test_every_size_is_proved_and_runs_what_runs_alone(name, p):
     if name == "dualpipe" and p % 2:

@@ -2,11 +2,11 @@
 
 complete, in order, matched, and free of deadlock although no send is buffered.
 
-A sample of sizes; MPITRAIN_SIZES=all takes every p in 2..16 and m in 1..4p (some minutes).
+A sample of sizes; MPITRAIN_EFFORT=all takes every p in 2..16 and m in 1..4p (some minutes).
 """
 
 import pytest
-from conftest import EVERY_SIZE
+from conftest import EVERY
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.catalog import NAMES, build
@@ -14,7 +14,7 @@ from mpitrain.schedules.lowering.lower import Reduction, lower
 from mpitrain.schedules.play.simulate import simulate
 from mpitrain.schedules.proof.check import check
 
-RANKS = range(2, 17) if EVERY_SIZE else (2, 3, 4, 7, 16)
+RANKS = range(2, 17) if EVERY else (2, 3, 4, 7, 16)
 
 
 def sizes(p):
@@ -22,7 +22,7 @@ def sizes(p):
 
     Around the ranks and their multiples, odd ones and even ones.
     """
-    if EVERY_SIZE:
+    if EVERY:
         return range(1, 4 * p + 1)
     return sorted({1, 2, p - 1, p, p + 1, 2 * p - 1, 2 * p, 3 * p + 1, 4 * p} - {0}) if p < 16 else (34,)
 

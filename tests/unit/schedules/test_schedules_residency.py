@@ -5,7 +5,7 @@ microbatch: all of it proved.
 from collections import Counter
 
 import pytest
-from conftest import EVERY_SIZE, WITH_LONG
+from conftest import EVERY, WITH_LONG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,10 +181,10 @@ def test_misfits_are_refused(residency, message):
 # ---------------------------------------------------------------- every family
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7] if EVERY_SIZE else [1, 2, 3, 5])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7] if EVERY else [1, 2, 3, 5])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_is_proved(name, p):
-    for m in sorted({1, 2, p + 1, 2 * p, 3 * p + 1} if EVERY_SIZE or p < 4 else {p + 1}):
+    for m in sorted({1, 2, p + 1, 2 * p, 3 * p + 1} if EVERY or p < 4 else {p + 1}):
         try:
             table = build(name, p, m)
         except ScheduleError:

@@ -6,7 +6,7 @@
 import itertools
 
 import pytest
-from conftest import EVERY_SIZE, WITH_LONG
+from conftest import EVERY, WITH_LONG
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action, format_program, parse, parse_program
@@ -170,7 +170,7 @@ def test_both_copies_of_a_stage_on_one_rank_are_refused():
 def test_every_family_is_proved(name):
     sizes = (
         itertools.product((1, 2, 3, 4, 6), (1, 2, 3))
-        if EVERY_SIZE
+        if EVERY
         else ((1, 2), (2, 1), (4, 1), *(((2, 3), (4, 2)) if WITH_LONG else ()))
     )
     for p, more in sizes:

@@ -80,7 +80,7 @@ def test_a_page_has_its_parts_in_order(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_formula_gives_what_mpitrain_prints(page):
-    """tests/runs/test_page_outputs.py compares both columns with what is printed now."""
+    """tests/pages/test_page_outputs.py compares both columns with what is printed now."""
     rows = list(ROW.finditer((COURSE / "measured" / page / "worked.md").read_text()))
     assert rows
     for row in rows:

@@ -1,13 +1,15 @@
 """A test lies in the room that says how it is started (docs/tests.md)."""
 
 import ast
+import fnmatch
 import re
 
 import pytest
-from folders import TESTS, files_of_tests
+from folders import DOCS, TESTS, files_of_tests
 
 PROGRAMS = {"mpirun", "started", "several"}  # of tests/support/launch.py: they start ranks
-ROOMS = {"unit", "ranks", "runs", "hardware", "mutation"}
+COMMANDS = {"runs", "pages", "harness"}
+ROOMS = {"unit", "ranks", "hardware", "mutation", *COMMANDS}
 FILES = files_of_tests("*")
 
 
@@ -30,7 +32,7 @@ def test_it_lies_where_what_it_starts_belongs(path):
         assert not marked_mpi(path) and not imported(path) & PROGRAMS
     if room == "ranks":
         assert marked_mpi(path)
-    if room == "runs":
+    if room in COMMANDS:
         assert not marked_mpi(path)
 
 
@@ -39,3 +41,14 @@ def test_names_of_files_are_unique():
     names = [path.name for path in TESTS.rglob("*.py") if "golden" not in path.parts]
     names = [name for name in names if name not in {"sitecustomize.py", "run.py"}]
     assert len(names) == len(set(names))
+
+
+def test_each_file_stands_on_the_page_of_tests():
+    """The table of subjects says where something is tested."""
+    page = (DOCS / "tests.md").read_text(encoding="utf-8")
+    table = page.partition("## What is tested where")[2].partition("\n## ")[0]
+    patterns = re.findall(r"`((?:%s)/[\w/*]+)`" % "|".join(ROOMS), table)
+    files = {path.relative_to(TESTS).as_posix().replace("/test_", "/") for path in FILES}
+    matched = {pattern: set(fnmatch.filter(files, f"{pattern}.py")) for pattern in patterns}
+    assert [pattern for pattern, found in matched.items() if not found] == []
+    assert files - set().union(*matched.values()) == set()

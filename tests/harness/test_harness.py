@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from conftest import LONG
+from effort import cases
 from folders import SUPPORT, TESTS
-from launch import cases, environment, finished, hear_all, patience, short
+from launch import environment, finished, hear_all, patience, short
 from reaper import processes, shared_memory
 
 ENDS = [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP]
@@ -55,7 +56,7 @@ def project(tmp_path):
 
     def start(text, *options):
         shutil.copy(TESTS / "conftest.py", tmp_path)
-        for name in ("folders.py", "launch.py", "preload.py", "reaper.py"):
+        for name in ("effort.py", "folders.py", "launch.py", "preload.py", "reaper.py"):
             shutil.copy(SUPPORT / name, tmp_path)
         (tmp_path / "test_it.py").write_text(text)
         temporary = tmp_path / "temporary"

@@ -2,7 +2,7 @@
 and shows what failed there.
 
 Eight ranks on two cores are slow, and run with MPITRAIN_LANES=8, as .ci/run does: what only they
-show, and with MPITRAIN_LAYOUTS=all everything.
+show, and with MPITRAIN_EFFORT=all everything.
 
 MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
 """

@@ -14,6 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
+from conftest import WITH_LONG
 from pages import DOCS, ROOT, SWITCH, commands
 
 sys.path.append(str(DOCS))
@@ -21,7 +22,7 @@ import build
 
 SLOW = os.environ.get(SWITCH) == "1"
 WHEN = build.COMPUTED if SLOW else ["fast"]
-PLANTED = 400 if os.environ.get("MPITRAIN_LONG") else 40  # wrong digits
+PLANTED = 400 if WITH_LONG else 40  # wrong digits
 IN_PICTURE = re.compile(r">[^<>]*\d[^<>]*</(?:text|title)>")
 FENCE = re.compile(r"(?P<above>^[^\n]*\n)(?P<gap>\n?)^```text\n(?P<inside>.*?)^```$", re.M | re.S)
 MARKED = re.compile(
