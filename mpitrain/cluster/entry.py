@@ -64,5 +64,9 @@ def on_first_rank(show: Callable[[], None], code: int) -> int:
 
 def report_error(error: MpitrainError) -> None:
     """Print an error that all ranks have, once."""
-    text = folded(printable(str(error)), columns(sys.stderr))
-    on_first_rank(partial(print, text, file=sys.stderr, flush=True), error.exit_code)
+    on_first_rank(partial(warn, str(error)), error.exit_code)
+
+
+def warn(text: str) -> None:
+    """Print lines on standard error, laid out for its terminal."""
+    print(folded(printable(text), columns(sys.stderr)), file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 """
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from mpitrain.actor.stage import Stage, assemble
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_tensor
+from mpitrain.cluster.entry import warn
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.comm.base.cores import of_this_process
 from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
@@ -196,10 +196,9 @@ def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
     """
     with suppress(DataError, OSError):
         if describe(rundir.data).origin.tokenizer != tokenizer.identity:
-            print(
+            warn(
                 f"warning: {rundir.data / DESCRIPTION}: the run had another tokenizer, or another edition of "
-                "its file",
-                file=sys.stderr,
+                "its file"
             )
 
 
@@ -209,13 +208,12 @@ def _say_what_is_not_cached(why: str | None, sequence: int, length: int, of_memo
     length: of the text, at most. of_memory: keys and values of more tokens don't fit into it.
     """
     if why is not None:
-        print(f"no key-value cache, every token takes a pass over the text: {why}", file=sys.stderr)
+        warn(f"no key-value cache, every token takes a pass over the text: {why}")
     elif length > sequence:
         whose = "for which this machine has memory" if of_memory else "the model's own length"
-        print(
+        warn(
             f"no key-value cache beyond {sequence} tokens, {whose}: from there on every token takes a "
-            "pass over the last so many",
-            file=sys.stderr,
+            "pass over the last so many"
         )
 
 
@@ -291,7 +289,7 @@ def _load(rundir: RunDir, plan: Plan) -> Stage:
             f"{rundir.checkpoints}: no checkpoint yet; wait for the first one (run.save_every) and try again"
         )
     for text in passed_over:
-        print(f"warning: {text}", file=sys.stderr)
+        warn(f"warning: {text}")
     with saved:
         set_threads(plan.config.run)
         (whole,) = plan.stages

@@ -27,7 +27,7 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
             same_everywhere(team, checkpoint)
         team.on_every_rank("looking for names", lambda: require_some(a, b, only))
         names = compared(a, b, only)
-        lines = [*_about(a, b), *_name_lines(a, b, names)]
+        others = [[*_name_lines(a, b, names)], [*_about(a, b)]]
         try:
             found = measured(team, a, b, names.differing)
         except CheckpointError as error:
@@ -35,13 +35,13 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
                 say(error.args[0])
             return FAILED
     if team.rank == 0:
-        if a.digest == b.digest and not lines:
+        if a.digest == b.digest and not any(others):
             say(
                 f"equal: {len(names.equal) + len(names.differing)} arrays, root digest {a.digest}, as they "
                 "were committed; mpitrain ckpt verify reads them"
             )
         else:
-            for text in _report_lines(lines, names, found):
+            for text in _report_lines(names, found, others):
                 say(text)
     return FAILED if names.lone or names.unlike or names.differing else DONE
 
@@ -54,11 +54,8 @@ def _name_lines(a: Checkpoint, b: Checkpoint, names: Names) -> Iterator[str]:
         yield f"{name}: {kind_of(a.array(name))} in the first, {kind_of(b.array(name))} in the second"
 
 
-def _report_lines(lines: list[str], names: Names, found: list[ArrayDifference]) -> Iterator[str]:
-    """Yield what differs, as texts; lines are about other things than numbers."""
-    yield from lines[:MOST_SHOWN]
-    if len(lines) > MOST_SHOWN:
-        yield f"... and {len(lines) - MOST_SHOWN:,} more"
+def _report_lines(names: Names, found: list[ArrayDifference], others: list[list[str]]) -> Iterator[str]:
+    """Yield what differs, as texts. others: lines of each kind that are about other things than numbers."""
     num_differing = len(names.differing)
     yield f"{len(names.equal)} arrays are equal, {num_differing} differ{':' if found else ''}"
     if found:
@@ -66,6 +63,10 @@ def _report_lines(lines: list[str], names: Names, found: list[ArrayDifference]) 
         yield aligned([title, *map(_row, found[:MOST_SHOWN])])
     if len(found) > MOST_SHOWN:
         yield f"  ... and {len(found) - MOST_SHOWN:,} more, which differ by less"
+    for lines in others:
+        yield from lines[:MOST_SHOWN]
+        if len(lines) > MOST_SHOWN:
+            yield f"... and {len(lines) - MOST_SHOWN:,} more"
 
 
 def _about(a: Checkpoint, b: Checkpoint) -> Iterator[str]:

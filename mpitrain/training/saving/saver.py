@@ -15,7 +15,6 @@ in finish(), and the place of the rank says for whose disk.
 """
 
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +32,7 @@ from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.checkpoint.retention import Policy, Retention
 from mpitrain.cluster import code_identity
+from mpitrain.cluster.entry import warn
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.lock import user
 from mpitrain.cluster.processes import no_more
@@ -80,9 +80,9 @@ class Task:
         try:
             threading.Thread(target=self._run, name="mpitrain-save", daemon=True).start()
         except RuntimeError:
-            sys.stderr.write(
+            warn(
                 f"mpitrain: {place.who}: no thread can be started, {what} in the foreground: steps wait; "
-                f"{no_more()}\n"
+                f"{no_more()}"
             )
             with place.at("save", what, BUSY):
                 self._run()

@@ -3,16 +3,19 @@
 import contextlib
 import fcntl
 import os
+import re
 import shlex
 import struct
 import subprocess
 import termios
 
 import pytest
+from folders import ROOT
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpitrain.cluster import console
+from mpitrain.cluster.entry import warn
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.declared.screen import columns, filled, folded
 from mpitrain.plan.settings.log_pace import LogPace
@@ -119,6 +122,23 @@ def test_the_first_fields_are_shown():
 def test_columns_are_those_that_are_asked_for(monkeypatch, asked, width):
     monkeypatch.setenv("COLUMNS", asked)
     assert columns() == width
+
+
+def test_warnings_are_laid_out_for_the_terminal_and_whole_elsewhere(monkeypatch, capsys):
+    line = "mpitrain: rank 1 (pp 1) on node3: no thread can be started, " + "steps wait; " * 10
+    for width, longest in (("80", 80), ("", len(line))):
+        monkeypatch.setenv("COLUMNS", width)
+        warn(line)
+        printed = capsys.readouterr().err
+        assert printed.split() == line.split() and max(map(len, printed.splitlines())) <= longest
+
+
+def test_what_is_printed_on_standard_error_goes_through_one_function():
+    """Of the exceptions one ends a process, one prints short lines, and one gives a library's bytes on."""
+    direct = re.compile(r"\bfile=sys\.stderr\b|\bsys\.stderr\.(?:buffer\.)?write\b")
+    files = [path for path in (ROOT / "mpitrain").rglob("*.py") if direct.search(path.read_text())]
+    others = {"api.py", "progress_bar.py", "panics.py"}
+    assert {path.name for path in files} == {"entry.py", *others}
 
 
 STEP = dict(

@@ -46,8 +46,9 @@ def test_names_of_files_are_unique():
 def test_each_file_stands_on_the_page_of_tests():
     """The table of subjects says where something is tested."""
     page = (DOCS / "tests.md").read_text(encoding="utf-8")
+    rooms = "|".join(ROOMS)
     table = page.partition("## What is tested where")[2].partition("\n## ")[0]
-    patterns = re.findall(r"`((?:%s)/[\w/*]+)`" % "|".join(ROOMS), table)
+    patterns = re.findall(rf"`((?:{rooms})/[\w/*]+)`", table)
     files = {path.relative_to(TESTS).as_posix().replace("/test_", "/") for path in FILES}
     matched = {pattern: set(fnmatch.filter(files, f"{pattern}.py")) for pattern in patterns}
     assert [pattern for pattern, found in matched.items() if not found] == []
