@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mpitrain.cluster.team import Team
 from mpitrain.errors import DONE
-from mpitrain.inputs import listed, shown
+from mpitrain.inputs import as_argument, listed, shown
 from mpitrain.weights.card import table
 from mpitrain.weights.exporting import ExportOptions, export
 from mpitrain.weights.folder import CONFIG, ModelFolder
@@ -48,7 +48,7 @@ def _summary(folder: ModelFolder, imported: Imported) -> str:
         return "\n".join([*lines, f"step {where.step} is in {shown(where.checkpoints)}"])
     if came:
         lines.append(f"came along: {', '.join(came)}, in {shown(where.run.came_along)}")
-    run = shown(where.run.config)
+    run = as_argument(where.run.config)
     return "\n".join([*lines, f"done: step 0 of {shown(where.run.path)}; train it: mpitrain run {run}"])
 
 
