@@ -5,6 +5,7 @@ entry, std_streams            what a process does first; output that it survives
 team, progress_bar            one process, or all ranks, at work on files; how far they are
 guard                         around each rank: signals, and an end with one report
 watchdog                      one small process a node: limits, deaths, and the report
+watchdog_connections          whom it hears: ranks, lifelines, the launcher
 watchdog_messages, activity   what ranks and watchdogs tell each other; whether a rank is at work
 status_board                  memory that a rank and the watchdog share: where the rank is
 watchdog_rendezvous, nodes    how a rank finds the watchdog of its node; watchdogs of other nodes

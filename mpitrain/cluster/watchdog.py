@@ -10,12 +10,23 @@ those that can't.
     a rank is gone         its lifeline closed before it said that it leaves
     the launcher is gone   its process has ended, and ranks haven't (launcher_process.py)
 
-A lifeline is a pipe of which a rank holds the end to write to, and writes nothing. epoll gives what
-happened in its order, but for a descriptor that it has given already: that stays in front. A
-launcher kills all ranks milliseconds after the first has died, and so it is lifelines, which happen
-once, that tell which was the first, even to a watchdog that gets no processor meanwhile. A rank that
-ends closes what the launcher reads before its lifeline, and may get no processor in between: how
-ranks have ended tells, then.
+Its phases (Phase), each with one deadline:
+
+    GATHERING   ranks of this node connect      all have: WATCHING.  One is gone: DOUBTING
+    DOUBTING    does another one live?          after APART_S, if one does: ENDING
+    WATCHING    limits, lifelines, messages     a wait is too long: ASKING
+    ASKING      where are other nodes' ranks?   somebody is at work: WATCHING.  Nobody is: ENDING
+    ENDING      a rank was asked to end the job END_S[0] later: ENDING_ALL
+    ENDING_ALL  all of them were                END_S[1] later: KILLED
+    KILLED      those that were left were
+
+A rank that failed or is gone leads from GATHERING, WATCHING and ASKING to ENDING at once.
+
+A lifeline is a pipe of which a rank holds the end to write to, and writes nothing
+(watchdog_connections.py). A launcher kills all ranks milliseconds after the first has died, and so it
+is lifelines, which happen once, that tell which was the first, even to a watchdog that gets no
+processor meanwhile. A rank that ends closes what the launcher reads before its lifeline, and may get
+no processor in between: how ranks have ended tells, then.
 
 The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of
 the first node asks those of the others (nodes.py), and says who is behind (hang_analysis.py),
@@ -34,16 +45,14 @@ Standard library only.
 
 import os
 import resource
-import select
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from enum import IntEnum, auto
 from typing import Any
 
-from mpitrain.cluster.activity import Activity
 from mpitrain.cluster.console import STDERR, Console
 from mpitrain.cluster.hang_analysis import MOST_NAMED, HangReport, Rank, at_fault, report
 from mpitrain.cluster.launcher_process import LauncherProcess
@@ -56,7 +65,6 @@ from mpitrain.cluster.processes import (
     has_ended,
     held_in,
     in_words,
-    peer_of,
     send_signal,
     signal_when_parent_ends,
 )
@@ -69,10 +77,9 @@ from mpitrain.cluster.status_board import (
     WAITING,
     WORKING,
     Where,
-    read_slot,
-    seen_slot,
     with_saved,
 )
+from mpitrain.cluster.watchdog_connections import ConnectedRank, Connections, close
 from mpitrain.cluster.watchdog_messages import (
     ASKED,
     BYE,
@@ -84,20 +91,19 @@ from mpitrain.cluster.watchdog_messages import (
     REFUSED,
 )
 
-LOOK_S = 0.25
 # waits end at almost the same moment; time for the last rank to say so, and what for
 GATHER_S = 2.0
 # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
 FORWARD_S = 0.5
-# after the first rank is asked to end the job: until all are, until they are killed
-END_S = (1.5, 4.0)
+# after the first rank is asked to end the job, until all are; then until they are killed
+END_S = (1.5, 2.5)
 ASK_S = 3.0  # for the watchdogs of other nodes to answer
 AGAIN_S = 5.0  # after which they are asked again, where ranks waited for one that was at work
 # and for the first node's to report, before one that has sent it trouble reports for itself
 ELSEWHERE_S = 3.0
 CONNECT_S = 60.0  # for the first rank
-# after a report, for ranks that have not come yet: they learn, too, that the job ends
-LINGER_S = 10.0
+# after the kill, for ranks that have not come yet: they learn, too, that the job ends
+LINGER_S = 6.0
 # for a launcher that is ending: its ranks see that it closes its sockets a moment before it has
 # ended
 LAUNCHER_S = 0.05
@@ -107,226 +113,196 @@ AT_WORK = (WORKING, BUSY, LEFT)
 BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)  # that they end ranks with
 BAD_INPUT = 2  # exit code: what is wrong with it is no matter of checkpoints
 
-MOST_DESCRIPTORS = 3
+
+class Phase(IntEnum):
+    """How far the job is, as the watchdog of a node knows it."""
+
+    GATHERING = auto()
+    DOUBTING = auto()
+    WATCHING = auto()
+    ASKING = auto()
+    ENDING = auto()
+    ENDING_ALL = auto()
+    KILLED = auto()
 
 
-@dataclass
-class Seen:
-    """A rank as the watchdog knows it. number: of its connection.  slot, life: None until it has greeted."""
-
-    number: int
-    connection: socket.socket
-    slot: memoryview | None = None
-    life: int | None = None
-    activity: Activity = field(default_factory=Activity)
-
-
-@dataclass
 class Watchdog:
     """listener: where ranks connect, until all have.
 
-    met: whether it is known who they are.
     nodes: the links to watchdogs of others.
-
-    sure: whether a rank that is gone before is the first: where launchers end a job, they kill the
-    ranks of all its nodes.
+    sure: whether a rank that is gone before all are known is the first: where launchers end a job,
+    they kill the ranks of all its nodes.
+    num_ranks: that the launcher has started on this node.
     """
 
-    listener: socket.socket | None
-    nodes: WatchdogNodes = field(default_factory=WatchdogNodes)
-    met: bool = False
-    sure: bool = True
-    console: Console = field(default_factory=Console)
-    num_ranks: int = 1  # that the launcher has started on this node
-    shared_bytes: int | None = None  # of shared memory that were free before MPI was started
-    launcher: LauncherProcess = field(default_factory=lambda: LauncherProcess([], []))
-    # by file descriptor, of ranks that are connected
-    seen: dict[int, Seen] = field(default_factory=dict)
-    lives: dict[int, Seen] = field(default_factory=dict)  # the same by lifeline
-    # descriptors of ranks that are known no more, though the poll may still tell of them
-    dropped: set[int] = field(default_factory=set)
-    came: bool = False  # somebody did
-    # which rank has said that so many are here, and the descriptors it gave
-    meeting: tuple[Seen, int, list[int]] | None = None
-    launcher_lost: bool = False
-    asked_by: str = ""  # the signal that has asked ranks to leave
-    in_order: bool = False  # ranks leave, and have said so
-    # of a rank that is gone, and when that is to be said if others live
-    unsure: tuple[float, HangReport] | None = None
-    gave_up: dict[int, str] = field(default_factory=dict)  # by number
-    # of the last look: rank, since when
-    suspects: set[tuple[int, float]] = field(default_factory=set)
-    # by node, what others have answered
-    boards: dict[int, list[Rank]] = field(default_factory=dict)
-    ask_at: float = float("inf")  # when the ranks here will have said for what they wait
-    report_at: float = float("inf")  # when answers are waited for no more
-    again_at: float = 0.0  # before which nobody is blamed for waiting
-    ended_at: float = float("inf")
-    code: int = 1
-    saved: int = NOT_KNOWN  # of ranks that are gone
-    asked: int = 0  # how far the end has come
+    def __init__(
+        self,
+        listener: socket.socket,
+        nodes: WatchdogNodes | None = None,
+        phase: Phase = Phase.GATHERING,
+        sure: bool = True,
+        console: Console | None = None,
+        num_ranks: int = 1,
+        launcher: LauncherProcess | None = None,
+    ):
+        self.phase = phase
+        self.nodes = nodes or WatchdogNodes()
+        self.launcher = launcher or LauncherProcess([], [])
+        self.console = console or Console()
+        self.connections = Connections(listener, self.launcher)
+        self._listen_to_nodes()
+        self.sure = sure
+        self.num_ranks = num_ranks
+        self.shared_bytes = free_bytes()  # of shared memory, before MPI was started
+        # DOUBTING: what to report if others live.  WATCHING: nobody is blamed for waiting before it.
+        # ASKING: answers are waited for no more.  Else when the next phase begins.
+        self.deadline = 0.0
+        self.first_by = time.monotonic() + CONNECT_S  # for a rank to come; passed when one did
+        # which rank has said that so many are here, and the descriptors it gave
+        self.meeting: tuple[ConnectedRank, int, list[int]] | None = None
+        self.doubted = HangReport("")  # of the rank that is gone while the watchdog is DOUBTING
+        self.launcher_lost = False
+        self.asked_by = ""  # the signal that has asked ranks to leave
+        self.in_order = False  # ranks leave, and have said so
+        self.gave_up: dict[int, str] = {}  # by number
+        self.ask_at = float("inf")  # when the ranks here will have said for what they wait
+        self.suspects: set[tuple[int, float]] = set()  # of the last look: rank, since when
+        self.boards: dict[int, list[Rank]] = {}  # by node, what others have answered
+        self.code = 1  # of the job
+        self.saved = NOT_KNOWN  # of ranks that are gone
 
     def run(self) -> None:
         """Watch until no rank is left."""
-        self._poll = select.epoll()
-        self._poll.register(self.listener, select.EPOLLIN)
-        if self.launcher.descriptor is not None:
-            self._poll.register(self.launcher.descriptor, select.EPOLLIN)
-        self._listen_to_nodes()
-        self._began = time.monotonic()
-        while self.seen or self._expects(time.monotonic()):
-            self.dropped.clear()
-            for descriptor in self._found():
-                if descriptor in self.dropped:
-                    continue  # and its number may be another's by now
-                if self.listener is not None and descriptor == self.listener.fileno():
-                    self._open()
+        connections = self.connections
+        while connections.connected or self._expects(time.monotonic()):
+            for descriptor in connections.ready():
+                listener = connections.listener
+                if listener is not None and descriptor == listener.fileno():
+                    self.first_by = 0.0 if connections.admit() else self.first_by
                 elif self.nodes.listener is not None and descriptor == self.nodes.listener.fileno():
-                    self._open_to_node()
+                    self._admit_node()
                 elif descriptor == self.launcher.descriptor:
                     self._lose_launcher()
                 elif descriptor in self.nodes.links:
                     self._hear_node(descriptor)
-                elif descriptor in self.lives:
-                    self._lose(self.lives[descriptor])
-                elif descriptor in self.seen and not self._hear(self.seen[descriptor]):
-                    self._hear_no_more(self.seen[descriptor])
+                elif descriptor in connections.lives:
+                    self._lose(connections.lives[descriptor])
+                elif descriptor in connections.connected and not self._hear(
+                    connections.connected[descriptor]
+                ):
+                    self._hear_no_more(connections.connected[descriptor])
             self._act(time.monotonic())
         self.launcher.go_on()
 
-    def _found(self) -> list[int]:
-        """Wait for LOOK_S at most; return the descriptors on which something has happened.
+    @property
+    def met(self) -> bool:
+        """Whether it is known who the ranks of this node are, and the job isn't ending."""
+        return self.phase in (Phase.WATCHING, Phase.ASKING)
 
-        The launcher's comes last: a rank that is gone as well may be the reason, and is named.
-        """
-        found = [descriptor for descriptor, _ in self._poll.poll(LOOK_S)]
-        return sorted(found, key=lambda descriptor: descriptor == self.launcher.descriptor)
+    @property
+    def ended(self) -> bool:
+        return self.phase >= Phase.ENDING
+
+    def _enter(self, phase: Phase, seconds: float = 0.0) -> None:
+        self.phase = phase
+        self.deadline = time.monotonic() + seconds
 
     def _expects(self, now: float) -> bool:
         """Return whether somebody may still come."""
-        if self.listener is None:
+        if self.connections.listener is None:
             return False
-        if self.ended_at < float("inf"):
-            return not self.met and now - self.ended_at < LINGER_S
-        if self.unsure:
-            return now < self.unsure[0] + COME_S
-        return not self.came and now - self._began < CONNECT_S
-
-    def _listen_to_nodes(self) -> None:
-        listener = [] if self.nodes.listener is None else [self.nodes.listener.fileno()]
-        for descriptor in (*listener, *self.nodes.links):
-            self._poll.register(descriptor, select.EPOLLIN)
-
-    def _open(self) -> None:
-        """Let a rank of this node in; nobody else's process."""
-        try:
-            connection, _ = self.listener.accept()
-        except OSError:
-            # of descriptors there are no more: who finds the door shut starts another watchdog
-            self._shut(self.listener)
-            self.listener = None
-            return
-        if peer_of(connection).uid != os.getuid():
-            connection.close()
-            return
-        self.seen[connection.fileno()] = Seen(connection.fileno(), connection)
-        self.came = True
-        self._poll.register(connection, select.EPOLLIN)
-
-    def _open_to_node(self) -> None:
-        """Let the watchdog of another node in."""
-        try:
-            self._poll.register(self.nodes.accept(), select.EPOLLIN)
-        except OSError:  # as above; who finds this door shut reports for itself
-            self._shut(self.nodes.listener)
-            self.nodes.listener = None
-
-    def _shut(self, listener: socket.socket | None) -> None:
-        """Let nobody in any more; the name is free."""
-        if listener is not None:
-            self._poll.unregister(listener)
-            listener.close()
+        if self.phase is Phase.DOUBTING:
+            return now < self.deadline + COME_S
+        if self.ended:
+            return self.phase is not Phase.KILLED or now < self.deadline
+        return now < self.first_by
 
     def _act(self, now: float) -> None:
-        if self.ended_at < now:
-            self._go_on_ending(now)
-        elif self.unsure and now > self.unsure[0] and self.seen:
-            self._end(self.unsure[1])
+        """Do what is due in this phase."""
+        due = now > self.deadline
+        if self.phase is Phase.DOUBTING and due and self.connections.connected:
+            self._end(self.doubted)
             # in MPI_Init a rank can't abort, and MPICH's launcher ends the ranks of other nodes
             # only for one that was killed
             self._kill()
-        elif not self.met:
-            return
-        elif now >= self.report_at:
-            self._report()
-        elif now >= self.ask_at:
+        elif self.phase is Phase.WATCHING and now >= self.ask_at:
             self._ask_around()
-        else:
+        elif self.phase is Phase.WATCHING:
             self._look(now)
+        elif self.phase is Phase.ASKING and due:
+            self._report()
+        elif self.phase is Phase.ENDING and due:
+            self._ask(self.connections.ranks)
+            self._enter(Phase.ENDING_ALL, END_S[1])
+        elif self.phase is Phase.ENDING_ALL and due:
+            self._kill()
+
+    def _listen_to_nodes(self) -> None:
+        listener = [] if self.nodes.listener is None else [self.nodes.listener.fileno()]
+        self.connections.listen_to((*listener, *self.nodes.links))
+
+    def _admit_node(self) -> None:
+        """Let the watchdog of another node in."""
+        try:
+            self.connections.listen_to([self.nodes.accept()])
+        except OSError:  # no descriptors are left; who finds this door shut reports for itself
+            self.connections.forget(self.nodes.listener.fileno())
+            self.nodes.listener.close()
+            self.nodes.listener = None
 
     # ------------------------------------------------------------ what ranks say
 
-    def _lose(self, rank: Seen) -> None:
+    def _lose(self, rank: ConnectedRank) -> None:
         """Take what a rank that is gone has said before, and miss it."""
         # first: it is forgotten as soon as the launcher has heard of it
-        status = None if rank.slot is None else end_of(self._where(rank).pid)
-        while rank.number in self.seen and self._hear(rank):
+        status = None if rank.slot is None else end_of(rank.where.pid)
+        while rank.number in self.connections.connected and self._hear(rank):
             pass
         if (reason := self._reason_of_the_end(rank)) is not None:
             self._lose(reason)
-        if rank.number in self.seen:
+        if rank.number in self.connections.connected:
             self._miss(rank, status)
             self._drop(rank)
 
-    def _reason_of_the_end(self, rank: Seen) -> Seen | None:
+    def _reason_of_the_end(self, rank: ConnectedRank) -> ConnectedRank | None:
         """Return another rank that is ending and wasn't killed, if this one was, or is forgotten by now;
         None without one.
         """
-        if rank.slot is None or end_of(self._where(rank).pid) not in (None, *BY_LAUNCHERS):
+        if rank.slot is None or end_of(rank.where.pid) not in (None, *BY_LAUNCHERS):
             return None
-        others = [(other, end_of(self._where(other).pid)) for other in self._ranks if other is not rank]
+        others = [(other, end_of(other.where.pid)) for other in self.connections.ranks if other is not rank]
         return next((other for other, end in others if end not in (None, *BY_LAUNCHERS)), None)
 
-    def _hear_no_more(self, rank: Seen) -> None:
+    def _hear_no_more(self, rank: ConnectedRank) -> None:
         """Let a connection be that was closed at the other end: when the rank is gone, its lifeline tells."""
         if rank.life is None:
             self._drop(rank)
         else:
-            self._poll.unregister(rank.connection)
+            self.connections.forget(rank.number)
 
-    def _drop(self, rank: Seen) -> None:
-        """Know a rank no more."""
+    def _drop(self, rank: ConnectedRank) -> None:
+        """Know a rank no more, but for what it had saved."""
         if rank.slot is not None:
-            self.saved = max(self.saved, self._where(rank).saved)
-        del self.seen[rank.number]
-        self.dropped.add(rank.number)
-        rank.connection.close()  # and so it is forgotten by the poll
-        if rank.life is not None:
-            del self.lives[rank.life]
-            self.dropped.add(rank.life)
-            self._poll.unregister(rank.life)
-            os.close(rank.life)
+            self.saved = max(self.saved, rank.where.saved)
+        self.connections.drop(rank)
 
-    def _hear(self, rank: Seen) -> bool:
+    def _hear(self, rank: ConnectedRank) -> bool:
         """Take one message of a rank; return whether there was one."""
-        try:
-            message, descriptors, flags, _ = socket.recv_fds(
-                rank.connection, 1 << 20, MOST_DESCRIPTORS, socket.MSG_DONTWAIT
-            )
-        except OSError:
+        if (received := rank.receive()) is None:
             return False
-        if message == b"":
-            return False
+        message, descriptors, complete = received
         if message == BYE:
             self._drop(rank)
             return True
         if rank.slot is None:
             self._greet(rank, descriptors)
             return True
-        self._hear_message(rank, message, descriptors, flags)
+        self._hear_message(rank, message, descriptors, complete)
         return True
 
-    def _hear_message(self, rank: Seen, message: bytes, descriptors: list[int], flags: int) -> None:
+    def _hear_message(
+        self, rank: ConnectedRank, message: bytes, descriptors: list[int], complete: bool
+    ) -> None:
         """Do what a message of a rank that is known asks for."""
         kind = message[:1]
         code, _, text = message[1:].decode(errors="replace").partition(" ")
@@ -339,34 +315,23 @@ class Watchdog:
             self._be_asked(int(code or signal.SIGTERM), text)
         elif kind == LEAVES:
             # each rank that was asked says so
-            if not self.in_order and self.ended_at == float("inf"):
+            if not self.in_order and not self.ended:
                 self.console.say(text)
             self.in_order = True
-        elif kind == MEET and flags & socket.MSG_CTRUNC:
-            # not all descriptors came: this process can't have more
-            _close(descriptors)
+        elif kind == MEET and not complete:  # this process can't have more descriptors
+            close(descriptors)
             self._send(rank, REFUSED)
         elif kind == MEET:
             self.meeting = rank, int(message[1:]), descriptors
             self._meet()
 
-    def _greet(self, rank: Seen, descriptors: list[int]) -> None:
-        """Know a rank from now on; not one whose descriptors didn't come, as where this process
-        can't have more.
-        """
-        try:
-            slot, life = descriptors
-            rank.slot = seen_slot(slot)  # which is one more
-        except (ValueError, OSError):
-            _close(descriptors)
+    def _greet(self, rank: ConnectedRank, descriptors: list[int]) -> None:
+        """Know a rank from now on, if its descriptors came."""
+        if not self.connections.greet(rank, descriptors):
             self._drop(rank)
             return
-        rank.life = life
-        os.close(slot)
-        self.lives[rank.life] = rank
-        self._poll.register(rank.life, 0)  # that it is closed, is reported in any case
         self._send(rank, READY + b" %d" % os.getpid())
-        if self.ended_at < float("inf"):
+        if self.ended:
             self._ask([rank])
         elif self.meeting:
             self._meet()
@@ -377,32 +342,33 @@ class Watchdog:
         Refuse where there are more, of another one.
         """
         rank, num_ranks, (stderr, meeting_fd, *door) = self.meeting
-        if len(self._ranks) < num_ranks:
+        if len(self.connections.ranks) < num_ranks:
             return
-        self.met = len(self._ranks) == num_ranks
+        complete = len(self.connections.ranks) == num_ranks
         self.meeting = None
-        if self.met:
+        if complete:
             # of the node's first rank: what is said there may go to a file of that rank
             os.dup2(stderr, STDERR)
             os.close(stderr)
-            self._shut(self.listener)
-            self.listener = None
+            self.connections.close_listener()
             self.nodes = WatchdogNodes(
                 Meeting.read(meeting_fd), socket.socket(fileno=door[0]) if door else None
             )
             self.nodes.connect()
             self._listen_to_nodes()
+            if self.phase is Phase.GATHERING:
+                self._enter(Phase.WATCHING)
         else:
-            _close((stderr, meeting_fd, *door))
-        self._send(rank, READY if self.met else REFUSED)
+            close((stderr, meeting_fd, *door))
+        self._send(rank, READY if complete else REFUSED)
 
-    def _miss(self, rank: Seen, status: int | None) -> None:
+    def _miss(self, rank: ConnectedRank, status: int | None) -> None:
         """Report a rank that is gone, unless it has said why.
 
         status: end_of() its process.
         """
-        where = self._where(rank)
-        if self._has_said_why(rank, where):
+        where = rank.where
+        if self.ended or self._has_said_why(rank, where):
             return
         # which kills ranks when it ends: none ends with 0 then
         if self.met and status != 0 and self.launcher.is_gone(LAUNCHER_S):
@@ -411,13 +377,13 @@ class Watchdog:
         text = f"mpitrain: {self._asked}{where}: the process is gone: {_reason(status)}"
         if not self.met:
             text += self._of_starts()
-        found = HangReport(text)
         if self.met or self.launcher_lost or (self.sure and not self.asked_by):
-            self._end(found, hides=status in (None, 0))
-        elif not self.asked_by and self.unsure is None:
-            self.unsure = time.monotonic() + APART_S, found
+            self._end(HangReport(text), hides=status in (None, 0))
+        elif not self.asked_by and self.phase is Phase.GATHERING:
+            self.doubted = HangReport(text)
+            self._enter(Phase.DOUBTING, APART_S)
 
-    def _has_said_why(self, rank: Seen, where: Where) -> bool:
+    def _has_said_why(self, rank: ConnectedRank, where: Where) -> bool:
         leaves = self.in_order and where.phase == "end"
         return where.state in (ABSENT, LEFT) or rank.number in self.gave_up or leaves
 
@@ -428,11 +394,13 @@ class Watchdog:
         if self.launcher_lost:
             return
         self._forget_launcher()
-        if not self.met:
+        if not (self.met or self.ended):
             self._lose_ended()
-            if self.unsure:
-                self._end(HangReport(self.unsure[1].text + self._of_launcher()))
-        if not self.in_order and any(self._where(rank).state not in (ABSENT, LEFT) for rank in self._ranks):
+        if self.phase is Phase.DOUBTING:
+            self._end(HangReport(self.doubted.text + self._of_launcher()))
+        if not self.in_order and any(
+            rank.where.state not in (ABSENT, LEFT) for rank in self.connections.ranks
+        ):
             how = (
                 "ended before its ranks had left"
                 if self.asked_by
@@ -442,8 +410,8 @@ class Watchdog:
 
     def _lose_ended(self) -> None:
         """Lose the ranks whose processes have ended: the system may close their lifelines later."""
-        for rank in self._ranks:
-            if rank.number in self.seen and has_ended(self._where(rank).pid):
+        for rank in self.connections.ranks:
+            if rank.number in self.connections.connected and has_ended(rank.where.pid):
                 self._lose(rank)
 
     def _of_starts(self) -> str:
@@ -466,11 +434,11 @@ class Watchdog:
     def _forget_launcher(self) -> None:
         if not self.launcher_lost:
             self.launcher_lost = True
-            self._poll.unregister(self.launcher.descriptor)
+            self.connections.forget(self.launcher.descriptor)
 
     def _be_asked(self, number: int, text: str) -> None:
         """Take note that a signal asks ranks to leave, and say so."""
-        if not self.asked_by and self.met and self.nodes.is_hub and self.ended_at == float("inf") and text:
+        if not self.asked_by and self.met and self.nodes.is_hub and text:
             self.console.say(text)
         self.asked_by = self.asked_by or signal.Signals(number).name
 
@@ -479,24 +447,16 @@ class Watchdog:
         """What a report begins with when ranks were asked to leave before."""
         return f"asked to leave ({self.asked_by}), then " if self.asked_by else ""
 
-    @property
-    def _ranks(self) -> list[Seen]:
-        """The ranks that have said who they are."""
-        return [rank for rank in self.seen.values() if rank.slot is not None]
-
-    def _where(self, rank: Seen) -> Where:
-        return read_slot(rank.slot)
-
     # ------------------------------------------------------------ what the watchdog sees
 
     def _look(self, now: float) -> None:
         """Ask around about a rank whose limit is over; ranks that wait are at fault only if none
         here works.
         """
-        ranks = [(rank, self._where(rank)) for rank in self._ranks]
+        ranks = [(rank, rank.where) for rank in self.connections.ranks]
         late = [where for rank, where in ranks if where.state in AT_WORK and self._late(rank, where, now)]
         grace_s = GATHER_S if self.nodes.alone else GATHER_S + ELSEWHERE_S
-        waiting = [where for _, where in ranks if where.state == WAITING and now > self.again_at]
+        waiting = [where for _, where in ranks if where.state == WAITING and now > self.deadline]
         over = [where for where in waiting if now - where.since > where.limit_s + grace_s]
         before = self.suspects
         self.suspects = {(where.rank, where.since) for where in late + over}
@@ -505,15 +465,15 @@ class Watchdog:
             # still
             self._ask_around()
 
-    def _late(self, rank: Seen, where: Where, now: float) -> bool:
+    def _late(self, rank: ConnectedRank, where: Where, now: float) -> bool:
         return rank.activity.idle_s(where, now) > where.limit_s
 
     def _board(self) -> list[Rank]:
         """Return where the ranks of this node are, and in which condition."""
         now = time.monotonic()
         found = []
-        for rank in self._ranks:
-            where = self._where(rank)
+        for rank in self.connections.ranks:
+            where = rank.where
             late = where.state in AT_WORK and self._late(rank, where, now)
             gave_up = self.gave_up.get(rank.number, "")
             for_s = now - where.since
@@ -531,14 +491,13 @@ class Watchdog:
         their ranks are.
         """
         self.ask_at = float("inf")
-        now = time.monotonic()
-        if self.report_at < float("inf"):
+        if self.phase is not Phase.WATCHING:
             return
         if self.nodes.alone or (not self.nodes.is_hub and not self.nodes.links):
             self._report()
             return
         self.nodes.broadcast({"say": "where" if self.nodes.is_hub else "trouble"})
-        self.report_at = now + ASK_S + (0.0 if self.nodes.is_hub else ELSEWHERE_S)
+        self._enter(Phase.ASKING, ASK_S + (0.0 if self.nodes.is_hub else ELSEWHERE_S))
 
     def _hear_node(self, descriptor: int) -> None:
         heard = self.nodes.hear(descriptor)
@@ -550,20 +509,23 @@ class Watchdog:
     def _take(self, node: int, message: dict[str, Any]) -> None:
         """Do as another watchdog says."""
         said = message["say"]
+        if self.ended:
+            return
         if said == "trouble":
             self._ask_around()
         elif said == "where":
-            self.report_at = min(self.report_at, time.monotonic() + ASK_S + ELSEWHERE_S)
+            if self.phase is Phase.WATCHING:
+                self._enter(Phase.ASKING, ASK_S + ELSEWHERE_S)
             self.nodes.broadcast({"say": "board", "ranks": [rank.to_json() for rank in self._board()]})
         elif said == "board":
             self.boards[node] = [Rank.from_json(rank) for rank in message["ranks"]]
-            if len(self.boards) == len(self.nodes.meeting.names) - 1 and self.report_at < float("inf"):
+            if len(self.boards) == len(self.nodes.meeting.names) - 1 and self.phase is Phase.ASKING:
                 self._report()
         elif said == "go on":
             self._forget()
-        elif said == "over" and self.ended_at == float("inf"):
+        elif said == "over":
             self._show_stacks(message["behind"])
-            self.ended_at = time.monotonic()
+            self._enter(Phase.ENDING, END_S[0])
             self.code = message["code"]
             if self.nodes.is_hub:
                 self.nodes.broadcast(message, but=node)
@@ -585,19 +547,20 @@ class Watchdog:
 
     def _forget(self) -> None:
         """Go on: those that wait, wait for ranks of another node, which are at work."""
-        self.report_at = float("inf")
-        self.again_at = time.monotonic() + AGAIN_S
+        self._enter(Phase.WATCHING, AGAIN_S)
         self.boards.clear()
         self.suspects.clear()
 
     # ------------------------------------------------------------ the end
 
-    def _end(self, found: HangReport, code: int = 1, first: Seen | None = None, hides: bool = False) -> None:
+    def _end(
+        self, found: HangReport, code: int = 1, first: ConnectedRank | None = None, hides: bool = False
+    ) -> None:
         """Print the report, and begin to end the job. Only the first trouble gets here.
 
         hides: whether the launcher may take what has happened for success.
         """
-        if self.ended_at < float("inf"):
+        if self.ended:
             return
         stopped = ""
         if self.launcher.go_on():
@@ -623,9 +586,9 @@ class Watchdog:
             )
         # nothing more is said, and a rank that the kernel holds may not end for long
         self.console.close()
-        self.ended_at = time.monotonic()
+        self._enter(Phase.ENDING, END_S[0])
         self.code = code
-        able = [rank for rank in self._ranks if condition(self._where(rank).pid) not in DEAF]
+        able = [rank for rank in self.connections.ranks if condition(rank.where.pid) not in DEAF]
         if code != 1:
             # each with the code: Open MPI may tell that of a rank that it has killed
             self._ask(able)
@@ -637,36 +600,26 @@ class Watchdog:
     def _saved(self) -> int:
         """Return the newest step that is saved, as far as a rank has said."""
         others = [rank.where.saved for board in self.boards.values() for rank in board]
-        return max([self.saved, *others, *(self._where(rank).saved for rank in self._ranks)])
+        return max([self.saved, *others, *(rank.where.saved for rank in self.connections.ranks)])
 
     def _show_stacks(self, behind: Iterable[int]) -> None:
         """Have ranks of this node print their stacks (guard.py), those that can."""
-        for rank in self._ranks:
-            where = self._where(rank)
+        for rank in self.connections.ranks:
+            where = rank.where
             if where.rank in behind and where.state != LEFT and condition(where.pid) not in CONDITIONS:
                 send_signal(where.pid, signal.SIGUSR2)
 
-    def _go_on_ending(self, now: float) -> None:
-        if self.asked == 0 and now - self.ended_at > END_S[0]:
-            self._ask(self._ranks)
-            self.asked = 1
-        elif self.asked == 1 and now - self.ended_at > END_S[1]:
-            self._kill()
-
     def _kill(self) -> None:
-        for rank in self._ranks:
-            send_signal(self._where(rank).pid, signal.SIGKILL)
-        self.asked = 2
+        for rank in self.connections.ranks:
+            send_signal(rank.where.pid, signal.SIGKILL)
+        self._enter(Phase.KILLED, LINGER_S)
 
-    def _ask(self, ranks: Iterable[Seen]) -> None:
+    def _ask(self, ranks: Iterable[ConnectedRank]) -> None:
         for rank in ranks:
             self._send(rank, b"%d" % self.code)
 
-    def _send(self, rank: Seen, message: bytes) -> None:
-        try:
-            rank.connection.send(message)
-        except OSError:
-            return  # gone already
+    def _send(self, rank: ConnectedRank, message: bytes) -> None:
+        rank.send(message)
 
 
 def _reason(status: int | None) -> str:
@@ -676,11 +629,6 @@ def _reason(status: int | None) -> str:
     if status is None:
         return "killed, out of memory, crashed in native code, or ended by a call of exit"
     return f"killed, out of memory, or crashed in native code ({in_words(status)})"
-
-
-def _close(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def main() -> None:
@@ -697,12 +645,10 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # it holds three descriptors for each rank; shells often allow 1024
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    found = LauncherProcess.from_arguments(launcher)
     Watchdog(
         socket.socket(fileno=listener),
         sure=bool(sure),
         num_ranks=num_ranks,
         console=Console(None if stderr < 0 else stderr),
-        shared_bytes=free_bytes(),
-        launcher=found,
+        launcher=LauncherProcess.from_arguments(launcher),
     ).run()

@@ -13,7 +13,7 @@ import pytest
 from launch import patience
 from watched import PlayedRank, listener_at
 
-from mpitrain.cluster import nodes, watchdog
+from mpitrain.cluster import nodes, watchdog, watchdog_connections
 from mpitrain.cluster.hang_analysis import Rank, at_fault, report
 from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
 from mpitrain.cluster.nodes import Meeting, WatchdogNodes, addresses_here, unique_names
@@ -29,6 +29,7 @@ from mpitrain.cluster.status_board import (
     Where,
     read_slot,
 )
+from mpitrain.cluster.watchdog import Phase
 
 
 def rank(
@@ -300,9 +301,8 @@ class Node:
 
     def __init__(self, nodes: WatchdogNodes, rank: int, state: int, limit_s: float):
         self.address = f"\0mpitrain-test-{os.urandom(8).hex()}"
-        self.thread = threading.Thread(
-            target=watchdog.Watchdog(listener_at(self.address), nodes, met=True).run, daemon=True
-        )
+        self.watchdog = watchdog.Watchdog(listener_at(self.address), nodes, Phase.WATCHING)
+        self.thread = threading.Thread(target=self.watchdog.run, daemon=True)
         self.thread.start()
         self.rank = self.joined_by(rank, state, limit_s)
 
@@ -314,6 +314,12 @@ class Node:
         played.connection.settimeout(0.1)
         return played
 
+    def leave(self) -> None:
+        """Let the rank be gone, and nobody come after it; the watchdog ends."""
+        self.watchdog.connections.close_listener()
+        self.rank.die()
+        self.thread.join(patience(10))
+
     def asked_to_end(self) -> bool:
         try:
             return bool(self.rank.connection.recv(16))
@@ -323,8 +329,8 @@ class Node:
 
 def test_ranks_that_wait_for_one_at_work_on_another_node_wait_on(hub, monkeypatch, capfd):
     """Its limit is over, or nobody's: only when nobody works are those that wait too long in trouble."""
+    monkeypatch.setattr(watchdog_connections, "LOOK_S", 0.05)
     for name, seconds in {
-        "LOOK_S": 0.05,
         "GATHER_S": 0.1,
         "ASK_S": 0.5,
         "ELSEWHERE_S": 0.5,
@@ -343,14 +349,14 @@ def test_ranks_that_wait_for_one_at_work_on_another_node_wait_on(hub, monkeypatc
     while not any(node.asked_to_end() for node in nodes):
         assert time.monotonic() < until
     for node in nodes:
-        node.rank.die()
-        node.thread.join(patience(10))
+        node.leave()
     assert "waits for" in capfd.readouterr().err
 
 
 def test_a_rank_that_gave_up_a_wait_and_is_gone_is_not_the_trouble(monkeypatch, capfd):
     """It has said what it waited for: who is behind is told, not that its process is gone."""
-    for name, seconds in {"LOOK_S": 0.05, "GATHER_S": 0.1, "FORWARD_S": 0.0}.items():
+    monkeypatch.setattr(watchdog_connections, "LOOK_S", 0.05)
+    for name, seconds in {"GATHER_S": 0.1, "FORWARD_S": 0.0}.items():
         monkeypatch.setattr(watchdog, name, seconds)
     node = Node(WatchdogNodes(), 0, WAITING, 60.0)
     gone = node.joined_by(1, WAITING, 60.0)
@@ -359,8 +365,7 @@ def test_a_rank_that_gave_up_a_wait_and_is_gone_is_not_the_trouble(monkeypatch, 
     until = time.monotonic() + patience(30)
     while not node.asked_to_end():
         assert time.monotonic() < until
-    node.rank.die()
-    node.thread.join(patience(10))
+    node.leave()
     said = capfd.readouterr().err
     assert "cause of the hang: rank 0" in said and "is gone" not in said
 
@@ -390,8 +395,7 @@ def test_a_hub_that_can_have_no_more_descriptors_goes_on(hub, monkeypatch):
     spoke = WatchdogNodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
     spoke.connect()
     assert not spoke.links and node.thread.is_alive()
-    node.rank.die()
-    node.thread.join(patience(10))
+    node.leave()
     assert not node.thread.is_alive()
 
 

@@ -127,7 +127,7 @@ def test_a_number_that_is_anothers_by_now_is_not_taken_for_its_first_owner(monke
     of the first once more.
     """
     address = f"\0mpitrain-test-{os.urandom(8).hex()}"
-    dog = Held(listener_at(address))
+    door = listener_at(address)
     first = PlayedRank(address, 0)
     others = []
     there = []
@@ -135,21 +135,23 @@ def test_a_number_that_is_anothers_by_now_is_not_taken_for_its_first_owner(monke
     first.connection.send(BYE)
 
     def batches():
-        listener = dog.listener.fileno()
+        connections = dog.connections
+        listener = door.fileno()
         yield [(listener, 1)]
-        (number,) = dog.seen
+        (number,) = connections.connected
         yield [(number, 1)]
-        (life,) = dog.lives
+        (life,) = connections.lives
         others.append(connect(address))
         while not filled or filled[-1] < max(number, life):  # leave no lower number free
             filled.append(os.dup(2))
         yield [(number, 1), (listener, 1), (number, 1), (life, 16)]
-        there.extend(dog.seen)
+        there.extend(connections.connected)
         assert set(there) <= {number, life}
         others[0].send(BYE)
         yield [(there[0], 1)]
 
-    monkeypatch.setattr("mpitrain.cluster.watchdog.select.epoll", lambda: Events(batches()))
+    monkeypatch.setattr("mpitrain.cluster.watchdog_connections.select.epoll", lambda: Events(batches()))
+    dog = Held(door)
     dog.run()
     for descriptor in filled:
         os.close(descriptor)
