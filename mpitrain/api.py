@@ -204,7 +204,7 @@ class OpenRun:
     @property
     def step(self) -> int:
         """The number of steps done."""
-        return self._trainer.step
+        return self._trainer.counts.step
 
     def steps(self) -> Iterator[dict]:
         """Run the steps that are left up to run.steps, each when it is asked for.
@@ -223,7 +223,7 @@ class OpenRun:
                 if self._stepping is None:
                     self._trainer.begin()
                     self._live.enter_context(self._trainer.report)
-                    self._stepping = self._trainer.steps()
+                    self._stepping = self._trainer.counts.steps()
                 return next(self._stepping, None)
             except BaseException as error:
                 self._failed = error
@@ -283,7 +283,7 @@ class OpenRun:
             raise self._failed
         trainer = self._trainer
         self._live.close()
-        over = trainer.code is not None or trainer.step == self.config.run.steps
+        over = trainer.code is not None or trainer.counts.step == self.config.run.steps
         if self._stepping is not None and over:
             return trainer.finish()
         trainer.saver.finish()  # a step may still be written

@@ -3,7 +3,10 @@
 allocation, launch, limit     when this job ends; who started it; how long a wait may be
 entry, std_streams            what a process does first; output that it survives
 team, progress_bar            one process, or all ranks, at work on files; how far they are
-guard                         around each rank: signals, and an end with one report
+guard                         around each rank: an end with one report
+leave_requests                why a rank has to leave: signals, the end of its time
+listening_thread              of a rank: hears signals and the watchdog, watches the limit without one
+watchdog_client               a rank's end of its connection to the watchdog
 watchdog                      one small process a node: limits, deaths, and the report
 watchdog_connections          whom it hears: ranks, lifelines, the launcher
 watchdog_messages, activity   what ranks and watchdogs tell each other; whether a rank is at work

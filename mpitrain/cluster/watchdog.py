@@ -10,7 +10,7 @@ those that can't.
     a rank is gone         its lifeline closed before it said that it leaves
     the launcher is gone   its process has ended, and ranks haven't (launcher_process.py)
 
-Its phases (Phase), each with one deadline:
+Its phases (WatchdogPhase), each with one deadline:
 
     GATHERING   ranks of this node connect      all have: WATCHING.  One is gone: DOUBTING
     DOUBTING    does another one live?          after APART_S, if one does: ENDING
@@ -114,7 +114,7 @@ BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)  # that they end ranks with
 BAD_INPUT = 2  # exit code: what is wrong with it is no matter of checkpoints
 
 
-class Phase(IntEnum):
+class WatchdogPhase(IntEnum):
     """How far the job is, as the watchdog of a node knows it."""
 
     GATHERING = auto()
@@ -139,7 +139,7 @@ class Watchdog:
         self,
         listener: socket.socket,
         nodes: WatchdogNodes | None = None,
-        phase: Phase = Phase.GATHERING,
+        phase: WatchdogPhase = WatchdogPhase.GATHERING,
         sure: bool = True,
         console: Console | None = None,
         num_ranks: int = 1,
@@ -197,13 +197,13 @@ class Watchdog:
     @property
     def met(self) -> bool:
         """Whether it is known who the ranks of this node are, and the job isn't ending."""
-        return self.phase in (Phase.WATCHING, Phase.ASKING)
+        return self.phase in (WatchdogPhase.WATCHING, WatchdogPhase.ASKING)
 
     @property
     def ended(self) -> bool:
-        return self.phase >= Phase.ENDING
+        return self.phase >= WatchdogPhase.ENDING
 
-    def _enter(self, phase: Phase, seconds: float = 0.0) -> None:
+    def _enter(self, phase: WatchdogPhase, seconds: float = 0.0) -> None:
         self.phase = phase
         self.deadline = time.monotonic() + seconds
 
@@ -211,30 +211,30 @@ class Watchdog:
         """Return whether somebody may still come."""
         if self.connections.listener is None:
             return False
-        if self.phase is Phase.DOUBTING:
+        if self.phase is WatchdogPhase.DOUBTING:
             return now < self.deadline + COME_S
         if self.ended:
-            return self.phase is not Phase.KILLED or now < self.deadline
+            return self.phase is not WatchdogPhase.KILLED or now < self.deadline
         return now < self.first_by
 
     def _act(self, now: float) -> None:
         """Do what is due in this phase."""
         due = now > self.deadline
-        if self.phase is Phase.DOUBTING and due and self.connections.connected:
+        if self.phase is WatchdogPhase.DOUBTING and due and self.connections.connected:
             self._end(self.doubted)
             # in MPI_Init a rank can't abort, and MPICH's launcher ends the ranks of other nodes
             # only for one that was killed
             self._kill()
-        elif self.phase is Phase.WATCHING and now >= self.ask_at:
+        elif self.phase is WatchdogPhase.WATCHING and now >= self.ask_at:
             self._ask_around()
-        elif self.phase is Phase.WATCHING:
+        elif self.phase is WatchdogPhase.WATCHING:
             self._look(now)
-        elif self.phase is Phase.ASKING and due:
+        elif self.phase is WatchdogPhase.ASKING and due:
             self._report()
-        elif self.phase is Phase.ENDING and due:
+        elif self.phase is WatchdogPhase.ENDING and due:
             self._ask(self.connections.ranks)
-            self._enter(Phase.ENDING_ALL, END_S[1])
-        elif self.phase is Phase.ENDING_ALL and due:
+            self._enter(WatchdogPhase.ENDING_ALL, END_S[1])
+        elif self.phase is WatchdogPhase.ENDING_ALL and due:
             self._kill()
 
     def _listen_to_nodes(self) -> None:
@@ -356,8 +356,8 @@ class Watchdog:
             )
             self.nodes.connect()
             self._listen_to_nodes()
-            if self.phase is Phase.GATHERING:
-                self._enter(Phase.WATCHING)
+            if self.phase is WatchdogPhase.GATHERING:
+                self._enter(WatchdogPhase.WATCHING)
         else:
             close((stderr, meeting_fd, *door))
         self._send(rank, READY if complete else REFUSED)
@@ -379,9 +379,9 @@ class Watchdog:
             text += self._of_starts()
         if self.met or self.launcher_lost or (self.sure and not self.asked_by):
             self._end(HangReport(text), hides=status in (None, 0))
-        elif not self.asked_by and self.phase is Phase.GATHERING:
+        elif not self.asked_by and self.phase is WatchdogPhase.GATHERING:
             self.doubted = HangReport(text)
-            self._enter(Phase.DOUBTING, APART_S)
+            self._enter(WatchdogPhase.DOUBTING, APART_S)
 
     def _has_said_why(self, rank: ConnectedRank, where: Where) -> bool:
         leaves = self.in_order and where.phase == "end"
@@ -396,7 +396,7 @@ class Watchdog:
         self._forget_launcher()
         if not (self.met or self.ended):
             self._lose_ended()
-        if self.phase is Phase.DOUBTING:
+        if self.phase is WatchdogPhase.DOUBTING:
             self._end(HangReport(self.doubted.text + self._of_launcher()))
         if not self.in_order and any(
             rank.where.state not in (ABSENT, LEFT) for rank in self.connections.ranks
@@ -491,13 +491,13 @@ class Watchdog:
         their ranks are.
         """
         self.ask_at = float("inf")
-        if self.phase is not Phase.WATCHING:
+        if self.phase is not WatchdogPhase.WATCHING:
             return
         if self.nodes.alone or (not self.nodes.is_hub and not self.nodes.links):
             self._report()
             return
         self.nodes.broadcast({"say": "where" if self.nodes.is_hub else "trouble"})
-        self._enter(Phase.ASKING, ASK_S + (0.0 if self.nodes.is_hub else ELSEWHERE_S))
+        self._enter(WatchdogPhase.ASKING, ASK_S + (0.0 if self.nodes.is_hub else ELSEWHERE_S))
 
     def _hear_node(self, descriptor: int) -> None:
         heard = self.nodes.hear(descriptor)
@@ -514,18 +514,18 @@ class Watchdog:
         if said == "trouble":
             self._ask_around()
         elif said == "where":
-            if self.phase is Phase.WATCHING:
-                self._enter(Phase.ASKING, ASK_S + ELSEWHERE_S)
+            if self.phase is WatchdogPhase.WATCHING:
+                self._enter(WatchdogPhase.ASKING, ASK_S + ELSEWHERE_S)
             self.nodes.broadcast({"say": "board", "ranks": [rank.to_json() for rank in self._board()]})
         elif said == "board":
             self.boards[node] = [Rank.from_json(rank) for rank in message["ranks"]]
-            if len(self.boards) == len(self.nodes.meeting.names) - 1 and self.phase is Phase.ASKING:
+            if len(self.boards) == len(self.nodes.meeting.names) - 1 and self.phase is WatchdogPhase.ASKING:
                 self._report()
         elif said == "go on":
             self._forget()
         elif said == "over":
             self._show_stacks(message["behind"])
-            self._enter(Phase.ENDING, END_S[0])
+            self._enter(WatchdogPhase.ENDING, END_S[0])
             self.code = message["code"]
             if self.nodes.is_hub:
                 self.nodes.broadcast(message, but=node)
@@ -547,7 +547,7 @@ class Watchdog:
 
     def _forget(self) -> None:
         """Go on: those that wait, wait for ranks of another node, which are at work."""
-        self._enter(Phase.WATCHING, AGAIN_S)
+        self._enter(WatchdogPhase.WATCHING, AGAIN_S)
         self.boards.clear()
         self.suspects.clear()
 
@@ -586,7 +586,7 @@ class Watchdog:
             )
         # nothing more is said, and a rank that the kernel holds may not end for long
         self.console.close()
-        self._enter(Phase.ENDING, END_S[0])
+        self._enter(WatchdogPhase.ENDING, END_S[0])
         self.code = code
         able = [rank for rank in self.connections.ranks if condition(rank.where.pid) not in DEAF]
         if code != 1:
@@ -612,7 +612,7 @@ class Watchdog:
     def _kill(self) -> None:
         for rank in self.connections.ranks:
             send_signal(rank.where.pid, signal.SIGKILL)
-        self._enter(Phase.KILLED, LINGER_S)
+        self._enter(WatchdogPhase.KILLED, LINGER_S)
 
     def _ask(self, ranks: Iterable[ConnectedRank]) -> None:
         for rank in ranks:

@@ -122,7 +122,7 @@ def _connected(read: LoadedConfig | InputError, guard: Guard, say: Callable[[str
             watch_time(read.config, guard, say)
     if rank_of_launcher()[0] == 0 and (hint := _start_with_less()):
         say(hint)
-    return connect(guard.place, lambda: bool(guard.why_leave()))
+    return connect(guard.place, lambda: bool(guard.requests.why()))
 
 
 def _start_with_less() -> str:

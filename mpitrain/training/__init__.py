@@ -4,6 +4,7 @@ agreement, prepare      one configuration on all ranks; run directory, newest ch
 run_plan                the plan of a run, and what is to be said of it
 agreed_layout           the layout of a run that leaves it open: the planner is asked once, on rank 0
 trainer                 builds everything, then loops over steps: train, validate, log, save
+recovery                what a run resumes from, and goes back to after a spike
 compile_warmup          compiles before the first step
 announcements           what a run says before its first step
 step_rows               the tokens of this rank's gradient accumulation

@@ -8,14 +8,14 @@ same step. The clock counts on rank 0 only.
           ^ asked here: if there isn't time for all of that, this step is the last one
 
 Where only the save and the margin are left, the run hurries. Before the first step there is nothing
-to save: cluster/guard.py has those phases leave.
+to save: cluster/listening_thread.py has those phases leave.
 """
 
 import math
 import time
 from collections import deque
 
-from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.leave_requests import LeaveRequests
 
 # HURRY: without the validation that is due, and without what is printed at the end
 STAY, LEAVE, HURRY = range(3)
@@ -26,13 +26,13 @@ ASSUMED_BYTES_S = 100e6  # of a rank, until a save was measured
 class Leaving:
     """Of one rank.
 
-    guard: knows the time that there is, on one rank.
+    requests: know the time that there is, on one rank.
     saved_bytes: the most that a rank writes.
     """
 
-    def __init__(self, guard: Guard, saved_bytes: float):
-        self._guard = guard
-        self._time = guard.time
+    def __init__(self, requests: LeaveRequests, saved_bytes: float):
+        self._requests = requests
+        self._time = requests.time
         self._steps = deque[float](maxlen=REMEMBERED)
         self._assumed_s = saved_bytes / ASSUMED_BYTES_S
         self._longest_save_s = 0.0
@@ -45,7 +45,7 @@ class Leaving:
         left_s = self._time.end.left_s if self._time else math.inf
         self._late = self._late or left_s < self.needed_s
         late = HURRY if left_s < self._to_save_s else LEAVE if self._late else STAY
-        return max(min(self._guard.num_asked, HURRY), late)
+        return max(min(self._requests.num_asked, HURRY), late)
 
     @property
     def needed_s(self) -> float:

@@ -124,7 +124,7 @@ def open_run(
         # scheduler's command
         if first:
             watch_time(read.config, guard, notes.append)
-    world = connect(guard.place, lambda: bool(guard.why_leave()))
+    world = connect(guard.place, lambda: bool(guard.requests.why()))
     guard.join(world)
     # a shell had a rank of an earlier job in its environment
     if isinstance(read, LoadedConfig) and world.rank == 0 and not first:
@@ -547,5 +547,5 @@ class _Opening:
         place = self.guard.place
         place.enter(place.phase, what, BUSY)
         another = "another rank was asked to leave" if self.world.beat() else ""
-        if why := self.guard.why_leave() or another:
+        if why := self.guard.requests.why() or another:
             raise StoppedEarly(f"{place.phase}, {what}", why)

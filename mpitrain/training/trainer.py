@@ -22,7 +22,6 @@ from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.step_work import StepRequests, StepResult
 from mpitrain.actor.trace import Recorder
-from mpitrain.checkpoint import load
 from mpitrain.cluster import preflight
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
@@ -30,8 +29,7 @@ from mpitrain.cluster.resident import peak_resident, resident
 from mpitrain.cluster.status_board import BUSY, WAITING
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
-from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError, StoppedEarly
-from mpitrain.inputs import shown
+from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, StoppedEarly
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import finite
@@ -47,7 +45,7 @@ from mpitrain.training import expert_loads
 from mpitrain.training.announcements import Announcements
 from mpitrain.training.checks.checks import Checks
 from mpitrain.training.checks.comm_report import Ledger, RankUsage
-from mpitrain.training.checks.spikes import NONE_YET, Spikes
+from mpitrain.training.checks.spikes import Spikes
 from mpitrain.training.checks.stragglers import Stragglers
 from mpitrain.training.compile_warmup import practise
 from mpitrain.training.early_exit import HURRY, LEAVE, STAY, Leaving
@@ -59,17 +57,13 @@ from mpitrain.training.machine.device_placement import place as choose_place
 from mpitrain.training.machine.peak_flops import peak_of_all
 from mpitrain.training.prepare import PreparedRun
 from mpitrain.training.profiling import Profiling
+from mpitrain.training.recovery import Recovery, RunCounts
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
-from mpitrain.training.saving import state_io
-from mpitrain.training.saving.newest import VERIFYING, newest_whole
-from mpitrain.training.saving.saved_rules import sequences_read
 from mpitrain.training.saving.saver import saver_of
 from mpitrain.training.side_files import SideFiles
 from mpitrain.training.step_rows import StepRows
 from mpitrain.training.step_times import StepTimes
-from mpitrain.weights.beginning import checkpoint_source, own_first_step, source_of
-from mpitrain.weights.first_weights import fill
 
 
 def run(
@@ -166,7 +160,7 @@ def _built(
     with place.at("build", "building the model", BUSY):
         trainer = Trainer(replace(opened, plan=plan), world, mesh, placement, guard, limit, record)
     guard.leave_if_asked(world)
-    trainer.resume()
+    trainer.recovery.resume()
     guard.leave_if_asked(world)
     return trainer
 
@@ -174,7 +168,6 @@ def _built(
 class Trainer:
     """The loop of one rank.
 
-    step: the number of steps done.
     code: the exit code, when the run is over before run.steps.
     """
 
@@ -209,14 +202,9 @@ class Trainer:
         )
         # read, whether their targets carry loss or not
         self.step_tokens = config.batch.global_ * config.data.sequence
-        asked = config.run.eval_batches * config.batch.global_
-        self.num_validated = (
-            min(asked, self.corpora.validation.num_sequences) if self.corpora.by_documents else asked
-        )
-        # sequences: the place in the order of the data where the next step begins
-        self.step = self.tokens = self.sequences = self.updates = self.skipped = 0
+        self.num_validated = _num_validated(opened)
+        self.counts = RunCounts()
         self.code: int | None = None
-        self.skipped_in_a_row = 0
         self.last_words = ""
         self.urgency = STAY
         self.spikes = Spikes(config.spikes)
@@ -236,7 +224,10 @@ class Trainer:
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.watched = 0  # the step in which activations are counted
         self.saver = saver_of(self.actor, world, self.place, self.rundir, opened.newest, self.report.say)
-        self.leaving = Leaving(guard, self.saver.most_bytes)
+        self.recovery = Recovery(
+            opened, world, self.actor, self.place, self.counts, self.spikes, self.saver, self.report
+        )
+        self.leaving = Leaving(guard.requests, self.saver.most_bytes)
 
     # ------------------------------------------------------------ the loop
 
@@ -256,13 +247,17 @@ class Trainer:
         for line in self._announcements().lines():
             self.report.say(line)
         self.report.say(self.leaving.announced())
-        if self.actor.compiled and self.step < self.config.run.steps:
-            practise(self.actor, self.step + 1, self.rows.microbatches(self.corpora.train, self.sequences))
+        if self.actor.compiled and self.counts.step < self.config.run.steps:
+            practise(
+                self.actor,
+                self.counts.step + 1,
+                self.rows.microbatches(self.corpora.train, self.counts.sequences),
+            )
             self.guard.leave_if_asked(self.world)
-        self.watched = self.step + 1
+        self.watched = self.counts.step + 1
         run = self.config.run
-        self.side_files.choose(self.step, run.steps, run.trace, run.routing)
-        self.profiling.choose(self.step)
+        self.side_files.choose(self.counts.step, run.steps, run.trace, run.routing)
+        self.profiling.choose(self.counts.step)
 
     def _announcements(self) -> Announcements:
         return Announcements(
@@ -281,10 +276,10 @@ class Trainer:
 
         Collective over all ranks.
         """
-        if self.step == 0:
+        if self.counts.step == 0:
             self._log({"step": 0, **self.validate()})
-        self.guard.begin_steps()
-        while self.step < self.config.run.steps and self.code is None:
+        self.guard.requests.begin_steps()
+        while self.counts.step < self.config.run.steps and self.code is None:
             yield self._one_step()
 
     def finish(self, calibration: CalibrationFile | None = None) -> int:
@@ -305,7 +300,7 @@ class Trainer:
         if code != DONE:
             self.report.say(self.last_words)
             return code
-        if self.step >= self.watched:  # else nothing was left to do, and nothing measured
+        if self.counts.step >= self.watched:  # else nothing was left to do, and nothing measured
             run = self._report_memory(usages, most)
             if self.mesh.rank == 0:
                 self.place.enter("end", "predicting a step", BUSY)
@@ -354,7 +349,7 @@ class Trainer:
 
     def _one_step(self) -> dict:
         """Run a step, validate, save and log as is due; return its line."""
-        step = self.step + 1
+        step = self.counts.step + 1
         self.leaving.begin_step()
         self.ledger.begin()
         begin = self.clock.mark()
@@ -382,10 +377,10 @@ class Trainer:
         """Read the tokens of a step and run it, recorded and checked as is due."""
         watch = self.watch if step == self.watched else None
         self.place.enter("step", "reading tokens")
-        microbatches = self.rows.microbatches(self.corpora.train, self.sequences)
-        rows = partial(self.rows.rows, self.corpora.train, self.sequences)
+        microbatches = self.rows.microbatches(self.corpora.train, self.counts.sequences)
+        rows = partial(self.rows.rows, self.corpora.train, self.counts.sequences)
         self.side_files.begin(step)
-        pass_runner = self.checks.pass_runner(step, rows, {"lr": lr, "updates": self.updates})
+        pass_runner = self.checks.pass_runner(step, rows, {"lr": lr, "updates": self.counts.updates})
         asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.skip_update)
         with self.profiling.step(step):
             return self.actor.run_step(
@@ -394,22 +389,22 @@ class Trainer:
 
     def _count(self, result: StepResult) -> None:
         """Count a step that is done."""
-        self.step += 1
-        self.tokens += self.step_tokens
-        self.sequences += self.config.batch.global_
+        self.counts.step += 1
+        self.counts.tokens += self.step_tokens
+        self.counts.sequences += self.config.batch.global_
         without = result.skipped or result.spike
-        self.updates += not without
-        self.skipped += without
+        self.counts.updates += not without
+        self.counts.skipped += without
         self.saver.advance(result.save_progress)
 
     def _line_of_step(self, result: StepResult, lr: float, step_s: float) -> dict:
         """Return what metrics.jsonl has of a step besides validation, when its costs are all there."""
-        spike = self.spikes.observe(self.step, result.loss)
+        spike = self.spikes.observe(self.counts.step, result.loss)
         self.report.say(spike)
         line = self._line(result, lr, step_s)
         if spike:
             line["spike"] = True  # its loss is a spike (spikes.do)
-        if self._is_alone(self.step, result.stop):
+        if self._is_alone(self.counts.step, result.stop):
             self.actor.settle()
         # seconds that rank 0 waited for other ranks, by rank: the longest
         line["waited_for"] = self.ledger.waits()
@@ -423,7 +418,7 @@ class Trainer:
         Collective over all ranks.
         """
         run = self.config.run
-        due = self.step == run.steps or (run.eval_every and self.step % run.eval_every == 0)
+        due = self.counts.step == run.steps or (run.eval_every and self.counts.step % run.eval_every == 0)
         if not due or self.urgency == HURRY:
             return {}
         line: dict[str, Any] = self.validate()
@@ -439,14 +434,14 @@ class Trainer:
         Collective over all ranks.
         """
         run = self.config.run
-        step = self.step
+        step = self.counts.step
         over = step == run.steps or self.urgency > STAY
         saving = over or bool(run.save_every and step % run.save_every == 0)
         if corruption := self.checks.corruption(step, saving):
             return self._corrupted(corruption)
-        last = self._last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
+        last = self.recovery.last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
         if last:
-            return self._roll_back(last, self.urgency > STAY)
+            return self._roll_back(last)
         reason = self._count_skips(result)
         if not reason and saving:
             self._save(result, val_loss)
@@ -474,11 +469,11 @@ class Trainer:
             return self._diverged(reason or last.reason)
         if last.reason:
             self.last_words = (
-                f"step {self.step} could not be saved: run the same command again when it can be"
+                f"step {self.counts.step} could not be saved: run the same command again when it can be"
             )
             return FAILED
-        if self.step < self.config.run.steps:
-            self.last_words = self.leaving.describe(self.step)
+        if self.counts.step < self.config.run.steps:
+            self.last_words = self.leaving.describe(self.counts.step)
             return STOPPED_EARLY
         return DONE
 
@@ -486,8 +481,8 @@ class Trainer:
         """End a run whose state can't be relied on, without saving it; return the exit code."""
         self.saver.finish()
         self.last_words = (
-            f"corrupted after step {self.step}: {corruption}; the last good checkpoint is kept: leave that "
-            "node out"
+            f"corrupted after step {self.counts.step}: {corruption}; the last good checkpoint is kept: "
+            "leave that node out"
         )
         return FAILED
 
@@ -509,17 +504,17 @@ class Trainer:
         """
         most = self.config.run.max_skips
         if not (result.skipped or result.spike):
-            self.skipped_in_a_row = 0
+            self.counts.skipped_in_a_row = 0
         elif result.num_tokens:  # without a target there is nothing to learn, and nothing is wrong
-            self.skipped_in_a_row += 1
+            self.counts.skipped_in_a_row += 1
         if result.skipped and result.num_tokens:
             limit = f" of at most {most} (run.max_skips)" if most else ""
             self.report.say(
-                f"step {self.step} was skipped: its gradients are not finite; {self.skipped_in_a_row} in a "
-                f"row{limit}"
+                f"step {self.counts.step} was skipped: its gradients are not finite; "
+                f"{self.counts.skipped_in_a_row} in a row{limit}"
             )
-        if most and self.skipped_in_a_row >= most:
-            return f"{self.skipped_in_a_row} steps were skipped in a row (run.max_skips = {most})"
+        if most and self.counts.skipped_in_a_row >= most:
+            return f"{self.counts.skipped_in_a_row} steps were skipped in a row (run.max_skips = {most})"
         return ""
 
     def validate(self) -> dict[str, float]:
@@ -530,15 +525,17 @@ class Trainer:
         Raises StoppedEarly on all ranks if one has to leave before the first step: there is nothing
         to save.
         """
-        urgency = self.leaving.urgency if self.step else lambda: LEAVE if self.guard.why_leave() else STAY
+        urgency = (
+            self.leaving.urgency if self.counts.step else lambda: LEAVE if self.guard.requests.why() else STAY
+        )
         totals = []
         begin_s = time.monotonic()
         with self.place.at("validation", "reading tokens"):
             for first in range(0, self.num_validated, self.config.batch.global_):
                 microbatches = self.rows.microbatches(self.corpora.validation, first, self.num_validated)
-                *total, stop = self.actor.evaluate(self.step, microbatches, StepRequests(urgency))
+                *total, stop = self.actor.evaluate(self.counts.step, microbatches, StepRequests(urgency))
                 totals.append(total)
-                if stop and self.step == 0:
+                if stop and self.counts.step == 0:
                     self.guard.leave_if_asked(self.world)
                 self.urgency = max(self.urgency, stop)
                 if self.urgency == HURRY:
@@ -552,17 +549,17 @@ class Trainer:
     def _line(self, result: StepResult, lr: float, step_s: float) -> dict:
         tokens_per_s = self.step_tokens / step_s
         return {
-            "step": self.step,  # number of the step; 0 before training, with a validation only
+            "step": self.counts.step,  # number of the step; 0 before training, with a validation only
             "loss": result.loss,  # mean cross-entropy of the step's tokens, in nats
             "grad_norm": result.grad_norm,  # norm of all gradients before clipping
             "lr": lr,  # learning rate of the step
-            "tokens": self.tokens,  # tokens trained on so far
+            "tokens": self.counts.tokens,  # tokens trained on so far
             "tokens_per_s": tokens_per_s,  # of all ranks, in this step
             "step_s": step_s,  # seconds of the step on rank 0
             "mfu": tokens_per_s * self._flops,  # model FLOPs utilisation, a share of the peak of all ranks
             # hardware FLOPs utilisation: the same with what memory.recompute computes again
             "hfu": tokens_per_s * (self._flops + self._recomputed_flops),
-            "skipped": self.skipped,  # updates left out so far, for gradients or spikes
+            "skipped": self.counts.skipped,  # updates left out so far, for gradients or spikes
             # factor of the loss with dynamic loss scaling (fp16)
             **({"loss_scale": self.actor.loss_scale.value} if self.actor.loss_scale.dynamic else {}),
             # most microbatches whose activations a rank held at once
@@ -582,7 +579,7 @@ class Trainer:
         self.place.enter("step", f"writing {self.rundir.metrics}")
         self.report.say(self.rundir.append_to_metrics(json.dumps(finite(line), allow_nan=False) + "\n"))
         self.place.enter("step", "printing the step")
-        if self.step:
+        if self.counts.step:
             self.report.step(line, waited_share)
         elif "val_loss" in line:
             self.report.say(f"val loss before training {line['val_loss']:.4f}")
@@ -591,7 +588,7 @@ class Trainer:
         path = self.rundir.path
         ranks = (self.mesh.size, self.world.num_nodes)
         self.report.say(
-            f"done: {self.step} steps, everything is in {path}\n"
+            f"done: {self.counts.step} steps, everything is in {path}\n"
             f"{commands(self.config, path, self.opened.prompt, *ranks)}"
         )
 
@@ -603,156 +600,31 @@ class Trainer:
         if result.num_tokens and (
             not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))
         ):
-            return self.saver.refuse(self.step, "its loss or its gradients are not finite")
-        meta = {
-            "step": self.step,
-            "tokens": self.tokens,
-            "updates": self.updates,
-            "skipped": self.skipped,
-            "data": self.corpora.digest,
-            "order": self.corpora.order,
-        }
-        meta |= {"routing": self.plan.routing.digest} if self.plan.routing else {}
-        meta |= {
-            "sequences": self.sequences,
-            "loss_scale": scale.state,
-            "spikes": self.spikes.state,
-            "val_loss": finite(val_loss),
-        }
-        meta["skipped_in_a_row"] = self.skipped_in_a_row
-        self.saver.start(self.step, meta)
-
-    def resume(self) -> None:
-        """Go on from the checkpoint that was found, if there is one. Collective over all ranks.
-
-        Raises CheckpointError, alike on all ranks, if it can't be read any more.
-        """
-        step = self.opened.newest.step
-        folder = self.rundir.checkpoints
-        if step:
-            self._go_back_to(step)
-        else:
-            self._begin_with_weights()
-        cut = self.world.on_first_rank(
-            "cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(step if step else -1)
-        )
-        self.report.say("\n".join([*self.opened.notes, *([cut] if cut else [])]))
-        if step:
-            steps = self.config.run.steps
-            over = f": nothing is left to do, run.steps = {steps}" if step >= steps else ""
-            self.report.say(f"resuming after step {step} of {folder}{over}")
-            if over:
-                self.saver.remove_rest()
-
-    def _begin_with_weights(self) -> None:
-        """Read the first weights, if a run has some: of its own step 0, or of model.init.
-
-        Collective over all ranks.
-        """
-        own = own_first_step(self.rundir.checkpoints)
-        init = self.config.model.init
-        if not own and not init:
+            self.saver.refuse(self.counts.step, "its loss or its gradients are not finite")
             return
-        where = self.rundir.checkpoints if own else init
-        begin_s = time.monotonic()
-        with self.place.at("resume", f"reading the weights of {where}", BUSY):
-            self.world.on_every_rank(f"reading {where}", lambda: self._read_first(own))
-        with self.place.at("resume", "spreading the weights"):
-            self.actor.restored(0)
-        seconds = time.monotonic() - begin_s
-        what = f"{'step 0' if own else 'weights'} of {shown(where)}"
-        total = sum(spec.numel for spec in self.plan.parameters() if spec.trained)
-        self.opened.notes.append(f"beginning with {what}: {total:,} parameters in {seconds:.1f} s")
+        self.saver.start(self.counts.step, self.recovery.meta(val_loss))
 
-    def _read_first(self, own: bool) -> None:
-        """Read this rank's part of the first weights."""
-        if own:
-            source = checkpoint_source(load.open_step(self.rundir.checkpoints, 0), self.plan)
-        else:
-            source = source_of(self.config.model.init, self.plan)
-        try:
-            fill(self.actor.gradients.pieces, source, self.config.run.seed)
-        finally:
-            source.close()
-
-    def _restore(self, step: int) -> None:
-        folder = self.rundir.checkpoints
-        with load.open_step(folder, step) as saved:
-            state_io.read(saved, self.actor)
-            self.step = saved.meta["step"]
-            self.tokens = saved.meta["tokens"]
-            self.updates = saved.meta["updates"]
-            self.skipped = saved.meta["skipped"]
-            self.sequences = sequences_read(saved, self.config)
-            self.spikes.state, self.skipped_in_a_row = (
-                saved.meta.get("spikes") or NONE_YET,
-                saved.meta.get("skipped_in_a_row", 0),
-            )
-
-    def _last_saved(self) -> int:
-        """Return the newest step that run.save_every asked for and that is whole; 0 if there is none yet.
-
-        Collective over all ranks.
-
-        What was saved on leaving doesn't count: a run that never left hasn't got it. Nor does what
-        is later than the step this run went on from or has saved, or than the spike: it is of
-        before a run went back. What is being saved is waited for.
-        """
-        self.saver.finish()
-        run = self.config.run
-        folder = self.rundir.checkpoints
-        newest = min(self.saver.newest, self.step - 1)
-
-        def due(step: int) -> bool:
-            return bool(run.save_every) and step % run.save_every == 0 and step <= newest
-
-        try:
-            with self.saver.patiently(), self.place.at("resume", VERIFYING, BUSY):
-                each = partial(self.place.enter, "resume", state=BUSY)
-                found = newest_whole(
-                    self.world, folder, run.verify, self.plan.stored_weights(), self.report.say, each, due
-                )
-        except CheckpointError as error:  # no bad input: what this run has saved
-            raise MpitrainError(
-                f"after the spike in step {self.step} there is nothing to go back to: {error.args[0]}"
-            ) from error
-        self.saver.pass_over(found.damaged)
-        self.report.say("" if found.step else "there is no checkpoint to go back to yet")
-        return found.step
-
-    def _roll_back(self, last: int, stop: bool) -> int | None:
+    def _roll_back(self, last: int) -> int | None:
         """Go back to a checkpoint after a spike; return the exit code if the run has to end.
 
         Collective over all ranks.
         """
-        spike, place = self.step, self.sequences
-        before = self.spikes.state
         most = self.config.spikes.most
-        if most and before["rollbacks"] >= most:
+        if most and self.spikes.rollbacks >= most:
             return self._diverged(
                 f"{most} rollback{'s were' if most > 1 else ' was'} not enough (spikes.most = {most})"
             )
-        try:
-            self._go_back_to(last)
-        except CheckpointError as error:
-            # no bad input: what this run has saved; the next start finds an earlier one
-            raise MpitrainError(f"step {last}, to go back to, can't be read: {error.args[0]}") from error
-        self.spikes.rolled_back(spike, last, before)
-        self.sequences = place  # what was read since is not read again
+        self.recovery.roll_back(last)
         self.recorder.forget(last)
-        self.world.on_first_rank("cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(last))
-        self.report.say(
-            f"rolled back to step {last}, rollback {self.spikes.rollbacks}; {spike - last} batches are not "
-            "read again"
-        )
-        if stop:
-            self.last_words = f"stopped after step {last}, which is saved; run the same command to resume"
-        return STOPPED_EARLY if stop else None
+        if self.urgency == STAY:
+            return None
+        self.last_words = f"stopped after step {last}, which is saved; run the same command to resume"
+        return STOPPED_EARLY
 
-    def _go_back_to(self, step: int) -> None:
-        """Read a checkpoint. Collective over all ranks; raises CheckpointError, alike on all ranks."""
-        self.actor.settle()
-        with self.place.at("resume", f"reading step {step}", BUSY):
-            self.world.on_every_rank(f"reading step {step}", lambda: self._restore(step))
-        with self.place.at("resume", "spreading the weights"):
-            self.actor.restored(self.updates)
+
+def _num_validated(opened: PreparedRun) -> int:
+    """Return the number of sequences of a validation."""
+    config = opened.plan.config
+    asked = config.run.eval_batches * config.batch.global_
+    corpora = opened.corpora
+    return min(asked, corpora.validation.num_sequences) if corpora.by_documents else asked

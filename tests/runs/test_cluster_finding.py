@@ -23,7 +23,7 @@ import sys
 from mpitrain.cluster.status_board import LEFT
 from mpitrain.cluster.guard import Guard
 guard = Guard()
-print("there", guard._watchdog is not None, flush=True)
+print("there", guard.watchdog.connection is not None, flush=True)
 sys.stdin.readline()
 guard.place.enter("end", "leaving", LEFT)
 """

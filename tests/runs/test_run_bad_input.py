@@ -13,6 +13,7 @@ from launch import MPITRAIN, lines_in, mpirun, options, run_tiny, several, start
 
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import RankStatus
+from mpitrain.cluster.watchdog_client import WatchdogClient
 from mpitrain.errors import BAD_INPUT, FAILED, DataError
 
 CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:", "Error:")
@@ -257,10 +258,9 @@ def test_what_one_rank_refuses_is_bad_input_until_steps_begin(monkeypatch, phase
     guard = Guard.__new__(Guard)
     ended = []
     guard.place = RankStatus(1, "rank 1 of 2")
-    guard._watchdog = None
-    guard._unheard = None
+    guard.watchdog = WatchdogClient(guard.place)
     guard.place.enter(phase, "reading")
-    monkeypatch.setattr(guard, "_end", lambda *report_and_code: ended.append(report_and_code))
+    monkeypatch.setattr(guard.watchdog, "end_job", lambda *report_and_code: ended.append(report_and_code))
     monkeypatch.setattr("mpitrain.cluster.guard.abort", lambda code: None)
     guard.fail(DataError("text.txt is gone"))
     assert ended == [

@@ -26,7 +26,7 @@ from launch import (
 )
 
 from mpitrain.cluster.allocation import Allotted, end_after
-from mpitrain.cluster.guard import ECHO_S, Guard
+from mpitrain.cluster.leave_requests import ECHO_S, LeaveRequests
 from mpitrain.training.early_exit import ASSUMED_BYTES_S, HURRY, LEAVE, STAY, Leaving
 
 IGNORING = """
@@ -201,22 +201,18 @@ def test_what_a_shell_ignores_for_a_run_in_the_background_ends_none(tmp_path, te
 
 
 @pytest.fixture
-def guard():
-    """One that hears no signals: what it was asked is set by the test."""
-    found = Guard.__new__(Guard)
-    found.num_asked = 0
-    found.time = None
-    return found
+def requests():
+    return LeaveRequests()
 
 
-def timed(guard, left_s, margin_s=0.0):
-    guard.time = Allotted(end_after(left_s, "a test"), margin_s)
-    return guard
+def timed(requests, left_s, margin_s=0.0):
+    requests.time = Allotted(end_after(left_s, "a test"), margin_s)
+    return requests
 
 
-def test_a_validation_is_remembered_however_long_ago_it_was(guard):
+def test_a_validation_is_remembered_however_long_ago_it_was(requests):
     """Steps are forgotten after 64: with validations further apart, the next one would run into the end."""
-    leaving = Leaving(timed(guard, 3600, 10.0), saved_bytes=0)
+    leaving = Leaving(timed(requests, 3600, 10.0), saved_bytes=0)
     leaving.validated(600.0)
     for _ in range(100):
         leaving.begin_step()
@@ -225,9 +221,9 @@ def test_a_validation_is_remembered_however_long_ago_it_was(guard):
     assert 610 <= leaving.needed_s < 611
 
 
-def test_it_is_time_when_a_step_two_saves_and_the_margin_dont_fit_any_more(guard):
+def test_it_is_time_when_a_step_two_saves_and_the_margin_dont_fit_any_more(requests):
     def leaving(left_s):
-        return Leaving(timed(guard, left_s, 10.0), saved_bytes=3 * ASSUMED_BYTES_S)
+        return Leaving(timed(requests, left_s, 10.0), saved_bytes=3 * ASSUMED_BYTES_S)
 
     # 2 * 3 s for a save that nobody has measured yet, and 10 s
     assert leaving(17).urgency() == STAY
@@ -242,13 +238,13 @@ def test_it_is_time_when_a_step_two_saves_and_the_margin_dont_fit_any_more(guard
     assert 10.2 < measured.needed_s < 12 and measured.urgency() == STAY
 
 
-def test_once_it_is_time_it_stays_so_and_a_signal_is_as_urgent_as_often_as_it_came(guard):
-    leaving = Leaving(guard, 0.0)
+def test_once_it_is_time_it_stays_so_and_a_signal_is_as_urgent_as_often_as_it_came(requests):
+    leaving = Leaving(requests, 0.0)
     for num_asked, expected in ((0, STAY), (1, LEAVE), (2, HURRY), (3, HURRY)):
-        guard.num_asked = num_asked
+        requests.num_asked = num_asked
         assert leaving.urgency() == expected
-    guard.num_asked = 0
-    late = Leaving(timed(guard, 70, 60.0), 0.0)
+    requests.num_asked = 0
+    late = Leaving(timed(requests, 70, 60.0), 0.0)
     late.validated(20)
     assert late.urgency() == LEAVE
     late.validated(0)

@@ -29,9 +29,9 @@ def leave(self: guard.Guard, code: int) -> None:
     """
     self.place.enter("end", "leaving", LEFT)
     self.place.name("a rank between two commands", float("inf"))
-    self._joined = False  # so that its end isn't a watchdog that was killed
-    if self._watchdog is not None:
-        self._watchdog.shutdown(socket.SHUT_RDWR)
+    self.watchdog.joined = False  # so that its end isn't a watchdog that was killed
+    if self.watchdog.connection is not None:
+        self.watchdog.connection.shutdown(socket.SHUT_RDWR)
 
 
 def main(

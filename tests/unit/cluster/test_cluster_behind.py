@@ -29,7 +29,7 @@ from mpitrain.cluster.status_board import (
     Where,
     read_slot,
 )
-from mpitrain.cluster.watchdog import Phase
+from mpitrain.cluster.watchdog import WatchdogPhase
 
 
 def rank(
@@ -301,7 +301,7 @@ class Node:
 
     def __init__(self, nodes: WatchdogNodes, rank: int, state: int, limit_s: float):
         self.address = f"\0mpitrain-test-{os.urandom(8).hex()}"
-        self.watchdog = watchdog.Watchdog(listener_at(self.address), nodes, Phase.WATCHING)
+        self.watchdog = watchdog.Watchdog(listener_at(self.address), nodes, WatchdogPhase.WATCHING)
         self.thread = threading.Thread(target=self.watchdog.run, daemon=True)
         self.thread.start()
         self.rank = self.joined_by(rank, state, limit_s)

@@ -1,0 +1,92 @@
+"""Why a rank has to leave: signals that ask it to, or the end of its job's time.
+
+Steps end with a checkpoint first (training/early_exit.py); a second request where there is nothing to
+save, a second Ctrl-C, and a third request anywhere end the job at once.
+"""
+
+import signal
+import time
+
+from mpitrain.cluster.allocation import Allotted
+from mpitrain.cluster.launch import launched
+from mpitrain.cluster.status_board import PHASES
+
+ASKS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a rank to leave
+# one request comes several times: from the scheduler, from the shell of the job, and through mpirun
+ECHO_S = 2.0
+KEY_S = 0.3  # without a launcher a key comes once, and a shell's request perhaps twice at once
+BEFORE_STEPS = ("start", "tokens", "build", "resume")  # there is nothing to save in them
+# for all ranks to leave together where there is nothing to save; then the job is ended as it is
+IN_ORDER_S = 5.0
+
+
+class LeaveRequests:
+    """num_asked: how many times a signal asked this rank; the first two count, see Leaving.
+
+    asked_by: the last of these signals.
+    time: that the job has, on the rank that knows it.
+    """
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.asked_by = ""
+        self.time: Allotted | None = None
+        self._phases_without_save = PHASES[:-1]
+        self._leave_by = float("inf")
+        self._asked_at = -ECHO_S
+
+    def begin_steps(self) -> None:
+        """Have steps leave by themselves from now on, with a checkpoint.
+
+        Until then there is nothing to save in any phase.
+        """
+        self._phases_without_save = BEFORE_STEPS
+
+    def saves_nothing(self, phase: str) -> bool:
+        return phase in self._phases_without_save
+
+    def why(self) -> str:
+        """Return why this rank has to leave, in words; "" if it hasn't."""
+        if self.num_asked:
+            return "it was asked to leave"
+        return (
+            f"its time is nearly over, {self.time.end.distance()}" if self.time and self.time.is_over else ""
+        )
+
+    def describe(self) -> str:
+        """Return the same as the verb of a report."""
+        return " was asked to leave" if self.num_asked else f" is out of time, {self.time.end.distance()},"
+
+    def count(self, asked: list[int], phase: str) -> bool:
+        """Count a request to leave, by these signals; return whether it ends the job at once."""
+        now = time.monotonic()
+        counts = now - self._asked_at > (ECHO_S if launched() else KEY_S)
+        if counts:
+            self.num_asked += 1
+            self._asked_at = now
+            self.asked_by = signal.Signals(asked[0]).name
+        again = counts and self.num_asked > 1
+        return self.num_asked > 2 or (again and (signal.SIGINT in asked or self.saves_nothing(phase)))
+
+    def is_overdue(self, phase: str) -> bool:
+        """Return whether the rank should have left, has nothing to save, and the ranks don't leave together.
+
+        One of them is in something long.
+        """
+        now = time.monotonic()
+        if not (self.saves_nothing(phase) and self.why()):
+            self._leave_by = float("inf")
+        elif self._leave_by == float("inf"):
+            self._leave_by = now + (IN_ORDER_S if self.num_asked else min(IN_ORDER_S, self.time.margin_s / 2))
+        return now >= self._leave_by
+
+    def due_s(self, look_s: float, most_s: float) -> float:
+        """Return for how long nothing is due here, `most_s` at most.
+
+        poll() doesn't count while a machine sleeps, the time of a job does.
+        """
+        if self._leave_by < float("inf"):
+            return max(0.0, min(most_s, self._leave_by - time.monotonic()))
+        if self.time is None:
+            return look_s if self.num_asked else most_s
+        return min(most_s, max(look_s, self.time.end.left_s - self.time.margin_s))

@@ -1,0 +1,211 @@
+"""What a run resumes from: its newest checkpoint, the weights that it begins with, or after a spike an
+earlier checkpoint.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mpitrain.actor.actor import Actor
+from mpitrain.checkpoint import load
+from mpitrain.cluster.status_board import BUSY, RankStatus
+from mpitrain.comm.base.world import World
+from mpitrain.errors import CheckpointError, MpitrainError
+from mpitrain.inputs import shown
+from mpitrain.plan.declared.formatting import finite
+from mpitrain.training.checks.spikes import NONE_YET, Spikes
+from mpitrain.training.prepare import PreparedRun
+from mpitrain.training.run_report import RunReport
+from mpitrain.training.saving import state_io
+from mpitrain.training.saving.newest import VERIFYING, newest_whole
+from mpitrain.training.saving.saved_rules import sequences_read
+from mpitrain.training.saving.saver import Saver
+from mpitrain.weights.beginning import checkpoint_source, own_first_step, source_of
+from mpitrain.weights.first_weights import fill
+
+
+@dataclass
+class RunCounts:
+    """What a run has done so far. sequences: the place in the order of the data where the next step begins.
+
+    skipped: updates left out, for gradients or spikes.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    sequences: int = 0
+    updates: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+
+
+class Recovery:
+    """Reads checkpoints into a rank's actor, its counts and its spikes."""
+
+    def __init__(
+        self,
+        opened: PreparedRun,
+        world: World,
+        actor: Actor,
+        place: RankStatus,
+        counts: RunCounts,
+        spikes: Spikes,
+        saver: Saver,
+        report: RunReport,
+    ):
+        self._opened = opened
+        self._plan = opened.plan
+        self._config = opened.plan.config
+        self._rundir = opened.rundir
+        self._world = world
+        self._actor = actor
+        self._place = place
+        self._counts = counts
+        self._spikes = spikes
+        self._saver = saver
+        self._report = report
+
+    def resume(self) -> None:
+        """Resume from the checkpoint that was found, if there is one. Collective over all ranks.
+
+        Raises CheckpointError, alike on all ranks, if it can't be read any more.
+        """
+        step = self._opened.newest.step
+        folder = self._rundir.checkpoints
+        if step:
+            self._go_back_to(step)
+        else:
+            self._begin_with_weights()
+        cut = self._world.on_first_rank(
+            "cutting metrics.jsonl", lambda: self._rundir.truncate_metrics(step if step else -1)
+        )
+        self._report.say("\n".join([*self._opened.notes, *([cut] if cut else [])]))
+        if step:
+            steps = self._config.run.steps
+            over = f": nothing is left to do, run.steps = {steps}" if step >= steps else ""
+            self._report.say(f"resuming after step {step} of {folder}{over}")
+            if over:
+                self._saver.remove_rest()
+
+    def _begin_with_weights(self) -> None:
+        """Read the first weights, if a run has some: of its own step 0, or of model.init.
+
+        Collective over all ranks.
+        """
+        own = own_first_step(self._rundir.checkpoints)
+        init = self._config.model.init
+        if not own and not init:
+            return
+        where = self._rundir.checkpoints if own else init
+        begin_s = time.monotonic()
+        with self._place.at("resume", f"reading the weights of {where}", BUSY):
+            self._world.on_every_rank(f"reading {where}", lambda: self._read_first(own))
+        with self._place.at("resume", "spreading the weights"):
+            self._actor.restored(0)
+        seconds = time.monotonic() - begin_s
+        what = f"{'step 0' if own else 'weights'} of {shown(where)}"
+        total = sum(spec.numel for spec in self._plan.parameters() if spec.trained)
+        self._opened.notes.append(f"beginning with {what}: {total:,} parameters in {seconds:.1f} s")
+
+    def _read_first(self, own: bool) -> None:
+        """Read this rank's part of the first weights."""
+        if own:
+            source = checkpoint_source(load.open_step(self._rundir.checkpoints, 0), self._plan)
+        else:
+            source = source_of(self._config.model.init, self._plan)
+        try:
+            fill(self._actor.gradients.pieces, source, self._config.run.seed)
+        finally:
+            source.close()
+
+    def last_saved(self) -> int:
+        """Return the newest step that run.save_every asked for and that is whole; 0 if there is none yet.
+
+        Collective over all ranks.
+
+        What was saved on leaving doesn't count: a run that never left hasn't got it. Nor does what
+        is later than the step this run went on from or has saved, or than the spike: it is of
+        before a run went back. What is being saved is waited for.
+        """
+        self._saver.finish()
+        run = self._config.run
+        folder = self._rundir.checkpoints
+        newest = min(self._saver.newest, self._counts.step - 1)
+
+        def due(step: int) -> bool:
+            return bool(run.save_every) and step % run.save_every == 0 and step <= newest
+
+        try:
+            with self._saver.patiently(), self._place.at("resume", VERIFYING, BUSY):
+                each = partial(self._place.enter, "resume", state=BUSY)
+                found = newest_whole(
+                    self._world, folder, run.verify, self._plan.stored_weights(), self._report.say, each, due
+                )
+        except CheckpointError as error:  # no bad input: what this run has saved
+            raise MpitrainError(
+                f"after the spike in step {self._counts.step} there is nothing to go back to: {error.args[0]}"
+            ) from error
+        self._saver.pass_over(found.damaged)
+        self._report.say("" if found.step else "there is no checkpoint to go back to yet")
+        return found.step
+
+    def roll_back(self, last: int) -> None:
+        """Go back to a checkpoint after a spike; batches that were read since are not read again.
+
+        Collective over all ranks.
+        """
+        counts = self._counts
+        spike = counts.step
+        sequences = counts.sequences
+        before = self._spikes.state
+        try:
+            self._go_back_to(last)
+        except CheckpointError as error:
+            # no bad input: what this run has saved; the next start finds an earlier one
+            raise MpitrainError(f"step {last}, to go back to, can't be read: {error.args[0]}") from error
+        self._spikes.rolled_back(spike, last, before)
+        counts.sequences = sequences
+        self._world.on_first_rank("cutting metrics.jsonl", lambda: self._rundir.truncate_metrics(last))
+        self._report.say(
+            f"rolled back to step {last}, rollback {self._spikes.rollbacks}; {spike - last} batches are not "
+            "read again"
+        )
+
+    def _go_back_to(self, step: int) -> None:
+        """Read a checkpoint. Collective over all ranks; raises CheckpointError, alike on all ranks."""
+        self._actor.settle()
+        with self._place.at("resume", f"reading step {step}", BUSY):
+            self._world.on_every_rank(f"reading step {step}", lambda: self._restore(step))
+        with self._place.at("resume", "spreading the weights"):
+            self._actor.restored(self._counts.updates)
+
+    def _restore(self, step: int) -> None:
+        counts = self._counts
+        with load.open_step(self._rundir.checkpoints, step) as saved:
+            state_io.read(saved, self._actor)
+            for count in ("step", "tokens", "updates", "skipped"):
+                setattr(counts, count, saved.meta[count])
+            counts.sequences = sequences_read(saved, self._config)
+            counts.skipped_in_a_row = saved.meta.get("skipped_in_a_row", 0)
+            self._spikes.state = saved.meta.get("spikes") or NONE_YET
+
+    def meta(self, val_loss: float | None) -> dict[str, Any]:
+        """Return what a checkpoint says besides weights and optimizer state."""
+        counts = self._counts
+        meta: dict[str, Any] = {
+            "step": counts.step,
+            "tokens": counts.tokens,
+            "updates": counts.updates,
+            "skipped": counts.skipped,
+            "data": self._opened.corpora.digest,
+            "order": self._opened.corpora.order,
+        }
+        meta |= {"routing": self._plan.routing.digest} if self._plan.routing else {}
+        return meta | {
+            "sequences": counts.sequences,
+            "loss_scale": self._actor.loss_scale.state,
+            "spikes": self._spikes.state,
+            "val_loss": finite(val_loss),
+            "skipped_in_a_row": counts.skipped_in_a_row,
+        }
