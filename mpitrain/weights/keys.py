@@ -13,7 +13,7 @@ from mpitrain.config import Config, LoadedConfig
 from mpitrain.errors import ConfigError, MpitrainError, WeightsError
 from mpitrain.inputs import listed, shown
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.model.families.fields import first_and_every
+from mpitrain.model.families.expert_fields import first_and_every
 from mpitrain.model.families.sparse import has_experts
 from mpitrain.origins import FOLDER, NONE, KeyOrigin
 from mpitrain.plan.declared.family import FAMILIES, family_of
@@ -229,9 +229,7 @@ def fields_of(config: Config) -> tuple[ModelType, dict[str, Any]]:
     """
     family = family_of(config.model)
     for kind in family.model_types:
-        fields = kind.write(config)
-        if fields is not None:
-            return kind, fields
+        return kind, kind.write(config)
     raise WeightsError(
         f"model.family = {shown(config.model.family)} has no model type in Hugging Face folders that can say "
         "this model"

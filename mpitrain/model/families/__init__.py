@@ -5,7 +5,10 @@ mixtral  gpt_oss  deepseek  glm  qwen3                            with experts
 
 decoder        layers as most families have them
 sparse         which blocks have experts
-fields, names  of config.json and of weights in Hugging Face folders, which families share
+names          of weights in Hugging Face folders, which families share
+fields         of config.json, which families share, read and written: sizes and biases
+rope_fields, window_fields, expert_fields
+               ... rotary positions, windows, experts
 catalog        the plan of a configuration
 
 A new family is one file, here or, as model.family = "module:name", anywhere on Python's path:

@@ -10,16 +10,10 @@ import numpy as np
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.decoder import with_ends
-from mpitrain.model.families.fields import (
-    read_eps,
-    read_rope,
-    read_silu,
-    read_sizes,
-    write_experts,
-    write_rope,
-    write_sizes,
-)
+from mpitrain.model.families.expert_fields import shared_and_routed
+from mpitrain.model.families.fields import SILU, Ignored, Only, Unwritten, Whole, eps, optional, sizes
 from mpitrain.model.families.names import BLOCK, DENSE, HUGGING_FACE, ROUTED, SHARED_AND_BIAS, in_block
+from mpitrain.model.families.rope_fields import RopeField
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.latent_attention import LatentAttention, latent_heads
 from mpitrain.model.layers.rope import rope_of
@@ -41,78 +35,6 @@ def _deepseek_v3(config: Config) -> ModelLayers:
         model.width, model.heads, *sizes, rope, 2 * model.layers, model.eps, LATENT_EPS
     )
     return with_ends(config, sparse_blocks(config, [attention]))
-
-
-def _read_deepseek_v3(fields: Fields) -> None:
-    read_sizes(fields)
-    if fields.keys.pop("model.kv_heads") != fields.keys["model.heads"]:
-        fields.refuse("num_key_value_heads", "latent attention has keys for each of num_attention_heads")
-    fields.lines = [line for line in fields.lines if not line.startswith("model.kv_heads")]
-    read_silu(fields)
-    _read_latent(fields)
-    read_eps(fields, 1e-6)
-    fields.only("attention_bias", False)
-    fields.only("rope_interleave", True)
-    fields.integer("first_k_dense_replace", 3, least=0, to="experts.first")
-    fields.only("moe_layer_freq", 1)
-    fields.integer("n_routed_experts", 256, to="experts.count")
-    fields.integer("num_experts_per_tok", 8, to="experts.active")
-    fields.integer("n_shared_experts", 1, least=0, to="experts.shared", null=0)
-    fields.integer("moe_intermediate_size", 2048, to="experts.width")
-    fields.integer("n_group", 8, to="experts.groups")
-    fields.integer("topk_group", 4, to="experts.groups_active")
-    fields.flag("norm_topk_prob", True, to="experts.normalised")
-    fields.number("routed_scaling_factor", 2.5, to="experts.scale")
-    fields.only("scoring_func", "sigmoid")
-    fields.only("topk_method", "noaux_tc")
-    # of training alone, or the experts again
-    fields.take_no_notice("aux_loss_alpha", "seq_aux", "ep_size", "num_local_experts")
-
-
-def _read_latent(fields: Fields) -> None:
-    """Read the sizes of heads and their positions. YaRN multiplies all scores by one factor here."""
-    fields.integer("qk_nope_head_dim", 128, to="attention.head_width")
-    rotary = fields.integer("qk_rope_head_dim", 64, to="attention.rotary_width")
-    fields.integer("v_head_dim", 128, to="attention.value_width")
-    fields.integer("kv_lora_rank", 512, to="attention.kv_rank")
-    fields.integer("q_lora_rank", 1536, least=0, to="attention.q_rank", null=0)
-    fields.only("head_dim", rotary)
-    fields.only("qk_head_dim", rotary + fields.keys["attention.head_width"])
-    read_rope(fields, 10_000.0)
-    if "attention.yarn_factor" not in fields.keys:
-        return
-    name = fields.of_positions
-    rope = fields.tree[name]
-    sharper = rope.get("mscale_all_dim")
-    if not sharper or rope.get("mscale") != sharper or rope.get("attention_factor") is not None:
-        fields.refuse(name, "needed mscale and mscale_all_dim, equal, and no attention_factor")
-    fields.give("attention.yarn_mscale", float(sharper), f"{name}.mscale_all_dim")
-
-
-def _write_deepseek_v3(config: Config) -> dict[str, Any]:
-    own = config.attention
-    rope = write_rope(config)
-    if (rope["rope_scaling"] or {}).get("rope_type") == "yarn":
-        if not own.yarn_mscale:
-            raise ConfigError(
-                "attention.yarn_mscale = 0 can't be written: DeepSeek-V3 scales its scores with it; use 1"
-            )
-        rope["rope_scaling"].pop("attention_factor", None)
-        rope["rope_scaling"] |= dict(mscale=own.yarn_mscale, mscale_all_dim=own.yarn_mscale)
-    return dict(
-        write_sizes(config),
-        **rope,
-        hidden_act="silu",
-        rms_norm_eps=config.model.eps,
-        attention_bias=False,
-        rope_interleave=True,
-        qk_nope_head_dim=head_width(config),
-        qk_rope_head_dim=own.rotary_width,
-        v_head_dim=own.value_width,
-        kv_lora_rank=own.kv_rank,
-        q_lora_rank=own.q_rank or None,
-        **write_experts(config),
-    )
 
 
 def _pairs_of_halves(ours: np.ndarray, theirs: np.ndarray, group: int, rotary: int) -> Views:
@@ -157,6 +79,80 @@ _NAMES = (
     )
 )
 
+
+class AllHeads:
+    """Latent attention has keys for each head: no key says how many. After the sizes."""
+
+    def read(self, fields: Fields) -> None:
+        if fields.keys.pop("model.kv_heads") != fields.keys["model.heads"]:
+            fields.refuse("num_key_value_heads", "latent attention has keys for each of num_attention_heads")
+        fields.lines = [line for line in fields.lines if not line.startswith("model.kv_heads")]
+
+    def write(self, config: Config) -> dict[str, Any]:
+        return {}
+
+
+class WidthsOfHeads:
+    """What transformers has besides, by the widths that it has."""
+
+    def read(self, fields: Fields) -> None:
+        rotary = fields.keys["attention.rotary_width"]
+        fields.only("head_dim", rotary)
+        fields.only("qk_head_dim", rotary + fields.keys["attention.head_width"])
+
+    def write(self, config: Config) -> dict[str, Any]:
+        return dict(qk_nope_head_dim=head_width(config))
+
+
+class LatentRope(RopeField):
+    """Positions. YaRN multiplies all scores by one factor here."""
+
+    def read(self, fields: Fields) -> None:
+        super().read(fields)
+        if "attention.yarn_factor" not in fields.keys:
+            return
+        name = fields.of_positions
+        rope = fields.tree[name]
+        sharper = rope.get("mscale_all_dim")
+        if not sharper or rope.get("mscale") != sharper or rope.get("attention_factor") is not None:
+            fields.refuse(name, "needed mscale and mscale_all_dim, equal, and no attention_factor")
+        fields.give("attention.yarn_mscale", float(sharper), f"{name}.mscale_all_dim")
+
+    def write(self, config: Config) -> dict[str, Any]:
+        own = config.attention
+        rope = super().write(config)
+        if (rope["rope_scaling"] or {}).get("rope_type") == "yarn":
+            if not own.yarn_mscale:
+                raise ConfigError(
+                    "attention.yarn_mscale = 0 can't be written: DeepSeek-V3 scales its scores with it; use 1"
+                )
+            rope["rope_scaling"].pop("attention_factor", None)
+            rope["rope_scaling"] |= dict(mscale=own.yarn_mscale, mscale_all_dim=own.yarn_mscale)
+        return rope
+
+
+_FIELDS = (
+    *sizes(),
+    AllHeads(),
+    SILU,
+    Whole("qk_nope_head_dim", "attention.head_width", 128),
+    Whole("qk_rope_head_dim", "attention.rotary_width", 64),
+    Whole("v_head_dim", "attention.value_width", 128),
+    Whole("kv_lora_rank", "attention.kv_rank", 512),
+    optional("q_lora_rank", "attention.q_rank", 1536),
+    WidthsOfHeads(),
+    LatentRope(10_000.0),
+    eps(1e-6),
+    Only("attention_bias", False),
+    Only("rope_interleave", True),
+    *shared_and_routed(dense=3, count=256, width=2048, groups=(8, 4), scale=2.5),
+    Unwritten("moe_layer_freq", 1),
+    Unwritten("scoring_func", "sigmoid"),
+    Unwritten("topk_method", "noaux_tc"),
+    # of training alone, or the experts again
+    Ignored("aux_loss_alpha", "seq_aux", "ep_size", "num_local_experts"),
+)
+
 DEEPSEEK_V3 = ModelFamily(
     name="deepseek-v3",
     layers=_deepseek_v3,
@@ -180,7 +176,7 @@ DEEPSEEK_V3 = ModelFamily(
     heads=latent_heads,
     grouped=False,
     weight_names={HUGGING_FACE: _NAMES},
-    model_types=(ModelType("deepseek_v3", "DeepseekV3ForCausalLM", _read_deepseek_v3, _write_deepseek_v3),),
+    model_types=(ModelType("deepseek_v3", "DeepseekV3ForCausalLM", _FIELDS),),
     presets={
         "deepseek-v3": dict(
             layers=61,

@@ -6,27 +6,16 @@ and logits; Gemma 3 norms queries and keys, and positions of blocks with a windo
 their own.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from mpitrain.config import Config
 from mpitrain.kernels.activation_functions import Gelu
 from mpitrain.model.families.decoder import decoder
-from mpitrain.model.families.fields import (
-    read_biases,
-    read_eps,
-    read_head_width,
-    read_rope,
-    read_rope_by_kind,
-    read_sizes,
-    read_windows,
-    write_biases,
-    write_head_width,
-    write_rope,
-    write_rope_by_kind,
-    write_sizes,
-    write_windows,
-)
+from mpitrain.model.families.fields import Biases, HeadWidth, Ignored, Only, Whole, eps, sizes, value_of
 from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE, NORMS_AROUND, NORMS_OF_HEADS
+from mpitrain.model.families.rope_fields import RopeByKind, RopeField
+from mpitrain.model.families.window_fields import Windows
 from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
 from mpitrain.plan.declared.layer import ModelLayers
@@ -47,74 +36,83 @@ def _gemma3(config: Config) -> ModelLayers:
     return decoder(config, kind=KIND, behind=KIND, activation=Gelu(), scale=scale, normed=True)
 
 
-def _read_common(fields: Fields) -> None:
-    read_sizes(fields, kv_heads=4, tied=True)
-    read_head_width(fields, 256)
-    # hidden_activation rules, whatever hidden_act says beside it
-    fields.only("hidden_activation", "gelu_pytorch_tanh", "gelu_new")
-    fields.take_no_notice("hidden_act")
-    read_eps(fields, 1e-6)
-    read_biases(fields)
-    fields.integer("query_pre_attn_scalar", 256, to="attention.score_width")
-
-
-def _read_gemma2(fields: Fields) -> None:
-    _read_common(fields)
-    read_rope(fields, 10_000.0)
-    read_windows(fields, "wf")
-    fields.take_no_notice("sliding_window_size")  # published besides
-    for name, key, cap in (
-        ("attn_logit_softcapping", "attention.score_cap", 50),
-        ("final_logit_softcapping", "model.logit_cap", 30),
-    ):
-        if fields.take(name, cap, null="none") == "none":  # 0 isn't that: transformers divides by it
-            fields.give(key, 0.0, name)
-        else:
-            fields.number(name, cap, to=key)
-
-
-def _read_gemma3(fields: Fields) -> None:
-    _read_common(fields)
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if fields.take(name, None, null=0):
-            fields.refuse(name, "needed null in a model of this family")
-    # 5.x writes it with a line in front, and layer_types, which rule
-    fields.take_no_notice("_sliding_window_pattern")
-    every = fields.integer("sliding_window_pattern", 6)
-    read_windows(fields, (every - 1) * "w" + "f")
-    read_rope_by_kind(fields, 1_000_000.0, 10_000.0, of_window="rope_local_base_freq")
-
-
-def _write_common(config: Config) -> dict[str, Any]:
-    return dict(
-        write_sizes(config),
-        **write_head_width(config, divides=True),
-        **write_biases(config),
-        **write_windows(config),
-        hidden_activation="gelu_pytorch_tanh",
-        rms_norm_eps=config.model.eps,
-        query_pre_attn_scalar=config.attention.score_width or head_width(config),
-    )
-
-
-def _write_gemma2(config: Config) -> dict[str, Any]:
-    return dict(
-        _write_common(config),
-        **write_rope(config),
-        attn_logit_softcapping=config.attention.score_cap or None,
-        final_logit_softcapping=config.model.logit_cap or None,
-    )
-
-
-def _write_gemma3(config: Config) -> dict[str, Any]:
-    return dict(_write_common(config), **write_rope_by_kind(config))
-
-
 _KEYS = dict(ROTARY, **WINDOWS | dict(window=4096), biases="none", score_width=0)
 _GEMMA2 = dict(vocab=256000, tied=True)
 _GEMMA3 = dict(vocab=262208, tied=True)
 # longer sequences than were trained with, by blocks that see all positions
 _LONG = dict(head_width=256, score_width=256, window=1024, linear_factor=8.0)
+
+
+class ScoreWidth(Whole):
+    def write(self, config: Config) -> dict[str, Any]:
+        return {self.name: config.attention.score_width or head_width(config)}
+
+
+@dataclass(frozen=True)
+class Cap:
+    """A cap of scores or logits, or null; 0 isn't that: transformers divides by it."""
+
+    name: str
+    key: str
+    default: float
+
+    def read(self, fields: Fields) -> None:
+        if fields.take(self.name, self.default, null="none") == "none":
+            fields.give(self.key, 0.0, self.name)
+        else:
+            fields.number(self.name, self.default, to=self.key)
+
+    def write(self, config: Config) -> dict[str, Any]:
+        return {self.name: value_of(config, self.key) or None}
+
+
+class NoCaps:
+    def read(self, fields: Fields) -> None:
+        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if fields.take(name, None, null=0):
+                fields.refuse(name, "needed null in a model of this family")
+
+    def write(self, config: Config) -> dict[str, Any]:
+        return {}
+
+
+class WindowsByPattern(Windows):
+    """Windows; where layer_types is absent, by sliding_window_pattern.
+
+    5.x writes that with a line in front.
+    """
+
+    def read(self, fields: Fields) -> None:
+        fields.take_no_notice("_sliding_window_pattern")
+        every = fields.integer("sliding_window_pattern", 6)
+        Windows((every - 1) * "w" + "f").read(fields)
+
+
+_COMMON = (
+    *sizes(4, tied=True),
+    HeadWidth(256, divides=True),
+    # it rules, whatever hidden_act says beside it
+    Only("hidden_activation", "gelu_pytorch_tanh", "gelu_new"),
+    Ignored("hidden_act"),
+    eps(1e-6),
+    Biases(),
+    ScoreWidth("query_pre_attn_scalar", "attention.score_width", 256),
+)
+_GEMMA2_FIELDS = (
+    *_COMMON,
+    RopeField(10_000.0),
+    Windows("wf"),
+    Ignored("sliding_window_size"),  # published besides
+    Cap("attn_logit_softcapping", "attention.score_cap", 50),
+    Cap("final_logit_softcapping", "model.logit_cap", 30),
+)
+_GEMMA3_FIELDS = (
+    *_COMMON,
+    NoCaps(),
+    WindowsByPattern(),
+    RopeByKind(1_000_000.0, 10_000.0, "rope_local_base_freq"),
+)
+
 
 GEMMA2 = ModelFamily(
     name="gemma2",
@@ -122,7 +120,7 @@ GEMMA2 = ModelFamily(
     attention=dict(_KEYS, window_blocks="wf", score_cap=50.0),
     model=dict(eps=1e-6, logit_cap=30.0),
     weight_names={HUGGING_FACE: DENSE | NORMS_AROUND | BIASES},
-    model_types=(ModelType("gemma2", "Gemma2ForCausalLM", _read_gemma2, _write_gemma2),),
+    model_types=(ModelType("gemma2", "Gemma2ForCausalLM", _GEMMA2_FIELDS),),
     presets={
         "gemma2-2b": dict(
             _GEMMA2, layers=26, width=2304, heads=8, kv_heads=4, ffn=9216,
@@ -144,7 +142,7 @@ GEMMA3 = ModelFamily(
     attention=dict(_KEYS, window_blocks="wwwwwf", theta=1_000_000.0, window_theta=10_000.0),
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: DENSE | NORMS_AROUND | BIASES | NORMS_OF_HEADS},
-    model_types=(ModelType("gemma3_text", "Gemma3ForCausalLM", _read_gemma3, _write_gemma3),),
+    model_types=(ModelType("gemma3_text", "Gemma3ForCausalLM", _GEMMA3_FIELDS),),
     presets={
         "gemma3-1b": dict(
             _GEMMA3, vocab=262144, layers=26, width=1152, heads=4, kv_heads=1, ffn=6912,

@@ -15,6 +15,7 @@ from mpitrain.config import Config, Model
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.activation_functions import Gelu
 from mpitrain.model.families.decoder import attentions, with_ends
+from mpitrain.model.families.fields import Flag, Ignored, Share, Unwritten, VocabularySize, Whole, eps
 from mpitrain.model.families.names import HUGGING_FACE
 from mpitrain.model.layers.mlp import Mlp
 from mpitrain.plan.declared.family import ModelFamily, width_of_head
@@ -78,42 +79,6 @@ def _heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _read(fields: Fields) -> None:
-    # transformers reads sizes by either name (GPT2Config.attribute_map)
-    fields.integer(fields.either("n_layer", "num_hidden_layers"), to="model.layers")
-    width = fields.integer(fields.either("n_embd", "hidden_size"), to="model.width")
-    fields.integer(fields.either("n_head", "num_attention_heads"), to="model.heads")
-    fields.integer("n_inner", 4 * width, to="model.ffn")
-    fields.integer("vocab_size", to="model.vocab")
-    fields.integer(fields.either("n_positions", "max_position_embeddings"), 1024, to="model.positions")
-    fields.flag("tie_word_embeddings", True, to="model.tied")
-    fields.number("layer_norm_epsilon", 1e-5, to="model.eps")
-    fields.only("activation_function", *GELU)
-    fields.give("model.gelu", GELU[fields.take("activation_function", "gelu_new")], "activation_function")
-    fields.only("scale_attn_weights", True)
-    fields.only("scale_attn_by_inverse_layer_idx", False)
-    fields.only("reorder_and_upcast_attn", False)
-    for name, key in DROPOUTS.items():
-        fields.share(name, 0.1, to=f"model.{key}")
-    fields.take_no_notice("n_ctx")
-
-
-def _write(config: Config) -> dict[str, Any]:
-    model = config.model
-    return dict(
-        n_layer=model.layers,
-        n_embd=model.width,
-        n_head=model.heads,
-        n_inner=model.ffn,
-        vocab_size=model.vocab - (model.padding or 0),
-        n_positions=model.positions,
-        tie_word_embeddings=model.tied,
-        layer_norm_epsilon=model.eps,
-        activation_function="gelu" if model.gelu == "exact" else "gelu_new",
-        **{name: getattr(model, key) for name, key in DROPOUTS.items()},
-    )
-
-
 _BLOCK = "transformer.h.{block}."
 
 
@@ -163,6 +128,36 @@ def _sizes(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:
     return dict(layers=layers, width=width, heads=heads, ffn=4 * width, tied=True, vocab=50257, **more)
 
 
+class GeluField:
+    """GELU, by tanh or exact."""
+
+    def read(self, fields: Fields) -> None:
+        fields.only("activation_function", *GELU)
+        name = fields.take("activation_function", "gelu_new")
+        fields.give("model.gelu", GELU[name], "activation_function")
+
+    def write(self, config: Config) -> dict[str, Any]:
+        return dict(activation_function="gelu" if config.model.gelu == "exact" else "gelu_new")
+
+
+_FIELDS = (
+    # transformers reads sizes by either name (GPT2Config.attribute_map)
+    Whole("n_layer", "model.layers", other="num_hidden_layers"),
+    Whole("n_embd", "model.width", other="hidden_size"),
+    Whole("n_head", "model.heads", other="num_attention_heads"),
+    Whole("n_inner", "model.ffn", lambda fields: 4 * fields.keys["model.width"]),
+    VocabularySize(),
+    Whole("n_positions", "model.positions", 1024, other="max_position_embeddings"),
+    Flag("tie_word_embeddings", "model.tied", True),
+    eps(1e-5, "layer_norm_epsilon"),
+    GeluField(),
+    Unwritten("scale_attn_weights", True),
+    Unwritten("scale_attn_by_inverse_layer_idx", False),
+    Unwritten("reorder_and_upcast_attn", False),
+    *(Share(name, f"model.{key}", 0.1) for name, key in DROPOUTS.items()),
+    Ignored("n_ctx"),
+)
+
 GPT2 = ModelFamily(
     name="gpt2",
     layers=_gpt2,
@@ -173,7 +168,7 @@ GPT2 = ModelFamily(
     weight_names={HUGGING_FACE: _names()},
     model_types=(
         ModelType(
-            "gpt2", "GPT2LMHeadModel", _read, _write,
+            "gpt2", "GPT2LMHeadModel", _FIELDS,
             # masks
             ignored=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",), prefix="transformer.",
         ),

@@ -3,30 +3,20 @@
 Biases everywhere, sinks, a window in every other block, experts whose gates are clamped.
 """
 
-from typing import Any
-
 import numpy as np
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.activation_functions import Clamped
 from mpitrain.model.families.decoder import attentions, with_ends
-from mpitrain.model.families.fields import (
-    read_eps,
-    read_head_width,
-    read_rope,
-    read_silu,
-    read_sizes,
-    read_windows,
-    write_head_width,
-    write_rope,
-    write_sizes,
-    write_windows,
-)
+from mpitrain.model.families.expert_fields import WidthOfExperts, routed
+from mpitrain.model.families.fields import SILU, HeadWidth, Ignored, Only, Unwritten, eps, sizes
 from mpitrain.model.families.names import ATTENTION, BLOCK, ENDS, HUGGING_FACE, NORMS, in_block
+from mpitrain.model.families.rope_fields import RopeField
 from mpitrain.model.families.sparse import sparse_blocks
+from mpitrain.model.families.window_fields import Windows
 from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
-from mpitrain.plan.declared.hugging_face import Fields, ModelType, Shape, Stored, Views
+from mpitrain.plan.declared.hugging_face import ModelType, Shape, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
 
 LIMIT = 7.0
@@ -47,42 +37,6 @@ def _gpt_oss(config: Config) -> ModelLayers:
     attention = attentions(config, biased=True, biased_output=True, sinks=True)
     blocks = sparse_blocks(config, attention, biased=True, activation=Clamped(LIMIT))
     return with_ends(config, blocks)
-
-
-def _read_gpt_oss(fields: Fields) -> None:
-    read_sizes(fields, kv_heads=8)
-    read_head_width(fields, 64)
-    read_silu(fields)
-    read_rope(fields, 150_000.0, default=_ROPE)
-    read_windows(fields, "wf", absent=128)
-    fields.only("attention_bias", True)
-    fields.only("swiglu_limit", LIMIT)
-    fields.only("swiglu_alpha", 1.702)
-    read_eps(fields, 1e-5)
-    fields.integer("num_local_experts", 128, to="experts.count")
-    fields.integer("num_experts_per_tok", 4, to="experts.active")
-    fields.give("experts.width", fields.keys["model.ffn"], "intermediate_size")
-    # the published files have them besides
-    fields.take_no_notice("experts_per_token", "initial_context_length")
-
-
-def _write_gpt_oss(config: Config) -> dict[str, Any]:
-    experts = config.experts
-    rope = write_rope(config)
-    if rope["rope_scaling"] is None:  # absent, it is YaRN
-        rope = dict(rope_parameters=dict(rope_type="default", rope_theta=config.attention.theta))
-    return dict(
-        write_sizes(config) | dict(intermediate_size=experts.width),
-        **write_head_width(config),
-        **rope,
-        hidden_act="silu",
-        rms_norm_eps=config.model.eps,
-        attention_bias=True,
-        swiglu_limit=LIMIT,
-        **write_windows(config),
-        num_local_experts=experts.count,
-        num_experts_per_tok=experts.active,
-    )
 
 
 def _shape_of_both(ours: Shape, config: Config) -> Shape:
@@ -139,6 +93,22 @@ _PUBLISHED = dict(
     attention=dict(head_width=64, yarn_factor=32.0, yarn_length=4096),
 )  # fmt: skip
 
+_FIELDS = (
+    *sizes(8),
+    HeadWidth(64),
+    SILU,
+    RopeField(150_000.0, _ROPE),
+    Windows("wf", absent=128),
+    Only("attention_bias", True),
+    Only("swiglu_limit", LIMIT),
+    Unwritten("swiglu_alpha", 1.702),
+    eps(1e-5),
+    *routed(128, 4),
+    WidthOfExperts(),
+    # the published files have them besides
+    Ignored("experts_per_token", "initial_context_length"),
+)
+
 GPT_OSS = ModelFamily(
     name="gpt-oss",
     layers=_gpt_oss,
@@ -146,7 +116,7 @@ GPT_OSS = ModelFamily(
     model=dict(eps=1e-5),
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=32, active=4, balance="microbatch"),
     weight_names={HUGGING_FACE: _NAMES},
-    model_types=(ModelType("gpt_oss", "GptOssForCausalLM", _read_gpt_oss, _write_gpt_oss),),
+    model_types=(ModelType("gpt_oss", "GptOssForCausalLM", _FIELDS),),
     presets={
         "gpt-oss-20b": dict(_PUBLISHED, layers=24, experts=dict(count=32)),
         "gpt-oss-120b": dict(_PUBLISHED, layers=36, experts=dict(count=128)),

@@ -3,51 +3,19 @@
 Attention and a gated feed-forward, each behind a norm, around the residual stream.
 """
 
-from typing import Any
-
-from mpitrain.config import Config
 from mpitrain.model.families.decoder import decoder
-from mpitrain.model.families.fields import (
-    read_biases,
-    read_eps,
-    read_head_width,
-    read_rope,
-    read_silu,
-    read_sizes,
-    write_biases,
-    write_head_width,
-    write_rope,
-    write_sizes,
-)
+from mpitrain.model.families.fields import FFN_BIASES, SILU, Biases, HeadWidth, eps, sizes
 from mpitrain.model.families.names import BIASES, DENSE, FEED_FORWARD_BIASES, HUGGING_FACE
+from mpitrain.model.families.rope_fields import RopeField
 from mpitrain.plan.declared.family import ROTARY, ModelFamily
-from mpitrain.plan.declared.hugging_face import Fields, ModelType
-
-
-def _read(fields: Fields) -> None:
-    read_sizes(fields)
-    read_head_width(fields)
-    read_silu(fields)
-    read_rope(fields, 10_000.0)
-    read_eps(fields, 1e-6)
-    read_biases(fields, ffn=True)
-
-
-def _write(config: Config) -> dict[str, Any]:
-    return dict(
-        write_sizes(config),
-        **write_head_width(config, divides=True),
-        **write_rope(config),
-        **write_biases(config, ffn=True),
-        hidden_act="silu",
-        rms_norm_eps=config.model.eps,
-    )
-
+from mpitrain.plan.declared.hugging_face import ModelType
 
 _LLAMA2 = dict(vocab=32000, tied=False)
 _LLAMA3 = dict(kv_heads=8, vocab=128256, tied=False, attention=dict(theta=500_000.0))
 _LLAMA31 = dict(_LLAMA3, attention=dict(theta=500_000.0, llama3_factor=8.0, llama3_length=8192))
 _LLAMA32 = dict(_LLAMA3, tied=True, attention=dict(theta=500_000.0, llama3_factor=32.0, llama3_length=8192))
+
+_FIELDS = (*sizes(), HeadWidth(divides=True), SILU, RopeField(10_000.0), eps(1e-6), Biases(), FFN_BIASES)
 
 LLAMA = ModelFamily(
     name="llama",
@@ -55,7 +23,7 @@ LLAMA = ModelFamily(
     attention=dict(ROTARY, biases="none"),
     model=dict(eps=1e-5, ffn_biased=False),
     weight_names={HUGGING_FACE: DENSE | BIASES | FEED_FORWARD_BIASES},
-    model_types=(ModelType("llama", "LlamaForCausalLM", _read, _write),),
+    model_types=(ModelType("llama", "LlamaForCausalLM", _FIELDS),),
     presets={
         "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
         "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),

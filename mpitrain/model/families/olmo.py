@@ -4,26 +4,9 @@ Llama with norms behind sublayers, and none before; queries and keys are normed 
 together. OLMo 3 has windows in three of four blocks, and scales the positions of the others only.
 """
 
-from typing import Any
-
 from mpitrain.config import Config
 from mpitrain.model.families.decoder import decoder
-from mpitrain.model.families.fields import (
-    read_biases,
-    read_eps,
-    read_head_width,
-    read_rope,
-    read_rope_by_kind,
-    read_silu,
-    read_sizes,
-    read_windows,
-    write_biases,
-    write_head_width,
-    write_rope,
-    write_rope_by_kind,
-    write_sizes,
-    write_windows,
-)
+from mpitrain.model.families.fields import SILU, Biases, HeadWidth, eps, sizes
 from mpitrain.model.families.names import (
     ATTENTION,
     BIASES,
@@ -33,8 +16,10 @@ from mpitrain.model.families.names import (
     NORMS_OF_HEADS,
     in_block,
 )
+from mpitrain.model.families.rope_fields import RopeByKind, RopeField
+from mpitrain.model.families.window_fields import Windows
 from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
-from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.declared.hugging_face import ModelType
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
 
@@ -42,43 +27,6 @@ from mpitrain.plan.declared.parameters import NormKind
 def _olmo(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     return decoder(config, kind=NormKind.NONE, behind=NormKind.RMS, normed_whole=True)
-
-
-def _read_olmo2(fields: Fields) -> None:
-    _read_common(fields)
-    read_rope(fields, 10_000.0)
-
-
-def _read_olmo3(fields: Fields) -> None:
-    _read_common(fields)
-    read_windows(fields, "wwwf")
-    read_rope_by_kind(fields, 500_000.0, 500_000.0)
-
-
-def _read_common(fields: Fields) -> None:
-    read_sizes(fields)
-    read_head_width(fields)
-    read_silu(fields)
-    read_eps(fields, 1e-5)
-    read_biases(fields)
-
-
-def _write_olmo2(config: Config) -> dict[str, Any]:
-    return dict(_write_common(config), **write_rope(config))
-
-
-def _write_olmo3(config: Config) -> dict[str, Any]:
-    return dict(_write_common(config), **write_windows(config), **write_rope_by_kind(config))
-
-
-def _write_common(config: Config) -> dict[str, Any]:
-    return dict(
-        write_sizes(config),
-        **write_head_width(config),
-        **write_biases(config),
-        hidden_act="silu",
-        rms_norm_eps=config.model.eps,
-    )
 
 
 _NAMES = (
@@ -99,13 +47,18 @@ _7B = dict(layers=32, width=4096, heads=32, kv_heads=32, ffn=11008)
 _32B = dict(layers=64, width=5120, heads=40, kv_heads=8, ffn=27648)
 _OLMO3 = dict(vocab=100278, tied=False, attention=dict(yarn_factor=8.0, yarn_length=8192))
 
+_COMMON = (*sizes(), HeadWidth(), SILU, eps(1e-5), Biases())
+_OLMO2_FIELDS = (*_COMMON, RopeField(10_000.0))
+_OLMO3_FIELDS = (*_COMMON, Windows("wwwf"), RopeByKind(500_000.0, 500_000.0))
+
+
 OLMO2 = ModelFamily(
     name="olmo2",
     layers=_olmo,
     attention=dict(ROTARY, theta=500_000.0, biases="none"),
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: _NAMES},
-    model_types=(ModelType("olmo2", "Olmo2ForCausalLM", _read_olmo2, _write_olmo2),),
+    model_types=(ModelType("olmo2", "Olmo2ForCausalLM", _OLMO2_FIELDS),),
     presets={
         "olmo2-1b": dict(_OLMO2, layers=16, width=2048, heads=16, kv_heads=16, ffn=8192),
         "olmo2-7b": dict(_OLMO2, **_7B),
@@ -125,6 +78,6 @@ OLMO3 = ModelFamily(
     ),
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: _NAMES},
-    model_types=(ModelType("olmo3", "Olmo3ForCausalLM", _read_olmo3, _write_olmo3),),
+    model_types=(ModelType("olmo3", "Olmo3ForCausalLM", _OLMO3_FIELDS),),
     presets={"olmo3-7b": dict(_OLMO3, **_7B), "olmo3-32b": dict(_OLMO3, **_32B)},
 )

@@ -3,25 +3,14 @@
 Llama whose queries, keys and values have biases; later blocks can have a window.
 """
 
-from typing import Any
-
 from mpitrain.config import Config
 from mpitrain.model.families.decoder import decoder
-from mpitrain.model.families.fields import (
-    read_eps,
-    read_head_width,
-    read_rope,
-    read_silu,
-    read_sizes,
-    read_windows_if_used,
-    write_head_width,
-    write_rope,
-    write_sizes,
-    write_windows_if_used,
-)
+from mpitrain.model.families.fields import SILU, HeadWidth, eps, sizes
 from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE
+from mpitrain.model.families.rope_fields import RopeField
+from mpitrain.model.families.window_fields import WindowsIfUsed
 from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
-from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.declared.hugging_face import ModelType
 from mpitrain.plan.declared.layer import ModelLayers
 
 
@@ -30,28 +19,10 @@ def _qwen2(config: Config) -> ModelLayers:
     return decoder(config, biased=True)
 
 
-def _read(fields: Fields) -> None:
-    read_sizes(fields, kv_heads=32)
-    read_head_width(fields)
-    read_silu(fields)
-    read_rope(fields, 10_000.0)
-    read_eps(fields, 1e-6)
-    read_windows_if_used(fields)
-
-
-def _write(config: Config) -> dict[str, Any]:
-    return dict(
-        write_sizes(config),
-        **write_head_width(config),
-        **write_rope(config),
-        **write_windows_if_used(config),
-        hidden_act="silu",
-        rms_norm_eps=config.model.eps,
-    )
-
-
 _SMALL = dict(vocab=151936, tied=True)
 _LARGE = dict(vocab=152064, tied=False)
+
+_FIELDS = (*sizes(32), HeadWidth(), SILU, RopeField(10_000.0), eps(1e-6), WindowsIfUsed())
 
 QWEN2 = ModelFamily(
     name="qwen2",
@@ -59,7 +30,7 @@ QWEN2 = ModelFamily(
     attention=dict(ROTARY, **WINDOWS, theta=1_000_000.0),
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: DENSE | BIASES},
-    model_types=(ModelType("qwen2", "Qwen2ForCausalLM", _read, _write),),
+    model_types=(ModelType("qwen2", "Qwen2ForCausalLM", _FIELDS),),
     presets={
         "qwen2.5-0.5b": dict(_SMALL, layers=24, width=896, heads=14, kv_heads=2, ffn=4864),
         "qwen2.5-1.5b": dict(_SMALL, layers=28, width=1536, heads=12, kv_heads=2, ffn=8960),

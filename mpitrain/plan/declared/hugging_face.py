@@ -20,7 +20,7 @@ does here has a Stored instead of a name:
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import listed, shown
@@ -78,27 +78,45 @@ def as_stored(form: str | Stored) -> Stored:
     return form if isinstance(form, Stored) else Stored(form)
 
 
+class ConfigField(Protocol):
+    """A field of config.json, or several, in both directions (model/families/fields.py)."""
+
+    def read(self, fields: "Fields") -> None:
+        """Give keys of ours what the file says, by Fields.give(); refuse other models by Fields.refuse()."""
+
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
+        """Return what the file says for a resolved configuration. Raises ConfigError if it can't."""
+
+
 @dataclass(frozen=True)
 class ModelType:
     """A value of config.json's model_type that a family reads and writes.
 
     name: the value.
     architecture: the class in transformers, of `architectures`.
-    read: takes the fields of a config.json, and gives keys by Fields.give(); it refuses what the
-    family doesn't compute by Fields.refuse(). What it doesn't look at is refused afterwards, unless
-    it is HARMLESS.
-    write: returns the fields for a resolved configuration, without those that every config.json
-    has; None if it is one for another ModelType of the family.
+    fields: of config.json, without those that every one has. What none of them looks at is refused
+    afterwards, unless it is HARMLESS.
     ignored: patterns (re.fullmatch) of names of tensors that hold nothing of the model.
     prefix: names of tensors may lack it, all of them alike.
     """
 
     name: str
     architecture: str
-    read: Callable[["Fields"], None]
-    write: Callable[[ResolvedConfig], dict[str, Any] | None]
+    fields: tuple[ConfigField, ...]
     ignored: tuple[str, ...] = ()
     prefix: str = ""
+
+    def read(self, fields: "Fields") -> None:
+        """Give keys of ours what a config.json says."""
+        for each in self.fields:
+            each.read(fields)
+
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
+        """Return the fields for a resolved configuration. Raises ConfigError for what they can't say."""
+        written: dict[str, Any] = {}
+        for each in self.fields:
+            written |= each.write(config)
+        return written
 
 
 # Fields that say nothing of weights or logits.

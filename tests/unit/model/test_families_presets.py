@@ -3,6 +3,7 @@
 Keys of attention that would do nothing are refused.
 """
 
+import json
 import re
 
 import msgspec
@@ -574,6 +575,20 @@ SIZES = dict(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES.built_in()))
+def test_what_a_field_writes_it_reads(family):
+    """Twice there and back gives the same fields, and each is looked at, but for those of no meaning."""
+    from mpitrain.plan.declared.hugging_face import HARMLESS, Fields
+
+    (model_type,) = FAMILIES.built_in()[family].model_types
+    written = model_type.write(resolved_of(f"model.family={family}", *SMALL_WITHOUT_KV))
+    fields = Fields(written, "config.json")
+    model_type.read(fields)
+    assert written.keys() - HARMLESS - fields._seen == set()
+    again = [f"{key}={json.dumps(value)}" for key, value in fields.keys.items()]
+    assert model_type.write(resolved_of(f"model.family={family}", *again)) == written
+
+
 def test_windows_of_qwen3_moe_are_in_all_blocks_whatever_max_window_layers_says():
     """Qwen3MoeModel of transformers 5.24 reads neither it nor layer_types."""
     more = dict(use_sliding_window=True, sliding_window=16, max_window_layers=2, num_experts=4)
@@ -594,6 +609,7 @@ def test_an_empty_rope_scaling_leaves_the_word_to_rope_parameters():
     assert (keys["attention.theta"], keys["attention.linear_factor"]) == (5e5, 2.0)
 
 
+SMALL_WITHOUT_KV = ("model.layers=4", "model.width=8", "model.heads=2", "model.ffn=16")
 SMALL = ("model.layers=4", "model.width=8", "model.heads=2", "model.kv_heads=2", "model.ffn=16")
 
 

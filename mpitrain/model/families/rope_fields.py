@@ -1,0 +1,230 @@
+"""Rotary positions in config.json: as they are, or with a scaling for longer sequences."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+from mpitrain.plan.declared.hugging_face import ROPE_KEYS, Fields
+
+MAX_POSITIONS = "max_position_embeddings"
+ORIGINAL_POSITIONS = "original_max_position_embeddings"
+KINDS = {"w": "sliding_attention", "f": "full_attention"}  # by our letters
+
+
+@dataclass(frozen=True)
+class RopeField:
+    """Rotary positions, the same in all blocks.
+
+    theta, default: the class's, as in Fields.rope().
+    """
+
+    theta: float
+    default: dict[str, Any] | None = None
+
+    def read(self, fields: Fields, found: dict[str, Any] | None = None) -> None:
+        """Read positions. found: an object that is read instead of the field."""
+        rope = fields.rope(self.theta, tuple(ROPE_KEYS), self.default, found)
+        name = fields.of_positions
+        kind = rope["rope_type"]
+        fields.give("attention.theta", float(rope["rope_theta"]), "rope_theta")
+        if kind != "default":
+            _give_scaling(fields, name, kind, rope)
+
+    def write(self, config: Config) -> dict[str, Any]:
+        """Return the fields as 4.x writes them, which every reader understands."""
+        rope = _scaling(config)
+        theta = config.attention.theta
+        if rope["rope_type"] != "default":
+            return dict(rope_theta=theta, rope_scaling=rope)
+        if self.default:  # absent, it would be that
+            return dict(rope_parameters=dict(rope, rope_theta=theta))
+        return dict(rope_theta=theta, rope_scaling=None)
+
+
+def _give_scaling(fields: Fields, name: str, kind: str, rope: dict[str, Any]) -> None:
+    if kind != "linear":
+        rope = _with_length(fields, name, rope)
+    if "factor" not in rope:
+        fields.refuse(name, f"rope_type {kind} without factor, which is needed")
+    if rope["factor"] < 1:
+        fields.refuse(name, f"factor {rope['factor']:g} below 1, which no key has")
+    if kind != "dynamic" and rope["factor"] == 1 and rope.get("attention_factor", 1) == 1:
+        return  # the same as none
+    if kind == "linear":
+        fields.give("attention.linear_factor", float(rope["factor"]), f"{name}.factor")
+    elif kind == "dynamic":
+        fields.give("attention.dynamic_factor", float(rope["factor"]), f"{name}.factor")
+        fields.give("attention.dynamic_length", rope[ORIGINAL_POSITIONS], name)
+    elif kind == "llama3":
+        _give_llama3(fields, name, rope)
+    else:
+        _give_yarn(fields, name, rope)
+
+
+def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """Return a scaling with the length that was trained with: the longest, unless another is there.
+
+    transformers has the longest begin dynamic scaling, whatever else is there.
+
+    Where YaRN's factor is absent, it is the longest sequence over that length.
+    """
+    most = fields.take(MAX_POSITIONS, None)
+    length = most if rope["rope_type"] == "dynamic" else rope.get(ORIGINAL_POSITIONS, most)
+    if length is None:
+        needed = MAX_POSITIONS if rope["rope_type"] == "dynamic" else ORIGINAL_POSITIONS
+        fields.refuse(name, f"rope_type {rope['rope_type']} without {needed}, which is needed")
+    for where, value in ((name, length), (MAX_POSITIONS, most)):
+        if value is not None and not _is_length(value):
+            fields.refuse(where, f"needed a whole number of positions, found {shown(value)}")
+    rope = {**rope, ORIGINAL_POSITIONS: int(length)}
+    if rope["rope_type"] == "yarn" and most is not None:
+        rope.setdefault("factor", most / length)
+    return rope
+
+
+def _is_length(value: Any) -> bool:
+    """Return whether a value is a whole number from 1 on."""
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return whole and not isinstance(value, bool) and 1 <= value < 2**31
+
+
+def _give_llama3(fields: Fields, name: str, rope: dict[str, Any]) -> None:
+    for key in ("low_freq_factor", "high_freq_factor"):
+        if key not in rope:
+            fields.refuse(name, f"rope_type llama3 without {key}, which is needed")
+    _require_order(fields, name, rope["low_freq_factor"], rope["high_freq_factor"], "high_freq_factor")
+    fields.give("attention.llama3_factor", float(rope["factor"]), f"{name}.factor")
+    fields.give("attention.llama3_length", rope[ORIGINAL_POSITIONS], name)
+    fields.give("attention.llama3_low", float(rope["low_freq_factor"]), name)
+    fields.give("attention.llama3_high", float(rope["high_freq_factor"]), name)
+
+
+def _require_order(fields: Fields, name: str, low: float, high: float, of_high: str) -> None:
+    """Refuse a scaling without pairs between those that it slows and those that it leaves."""
+    if low >= high:
+        fields.refuse(name, f"{of_high} is {high:g}, needed above the other end, {low:g}")
+
+
+def _give_yarn(fields: Fields, name: str, rope: dict[str, Any]) -> None:
+    factor = float(rope["factor"])
+    fast, slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+    _require_order(fields, name, slow, fast, "beta_fast")
+    magnitude = rope.get("attention_factor")
+    both = rope.get("mscale"), rope.get("mscale_all_dim")
+    if magnitude is None and all(both):
+        magnitude = _magnitude(factor, both[0]) / _magnitude(factor, both[1])
+    if magnitude is not None and (magnitude < 1 or factor == 1):
+        fields.refuse(name, f"attention_factor {magnitude:g} with factor {factor:g}, which no key has")
+    fields.give("attention.yarn_factor", factor, f"{name}.factor")
+    fields.give("attention.yarn_length", rope[ORIGINAL_POSITIONS], name)
+    fields.give("attention.yarn_fast", fast, f"{name}.beta_fast")
+    fields.give("attention.yarn_slow", slow, f"{name}.beta_slow")
+    fields.give("attention.yarn_rounded", bool(rope.get("truncate", True)), f"{name}.truncate")
+    if magnitude is not None:
+        fields.give("attention.yarn_mscale", (magnitude - 1) / (0.1 * math.log(factor)), name)
+
+
+def _magnitude(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _scaling(config: Config) -> dict[str, Any]:
+    """Return rope_type, and what it has besides."""
+    attention = config.attention
+    if (attention.linear_factor or 1) > 1:
+        return dict(rope_type="linear", factor=attention.linear_factor)
+    if attention.dynamic_length:
+        return dict(rope_type="dynamic", factor=attention.dynamic_factor)
+    if (attention.llama3_factor or 1) > 1:
+        return dict(
+            rope_type="llama3",
+            factor=attention.llama3_factor,
+            low_freq_factor=attention.llama3_low,
+            high_freq_factor=attention.llama3_high,
+            original_max_position_embeddings=attention.llama3_length,
+        )
+    if (attention.yarn_factor or 1) == 1:
+        return dict(rope_type="default")
+    found = dict(
+        rope_type="yarn",
+        factor=attention.yarn_factor,
+        original_max_position_embeddings=attention.yarn_length,
+        beta_fast=attention.yarn_fast,
+        beta_slow=attention.yarn_slow,
+        truncate=attention.yarn_rounded,
+    )
+    if attention.yarn_mscale != 1:
+        found["attention_factor"] = _magnitude(attention.yarn_factor, attention.yarn_mscale)
+    return found
+
+
+@dataclass(frozen=True)
+class RopeByKind:
+    """Rotary positions, of which blocks with a window have a theta of their own, and no scaling.
+
+    After Windows. theta, window_theta: the class's. of_window: 4.x's field of the latter; without one
+    4.x has one theta for all blocks, and 5.x the class's for those with a window: that is refused.
+    """
+
+    theta: float
+    window_theta: float
+    of_window: str = ""
+
+    def read(self, fields: Fields) -> None:
+        full, own = _objects_by_kind(fields)
+        RopeField(self.theta).read(fields, full)
+        name = self.of_window
+        local = fields.number(name, self.window_theta) if name else self.window_theta
+        top = fields.tree.get("rope_theta")
+        windowed = bool(fields.keys["attention.window"])
+        if not name and top not in (None, self.theta) and "rope_theta" not in own and windowed:
+            fields.refuse(
+                "rope_theta",
+                "transformers 5 has it for blocks without a window alone, 4 for all; give rope_parameters "
+                f"instead, with rope_theta in each of {KINDS['f']} and {KINDS['w']}",
+            )
+        own = fields.rope(self.theta, tuple(ROPE_KEYS), found={"rope_theta": local, **own})
+        if not windowed:
+            return
+        local = own["rope_theta"]
+        if own["rope_type"] != "default":
+            if own != fields.rope(self.theta, tuple(ROPE_KEYS), found=full):
+                fields.refuse("rope_parameters", "windows scale positions otherwise, which no key has")
+            local = 0
+        fields.give("attention.window_theta", float(local), name or "rope_theta")
+
+    def write(self, config: Config) -> dict[str, Any]:
+        """Raises ConfigError for what transformers passes over."""
+        own = config.attention
+        if own.yarn_factor > 1 and not own.yarn_rounded:
+            raise ConfigError(
+                "attention.yarn_rounded = false can't be written: transformers passes over it where blocks "
+                "with a window have positions of their own; use true"
+            )
+        of_all = dict(_scaling(config), rope_theta=own.theta)
+        local = dict(rope_type="default", rope_theta=own.window_theta) if own.window_theta else of_all
+        return dict(rope_parameters={KINDS["f"]: of_all, KINDS["w"]: local})
+
+
+def _objects_by_kind(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the objects of blocks without and with a window, as transformers puts them together."""
+    both = fields.rope_objects()
+    found = both["rope_parameters"] or {}
+    if found.keys() - set(KINDS.values()) or not all(
+        isinstance(each, dict | None) for each in found.values()
+    ):
+        fields.refuse("rope_parameters", f"needed an object for {KINDS['f']}, and one for {KINDS['w']}")
+    full, own = (dict(found.get(KINDS[letter]) or {}) for letter in "fw")
+    scaling = both["rope_scaling"] or {}
+    if "rope_type" not in scaling and scaling.get("type", "default") != "default":
+        fields.refuse("rope_scaling", "transformers reads rope_type, not type, in this family; rename it")
+    full |= scaling
+    for each in (full, own):
+        if each.get("truncate") is False:
+            fields.refuse(
+                fields.of_positions, "truncate false, which transformers passes over in this family"
+            )
+    return full, own
