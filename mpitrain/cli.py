@@ -280,8 +280,8 @@ def run(
 
 
 def _dry_run(config: str | None, overrides: tuple[str, ...], chosen: dict[str, float], guard) -> int:
-    from mpitrain.commands.dry_run import DryRunOptions
-    from mpitrain.commands.dry_run import run as walk
+    from mpitrain.dryrun.dry_run import DryRunOptions
+    from mpitrain.dryrun.dry_run import run as walk
 
     return walk(config, overrides, DryRunOptions(**chosen), guard, _answer)
 

@@ -7,7 +7,6 @@ verify, doctor       whether a layout is right; whether an environment is
 generate             prompts, and text from a checkpoint
 ckpt/, weights       checkpoints; import and export
 job/                 a batch script
-dry_run              a run that computes nothing: start, recipes, communicators, steps, report
 bench                a machine, measured
 reference/           pages made from the source
 output_file          a file that --out or --svg names: checked before any work, and written at once

@@ -102,7 +102,7 @@ def own_kb():
 before = own_kb()
 import mpitrain.cli
 import mpitrain.cluster.guard
-import mpitrain.commands.dry_run
+import mpitrain.dryrun.dry_run
 print(own_kb() - before, *sys.modules)
 """
 

@@ -458,7 +458,7 @@ ELSEWHERE = {
     "mpitrain/cluster/std_streams.py": {"os.open": "/dev", "read_bytes": "/proc"},
     "mpitrain/weights/logits.py": {"write_text": MADE_HERE, "np.load": MADE_HERE},
     "mpitrain/measuring/measured_rounds.py": {"read_text": "/proc"},
-    "mpitrain/commands/dry_run.py": {"read_text": "/proc"},
+    "mpitrain/dryrun/dry_run.py": {"read_text": "/proc"},
     "mpitrain/training/machine/gpus.py": {"read_text": "/sys"},
     "comm/base/launchers.py": {"read_bytes": "/proc", "read_text": "/proc"},
     "comm/transports/window.py": {"open": "/dev/zero"},
