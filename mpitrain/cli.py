@@ -169,6 +169,20 @@ def _answer(text: str) -> None:
     std_streams.require_written(sys.stdout)
 
 
+def _on_all_ranks(work: Callable[..., int], **asked) -> int:
+    """Do work on files, alone or with the ranks that a launcher started; return the exit code."""
+    from mpitrain.cluster.team import together
+
+    return together(lambda team: work(team, say=_answer, **asked), entry.report_error)
+
+
+def _on_first_rank(what: str, work: Callable[[], int]) -> int:
+    """Do the same on the first rank alone, while the others wait."""
+    from mpitrain.cluster.team import together
+
+    return together(lambda team: team.on_first_rank(what, work), entry.report_error)
+
+
 @click.group(
     cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
@@ -390,17 +404,16 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     help="New run directory, or a step, RUN/checkpoints/step-00000000.",
 )
 @OVERRIDE
-def import_weights(path: str, target: str, overrides: tuple[str, ...]) -> int:
+def import_weights(**asked) -> int:
     """Make a run directory with the weights, the sizes and the tokenizer of a Hugging Face folder.
 
     Under mpirun all ranks share the work. To train without a copy on disk, run with model.init = PATH.
 
     Exit codes: 0 done, 2 the folder can't be imported, and nothing was written.
     """
-    from mpitrain.cluster.team import together
     from mpitrain.commands.weights import import_folder
 
-    return together(lambda team: import_folder(team, path, target, overrides, _answer), entry.report_error)
+    return _on_all_ranks(import_folder, **asked)
 
 
 @cli.command(short_help="Write a step as a Hugging Face folder, and prove it.")
@@ -420,20 +433,16 @@ def import_weights(path: str, target: str, overrides: tuple[str, ...]) -> int:
     default=None,
     help="Compare logits with transformers; default: for small models, where it is installed.",
 )
-def export(
-    path: str, target: str, step: int | None, dtype: str | None, shard_size: str, prove: bool | None
-) -> int:
+def export(path: str, target: str, **asked) -> int:
     """Write a step as a Hugging Face folder, read it back, and compare every weight.
 
     Under mpirun all ranks share the work.
 
     Exit codes: 0 done and proved, 1 the folder differs from the step, 2 bad input.
     """
-    from mpitrain.cluster.team import together
     from mpitrain.commands.weights import ExportOptions, export_step
 
-    options = ExportOptions(step, dtype, shard_size, prove)
-    return together(lambda team: export_step(team, path, target, options, _answer), entry.report_error)
+    return _on_all_ranks(export_step, path=path, target=target, options=ExportOptions(**asked))
 
 
 @cli.group(short_help="Write, explain and submit the script of a scheduler's job.")
@@ -734,9 +743,8 @@ def explain_config(key: str | None, run: str | None) -> None:
     KEY is a key such as parallel.zero, or a table such as parallel. Without it: all keys, a line each.
     """
     from mpitrain.commands.reference import show
-    from mpitrain.commands.reference.origins_of import origins_of
 
-    _answer(show.explain(key) if run is None else origins_of(run, key))
+    _answer(show.explain(key) if run is None else show.origins_of(run, key))
 
 
 @cli.command("plan", short_help="Find the best layout by predicted time and memory.")
@@ -911,7 +919,7 @@ def bench() -> None:
 @click.option("--like", metavar="NAME|FILE", help="Machine whose figures replace what can't be measured.")
 @click.option("--storage", metavar="FOLDER", help="Also measure write bandwidth to this checkpoint folder.")
 @OVERRIDE
-def bench_machine(out: str, like: str | None, storage: str | None, overrides: tuple[str, ...]) -> int:
+def bench_machine(**asked) -> int:
     """Measure the machine that these ranks are on, and write a file for mpitrain plan --machine.
 
     Products, attention, memory and launches; under mpirun all ranks at the same time, and their links, too.
@@ -922,7 +930,7 @@ def bench_machine(out: str, like: str | None, storage: str | None, overrides: tu
     def body(guard: Guard) -> int:
         from mpitrain.commands.bench import bench as measure
 
-        return measure(out, like, storage, overrides, guard, _say)
+        return measure(guard=guard, say=_say, **asked)
 
     return guarded(body, entry.report_error)
 
@@ -945,22 +953,19 @@ STEP = click.option("--step", type=click.IntRange(0), help="Step; default: the n
 @click.option("--step", type=click.IntRange(0), help="Only this step; default: all steps.")
 @click.option("--arrays", is_flag=True, help="Also print a line for each array.")
 @click.option("--json", is_flag=True, help="Print one JSON object.")
-def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -> int:
+def inspect_checkpoints(**asked) -> int:
     """Print who wrote checkpoints, their contents, and damage. Reads no arrays.
 
     Exit codes: 0 all are usable, 1 one is damaged, 2 there is none.
     """
-    from mpitrain.cluster.team import together
     from mpitrain.commands.ckpt.inspect import inspect
 
-    def on_first_rank() -> int:
-        text, code = inspect(path, step, arrays, json)
+    def print_it() -> int:
+        text, code = inspect(**asked)
         _answer(text)
         return code
 
-    return together(
-        lambda team: team.on_first_rank("looking at checkpoints", on_first_rank), entry.report_error
-    )
+    return _on_first_rank("looking at checkpoints", print_it)
 
 
 @ckpt.command("verify", short_help="Read a step and compare every byte with its digests.")
@@ -974,15 +979,14 @@ def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -
     callback=_require_number,
     help="Share of the chunks to read.",
 )
-def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) -> int:
+def verify_checkpoints(**asked) -> int:
     """Read a step and compare every byte with its digests; check that its index is valid HDF5.
 
     Exit codes: 0 whole, 1 damaged, or an index that other programs can't open; 2 there is none.
     """
-    from mpitrain.cluster.team import together
     from mpitrain.commands.ckpt.maintenance import verify
 
-    return together(lambda team: verify(team, path, step, every, sample, _answer), entry.report_error)
+    return _on_all_ranks(verify, **asked)
 
 
 @ckpt.command("diff")
@@ -991,16 +995,15 @@ def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) 
 @click.option(
     "--only", default="", metavar="PREFIX", help="Only arrays with this prefix, such as parameters/"
 )
-def diff_checkpoints(one: str, other: str, only: str) -> int:
+def diff_checkpoints(**asked) -> int:
     """Print the differences between two steps, whatever layouts wrote them.
 
     Exit codes: 0 the arrays were committed with the same bits, 1 they differ or one can't be read,
     2 there is no checkpoint or its index can't be read.
     """
-    from mpitrain.cluster.team import together
     from mpitrain.commands.ckpt.diff import diff
 
-    return together(lambda team: diff(team, one, other, only, _answer), entry.report_error)
+    return _on_all_ranks(diff, **asked)
 
 
 @ckpt.command("reshard", short_help="Rewrite a step in another number of files.")
@@ -1014,21 +1017,20 @@ def diff_checkpoints(one: str, other: str, only: str) -> int:
     type=click.IntRange(1, MOST_RANKS),
     help="Files that hold the arrays.",
 )
-def reshard_checkpoint(path: str, target: str, step: int | None, shards: int) -> int:
+def reshard_checkpoint(**asked) -> int:
     """Write a step into the folder TARGET in another number of files; with one, it has every array whole.
 
     Exit codes: 0 done, the root digest is the same; 1 or 2 it could not be read or written.
     """
-    from mpitrain.cluster.team import together
     from mpitrain.commands.ckpt.maintenance import rewrite
 
-    return together(lambda team: rewrite(team, path, target, step, shards, _answer), entry.report_error)
+    return _on_all_ranks(rewrite, **asked)
 
 
 @ckpt.command("repair", short_help="Repair the index of steps that HDF5 refuses.")
 @PATH
 @click.option("--step", type=click.IntRange(0), help="Only this step; default: all steps.")
-def repair_checkpoints(path: str, step: int | None) -> int:
+def repair_checkpoints(**asked) -> int:
     """Rewrite the index of steps that other programs can't open: those written with h5py before 3.16.
 
     Reads no arrays.
@@ -1036,13 +1038,9 @@ def repair_checkpoints(path: str, step: int | None) -> int:
     Exit codes: 0 done, or nothing to do; 1 a step has other damage; 2 there is none, or a run
     uses them.
     """
-    from mpitrain.cluster.team import together
     from mpitrain.commands.ckpt.maintenance import repair
 
-    return together(
-        lambda team: team.on_first_rank("writing indexes anew", lambda: repair(path, step, _answer)),
-        entry.report_error,
-    )
+    return _on_first_rank("writing indexes anew", partial(repair, say=_answer, **asked))
 
 
 @ckpt.command("prune")
@@ -1058,15 +1056,11 @@ def repair_checkpoints(path: str, step: int | None) -> int:
     help="Also keep this many steps with the lowest validation loss.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
-def prune_checkpoints(path: str, keep: int, every: int, best: int, dry_run: bool) -> int:
+def prune_checkpoints(**asked) -> int:
     """Remove old steps. The newest intact step is verified first, and stays.
 
     Exit codes: 0 done, 2 no step is intact.
     """
-    from mpitrain.cluster.team import together
     from mpitrain.commands.ckpt.maintenance import prune
 
-    def on_first_rank() -> int:
-        return prune(path, keep, every, best, dry_run, _answer)
-
-    return together(lambda team: team.on_first_rank("removing steps", on_first_rank), entry.report_error)
+    return _on_first_rank("removing steps", partial(prune, say=_answer, **asked))

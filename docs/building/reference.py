@@ -6,7 +6,8 @@ docs/conf.py writes them before Sphinx reads any page, so they aren't kept.
 from fractions import Fraction
 from pathlib import Path
 
-from mpitrain.commands.reference import pages
+from building import pages
+
 from mpitrain.commands.schedule.request import Request, play
 from mpitrain.plan.declared.family import FAMILIES
 from mpitrain.plan.predict.step_time.machine import known

@@ -11,8 +11,8 @@ from mpitrain.commands.output_file import require_file, write
 from mpitrain.config import Config, load
 from mpitrain.errors import DONE, FAILED, ConfigError
 from mpitrain.inputs import as_argument, listed, shown
-from mpitrain.measuring import storage
 from mpitrain.measuring.measured_machine import MeasuredMachine, as_toml, measured_machine
+from mpitrain.measuring.storage import require_folder
 from mpitrain.plan.declared.formatting import aligned
 
 KEYS = ("run.device", "run.threads", "comm.device")  # that a measurement depends on
@@ -21,8 +21,8 @@ KEYS = ("run.device", "run.threads", "comm.device")  # that a measurement depend
 def bench(
     out: str,
     like: str | None,
-    folder: str | None,
-    settings: tuple[str, ...],
+    storage: str | None,
+    overrides: tuple[str, ...],
     guard: Guard,
     say: Callable[[str], None],
 ) -> int:
@@ -34,10 +34,10 @@ def bench(
     guard.join(world)
     start_s = max(world.all_gather("how long they took to start", age_s()))
     world.on_first_rank("looking at --out", lambda: require_file("--out", out))
-    if folder is not None:
-        world.on_every_rank("looking at --storage", lambda: storage.require_folder(folder))
-    config = world.on_every_rank("checking the configuration", lambda: _settings_of(settings))
-    measured = measured_machine(world, guard.place, config, like, folder)
+    if storage is not None:
+        world.on_every_rank("looking at --storage", lambda: require_folder(storage))
+    config = world.on_every_rank("checking the configuration", lambda: _settings_of(overrides))
+    measured = measured_machine(world, guard.place, config, like, storage)
     made = msgspec.structs.replace(measured.made, start_s=round(start_s, 2))
     world.on_first_rank("writing its file", lambda: write("--out", out, as_toml(made).encode()))
     if world.rank == 0:

@@ -14,16 +14,16 @@ from mpitrain.weights.matching import tensors_of
 
 
 def import_folder(
-    team: Team, given: str, to: str, overrides: tuple[str, ...], say: Callable[[str], None]
+    team: Team, path: str, target: str, overrides: tuple[str, ...], say: Callable[[str], None]
 ) -> int:
     """Import a folder, say what it holds and what was made, and return 0. Collective."""
-    target = team.on_first_rank("looking at --to", lambda: target_of(to))
-    with team.on_every_rank("opening the folder", lambda: ModelFolder(given)) as folder:
-        model = read_model(team, folder, target, overrides)
+    place = team.on_first_rank("looking at --to", lambda: target_of(target))
+    with team.on_every_rank("opening the folder", lambda: ModelFolder(path)) as folder:
+        model = read_model(team, folder, place, overrides)
         if team.rank == 0:
             for line in (f"{folder.where(CONFIG)}:", *(f"  {line}" for line in model.read.lines)):
                 say(line)
-        imported = import_weights(team, folder, model, target)
+        imported = import_weights(team, folder, model, place)
         if team.rank == 0:
             say(_summary(folder, imported))
     return DONE
@@ -52,11 +52,13 @@ def _summary(folder: ModelFolder, imported: Imported) -> str:
     return "\n".join([*lines, f"done: step 0 of {shown(where.run.path)}; train it: mpitrain run {run}"])
 
 
-def export_step(team: Team, given: str, to: str, options: ExportOptions, say: Callable[[str], None]) -> int:
+def export_step(
+    team: Team, path: str, target: str, options: ExportOptions, say: Callable[[str], None]
+) -> int:
     """Export a step, say what was proved, and return 0. Collective."""
-    exported = export(team, given, to, options)
+    exported = export(team, path, target, options)
     if team.rank == 0:
-        say(f"step {exported.step} is in {shown(Path(to))}, read back and equal:\n{table(exported.rows)}")
+        say(f"step {exported.step} is in {shown(Path(target))}, read back and equal:\n{table(exported.rows)}")
         if exported.warning:
             say(exported.warning)
         if names := exported.left_out:

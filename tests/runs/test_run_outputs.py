@@ -1,12 +1,16 @@
 """What a run writes has words in the reference, and what has words is written."""
 
 import json
+import sys
 
 import pytest
+from folders import ROOT
 from launch import MPITRAIN, mpirun, tiny, write_text
 
 from mpitrain.commands.job import again
-from mpitrain.commands.reference.outputs import fields_of
+
+sys.path.append(str(ROOT / "docs"))
+from building.outputs import fields_of
 
 # more than one run writes: of dynamic loss scaling, spikes, rollbacks, saves that fail or remove
 SOMETIMES = {"loss_scale", "spike", "rollbacks", "saves[].removed", "saves[].not_saved"}

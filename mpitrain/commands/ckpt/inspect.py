@@ -2,10 +2,10 @@
 who has only the folder.
 """
 
-import json
 import math
 import time
 from collections.abc import Iterator
+from json import dumps
 from typing import Any
 
 from mpitrain.checkpoint.dtypes import NAMES
@@ -26,19 +26,19 @@ CODE = "the code of mpitrain"
 LIBRARIES = "the version of "
 
 
-def inspect(given: str, step: int | None, arrays: bool, as_json: bool) -> tuple[str, int]:
+def inspect(path: str, step: int | None, arrays: bool, json: bool) -> tuple[str, int]:
     """Return what to print, and 0, or 1 if a step is damaged.
 
     Raises CheckpointError if there is none. Reads no arrays.
     """
-    steps = steps_at(given, step)
-    looked_at = steps.committed if as_json else steps.committed[-MOST_SHOWN:]
+    steps = steps_at(path, step)
+    looked_at = steps.committed if json else steps.committed[-MOST_SHOWN:]
     facts_of_all = (_facts(steps, each) for each in looked_at)
     every = [facts for facts in facts_of_all if "damage" not in facts or not steps.gone(facts["step"])]
     code = FAILED if any("damage" in facts for facts in every) else DONE
     newest = next((facts for facts in reversed(every) if "damage" not in facts), None)
-    if as_json:
-        return json.dumps({"folder": str(steps.folder), "steps": every}, indent=1), code
+    if json:
+        return dumps({"folder": str(steps.folder), "steps": every}, indent=1), code
     lines = list(_overview(steps, every))
     if newest is None:
         return "\n".join([*lines, "none of them can be used"]), code

@@ -21,13 +21,13 @@ MOST_SHOWN = 100  # steps
 
 
 def verify(
-    team: Team, given: str, step: int | None, every: bool, sample: float, say: Callable[[str], None]
+    team: Team, path: str, step: int | None, every: bool, sample: float, say: Callable[[str], None]
 ) -> int:
     """Verify a step, or every one; return 0, or 1 if one is damaged or no valid HDF5. Collective.
 
     sample: the share of the chunks to read.
     """
-    steps = team.on_first_rank("finding the checkpoints", lambda: steps_at(given, step))
+    steps = team.on_first_rank("finding the checkpoints", lambda: steps_at(path, step))
     code = DONE
     for number in steps.committed if every else [steps.newest]:
         verified = verify_step(team, steps, number, sample)
@@ -63,13 +63,13 @@ def _say_some(lines: list[str], what: str, say: Callable[[str], None]) -> None:
 
 
 def rewrite(
-    team: Team, given: str, target: str, step: int | None, num_shards: int, say: Callable[[str], None]
+    team: Team, path: str, target: str, step: int | None, shards: int, say: Callable[[str], None]
 ) -> int:
     """Write a step into another folder in so many shards, say so, and return 0. Collective."""
     folder = Path(target)
-    done = reshard(team, given, folder, step, num_shards)
+    done = reshard(team, path, folder, step, shards)
     if team.rank == 0:
-        size = f"{done.num_bytes / 1e6:,.1f} MB in {num_shards} shard{'s' * (num_shards > 1)}"
+        size = f"{done.num_bytes / 1e6:,.1f} MB in {shards} shard{'s' * (shards > 1)}"
         rate = done.num_bytes / done.seconds / 1e6
         say(
             f"step {done.step}: {size} in {shown(folder)}, {rate:,.0f} MB/s; root digest {done.digest}, "
@@ -78,20 +78,20 @@ def rewrite(
     return DONE
 
 
-def repair(given: str, step: int | None, say: Callable[[str], None]) -> int:
+def repair(path: str, step: int | None, say: Callable[[str], None]) -> int:
     """Repair a step, or all; say what was done; return 0, or 1 if a step has another damage.
 
     Raises CheckpointError if a run is there.
     """
-    steps = steps_at(given, step)
+    steps = steps_at(path, step)
     valid = list[int]()
     damaged = list[str]()
     with _without_a_run(steps.folder, say):
         for each in steps.committed:
             try:
-                path = steps.path(each)
-                if fault := format_fault(path):
-                    rewrite_index(path)
+                folder = steps.path(each)
+                if fault := format_fault(folder):
+                    rewrite_index(folder)
                     say(
                         f"step {each}: index.h5 was no valid HDF5 ({fault}); it was written anew, with the "
                         "same root digest"
@@ -126,7 +126,7 @@ def _without_a_run(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def prune(
-    given: str,
+    path: str,
     keep: int,
     every: int,
     best: int,
@@ -137,10 +137,10 @@ def prune(
 
     Raises CheckpointError if none is whole.
     """
-    steps = steps_at(given)
+    steps = steps_at(path)
     if steps.chosen is not None:
         raise CheckpointError(
-            f"{shown(given)} is one step; give the folder of all of them, or the run directory"
+            f"{shown(path)} is one step; give the folder of all of them, or the run directory"
         )
     refused = list[str]()
     with open_latest(steps.folder, warn=refused.append) as good:

@@ -1,10 +1,9 @@
-"""The reference, made from the source: keys of the configuration, fields of files, exit codes.
+"""The reference of the configuration, made from the source.
 
 comments    comments beside fields and keys of a source file: the words of the reference
 keys        every key: type, default, meaning, who uses it
 refusals    the messages that refuse a key
-outputs     fields of metrics.jsonl, trace.json and ends.jsonl; exit codes
-show        mpitrain config
-origins_of  mpitrain config --of: values of a run, and where they come from
-pages       the same as Markdown, for docs/
+show        mpitrain config, of all keys or of a run's
+
+docs/building/pages.py has the same as Markdown, docs/building/outputs.py fields of files and exit codes.
 """

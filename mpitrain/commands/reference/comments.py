@@ -8,7 +8,6 @@ import ast
 import importlib.util
 import io
 import tokenize
-from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -60,57 +59,17 @@ def words_at(module: str, first: int, last: int) -> str:
 
 def words_of_fields(module: str, owner: str) -> dict[str, str]:
     """Return the words beside each annotated field of a class."""
-    fields = [each for each in _named(module, owner).body if isinstance(each, ast.AnnAssign)]
+    fields = [each for each in named(module, owner).body if isinstance(each, ast.AnnAssign)]
     return {each.target.id: words_at(module, each.lineno, each.end_lineno) for each in fields}
 
 
-def words_of_keys(module: str, owner: str) -> dict[str, str]:
-    """Return the words beside each text key of the dictionaries that a function makes."""
-    found = dict[str, str]()
-    for key, first, last in _keys(_named(module, owner)):
-        found[key] = found.get(key) or words_at(module, first, last)
-    return found
-
-
-def words_of_texts(module: str, owner: str) -> dict[str, str]:
-    """Return the words beside each text of the tuples of a function or field."""
-    tuples = [each for each in ast.walk(_named(module, owner)) if isinstance(each, ast.Tuple)]
-    texts = [each for several in tuples for each in several.elts if isinstance(each, ast.Constant)]
-    return {
-        each.value: words_at(module, each.lineno, each.end_lineno)
-        for each in texts
-        if isinstance(each.value, str)
-    }
-
-
-def words_of_constants(module: str) -> dict[str, str]:
-    """Return the words beside each constant of a module, by its name."""
-    found = {}
-    for each in tree_of(module).body:
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            found[each.targets[0].id] = words_at(module, each.lineno, each.end_lineno)
-    return found
-
-
-def _named(module: str, name: str) -> ast.AST:
+def named(module: str, name: str) -> ast.AST:
+    """Return the class, function or field of a name in a module."""
     found = [each for each in ast.walk(tree_of(module)) if name == _name_of(each)]
-    assert found, f"{module} has no {name}: commands/reference/outputs.py says who writes what"
+    assert found, f"{module} has no {name}"
     return found[0]
 
 
 def _name_of(node: ast.AST) -> str | None:
     target = getattr(node, "target", None)
     return getattr(node, "name", None) or getattr(target, "id", None)
-
-
-def _keys(owner: ast.AST) -> Iterator[tuple[str, int, int]]:
-    """Yield (key, first line, last line) of entries of dictionaries and of assignments to them."""
-    for node in ast.walk(owner):
-        if isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values):
-                if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                    yield key.value, key.lineno, value.end_lineno
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-            key = node.targets[0].slice
-            if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                yield key.value, node.lineno, node.end_lineno

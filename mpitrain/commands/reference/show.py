@@ -1,8 +1,11 @@
-"""`mpitrain config`: the reference of the configuration, on a terminal."""
+"""`mpitrain config`: the reference of the configuration, on a terminal; values and origins of a run."""
 
 import difflib
+import json
+import os
 import textwrap
 
+from mpitrain import config as settings
 from mpitrain import config_hints
 from mpitrain.commands.reference.keys import Key, every_key, meaning_of_table, tables
 from mpitrain.commands.reference.refusals import refusals_of
@@ -34,6 +37,26 @@ def keys_named(name: str | None) -> list[str]:
     if name and name not in tables() and name not in every_key():
         raise _unknown(name)
     return [key for key in every_key() if not name or key == name or key.startswith(f"{name}.")]
+
+
+def origins_of(path: str, name: str | None) -> str:
+    """Return a line for each key of a run directory, or of a configuration file, that has a value.
+
+    name: of a key or a table; None: all. Raises InputError.
+    """
+    from mpitrain.cluster.rundir import RunDir, read_with_origins, require_run
+
+    keys = keys_named(name)
+    if os.path.isdir(path):
+        require_run(run := RunDir(path))
+        given = read_with_origins(run.config)
+    else:
+        given = settings.read(path)
+    values = settings.flatten(given.config)
+    lines = {key: f"{key} = {json.dumps(values[key], ensure_ascii=False)}" for key in keys}
+    width = max(len(line) for line in lines.values())
+    lines_shown = {key: line for key, line in lines.items() if values[key] is not None or name}
+    return "\n".join(f"{line:{min(width, 48)}}  {given.origins.of(key)}" for key, line in lines_shown.items())
 
 
 def _unknown(name: str) -> ConfigError:

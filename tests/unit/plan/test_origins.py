@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from mpitrain import config as settings
-from mpitrain.commands.reference.origins_of import origins_of
+from mpitrain.commands.reference.show import origins_of
 from mpitrain.config import Config, flatten
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.origins import FILE, PLANNER, SET, KeyOrigin

@@ -1,15 +1,21 @@
 """The reference that is made from the source: no key, field, command or option without words."""
 
+import sys
+
 import click
 import msgspec
 import pytest
 from click.testing import CliRunner
+from folders import ROOT
 
 from mpitrain import config as settings
 from mpitrain.cli import cli
-from mpitrain.commands.reference import comments, outputs, pages, refusals, show
+from mpitrain.commands.reference import comments, refusals, show
 from mpitrain.commands.reference.keys import every_key, in_words, tables
 from mpitrain.errors import ConfigError
+
+sys.path.append(str(ROOT / "docs"))
+from building import outputs, pages
 
 
 def parameters(group: click.Group, *words: str):

@@ -3,10 +3,13 @@
 The words are the comments beside the keys, in the functions that write them.
 """
 
+import ast
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from mpitrain.commands.reference.comments import words_of_constants, words_of_keys, words_of_texts
+from mpitrain import errors
+from mpitrain.commands.reference.comments import named, tree_of, words_at
 
 TRAINER = "mpitrain.training.trainer"
 EXPERT_LOADS = "mpitrain.training.expert_loads"
@@ -57,7 +60,46 @@ def fields_of(file: str) -> dict[str, str]:
 
 def exit_codes() -> dict[int, str]:
     """Return the exit codes of mpitrain, each with its words."""
-    from mpitrain import errors
-
     words = words_of_constants(errors.__name__)
     return {getattr(errors, name): words[name] for name in EXIT_CODES}
+
+
+def words_of_keys(module: str, owner: str) -> dict[str, str]:
+    """Return the words beside each text key of the dictionaries that a function makes."""
+    found = dict[str, str]()
+    for key, first, last in _keys(named(module, owner)):
+        found[key] = found.get(key) or words_at(module, first, last)
+    return found
+
+
+def words_of_texts(module: str, owner: str) -> dict[str, str]:
+    """Return the words beside each text of the tuples of a function or field."""
+    tuples = [each for each in ast.walk(named(module, owner)) if isinstance(each, ast.Tuple)]
+    texts = [each for several in tuples for each in several.elts if isinstance(each, ast.Constant)]
+    return {
+        each.value: words_at(module, each.lineno, each.end_lineno)
+        for each in texts
+        if isinstance(each.value, str)
+    }
+
+
+def words_of_constants(module: str) -> dict[str, str]:
+    """Return the words beside each constant of a module, by its name."""
+    found = {}
+    for each in tree_of(module).body:
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+            found[each.targets[0].id] = words_at(module, each.lineno, each.end_lineno)
+    return found
+
+
+def _keys(owner: ast.AST) -> Iterator[tuple[str, int, int]]:
+    """Yield (key, first line, last line) of entries of dictionaries and of assignments to them."""
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values):
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    yield key.value, key.lineno, value.end_lineno
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            key = node.targets[0].slice
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value, node.lineno, node.end_lineno

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from building.outputs import FILES, exit_codes, fields_of
+
 from mpitrain.commands.reference.keys import Key, every_key, meaning_of_table, tables
-from mpitrain.commands.reference.outputs import FILES, exit_codes, fields_of
 from mpitrain.commands.reference.refusals import refusals_of
 from mpitrain.commands.reference.show import is_fixed, names_for
 
