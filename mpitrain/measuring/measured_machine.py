@@ -21,7 +21,7 @@ from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.measuring import device, node_links, storage
 from mpitrain.measuring.device import Samples
-from mpitrain.measuring.measured_rounds import measured_in_rounds
+from mpitrain.measuring.measured_rounds import doubts_of, measured_in_rounds
 from mpitrain.plan.predict.step_time.machine import (
     Figure,
     LinkTable,
@@ -92,8 +92,9 @@ def measured_machine(
     if placement.gpu is None:
         samples = [of_a_core(each, near, cores) for each in samples]
     figures = together(world.all_gather("what they measured", samples))
-    every = world.all_gather("whether they were disturbed", rounds.doubts(max(0.0, 1 - cores / near)))
-    doubts = [*dict.fromkeys(doubt for some in every for doubt in some), *_uneven(figures)]
+    mine = rounds.lost_more(max(0.0, 1 - cores / near)), rounds.unsettled()
+    lost_more, unsettled = zip(*world.all_gather("whether they were disturbed", mine))
+    doubts = [*doubts_of(lost_more, unsettled, rounds.count()), *_uneven(figures)]
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
     where = f"mpitrain bench machine, {ranks}, {library.host()}, {time.strftime('%Y-%m-%d')}"
     made = machine_of(figures, base, placement.gpu, near, cores, where)

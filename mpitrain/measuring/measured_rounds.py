@@ -58,21 +58,31 @@ class MeasuredRounds(NamedTuple):
         """Return the figures whose best round stands alone."""
         return [name for name, rounds in self.values.items() if len(agreeing(name, rounds)) < ENOUGH]
 
-    def doubts(self, expected_lost: float = 0.0) -> list[str]:
-        """Return why the figures of this rank can't be trusted; nothing if they can.
+    def lost_more(self, expected: float) -> float:
+        """Return by how much more than expected others had this rank's core; 0.0 if that is little.
 
-        expected_lost: share of the time that a rank waits for others of this job on its core.
+        expected: share of the time that a rank waits for others of this job on its core.
         """
-        found = []
-        if len(self.lost) >= ENOUGH:
-            lost = sorted(self.lost)[ENOUGH - 1]
-            if lost > expected_lost + MOST_LOST:
-                found.append(f"other programs had the cores for {lost - expected_lost:.0%} of the time")
-        number = max(map(len, self.values.values()), default=0)
-        names = self.unsettled()
-        if names:
-            found.append(f"no two of {number} rounds agree within {AGREE:.0%} in {', '.join(names)}")
-        return found
+        if len(self.lost) < ENOUGH:
+            return 0.0
+        more = sorted(self.lost)[ENOUGH - 1] - expected
+        return more if more > MOST_LOST else 0.0
+
+    def count(self) -> int:
+        return max(map(len, self.values.values()), default=0)
+
+
+def doubts_of(lost_more: Sequence[float], unsettled: Sequence[Sequence[str]], num_rounds: int) -> list[str]:
+    """Return why figures of some ranks can't be trusted, each reason once; nothing if they can.
+
+    lost_more, unsettled: of each rank, as MeasuredRounds says them.
+    """
+    reasons = []
+    if most := max(lost_more):
+        reasons.append(f"other programs had the cores for {most:.0%} of the time")
+    if names := dict.fromkeys(name for some in unsettled for name in some):
+        reasons.append(f"no two of {num_rounds} rounds agree within {AGREE:.0%} in {', '.join(names)}")
+    return reasons
 
 
 def agreeing(name: str, rounds: Sequence[Sequence[float]]) -> list[Sequence[float]]:

@@ -18,7 +18,13 @@ from mpitrain.errors import ConfigError
 from mpitrain.measuring import device, measured_machine, storage
 from mpitrain.measuring.device import Samples, measured_host
 from mpitrain.measuring.measured_machine import MeasuredFigure, machine_of, together
-from mpitrain.measuring.measured_rounds import MOST_LOST, CoreTime, MeasuredRounds, measured_in_rounds
+from mpitrain.measuring.measured_rounds import (
+    MOST_LOST,
+    CoreTime,
+    MeasuredRounds,
+    doubts_of,
+    measured_in_rounds,
+)
 from mpitrain.plan.predict.step_time.machine import known, read_machine
 from mpitrain.training.machine.gpus import Gpu
 
@@ -120,7 +126,7 @@ def test_rounds_are_repeated_until_the_best_values_agree(factors, rounds, is_set
     clock = DisturbedClock(factors)
     found = measured_in_rounds(clock.measure, lambda is_done: is_done)
     assert clock.rounds == rounds
-    doubts = [each for each in found.doubts(1.0) if "rounds agree" in each]
+    doubts = doubts_of([0.0], [found.unsettled()], found.count())
     assert (not doubts) or factors is SLOWER
     if factors is not SLOWER:
         rate, launch = (together([[each]])[each.name] for each in found.samples())
@@ -132,8 +138,16 @@ def test_rounds_are_repeated_until_the_best_values_agree(factors, rounds, is_set
 def test_time_that_others_have_the_core_is_a_doubt():
     """More ranks than cores wait for each other, which is expected."""
     lost = MeasuredRounds({}, [0.6, 0.02, 0.5])
-    assert lost.doubts() == ["other programs had the cores for 50% of the time"]
-    assert lost.doubts(0.5) == [] and MeasuredRounds({}, [0.6, 0.02, 0.03]).doubts() == []
+    assert lost.lost_more(0.0) == 0.5 and lost.lost_more(0.5) == 0.0
+    assert MeasuredRounds({}, [0.6, 0.02, 0.03]).lost_more(0.0) == 0.0
+
+
+def test_reasons_of_several_ranks_stand_once():
+    assert doubts_of([0.0, 0.0], [[], []], 3) == []
+    assert doubts_of([0.25, 0.5], [["memory.passes", "launch_s"], ["launch_s", "products.fp32"]], 8) == [
+        "other programs had the cores for 50% of the time",
+        "no two of 8 rounds agree within 10% in memory.passes, launch_s, products.fp32",
+    ]
     before, after = CoreTime(1.0, 1.0, 1.0), CoreTime(4.0, 1.5, 1.5)
     assert after.lost_since(before) == pytest.approx(1 / 3.5)
 
