@@ -306,7 +306,7 @@ def mpirun(
 
 # the variables that Python and its loader read, which a fork can't do again
 READ_AT_START = ("PYTHONIO", "PYTHONUTF8", "PYTHONCOERCE", "PYTHONUN", "PYTHONHASH", "LD_", "LC_", "LANG")
-PRELOAD = str(Path(__file__).with_name("preload.py"))
+PRELOAD, STAND_IN = (str(Path(__file__).with_name(name)) for name in ("preload.py", "stand_in.py"))
 UNTOUCHED = {"LD_PRELOAD", VISIBLE}  # in an environment: what is to be there when Python starts
 
 
@@ -320,7 +320,7 @@ def preloaded(command: Sequence[str]) -> list[str]:
     can_fork = program[0].endswith(".py") or (program[0] == MPITRAIN and _is_mpich())
     if not can_fork or os.environ.get("MPITRAIN_PRELOAD") == "no":
         return list(command)
-    return [sys.executable, "-S", "-E", PRELOAD, _server(), *program]
+    return [sys.executable, "-S", "-E", STAND_IN, _server(), *program]
 
 
 def hear_all() -> None:

@@ -2,10 +2,10 @@
 
 To load torch is most of what a short run costs, and tests start hundreds.
 
-    mpirun -n 2 python -S -E preload.py SOCKET mpitrain run ...  what mpirun starts: small, it
-                                                                 stands for the rank
-    python preload.py SOCKET                                     has loaded everything, and forks a
-                                                                 rank when asked
+    mpirun -n 2 python -S -E stand_in.py SOCKET mpitrain run ...  what mpirun starts: small, it
+                                                                  stands for the rank
+    python preload.py SOCKET                                      has loaded everything, and forks a
+                                                                  rank when asked
 
 The one that mpirun started sends its arguments, environment, folder and every descriptor it has,
 the launcher's too. The fork takes them over and runs the program from its first line: MPI, the
@@ -20,14 +20,16 @@ import atexit
 import ctypes
 import gc
 import importlib
-import json
+import marshal
 import os
+import pkgutil
 import runpy
 import select
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 # the variable by which launch.py knows the processes of a job, and reaper.py those of a pytest
@@ -37,6 +39,10 @@ LOADED = ["mpitrain.cli", "mpitrain.training.trainer", "numpy.ma", "numpy.random
 # the first backward loads it, and sympy with it
 LOADED += ["torch.fx.experimental.symbolic_shapes"]
 LOADED += ["torch._dynamo"]  # and the first operation on tensors without values
+# what a run imports when it needs it
+LOADED += ["mpitrain.planner.after_run", "mpitrain.plan.predict.step_time.advice", "mpitrain.actor.rehearsal"]
+LOADED += ["mpitrain.planner.run_layout", "mpitrain.commands.inspect", "rich._emoji_codes"]
+OF_A_RUN = ("mpitrain.data.sources", "mpitrain.model.families", "mpitrain.optim.optimizers")  # all in them
 OF_OTHERS = [
     *(name for name in LOADED if not name.startswith("mpitrain")),
     "mpi4py.MPI",
@@ -52,7 +58,6 @@ LIBRARIES = "libraries"
 FIRST_FREE = 200  # descriptors below it may be the launcher's
 MOST_BYTES = 1 << 17
 MOST_DESCRIPTORS = 64
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def name_of(mark: str) -> str:
@@ -61,40 +66,6 @@ def name_of(mark: str) -> str:
     mark: of the job.
     """
     return mark[SESSION_LENGTH:][:10] + "."
-
-
-# ---------------------------------------------------------------- what mpirun starts
-
-
-def stand_for(address: str, command: list[str]) -> None:
-    """Have `command` run by a fork of the one that listens at `address`, and end as it does."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect("\0" + address)
-    numbers = [
-        number
-        for number in map(int, os.listdir("/proc/self/fd"))
-        if number != connection.fileno() and _is_open(number)
-    ]
-    for number in PASSED_ON:
-        signal.signal(number, lambda which, _: connection.send(bytes([which])))
-    request = {"command": command, "folder": os.getcwd(), "environment": dict(os.environ), "numbers": numbers}
-    socket.send_fds(connection, [json.dumps(request).encode()], numbers)
-    # What the rank writes to stays open here, too, until this ends: a launcher sees both at once,
-    # as of a rank that is no fork.
-    ended = int(connection.recv(16) or 1)
-    if ended < 0:
-        if ended != -signal.SIGKILL:
-            signal.signal(-ended, signal.SIG_DFL)
-        os.kill(os.getpid(), -ended)
-    os._exit(ended)
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:  # the one with which the folder was read
-        return False
-    return True
 
 
 # ---------------------------------------------------------------- the one that forks
@@ -163,7 +134,7 @@ def _become(connection: socket.socket) -> None:
     """Take over what the other has, and listen to it."""
     os.setsid()
     text, received, _, _ = socket.recv_fds(connection, MOST_BYTES, MOST_DESCRIPTORS)
-    request = json.loads(text)
+    request = marshal.loads(text)
     import fcntl
 
     high = [
@@ -197,6 +168,13 @@ def _listen(connection: socket.socket) -> None:
     while which := connection.recv(1):
         os.kill(os.getpid(), which[0])
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def all_within(packages: Iterable[str]) -> Iterator[str]:
+    """Yield the names of all modules in some packages."""
+    for package in packages:
+        folder = importlib.import_module(package).__path__
+        yield from (f"{package}.{module.name}" for module in pkgutil.iter_modules(folder))
 
 
 def load(names: list[str]) -> None:
@@ -242,9 +220,7 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:]:
-        stand_for(sys.argv[1], sys.argv[2:])
-    load(LOADED if os.environ.get(WHAT) != LIBRARIES else OF_OTHERS)
+    load(OF_OTHERS if os.environ.get(WHAT) == LIBRARIES else [*LOADED, *all_within(OF_A_RUN)])
     gc.collect()
     # no fork looks through what all have: a tenth of a lane's time, and pages stay shared
     gc.freeze()
