@@ -54,7 +54,6 @@ def test_what_a_run_starts_imports_nothing_of_the_current_folder(tmp_path):
     log = plant(tmp_path)
     given = *SMALL, "--set", "run.steps=1"
     require_free(log, 2, MPITRAIN, "run", *given, cwd=tmp_path)
-    require_free(log, 2, MPITRAIN, "run", "--dry-run", *given, "--set", "run.dir=runs/dry", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("through", [(), ("-m", "mpi4py")], ids=["mpitrain", "mpi4py"])
