@@ -252,13 +252,19 @@ class ExpertsTable(ConfigTable, frozen=True):
 
 
 class Data(ConfigTable, frozen=True):
-    # the form of the corpus: python-stdlib, text, jsonl; or "module:name", a Source of your own
+    # the format of the corpus: python-stdlib, text, jsonl, parquet, megatron, datatrove, npy, nanogpt;
+    # auto: by the first bytes of each file; or "module:name", a Source of your own
     source: str = "python-stdlib"
     # a file, a folder or a pattern such as "a/**/*.txt"; or several
     path: str | tuple[str, ...] = ""
     # text for validation, in the form of data.source; "": documents of data.path are held out
     val_path: str | tuple[str, ...] = ""
-    text_key: str = "text"  # jsonl: the key of each line that has the text
+    text_key: str = "text"  # jsonl: the key of each line that has the text; parquet: the column
+    # files of ids without an index: the id that ends each document, or none; default: the tokenizer's
+    ends: CountOrNone | Literal["none"] | None = None
+    # type of ids in files that don't say it; "": as usual for the format
+    dtype: Literal["", "uint8", "uint16", "uint32", "uint64"] = ""
+    damaged: CountOrNone = 0  # number of damaged lines, rows or documents that are left out, at most
     # a tokenizer.json of the tokenizers library; or bytes: a token for each byte, 256 of them
     tokenizer: str = "bytes"
     # the token between documents; "": none; default: as the tokenizer's model was trained

@@ -36,8 +36,15 @@ OTHER_VALUES = {  # what others call a value of ours, or what to do instead
     "data.source": {
         "write its text as JSONL, an object with a key \"text\" on each line, and use data.source = "
         "\"jsonl\"":
-            "parquet arrow huggingface hf hf_dataset dataset csv tsv json webdataset",
-        "use data.source = \"text\", on unpacked files": "gz gzip zip tar zst txt file files folder",
+            "csv tsv json webdataset",
+        "use data.source = \"parquet\", which reads Arrow and folders of datasets, too":
+            "arrow huggingface hf hf_dataset dataset datasets save_to_disk",
+        "use data.source = \"megatron\"": "mmap indexed idx bin_idx megatron-lm gpt_dataset",
+        "use data.source = \"npy\"": "numpy memmap olmo dolma",
+        "use data.source = \"nanogpt\"": "bin llmc llm.c binary",
+        "use data.source = \"datatrove\"": "ds nanoset",
+        "use data.source = \"auto\"": "gz gzip zst any detect",
+        "use data.source = \"text\", on unpacked files": "zip tar txt file files folder",
     },
     "optimizer.name": {
         'use optimizer.name = "adamw"': "adam adamw_torch fused_adam fusedadam adam8bit adamw8bit",

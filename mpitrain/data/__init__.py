@@ -3,7 +3,10 @@
 One rank prepares the tokens once; every rank maps the same file and computes by itself which
 sequences it trains on.
 
-source, sources/         what a data source is; one file each: text, jsonl, python_stdlib
+source, sources/         what a data source is; one file each: text, jsonl, parquet, megatron, ...
+token_files              which documents a file of ids holds, in every format
+compressed, table_reader
+                         what a compressed file holds; tables, read by pyarrow in a child
 corpus, corpus_files     documents of a corpus; which files it has, and which are left out
 file_kinds               what a file is that is no text
 tokenizer, tokenizer_file, special_tokens, rows, byte_level

@@ -18,7 +18,7 @@ import xxhash
 
 from mpitrain.data.source import SOURCES, File, Source
 from mpitrain.errors import DataError
-from mpitrain.inputs import PIECE, is_there, listed, open_file, require_file, shown
+from mpitrain.inputs import PIECE, is_there, listed, open_file, read_text, require_file, shown
 
 OTHER_SUFFIXES = {  # what files in a folder of JSON lines are instead
     ".json": "JSON that is no lines of JSON",
@@ -30,7 +30,8 @@ OTHER_SUFFIXES = {  # what files in a folder of JSON lines are instead
     ".parquet": "Parquet",
     ".arrow": "Arrow",
 }
-MOST_COMPARED_BYTES = 1 << 50
+MOST_COMPARED_BYTES = 1 << 60
+MOST_LIST_BYTES = 1 << 26  # of a file with names of files
 HIDDEN = "hidden"
 SUFFIX = "of another suffix"
 EMPTY = "empty"
@@ -82,13 +83,24 @@ def list_files(source: Source, path: Paths, key: str = "data.path") -> Listing:
     files: list[File] = []
     for root in roots:
         if not root.is_dir():
-            files.append(File(root.name, root, chosen=True))
+            files.append(File(root.name, root, True, _companions(source, root)))
             continue
         prefix = f"{root.name}/" if len(roots) > 1 else ""
-        files += (File(prefix + name, file) for name, file in _in_folder(source, root, left_out))
+        listed_there = source.files_in(root) if source.files_in else None
+        if listed_there is None:
+            found = _in_folder(source, root, left_out)
+        else:
+            found = [(path.name, path) for path in listed_there]
+        files += (File(prefix + name, file, False, _companions(source, file)) for name, file in found)
+    belonging = {path for file in files for path in file.companions}
+    files = [file for file in files if file.path not in belonging]
     if not files:
         raise no_text(source, path, left_out, key)
     return Listing(files, left_out)
+
+
+def _companions(source: Source, path: Path) -> tuple[Path, ...]:
+    return tuple(found for found in source.companions(path) if found.exists())
 
 
 def _in_folder(source: Source, root: Path, left_out: dict[str, list[str]]) -> list[tuple[str, Path]]:
@@ -107,6 +119,11 @@ def _in_folder(source: Source, root: Path, left_out: dict[str, list[str]]) -> li
         raise unreadable(root, "folders within folders, too deep") from None
     if source.bundled:
         left_out.clear()  # nobody has put anything there to be read
+    belonging = {path.relative_to(root).as_posix() for _, file in found for path in source.companions(file)}
+    for reason in list(left_out):
+        left_out[reason] = [name for name in left_out[reason] if name not in belonging]
+        if not left_out[reason]:
+            del left_out[reason]
     return sorted(found)
 
 
@@ -193,13 +210,15 @@ def content_of(listing: Listing, each: Callable[[str], object]) -> str:
     """Digest the content of all files, in their order, wherever they lie and whatever they are called."""
     digest = xxhash.xxh3_128()
     for file in listing.files:
-        digest.update(_digest(file, each).encode())
+        for path in (file.path, *file.companions):
+            digest.update(_digest(file._replace(path=path), each).encode())
     return digest.hexdigest()
 
 
 def newest_of(listing: Listing) -> int:
     """Return when the newest of the files was written, in nanoseconds."""
-    return max(_stat(file.path).st_mtime_ns for file in listing.files)
+    paths = (path for file in listing.files for path in (file.path, *file.companions))
+    return max(_stat(path).st_mtime_ns for path in paths)
 
 
 def sizes_of(listing: Listing) -> list[int]:
@@ -214,8 +233,9 @@ def fingerprint(listing: Listing) -> str:
     """
     digest = xxhash.xxh3_128()
     for file in listing.files:
-        stat = _stat(file.path)
-        digest.update(os.fsencode(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0"))
+        for path in (file.path, *file.companions):
+            stat = _stat(path)
+            digest.update(os.fsencode(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0"))
     return digest.hexdigest()
 
 
@@ -258,12 +278,26 @@ def _roots(source: Source, path: Paths, key: str = "data.path") -> list[Path]:
     if not path:
         raise DataError(f'data.source = "{source.name}" needs {key}; set it to a file or a folder')
     names = [path] if isinstance(path, (str, Path)) else path
-    roots = [root for name in names for root in _matches(name, key)]
+    roots = [source.main(root) for name in _listed_names(names, key) for root in _matches(name, key)]
     for root in roots:
         _stat(root)
         if not root.is_file() and not root.is_dir():
             raise DataError(f'{key} = "{shown(root)}" is neither a file nor a folder; set it to one')
     return roots
+
+
+def _listed_names(names: Sequence[str | Path], key: str) -> Iterator[str | Path]:
+    """Yield the names; in place of `@file`, those that stand in this file, one a line."""
+    for name in names:
+        text = str(name)
+        if not text.startswith("@") or is_there(text):
+            yield name
+            continue
+        try:
+            lines = read_text(text[1:], MOST_LIST_BYTES).splitlines()
+        except OSError as error:
+            raise DataError(f"{key} = {shown(text)}: the list cannot be read: {error.strerror}") from error
+        yield from (line.strip() for line in lines if line.strip())
 
 
 def _matches(name: str | Path, key: str) -> list[Path]:

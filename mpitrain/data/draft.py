@@ -3,6 +3,7 @@
 What is prepared is kept when a run has to leave or is killed, and its next start goes on there.
 
 tokens.bin.tmp, ends.bin.tmp  so far, and perhaps some that aren't noted yet
+unscored.bin.tmp              likewise, once there are targets without loss
 tokens.part.json              Kept: how much of them is on disk. Written after each sync; digests
                               say whether it is still the same
 """
@@ -17,12 +18,13 @@ import msgspec
 import numpy as np
 import xxhash
 
-from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, Origin, ReadCounts
+from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, CountOrNone, Origin, ReadCounts
 from mpitrain.data.source import BEGIN, Position
 from mpitrain.inputs import decoded, open_regular, read_regular, remove, replacing
 
 DRAFT = "tokens.bin.tmp"
 DRAFT_ENDS = "ends.bin.tmp"
+DRAFT_UNSCORED = "unscored.bin.tmp"
 PART = "tokens.part.json"
 BLOCK_BYTES = 1 << 20
 KEEP_S = 20.0  # of work that a kill can cost
@@ -35,6 +37,7 @@ class Kept(msgspec.Struct, frozen=True):
     last.
 
     after: where the next document begins.
+    unscored: digest of the runs of tokens without loss; num_unscored: twice as many as these.
     """
 
     origin: Origin
@@ -43,6 +46,8 @@ class Kept(msgspec.Struct, frozen=True):
     after: Position
     ends: str
     tally: ReadCounts
+    unscored: str = ""
+    num_unscored: CountOrNone = 0
 
 
 class GrowingFile:
@@ -129,6 +134,8 @@ class Draft:
         self._origin = origin
         self._tokens = GrowingFile(folder / DRAFT, dtype)
         self._ends = GrowingFile(folder / DRAFT_ENDS, ENDS_DTYPE)
+        self._unscored = GrowingFile(folder / DRAFT_UNSCORED, ENDS_DTYPE)
+        self._last_unscored = 0  # where the last run of tokens without loss ends
         self.after = BEGIN
         self.tally = ReadCounts()
         self._kept_at = time.monotonic()
@@ -136,8 +143,8 @@ class Draft:
         kept = read_kept(folder)
         if kept is None or not self._take_up(kept, each):
             self.drop()
-            self._tokens.begin()
-            self._ends.begin()
+            for file in (self._tokens, self._ends, self._unscored):
+                file.begin()
         self._kept = self._counts
 
     @property
@@ -149,11 +156,32 @@ class Draft:
         """Those of the tokens, and of the ends."""
         return self._tokens.digest.hexdigest(), self._ends.digest.hexdigest()
 
-    def add(self, between: np.ndarray, ids: np.ndarray, after: Position, tally: ReadCounts) -> None:
-        """Append the tokens of a document. between: what ends the document before it, if there is one."""
+    @property
+    def unscored(self) -> tuple[str, int]:
+        """The digest of the runs of tokens without loss, and how many there are; "": none."""
+        count = self._unscored.count // 2
+        return (self._unscored.digest.hexdigest() if count else "", count)
+
+    def add(
+        self,
+        between: np.ndarray,
+        ids: np.ndarray,
+        after: Position,
+        tally: ReadCounts,
+        scored: np.ndarray | None = None,
+    ) -> None:
+        """Append the tokens of a document. between: what ends the document before it, if there is one.
+
+        scored: whether each carries loss as a target; None: all do. What ends a document is as its
+        last token is.
+        """
         if self.count:
+            if between.size and self._unscored.count and self._last_unscored == self.count:
+                self._add_unscored(np.array([self.count, self.count + between.size]))
             self._tokens.add(between)
             self._end_document()
+        if scored is not None:
+            self._add_unscored(self.count + runs_of(~scored))
         self._tokens.add(ids)
         self.after = after
         self.tally = tally
@@ -166,7 +194,8 @@ class Draft:
         self._sync()
         if self.count:
             digest, ends = self.digests
-            kept = Kept(self._origin, self.count, digest, self.after, ends, self._noted)
+            runs = self._unscored.digest.hexdigest(), self._unscored.count
+            kept = Kept(self._origin, self.count, digest, self.after, ends, self._noted, *runs)
             with replacing(self._folder / PART, OWN) as file:
                 file.write(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
         self._kept = self._counts
@@ -179,32 +208,39 @@ class Draft:
         return self._tokens.mapped(), self._ends.mapped()
 
     def close(self) -> None:
-        self._tokens.close()
-        self._ends.close()
+        for file in (self._tokens, self._ends, self._unscored):
+            file.close()
 
     def stop(self) -> None:
         """Leave what is noted for another start, and nothing where nothing is."""
-        tokens, ends = self._kept
+        tokens, ends, unscored = self._kept
         self._tokens.cut(tokens)
         self._ends.cut(ends)
+        self._unscored.cut(unscored)
         if not tokens:
             self.drop()
 
     def drop(self) -> None:
         """Remove what is kept. Raises OSError."""
-        for name in (PART, DRAFT, DRAFT_ENDS):
+        for name in (PART, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED):
             remove(self._folder / name, OWN)
 
     @property
-    def _counts(self) -> tuple[int, int]:
-        return self._tokens.count, self._ends.count
+    def _counts(self) -> tuple[int, int, int]:
+        return self._tokens.count, self._ends.count, self._unscored.count
+
+    def _add_unscored(self, runs: np.ndarray) -> None:
+        """Append runs of tokens without loss, begins and ends in turn."""
+        self._unscored.add(runs.astype(ENDS_DTYPE))
+        if runs.size:
+            self._last_unscored = int(runs[-1])
 
     def _end_document(self) -> None:
         self._ends.add(np.array([self.count], ENDS_DTYPE))
 
     def _sync(self) -> None:
-        self._tokens.sync()
-        self._ends.sync()
+        for file in (self._tokens, self._ends, self._unscored):
+            file.sync()
 
     def _take_up(self, kept: Kept, each: Callable[[str], object]) -> bool:
         """Open what is kept, and drop what comes after it; return False if it isn't what it was."""
@@ -215,10 +251,20 @@ class Draft:
         if not self._ends.take_up(kept.tally.documents - 1, kept.ends, kept.count + 1, each):
             self._tokens.close()
             return False
+        if not self._unscored.take_up(kept.num_unscored, kept.unscored, kept.count + 1, each):
+            self._tokens.close()
+            self._ends.close()
+            return False
+        self._last_unscored = int(self._unscored.mapped()[-1]) if kept.num_unscored else 0
         self.after = kept.after
         self.tally = kept.tally
         self._noted = kept.tally
         return True
+
+
+def runs_of(chosen: np.ndarray) -> np.ndarray:
+    """Return where runs of true begin and end, in turn: [2 n]."""
+    return np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]])))
 
 
 def read_kept(folder: Path) -> Kept | None:

@@ -1,6 +1,7 @@
 """Run a stranger's program, or read a stranger's file, in a child with limits of memory and time.
 
     answer(module, given, limits)      the parent: what the child answers, or why there is no answer
+    parts(module, given, limits)       likewise, part after part, each of MOST_PART bytes at most
     python -P -m MODULE LIMITS         the child, whose main() calls serve()
 
 The child's limits are the system's (setrlimit), which hold within one operation of a library, too.
@@ -10,9 +11,12 @@ import json
 import os
 import resource
 import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from mpitrain.comm.base.interpreter import python
@@ -22,6 +26,9 @@ REFUSED = 3  # exit code: the last line on stderr says why
 OUT_OF_MEMORY = 4
 NO_LIBRARY = 5
 WAIT = 6  # times cpu_s, for which a child on a busy machine may take
+MOST_PART = 1 << 30
+MOST_SAID = 1 << 20  # bytes of what a child says of an error
+LENGTH = struct.Struct("<Q")
 DAMAGED = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 
@@ -58,6 +65,51 @@ def answer(module: str, given: bytes, limits: Limits) -> bytes:
     if done.returncode == NO_LIBRARY:
         raise LibraryError(last)
     raise LimitedError(_end(done.returncode, last, b"memory allocation of" in done.stderr, limits))
+
+
+def parts(module: str, given: bytes, limits: Limits) -> Iterator[bytes]:
+    """Yield the parts that a child prints, each by framed(). Raises LimitedError, LibraryError.
+
+    The child is ended when nobody reads any further.
+    """
+    with tempfile.TemporaryFile() as said:
+        try:
+            child = subprocess.Popen(
+                python("-m", module, json.dumps(limits)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env={**os.environ, "RUST_BACKTRACE": "0"},
+            )
+        except OSError as error:
+            raise LimitedError(f"the process that reads it can't be started: {error.strerror}") from None
+        with child:
+            try:
+                with suppress(BrokenPipeError):
+                    child.stdin.write(given)
+                    child.stdin.close()
+                while len(head := child.stdout.read(LENGTH.size)) == LENGTH.size:
+                    (length,) = LENGTH.unpack(head)
+                    if length > MOST_PART:
+                        raise LimitedError(f"a part of it has {length:,} bytes")
+                    if len(part := child.stdout.read(length)) == length:
+                        yield part
+                code = child.wait()
+            finally:
+                child.kill()
+        if code == 0:
+            return
+        said.seek(0)
+        printed = said.read(MOST_SAID)
+        last = printed.decode(errors="replace").strip().rpartition("\n")[2]
+        if code == NO_LIBRARY:
+            raise LibraryError(last)
+        raise LimitedError(_end(code, last, b"memory allocation of" in printed, limits))
+
+
+def framed(part: bytes) -> bytes:
+    """Return a part as parts() reads it."""
+    return LENGTH.pack(len(part)) + part
 
 
 def _end(code: int, last: str, no_memory: bool, limits: Limits) -> str:

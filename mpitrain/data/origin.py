@@ -42,6 +42,8 @@ class Origin(msgspec.Struct, frozen=True):
     text_key: str = ""
     begin_of_text: CountOrNone | None = None
     validation_files: CountOrNone = 0  # of the files, the last ones: those of data.val_path
+    rule: str = ""  # data.ends and data.dtype, where files of ids may need them
+    damaged: CountOrNone = 0  # data.damaged
 
     def gives_the_same_as(self, other: "Origin") -> bool:
         """Return whether tokens made from both are the same. Where the corpus lies makes no difference."""
@@ -72,6 +74,14 @@ class ReadCounts(msgspec.Struct, frozen=True):
     left_out: dict[str, LeftOut] = {}
     # of documents whose marks of another format were read as text, by that format
     marked: dict[str, LeftOut] = {}
+    # of files that had something unusual, which was put right
+    remarks: dict[str, LeftOut] = {}
+
+    def with_remark(self, remark: str, name: str) -> "ReadCounts":
+        """Count a file with something unusual."""
+        before = self.remarks.get(remark, LeftOut(0, shown(name)))
+        more = LeftOut(before.count + 1, before.first)
+        return msgspec.structs.replace(self, remarks={**self.remarks, remark: more})
 
     def with_document(self, size: int, unknown: int) -> "ReadCounts":
         counts = dict(documents=self.documents + 1, size=self.size + size, unknown=self.unknown + unknown)
@@ -98,6 +108,7 @@ class ReadCounts(msgspec.Struct, frozen=True):
             else ""
         )
         as_text = f"; read as plain text: {_listed(self.marked)}{ADVICE}" if self.marked else ""
+        as_text += f"; read: {_listed(self.remarks)}" if self.remarks else ""
         return f"{read}{unknown}{as_text}; left out: {_listed(self.left_out) or 'nothing'}"
 
 

@@ -10,14 +10,13 @@ none of these                      all documents are tokenized
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from mpitrain.data.corpus import Corpus, all_documents
+from mpitrain.data.corpus import DAMAGED, Corpus, all_documents
 from mpitrain.data.corpus_files import (
     Listing,
     fingerprint,
@@ -27,23 +26,25 @@ from mpitrain.data.corpus_files import (
     sizes_of,
     with_validation,
 )
-from mpitrain.data.draft import DRAFT, DRAFT_ENDS, PART, Draft
+from mpitrain.data.draft import DRAFT, DRAFT_ENDS, DRAFT_UNSCORED, PART, Draft
 from mpitrain.data.encoding import Encoder, LocalEncoder, encoded
 from mpitrain.data.origin import FORM, OWN, Origin, ReadCounts
 from mpitrain.data.pace import Pace
 from mpitrain.data.shared_tokens import SharedFolder, link_or_copy, of_content
 from mpitrain.data.source import SOURCES, Document, Position, Source
 from mpitrain.data.token_dtype import dtype_for
-from mpitrain.data.tokenizer import Tokenizer
+from mpitrain.data.tokenizer import Tokenizer, vocabulary_of
 from mpitrain.data.tokens import (
     DESCRIPTION,
     ENDS,
     TOKENS,
+    UNSCORED,
     Description,
     describe,
     is_whole,
     open_ends,
     open_tokens,
+    open_unscored,
     require_own,
 )
 from mpitrain.errors import DataError, InputError, StoppedEarly
@@ -52,6 +53,7 @@ from mpitrain.inputs import remove, rename, replacing, shown
 # until they have their names
 LINKED = "tokens.bin.shared"
 LINKED_ENDS = "ends.bin.shared"
+LINKED_UNSCORED = "unscored.bin.shared"
 
 Accept = Callable[[Description, np.ndarray, np.ndarray], object]
 EncoderOf = Callable[[Tokenizer, int], Encoder]
@@ -102,8 +104,8 @@ def prepare(
         if place and _is_taken(place, folder, work, accept):
             return
         description = _prepared(folder, work, accept)
-        _finish(folder, description, DRAFT, DRAFT_ENDS)
-        if place and (trouble := place.publish(folder, (TOKENS, ENDS, DESCRIPTION))):
+        _finish(folder, description, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED)
+        if place and (trouble := place.publish(folder, description.files)):
             report.line(trouble)
     except OSError as error:
         raise DataError(
@@ -112,14 +114,14 @@ def prepare(
 
 
 class _Work(NamedTuple):
-    """What is to be prepared. texts: the documents from a position on.
+    """What is to be prepared. texts: the documents from a position on, with so many damaged before it.
 
     first_of_validation: the first file of data.val_path; None: there is no such path.
     """
 
     origin: Origin
     listing: Listing
-    texts: Callable[[Position], Iterator[Document]]
+    texts: Callable[[Position, int], Iterator[Document]]
     first_of_validation: int | None
     tokenizer: Tokenizer
     encoder_of: EncoderOf
@@ -137,7 +139,11 @@ def _work(corpus: Corpus, tokenizer: Tokenizer, encoder_of: EncoderOf, report: R
         num_validation = len(validation.files)
     origin = _origin(source, corpus, listing, tokenizer, num_validation)
     first = len(listing.files) - num_validation if num_validation else None
-    texts = partial(all_documents, source, corpus, listing)
+    rule = corpus.rule(vocabulary_of(tokenizer))
+
+    def texts(begin: Position, num_damaged: int) -> Iterator[Document]:
+        return all_documents(source, corpus, listing, begin, rule, num_damaged)
+
     return _Work(origin, listing, texts, first, tokenizer, encoder_of, report)
 
 
@@ -155,17 +161,29 @@ def _origin(
         text_key=corpus.text_key if source.keyed else "",
         begin_of_text=tokenizer.begin_of_text,
         validation_files=num_validation,
+        rule=_rule_of(source, corpus),
+        damaged=corpus.damaged,
     )
 
 
-def _finish(folder: Path, description: Description, tokens: str, ends: str) -> None:
+def _rule_of(source: Source, corpus: Corpus) -> str:
+    """Return what a description notes of how ids are read; "" where nothing but the tokenizer says it."""
+    given = {"ends": corpus.ends, "dtype": corpus.dtype or None} if source.holds_tokens else {}
+    return ", ".join(f"{key} = {value}" for key, value in given.items() if value is not None)
+
+
+def _finish(folder: Path, description: Description, tokens: str, ends: str, unscored: str) -> None:
     """Give complete tokens and ends their names, and describe them. Raises OSError."""
     remove(folder / DESCRIPTION, OWN)  # an old description never stands beside new tokens
     rename(folder / tokens, TOKENS, OWN)
     rename(folder / ends, ENDS, OWN)
+    if description.unscored:
+        rename(folder / unscored, UNSCORED, OWN)
+    else:
+        remove(folder / UNSCORED, OWN)
     with replacing(folder / DESCRIPTION, OWN) as file:
         file.write(msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n")
-    for name in (PART, DRAFT, DRAFT_ENDS):
+    for name in (PART, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED):
         remove(folder / name, OWN)
 
 
@@ -177,6 +195,7 @@ def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) ->
         found = describe(place.path)
         tokens = open_tokens(place.path)
         ends = open_ends(place.path)
+        open_unscored(place.path)
         same = of_content(found.origin) == of_content(work.origin)
         whole = same and is_whole(place.path, found, work.report.doing)
     except DataError:
@@ -189,7 +208,9 @@ def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) ->
     accept(description, tokens, ends)
     link_or_copy(place.path / TOKENS, folder / LINKED)
     link_or_copy(place.path / ENDS, folder / LINKED_ENDS)
-    _finish(folder, description, LINKED, LINKED_ENDS)
+    if description.unscored:
+        link_or_copy(place.path / UNSCORED, folder / LINKED_UNSCORED)
+    _finish(folder, description, LINKED, LINKED_ENDS, LINKED_UNSCORED)
     work.report.line(f"data.tokens: {shown(place.path)} has the tokens of this text and tokenizer")
     return True
 
@@ -205,6 +226,7 @@ def _is_prepared(folder: Path, origin: Origin, trained: str, report: Reporter) -
         found = describe(folder)
         open_tokens(folder)
         open_ends(folder)
+        open_unscored(folder)
     except DataError:
         return False  # absent, damaged or cut short: made anew
     older = found.origin.form == 1 and found.content == trained
@@ -250,7 +272,8 @@ def _prepared(folder: Path, work: _Work, accept: Accept) -> Description:
         _encode(work, draft)
         tokens, ends = draft.complete()
         made = draft.count, dtype.str, *draft.digests, draft.tally
-        description = Description(work.origin, *made, copies_apart=True)
+        digest, runs = draft.unscored
+        description = Description(work.origin, *made, copies_apart=True, unscored=digest, num_unscored=runs)
         accept(description, tokens, ends)
         draft.close()
     except StoppedEarly:
@@ -279,7 +302,9 @@ def _encode(work: _Work, draft: Draft) -> None:
     encoder = work.encoder_of(tokenizer, sum(sizes))
     how = f"on {encoder.num_shares} rank{'s' * (encoder.num_shares > 1)}"
     pace = Pace(work.report.line, sizes, draft.after, how)
-    for document, ids in encoded(_read(work.texts(draft.after), each), tokenizer, encoder, pace.encoded):
+    damaged = draft.tally.left_out.get(DAMAGED)
+    documents = _read(work.texts(draft.after, damaged.count if damaged else 0), each)
+    for document, ids in encoded(documents, tokenizer, encoder, pace.encoded):
         is_first = work.first_of_validation is not None and document.file >= work.first_of_validation
         if is_first and draft.tally.training is None:
             draft.tally = msgspec.structs.replace(draft.tally, training=draft.tally.documents)
@@ -288,16 +313,33 @@ def _encode(work: _Work, draft: Draft) -> None:
         if document.num_bytes:
             each(f"preparing the tokens of {document.name}")
         if ids.size:
-            with_begin = np.concatenate([before, ids]) if before.size else ids
-            tally = draft.tally.with_document(document.num_bytes, _num_unknown(ids, tokenizer.unknown))
-            if document.markup:
-                tally = tally.with_marked(document.markup, document.name)
-            draft.add(between, with_begin, document.after, tally)
+            _add(draft, document, ids, between, before, tokenizer.unknown)
     if draft.count == 0:
         raise DataError(
             "data.tokenizer gives no tokens for the text of data.path; it knows none of the characters: use "
             "another one"
         )
+
+
+def _add(
+    draft: Draft,
+    document: Document,
+    ids: np.ndarray,
+    between: np.ndarray,
+    before: np.ndarray,
+    unknown: int | None,
+) -> None:
+    """Append a document's ids to the draft, and count it."""
+    with_begin = np.concatenate([before, ids]) if before.size else ids
+    tally = draft.tally.with_document(document.num_bytes, _num_unknown(ids, unknown))
+    if document.markup:
+        tally = tally.with_marked(document.markup, document.name)
+    if document.remark:
+        tally = tally.with_remark(document.remark, document.name)
+    scored = document.scored
+    if scored is not None:  # nothing predicts how a document begins
+        scored = np.concatenate([np.zeros(before.size, bool), scored])
+    draft.add(between, with_begin, document.after, tally, scored)
 
 
 def _read(documents: Iterator[Document], each: Callable[[str], object]) -> Iterator[Document]:

@@ -7,10 +7,10 @@ Nobody else knows sources by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -24,11 +24,15 @@ NO_TEXT = "without text"
 
 
 class File(NamedTuple):
-    """name: within the corpus, for messages.  chosen: it was named itself, and not found in a folder."""
+    """name: within the corpus, for messages.  chosen: it was named itself, and not found in a folder.
+
+    companions: other files that belong to it, such as an index of its documents.
+    """
 
     name: str
     path: Path
     chosen: bool = False
+    companions: tuple[Path, ...] = ()
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -53,6 +57,9 @@ class Document(NamedTuple):
     ids: its tokens, integers [n], in place of a text; without those that go between documents and
     before each, which data.end_of_text and data.begin_of_text say.
     markup: the format of a text that is read as it stands, such as "HTML"; "" for plain text.
+    scored: of each of its ids, whether it carries loss as a target, bool [n]; None: all do.
+    damage: what is wrong with it, and where, if it can't be read; data.damaged says how many may be.
+    remark: what its file has that is unusual and was put right.
     """
 
     name: str
@@ -62,6 +69,9 @@ class Document(NamedTuple):
     file: int = 0
     ids: np.ndarray | None = None
     markup: str = ""
+    scored: np.ndarray | None = None
+    damage: str = ""
+    remark: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -69,7 +79,44 @@ class Document(NamedTuple):
         return len(self.text) if self.ids is None else self.ids.nbytes
 
     def emptied(self) -> Document:
-        return self._replace(text=b"", ids=None)
+        return self._replace(text=b"", ids=None, scored=None)
+
+
+class TokenRule(NamedTuple):
+    """How ids are read. end: what ends a document, where no index does; None: nothing.
+
+    end_of_text, begin_of_text: of the run's tokenizer, which has `vocab` ids.
+    dtype: of ids in files that don't say it; "": as is usual for their format.
+    """
+
+    end: int | None = None
+    end_of_text: int | None = None
+    begin_of_text: int | None = None
+    vocab: int = 1 << 62
+    dtype: str = ""
+
+
+class Numbers(Protocol):
+    """Numbers in a file, read where they are asked for (token_files.StoredArray)."""
+
+    dtype: np.dtype
+    count: int
+
+    def read(self, first: int, last: int) -> np.ndarray: ...
+
+
+class TokenFile(NamedTuple):
+    """The ids of a file.
+
+    ends: of its documents, ascending, the last one the number of ids; None: a token ends them.
+    scored: of each id, whether it carries loss; None: all do.
+    remark: as Document has it.
+    """
+
+    ids: Numbers
+    ends: np.ndarray | None = None
+    scored: Numbers | None = None
+    remark: str = ""
 
 
 class Damaged(Exception):
@@ -86,6 +133,16 @@ class Bundled(NamedTuple):
     if_absent: str
 
 
+def no_companions(path: Path) -> Sequence[Path]:
+    """Return the files that belong to a file of most sources: none."""
+    return ()
+
+
+def itself(path: Path) -> Path:
+    """Return the file that a path names, of most sources."""
+    return path
+
+
 def is_hidden(name: str) -> bool:
     """Return whether a file or folder is hidden by its name."""
     return name.startswith(".")
@@ -98,6 +155,12 @@ class Source:
     name: value of data.source, of a source in data/sources/.
     read: yields the documents of a file from a position within it on, always the same in the same
     order, given data.text_key. Raises Damaged, and OSError.
+    tokens: in place of `read`, the ids of a file and where its documents end. Raises likewise.
+    choose: in place of both, returns the source of a file, by its first bytes. Raises likewise.
+    companions: the files that may belong to a file; those that exist are no files of their own.
+    main: returns the file that is meant by a path, which may name a companion.
+    files_in: returns the files of a folder that lists them itself; None: it is read as any other.
+    Raises DataError.
     suffixes: of the files that are read of a folder, in any case.
     most_bytes: of a file.
     excludes: tells by their names which files and folders in a folder are no part of a corpus.
@@ -110,7 +173,7 @@ class Source:
     """
 
     name: str
-    read: Callable[[File, Position, str], Iterator[Document]]
+    read: Callable[[File, Position, str], Iterator[Document]] | None = None
     suffixes: tuple[str, ...] = ("",)
     most_bytes: int = 1 << 50
     excludes: Callable[[str], bool] = is_hidden
@@ -122,6 +185,16 @@ class Source:
     keyed: bool = False
     bundled: Bundled | None = None
     version: int = 1
+    tokens: Callable[[File, TokenRule], TokenFile] | None = None
+    choose: Callable[[File], Source] | None = None
+    companions: Callable[[Path], Sequence[Path]] = no_companions
+    main: Callable[[Path], Path] = itself
+    files_in: Callable[[Path], Sequence[Path] | None] | None = None
+
+    @property
+    def holds_tokens(self) -> bool:
+        """Return whether the rule of a run's tokenizer may decide what documents there are."""
+        return self.tokens is not None or self.choose is not None
 
     def identity(self, named: str) -> str:
         """Return what prepared tokens note of the source that a run names so."""

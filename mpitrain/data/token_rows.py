@@ -14,10 +14,12 @@ class TokenRows(NamedTuple):
     """tokens: int64 [rows, length].
 
     ends: of the same shape, true at the last token of a document; None if that isn't asked for.
+    scored: of the same shape, whether a token carries loss as a target; None: all do.
     """
 
     tokens: np.ndarray
     ends: np.ndarray | None = None
+    scored: np.ndarray | None = None
 
 
 class Text:
@@ -25,10 +27,15 @@ class Text:
 
     ends: of documents, as ends.bin has them; or the token that ends each, of tokens of form 1;
     None: rows need not tell.
+    unscored: runs of tokens without loss, as unscored.bin has them; None: there are none.
     """
 
     def __init__(
-        self, tokens: np.ndarray, stretches: np.ndarray | None = None, ends: np.ndarray | int | None = None
+        self,
+        tokens: np.ndarray,
+        stretches: np.ndarray | None = None,
+        ends: np.ndarray | int | None = None,
+        unscored: np.ndarray | None = None,
     ):
         whole = np.array([[0, len(tokens)]], np.int64)
         # an ndarray view of the memmap: rows are then ndarrays too
@@ -37,6 +44,7 @@ class Text:
         # where each stretch begins in this text
         self._offsets = np.concatenate([[0], np.cumsum(self._lasts - self._begins)])
         self._ends = ends if ends is None or isinstance(ends, int) else np.asarray(ends)
+        self._unscored = None if unscored is None else np.asarray(unscored)
 
     def __len__(self) -> int:
         return int(self._offsets[-1])
@@ -45,6 +53,7 @@ class Text:
         """Return the windows that begin at `starts`."""
         tokens = np.empty((len(starts), length), np.int64)
         ends = None if self._ends is None else np.zeros(tokens.shape, bool)
+        scored = None if self._unscored is None else np.ones(tokens.shape, bool)
         for row, start in enumerate(starts.tolist()):
             place = 0
             while place < length:
@@ -54,8 +63,18 @@ class Text:
                 tokens[row, place : place + last - begin] = self._tokens[begin:last]
                 if isinstance(self._ends, np.ndarray):
                     self._mark(ends[row], place, begin, last, number)
+                if scored is not None:
+                    self._leave_out(scored[row, place : place + last - begin], begin, last)
                 place += last - begin
-        return TokenRows(tokens, tokens == self._ends if isinstance(self._ends, int) else ends)
+        return TokenRows(tokens, tokens == self._ends if isinstance(self._ends, int) else ends, scored)
+
+    def _leave_out(self, scored: np.ndarray, begin: int, last: int) -> None:
+        """Mark which of tokens `begin` to `last` carry no loss."""
+        assert self._unscored is not None
+        first = np.searchsorted(self._unscored[:, 1], begin, side="right")
+        behind = np.searchsorted(self._unscored[:, 0], last)
+        for run_begin, run_end in self._unscored[first:behind].tolist():
+            scored[max(run_begin - begin, 0) : run_end - begin] = False
 
     def _mark(self, ends: np.ndarray, place: int, begin: int, last: int, stretch: int) -> None:
         """Mark the last tokens of documents in a piece of a row: of tokens `begin` to `last`, which

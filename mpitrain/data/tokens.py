@@ -2,6 +2,7 @@
 
 tokens.bin   all ids, little-endian, nothing else
 ends.bin     where each document ends: the index after its last token, its end of text included
+unscored.bin runs of tokens that carry no loss as targets, begin and end of each; absent if there are none
 tokens.json  Description: written last, so tokens without it are not finished; draft.py says what is
              kept of those
 """
@@ -15,7 +16,7 @@ import numpy as np
 import xxhash
 
 from mpitrain.data.draft import BLOCK_BYTES, read_kept
-from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, Origin, ReadCounts
+from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, CountOrNone, Origin, ReadCounts
 from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
 from mpitrain.errors import DataError
@@ -23,6 +24,7 @@ from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, show
 
 TOKENS = "tokens.bin"
 ENDS = "ends.bin"
+UNSCORED = "unscored.bin"
 DESCRIPTION = "tokens.json"
 NO_ENDS = np.empty(0, ENDS_DTYPE)
 
@@ -35,6 +37,7 @@ class Description(msgspec.Struct, frozen=True):
 
     copies_apart: copies of held-out documents aren't trained on; runs begun before that keep their
     split.
+    unscored: digest of unscored.bin, "": there is none.  num_unscored: the runs in it.
     """
 
     origin: Origin
@@ -44,11 +47,19 @@ class Description(msgspec.Struct, frozen=True):
     ends: str = ""
     tally: ReadCounts = ReadCounts()
     copies_apart: bool = False
+    unscored: str = ""
+    num_unscored: CountOrNone = 0
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of the tokens, the description last."""
+        return (TOKENS, ENDS, *[UNSCORED] * bool(self.unscored), DESCRIPTION)
 
     @property
     def content(self) -> str:
         """What says whether two runs train on the same: equal for equal tokens with equal ends."""
-        return f"{self.digest}-{self.ends}" if self.ends else self.digest
+        parts = (self.digest, self.ends, self.unscored)
+        return "-".join(part for part in parts if part)
 
 
 def keep_trained(
@@ -62,6 +73,7 @@ def keep_trained(
         found = describe(folder)
         open_tokens(folder)
         open_ends(folder)
+        open_unscored(folder)
     except DataError:
         return False
     origin = found.origin
@@ -138,6 +150,14 @@ def open_ends(folder: str | Path) -> np.ndarray:
     return _mapped(Path(folder) / ENDS, ENDS_DTYPE, description.tally.documents)
 
 
+def open_unscored(folder: str | Path) -> np.ndarray | None:
+    """Map the runs of tokens without loss, read-only: [runs, 2]; None: there are none."""
+    description = describe(folder)
+    if not description.num_unscored:
+        return None
+    return _mapped(Path(folder) / UNSCORED, ENDS_DTYPE, 2 * description.num_unscored).reshape(-1, 2)
+
+
 def _mapped(file: Path, dtype: np.dtype, count: int) -> np.memmap:
     try:
         with open(open_regular(file, own=OWN), "rb") as opened:
@@ -169,11 +189,19 @@ def is_whole(folder: Path, found: Description, each: Callable[[str], object]) ->
     ends = open_ends(folder)
     if int(ends[-1]) != found.count or int(ends[0]) < 0 or not _ascend(ends):
         raise DataError(f"{folder / ENDS} holds no ends of documents; remove it, or change run.dir")
+    if not found.unscored:
+        return True
+    if not _has(folder / UNSCORED, ENDS_DTYPE, found.unscored, found.count + 1, each):
+        return False
+    runs = open_unscored(folder)
+    if runs is None or int(runs[0, 0]) < 0 or not _ascend(np.asarray(runs).reshape(-1), least=0):
+        raise DataError(f"{folder / UNSCORED} holds no runs of tokens; remove it, or change run.dir")
     return True
 
 
-def _ascend(ends: np.ndarray, block: int = 1 << 20) -> bool:
-    return all((np.diff(ends[begin : begin + block + 1]) > 0).all() for begin in range(0, len(ends), block))
+def _ascend(ends: np.ndarray, least: int = 1, block: int = 1 << 20) -> bool:
+    parts = (ends[begin : begin + block + 1] for begin in range(0, len(ends), block))
+    return all((np.diff(part) >= least).all() for part in parts)
 
 
 def _has(file: Path, dtype: np.dtype, wanted: str, below: int, each: Callable[[str], object]) -> bool:
@@ -213,7 +241,7 @@ def require_own(folder: Path) -> None:
     """
     for path, needed in (
         (folder, "a folder"),
-        *((folder / name, "a file") for name in (TOKENS, ENDS, DESCRIPTION)),
+        *((folder / name, "a file") for name in (TOKENS, ENDS, UNSCORED, DESCRIPTION)),
     ):
         if (found := kind_of(path)) not in (None, needed):
             raise DataError(

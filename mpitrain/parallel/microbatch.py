@@ -55,7 +55,7 @@ class MicrobatchCutter:
         return self.first or self.last or separate_documents
 
     def cut(
-        self, tokens: torch.Tensor, ends: Ends | None = None, counted: torch.Tensor | None = None
+        self, tokens: torch.Tensor, ends: Ends | None = None, scored: torch.Tensor | None = None
     ) -> list[Microbatch]:
         """Return the rank's microbatches of a step, segment after segment.
 
@@ -63,12 +63,12 @@ class MicrobatchCutter:
         Inputs and targets are those of this rank's positions; targets are one position ahead in the
         row, wherever that is.
         ends: where documents end, if they are separate.
-        counted: of each row, whether its targets carry loss; None: all do.
+        scored: whether targets carry loss, [batch, sequence], or [batch, 1] of whole rows; None: all do.
         """
         if not self.needs_tokens(ends is not None):
             return [Microbatch() for _ in range(self._num_microbatches * self._segments)]
         documents, targets = (None, tokens[:, 1:]) if ends is None else separate(tokens, ends)
-        targets = targets if counted is None else targets.masked_fill(~counted[:, None], IGNORED)
+        targets = targets if scored is None else targets.masked_fill(~scored, IGNORED)
         further = further_targets(targets, self._mtp if self.last else 0)
         fields = (
             self._segments_of(tokens) if self.first else repeat(None),

@@ -25,7 +25,7 @@ from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.base.world import World, connect
 from mpitrain.config import Config, LoadedConfig, as_override, plugins_of
 from mpitrain.data.copies import copies_of
-from mpitrain.data.corpus import Corpus
+from mpitrain.data.corpus import corpus_of
 from mpitrain.data.corpus_files import check_source
 from mpitrain.data.order import Sampler
 from mpitrain.data.preparation import Reporter, prepare
@@ -41,6 +41,7 @@ from mpitrain.data.tokens import (
     num_prepared,
     open_ends,
     open_tokens,
+    open_unscored,
 )
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly
 from mpitrain.inputs import is_there, kind_of, shown
@@ -458,7 +459,7 @@ class _Opening:
             return
         try:
             prepare(
-                Corpus(data.source, data.path, data.val_path, data.text_key),
+                corpus_of(data),
                 self.tokenizer.whole,
                 self.rundir.data,
                 report=Reporter(self._still, self.report.say),
@@ -487,7 +488,7 @@ class _Opening:
         ends = open_ends(self.rundir.data)
         training = describe(self.rundir.data).tally.training
         train, validation, validation_description = self._samplers(
-            open_tokens(self.rundir.data), ends, training
+            open_tokens(self.rundir.data), ends, training, open_unscored(self.rundir.data)
         )
         content = describe(self.rundir.data).content
         separate = self.config.data.documents == "separate"
@@ -517,7 +518,11 @@ class _Opening:
         return copies_of(open_tokens(self.rundir.data), np.asarray(ends), held_out, num_between)
 
     def _samplers(
-        self, tokens: np.ndarray, ends: np.ndarray, training: int | None
+        self,
+        tokens: np.ndarray,
+        ends: np.ndarray,
+        training: int | None,
+        unscored: np.ndarray | None = None,
     ) -> tuple[Sampler, Sampler, str]:
         data = self.config.data
         seed = self.config.run.seed
@@ -527,7 +532,7 @@ class _Opening:
             if data.documents == "separate"
             else None
         )
-        texts = [Text(tokens, stretches, known) for stretches in (found.train, found.validation)]
+        texts = [Text(tokens, stretches, known, unscored) for stretches in (found.train, found.validation)]
         train = Sampler(texts[0], data.sequence, seed, self.order)
         return train, Sampler(texts[1], data.sequence), found.description
 

@@ -30,10 +30,11 @@ class StepRows:
         rows = self.rows(sampler, first) if needed else TokenRows(np.empty(0, np.int64))
         tokens = torch.from_numpy(rows.tokens).to(device)
         ends = None if rows.ends is None else torch.from_numpy(rows.ends).to(device)
-        counted = None
+        scored = None if rows.scored is None else torch.from_numpy(rows.scored[:, 1:]).to(device)
         if most is not None:
-            counted = torch.tensor([slot < most for slot in self._slots(first)], device=device)
-        return self._actor.cutter.cut(tokens, ends, counted)
+            counted = torch.tensor([[slot < most] for slot in self._slots(first)], device=device)
+            scored = counted if scored is None else scored & counted
+        return self._actor.cutter.cut(tokens, ends, scored)
 
     def rows(self, sampler: Sampler, first: int) -> TokenRows:
         """Return the rows themselves."""

@@ -53,7 +53,9 @@ def ids(tmp_path):
 
 
 def test_those_there_are():
-    assert sorted(SOURCES.built_in()) == ["jsonl", "python-stdlib", "text"]
+    assert sorted(SOURCES.built_in()) == [
+        *("auto", "datatrove", "jsonl", "megatron", "nanogpt", "npy", "parquet", "python-stdlib", "text")
+    ]
 
 
 @LONG
@@ -83,7 +85,7 @@ def test_a_file_in_the_folder_is_one_more_source(tmp_path):
 
 
 def test_an_unknown_one_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"data\.source = 'web'; known: jsonl, python-stdlib, text"):
+    with pytest.raises(ConfigError, match=r"data\.source = 'web'; known: auto, datatrove, jsonl, megatron"):
         SOURCES.find("web")
     with pytest.raises(ConfigError, match=r"data\.source = 'txts'; did you mean text\?"):
         SOURCES.find("txts")

@@ -551,7 +551,7 @@ def test_everything_that_is_not_read_is_counted_by_its_reason(tmp_path):
     (folder / "copy.jsonl").write_bytes((folder / "a.jsonl").read_bytes())
     (folder / "link.jsonl").symlink_to("a.jsonl")
     (folder / "h.jsonl").touch()
-    for name in ("c.json", "d.jsonl.gz", ".hidden.jsonl"):
+    for name in ("c.json", "d.text.gz", ".hidden.jsonl"):
         (folder / name).write_text("{}")
     os.mkfifo(folder / "pipe.jsonl")
     found = reported(folder, "jsonl", tmp_path / "data")
@@ -560,7 +560,7 @@ def test_everything_that_is_not_read_is_counted_by_its_reason(tmp_path):
         [
             "1 without text (a.jsonl:3)",
             "1 JSON that is no lines of JSON (c.json)",
-            "1 gzip (d.jsonl.gz)",
+            "1 gzip (d.text.gz)",
             "1 hidden (.hidden.jsonl)",
             "1 no files (pipe.jsonl)",
             "1 empty (h.jsonl)",

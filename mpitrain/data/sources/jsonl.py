@@ -4,6 +4,7 @@ What nobody reads of a line may be anything that Python's json writes: NaN, halv
 """
 
 import codecs
+import io
 import json
 from collections.abc import Iterator
 from functools import cache, partial
@@ -11,11 +12,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from mpitrain.data.compressed import ENDINGS, unpacked
 from mpitrain.data.file_kinds import HEAD_BYTES, kind_of, with_advice
 from mpitrain.data.source import NO_TEXT, Damaged, Document, File, Position, Source
-from mpitrain.inputs import listed, open_file, shown
+from mpitrain.inputs import PIECE, listed, open_file, shown
 
 MOST_BYTES = 1 << 50
+SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
 MOST_LINE_BYTES = 1 << 26
 KINDS = {
     dict: "an object",
@@ -29,21 +32,27 @@ MARK = codecs.BOM_UTF8.decode()
 
 
 def read(file: File, begin: Position, text_key: str) -> Iterator[Document]:
-    """Yield a document for each line that is not blank; from the first damaged line on without text."""
-    first, damaged = "", 0
-    with open(open_file(file.path, MOST_BYTES), "rb") as lines:
-        _require_lines(file, lines.read(HEAD_BYTES))
+    """Yield a document for each line that is not blank; a damaged one says what is wrong with it."""
+    with open(open_file(file.path, MOST_BYTES), "rb") as opened:
+        lines = io.BufferedReader(unpacked(opened, file.path), HEAD_BYTES)
+        _require_lines(file, lines.peek(HEAD_BYTES)[:HEAD_BYTES])
+        _go_on(lines, begin.offset)
         for line, after in _lines(file, lines, begin):
-            text = b""
+            text, damage = b"", ""
             try:
                 text = text_of(line, text_key)
             except ValueError as error:
-                damaged = damaged + 1
-                first = first or f"{shown(file.path)}, line {after.lines}: found {error}"
+                damage = f"{shown(file.path)}, line {after.lines}: found {error}"
             name = f"{file.name}:{after.lines}"
-            yield Document(name, b"" if damaged else text, after, "" if text else NO_TEXT)
-    if damaged:
-        raise Damaged(f"{first}{f' (and {damaged - 1:,} lines more)' * (damaged > 1)}")
+            yield Document(name, text, after, "" if text or damage else NO_TEXT, damage=damage)
+
+
+def _go_on(lines: BinaryIO, offset: int) -> None:
+    """Go to a byte of the text. What is compressed has to be read up to there."""
+    if lines.seekable():
+        lines.seek(offset)
+    while not lines.seekable() and offset and (piece := lines.read(min(offset, PIECE))):
+        offset -= len(piece)
 
 
 def _require_lines(file: File, head: bytes) -> None:
@@ -57,7 +66,6 @@ def _require_lines(file: File, head: bytes) -> None:
 
 def _lines(file: File, lines: BinaryIO, begin: Position) -> Iterator[tuple[bytes, Position]]:
     """Yield the lines that are not blank, from a position on, and where each ends."""
-    lines.seek(begin.offset)
     offset = begin.offset
     every = iter(partial(lines.readline, MOST_LINE_BYTES + 1), b"")
     for number, line in enumerate(every, start=begin.lines + 1):
@@ -120,7 +128,10 @@ def _slowly(line: bytes, key: str) -> str:
 JSONL = Source(
     "jsonl",
     read,
-    suffixes=(".jsonl", ".ndjson", ".jsonlines"),
+    suffixes=(
+        *SUFFIXES,
+        *(suffix + ending for suffix in (*SUFFIXES, ".json") for ending in ENDINGS),
+    ),
     most_bytes=MOST_BYTES,
     wanted="a .jsonl file with text",
     advice='every line must be an object with a string under the key "{text_key}" (data.text_key)',

@@ -11,6 +11,7 @@ BY_CONTENT = (
     *("data.path", "data.val_path", "data.text_key", "data.tokenizer", "data.tokens", "data.end_of_text"),
     "data.begin_of_text",
     "data.order",
+    *("data.ends", "data.dtype", "data.damaged"),
 )
 IDENTITY = (
     "run.seed",

@@ -89,6 +89,8 @@ class Recording:
         self._write("tokens", self._rows.tokens)
         if self._rows.ends is not None:
             self._write("ends", self._rows.ends)
+        if self._rows.scored is not None:
+            self._write("scored", self._rows.scored)
         for number, x in enumerate(state_of(self._actor)):
             self._write(f"state/{number}", as_bytes(x))
 

@@ -195,7 +195,8 @@ class Replay:
         self._file = Recorded(path)
         self.about = about = self._file.about()
         self.plan = self._file.plan(about)
-        self._tokens, self._ends = self._file.tokens(self.plan), self._file.ends(self.plan)
+        self._tokens, self._ends = self._file.tokens(self.plan), self._file.truths("ends", self.plan)
+        self._scored = self._file.truths("scored", self.plan)
         if about.device == "cuda" and not torch.cuda.is_available():
             raise DataError(
                 f"{shown(path)}: recorded on a GPU, and there is none here; replay it where there is one"
@@ -227,7 +228,8 @@ class Replay:
         ends = (
             about.separator if self._ends is None else torch.from_numpy(self._ends).to(self.actor.site.device)
         )
-        microbatches = self.actor.cutter.cut(tokens, ends)
+        scored = None if self._scored is None else torch.from_numpy(self._scored[:, 1:]).to(tokens.device)
+        microbatches = self.actor.cutter.cut(tokens, ends, scored)
 
         def compute_and_look(compute: Callable[[], Work]) -> Work:
             work = compute()

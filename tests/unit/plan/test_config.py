@@ -96,7 +96,7 @@ def test_bad_keys_and_values_are_named(override, message):
             1,
             "optimizer.name = 'adam'; use optimizer.name = \"adamw\"; known: adamw, muon, sgd",
         ),
-        (["data.source=web"], 1, "data.source = 'web'; known: jsonl, python-stdlib, text"),
+        (["data.source=web"], 1, "data.source = 'web'; known: auto, datatrove, jsonl"),
         (["optimizer.name=muonn"], 1, r"optimizer.name = 'muonn'; did you mean muon\?"),
         (["run.keep_every=40"], 1, "run.keep_every = 40 does nothing with run.keep = 0"),
         (["run.keep_best=1"], 1, "run.keep_best = 1 does nothing with run.keep = 0"),
@@ -922,8 +922,8 @@ def test_a_strangers_config_json_says_nothing_that_a_terminal_obeys(tmp_path, co
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.source=parquet", 'use data.source = "jsonl"'),
-        ("data.source=gz", 'use data.source = "text", on unpacked files'),
+        ("data.source=arrow", 'use data.source = "parquet"'),
+        ("data.source=gz", 'use data.source = "auto"'),
         ("optimizer.name=adam", 'use optimizer.name = "adamw"'),
         ("precision.compute=bfloat16", 'use precision.compute = "bf16"'),
         ("schedule.name=linear", 'use schedule.name = "wsd"'),

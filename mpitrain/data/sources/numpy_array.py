@@ -1,0 +1,125 @@
+"""Ids in .npy files: with NumPy's header, or without one, as OLMo and dolma write them.
+
+NAME.npy         \\x93NUMPY: its header says the type; else unsigned ids of the least type that
+                 has the vocabulary, or of data.dtype
+NAME.csv.gz      of dolma: begin, end, ... of each document, in ids
+NAME.npy.loss    loss mask, a byte for each id
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from tokenize import TokenError
+
+import numpy as np
+
+from mpitrain.data.compressed import unpacked
+from mpitrain.data.source import Damaged, File, Source, TokenFile, TokenRule
+from mpitrain.data.token_files import (
+    LOSS,
+    MOST_BYTES,
+    StoredArray,
+    head_of,
+    mask_of,
+    require_ascending,
+    type_of_ids,
+    with_ending,
+)
+from mpitrain.inputs import open_file, shown
+
+NPY = ".npy"
+MAGIC = b"\x93NUMPY"
+HEADER_BYTES = 10_000  # NumPy reads no longer header of a stranger either
+CHECKED = 1 << 16  # ids
+LINE_BYTES = 1 << 16
+MOST_UPPER = 4  # upper halves of ids below 262,144
+
+
+def companions(path: Path) -> Sequence[Path]:
+    return [with_ending(path, LOSS), _table_of(path)] if path.suffix == NPY else []
+
+
+def tokens(file: File, rule: TokenRule) -> TokenFile:
+    """Return the ids. Raises Damaged for another array than of integers in a row."""
+    if head_of(file.path, len(MAGIC)) == MAGIC:
+        ids = _with_header(file.path)
+    else:
+        ids = StoredArray(file.path, type_of_ids(rule, least_type(rule.vocab)))
+        require_type(ids)
+    table = _table_of(file.path)
+    ends = _ends(table, ids.count) if table.exists() else None
+    return TokenFile(ids, ends, mask_of(file.path, ids.count))
+
+
+def least_type(vocab: int) -> str:
+    """Return the type in which OLMo stores ids, by the size of the vocabulary."""
+    return np.min_scalar_type(vocab - 1).name
+
+
+def require_type(ids: StoredArray) -> None:
+    """Raise Damaged if ids look like halves of larger ones, which would be read without an error."""
+    first = ids.read(0, min(ids.count, CHECKED))
+    halves = first[: first.size // 2 * 2].reshape(-1, 2)
+    upper, lower = halves[:, 1], halves[:, 0]
+    if (
+        ids.dtype.itemsize < 8
+        and len(halves) > 8
+        and (upper < MOST_UPPER).all()
+        and (lower >= MOST_UPPER).any()
+    ):
+        raise Damaged(
+            f"{shown(ids.path)}: every second number is below {MOST_UPPER}, read as {ids.dtype.name}: its "
+            "ids are larger; "
+            f'data.dtype = "uint{16 * ids.dtype.itemsize}" says so'
+        )
+
+
+def _with_header(path: Path) -> StoredArray:
+    head = io.BytesIO(head_of(path, HEADER_BYTES + 16))
+    try:
+        version = np.lib.format.read_magic(head)
+        library = np.lib.format
+        read = library.read_array_header_1_0 if version == (1, 0) else library.read_array_header_2_0
+        shape, _, dtype = read(head, max_header_size=HEADER_BYTES)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, TokenError) as error:
+        raise Damaged(f"{shown(path)}: NumPy can't read its header: {shown(error)}") from None
+    if dtype.kind not in "iu" or len(shape) != 1:
+        found = f"{shown(str(dtype))} and shape {shape}"
+        raise Damaged(f"{shown(path)} has {found}, needed integers in a row, as array.reshape(-1) has them")
+    return StoredArray(path, dtype, head.tell(), shape[0])
+
+
+def _table_of(path: Path) -> Path:
+    return path.with_suffix(".csv.gz")
+
+
+def _ends(table: Path, count: int) -> np.ndarray:
+    """Return where documents end, by dolma's table of them."""
+    ends = []
+    last = 0
+    try:
+        with open(open_file(table, MOST_BYTES), "rb") as opened:
+            lines = io.TextIOWrapper(unpacked(opened, table), newline="")
+            for number, row in enumerate(csv.reader(iter(lambda: lines.readline(LINE_BYTES), "")), start=1):
+                begin, end = int(row[0]), int(row[1])
+                if begin != last or end < begin:
+                    raise Damaged(f"{shown(table)}, line {number:,}: {begin:,} to {end:,} after {last:,}")
+                ends.append(end)
+                last = end
+    except (ValueError, IndexError, csv.Error) as error:
+        raise Damaged(f"{shown(table)}, line {len(ends) + 1:,}: {shown(error) or 'cut'}") from None
+    if last < count:  # of no document, dolma says; here it is the last one
+        ends.append(count)
+    return require_ascending(np.array(ends, np.int64), count, table, "table")
+
+
+NUMPY_ARRAY = Source(
+    "npy",
+    suffixes=(NPY,),
+    most_bytes=1 << 60,
+    wanted="a .npy file of ids",
+    advice="data.dtype says the type of ids without a header; else write the file again",
+    tokens=tokens,
+    companions=companions,
+)

@@ -1,0 +1,160 @@
+"""Read a table of Parquet or Arrow with pyarrow: the child of data/sources/parquet.py.
+
+python -P -m mpitrain.data.table_reader LIMITS      TableRequest on stdin; lists of TableRow on stdout
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from mpitrain.data.limited import framed, serve
+from mpitrain.errors import LibraryError
+from mpitrain.inputs import listed, shown
+
+SCORED = ("loss_mask", "assistant_masks", "completion_mask")  # columns of 0 and 1, one for each id
+ROWS = 64  # read at once
+PART_BYTES = 1 << 24
+FILE, PARQUET = b"ARROW1", b"PAR1"
+
+
+class TableRequest(msgspec.Struct):
+    path: str
+    column: str
+    first: int
+
+
+class Ids(msgspec.Struct):
+    """dtype: of NumPy."""
+
+    dtype: str
+    content: bytes
+
+
+class TableRow(msgspec.Struct):
+    """damage: why there is neither text nor ids.  scored: a byte for each id."""
+
+    text: bytes = b""
+    ids: Ids | None = None
+    scored: bytes | None = None
+    damage: str = ""
+
+
+def answer(given: bytes) -> Iterator[bytes]:
+    """Yield the rows of a table, from one on."""
+    try:
+        import pyarrow as pa
+        from pyarrow import ipc, parquet
+    except ImportError:
+        raise LibraryError("tables are read by pyarrow: pip install 'mpitrain[data]' installs it") from None
+    pa.set_memory_pool(pa.system_memory_pool())
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    request = msgspec.msgpack.decode(given, type=TableRequest)
+    with pa.OSFile(request.path) as file:
+        head = file.read(6)
+        file.seek(0)
+        if head.startswith(PARQUET):
+            yield from _framed(_of_parquet(parquet.ParquetFile(file), request), request)
+        else:
+            reader = ipc.open_file(file) if head == FILE else ipc.open_stream(file)
+            batches = (
+                (reader.get_batch(number) for number in range(reader.num_record_batches))
+                if head == FILE
+                else iter(reader)
+            )
+            _require(request.column, reader.schema.names)
+            yield from _framed(_after(batches, request.first), request)
+
+
+def _of_parquet(table: Any, request: TableRequest) -> Iterator[Any]:
+    """Yield batches from a row on; groups of rows before it aren't read."""
+    names = table.schema_arrow.names
+    _require(request.column, names)
+    columns = [name for name in names if name in (request.column, *SCORED)]
+    group, first = 0, request.first
+    while group < table.num_row_groups and table.metadata.row_group(group).num_rows <= first:
+        first -= table.metadata.row_group(group).num_rows
+        group += 1
+    groups = range(group, table.num_row_groups)
+    batches = table.iter_batches(ROWS, row_groups=list(groups), columns=columns, use_threads=False)
+    yield from _after(batches, first)
+
+
+def _after(batches: Iterator[Any], first: int) -> Iterator[Any]:
+    """Yield the rows after the first ones, in slices of ROWS."""
+    for batch in batches:
+        skipped = min(first, batch.num_rows)
+        first -= skipped
+        for begin in range(skipped, batch.num_rows, ROWS):
+            yield batch.slice(begin, ROWS)
+
+
+def _require(column: str, names: list[str]) -> None:
+    if column not in names:
+        raise ValueError(f'no column "{shown(column)}", but {listed(names)}: data.text_key says which one')
+
+
+def _framed(batches: Iterator[Any], request: TableRequest) -> Iterator[bytes]:
+    rows = list[TableRow]()
+    size = 0
+    for batch in batches:
+        batch.validate(full=True)
+        for row in _rows(batch, request):
+            rows.append(row)
+            size += len(row.text) + (len(row.ids.content) if row.ids else 0) + 64
+            if size > PART_BYTES:
+                yield framed(msgspec.msgpack.encode(rows))
+                rows, size = [], 0
+    if rows:
+        yield framed(msgspec.msgpack.encode(rows))
+
+
+def _rows(batch: Any, request: TableRequest) -> Iterator[TableRow]:
+    import pyarrow as pa
+
+    column = batch.column(request.column)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"
+    is_ids = (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    ) and pa.types.is_integer(kind.value_type)
+    if not is_text and not is_ids:
+        found = f'column "{shown(request.column)}" has {shown(str(kind))}'
+        raise ValueError(f"{found}, needed strings or lists of integers")
+    masks = next((batch.column(name) for name in SCORED if is_ids and name in batch.schema.names), None)
+    for number, value in enumerate(column):
+        if not value.is_valid:
+            yield TableRow(damage="found null")
+        elif is_text:
+            yield _text(value)
+        else:
+            yield _ids(value, None if masks is None else masks[number])
+
+
+def _text(value: Any) -> TableRow:
+    content = value.as_buffer().to_pybytes()
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return TableRow(damage=f"found not UTF-8 (byte {error.start:,} of the text)")
+    return TableRow(content)
+
+
+def _ids(value: Any, mask: Any) -> TableRow:
+    found = value.values
+    if found.null_count:
+        return TableRow(damage="found null among its ids")
+    ids = found.to_numpy(zero_copy_only=False)
+    if mask is None or not mask.is_valid:
+        return TableRow(ids=Ids(ids.dtype.str, ids.tobytes()))
+    scored = mask.values.to_numpy(zero_copy_only=False)
+    if len(scored) != len(ids):
+        return TableRow(damage=f"found {len(scored):,} numbers in the loss mask for {len(ids):,} ids")
+    return TableRow(ids=Ids(ids.dtype.str, ids.tobytes()), scored=(scored != 0).tobytes())
+
+
+if __name__ == "__main__":
+    serve(answer)
