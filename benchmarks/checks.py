@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
-from mpitrain.comm.base.world import NOWHERE, World, start
+from mpitrain.comm.base.world import NULL_REPORTER, World, start
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.checks.replicas import different
@@ -34,7 +34,7 @@ def main() -> None:
     overrides = parser.parse_args().overrides
     start()
     torch.set_num_threads(1)
-    world = World(MPI.COMM_WORLD, NOWHERE)
+    world = World(MPI.COMM_WORLD, NULL_REPORTER)
     config = resolve(settings.load(None, overrides), world.size, 256)
     plan = plan_of(config)
     mesh = build_mesh(plan, world.comm)

@@ -91,7 +91,7 @@ def train_torch(way: str, steps: int) -> None:
     distributed.destroy_process_group()
 
 
-def of_torch(way: str, ranks: int, steps: int) -> FsdpRun:
+def torch_gpus(way: str, ranks: int, steps: int) -> FsdpRun:
     command = [str(BIN / "torchrun"), "--nproc-per-node", str(ranks), __file__, "--rank", way]
     output = _output([*command, "--steps", str(steps)])
     return FsdpRun(*json.loads(next(line for line in output.splitlines() if line.startswith("["))))
@@ -140,7 +140,7 @@ def main() -> None:
     if arguments.rank:
         train_torch(arguments.rank, arguments.steps)
         return
-    candidates = [(of, way) for way in WAYS for of in (of_torch, of_mpitrain)]
+    candidates = [(of, way) for way in WAYS for of in (torch_gpus, of_mpitrain)]
     rounds: list[dict] = []
     for number in range(arguments.rounds):
         order = candidates if number % 2 == 0 else candidates[::-1]
@@ -148,7 +148,7 @@ def main() -> None:
     print(f"{date.today()}, {os.cpu_count()} cores, {arguments.ranks} ranks, {arguments.rounds} rounds")
     print("reduced       FSDP2 s   ours s  as fast  FSDP2 MB  ours MB  of it")
     for way in WAYS:
-        pairs = [(each[of_torch, way], each[of_mpitrain, way]) for each in rounds]
+        pairs = [(each[torch_gpus, way], each[of_mpitrain, way]) for each in rounds]
         medians = [statistics.median(pair[at][kind] for pair in pairs) for kind in (0, 1) for at in (0, 1)]
         faster = statistics.median(theirs.step_s / ours.step_s for theirs, ours in pairs)
         share = statistics.median(ours.grown / theirs.grown for theirs, ours in pairs)

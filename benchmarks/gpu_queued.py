@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_totals import Measure
-from mpitrain.comm.base.world import NOWHERE, World
+from mpitrain.comm.base.world import NULL_REPORTER, World
 from mpitrain.config import load
 from mpitrain.kernels.compiled import Fused
 from mpitrain.model.families.catalog import plan_of
@@ -137,7 +137,7 @@ def main() -> None:
     settings = [*(f"{key}={value}" for key, value in STEP.items()), *given.settings, "run.device=cuda"]
     config = resolve(load(None, settings), 1, 256)
     plan = plan_of(config)
-    device = place(plan, World(MPI.COMM_WORLD, NOWHERE)).device
+    device = place(plan, World(MPI.COMM_WORLD, NULL_REPORTER)).device
     mesh = build_mesh(plan, MPI.COMM_WORLD)
     actor = Actor(plan, mesh, device, measure=AsIfFinite())
     queued = Queued()

@@ -25,7 +25,7 @@ from gpu_models import LARGE, SMALL
 from mpi4py import MPI
 
 from mpitrain.actor.actor import Actor
-from mpitrain.comm.base.world import NOWHERE, World
+from mpitrain.comm.base.world import NULL_REPORTER, World
 from mpitrain.config import Config, load
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
@@ -80,7 +80,7 @@ def rows_of(config: Config, device: torch.device) -> torch.Tensor:
 
 def ours(plan: Plan, compiled: bool, device: str, profile: bool) -> dict[str, object]:
     """Return how fast an Actor takes steps."""
-    where = place(plan, World(MPI.COMM_WORLD, NOWHERE)).device
+    where = place(plan, World(MPI.COMM_WORLD, NULL_REPORTER)).device
     mesh = build_mesh(plan, MPI.COMM_WORLD)
     begin = time.perf_counter()
     actor = Actor(plan, mesh, where, compiled=compiled)

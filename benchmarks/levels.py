@@ -62,11 +62,11 @@ def ranks(repeats: int) -> None:
     import numpy as np
 
     from mpitrain.comm.base.grid import Grid
-    from mpitrain.comm.base.world import NOWHERE, connect, finalize
+    from mpitrain.comm.base.world import NULL_REPORTER, connect, finalize
     from mpitrain.comm.collectives import barrier
     from mpitrain.comm.mesh import Mesh
 
-    world = connect(NOWHERE)
+    world = connect(NULL_REPORTER)
     meshes = {
         way: Mesh(world.comm, Grid({"dp": world.size}), timeout_s=120, levels=way == "two")
         for way in ("one", "two")

@@ -22,7 +22,7 @@ from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.stage import Microbatch
 from mpitrain.actor.trace import Recorder, gather_events, write_trace
-from mpitrain.comm.base.world import NOWHERE, World
+from mpitrain.comm.base.world import NULL_REPORTER, World
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.walk import WeightGradients
 from mpitrain.plan.settings.resolve import resolve
@@ -105,7 +105,7 @@ def measure(name: str, times: Times, microbatches: int, steps: int) -> tuple[flo
         actor.run_step(step, [Microbatch(rows, rows)] * microbatches * actor.table.segments, 1e-3)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
-        events = gather_events(recorder, mesh, World(world, NOWHERE))
+        events = gather_events(recorder, mesh, World(world, NULL_REPORTER))
         mesh.free()
         if events is None:
             return None

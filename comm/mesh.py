@@ -27,7 +27,7 @@ from mpitrain.comm.base.axis_operations import EVERYTHING, NOTHING, AxisOperatio
 from mpitrain.comm.base.grid import Grid
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.nodes import nodes_of
-from mpitrain.comm.base.world import NOWHERE, StatusReporter
+from mpitrain.comm.base.world import NULL_REPORTER, StatusReporter
 from mpitrain.comm.device.gpu_support import STAGED, Way
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.comm.meters.clocks import Clock
@@ -68,7 +68,7 @@ class Mesh:
         timeout_s: float | None = None,
         progress: str = "poll",
         on_thread: Callable[[], None] | None = None,
-        place: StatusReporter = NOWHERE,
+        place: StatusReporter = NULL_REPORTER,
         way: Way = STAGED,
         levels: bool = True,
         node_ranks: int = 0,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.mpi_errors import error_in_status, error_of_operation
-from mpitrain.comm.base.world import NOWHERE, ExpectedAction, StatusReporter
+from mpitrain.comm.base.world import NULL_REPORTER, ExpectedAction, StatusReporter
 from mpitrain.comm.meters.account import Account
 from mpitrain.comm.meters.clocks import Mark, Spans
 from mpitrain.errors import HangError
@@ -171,7 +171,7 @@ class Progress:
     def __init__(
         self,
         timeout_s: float | None = None,
-        place: StatusReporter = NOWHERE,
+        place: StatusReporter = NULL_REPORTER,
         rank: int = -1,
         num_neighbours: int = 1,
         num_cores: int = 1,

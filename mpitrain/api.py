@@ -251,14 +251,16 @@ class OpenRun:
 
     def _names(self) -> list[str]:
         mine = list(self._parts())
-        return sorted({name for each in self._gathered("the names of arrays", mine) for name in each})
+        return sorted(
+            {name for rank_names in self._gathered("the names of arrays", mine) for name in rank_names}
+        )
 
     def _whole(self, name: str) -> "np.ndarray":
         import numpy as np
 
         name = str(name)  # whatever it is, the message below says that there is none
-        every = self._gathered(f"the parts of {name}", self._parts().get(name, ()))
-        parts = [part for each in every for part in each]
+        parts_of_ranks = self._gathered(f"the parts of {name}", self._parts().get(name, ()))
+        parts = [part for rank_parts in parts_of_ranks for part in rank_parts]
         if not parts:
             raise _everywhere(ConfigError(f"no array is called {name}; {_near(name, self._names())}"))
         whole = np.empty(parts[0][1].global_shape, parts[0][0].dtype)

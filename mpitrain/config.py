@@ -556,13 +556,13 @@ def read(path: str | Path | None, overrides: Iterable[str] = ()) -> LoadedConfig
         _override(tree, override)
     typed |= _plugins(own)
     config = parse(tree, typed)
-    found = Origins(by_key).updated(_flat(own), KeyOrigin(origins.SET))
+    key_origins = Origins(by_key).updated(_flat(own), KeyOrigin(origins.SET))
     if config.run.dir:
-        return LoadedConfig(config, found)
+        return LoadedConfig(config, key_origins)
     named = msgspec.structs.replace(config.run, dir=f"runs/{Path(path).stem if path else 'quickstart'}")
     _require_writable("run.dir (named after the configuration file)", named.dir)
     named_config = msgspec.structs.replace(config, run=named)
-    return LoadedConfig(named_config, found.updated(["run.dir"], KeyOrigin(origins.DERIVED)))
+    return LoadedConfig(named_config, key_origins.updated(["run.dir"], KeyOrigin(origins.DERIVED)))
 
 
 def parse(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Config:
@@ -594,17 +594,17 @@ def parse(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Config:
 
 def _at_home(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tree with `~` in front of paths replaced by the home folder, which no shell does
-    behind `--set run.dir=`.
+    after `--set run.dir=`.
     """
-    found = {table: dict(keys) for table, keys in tree.items()}
+    resolved = {table: dict(keys) for table, keys in tree.items()}
     for key in PATHS:
         table, _, name = key.partition(".")
-        value = found.get(table, {}).get(name)
+        value = resolved.get(table, {}).get(name)
         if isinstance(value, list | tuple):
-            found[table][name] = [_expanded(key, each) for each in value]
+            resolved[table][name] = [_expanded(key, item) for item in value]
         elif value is not None:
-            found[table][name] = _expanded(key, value)
-    return found
+            resolved[table][name] = _expanded(key, value)
+    return resolved
 
 
 def _expanded(key: str, value: Any) -> Any:
@@ -643,9 +643,9 @@ def _instead(tree: Mapping[str, Any], place: str) -> str:
         choices += ["true", "false"] * (bool in get_args(kind))
         instead = config_hints.instead_of_value(place, tree)
         return f"; needed one of {', '.join(choices)}" + f": {instead}" * bool(instead)
-    found = f": {shown(tree)!r}" if isinstance(tree, str) else f": {shown(tree)}"
+    current = f": {shown(tree)!r}" if isinstance(tree, str) else f": {shown(tree)}"
     works = config_hints.form_that_works(place, tree, kind)
-    return f"{found}; write {works}" if works else found
+    return f"{current}; write {works}" if works else current
 
 
 def _require_writable(key: str, value: str) -> None:
@@ -660,14 +660,14 @@ def _require_writable(key: str, value: str) -> None:
     try:
         value.encode()
         if not is_one_line(value):
-            found = (
+            refusal = (
                 f'{key} = "{shown(value)}": found a line break, or another character that controls a terminal'
             )
-            raise ConfigError(f"{found}; rename it, or link to it by another name")
+            raise ConfigError(f"{refusal}; rename it, or link to it by another name")
     except UnicodeEncodeError:
-        found = f'{key} = "{shown(value)}": found bytes that are not UTF-8'
+        refusal = f'{key} = "{shown(value)}": found bytes that are not UTF-8'
         raise ConfigError(
-            f"{found}, which config.toml can't hold; rename it, or link to it by another name"
+            f"{refusal}, which config.toml can't hold; rename it, or link to it by another name"
         ) from None
 
 
@@ -733,16 +733,16 @@ def _to_give(path: Path) -> str:
 
     Else that TOML is needed.
     """
-    found = config_hints.recognised(path)
-    if not found and "=" in str(path):
+    recognised = config_hints.recognised(path)
+    if not recognised and "=" in str(path):
         return f"a key is changed by --set {shown(path)}"
-    if not found:
+    if not recognised:
         return "give the path of a TOML file"
-    if found == config_hints.RUN_DIRECTORY:
-        return f"it is {found}: give {shown(path / 'config.toml')}"
+    if recognised == config_hints.RUN_DIRECTORY:
+        return f"it is {recognised}: give {shown(path / 'config.toml')}"
     sizes = config_hints.keys_of_model(path)
     return (
-        f"it is {found}, needed a TOML file"
+        f"it is {recognised}, needed a TOML file"
         + f"; such a model is trained from the beginning with {sizes}" * bool(sizes)
     )
 
@@ -775,7 +775,7 @@ def hint_for_option(name: str) -> str:
     """Return the key for what was typed as an option, such as --lr; "" if that isn't known."""
     name = name.lower().replace("-", "_")
     own = [key for key in flatten(Config()) if name in (key, key.partition(".")[2])]
-    hint = config_hints.of_another_name(name) or (f"use {' or '.join(own)}" if own else "")
+    hint = config_hints.hint_for_alias(name) or (f"use {' or '.join(own)}" if own else "")
     return re.sub(r"^use (\S+)( or \S+)*$", lambda match: f"use --set {match[0][4:]}=VALUE", hint)
 
 
@@ -819,13 +819,13 @@ def _texts() -> frozenset[str]:
 def _is_text(kind: Any) -> bool:
     """Return whether an annotation takes text, and no number."""
     kinds = get_args(kind) if get_origin(kind) not in (None, Annotated) else (kind,)
-    plain = {get_args(each)[0] if get_origin(each) is Annotated else each for each in kinds}
+    plain = {get_args(member)[0] if get_origin(member) is Annotated else member for member in kinds}
     return str in plain and not plain & {int, float, bool}
 
 
 def _value(text: str, override: str) -> Any:
     try:
-        found = tomllib.loads(f"value = {text}")
+        document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
     except RecursionError:
@@ -834,16 +834,16 @@ def _value(text: str, override: str) -> Any:
         ) from None
     except ValueError as error:
         raise ConfigError(f"--set {shown(override)}: {shown(error)}") from None
-    if len(found) > 1:
+    if len(document) > 1:
         raise ConfigError(
             f"--set {shown(override)}: found another key after the value; give each a --set of its own"
         )
     # 12:00:00 is a length here, not an hour
-    return text.strip() if isinstance(found["value"], datetime.time) else found["value"]
+    return text.strip() if isinstance(document["value"], datetime.time) else document["value"]
 
 
 def as_override(key: str, text: str) -> str:
-    """Return `key=text` as a word for a shell behind --set.
+    """Return `key=text` as a word for a shell after --set.
 
     Text that TOML would take for a number, or for a date, is quoted.
     """
@@ -862,17 +862,17 @@ def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: s
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in tree.items():
         if key not in fields:
-            every = [
+            unknown = [
                 f"{t.encode_name}.{f.encode_name}"
                 for t in msgspec.structs.fields(Config)
                 for f in msgspec.structs.fields(t.type)
             ]
             near = (
                 nearest(prefix + key, [prefix + f for f in fields])
-                or next((name for name in every if name.partition(".")[2] == key), "")
-                or nearest(key, every)
+                or next((name for name in unknown if name.partition(".")[2] == key), "")
+                or nearest(key, unknown)
             )
-            hint = config_hints.of_another_name(prefix + key) or (
+            hint = config_hints.hint_for_alias(prefix + key) or (
                 f"did you mean {near}?" if near else f"known here: {', '.join(fields)}"
             )
             raise ConfigError(f"unknown key {shown(prefix + key)}{where}; {hint}")
@@ -945,9 +945,9 @@ def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
         }
         for table, keys in whole.items()
     }
-    found = {table: keys for table, keys in changed.items() if keys}
-    derived_origins = resolved.origins.to_table(_flat(found))
-    derived = tomli_w.dumps({DERIVED: found | {origins.TABLE: derived_origins}})
+    derived_tables = {table: keys for table, keys in changed.items() if keys}
+    derived_origins = resolved.origins.to_table(_flat(derived_tables))
+    derived = tomli_w.dumps({DERIVED: derived_tables | {origins.TABLE: derived_origins}})
     record = tomli_w.dumps({origins.TABLE: asked.origins.to_table(flatten(asked.config))})
     layout = resolved.config.parallel
     num_ranks = layout.dp * layout.pp * layout.tp * layout.cp

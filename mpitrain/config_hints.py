@@ -232,7 +232,7 @@ SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), "true")
 SWITCHES |= dict.fromkeys(("false", "no", "off", "0"), "false")
 
 
-def of_another_name(key: str) -> str:
+def hint_for_alias(key: str) -> str:
     """Return what to say of a key that others call so; "" for a name that nobody has."""
     whole = key.lower().replace("-", "_")
     name = whole.rpartition(".")[2]
@@ -248,8 +248,8 @@ def command_of_another_name(name: str) -> str:
 
 def instead_of_value(key: str, value: Any) -> str:
     """Return what to use for a value that others have for a key; "" for one that nobody has."""
-    every = OTHER_VALUES.get(key, {}).items()
-    return next((words for words, names in every if shown(value).lower() in names.split()), "")
+    alternatives = OTHER_VALUES.get(key, {}).items()
+    return next((words for words, names in alternatives if shown(value).lower() in names.split()), "")
 
 
 MOST_SHOWN = 1e15  # of a number that is to be written as text
@@ -278,8 +278,8 @@ def _int_form(value: Any) -> str:
     number = _number(value)
     if number is not None and number == int(number) and not isinstance(value, int):
         return str(int(number))
-    if isinstance(value, str) and (found := re.fullmatch(r"([0-9]{1,9})([kKmM])", value)):
-        return str(int(found[1]) * {"k": 10**3, "m": 10**6}[found[2].lower()])
+    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,9})([kKmM])", value)):
+        return str(int(match[1]) * {"k": 10**3, "m": 10**6}[match[2].lower()])
     return ""
 
 
@@ -368,9 +368,11 @@ def keys_of_model(folder: str | Path) -> str:
     "" if it has none.
     """
     sizes = _config_of_model(Path(folder), read_file)
-    found = {key: sizes.get(name) for name, key in OF_MODEL.items()}
+    size_by_key = {key: sizes.get(name) for name, key in OF_MODEL.items()}
     numbers = {
-        key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool)
+        key: value
+        for key, value in size_by_key.items()
+        if isinstance(value, int) and not isinstance(value, bool)
     }
     return " ".join(f"--set {key}={value}" for key, value in numbers.items() if 0 < value < 2**31)
 
@@ -391,7 +393,7 @@ def _recognised_folder(folder: Path, read: Callable[[Path, int], bytes]) -> str:
 def _config_of_model(folder: Path, read: Callable[[Path, int], bytes]) -> dict[str, Any]:
     """Return what the config.json of a Hugging Face folder says; nothing for what is none."""
     try:
-        found = decoded(read(folder / "config.json", MOST_CONFIG_BYTES), dict)
+        tree = decoded(read(folder / "config.json", MOST_CONFIG_BYTES), dict)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found.get("model_type"), str) else {}
+    return tree if isinstance(tree.get("model_type"), str) else {}

@@ -155,9 +155,9 @@ def folder_of(path: Path, own: int = 1) -> Iterator[tuple[int, str]]:
 
 
 def _open_folder(folder: int, name: str, path: Path) -> int:
-    found = KINDS.get(stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode))
-    if found != "a folder":
-        raise OSError(errno.ENOTDIR, f"{shown(path.name)} is {found}, needed a folder", str(path))
+    kind = KINDS.get(stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode))
+    if kind != "a folder":
+        raise OSError(errno.ENOTDIR, f"{shown(path.name)} is {kind}, needed a folder", str(path))
     return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
 
 
@@ -334,14 +334,14 @@ def is_there(path: str | Path) -> bool:
 
 def require_file(path: str | Path | int, most_bytes: int) -> None:
     """Raise OSError unless it is a file of at most so many bytes. Opens nothing."""
-    found = os.stat(path)
-    if stat.S_ISDIR(found.st_mode):
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(
-            errno.EINVAL, f"it is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, needed a file"
+            errno.EINVAL, f"it is {KINDS.get(stat.S_IFMT(status.st_mode), 'something else')}, needed a file"
         )
-    _require_size(found.st_size, most_bytes)
+    _require_size(status.st_size, most_bytes)
 
 
 def _require_size(size: int, most_bytes: int) -> None:
@@ -382,7 +382,7 @@ def as_argument(path: str | Path) -> str:
 
 def listed(items: Collection[object], most: int = 8) -> str:
     """Return a list for a message: the first few, and how many more there are."""
-    text = ", ".join(shown(each) for each in islice(items, most))
+    text = ", ".join(shown(item) for item in islice(items, most))
     return text + (f" and {len(items) - most:,} more" if len(items) > most else "")
 
 

@@ -53,12 +53,12 @@ def refuse_untyped(tree: Mapping[str, Any], typed: Collection[str] = ()) -> None
     typed: the names in files of the user's own and in --set.
     """
     allowed = {*typed, *re.split(r"[,\s]+", os.environ.get(VARIABLE, ""))}
-    found = {key: name for key, name in names_in(tree) if name not in allowed}
-    if found:
-        settings = " and ".join(f'{key} = "{shown(name)}"' for key, name in found.items())
+    not_allowed = {key: name for key, name in names_in(tree) if name not in allowed}
+    if not_allowed:
+        settings = " and ".join(f'{key} = "{shown(name)}"' for key, name in not_allowed.items())
         raise ConfigError(
             f"found {settings} in a run directory: it names code, which would be run; if you trust it, set "
-            f"the variable in front of the command: {allowing(found.values())}"
+            f"the variable in front of the command: {allowing(not_allowed.values())}"
         )
 
 
@@ -77,12 +77,12 @@ def load(key: str, name: str, kind: type[T], needed: str) -> T:
     """
     module_name, _, attribute = name.partition(":")
     module = _imported(key, name, module_name)
-    found = getattr(module, attribute, None)
-    if isinstance(found, kind):
-        return found
-    what = "nothing of this name" if found is None else f"{_article(type(found).__name__)}"
-    fitting = [each for each, value in vars(module).items() if isinstance(value, kind)]
-    instead = ", ".join(f"{module_name}:{each}" for each in fitting[:MOST_SHOWN])
+    plugin = getattr(module, attribute, None)
+    if isinstance(plugin, kind):
+        return plugin
+    what = "nothing of this name" if plugin is None else f"{_article(type(plugin).__name__)}"
+    fitting = [fitting_name for fitting_name, value in vars(module).items() if isinstance(value, kind)]
+    instead = ", ".join(f"{module_name}:{fitting_name}" for fitting_name in fitting[:MOST_SHOWN])
     change = f"use {instead}" if instead else f"define it in {shown(_place(module))}"
     raise ConfigError(f'{key} = "{shown(name)}": found {what}, needed {needed}; {change}')
 
@@ -116,29 +116,29 @@ class Catalog(Generic[T]):
             return known[name]
         near = nearest(name, known)
         instead = config_hints.instead_of_value(self.key, name)
-        every = f"known: {', '.join(known)}"
-        hint = f"{instead}; {every}" if instead else f"did you mean {near}?" if near else every
+        known_names = f"known: {', '.join(known)}"
+        hint = f"{instead}; {known_names}" if instead else f"did you mean {near}?" if near else known_names
         raise ConfigError(f"{self.key} = {shown(repr(name))}; {hint}")
 
 
 @cache
 def _objects(package: str, kind: type[T]) -> dict[str, T]:
     modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    found = {}
-    for module in sorted(each.name for each in modules):
+    object_by_name = {}
+    for module in sorted(module_info.name for module_info in modules):
         for value in vars(importlib.import_module(f"{package}.{module}")).values():
             if isinstance(value, kind):
-                found[value.name] = value
-    return found
+                object_by_name[value.name] = value
+    return object_by_name
 
 
 def sources(tree: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the source of each module that a tree of tables names, imported already; b"" if it has none."""
-    found = {}
+    source_by_module = {}
     for _, name in names_in(tree):
         module = importlib.import_module(name.partition(":")[0])
-        found[module.__name__] = _source(module)
-    return found
+        source_by_module[module.__name__] = _source(module)
+    return source_by_module
 
 
 def _source(module: ModuleType) -> bytes:

@@ -60,7 +60,7 @@ class StatusReporter(Protocol):
     def waits_no_more(self) -> None: ...
 
 
-class Nowhere:
+class NullReporter:
     """A place that nobody reads."""
 
     phase, what = "start", ""
@@ -75,7 +75,7 @@ class Nowhere:
         pass
 
 
-NOWHERE = Nowhere()
+NULL_REPORTER = NullReporter()
 
 
 class World:

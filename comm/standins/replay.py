@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mpitrain.comm.base.buffers import NOTHING, Array, copy, empty_like, is_tensor, typed_like
-from mpitrain.comm.base.world import NOWHERE, StatusReporter
+from mpitrain.comm.base.world import NULL_REPORTER, StatusReporter
 from mpitrain.comm.progress import Pending, Steps
 from mpitrain.comm.standins.rehearsal import RecordingAxis, SilentMesh
 from mpitrain.comm.tap import Tap, TappedOperation
@@ -31,7 +31,7 @@ class ReplayAxis(RecordingAxis):
     one_node = True
     came: Came
     tap: Tap
-    place: StatusReporter = NOWHERE
+    place: StatusReporter = NULL_REPORTER
     num_started = 0
 
     # whoever starts an operation knows an Axis: the types are those of its start()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from mpitrain.cluster.limit import Limit
-from mpitrain.comm.base.world import NOWHERE, Communicator, StatusReporter
+from mpitrain.comm.base.world import NULL_REPORTER, Communicator, StatusReporter
 from mpitrain.comm.device.gpu_support import STAGED, Way
 from mpitrain.comm.mesh import Mesh
 from mpitrain.plan.plan import Plan
@@ -12,7 +12,7 @@ from mpitrain.plan.plan import Plan
 def build_mesh(
     plan: Plan,
     comm: Communicator,
-    place: StatusReporter = NOWHERE,
+    place: StatusReporter = NULL_REPORTER,
     way: Way = STAGED,
     on_thread: Callable[[], None] | None = None,
 ) -> Mesh:

@@ -47,4 +47,6 @@ def _activations_on_host(actor: Actor) -> int:
 
 
 def _kept(gradients: Sequence[Gradient]) -> int:
-    return sum((each.shard if each.whole is None else each.whole).nbytes for each in gradients)
+    return sum(
+        (gradient.shard if gradient.whole is None else gradient.whole).nbytes for gradient in gradients
+    )

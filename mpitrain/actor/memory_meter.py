@@ -92,8 +92,8 @@ def _tensors_in(kept: Any) -> Iterator[torch.Tensor]:
         case dict():
             yield from _tensors_in(list(kept.values()))
         case list() | tuple():
-            for each in kept:
-                yield from _tensors_in(each)
+            for item in kept:
+                yield from _tensors_in(item)
         case KeysValues():
             yield from _tensors_in([kept.tensors, kept.grads])
         case Context():

@@ -55,14 +55,16 @@ class Gradients:
         owned = [
             (number, bucket) for number, stage in stages.items() for bucket in stage.buckets if bucket.owned
         ]
-        found = [
+        placed_pieces = [
             (number, bucket, piece)
             for number, bucket in owned
             for piece in pieces_of(bucket.weights, bucket.gradients[0])
         ]
-        self.pieces = [piece for _, _, piece in found]
+        self.pieces = [piece for _, _, piece in placed_pieces]
         self.most_bytes = 0  # of rounded copies that are sent, at once
-        self.counted = [piece for number, bucket, piece in found if self._counts(number, bucket, piece)]
+        self.counted = [
+            piece for number, bucket, piece in placed_pieces if self._counts(number, bucket, piece)
+        ]
         self._begin()
 
     def _counts(self, number: int, bucket: BucketState, piece: ParameterShard) -> bool:
@@ -76,10 +78,10 @@ class Gradients:
     def hold(self, action: Action) -> None:
         """Have buffers for what a backward, or one part of it, adds to."""
         group = group_of(self.table, action.index)
-        every = added_to(action, self.stages)
-        if not all(gradient.holds(group) for gradient in every):
+        gradients = added_to(action, self.stages)
+        if not all(gradient.holds(group) for gradient in gradients):
             self._make_room()
-        for gradient in every:
+        for gradient in gradients:
             gradient.hold(group)
 
     def added(self, action: Action) -> None:
@@ -143,7 +145,7 @@ class Gradients:
         while gradient.zero_group.sums_in_copies and len(self._reducing) >= TOGETHER:
             self._wait_for_oldest()
         self._reducing.append(_Reduction(gradient, last))
-        self.most_bytes = max(self.most_bytes, sum(each.num_bytes for each in self._reducing))
+        self.most_bytes = max(self.most_bytes, sum(reduction.num_bytes for reduction in self._reducing))
 
     def _begin(self) -> None:
         self._summing: dict[tuple[int, int], Pending] = {}  # by stage and bucket

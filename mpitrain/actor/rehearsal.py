@@ -160,11 +160,11 @@ class Rehearsal:
 
 
 def _by_axis(events: Iterable[Event]) -> dict[str, list[tuple[str, int]]]:
-    found = defaultdict(list)
+    rows_by_axis = defaultdict(list)
     for event in events:
         if isinstance(event, Start):
-            found[event.axis].append((event.operation, event.num_bytes))
-    return dict(found)
+            rows_by_axis[event.axis].append((event.operation, event.num_bytes))
+    return dict(rows_by_axis)
 
 
 class _Marks(RankStatus):
@@ -200,13 +200,13 @@ class _Nothing(Measure):
 
 def empty_blocks(stage: StagePlan, parameters: Sequence, site: BuildContext) -> Blocks:
     """Return blocks whose items only start what their layers declare."""
-    every = site.tp, site.cp, site.experts, site.tokens, site.experts_near, site.experts_far
-    axes = {axis.name: axis for axis in every if axis}
+    axes_of_items = site.tp, site.cp, site.experts, site.tokens, site.experts_near, site.experts_far
+    axes = {axis.name: axis for axis in axes_of_items if axis}
     like = torch.empty(site.plan.activation_shape(), dtype=site.dtype, device=META)
     blocks: Blocks = []
     for block in stage.blocks:
-        items = [each for placed in block for each in _declared_by(placed.layer, site.plan)]
-        blocks.append([_EmptyItem(each, like, axes) for each in items])
+        items = [declared for placed in block for declared in _declared_by(placed.layer, site.plan)]
+        blocks.append([_EmptyItem(declared, like, axes) for declared in items])
     if stage.first:
         blocks[0][0].reads_tokens = True
     return joined(stage, blocks)

@@ -92,7 +92,9 @@ class Compute:
         x = work.inputs.pop((stage, m), None)
         microbatch = work.microbatches[number_in_step(self._table, stage, m)]
         # validation is never replayed, and nothing of it is dropped
-        routes, dropout = self._of_training(stage, m, work) if torch.is_grad_enabled() else (None, None)
+        routes, dropout = (
+            self._routes_and_dropout(stage, m, work) if torch.is_grad_enabled() else (None, None)
+        )
         walk = self._stages[stage].forward(
             m,
             x,
@@ -123,7 +125,7 @@ class Compute:
             return torch.full((), self._loss_scale.value, device=self._device)
         return grad
 
-    def _of_training(self, stage: int, index: int, work: Work) -> tuple[Routes | None, DropoutDraw]:
+    def _routes_and_dropout(self, stage: int, index: int, work: Work) -> tuple[Routes | None, DropoutDraw]:
         """Return the routes of a microbatch, if they are replayed or recorded, and its dropout."""
         config = self._plan.config
         batch = config.batch

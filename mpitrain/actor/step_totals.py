@@ -27,8 +27,8 @@ class Measure:
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> list[float]:
         """Return losses, and the metrics of layers."""
-        found = list(tensors)
-        return torch.stack(found).tolist() if found else []
+        scalars = list(tensors)
+        return torch.stack(scalars).tolist() if scalars else []
 
     def squares(self, grads: Iterable[torch.Tensor]) -> list[float]:
         """Return squares of gradients, block by block."""
@@ -68,10 +68,12 @@ def exchange(mine: Totals, axis: Axis) -> list[Totals]:
     sums = (mine.loss, mine.squares, *mine.metrics)
     others = mine[3:]
     numbers = np.array([*chain(*sums), *others], np.float64)
-    every = all_gather(numbers, axis, np.empty(axis.size * len(numbers))).wait().reshape(axis.size, -1)
+    numbers_of_ranks = (
+        all_gather(numbers, axis, np.empty(axis.size * len(numbers))).wait().reshape(axis.size, -1)
+    )
     return [
         _read(row[: -len(others)].reshape(len(sums), -1).tolist(), *row[-len(others) :].tolist())
-        for row in every
+        for row in numbers_of_ranks
     ]
 
 

@@ -7,7 +7,7 @@ started. Of a pair, whose two computations take turns, the forward is drawn with
 time.
 
 On a GPU times are those of the device: an instruction begins when what was queued before it is
-over. They are read behind the step.
+over. They are read after the step.
 """
 
 import json
@@ -66,7 +66,7 @@ class Recorder:
             self.events += [(self._step, str(action), *span) for action, span in zip(actions, spans)]
 
     def forget(self, step: int) -> None:
-        """Drop what was recorded behind a step, which comes again."""
+        """Drop what was recorded after a step, which comes again."""
         self.events = [event for event in self.events if event[0] <= step]
 
 
@@ -83,11 +83,11 @@ def gather_events(recorder: Recorder, mesh: Mesh, world: World) -> Events | None
     return world.gather("their part of the trace", (replica, mesh["pp"].rank, mine))
 
 
-def write_trace(path: Path, every: Events, table: Table, num_replicas: int) -> None:
+def write_trace(path: Path, events_of_ranks: Events, table: Table, num_replicas: int) -> None:
     """Write the events of all ranks. num_replicas: of data parallelism.  Raises OSError."""
-    zero = min((event[2] for _, _, events in every for event in events), default=0.0)
+    zero = min((event[2] for _, _, events in events_of_ranks for event in events), default=0.0)
     traced: list[dict[str, Any]] = []
-    for dp, pp, events in every:
+    for dp, pp, events in events_of_ranks:
         traced += _tracks(dp, pp) + [_event(dp, pp, zero, *event) for event in events]
     other = {
         "schedule": table.name,  # the pipeline schedule

@@ -41,10 +41,12 @@ class Uncomputed(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        tensors = [each for each in (args[0] if name == "cat" else args) if isinstance(each, torch.Tensor)]
+        tensors = [
+            tensor for tensor in (args[0] if name == "cat" else args) if isinstance(tensor, torch.Tensor)
+        ]
         if name == "arange" and torch.device(kwargs.get("device") or "cpu").type == "meta":
             return torch.empty(len(range(*args)), dtype=kwargs.get("dtype"), device="meta")
-        if not any(each.is_meta for each in tensors):
+        if not any(tensor.is_meta for tensor in tensors):
             return function(*args, **kwargs)
         if "out" in kwargs or _changes_its_first(name):
             return kwargs.get("out", args[0])
@@ -59,14 +61,14 @@ def _shape_of(
 ) -> Sequence[int] | None:
     """Return the shape of a result; None of an operation that is left to torch.
 
-    more: what is given behind the first operand.
+    more: what is given after the first operand.
     """
     if name in OF_EACH_NUMBER:
-        return np.broadcast_shapes(*(tuple(each.shape) for each in tensors))
+        return np.broadcast_shapes(*(tuple(tensor.shape) for tensor in tensors))
     if name in OF_ONE_NUMBER and not more and kwargs.keys() <= {"dtype"}:
         return ()
-    if name in PRODUCTS and min(each.dim() for each in tensors[-2:]) > 1:
-        a, b = (tuple(each.shape) for each in tensors[-2:])
+    if name in PRODUCTS and min(tensor.dim() for tensor in tensors[-2:]) > 1:
+        a, b = (tuple(tensor.shape) for tensor in tensors[-2:])
         return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
     if name == "cat":
         return _joined(tensors, *more, **kwargs)
@@ -82,7 +84,7 @@ def _changes_its_first(name: str) -> bool:
 
 def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> list[int]:
     """Return the shape of tensors that are joined; empty ones of one dimension go with any."""
-    tensors = [each for each in tensors if each.shape != (0,)] or tensors
+    tensors = [tensor for tensor in tensors if tensor.shape != (0,)] or tensors
     shape = list(tensors[0].shape)
-    shape[dim] = sum(each.shape[dim] for each in tensors)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
     return shape

@@ -31,9 +31,9 @@ class Activity:
         if where.state not in (BUSY, LEFT):
             return now - where.since
         if now - self.looked > 1:
-            found = used(where.pid)
-            if found[0] > self.used[0] or found[1] - self.used[1] > SHARE * (now - self.looked):
+            usage = used(where.pid)
+            if usage[0] > self.used[0] or usage[1] - self.used[1] > SHARE * (now - self.looked):
                 self.worked = now
             self.looked = now
-            self.used = found
+            self.used = usage
         return now - max(where.since, self.worked)

@@ -36,7 +36,7 @@ from mpitrain.inputs import shown
 ANSWER_S = 10.0  # a scheduler that takes longer is asked no more
 UNLIMITED_S = 2**32 - 2  # what Flux says of a job without a limit, or more
 FIRST_PROCESS_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux
-# in seconds since 1970; what lies behind it is a mistake, such as milliseconds
+# in seconds since 1970; what lies after it is a mistake, such as milliseconds
 YEAR_10000 = 253_402_300_800
 OWN = "MPITRAIN_JOB_END"
 # Linux has the former; macOS' CLOCK_MONOTONIC counts on, too
@@ -116,7 +116,7 @@ def end_of_allocation(
     Raises ConfigError as end_of_user() does.
     """
     ends = [end_after(seconds_of(time_limit) - age_s(), "run.time_limit")] if time_limit else []
-    for said in _of_scheduler(environment, note):
+    for said in _scheduler_ends(environment, note):
         if said.left_s >= YEAR_10000 - time.time():
             note(f"{said.source} says that this job ends after the year 9999: ignored")
         elif said.left_s > 0:
@@ -146,13 +146,13 @@ def seconds_of(text: str, name: str = "run.time_limit") -> float:
     Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash, and not
     nothing.
     """
-    found = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]\d):([0-5]\d)", text, re.ASCII)
-    if found is None or not text.strip("0:-"):
+    match = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]\d):([0-5]\d)", text, re.ASCII)
+    if match is None or not text.strip("0:-"):
         raise ConfigError(
             f'{name} = "{shown(text)}": expected hours:minutes:seconds, such as "12:00:00", or with days '
             'before it, such as "2-00:00:00"'
         )
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
 
 
@@ -167,11 +167,11 @@ def age_s() -> float:
     return 0.0
 
 
-def _of_scheduler(environment: Mapping[str, str], note: Callable[[str], object]) -> Iterator[End]:
+def _scheduler_ends(environment: Mapping[str, str], note: Callable[[str], object]) -> Iterator[End]:
     """Yield what the scheduler of this job says, the best source first."""
     if own := end_of_user(environment):
         yield own
-    yield from _of_slurm(environment, note)
+    yield from _slurm_ends(environment, note)
     if "FLUX_JOB_ID" in environment:
         yield from _from_now(_number(_answer("flux", "job", "timeleft")), "flux job timeleft")
     if job := environment.get("LSB_JOBID"):
@@ -183,12 +183,12 @@ def _of_scheduler(environment: Mapping[str, str], note: Callable[[str], object])
         )
         yield from _from_now(float(hours[1]) * 3600 + float(hours[2]) * 60 if hours else None, "bjobs")
     if job := environment.get("PBS_JOBID"):
-        yield from _of_pbs(_answer("qstat", "-f", job))
+        yield from _pbs_ends(_answer("qstat", "-f", job))
     if environment.get("PBS_WALLTIME", "").isdecimal():
         yield end_after(float(environment["PBS_WALLTIME"]) - age_s(), "PBS_WALLTIME")
 
 
-def _of_slurm(environment: Mapping[str, str], note: Callable[[str], object]) -> Iterator[End]:
+def _slurm_ends(environment: Mapping[str, str], note: Callable[[str], object]) -> Iterator[End]:
     """Yield what Slurm says of this job.
 
     A shell keeps the variables of a job that it was started in, and programs started there much
@@ -246,7 +246,7 @@ def _sees_all_processes() -> bool:
     return False  # no Linux
 
 
-def _of_pbs(output: str) -> Iterator[End]:
+def _pbs_ends(output: str) -> Iterator[End]:
     """Yield the end of a PBS job: the start that `qstat -f` tells, and the walltime after it."""
     start = re.search(r"^\s*(?:stime|start_time) = (.+)$", output, re.MULTILINE)
     limit = re.search(r"^\s*Resource_List\.walltime = (\S+)$", output, re.MULTILINE)
@@ -264,8 +264,8 @@ def _line_of(job: str, output: str) -> str:
     The last task of an array has the array's id, and the first component of a heterogeneous job
     that of the whole: asked for it, squeue tells of all the others, too.
     """
-    found = re.search(rf"^{re.escape(job)} (.+)$", output, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^{re.escape(job)} (.+)$", output, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _answer(*command: str) -> str:
@@ -292,8 +292,8 @@ def _number(text: str) -> float | None:
 
 def _clock(text: str) -> float | None:
     """Return the seconds of [[days-]hours:]minutes:seconds; None of anything else, such as UNLIMITED."""
-    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text, re.ASCII)
+    if match is None:
         return None
-    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -42,13 +42,13 @@ def _digest_of_sources() -> str:
 
     Where they are installed doesn't count.
     """
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for package in (mpitrain, mpitrain.comm, mpitrain.schedules):
         folder = Path(package.__file__).parent
         for path in sorted(folder.rglob("*.py")):
-            found.update(f"{package.__name__}/{path.relative_to(folder).as_posix()}\0".encode())
-            found.update(path.read_bytes())
-    return found.hexdigest()[:12]
+            hasher.update(f"{package.__name__}/{path.relative_to(folder).as_posix()}\0".encode())
+            hasher.update(path.read_bytes())
+    return hasher.hexdigest()[:12]
 
 
 @cache

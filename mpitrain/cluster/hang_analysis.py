@@ -72,11 +72,11 @@ class Rank:
         return asdict(self)
 
     @staticmethod
-    def from_json(found: dict[str, Any]) -> "Rank":
-        where = dict(found["where"])
+    def from_json(fields: dict[str, Any]) -> "Rank":
+        where = dict(fields["where"])
         where["waiting_on"] = tuple(where["waiting_on"])
         where["expected"] = ExpectedInstruction(*where["expected"])
-        return Rank(**{**found, "where": Where(**where)})
+        return Rank(**{**fields, "where": Where(**where)})
 
 
 @dataclass(frozen=True)
@@ -104,26 +104,26 @@ def _counts(rank: Rank) -> bool:
 
 def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> HangReport:
     """Say who is behind. silent: nodes that reported nothing."""
-    every = {rank.where.rank: rank for rank in ranks if rank.where.rank >= 0 and _counts(rank)}
-    lines = _gave_up(every)
-    late = [rank for rank in every.values() if rank.late]
+    rank_by_number = {rank.where.rank: rank for rank in ranks if rank.where.rank >= 0 and _counts(rank)}
+    lines = _gave_up(rank_by_number)
+    late = [rank for rank in rank_by_number.values() if rank.late]
     if late and not lines:
-        found = [rank for rank in late if rank.stopped] or late
-        lines = [f"mpitrain: {_stuck(rank)}" for rank in found[:MOST_NAMED]]
+        causes = [rank for rank in late if rank.stopped] or late
+        lines = [f"mpitrain: {_stuck(rank)}" for rank in causes[:MOST_NAMED]]
     else:
-        found = _behind(every)
-        lines += map(_first_behind, found[:MOST_NAMED])
-        if not found and not silent:
-            lines += _lost(every) or _least(every)
-    for rank in found[:MOST_NAMED]:
-        lines += _owes(rank, every)
+        causes = _behind(rank_by_number)
+        lines += map(_first_behind, causes[:MOST_NAMED])
+        if not causes and not silent:
+            lines += _lost(rank_by_number) or _least(rank_by_number)
+    for rank in causes[:MOST_NAMED]:
+        lines += _owes(rank, rank_by_number)
     lines += [f"mpitrain: node {name} doesn't answer: it is down, or the network between" for name in silent]
-    return HangReport("\n".join(lines), tuple(rank.where.rank for rank in found))
+    return HangReport("\n".join(lines), tuple(rank.where.rank for rank in causes))
 
 
-def _gave_up(every: Mapping[int, Rank]) -> list[str]:
+def _gave_up(rank_by_number: Mapping[int, Rank]) -> list[str]:
     """Return what ranks have said when their waits were too long."""
-    said = [rank.gave_up for rank in every.values() if rank.gave_up]
+    said = [rank.gave_up for rank in rank_by_number.values() if rank.gave_up]
     more = len(said) - MOST_NAMED
     return said[:MOST_NAMED] + [f"mpitrain: and {more} more"] * (more > 0)
 
@@ -142,14 +142,14 @@ def _stuck(rank: Rank) -> str:
     )
 
 
-def _behind(every: Mapping[int, Rank]) -> list[Rank]:
+def _behind(rank_by_number: Mapping[int, Rank]) -> list[Rank]:
     """Return the ranks that others wait for and that wait for nobody; if any of these are stopped,
     only those.
     """
-    free = [rank for rank in every.values() if rank.stopped or not rank.waits]
+    free = [rank for rank in rank_by_number.values() if rank.stopped or not rank.waits]
     awaited = {
         number
-        for rank in every.values()
+        for rank in rank_by_number.values()
         if rank.waits and not rank.stopped
         for number in rank.where.waiting_on
     }
@@ -162,48 +162,58 @@ def _cursor(rank: Rank) -> tuple[int, bool, int]:
     return rank.where.step, rank.where.phase == "validation", rank.where.position
 
 
-def _owes(rank: Rank, every: Mapping[int, Rank]) -> list[str]:
+def _owes(rank: Rank, rank_by_number: Mapping[int, Rank]) -> list[str]:
     """Say what a rank owes, to whom, and who waits for it in the end."""
     waiting = [
-        each for each in every.values() if rank.where.rank in each.where.waiting_on and each is not rank
+        waiter
+        for waiter in rank_by_number.values()
+        if rank.where.rank in waiter.where.waiting_on and waiter is not rank
     ]
     if not waiting:
         return []
     first = min(
         waiting,
-        key=lambda each: (each.where.expected.position < 0, each.where.expected.position, each.where.rank),
+        key=lambda waiter: (
+            waiter.where.expected.position < 0,
+            waiter.where.expected.position,
+            waiter.where.rank,
+        ),
     )
     expected = first.where.expected
-    same = [each for each in waiting if each.where.expected == first.where.expected]
+    same = [waiter for waiter in waiting if waiter.where.expected == first.where.expected]
     at = f", position {expected.position} of its program" if expected.position >= 0 else ""
     what = (
         f"  rank {rank.where.rank} owes {expected.instruction}{at}, to "
-        f"{_names(each.where.rank for each in same)}: {first.where.waits_for}"
+        f"{_names(waiter.where.rank for waiter in same)}: {first.where.waits_for}"
     )
-    after = _transitively(rank.where.rank, every)
+    after = _transitively(rank.where.rank, rank_by_number)
     return [f"{what}; {_names(after)} {'wait' if len(after) > 1 else 'waits'} for it in the end"]
 
 
-def _transitively(number: int, every: Mapping[int, Rank]) -> set[int]:
+def _transitively(number: int, rank_by_number: Mapping[int, Rank]) -> set[int]:
     """Return the ranks that wait for a rank, or for one that waits for it."""
-    found: set[int] = set()
+    waiting: set[int] = set()
     new = {number}
     while new:
         new = (
-            {each.where.rank for each in every.values() if new.intersection(each.where.waiting_on)}
-            - found
+            {
+                waiter.where.rank
+                for waiter in rank_by_number.values()
+                if new.intersection(waiter.where.waiting_on)
+            }
+            - waiting
             - {number}
         )
-        found |= new
-    return found
+        waiting |= new
+    return waiting
 
 
-def _lost(every: Mapping[int, Rank]) -> list[str]:
+def _lost(rank_by_number: Mapping[int, Rank]) -> list[str]:
     """Name the messages that were sent, and have not come."""
     lines = []
-    for rank in every.values():
+    for rank in rank_by_number.values():
         expected = rank.where.expected
-        senders = [every[number] for number in rank.where.waiting_on if number in every]
+        senders = [rank_by_number[number] for number in rank.where.waiting_on if number in rank_by_number]
         for sender in senders:
             if (
                 expected.position >= 0
@@ -222,10 +232,10 @@ def _passed(rank: Rank, step: int, position: int) -> bool:
     return (rank.where.step, rank.where.position) > (step, position)
 
 
-def _least(every: Mapping[int, Rank]) -> list[str]:
-    if not every:
+def _least(rank_by_number: Mapping[int, Rank]) -> list[str]:
+    if not rank_by_number:
         return []
-    least = min(every.values(), key=_cursor)
+    least = min(rank_by_number.values(), key=_cursor)
     return [f"mpitrain: cause of the hang: {least.where}: all ranks wait, and it has made least progress"]
 
 

@@ -29,8 +29,8 @@ def rank_of_launcher() -> tuple[int, int]:
 
     (0, 1) without one.
     """
-    found = launch()
-    return (found.rank, found.size) if found else (0, 1)
+    launched_by = launch()
+    return (launched_by.rank, launched_by.size) if launched_by else (0, 1)
 
 
 def is_single() -> bool:
@@ -38,15 +38,15 @@ def is_single() -> bool:
 
     Without a launcher it is.
     """
-    found = launch()
-    return found is None or (found.size == 1 and found.variable != "")
+    launched_by = launch()
+    return launched_by is None or (launched_by.size == 1 and launched_by.variable != "")
 
 
 def on_one_node() -> bool:
     """Return whether the launcher says that it started all ranks on this node."""
-    found = launch()
-    if found is not None and found.local_size is not None:
-        return found.local_size == found.size
+    launched_by = launch()
+    if launched_by is not None and launched_by.local_size is not None:
+        return launched_by.local_size == launched_by.size
     return os.environ.get("SLURM_STEP_NUM_NODES") == "1"
 
 
@@ -54,8 +54,8 @@ def num_ranks_here() -> int:
     """Return how many ranks the launcher started on this node, as far as it says; else how many it
     started.
     """
-    found = launch()
-    return found.local_size or found.size if found else 1
+    launched_by = launch()
+    return launched_by.local_size or launched_by.size if launched_by else 1
 
 
 def pmi_server() -> int:
@@ -128,10 +128,10 @@ def elsewhere(name: str) -> dict[int, int]:
     """
     others = dict[int, int]()
     here = set[int]()
-    found = launch()
-    if found is None:
+    launched_by = launch()
+    if launched_by is None:
         return {}
-    variable = found.launcher.rank.encode()
+    variable = launched_by.launcher.rank.encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = dict(

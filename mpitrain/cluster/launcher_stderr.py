@@ -44,10 +44,10 @@ def _duplicate(pid: int) -> int | None:
     except (OSError, AttributeError):
         return None
     try:
-        found = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, STDERR, 0)
+        descriptor = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, STDERR, 0)
     finally:
         os.close(process)
-    return found if found >= 0 else None
+    return descriptor if descriptor >= 0 else None
 
 
 def _open_again(pid: int) -> int | None:

@@ -109,8 +109,8 @@ class ListeningThread(threading.Thread):
 
 def _absent() -> str:
     """Name the ranks of this node that don't wait in MPI_Init, for one that does."""
-    found = sorted(elsewhere(STARTING).items())
+    pids = sorted(elsewhere(STARTING).items())
     missing = [
-        f"rank {rank} has not come: {condition_of(pid, 'it does something else')}" for rank, pid in found
+        f"rank {rank} has not come: {condition_of(pid, 'it does something else')}" for rank, pid in pids
     ]
     return f" ({'; '.join(missing[:MOST_NAMED])})" if missing else ""

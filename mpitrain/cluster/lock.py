@@ -99,16 +99,16 @@ class Lock:
             job=job_of_scheduler(),
         )
 
-    def take(self, each: Callable[[str], object]) -> str:
+    def take(self, still_waiting: Callable[[str], object]) -> str:
         """Take the lock; return what is to be said if its last holder is gone.
 
         Raises CheckpointError that names a living holder.
 
-        each: called with a text, again and again, while a holder on another host is watched for
+        still_waiting: called with a text, again and again, while a holder on another host is watched for
         signs of life.
         """
         try:
-            said = self._take(each)
+            said = self._take(still_waiting)
         except OSError as error:
             why = f"{NAME} cannot be written: {error.strerror}"
             advice = "free some space or choose another run.dir"
@@ -138,18 +138,18 @@ class Lock:
             # gone, or says so
             return
 
-    def _take(self, each: Callable[[str], object]) -> str:
+    def _take(self, still_waiting: Callable[[str], object]) -> str:
         mine = self.path.with_name(f"{NAME}.{self.token}")
         said = ""
         try:
             _write(mine, os.O_CREAT | os.O_EXCL, self._record())
             while not said and not _linked(mine, self.path):
-                said = self._take_over(mine, each)
+                said = self._take_over(mine, still_waiting)
         finally:
             mine.unlink(missing_ok=True)
         return said
 
-    def _take_over(self, mine: Path, each: Callable[[str], object]) -> str:
+    def _take_over(self, mine: Path, still_waiting: Callable[[str], object]) -> str:
         """Take the place of a holder that is gone.
 
         Return who it was, or "" if the lock changed meanwhile and is to be tried again.
@@ -160,7 +160,7 @@ class Lock:
         gone = set[str]()
         while owner is not None and not taken:
             gone.add(owner.token)
-            _require_gone(owner, path, mine, each)
+            _require_gone(owner, path, mine, still_waiting)
             # of all who find a holder gone, one can make this file
             path = self.path.with_name(f"{NAME}.after-{owner.token}")
             taken = _linked(mine, path)
@@ -253,7 +253,7 @@ def _write(path: Path, flags: int, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _require_gone(owner: Owner, path: Path, mine: Path, each: Callable[[str], object]) -> None:
+def _require_gone(owner: Owner, path: Path, mine: Path, still_waiting: Callable[[str], object]) -> None:
     """Raise CheckpointError if a holder lives.
 
     mine: a file beside its own, which is written again at each look.
@@ -269,7 +269,7 @@ def _require_gone(owner: Owner, path: Path, mine: Path, each: Callable[[str], ob
         content = read_regular(mine, MOST_BYTES)
         while not lives and time.monotonic() - since < GONE_S:
             begin = time.monotonic()
-            each(f"is {owner} alive?")
+            still_waiting(f"is {owner} alive?")
             time.sleep(LOOK_S)
             _write(mine, 0, content)
             now = read_owner(path)

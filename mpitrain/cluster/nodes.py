@@ -62,9 +62,9 @@ class Meeting:
         """Read what was written, and close it."""
         with os.fdopen(descriptor, "rb") as file:
             file.seek(0)
-            found = json.loads(file.read())
+            fields = json.loads(file.read())
         return Meeting(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
         )
 
 
@@ -72,16 +72,18 @@ def addresses_here() -> tuple[str, ...]:
     """Return the IPv4 addresses of this node, in this network namespace; those that only mean this
     node last.
     """
-    found = dict[str, None]()
+    addresses = dict[str, None]()
     try:
         lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
     except OSError:
         lines = []
     for line, after in zip(lines, lines[1:]):
         if after.strip() == "/32 host LOCAL":
-            found[line.split()[-1]] = None
+            addresses[line.split()[-1]] = None
     return tuple(
-        sorted(found or {"127.0.0.1": None}, key=lambda each: ipaddress.ip_address(each).is_loopback)
+        sorted(
+            addresses or {"127.0.0.1": None}, key=lambda address: ipaddress.ip_address(address).is_loopback
+        )
     )
 
 
@@ -117,12 +119,14 @@ class WatchdogLink:
     def receive(self) -> list[dict[str, Any]] | None:
         """Return the messages that have come, or None: it is closed, or sends what no watchdog does."""
         try:
-            found = self.socket.recv(1 << 16)
+            content = self.socket.recv(1 << 16)
         except OSError:
             return None
-        self.read += found
+        self.read += content
         *lines, self.read = self.read.split(b"\n")
-        if not found or max(map(len, (self.read, *lines))) > (MOST_GREETING if self.node < 0 else MOST_BYTES):
+        if not content or max(map(len, (self.read, *lines))) > (
+            MOST_GREETING if self.node < 0 else MOST_BYTES
+        ):
             return None
         try:
             return [json.loads(line) for line in lines]

@@ -71,7 +71,7 @@ def describe(world: World, plan: Plan, folder: Path, device: str, *, measure: bo
     findings = look(world, plan, folder, device, measure=measure)
     return (
         table(findings, time.perf_counter() - begin)
-        if measure or world.num_nodes > 1 or not all(each.fine for each in findings)
+        if measure or world.num_nodes > 1 or not all(finding.fine for finding in findings)
         else ""
     )
 
@@ -102,10 +102,10 @@ def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) 
 
 def table(findings: Sequence[Finding], seconds: float) -> str:
     """Return the findings as text, with how long it took to make them."""
-    names = [each.name + " !" * (not each.fine) for each in findings]
+    names = [finding.name + " !" * (not finding.fine) for finding in findings]
     width = max(map(len, names)) + 2
     return f"preflight, in {seconds:.2f} s:\n" + "\n".join(
-        f"  {name:{width}}{each.found}" for name, each in zip(names, findings)
+        f"  {name:{width}}{finding.found}" for name, finding in zip(names, findings)
     )
 
 
@@ -122,13 +122,13 @@ def _ranks(world: World) -> Finding:
 
 
 def _code() -> Finding:
-    found = code_identity.code()
+    identity = code_identity.code()
     versions = ", ".join(
         f"{name.removeprefix('the version of ')} {value}"
-        for name, value in found.items()
+        for name, value in identity.items()
         if "version" in name
     )
-    return Finding("code", f"the same on all ranks: mpitrain {found['the code of mpitrain']}, {versions}")
+    return Finding("code", f"the same on all ranks: mpitrain {identity['the code of mpitrain']}, {versions}")
 
 
 def _space(plan: Plan, folder: Path) -> Finding:
@@ -200,7 +200,7 @@ def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, f
     ones, where these are long enough.
     """
     mesh, own = _mesh(world, plan, names)
-    found = {}
+    slowest = {}
     for name in own:
         for num_bytes in (SHORT, LONG):
             mine = min(
@@ -212,11 +212,11 @@ def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, f
                 for took in world.all_gather(f"the slowest link of axis {name}", mine)
                 if took < float("inf")
             )
-            found[name] = num_bytes / worst
+            slowest[name] = num_bytes / worst
             if worst > LONG_ENOUGH_S:
                 break
     mesh.free()
-    return found
+    return slowest
 
 
 def _mesh(
@@ -249,7 +249,7 @@ def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[
     Collective.
     """
     mesh, own = _mesh(world, plan)
-    found = {}
+    speeds = {}
     for name, ranks in own.items():
         axis = mesh[name]
         before = ranks[mesh[name].rank - 1]
@@ -257,9 +257,9 @@ def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[
         mine = MeasuredLink((before, world.rank), (hosts[before], hosts[world.rank]), NUM_BYTES / best)
         links = [link for link in world.all_gather(f"the bandwidth of axis {name}", mine) if link.bytes_per_s]
         if links:
-            found[name] = links
+            speeds[name] = links
     mesh.free()
-    return found
+    return speeds
 
 
 def _seconds(world: World, axis: Axis, turn: int, num_bytes: int = NUM_BYTES) -> float:

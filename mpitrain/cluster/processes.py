@@ -106,10 +106,10 @@ def name_of(pid: int) -> str:
 def held_in(pid: int) -> str:
     """Return the function of the kernel that a process waits in; "" if it is in none, or that isn't shown."""
     try:
-        found = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip()
+        kernel_function = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return ""
-    return "" if found == "0" else found
+    return "" if kernel_function == "0" else kernel_function
 
 
 def used(pid: int) -> tuple[int, float]:
@@ -133,18 +133,18 @@ def no_more() -> str:
     """Say which limits keep this process from starting threads and processes, and what raises them."""
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     user = "unlimited" if most == resource.RLIM_INFINITY else f"{most:,}"
-    group = _of_cgroup("max")
+    group = _cgroup_pids("max")
     cgroup_limit = ""
     if group not in ("", "max"):
         cgroup_limit = (
-            f", of its cgroup {int(group):,} (pids.max), of which {_of_cgroup('current')} are there"
+            f", of its cgroup {int(group):,} (pids.max), of which {_cgroup_pids('current')} are there"
         )
     return (
         f"this user may have {user} threads (ulimit -u){cgroup_limit}; raise the limit, or start fewer ranks"
     )
 
 
-def _of_cgroup(name: str) -> str:
+def _cgroup_pids(name: str) -> str:
     """Return what the cgroup of this process says of pids; "" if nothing."""
     try:
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]

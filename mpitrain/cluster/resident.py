@@ -13,17 +13,17 @@ def peak_resident() -> int | None:
     (RssFile): shared libraries, which all processes of a node have once. Pages of shared memory
     count once a node, too.
     """
-    found = _status()
-    return None if found is None else found["VmHWM"] - found["RssFile"] - _of_others(found)
+    status = _status()
+    return None if status is None else status["VmHWM"] - status["RssFile"] - _others_bytes(status)
 
 
 def resident() -> int | None:
     """Return the bytes that are resident now, anonymous and shared, of no file."""
-    found = _status()
-    return None if found is None else found["RssAnon"] + found["RssShmem"] - _of_others(found)
+    status = _status()
+    return None if status is None else status["RssAnon"] + status["RssShmem"] - _others_bytes(status)
 
 
-def _of_others(status: dict[str, int]) -> int:
+def _others_bytes(status: dict[str, int]) -> int:
     """Return the bytes of shared pages that other processes are charged with; 0 where nobody says."""
     try:
         lines = [line.split() for line in SHARES.read_text().splitlines()]
@@ -39,7 +39,7 @@ def _status() -> dict[str, int] | None:
         lines = [line.split() for line in STATUS.read_text().splitlines()]
     except OSError:
         return None
-    found = {
+    status = {
         words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[0].startswith(("VmHWM", "Rss"))
     }
-    return found if {"VmHWM", "RssFile", "RssAnon", "RssShmem"} <= found.keys() else None
+    return status if {"VmHWM", "RssFile", "RssAnon", "RssShmem"} <= status.keys() else None

@@ -110,12 +110,12 @@ class RunDir:
     def loads(self) -> Path:
         return self.path / "loads.svg"
 
-    def take(self, lost: Callable[[str], object], each: Callable[[str], object]) -> tuple[str, str]:
+    def take(self, lost: Callable[[str], object], still_waiting: Callable[[str], object]) -> tuple[str, str]:
         """Make the directory, if need be, and take its lock.
 
         Return the lock's token, and what is to be said of its last holder.
 
-        lost, each: see Lock.
+        lost, still_waiting: see Lock.
 
         Raises CheckpointError, and leaves nothing behind, if the directory can't be used or is in
         use.
@@ -126,7 +126,7 @@ class RunDir:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = Lock(self.path, lost)
-            said = lock.take(each)
+            said = lock.take(still_waiting)
         except OSError as error:
             self.undo()
             raise CheckpointError(
@@ -231,14 +231,14 @@ class RunDir:
                 )
             return None
         if not begun and not self._is_of(config):
-            found = (
+            recorded = (
                 f"run.dir = {shown(self.path)} holds a config.toml, but no run, which would replace it by "
                 "its own"
             )
-            raise CheckpointError(f"{found}; move the file away, or choose another run.dir")
+            raise CheckpointError(f"{recorded}; move the file away, or choose another run.dir")
         loaded = read_with_origins(self.config, plugins_of(config))
         before = loaded.config
-        found = identity(before)
+        recorded = identity(before)
         wanted = identity(config)
         imported = self._only_imported()
         edited = _edited_tables(loaded.origins, self.config)
@@ -248,8 +248,8 @@ class RunDir:
             is_open = (imported and table not in OF_A_MODEL) or (
                 table in edited and not loaded.origins.is_given(key)
             )
-            if found[key] != value and not is_open:
-                what = f"{key} = {shown(repr(found[key]))}, this one has {shown(repr(value))}"
+            if recorded[key] != value and not is_open:
+                what = f"{key} = {shown(repr(recorded[key]))}, this one has {shown(repr(value))}"
                 raise ConfigError(
                     f"run.dir = {shown(self.path)} holds a run with {what}; choose another run.dir, or "
                     f"resume with the settings of that run{_as_it_was(key, before)}"
@@ -351,23 +351,23 @@ class RunDir:
 
     def _cut(self, step: int) -> str:
         """Leave the lines up to `step`: where they lie, which takes no room, if nothing is between them."""
-        found = _survey(self.metrics, step)
-        if found.damaged:
+        survey = _survey(self.metrics, step)
+        if survey.damaged:
             with replacing(self.metrics.with_name("metrics.jsonl.damaged")) as file:
                 file.writelines(line for line, _ in lines_of(self.metrics))
         with open(open_regular(self.metrics, os.O_RDWR), "r+b") as file:
             # another name may be that of a file elsewhere
-            in_place = found.in_one_piece and os.fstat(file.fileno()).st_nlink == 1
+            in_place = survey.in_one_piece and os.fstat(file.fileno()).st_nlink == 1
             if in_place:
-                file.truncate(found.first_bytes)
+                file.truncate(survey.first_bytes)
         if not in_place:
             with replacing(self.metrics) as file:
                 file.writelines(
                     line for line, known in lines_of(self.metrics) if known is not None and known <= step
                 )
         return (
-            f"{shown(self.metrics)}: line {found.damaged} can't be read; the file is kept as "
-            "metrics.jsonl.damaged" * bool(found.damaged)
+            f"{shown(self.metrics)}: line {survey.damaged} can't be read; the file is kept as "
+            "metrics.jsonl.damaged" * bool(survey.damaged)
         )
 
 
@@ -429,7 +429,11 @@ def _survey(path: Path, step: int) -> _Survey:
         in_first = in_first and kept
         in_one_piece = in_one_piece and (in_first or not kept)
         first_bytes += len(line) * in_first
-    return _Survey(first_bytes, in_one_piece, next((each for each in damaged if each < number), 0))
+    return _Survey(
+        first_bytes,
+        in_one_piece,
+        next((damaged_line for damaged_line in damaged if damaged_line < number), 0),
+    )
 
 
 def _unwritable(path: Path, error: OSError) -> CheckpointError:
@@ -506,8 +510,8 @@ def require_run(run: RunDir) -> None:
     except OSError as error:
         raise CheckpointError(f"{shown(run.path)}: {error.strerror}; {GIVE}") from error
     if kind is None:
-        found = recognised(run.path, own=False)
-        what = f"it is {found}" if found else "no config.toml"
+        recognised_as = recognised(run.path, own=False)
+        what = f"it is {recognised_as}" if recognised_as else "no config.toml"
         raise CheckpointError(f"{shown(run.path)}: {what}; {GIVE}")
 
 
@@ -516,9 +520,9 @@ def require_own(folder: Path) -> None:
     it should be.
     """
     for name, needed in ENTRIES.items():
-        found = kind_of(folder / name)
-        if found not in (None, needed):
-            what = f"{shown(folder / name)} is {found}, needed {needed}"
+        kind = kind_of(folder / name)
+        if kind not in (None, needed):
+            what = f"{shown(folder / name)} is {kind}, needed {needed}"
             raise CheckpointError(
                 f"{what}; move it away, set run.dir to the place itself, or choose another run.dir"
             )

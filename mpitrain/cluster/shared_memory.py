@@ -24,13 +24,13 @@ def left_behind(folder: Path = FOLDER) -> list[Path]:
     Sees processes of this machine and container only, and of others than this user's none, as the
     kernel shows them.
     """
-    found = [path for path in _made_by_mpi(folder) if _is_old(path)]
-    if not found:
+    stale = [path for path in _made_by_mpi(folder) if _is_old(path)]
+    if not stale:
         return []
     mapped = {
         name for maps in Path("/proc").glob("[0-9]*/maps") for name in _mapped(maps, f" {folder}/".encode())
     }
-    return sorted(path for path in found if path.name not in mapped)
+    return sorted(path for path in stale if path.name not in mapped)
 
 
 def free_bytes(folder: Path = FOLDER) -> int | None:
@@ -83,9 +83,9 @@ def _made_by_mpi(folder: Path) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
             yield from (
-                Path(each.path)
-                for each in entries
-                if each.name.startswith(PREFIXES) and each.is_file(follow_symlinks=False)
+                Path(entry.path)
+                for entry in entries
+                if entry.name.startswith(PREFIXES) and entry.is_file(follow_symlinks=False)
             )
     except OSError:
         return
@@ -93,10 +93,10 @@ def _made_by_mpi(folder: Path) -> Iterator[Path]:
 
 def _is_old(path: Path) -> bool:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:  # its job has ended just now
         return False
-    return found.st_uid == os.getuid() and time.time() - found.st_mtime > YOUNG_S
+    return status.st_uid == os.getuid() and time.time() - status.st_mtime > YOUNG_S
 
 
 def _mapped(maps: Path, folder: bytes) -> Iterator[str]:

@@ -86,8 +86,8 @@ def settle() -> None:
             del os.environ[name]
     pid = launcher()
     terminal = terminal_of(pid, 1) if pid and "COLUMNS" not in os.environ else None
-    if terminal and (found := _columns_of(terminal)):
-        os.environ["COLUMNS"] = str(found)
+    if terminal and (columns := _columns_of(terminal)):
+        os.environ["COLUMNS"] = str(columns)
     # or the next file that is opened would be what they write to
     while (spare := os.open(os.devnull, os.O_RDWR)) < 3:
         continue

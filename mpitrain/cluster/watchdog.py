@@ -376,7 +376,7 @@ class Watchdog:
             return
         text = f"mpitrain: {self._asked}{where}: the process is gone: {_reason(status)}"
         if not self.met:
-            text += self._of_starts()
+            text += self._launch_notes()
         if self.met or self.launcher_lost or (self.sure and not self.asked_by):
             self._end(HangReport(text), hides=status in (None, 0))
         elif not self.asked_by and self.phase is WatchdogPhase.GATHERING:
@@ -414,7 +414,7 @@ class Watchdog:
             if rank.number in self.connections.connected and has_ended(rank.where.pid):
                 self._lose(rank)
 
-    def _of_starts(self) -> str:
+    def _launch_notes(self) -> str:
         """Return what a report says besides of a rank that is gone before MPI has started."""
         launcher = ""
         if self.launcher_lost or self.launcher.is_gone(LAUNCHER_S):
@@ -471,7 +471,7 @@ class Watchdog:
     def _board(self) -> list[Rank]:
         """Return where the ranks of this node are, and in which condition."""
         now = time.monotonic()
-        found = []
+        ranks = []
         for rank in self.connections.ranks:
             where = rank.where
             late = where.state in AT_WORK and self._late(rank, where, now)
@@ -479,10 +479,10 @@ class Watchdog:
             for_s = now - where.since
             if not gave_up and where.state == WAITING and for_s > where.limit_s:
                 gave_up = f"mpitrain: {where}: waits for {for_s:.0f} s"
-            found.append(
+            ranks.append(
                 Rank(where, self.nodes.name, condition(where.pid), held_in(where.pid), for_s, gave_up, late)
             )
-        return found
+        return ranks
 
     # ------------------------------------------------------------ with the watchdogs of other nodes
 
@@ -538,9 +538,9 @@ class Watchdog:
             if self.nodes.is_hub
             else names[:1]
         )
-        every = [*self._board(), *(rank for board in self.boards.values() for rank in board)]
-        if silent or self.gave_up or at_fault(every):
-            self._end(report(every, [] if self.nodes.alone else silent))
+        job_ranks = [*self._board(), *(rank for board in self.boards.values() for rank in board)]
+        if silent or self.gave_up or at_fault(job_ranks):
+            self._end(report(job_ranks, [] if self.nodes.alone else silent))
         else:
             self.nodes.broadcast({"say": "go on"})
             self._forget()
@@ -554,7 +554,7 @@ class Watchdog:
     # ------------------------------------------------------------ the end
 
     def _end(
-        self, found: HangReport, code: int = 1, first: ConnectedRank | None = None, hides: bool = False
+        self, report: HangReport, code: int = 1, first: ConnectedRank | None = None, hides: bool = False
     ) -> None:
         """Print the report, and begin to end the job. Only the first trouble gets here.
 
@@ -568,8 +568,8 @@ class Watchdog:
             stopped = f"; the launcher ({self.launcher}) was stopped by a signal"
             time.sleep(FORWARD_S)  # it prints what ranks have said before
         saved = NOT_KNOWN if code == BAD_INPUT else self._saved()
-        self.console.say(found.text if found.behind else with_saved(found.text + stopped, saved))
-        self.nodes.broadcast({"say": "over", "code": code, "behind": found.behind})
+        self.console.say(report.text if report.behind else with_saved(report.text + stopped, saved))
+        self.nodes.broadcast({"say": "over", "code": code, "behind": report.behind})
         if hides:
             self.launcher.fail(FORWARD_S)
         if not self.met:
@@ -577,10 +577,10 @@ class Watchdog:
         # launchers forward what they have read of each process, be it half a line: one after the
         # other
         time.sleep(FORWARD_S)
-        if found.behind:
-            self._show_stacks(found.behind)
+        if report.behind:
+            self._show_stacks(report.behind)
             time.sleep(FORWARD_S)
-            names = f"rank{'s' * (len(found.behind) > 1)} {', '.join(map(str, found.behind[:MOST_NAMED]))}"
+            names = f"rank{'s' * (len(report.behind) > 1)} {', '.join(map(str, report.behind[:MOST_NAMED]))}"
             self.console.say(
                 with_saved(f"mpitrain: ending the job: {names} made no progress{stopped}", saved)
             )
@@ -602,11 +602,11 @@ class Watchdog:
         others = [rank.where.saved for board in self.boards.values() for rank in board]
         return max([self.saved, *others, *(rank.where.saved for rank in self.connections.ranks)])
 
-    def _show_stacks(self, behind: Iterable[int]) -> None:
+    def _show_stacks(self, numbers: Iterable[int]) -> None:
         """Have ranks of this node print their stacks (guard.py), those that can."""
         for rank in self.connections.ranks:
             where = rank.where
-            if where.rank in behind and where.state != LEFT and condition(where.pid) not in CONDITIONS:
+            if where.rank in numbers and where.state != LEFT and condition(where.pid) not in CONDITIONS:
                 send_signal(where.pid, signal.SIGUSR2)
 
     def _kill(self) -> None:

@@ -243,7 +243,7 @@ class WatchdogClient:
         """
         self.joined = False
         with suppress(OSError):
-            connection = watchdog_rendezvous.of_this_job()
+            connection = watchdog_rendezvous.connect_to_job()
             if connection is None:
                 return
             socket.send_fds(connection, [messages.GREETING], [self._slot, self._lifeline])
@@ -325,7 +325,7 @@ def _first_connection() -> socket.socket | None:
     first line, if they can.
     """
     with suppress(OSError):
-        return watchdog_rendezvous.of_this_job()
+        return watchdog_rendezvous.connect_to_job()
     return None
 
 
@@ -340,10 +340,10 @@ def _meeting_of(world: World) -> tuple[Meeting, socket.socket | None]:
     if world.rank == 0:
         door = socket.create_server(("", 0), backlog=world.num_nodes)
         offer = addresses_here(), door.getsockname()[1], os.urandom(16).hex()
-    every = world.all_gather(
+    offers = world.all_gather(
         "meeting the watchdogs of other nodes", (offer, os.uname().nodename, world.node.rank == 0)
     )
-    names = [name for _, name, first in every if first]
+    names = [name for _, name, first in offers if first]
     # right on the first rank of each node, which is asked
-    node = sum(first for _, _, first in every[: world.rank + 1]) - 1
-    return Meeting(node, unique_names(names), *every[0][0]), door
+    node = sum(first for _, _, first in offers[: world.rank + 1]) - 1
+    return Meeting(node, unique_names(names), *offers[0][0]), door

@@ -2,9 +2,9 @@
 
 Long before MPI knows which ranks are there.
 
-    of_this_job()   behind a socket that has the name of what the ranks of one launcher on this node
+    connect_to_job()   at a socket that has the name of what the ranks of one launcher on this node
                     have in common; who comes first starts it
-    start(address)  behind a name that its starter tells: where launchers say nothing of the kind,
+    start(address)  at a name that its starter tells: where launchers say nothing of the kind,
                     or one machine plays several nodes
 
 The name of such a socket has no file: it needs no disk, and goes with the process.
@@ -29,7 +29,7 @@ AGAIN_S = 0.01
 BACKLOG = 4096  # ranks that it has not let in yet: it starts while they connect
 
 
-def of_this_job() -> socket.socket | None:
+def connect_to_job() -> socket.socket | None:
     """Return a connection to the watchdog of this launcher's ranks on this node; None where that can't be.
 
     Raises OSError.
@@ -48,7 +48,7 @@ def of_this_job() -> socket.socket | None:
 
 
 def connect(address: str) -> socket.socket:
-    """Connect to the watchdog behind a name. Raises OSError."""
+    """Connect to the watchdog at a name. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(address)
@@ -61,7 +61,7 @@ def connect(address: str) -> socket.socket:
 
 
 def start(address: str) -> bool:
-    """Start a watchdog behind a name; return False if somebody has the name. Raises OSError."""
+    """Start a watchdog at a name; return False if somebody has the name. Raises OSError."""
     import subprocess  # by one rank of a node
 
     code = "import sys; sys.path.append(sys.argv.pop(1)); from mpitrain.cluster.watchdog import main; main()"

@@ -47,7 +47,7 @@ from mpitrain.plan.predict.memory_table import (
     table_of_usage,
 )
 from mpitrain.plan.predict.model_parts import activation_line, parts_table
-from mpitrain.plan.predict.process_memory import of_processes
+from mpitrain.plan.predict.process_memory import processes_memory
 from mpitrain.plan.predict.schedule_promises import idle_schedule
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
@@ -210,7 +210,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         usages = predict(plan)
         ranks = range(plan.config.parallel.pp)
         copies = [copy_bytes(plan, rank) for rank in ranks]
-        processes = of_processes(plan, usages)
+        processes = processes_memory(plan, usages)
         held = held_by_ranks(plan, limit.on_gpu) if limit else []
         planned = _planned_from(chosen, num_ranks)
         fits = fit_line(held, limit, lambda limit: change_that_fits(plan, chosen.config, planned, limit))

@@ -61,7 +61,7 @@ def attend_capped(
     """Do what attend() does with soft-capped scores, or with dropout.
 
     The output is in memory as the queries, mostly with the heads of a position side by side: then
-    the product behind attention keeps no copy.
+    the product after attention keeps no copy.
     """
     out_BHTC = torch.empty_like(q_BHTC)
     lse_BHT = q_BHTC.new_empty(q_BHTC.shape[:-1], dtype=wide(q_BHTC.dtype))

@@ -7,7 +7,7 @@ attention, arXiv:2305.19370). A tile's backward is exact when it is given the ou
 over *all* keys: then exp(score - log-sum-exp) is the probability itself.
 
 Which kernel computes a tile says choose() of attention.py. torch's own hand out the log-sum-exp:
-    cpu   every dtype, with and without a mask: the flash attention behind
+    cpu   every dtype, with and without a mask: the flash attention after
           scaled_dot_product_attention (the same ops in 2.11 to 2.13)
     cuda  16-bit floats without a mask, heads of a multiple of 8 up to 256, compute capability 8.0
           on: flash attention. Not run on a device yet

@@ -46,7 +46,7 @@ def _padded_products(x_NX: torch.Tensor, weights_EYX: torch.Tensor, sizes: Seque
 
 
 def _filled(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows with as many rows of zeros behind them as padded() says."""
+    """Return rows with as many rows of zeros after them as padded() says."""
     return functional.pad(rows, (0, 0, 0, padded(len(rows)) - len(rows)))
 
 

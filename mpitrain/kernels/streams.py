@@ -7,7 +7,7 @@ machine can run who uses them; and tests hand over a device that is late on purp
 
 Memory of the device belongs to the queue that computes: who is given it may compute with it at
 once, and what is dropped is given to the next one who asks, before what was computed with it is
-over. So another queue writes to it only behind what is queued to compute then, and it is dropped
+over. So another queue writes to it only after what is queued to compute then, and it is dropped
 only when what computes waits for what other queues do with it.
 """
 
@@ -37,7 +37,7 @@ class Queue(Protocol):
         """Queue a copy. Both stay what they are until it is over: nobody else keeps them there."""
 
     def record(self) -> QueueEvent:
-        """Return the place behind what is queued now."""
+        """Return the place after what is queued now."""
 
     def wait(self, event: QueueEvent) -> None:
         """Let what is queued from now on happen after an event of any queue. The host goes on."""

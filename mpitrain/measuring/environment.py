@@ -67,7 +67,7 @@ def without_mpi() -> Iterator[Line]:
     except ImportError as error:
         yield "torch", f"can't be loaded: {error}"
         return
-    found = gpus.of_torch()
+    found = gpus.torch_gpus()
     yield from _torch(found)
     yield "GPUs", ", ".join(map(str, found.seen)) or "none"
 
@@ -133,7 +133,7 @@ def _load_torch() -> None:
 def _gpus(world: World) -> list[Line]:
     from mpitrain.training.machine import device_placement, gpus
 
-    found = gpus.of_torch()
+    found = gpus.torch_gpus()
     kinds = set(world.all_gather("their devices", found.vendor))
     lines = _torch(found)
     if None in kinds or len(kinds) > 1:

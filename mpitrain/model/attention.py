@@ -1,7 +1,7 @@
 """What computes attention: projection, the attention proper, output.
 
 B sequences of a microbatch, T tokens each, D width, H query heads, K key-value heads, C width of a
-head. Where the norm, or the gather before it, is another item, and where the sum behind it, says
+head. Where the norm, or the gather before it, is another item, and where the sum after it, says
 model/build_context.py.
 """
 
@@ -41,7 +41,7 @@ def attention(
     rope: Rope | None,
     request: AttentionRequest,
     whole: bool,
-    behind: Sequence[Item] = (),
+    after: Sequence[Item] = (),
 ) -> list[Item]:
     """Return the items of the layer: on one rank, one segment from the norm to the output.
 
@@ -50,7 +50,7 @@ def attention(
     rope: None: queries and keys aren't turned.
     request: without tensors.
     whole: norms of queries and keys are of all heads together.
-    behind: items behind the output: its dropout.
+    after: items after the output: its dropout.
     """
     weights = (own[f"attention.{name}.weight"] for name in "qkv")
     biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if "attention.q.bias" in own else ()
@@ -72,7 +72,7 @@ def attention(
     output = Output(own["attention.output.weight"], site.fp8)
     inner = attended(projection, core, heads, output, site, over_tp, norm)
     added = [Bias(own["attention.output.bias"])] if "attention.output.bias" in own else []
-    return [Residual([*inner, *added, *behind])]
+    return [Residual([*inner, *added, *after])]
 
 
 def attended(
@@ -84,14 +84,14 @@ def attended(
     over_tp: WidthNorms | None = None,
     norm: NormSegment | None = None,
 ) -> list[Item]:
-    """Return projection, attention proper and output, with what tp sends before and behind them.
+    """Return projection, attention proper and output, with what tp sends before and after them.
 
     With context parallelism attention is a segment, an exchange of keys and values, and a segment.
     With `by_chunks` projection and output are chunk by chunk, and the attention proper is between
     them.
 
     heads: of this rank.
-    over_tp: norms of all heads together, behind a projection that leaves them out.
+    over_tp: norms of all heads together, after a projection that leaves them out.
     norm: before what tp sends; without tp, the projection has it.
     """
     over_cp = site.attention_over_cp(heads)
@@ -99,11 +99,11 @@ def attended(
     normed: list[Item] = [over_tp] if over_tp else []
     if site.by_chunks:
         before = Chunked(projection, site.tp, gather=True)
-        behind = Chunked(output, site.tp, scatter=True)
+        after = Chunked(output, site.tp, scatter=True)
         first: list[Item] = [norm] if norm else []
         if over_cp:
-            return [*first, SpreadAttention([before, *normed], core, over_cp, behind)]
-        return [*first, before, *normed, core, behind]
+            return [*first, SpreadAttention([before, *normed], core, over_cp, after)]
+        return [*first, before, *normed, core, after]
     if over_cp:
         return site.between([SpreadAttention([projection, *normed], core, over_cp, output)], norm)
     if over_tp:
@@ -121,7 +121,7 @@ class Projection(Segment):
     biases: of queries, keys and values.
     norms: of each head's queries, and of its keys.
     head_width: 0: that of `rotary`.
-    whole: norms are of all heads together. With tensor parallelism an item behind this one has
+    whole: norms are of all heads together. With tensor parallelism an item after this one has
     them, and here nothing is turned or divided into heads.
     """
 
@@ -214,7 +214,7 @@ class Core(Segment):
     def attend(
         self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape, again: bool
     ) -> tuple[torch.Tensor, Again | None]:
-        """Return attention [B, H, T, C] and, if the product behind it may ask for that, how to make
+        """Return attention [B, H, T, C] and, if the product after it may ask for that, how to make
         it again.
         """
         if context.cache is not None:

@@ -131,19 +131,19 @@ class BuildContext:
         self,
         norm: NormSegment | None,
         inner: Item,
-        behind: Sequence[Item] = (),
+        after: Sequence[Item] = (),
     ) -> list[Item]:
         """Return the same, of an item that treats each position alone: chunk by chunk, where tp does so.
 
         norm: None: there is none.
-        behind: items behind the sum.
+        after: items after the sum.
         """
         if self.by_chunks:
             chunked = Chunked(inner, self.tp, gather=True, scatter=True)
             items: list[Item] = [*([norm] if norm else []), chunked]
         else:
             items = self.between([inner], norm)
-        return [Residual([*items, *behind])]
+        return [Residual([*items, *after])]
 
     def between(self, inner: list[Item], norm: NormSegment | None = None) -> list[Item]:
         """Return items that tp divides, between what brings activations to them and their partial

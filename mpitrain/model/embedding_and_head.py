@@ -255,8 +255,8 @@ class VocabularyHead:
         share_N = self.functions.log_sums(logits_NV)
         target_N = logits_NV.gather(1, targets_N[:, None]).squeeze(1) * here_N
         mine = torch.stack((share_N, target_N.to(share_N.dtype)))
-        every = yield all_gather(mine, self.axis, mine.new_empty(self.axis.size * mine.numel()))
-        shares_RN, targets_RN = every.view(self.axis.size, 2, -1).unbind(1)
+        gathered = yield all_gather(mine, self.axis, mine.new_empty(self.axis.size * mine.numel()))
+        shares_RN, targets_RN = gathered.view(self.axis.size, 2, -1).unbind(1)
         log_sum_N = torch.logsumexp(shares_RN, 0)
         loss = (log_sum_N - targets_RN.sum(0)).masked_fill_(ignored_N, 0).sum()
         saved = (h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N)

@@ -7,7 +7,7 @@ A router, an exchange in rounds, grouped products, and shared experts meanwhile.
 
 B sequences of a microbatch, n positions of them on this rank, D width, E experts, K of them for a
 token, R rows that have come here, F hidden units of an expert. A row is the token's activation, and
-behind it the weight that the router gives it: the expert weighs what it makes before its last
+after it the weight that the router gives it: the expert weighs what it makes before its last
 product, so that nobody has to keep the results of all experts for the gradient of the weights. By
 which ways rows travel, and which of them in one round, the exchange knows (parallel/expert/).
 """
@@ -125,7 +125,7 @@ class ExpertMixture:
         self.exchange = self._exchange()
         segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)
         self._positions = [
-            np.split(each, site.tp.size)[site.tp.rank] if site.tp else each for each in segments
+            np.split(segment, site.tp.size)[site.tp.rank] if site.tp else segment for segment in segments
         ]
 
     def _exchange(self) -> Exchange:
@@ -322,8 +322,8 @@ class ExpertMixture:
         if (bias := self.biases[-1]) is not None:
             here = grad[:, _features(bias)]
             of_weights += (here * of_rows(bias.data, rows.loads)).to(of_weights.dtype).sum(-1, keepdim=True)
-            for parameter, each in zip(self.biases, (of_gate, of_up, here * weights)):
-                add_sums(parameter.grad, each, rows.loads)
+            for parameter, product in zip(self.biases, (of_gate, of_up, here * weights)):
+                add_sums(parameter.grad, product, rows.loads)
         of_x = grouped_product(of_gate, self.gate.data.transpose(1, 2), rows.loads)
         yield None
         of_x += grouped_product(of_up, self.up.data.transpose(1, 2), rows.loads)
@@ -332,7 +332,7 @@ class ExpertMixture:
             (self.up, rows.x, of_up),
             (self.down, hidden.mul_(weights), grad),
         )
-        return of_x, of_weights, [GroupedProduct(*each, rows.loads) for each in factors]
+        return of_x, of_weights, [GroupedProduct(*product, rows.loads) for product in factors]
 
     def _summed(self, combined: list[CombinedRows], num: int) -> torch.Tensor:
         """Return the sums of what has come back for each of `num` tokens, in the order of places, [n, D]."""

@@ -147,7 +147,7 @@ class Up(Segment):
         k = torch.cat((k, k_turned), -1)
         return q, k, functional.pad(v, (0, widths.key - widths.value))
 
-    def of_each_head(self) -> torch.Tensor:
+    def kv_weight_by_head(self) -> torch.Tensor:
         """Return the weight that makes keys and values of latent vectors, head by head."""
         return self.kv_up.data.unflatten(0, (-1, self.widths.head + self.widths.value))
 
@@ -160,7 +160,7 @@ class Up(Segment):
         """
         widths = self.widths
         q, q_turned = self._heads(of_q, self.q_up, widths.key, tape).split((widths.head, widths.rotary), -1)
-        absorbed = (q * self.magnitude**2) @ self.of_each_head()[:, : widths.head]
+        absorbed = (q * self.magnitude**2) @ self.kv_weight_by_head()[:, : widths.head]
         q = torch.cat((absorbed, self.rotary(q_turned, context.start)), -1)
         return q, latent_B1SL, latent_B1SL[..., : widths.kv]
 
@@ -183,4 +183,4 @@ class LatentCore(Core):
             return tape.attention(qkv, self.asked(context.visible), None, False)[0]
         request = AttentionRequest(scale=widths.key**-0.5, mask=context.visible)
         latent_BH1L = attend_one_query(*qkv, request)
-        return latent_BH1L @ self.up.of_each_head()[:, widths.head :].transpose(-1, -2)
+        return latent_BH1L @ self.up.kv_weight_by_head()[:, widths.head :].transpose(-1, -2)

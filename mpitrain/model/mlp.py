@@ -16,13 +16,13 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 def mlp(
-    own: Mapping[str, Parameter], site: BuildContext, activation: Activation, behind: Sequence[Item] = ()
+    own: Mapping[str, Parameter], site: BuildContext, activation: Activation, after: Sequence[Item] = ()
 ) -> list[Item]:
-    """Return the items of the layer. behind: its dropout."""
+    """Return the items of the layer. after: its dropout."""
     (norm,) = norm_segment(own, "ffn.norm") or [None]
     of_up = own["ffn.up.weight"], own["ffn.up.bias"]
     inner = MlpSegment(None if site.tp else norm, *of_up, own["ffn.down.weight"], activation, site.fp8)
-    return site.sublayer(norm, inner, [Bias(own["ffn.down.bias"]), *behind])
+    return site.sublayer(norm, inner, [Bias(own["ffn.down.bias"]), *after])
 
 
 class MlpSegment(Segment):

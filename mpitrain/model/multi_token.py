@@ -41,13 +41,13 @@ def multi_token(
     main = head(own, "head.norm", table, site, soft_cap)
     depths = []
     for depth, block in enumerate(blocks):
-        here = of_depth(own, depth)
+        here = depth_parameters(own, depth)
         join = Join(here["hidden_norm.weight"], here["token_norm.weight"], here["projection.weight"])
         depths.append(Depth(lookup, join, block, head(here, "head_norm", table, site, soft_cap)))
     return [MultiTokenHead(main, depths, weight, site)]
 
 
-def of_depth(own: Mapping[str, Parameter], depth: int) -> dict[str, Parameter]:
+def depth_parameters(own: Mapping[str, Parameter], depth: int) -> dict[str, Parameter]:
     """Return the parameters of a depth, by their names within it."""
     prefix = f"mtp.{depth}."
     return {

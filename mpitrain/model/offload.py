@@ -42,7 +42,7 @@ class Host:
         self.back = streams.further()
         self._free: dict[tuple[int, torch.dtype], deque[tuple[torch.Tensor, QueueEvent]]] = defaultdict(deque)
         # by block, the last one's forward is running
-        self._leaving: deque[list[ReferenceType[OffloadedBlock]]] = deque([[]])
+        self._leaving: deque[list[ReferenceType[OffloadedStorage]]] = deque([[]])
         self.num_bytes = 0
 
     def take(self, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, QueueEvent]:
@@ -57,19 +57,19 @@ class Host:
         """Take a buffer back. read: when the last one that reads it, or writes, is done."""
         self._free[len(buffer), buffer.dtype].append((buffer, read))
 
-    def leaving(self, parcel: "OffloadedBlock") -> None:
+    def leaving(self, parcel: "OffloadedStorage") -> None:
         """Take note that a parcel of the current block is on its way."""
         self._leaving[-1].append(ref(parcel))
 
     def begin(self) -> None:
         """The forward of a block begins: it waits until what all but the last AHEAD - 1 left has gone."""
         while len(self._leaving) >= AHEAD:
-            for parcel in filter(None, (each() for each in self._leaving.popleft())):
+            for parcel in filter(None, (reference() for reference in self._leaving.popleft())):
                 parcel.leave()
         self._leaving.append([])
 
 
-class OffloadedBlock:
+class OffloadedStorage:
     """The memory of a tensor, whole, that waits on the host."""
 
     def __init__(self, tensor: torch.Tensor, host: Host):
@@ -139,7 +139,7 @@ class OffloadedTensor:
     It comes back with the strides it had, for kernels may depend on them.
     """
 
-    parcel: OffloadedBlock
+    parcel: OffloadedStorage
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -162,8 +162,8 @@ class Shelf:
     host: Host
     stays: dict[int, torch.Tensor] = field(default_factory=dict)
     block: int = 0
-    parcels: dict[int, list[OffloadedBlock]] = field(default_factory=dict)
-    sent: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, ReferenceType[OffloadedBlock]]] = field(
+    parcels: dict[int, list[OffloadedStorage]] = field(default_factory=dict)
+    sent: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, ReferenceType[OffloadedStorage]]] = field(
         default_factory=dict
     )
 
@@ -178,7 +178,7 @@ class Shelf:
         # expired: the address became another's
         parcel = sent() if memory is not None and not memory.expired() else None
         if parcel is None:
-            parcel = OffloadedBlock(tensor.detach(), self.host)
+            parcel = OffloadedStorage(tensor.detach(), self.host)
             self.sent[key] = StorageWeakRef(storage), ref(parcel)
             self.parcels.setdefault(self.block, []).append(parcel)
         return OffloadedTensor(parcel, tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -220,7 +220,9 @@ class Away(NamedTuple):
             return kept
         if isinstance(kept, torch.Tensor):
             return self.shelf.put(kept)
-        return kept._make(self.shelf.put(each) if isinstance(each, torch.Tensor) else each for each in kept)
+        return kept._make(
+            self.shelf.put(tensor) if isinstance(tensor, torch.Tensor) else tensor for tensor in kept
+        )
 
 
 def restored(kept: Any) -> Any:

@@ -14,7 +14,7 @@ class Rotary:
 
     length: of the whole sequence, on all ranks.
 
-    Features behind the first `rope.width` stay as they are.
+    Features after the first `rope.width` stay as they are.
     Only distances show in the scores: positions needn't start anew with each document.
     """
 
@@ -68,13 +68,13 @@ def rates(rope: Rope, length: int) -> torch.Tensor:
     length: of the sequence.
     """
     theta = rope.theta if rope.dynamic is None else _grown(rope.theta, rope.width, rope.dynamic, length)
-    found = theta ** (-torch.arange(0, rope.width, 2, dtype=torch.float64) / rope.width)
+    rates_C = theta ** (-torch.arange(0, rope.width, 2, dtype=torch.float64) / rope.width)
     if rope.llama3 is not None:
-        return _scaled_as_llama3(found, rope.llama3)
+        return _scaled_as_llama3(rates_C, rope.llama3)
     if rope.linear != 1:
-        return found / rope.linear
+        return rates_C / rope.linear
     if rope.factor == 1:
-        return found
+        return rates_C
     # turns within the trained length: a pair with more keeps its rate, one with fewer is slowed (YaRN,
     # section 3.2)
     first, last = (
@@ -87,8 +87,10 @@ def rates(rope: Rope, length: int) -> torch.Tensor:
     first = max(first, 0)
     last = min(last, rope.width - 1)
     # as transformers has it also where the last comes before the first: theta is small, or the length large
-    slowed = ((torch.arange(len(found), dtype=torch.float64) - first) / ((last - first) or 1e-3)).clamp(0, 1)
-    return found * (1 - slowed) + found / rope.factor * slowed
+    slowed = ((torch.arange(len(rates_C), dtype=torch.float64) - first) / ((last - first) or 1e-3)).clamp(
+        0, 1
+    )
+    return rates_C * (1 - slowed) + rates_C / rope.factor * slowed
 
 
 def _grown(theta: float, width: int, scaling: Dynamic, length: int) -> float:
@@ -99,8 +101,8 @@ def _grown(theta: float, width: int, scaling: Dynamic, length: int) -> float:
     return theta * (1 + scaling.factor * beyond) ** (width / (width - 2))
 
 
-def _scaled_as_llama3(found: torch.Tensor, scaling: Llama3) -> torch.Tensor:
+def _scaled_as_llama3(rates_C: torch.Tensor, scaling: Llama3) -> torch.Tensor:
     """Return the rates [C/2] after Llama 3.1's scaling."""
-    turns = found * scaling.length / (2 * math.pi)
+    turns = rates_C * scaling.length / (2 * math.pi)
     kept = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
-    return found * kept + found / scaling.factor * (1 - kept)
+    return rates_C * kept + rates_C / scaling.factor * (1 - kept)

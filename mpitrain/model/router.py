@@ -35,7 +35,7 @@ def choose(logits_NE: torch.Tensor, bias_E: torch.Tensor | None, settings: Setti
     scores = score(logits_NE, settings)
     sought = scores if bias_E is None else scores + bias_E.to(scores.dtype)
     if settings.groups_active < settings.groups:
-        sought = _of_best_groups(sought, settings)
+        sought = _best_group_scores(sought, settings)
     best = sought.sort(dim=-1, descending=True, stable=True).indices[:, : settings.active]
     experts = best.sort(dim=-1).values
     return Chosen(logits_NE, experts, weigh(logits_NE, experts, settings))
@@ -65,7 +65,7 @@ def weigh(logits_NE: torch.Tensor, experts_NK: torch.Tensor, settings: Settings)
     return weights * settings.scale
 
 
-def _of_best_groups(scores_NE: torch.Tensor, settings: Settings) -> torch.Tensor:
+def _best_group_scores(scores_NE: torch.Tensor, settings: Settings) -> torch.Tensor:
     """Return scores that are -inf but for experts of the best groups.
 
     A group is as good as the sum of its two best experts (DeepSeek-V3, arXiv:2412.19437, section

@@ -177,10 +177,10 @@ class Tape:
         """Return all that is to be added, and forget it: the graph and these lists hold each other,
         a cycle.
         """
-        found = [*self.deferred, *(Addend(*each) for each in self.small)]
+        addends = [*self.deferred, *(Addend(*product) for product in self.small)]
         self.deferred.clear()
         self.small.clear()
-        return WeightGradients(found)
+        return WeightGradients(addends)
 
 
 class TapeWithoutBackward(Tape):
@@ -252,12 +252,12 @@ class Segment:
         made = _list(y)
         grads = _list(grad_of_output)
         if attended is None:
-            found = gradients(made, inputs, grads)
+            leaf_grads = gradients(made, inputs, grads)
         else:
             outputs, left = attended.outputs_and_grads()
-            found = gradients([*made, *outputs], [*inputs, *attended.leaves()], [*grads, *left])
-            attended.leave(found[len(inputs) :])
-        return found[0] if len(inputs) == 1 else found[: len(inputs)]
+            leaf_grads = gradients([*made, *outputs], [*inputs, *attended.leaves()], [*grads, *left])
+            attended.leave(leaf_grads[len(inputs) :])
+        return leaf_grads[0] if len(inputs) == 1 else leaf_grads[: len(inputs)]
 
 
 def _list(x: Any) -> list:

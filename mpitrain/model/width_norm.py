@@ -50,15 +50,15 @@ class WidthNorms:
 
     def forward(self, x: tuple[torch.Tensor, ...], context: Context) -> Walk:
         *inputs, v_BTF = x
-        exact = [each.to(wide(each.dtype)) for each in inputs]
+        exact = [wide_x.to(wide(wide_x.dtype)) for wide_x in inputs]
         squares = torch.stack(
-            [each.square().sum(-1) / norm.spec.copies for each, norm in zip(exact, self.norms)]
+            [wide_x.square().sum(-1) / norm.spec.copies for wide_x, norm in zip(exact, self.norms)]
         )
         totals = (yield all_reduce(squares, self.axis)).unsqueeze(-1)
         units, scales, heads = [], [], []
-        for each, total, norm, given in zip(exact, totals, self.norms, inputs):
+        for wide_x, total, norm, given in zip(exact, totals, self.norms, inputs):
             scale = torch.rsqrt(total / norm.spec.whole[0] + norm.spec.eps)
-            unit = (each * scale).to(given.dtype)
+            unit = (wide_x * scale).to(given.dtype)
             units.append(unit)
             scales.append(scale)
             heads.append(self._turned(self._heads(unit * norm.data), context.start, 1))
@@ -82,13 +82,13 @@ class WidthNorms:
             [product.to(kind) @ norm.data.to(kind) for product, norm in zip(products, self.norms)]
         )
         totals = (yield all_reduce(along, self.axis)).unsqueeze(-1)
-        found = []
+        input_grads = []
         for grad, unit, scale, total, norm in zip(flat, units, scales, totals, self.norms):
             share = total / (norm.spec.whole[0] * norm.spec.copies)
-            found.append(((grad * norm.data - unit * share) * scale).to(grad.dtype))
+            input_grads.append(((grad * norm.data - unit * share) * scale).to(grad.dtype))
         small = [(norm, product.flatten(0, -2).sum(0)) for norm, product in zip(self.norms, products)]
-        later(WeightGradients([Addend(*each) for each in small]))
-        return (*found, of_v.transpose(1, 2).flatten(-2))
+        later(WeightGradients([Addend(*product_of_norm) for product_of_norm in small]))
+        return (*input_grads, of_v.transpose(1, 2).flatten(-2))
 
     def _heads(self, x_BTF: torch.Tensor) -> torch.Tensor:
         return x_BTF.unflatten(-1, (-1, self.head_width)).transpose(1, 2)

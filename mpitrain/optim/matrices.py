@@ -57,7 +57,7 @@ def holdings(
     config: Config, stages: Sequence[StagePlan], num_shards: int, domain: str = DENSE
 ) -> list[Holding]:
     """Return what each rank of a domain's axis has of the domain's hidden matrices of some stages."""
-    found = []
+    holdings_of_tp = []
     for rank in range(config.parallel.tp):
         buckets = [
             bucket
@@ -68,14 +68,14 @@ def holdings(
         layouts = [layout_of(bucket.specs, num_shards) for bucket in buckets]
         for number in range(num_shards):
             runs = [run for layout in layouts for run in layout.runs(number)]
-            found.append(
+            holdings_of_tp.append(
                 {
                     spec.name: MatrixPart(spec, end - begin)
                     for spec, begin, end in runs
                     if is_hidden_matrix(spec)
                 }
             )
-    return found
+    return holdings_of_tp
 
 
 def deal(holdings: list[Holding], axis: Axis, like: torch.Tensor) -> list["MatrixRound"]:

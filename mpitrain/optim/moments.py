@@ -78,8 +78,8 @@ class Moments:
         for weight, grad, *kept in chunks:
             wide = [x.to(weight.dtype) for x in kept]
             yield UpdateBatch([weight], [grad], [[x] for x in wide])
-            found = places(piece.spec, begin, begin + len(weight), weight.device)
-            chance = draw(self._seed, num_updates, piece.spec.name, found)
+            counters = places(piece.spec, begin, begin + len(weight), weight.device)
+            chance = draw(self._seed, num_updates, piece.spec.name, counters)
             for narrow, x in zip(kept, wide):
                 round_into(narrow, x, chance.clone())
                 chance = chance.bitwise_right_shift_(16)  # the other half is for the other kind

@@ -97,9 +97,9 @@ def _add_by_product(digit: torch.Tensor, parts: tuple[torch.Tensor, ...], sums: 
     """
     count = NUM_DIGITS - len(parts) + 1
     ones = (digit[:, None] == torch.arange(count, device=digit.device)).double()
-    found = (ones.t() @ torch.stack(parts, 1).double()).long()
+    products = (ones.t() @ torch.stack(parts, 1).double()).long()
     for above in range(len(parts)):
-        sums[above : above + count] += found[:, above]
+        sums[above : above + count] += products[:, above]
 
 
 def _floats(total: int) -> list[float]:

@@ -56,7 +56,10 @@ class Offloaded:
         self._threads = cores if device.type == "cuda" else torch.get_num_threads()
         self._streams = streams_of(device)
         self._there = self._streams.further()
-        self._loads = [self._load(each, make) for each in ([list(pieces)] if whole else _loads(pieces))]
+        self._loads = [
+            self._load(pieces_of_load, make)
+            for pieces_of_load in ([list(pieces)] if whole else _loads(pieces))
+        ]
         self._of = {weight: load.optimizer for load in self._loads for weight in load.weights}
 
     def _load(

@@ -33,7 +33,7 @@ Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class ChunkRange(NamedTuple):
-    """Positions [begin, end) of the whole, in the chunk of the rank that stands `distance` behind
+    """Positions [begin, end) of the whole, in the chunk of the rank that stands `distance` after
     on the axis; 0: the own.
     """
 
@@ -46,7 +46,7 @@ Work = Callable[[ChunkRange, Tensors], Walk]  # returns what it made of that par
 
 
 class Chunked:
-    """An item that treats each position alone, with a gather before it, a scatter behind it, or
+    """An item that treats each position alone, with a gather before it, a scatter after it, or
     both, chunk by chunk over `axis`.
 
     Its context says at which position it starts. What is sent is the same in both directions, since

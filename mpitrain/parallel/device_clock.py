@@ -22,7 +22,7 @@ class TimedEvent(Protocol):
 
 
 class DeviceClock:
-    """A mark is an event behind all that is queued to compute.
+    """A mark is an event after all that is queued to compute.
 
     It comes when that is over, and if there is nothing, now.
 

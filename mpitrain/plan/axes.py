@@ -141,10 +141,10 @@ class Axes:
                 if self.matrices
                 else (rank,),
             }
-            | self._of_experts(rank)
+            | self._expert_axes(rank)
         )
 
-    def _of_experts(self, rank: int) -> dict[str, Sequence[int]]:
+    def _expert_axes(self, rank: int) -> dict[str, Sequence[int]]:
         if self.folded is None:
             return dict.fromkeys(OF_EXPERTS, (rank,))
         (ep, etp, divided), stride = self.folded, self.grid.size // self.grid.degrees["pp"]
@@ -210,12 +210,12 @@ class Axes:
             name: carried("all_gather", most_bytes=(TOTALS + METRIC_BYTES * self.num_metrics) * sizes[name])
             for name in ("data", "model")
         }
-        found = CARRIED | totals | {"cp": ATTENTION[self.context]}
+        traffic_by_axis = CARRIED | totals | {"cp": ATTENTION[self.context]}
         for domain in DOMAINS.values():
             for name, more in zip(domain[:3], OF_DOMAIN):
-                found[name] = found.get(name, NOTHING).combined(more)
+                traffic_by_axis[name] = traffic_by_axis.get(name, NOTHING).combined(more)
         return {
-            name: found.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING
+            name: traffic_by_axis.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING
             for name in (*sizes, *OF_EXPERTS)
         }
 

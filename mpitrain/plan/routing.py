@@ -37,10 +37,10 @@ class RoutingTrace:
 
     @cached_property
     def digest(self) -> str:
-        found = hashlib.sha256(str(self.first).encode())
+        hasher = hashlib.sha256(str(self.first).encode())
         for name in sorted(self.experts):
-            found.update(name.encode() + np.ascontiguousarray(self.experts[name]).data)
-        return found.hexdigest()[:16]
+            hasher.update(name.encode() + np.ascontiguousarray(self.experts[name]).data)
+        return hasher.hexdigest()[:16]
 
     def place(self, step: int) -> int:
         """Return which of S is replayed in a step."""
@@ -81,8 +81,8 @@ class Routes:
         if self.replayed is None:
             return None
         of_step = self.replayed.experts[name][self.replayed.place(self.step)]
-        found: np.ndarray = of_step[self.rows.start : self.rows.stop, positions]
-        return found
+        experts: np.ndarray = of_step[self.rows.start : self.rows.stop, positions]
+        return experts
 
     def record(self, name: str, positions: np.ndarray, experts: np.ndarray) -> None:
         """Note the experts of some positions, [rows, T, K]."""
@@ -97,7 +97,7 @@ def joined(
     shape = len(recorded), config.batch.global_, config.data.sequence, config.experts.active
     experts: dict[str, np.ndarray] = {}
     for place, step in enumerate(sorted(recorded)):
-        for name, rows, positions, found in recorded[step]:
+        for name, rows, positions, experts_of_rows in recorded[step]:
             of_rows = experts.setdefault(name, np.zeros(shape, np.uint16))[place][rows.start : rows.stop]
-            of_rows[:, positions] = found
+            of_rows[:, positions] = experts_of_rows
     return RoutingTrace(experts, min(recorded))

@@ -45,8 +45,8 @@ def read(config: ResolvedConfig, loads: list[Spec]) -> RoutingTrace:
         raise ConfigError(f"{name} can't be read: {why}; give a file that run.routing has made") from None
     except NOT_A_TRACE:
         raise ConfigError(f"{name}: not a routing trace; give a file that run.routing has made") from None
-    for found, array in experts.items():
-        _require_experts(config, array, f"{name}: found", found)
+    for block, array in experts.items():
+        _require_experts(config, array, f"{name}: found", block)
     if first.dtype.kind not in "iu" or first.shape or first < 1:
         raise ConfigError(
             f"{name}: found {FIRST} of shape {list(first.shape)} and type {first.dtype}; needed one step, "
@@ -78,15 +78,15 @@ def _unpacked(
         return {block: file[block] for block in blocks}, first
 
 
-def _require_experts(config: ResolvedConfig, array: np.ndarray, found: str, block: str) -> None:
+def _require_experts(config: ResolvedConfig, array: np.ndarray, source: str, block: str) -> None:
     """Raise ConfigError unless an array has `active` experts, each once, for every token of each step."""
     count = config.experts.count
     needed = (config.batch.global_, config.data.sequence, config.experts.active)
     if array.dtype.kind not in "iu" or array.ndim != 4 or array.shape[1:] != needed or not len(array):
         raise ConfigError(
-            f"{found} {block} of shape {list(array.shape)}; needed [steps, batch.global, "
+            f"{source} {block} of shape {list(array.shape)}; needed [steps, batch.global, "
             f"data.sequence, experts.active] = [steps, {', '.join(map(str, needed))}]"
         )
     ordered = np.sort(array, axis=-1)
     if ordered.min() < 0 or ordered.max() >= count or (ordered[..., 1:] == ordered[..., :-1]).any():
-        raise ConfigError(f"{found} in {block} an expert twice, or none of 0 to {count - 1}; record it anew")
+        raise ConfigError(f"{source} in {block} an expert twice, or none of 0 to {count - 1}; record it anew")

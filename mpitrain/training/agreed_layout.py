@@ -43,8 +43,8 @@ def gpu_share(config: Config, world: World) -> GpuShare | None:
         return None
     from mpitrain.training.machine.device_placement import looked_for, take_turns  # torch
 
-    found = world.on_every_rank("looking for a device", lambda: looked_for(config))
-    placement = take_turns(found, world)
+    node_gpus = world.on_every_rank("looking for a device", lambda: looked_for(config))
+    placement = take_turns(node_gpus, world)
     mine = None
     if placement.gpu is not None:
         mine = GpuShare(placement.gpu.name, placement.gpu.memory_bytes // len(placement.sharers))

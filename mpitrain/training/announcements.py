@@ -37,11 +37,11 @@ class Announcements:
 
     def lines(self) -> Iterator[str]:
         """Yield the first lines of a run; "" for one that doesn't apply. Collective over all ranks."""
-        yield from self._of_the_model()
-        yield self._of_validation()
+        yield from self._model_lines()
+        yield self._validation_line()
         yield "\n".join(f"{self.plan.table.name}: {note}" for note in self.plan.table.notes)
         yield crowded(library.vendor(), self.world.node.size, self.world.node_cores)
-        yield from self._of_costs()
+        yield from self._cost_lines()
         texts = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
         yield next(filter(None, texts), "")
         yield f"MFU: a share of {self.peak}\n  {COUNTED}\n  {PUBLISHED}"
@@ -51,9 +51,9 @@ class Announcements:
         if self.actor.compiled:
             compiler = "Triton" if self.placement.gpu else "C++"
             yield f"what lies between products is compiled (run.compile), in {compiler}"
-        yield from self._of_devices()
+        yield from self._device_lines()
 
-    def _of_the_model(self) -> Iterator[str]:
+    def _model_lines(self) -> Iterator[str]:
         config = self.plan.config
         model = config.model
         count = sum(spec.numel for spec in self.plan.parameters())
@@ -69,7 +69,7 @@ class Announcements:
             f"{self.corpora.order}"
         )
 
-    def _of_validation(self) -> str:
+    def _validation_line(self) -> str:
         config = self.plan.config
         asked = config.run.eval_batches * config.batch.global_
         known = self.corpora.validation.num_sequences
@@ -82,7 +82,7 @@ class Announcements:
         held_out = self.corpora.validation_description
         return f"validation on {self.num_validated:,} sequences{used}; held out are {held_out}"
 
-    def _of_costs(self) -> Iterator[str]:
+    def _cost_lines(self) -> Iterator[str]:
         if not self.mesh["tp"].one_node:
             yield (
                 f"parallel.tp = {self.plan.config.parallel.tp} spans nodes: every layer waits for the "
@@ -93,7 +93,7 @@ class Announcements:
             yield from idle_here(self.plan)
         yield recompute_line(self.plan.stages)
 
-    def _of_devices(self) -> Iterator[str]:
+    def _device_lines(self) -> Iterator[str]:
         """Say which GPU, who shares one, and how messages get there. Collective over all ranks."""
         gpu = self.placement.gpu
         wanted = self.plan.config.comm.device

@@ -10,13 +10,14 @@ KEY = "expert_loads"
 
 def shares(actor: Actor) -> dict[str, list[float]]:
     """Return the loads of the last step by block, of those blocks that this rank counts."""
-    found = (piece for piece in actor.gradients.counted if piece.spec.group == "load")
+    pieces = (piece for piece in actor.gradients.counted if piece.spec.group == "load")
     return {
-        piece.spec.name.removeprefix("blocks.").partition(".ffn")[0]: piece.weight.tolist() for piece in found
+        piece.spec.name.removeprefix("blocks.").partition(".ffn")[0]: piece.weight.tolist()
+        for piece in pieces
     }
 
 
-def together(every: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+def together(rank_shares: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
     """Return the loads of all ranks, in the order of the blocks.
 
     "0", "1", ..., and those that predict further tokens, "mtp.0", ...
@@ -26,4 +27,4 @@ def together(every: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
         further, _, number = item[0].rpartition(".")
         return bool(further), int(number)
 
-    return dict(sorted((item for part in every for item in part.items()), key=place))
+    return dict(sorted((item for part in rank_shares for item in part.items()), key=place))

@@ -90,18 +90,18 @@ def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
     """
     if not newest.step:
         return asked or FEISTEL
-    found = newest.order or SORTED
-    if found not in ORDERS:
+    recorded = newest.order or SORTED
+    if recorded not in ORDERS:
         raise CheckpointError(
-            f"{shown(checkpoints)}: trained on data in the order {shown(found)}, known here are "
+            f"{shown(checkpoints)}: trained on data in the order {shown(recorded)}, known here are "
             f"{', '.join(ORDERS)}; resume with the version of mpitrain that wrote it"
         )
-    if asked not in (None, found):
+    if asked not in (None, recorded):
         raise CheckpointError(
-            f'{shown(checkpoints)}: trained with data.order = "{found}", this run has "{asked}"; leave '
+            f'{shown(checkpoints)}: trained with data.order = "{recorded}", this run has "{asked}"; leave '
             "data.order out, or choose another run.dir"
         )
-    return found
+    return recorded
 
 
 def saved_config(newest: Newest, config: Config) -> Config | None:

@@ -208,9 +208,9 @@ def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> 
     own = os.path.basename(path or "") == here.config.name and os.path.exists(here.metrics)
     if asked or not own or os.path.realpath(here.path) == os.path.realpath(run_dir):
         return []
-    found = f"{shown(path)} is that of a run directory, and leads to another: run.dir = {shown(run_dir)}"
+    notice = f"{shown(path)} is that of a run directory, and leads to another: run.dir = {shown(run_dir)}"
     own = as_override("run.dir", str(here.path))
-    return [f"{found}; --set {own} resumes the run in the same folder"]
+    return [f"{notice}; --set {own} resumes the run in the same folder"]
 
 
 def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
@@ -417,10 +417,12 @@ class _Opening:
         """Say what was read and what wasn't: files that are passed over without a word are missed
         by nobody.
         """
-        found = describe(self.rundir.data)
+        corpus = describe(self.rundir.data)
         special = f"{self.vocabulary.description}; special tokens that are spelled out in a text are text"
         return (
-            f"text: {found.tally.describe(found.count)}\ntokens: {special}" if found.tally.documents else ""
+            f"text: {corpus.tally.describe(corpus.count)}\ntokens: {special}"
+            if corpus.tally.documents
+            else ""
         )
 
     def _replay_lines(self, newest: Newest) -> list[str]:
@@ -509,11 +511,11 @@ class _Opening:
 
     def _copies(self) -> np.ndarray:
         """Return the documents that are copies of held-out ones; none for runs that are older than this."""
-        found = describe(self.rundir.data)
+        corpus = describe(self.rundir.data)
         ends = open_ends(self.rundir.data)
-        if not found.copies_apart:
+        if not corpus.copies_apart:
             return self.copies
-        held_out = self._split(found.count, ends, found.tally.training).validation
+        held_out = self._split(corpus.count, ends, corpus.tally.training).validation
         num_between = 0 if self.vocabulary.end_of_text is None else 1
         return copies_of(open_tokens(self.rundir.data), np.asarray(ends), held_out, num_between)
 
@@ -526,15 +528,15 @@ class _Opening:
     ) -> tuple[Sampler, Sampler, str]:
         data = self.config.data
         seed = self.config.run.seed
-        found = without(self._split(len(tokens), ends, training), ends, self.copies, data.sequence)
+        split = without(self._split(len(tokens), ends, training), ends, self.copies, data.sequence)
         known = (
             (ends if ends.size else self.vocabulary.older_end_of_text)
             if data.documents == "separate"
             else None
         )
-        texts = [Text(tokens, stretches, known, unscored) for stretches in (found.train, found.validation)]
+        texts = [Text(tokens, stretches, known, unscored) for stretches in (split.train, split.validation)]
         train = Sampler(texts[0], data.sequence, seed, self.order)
-        return train, Sampler(texts[1], data.sequence), found.description
+        return train, Sampler(texts[1], data.sequence), split.description
 
     def _split(self, num_tokens: int, ends: np.ndarray, training: int | None) -> Split:
         data = self.config.data

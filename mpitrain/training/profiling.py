@@ -60,7 +60,7 @@ class Profiling:
     def step(self, step: int) -> Iterator[None]:
         """Profile a step, if it is to be."""
         if step not in self._steps or step == self._steps[0]:
-            self._profiler.drop()  # a rollback led behind the first one
+            self._profiler.drop()  # a rollback led after the first one
         if step in self._steps and self._world.rank in self._ranks and not self._profiler.running:
             self._profiler.start()
         with self._profiler.step(step):
@@ -123,9 +123,11 @@ def table(ranks: dict[int, RankProfile]) -> str:
     num_steps = next(iter(ranks.values())).num_steps
     per = num_steps * len(ranks)
     whole_us = sum(cost.self_us for cost in costs.values())
-    found = sorted(costs.items(), key=lambda item: item[1].self_us, reverse=True)
-    outside = [(operation, cost) for operation, cost in found if operation.name == OUTSIDE]
-    operations = [each for each in found if each not in outside][:MOST_OPERATIONS]
+    by_cost = sorted(costs.items(), key=lambda item: item[1].self_us, reverse=True)
+    outside = [(operation, cost) for operation, cost in by_cost if operation.name == OUTSIDE]
+    operations = [operation_cost for operation_cost in by_cost if operation_cost not in outside][
+        :MOST_OPERATIONS
+    ]
     of_ranks = f"rank {next(iter(ranks))}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     lines = [
         f"operations that took longest by themselves, a step and rank (mean of {num_steps} steps of "

@@ -138,17 +138,17 @@ class Recovery:
 
         try:
             with self._saver.patiently(), self._place.at("resume", VERIFYING, BUSY):
-                each = partial(self._place.enter, "resume", state=BUSY)
-                found = newest_whole(
-                    self._world, folder, run.verify, self._plan.stored_weights(), self._report.say, each, due
+                note = partial(self._place.enter, "resume", state=BUSY)
+                newest_saved = newest_whole(
+                    self._world, folder, run.verify, self._plan.stored_weights(), self._report.say, note, due
                 )
         except CheckpointError as error:  # no bad input: what this run has saved
             raise MpitrainError(
                 f"after the spike in step {self._counts.step} there is nothing to go back to: {error.args[0]}"
             ) from error
-        self._saver.pass_over(found.damaged)
-        self._report.say("" if found.step else "there is no checkpoint to go back to yet")
-        return found.step
+        self._saver.pass_over(newest_saved.damaged)
+        self._report.say("" if newest_saved.step else "there is no checkpoint to go back to yet")
+        return newest_saved.step
 
     def roll_back(self, last: int) -> None:
         """Go back to a checkpoint after a spike; batches that were read since are not read again.

@@ -58,8 +58,8 @@ class SideFiles:
 
     def _take_routing(self, step: int) -> None:
         """Gather where the tokens of a step went, over what a rollback has undone."""
-        every = self._world.all_gather("the routing of a step", self._actor.recorded)
-        self._routing[step] = [each for part in every for each in part]
+        routes_of_ranks = self._world.all_gather("the routing of a step", self._actor.recorded)
+        self._routing[step] = [routes for part in routes_of_ranks for routes in part]
         if step == self._steps_of_routing[-1] and self._world.rank == 0:
             path = self._rundir.routing
             replayed = as_override("experts.replay", str(path))

@@ -75,8 +75,8 @@ class _OnRanks:
         if self._files:
             self._give({rank: self._files for rank in self._ranks if rank})
             self._files = {}
-        found = self._give(dict(zip(self._ranks, shares)))
-        return [found[rank] for rank in self._ranks[: len(shares)]]
+        shares_by_rank = self._give(dict(zip(self._ranks, shares)))
+        return [shares_by_rank[rank] for rank in self._ranks[: len(shares)]]
 
     def _give(self, items: Mapping[int, Any]) -> list[Any]:
         return self._world.share([items.get(rank) for rank in range(self._world.size)])
@@ -87,8 +87,8 @@ def _ranks_to_help(world: World, tokenizer: Tokenizer, num_bytes: int) -> list[i
     if not tokenizer.memory:  # bytes: there is nothing to encode
         return [0]
     of_node = world.node_ranks or world.size
-    each = tokenizer.memory + SHARE_BYTES * tokenizer.memory_per_byte
-    found = available_bytes()
-    fit = of_node if found is None else found // 2 // each
+    rank_bytes = tokenizer.memory + SHARE_BYTES * tokenizer.memory_per_byte
+    free_bytes = available_bytes()
+    fit = of_node if free_bytes is None else free_bytes // 2 // rank_bytes
     able = [rank for rank in range(world.size) if rank == 0 or rank % of_node < fit]
     return able[: max(1, num_bytes // (LEAST_SHARES * SHARE_BYTES))]

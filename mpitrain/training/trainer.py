@@ -35,7 +35,7 @@ from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import compare as compare_memory
-from mpitrain.plan.predict.process_memory import ON_A_GPU, of_a_process
+from mpitrain.plan.predict.process_memory import ON_A_GPU, memory_of_process
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.log_pace import log_pace
@@ -319,7 +319,7 @@ class Trainer:
         staged = 0 if self.mesh.device_aware or not on_gpu else staged_bytes(self.plan, rank)
         predicted = predict(self.plan, shards, on_gpu)[rank]
         measured = measure(self.actor, self.watch)
-        process = ON_A_GPU if on_gpu else of_a_process(self.plan, rank, predicted)
+        process = ON_A_GPU if on_gpu else memory_of_process(self.plan, rank, predicted)
         self.report.say(
             compare_memory(predicted, measured, copies, process, self.bare, resident_most, on_gpu, staged)
         )
@@ -337,7 +337,7 @@ class Trainer:
             self.plan,
             self.step_times.median_s if len(self.step_times) else 0.0,
             len(self.step_times),
-            [each.totals for each in usages],
+            [usage.totals for usage in usages],
             self.ledger.num_steps,
             self.world.node.size,
             self.world.node_cores,
@@ -424,8 +424,8 @@ class Trainer:
         line: dict[str, Any] = self.validate()
         if self.config.experts.count:
             mine = expert_loads.shares(self.actor)
-            every = self.world.all_gather("the loads of experts", mine)
-            line[expert_loads.KEY] = expert_loads.together(every)
+            shares_of_ranks = self.world.all_gather("the loads of experts", mine)
+            line[expert_loads.KEY] = expert_loads.together(shares_of_ranks)
         return line
 
     def _check_and_save(self, result: StepResult, val_loss: float | None) -> int | None:
@@ -455,7 +455,7 @@ class Trainer:
         """
         run = self.config.run
         check_every = self.config.numerics.check_every
-        due = any(every and step % every == 0 for every in (run.eval_every, run.save_every, check_every))
+        due = any(period and step % period == 0 for period in (run.eval_every, run.save_every, check_every))
         return due or step in (self.watched, run.steps) or stop > STAY
 
     def _end(self, reason: str) -> int:

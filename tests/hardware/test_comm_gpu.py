@@ -17,12 +17,12 @@ def mesh(world, request):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     from mpitrain.comm.base.grid import Grid
-    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.comm.base.world import NULL_REPORTER, World
     from mpitrain.comm.mesh import Mesh
     from mpitrain.training.machine import device_placement, gpus
 
-    ranks = World(world, NOWHERE)
-    mine = device_placement.take_turns(gpus.of_torch(), ranks)
+    ranks = World(world, NULL_REPORTER)
+    mine = device_placement.take_turns(gpus.torch_gpus(), ranks)
     mine.use()
     way = device_placement.way_of_messages(mine, ranks, request.param, timeout_s=240)
     axes = {"dp": range(world.size), "links": range(world.size)}

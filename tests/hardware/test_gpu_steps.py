@@ -64,12 +64,12 @@ def device(request, world):
         pytest.skip("no CUDA device")
     from training import resolved
 
-    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.comm.base.world import NULL_REPORTER, World
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.machine.device_placement import place
 
     config = resolved(world, "run.device=cuda", f"parallel.dp={world.size}")
-    yield place(plan_of(config), World(world, NOWHERE)).device
+    yield place(plan_of(config), World(world, NULL_REPORTER)).device
     torch.use_deterministic_algorithms(False)
 
 

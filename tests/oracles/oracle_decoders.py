@@ -28,7 +28,7 @@ def hidden(w, tokens, has):
         p = {name.removeprefix(start): value for name, value in w.items() if name.startswith(start)}
         for name, part in (("attention", attention), ("ffn", feed_forward)):
             y = part(p, norm(x, p, f"{name}.norm", has), has, i)
-            x = x + norm(y, p, f"{name}.norm_behind", has)
+            x = x + norm(y, p, f"{name}.post_norm", has)
     return x
 
 

@@ -141,12 +141,12 @@ class Ranks:
     def gathered(self, snapshot, which):
         """Return what the ranks that have the same number `which` save together."""
         from mpitrain.comm.base.group import Group
-        from mpitrain.comm.base.world import NOWHERE
+        from mpitrain.comm.base.world import NULL_REPORTER
         from mpitrain.training.saving.gathered import Gathered
 
         comm = self.comm.Split(which, self.comm.rank)
         self.groups.append(comm)
-        return Gathered(snapshot, Group(comm, NOWHERE, "the first"))
+        return Gathered(snapshot, Group(comm, NULL_REPORTER, "the first"))
 
     def read(self, folder):
         from mpitrain.checkpoint.load import open_step

@@ -162,9 +162,9 @@ def test_what_this_mpi_says_of_itself():
 
 @pytest.fixture
 def ranks(world):
-    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.comm.base.world import NULL_REPORTER, World
 
-    found = World(world, NOWHERE)
+    found = World(world, NULL_REPORTER)
     yield found
     found.node.Free()
 

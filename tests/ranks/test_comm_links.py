@@ -146,14 +146,14 @@ def test_of_several_messages_the_one_that_failed_says_why(world):
 def test_what_mpi_cannot_do_for_all_ranks_says_what_it_was_for(world):
     from mpi4py import MPI
 
-    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.comm.base.world import NULL_REPORTER, World
     from mpitrain.errors import DeliveryError
 
     class Failing:
         def allgather(self, mine):
             raise MPI.Exception(MPI.ERR_OTHER)
 
-    every = World(world, NOWHERE)
+    every = World(world, NULL_REPORTER)
     every.comm = Failing()
     with pytest.raises(DeliveryError, match=r"^DeliveryError: for all ranks: their sizes: "):
         every.all_gather("their sizes", 1)

@@ -289,6 +289,6 @@ def test_a_rank_with_a_gpu_sets_torch_and_one_without_does_not(set_determinism, 
     given = config.load(None, [f"numerics.deterministic={str(deterministic).lower()}"])
     for vendor, expected in ((None, []), ("cuda", [deterministic])):
         found = Gpus(vendor, (Gpu("NVIDIA H100 PCIe", "a", 80 * 2**30, "9.0"),), "", lambda index: None)
-        monkeypatch.setattr(device_placement.gpus, "of_torch", lambda found=found: found)
+        monkeypatch.setattr(device_placement.gpus, "torch_gpus", lambda found=found: found)
         assert device_placement.looked_for(given) is found
         assert asked == expected

@@ -139,10 +139,10 @@ def over(read):
 
 
 FAULTS = {
-    "a block doesn't wait until it is there": ("OffloadedBlock.arrive", lambda self: None),
+    "a block doesn't wait until it is there": ("OffloadedStorage.arrive", lambda self: None),
     "a buffer is written while it is read": ("Host.take", newest(over)),
     "memory is free before it is copied": (
-        "OffloadedBlock.leave",
+        "OffloadedStorage.leave",
         lambda self: setattr(self, "_leaving", None),
     ),
     "the host is ahead": ("Host.begin", lambda self: None),

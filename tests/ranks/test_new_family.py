@@ -78,10 +78,10 @@ def plain(weights, rows, window, blocks=4):
         seen = (distance >= 0) & (distance < (window if window and i % 2 == 0 else length))
         a = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
         y = a.transpose(1, 2).flatten(-2) @ p["attention.output.weight"].T
-        x = x + rms(y, p["attention.norm_behind.weight"], eps)
+        x = x + rms(y, p["attention.post_norm.weight"], eps)
         h = rms(x, p["ffn.norm.weight"], eps)
         y = ((h @ p["ffn.gate.weight"].T).relu() ** 2 * (h @ p["ffn.up.weight"].T)) @ p["ffn.down.weight"].T
-        x = x + rms(y, p["ffn.norm_behind.weight"], eps)
+        x = x + rms(y, p["ffn.post_norm.weight"], eps)
     logits = rms(x, weights["head.norm.weight"], eps) @ weights["embedding.weight"].T
     return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 

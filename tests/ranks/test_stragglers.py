@@ -64,7 +64,7 @@ def test_a_link_is_slow_compared_with_others_and_with_its_own_past():
 def test_a_window_of_steps_names_who_was_slow_and_the_summary_how_often(world):
     from training import resolved
 
-    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.comm.base.world import NULL_REPORTER, World
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.checks.stragglers import Stragglers
     from mpitrain.training.trainer import build_mesh
@@ -72,7 +72,7 @@ def test_a_window_of_steps_names_who_was_slow_and_the_summary_how_often(world):
     plan = plan_of(resolved(world, "parallel.dp=2", "comm.slow_after=4"))
     mesh = build_mesh(plan, world)
     said = []
-    watching = Stragglers(plan, mesh, World(world, NOWHERE), said.append)
+    watching = Stragglers(plan, mesh, World(world, NULL_REPORTER), said.append)
     for step in range(1, 13):
         watching.step(step, 2.5, 0.5 if world.rank == 1 and step <= 8 else 1.5)
     agree(world, [text.partition(" on ")[0] for text in said] == ["step 4: rank 1", "step 8: rank 1"], said)
@@ -109,9 +109,9 @@ def test_waits_are_counted_by_the_rank_that_is_waited_for(world, transport):
 
 @pytest.mark.mpi(min_size=2)
 def test_links_between_nodes_are_measured(world):
-    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.comm.base.world import NULL_REPORTER, World
     from mpitrain.comm.meters.link_speed import between_nodes
 
-    everyone = World(world, NOWHERE)
+    everyone = World(world, NULL_REPORTER)
     found = between_nodes(everyone)
     agree(world, found == [] if everyone.num_nodes == 1 else all(speed > 0 for *_, speed in found), found)

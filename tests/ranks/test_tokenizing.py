@@ -8,7 +8,7 @@ import pytest
 from conftest import agree
 from launch import words_file
 
-from mpitrain.comm.base.world import NOWHERE, World
+from mpitrain.comm.base.world import NULL_REPORTER, World
 from mpitrain.config import Data
 from mpitrain.data import encoding
 from mpitrain.data.corpus import Corpus
@@ -43,7 +43,7 @@ def given(world, tmp_path, monkeypatch):
 
 def tokenize(world, folder, target, each=lambda what: None, text="a.jsonl"):
     """Tokenize on all ranks; return how many shares went out together."""
-    ranks = World(world, NOWHERE)
+    ranks = World(world, NULL_REPORTER)
     shares = []
     data = Data(source="jsonl", path=str(folder / text), tokenizer=str(folder / "t.json"))
     tokenizer = OneTokenizer(ranks, data)

@@ -46,9 +46,9 @@ SIMILAR = "bf16", "cp", "pp", "muon", "zero-1", "dualpipe", "ep"  # others have 
 
 
 def everyone(world):
-    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.comm.base.world import NULL_REPORTER, World
 
-    return World(world, NOWHERE)
+    return World(world, NULL_REPORTER)
 
 
 def flip(x) -> None:

@@ -14,13 +14,13 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.few_ranks]
 
 def verified(world, *settings):
     from mpitrain import config
-    from mpitrain.comm.base.world import NOWHERE, World
+    from mpitrain.comm.base.world import NULL_REPORTER, World
     from mpitrain.commands.verify import report
     from mpitrain.plan.settings.resolve import resolve
     from mpitrain.training.checks.one_rank import verify
 
     resolved = resolve(config.load(None, settings), world.size, 256)
-    differences = verify(resolved, World(world, NOWHERE))
+    differences = verify(resolved, World(world, NULL_REPORTER))
     return differences, report(resolved, differences)
 
 

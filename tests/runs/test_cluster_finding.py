@@ -176,4 +176,4 @@ def test_a_process_that_no_launcher_started_has_none(monkeypatch):
     for name in ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PMIX_NAMESPACE", "a job")
-    assert watchdog_rendezvous.of_this_job() is None
+    assert watchdog_rendezvous.connect_to_job() is None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
-from mpitrain.model.layers.norm_behind import NormBehind
+from mpitrain.model.layers.post_norm import PostNorm
 from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ROTARY, ModelFamily
 from mpitrain.plan.declared.layer import ModelLayers
@@ -45,8 +45,8 @@ def layers(config):
     make = lambda window: Attention(  # noqa: E731
         width, model.heads, model.kv_heads, rope, depth, EPS, window=window, soft_cap=SOFT_CAP
     )
-    attention = [NormBehind(make(window), "attention", width, EPS) for window in (config.attention.window, 0)]
-    ffn = NormBehind(FeedForward(width, model.ffn, depth, EPS, SquaredRelu()), "ffn", width, EPS)
+    attention = [PostNorm(make(window), "attention", width, EPS) for window in (config.attention.window, 0)]
+    ffn = PostNorm(FeedForward(width, model.ffn, depth, EPS, SquaredRelu()), "ffn", width, EPS)
     blocks = tuple((attention[number % 2], ffn) for number in range(model.layers))
     return ModelLayers(
         Embedding(model.vocab, width, model.tied), blocks, Head(model.vocab, width, model.tied, EPS)

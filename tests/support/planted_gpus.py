@@ -24,7 +24,7 @@ from mpitrain.training.machine import gpus
 def plant(planted: dict[str, object]) -> None:
     """Have torch say this from now on."""
 
-    def of_torch() -> gpus.Gpus:
+    def torch_gpus() -> gpus.Gpus:
         rank = int(
             next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ)
         )
@@ -40,7 +40,7 @@ def plant(planted: dict[str, object]) -> None:
         )
         return gpus.Gpus(planted["vendor"] if found else None, found, "550.54.15", use, kind="cpu")
 
-    gpus.of_torch = of_torch
+    gpus.torch_gpus = torch_gpus
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def origins_of(path: str, name: str | None) -> str:
 
 def _unknown(name: str) -> ConfigError:
     """Return the error for what is no key and no table."""
-    hint = config_hints.of_another_name(name)
+    hint = config_hints.hint_for_alias(name)
     near = difflib.get_close_matches(name, [*every_key(), *tables()], MOST_NEAR)
     near += [key for key in every_key() if key.partition(".")[2] == name and key not in near]
     instead = hint or (f"did you mean {', '.join(near)}?" if near else f"tables: {', '.join(tables())}")

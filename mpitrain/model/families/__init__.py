@@ -12,6 +12,6 @@ rope_fields, window_fields, expert_fields
 catalog        the plan of a configuration
 
 A new family is one file, here or, as model.family = "module:name", anywhere on Python's path:
-tests/support/new_family.py has an activation of its own, norms behind sublayers and soft-capped
+tests/support/new_family.py has an activation of its own, norms after sublayers and soft-capped
 scores.
 """

@@ -26,8 +26,8 @@ def _refuse_unknown(frozen: Sequence[str], layers: ModelLayers) -> None:
     if not frozen:
         return
     first, last = layers.ends
-    placed = [first, *(each for _, each in layers.row()), last]
-    names = {spec.name for each in placed for spec in each.parameters() if spec.trained}
+    placed = [first, *(layer for _, layer in layers.row()), last]
+    names = {spec.name for layer in placed for spec in layer.parameters() if spec.trained}
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = nearest(pattern, sorted(names)) or min(names)

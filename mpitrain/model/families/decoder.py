@@ -11,7 +11,7 @@ from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
-from mpitrain.model.layers.norm_behind import NormBehind
+from mpitrain.model.layers.post_norm import PostNorm
 from mpitrain.model.layers.rope import Rope, rope_of
 from mpitrain.plan.declared.layer import Layer, ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
@@ -22,7 +22,7 @@ def decoder(
     config: Config,
     *,
     kind: NormKind = NormKind.RMS,
-    behind: NormKind = NormKind.NONE,
+    norm_after: NormKind = NormKind.NONE,
     activation: Activation = SILU,
     scale: float = 1.0,
     **more: Any,
@@ -30,7 +30,7 @@ def decoder(
     """Return the layers of a model with dense blocks.
 
     kind: of norms before sublayers, of heads, and before the logits.
-    behind: of norms behind sublayers; then of that before the logits, too.
+    norm_after: of norms after sublayers; then of that before the logits, too.
     activation: of feed-forwards.
     scale: of embeddings.
     more: fields of Attention.
@@ -41,9 +41,9 @@ def decoder(
     blocks: tuple[tuple[Layer, ...], ...] = tuple(
         (attention, ffn) for attention in attentions(config, kind=kind, **more)
     )
-    if behind is not NormKind.NONE:
-        blocks = tuple(_with_norms(block, model.width, model.eps, behind) for block in blocks)
-    return with_ends(config, blocks, kind=kind if behind is NormKind.NONE else behind, scale=scale)
+    if norm_after is not NormKind.NONE:
+        blocks = tuple(_with_norms(block, model.width, model.eps, norm_after) for block in blocks)
+    return with_ends(config, blocks, kind=kind if norm_after is NormKind.NONE else norm_after, scale=scale)
 
 
 def with_ends(
@@ -76,13 +76,13 @@ def attentions(config: Config, **more: Any) -> list[Attention]:
         soft_cap=own.score_cap or 0.0,
         scale=own.score_width**-0.5 if own.score_width else None,
     )
-    found = []
+    layers = []
     for number in range(model.layers):
         window = own.window if own.window and _letter(own.window_blocks, number) != "f" else 0
         rope = None if _letter(own.rotary_blocks, number) == "n" else _rope(config, bool(window))
         of_block = {**fields, "window": window, **more}
-        found.append(Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers, **of_block))
-    return found
+        layers.append(Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers, **of_block))
+    return layers
 
 
 def _letter(blocks: str | None, number: int) -> str:
@@ -108,6 +108,4 @@ def _with_norms(
     eps: float,
     kind: NormKind,
 ) -> tuple[Layer, ...]:
-    return tuple(
-        NormBehind(layer, name, width, eps, kind) for layer, name in zip(block, ("attention", "ffn"))
-    )
+    return tuple(PostNorm(layer, name, width, eps, kind) for layer, name in zip(block, ("attention", "ffn")))

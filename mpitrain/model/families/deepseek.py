@@ -111,7 +111,7 @@ class LatentRope(RopeField):
         super().read(fields)
         if "attention.yarn_factor" not in fields.keys:
             return
-        name = fields.of_positions
+        name = fields.positions_field
         rope = fields.tree[name]
         sharper = rope.get("mscale_all_dim")
         if not sharper or rope.get("mscale") != sharper or rope.get("attention_factor") is not None:

@@ -36,7 +36,7 @@ class SparseBlocks:
         layers = fields.keys["model.layers"]
         step = fields.integer("decoder_sparse_step", 1)
         without = fields.take("mlp_only_layers", [])
-        if not isinstance(without, list) or not all(isinstance(each, int) for each in without):
+        if not isinstance(without, list) or not all(isinstance(block, int) for block in without):
             fields.refuse("mlp_only_layers", "needed a list of numbers of layers")
         dense = set(without)
         wanted = [(number + 1) % step == 0 and number not in dense for number in range(layers)]
@@ -58,7 +58,7 @@ class SparseBlocks:
 
 def first_and_every(wanted: Sequence[bool]) -> tuple[int, int]:
     """Return the only experts.first and experts.every that may mean these blocks; they needn't."""
-    sparse = [number for number, each in enumerate(wanted) if each]
+    sparse = [number for number, is_sparse in enumerate(wanted) if is_sparse]
     if not sparse:
         return len(wanted), 1
     every = sparse[1] - sparse[0] if len(sparse) > 1 else sparse[0] + 1

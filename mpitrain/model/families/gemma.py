@@ -1,6 +1,6 @@
 """Gemma 2 and 3 (arXiv:2408.00118, section 2; 2503.19786, section 2), the latter of texts alone.
 
-They have norms before and behind each sublayer, which multiply by 1 + weight; GEGLU; embeddings
+They have norms before and after each sublayer, which multiply by 1 + weight; GEGLU; embeddings
 times the root of the width; windows in turn with attention to all positions. Gemma 2 caps scores
 and logits; Gemma 3 norms queries and keys, and positions of blocks with a window have a theta of
 their own.
@@ -27,13 +27,13 @@ KIND = NormKind.RMS_PLUS_ONE
 
 def _gemma2(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    return decoder(config, kind=KIND, behind=KIND, activation=Gelu(), scale=config.model.width**0.5)
+    return decoder(config, kind=KIND, norm_after=KIND, activation=Gelu(), scale=config.model.width**0.5)
 
 
 def _gemma3(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     scale = config.model.width**0.5
-    return decoder(config, kind=KIND, behind=KIND, activation=Gelu(), scale=scale, normed=True)
+    return decoder(config, kind=KIND, norm_after=KIND, activation=Gelu(), scale=scale, normed=True)
 
 
 _KEYS = dict(ROTARY, **WINDOWS | dict(window=4096), biases="none", score_width=0)

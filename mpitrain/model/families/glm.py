@@ -31,11 +31,11 @@ def _glm(config: Config) -> ModelLayers:
     return with_ends(config, sparse_blocks(config, attentions(config)))
 
 
-def _half_of_heads(model: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _half_of_heads(model: Any, keys: dict[str, Any]) -> dict[str, Any]:
     """Return how many features of a head turn, if it is open: half of them."""
-    width = found["head_width"] or width_of_head(model)
-    turning = width // 2 if found["rotary_width"] is None else found["rotary_width"]
-    plain_heads(model, {**found, "rotary_width": turning})
+    width = keys["head_width"] or width_of_head(model)
+    turning = width // 2 if keys["rotary_width"] is None else keys["rotary_width"]
+    plain_heads(model, {**keys, "rotary_width": turning})
     return {"rotary_width": turning}
 
 
@@ -48,9 +48,9 @@ class PartialRope(RopeField):
     """Positions, whose object in 5.x has the share of a head that turns; it rules."""
 
     def read(self, fields: Fields) -> None:
-        found = dict(fields.rope_objects()[fields.of_positions] or {})
+        rope = dict(fields.rope_objects()[fields.positions_field] or {})
         null = 1.0  # so transformers has it
-        share = found.pop("partial_rotary_factor", fields.take("partial_rotary_factor", 0.5, null))
+        share = rope.pop("partial_rotary_factor", fields.take("partial_rotary_factor", 0.5, null))
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             fields.refuse("partial_rotary_factor", "needed a number above 0, up to 1", share)
         width = fields.keys.get("attention.head_width")
@@ -59,7 +59,7 @@ class PartialRope(RopeField):
         if turning % 2 or not turning:
             fields.refuse("partial_rotary_factor", f"of {width} features {turning} turn; needed pairs", share)
         fields.give("attention.rotary_width", turning, "partial_rotary_factor")
-        super().read(fields, found)
+        super().read(fields, rope)
 
     def write(self, config: Config) -> dict[str, Any]:
         width = head_width(config)

@@ -73,7 +73,7 @@ def _gpt2(config: Config) -> ModelLayers:
 _BIASED = dict(biased=True, biased_output=True)
 
 
-def _heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
+def _heads(model: Model, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return nothing. Raises ConfigError if heads don't divide the model's width."""
     width_of_head(model)
     return {}

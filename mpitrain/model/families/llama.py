@@ -1,6 +1,6 @@
 """Llama (arXiv:2302.13971, 2307.09288).
 
-Attention and a gated feed-forward, each behind a norm, around the residual stream.
+Attention and a gated feed-forward, each after a norm, around the residual stream.
 """
 
 from mpitrain.model.families.decoder import decoder

@@ -46,9 +46,9 @@ ATTENTION = in_block(
 # behind attention; before the feed-forward, where Llama's name is behind attention; behind it (Gemma)
 NORMS_AROUND = in_block(
     {
-        "attention.norm_behind.weight": "post_attention_layernorm.weight",
+        "attention.post_norm.weight": "post_attention_layernorm.weight",
         "ffn.norm.weight": "pre_feedforward_layernorm.weight",
-        "ffn.norm_behind.weight": "post_feedforward_layernorm.weight",
+        "ffn.post_norm.weight": "post_feedforward_layernorm.weight",
     }
 )
 BIASES = in_block(

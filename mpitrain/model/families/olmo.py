@@ -1,6 +1,6 @@
 """OLMo 2 and 3 (arXiv:2501.00656, section 3; 2512.13961).
 
-Llama with norms behind sublayers, and none before; queries and keys are normed over all heads
+Llama with norms after sublayers, and none before; queries and keys are normed over all heads
 together. OLMo 3 has windows in three of four blocks, and scales the positions of the others only.
 """
 
@@ -26,7 +26,7 @@ from mpitrain.plan.declared.parameters import NormKind
 
 def _olmo(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
-    return decoder(config, kind=NormKind.NONE, behind=NormKind.RMS, normed_whole=True)
+    return decoder(config, kind=NormKind.NONE, norm_after=NormKind.RMS, normed_whole=True)
 
 
 _NAMES = (
@@ -37,8 +37,8 @@ _NAMES = (
     | FEED_FORWARD
     | in_block(
         {
-            "attention.norm_behind.weight": "post_attention_layernorm.weight",
-            "ffn.norm_behind.weight": "post_feedforward_layernorm.weight",
+            "attention.post_norm.weight": "post_attention_layernorm.weight",
+            "ffn.post_norm.weight": "post_feedforward_layernorm.weight",
         }
     )
 )

@@ -24,10 +24,10 @@ class RopeField:
     theta: float
     default: dict[str, Any] | None = None
 
-    def read(self, fields: Fields, found: dict[str, Any] | None = None) -> None:
-        """Read positions. found: an object that is read instead of the field."""
-        rope = fields.rope(self.theta, tuple(ROPE_KEYS), self.default, found)
-        name = fields.of_positions
+    def read(self, fields: Fields, rope_object: dict[str, Any] | None = None) -> None:
+        """Read positions. rope_object: an object that is read instead of the field."""
+        rope = fields.rope(self.theta, tuple(ROPE_KEYS), self.default, rope_object)
+        name = fields.positions_field
         kind = rope["rope_type"]
         fields.give("attention.theta", float(rope["rope_theta"]), "rope_theta")
         if kind != "default":
@@ -148,7 +148,7 @@ def _scaling(config: Config) -> dict[str, Any]:
         )
     if (attention.yarn_factor or 1) == 1:
         return dict(rope_type="default")
-    found = dict(
+    yarn = dict(
         rope_type="yarn",
         factor=attention.yarn_factor,
         original_max_position_embeddings=attention.yarn_length,
@@ -157,8 +157,8 @@ def _scaling(config: Config) -> dict[str, Any]:
         truncate=attention.yarn_rounded,
     )
     if attention.yarn_mscale != 1:
-        found["attention_factor"] = _magnitude(attention.yarn_factor, attention.yarn_mscale)
-    return found
+        yarn["attention_factor"] = _magnitude(attention.yarn_factor, attention.yarn_mscale)
+    return yarn
 
 
 @dataclass(frozen=True)
@@ -186,12 +186,12 @@ class RopeByKind:
                 "transformers 5 has it for blocks without a window alone, 4 for all; give rope_parameters "
                 f"instead, with rope_theta in each of {KINDS['f']} and {KINDS['w']}",
             )
-        own = fields.rope(self.theta, tuple(ROPE_KEYS), found={"rope_theta": local, **own})
+        own = fields.rope(self.theta, tuple(ROPE_KEYS), rope_object={"rope_theta": local, **own})
         if not windowed:
             return
         local = own["rope_theta"]
         if own["rope_type"] != "default":
-            if own != fields.rope(self.theta, tuple(ROPE_KEYS), found=full):
+            if own != fields.rope(self.theta, tuple(ROPE_KEYS), rope_object=full):
                 fields.refuse("rope_parameters", "windows scale positions otherwise, which no key has")
             local = 0
         fields.give("attention.window_theta", float(local), name or "rope_theta")
@@ -212,19 +212,19 @@ class RopeByKind:
 def _objects_by_kind(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the objects of blocks without and with a window, as transformers puts them together."""
     both = fields.rope_objects()
-    found = both["rope_parameters"] or {}
-    if found.keys() - set(KINDS.values()) or not all(
-        isinstance(each, dict | None) for each in found.values()
+    ropes = both["rope_parameters"] or {}
+    if ropes.keys() - set(KINDS.values()) or not all(
+        isinstance(rope, dict | None) for rope in ropes.values()
     ):
         fields.refuse("rope_parameters", f"needed an object for {KINDS['f']}, and one for {KINDS['w']}")
-    full, own = (dict(found.get(KINDS[letter]) or {}) for letter in "fw")
+    full, own = (dict(ropes.get(KINDS[letter]) or {}) for letter in "fw")
     scaling = both["rope_scaling"] or {}
     if "rope_type" not in scaling and scaling.get("type", "default") != "default":
         fields.refuse("rope_scaling", "transformers reads rope_type, not type, in this family; rename it")
     full |= scaling
-    for each in (full, own):
-        if each.get("truncate") is False:
+    for rope in (full, own):
+        if rope.get("truncate") is False:
             fields.refuse(
-                fields.of_positions, "truncate false, which transformers passes over in this family"
+                fields.positions_field, "truncate false, which transformers passes over in this family"
             )
     return full, own

@@ -23,10 +23,12 @@ class BlocksWithPositions:
         layers = fields.keys["model.layers"]
         every = fields.integer("no_rope_layer_interval", 4)
         turned = fields.take("no_rope_layers", [int((number + 1) % every != 0) for number in range(layers)])
-        known = isinstance(turned, list) and all(isinstance(each, int) and each in (0, 1) for each in turned)
+        known = isinstance(turned, list) and all(
+            isinstance(turns, int) and turns in (0, 1) for turns in turned
+        )
         if not known or len(turned) != layers:
             fields.refuse("no_rope_layers", f"needed 1, with positions, or 0, for each of {layers} layers")
-        letters = "".join("nr"[each] for each in turned)
+        letters = "".join("nr"[turns] for turns in turned)
         fields.give("attention.rotary_blocks", in_turns(letters), "no_rope_layers")
         self.windows.read(fields, letters.replace("r", "f").replace("n", "w"))
 

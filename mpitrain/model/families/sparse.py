@@ -27,8 +27,8 @@ def sparse_blocks(
     sparse = Experts(model.width, experts, depth, model.eps, biased, activation)
     dense = FeedForward(model.width, model.ffn, depth, model.eps)
     return tuple(
-        (attention[number % len(attention)], sparse if each else dense)
-        for number, each in enumerate(has_experts(model.layers, experts.first, experts.every))
+        (attention[number % len(attention)], sparse if is_sparse else dense)
+        for number, is_sparse in enumerate(has_experts(model.layers, experts.first, experts.every))
     )
 
 

@@ -6,7 +6,7 @@
     latent_attention    multi-head latent attention (DeepSeek)
     feed_forward        the gated feed-forward (SwiGLU, or with another activation)
     mlp                 the feed-forward without a gate
-    norm_behind         a norm behind any of these (post-norm)
+    post_norm         a norm after any of these (post-norm)
     experts             a mixture of experts: router, experts, shared experts
     multi_token         heads that predict further tokens
 

@@ -103,30 +103,30 @@ class Attention:
     def parameters(self) -> tuple[Spec, ...]:
         features = self.of_head * self.heads
         kv_features = self.of_head * self.kv_heads
-        found = [
+        specs = [
             *norm("attention.norm", self.width, self.eps, self.kind),
             matrix("attention.q.weight", features, self.width, ROWS),
             matrix("attention.k.weight", kv_features, self.width, ROWS, pieces=self.kv_heads),
             matrix("attention.v.weight", kv_features, self.width, ROWS, pieces=self.kv_heads),
         ]
         if self.biased:
-            found.append(bias("attention.q.bias", features))
-            found += [bias(f"attention.{name}.bias", kv_features, pieces=self.kv_heads) for name in "kv"]
+            specs.append(bias("attention.q.bias", features))
+            specs += [bias(f"attention.{name}.bias", kv_features, pieces=self.kv_heads) for name in "kv"]
         if self.normed:
             for name in "qk":
-                found += norm(f"attention.{name}_norm", self.of_head, self.eps, self.kind, met_apart=True)
+                specs += norm(f"attention.{name}_norm", self.of_head, self.eps, self.kind, met_apart=True)
         if self.normed_whole:
             for name, length, pieces in (("q", features, 0), ("k", kv_features, self.kv_heads)):
                 (weight,) = norm(f"attention.{name}_norm", length, self.eps)
-                found.append(replace(weight, divided=ROWS, pieces=pieces))
+                specs.append(replace(weight, divided=ROWS, pieces=pieces))
         if self.sinks:
-            found.append(bias("attention.sinks", self.heads))
-        found.append(
+            specs.append(bias("attention.sinks", self.heads))
+        specs.append(
             matrix("attention.output.weight", self.width, features, COLUMNS, std=residual_std(self.depth))
         )
         if self.biased_output:
-            found.append(bias("attention.output.bias", self.width, None))
-        return tuple(found)
+            specs.append(bias("attention.output.bias", self.width, None))
+        return tuple(specs)
 
     def cost(self, sequence: int) -> float:
         return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.of_head * seen(
@@ -201,8 +201,8 @@ class Attention:
         items = attended(
             sizes, heads, self.width, self.width, normed=normed, with_width_norms=self.normed_whole
         )
-        behind = self.biased_output + bool(self.residual_dropout)
-        return *items, *behind * (LOCAL,)
+        local_items = self.biased_output + bool(self.residual_dropout)
+        return *items, *local_items * (LOCAL,)
 
     def work(self, layout: StepLayout, load: float) -> PartWork:
         n, width = layout.positions, self.of_head
@@ -232,8 +232,8 @@ class Attention:
             dropout=self._dropout(heads.queries * (site.tp.rank if site.tp else 0), heads.queries),
         )
         rate = self.residual_dropout
-        behind = [ResidualDropout(rate, self.block, AFTER_ATTENTION, site)] if rate else []
-        return attention(own, site, heads, self.rope, request, self.normed_whole, behind)
+        dropout_items = [ResidualDropout(rate, self.block, AFTER_ATTENTION, site)] if rate else []
+        return attention(own, site, heads, self.rope, request, self.normed_whole, dropout_items)
 
     def _dropout(self, first: int, count: int) -> "ProbabilityDropout | None":
         """Return that of the probabilities of `count` heads from `first` on."""

@@ -87,8 +87,8 @@ class Embedding:
         from mpitrain.model.embedding_and_head import embedding
         from mpitrain.model.residual_dropout import ResidualDropout  # torch
 
-        behind = [ResidualDropout(self.dropout, 0, SITE, site)] if self.dropout else []
-        return [*embedding(own[EMBEDDING], site, self.scale, own.get(POSITIONS)), *behind]
+        dropout_items = [ResidualDropout(self.dropout, 0, SITE, site)] if self.dropout else []
+        return [*embedding(own[EMBEDDING], site, self.scale, own.get(POSITIONS)), *dropout_items]
 
 
 @dataclass(frozen=True)

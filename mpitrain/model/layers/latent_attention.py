@@ -188,14 +188,14 @@ class LatentAttention:
         return latent_attention(own, site, self.heads // site.plan.sizes.tp, widths, self.rope)
 
 
-def latent_heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
+def latent_heads(model: Model, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of latent attention that are open, by the width of a head.
 
     DeepSeek-V2, arXiv:2405.04434, section 3.1.2; V3's are the same. Raises ConfigError for what
     can't be.
-    found: the keys of the table `attention`, with their values so far.
+    keys: those of the table `attention`, with their values so far.
     """
-    width = found["head_width"] or width_of_head(model)
+    width = keys["head_width"] or width_of_head(model)
     by_width = {
         "q_rank": 12 * width,
         "kv_rank": 4 * width,
@@ -203,7 +203,7 @@ def latent_heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
         "value_width": width,
     }
     sizes = {"head_width": width} | {
-        key: size if found[key] is None else found[key] for key, size in by_width.items()
+        key: size if keys[key] is None else keys[key] for key, size in by_width.items()
     }
     _refuse_empty(sizes)
     refuse_odd("attention.rotary_width", sizes["rotary_width"])
@@ -211,27 +211,27 @@ def latent_heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
     return sizes
 
 
-def _refuse_empty(found: dict[str, Any]) -> None:
+def _refuse_empty(keys: dict[str, Any]) -> None:
     """Raise ConfigError for a part of latent attention that has no features. q_rank may be 0.
 
     Queries are made of the layer's input.
     """
     for key in ("kv_rank", "rotary_width", "value_width"):
-        if not found[key]:
+        if not keys[key]:
             raise ConfigError(
                 f"attention.{key} = 0: latent attention needs at least 1; leave it out to derive it from the "
                 "head's width"
             )
 
 
-def _refuse_wide_values(found: dict[str, Any]) -> None:
+def _refuse_wide_values(keys: dict[str, Any]) -> None:
     """Raise ConfigError where values would be wider than what attention's kernels are given."""
-    together = found["head_width"] + found["rotary_width"]
-    if found["value_width"] > together:
+    together = keys["head_width"] + keys["rotary_width"]
+    if keys["value_width"] > together:
         parts = (
-            f"attention.head_width + attention.rotary_width = {found['head_width']} + {found['rotary_width']}"
+            f"attention.head_width + attention.rotary_width = {keys['head_width']} + {keys['rotary_width']}"
         )
         raise ConfigError(
-            f"attention.value_width = {found['value_width']} is more than {parts}, the width of queries and "
+            f"attention.value_width = {keys['value_width']} is more than {parts}, the width of queries and "
             "keys; lower it"
         )

@@ -97,8 +97,8 @@ class Mlp:
         return 0
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
-        behind = 2 if self.dropout else 1
-        return sublayer(sizes, self.width, normed=self.kind is not NormKind.NONE, num_behind=behind)
+        local_items = 2 if self.dropout else 1
+        return sublayer(sizes, self.width, normed=self.kind is not NormKind.NONE, num_behind=local_items)
 
     def work(self, layout: StepLayout, load: float) -> PartWork:
         return feed_forward_work(layout, self.width, self.ffn, gated=False, dropped=bool(self.dropout))
@@ -108,5 +108,5 @@ class Mlp:
         from mpitrain.model.residual_dropout import ResidualDropout  # torch
 
         rate = self.dropout
-        behind = [ResidualDropout(rate, self.block, AFTER_FFN, site)] if rate else []
-        return mlp(own, site, self.activation, behind)
+        dropout_items = [ResidualDropout(rate, self.block, AFTER_FFN, site)] if rate else []
+        return mlp(own, site, self.activation, dropout_items)

@@ -76,16 +76,16 @@ class MultiToken:
 
     def parameters(self) -> tuple[Spec, ...]:
         # tied, they are the same
-        found = {spec.name: spec for spec in (*self.head.parameters(), *self.embedding.parameters())}
+        spec_by_name = {spec.name: spec for spec in (*self.head.parameters(), *self.embedding.parameters())}
         width = self.head.width
         for depth, block in enumerate(self.placed):
             for name in ("hidden_norm", "token_norm", "head_norm"):
-                found |= {spec.name: spec for spec in self.head.norm(f"mtp.{depth}.{name}")}
-            found[f"mtp.{depth}.projection.weight"] = Spec(
+                spec_by_name |= {spec.name: spec for spec in self.head.norm(f"mtp.{depth}.{name}")}
+            spec_by_name[f"mtp.{depth}.projection.weight"] = Spec(
                 f"mtp.{depth}.projection.weight", (width, 2 * width), STD, group="matrix"
             )
-            found |= {spec.name: spec for placed in block for spec in placed.parameters()}
-        return tuple(found.values())
+            spec_by_name |= {spec.name: spec for placed in block for spec in placed.parameters()}
+        return tuple(spec_by_name.values())
 
     def cost(self, sequence: int) -> float:
         further = (
@@ -123,9 +123,9 @@ class MultiToken:
         return (1 + self.depths) * self.head.left(sizes) + self.depths * further
 
     def working(self, sizes: Sizes) -> Working:
-        each = [layer.working(_all_kept(sizes)) for layer in (self.head, *self.block)]
+        layer_bytes = [layer.working(_all_kept(sizes)) for layer in (self.head, *self.block)]
         stream = 3 * sizes.stream(self.head.width)
-        return Working(*(max(numbers) + stream for numbers in zip(*each)))
+        return Working(*(max(numbers) + stream for numbers in zip(*layer_bytes)))
 
     def history(self, sizes: Sizes) -> int:
         return self.depths * sum(layer.history(sizes) for layer in self.block)
@@ -136,7 +136,7 @@ class MultiToken:
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         """The head, then of each depth lookup, block and head, in one item."""
         head = self.head.traffic(sizes)
-        block = (each for layer in self.block for each in layer.traffic(sizes))
+        block = (exchange for layer in self.block for exchange in layer.traffic(sizes))
         depth = *self.embedding.traffic(sizes), *block, *head
         return (in_one((*head, *self.depths * depth)),)
 
@@ -153,11 +153,15 @@ class MultiToken:
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import embedding  # torch
-        from mpitrain.model.multi_token import multi_token, of_depth
+        from mpitrain.model.multi_token import depth_parameters, multi_token
 
         lookup = embedding(own[EMBEDDING], site, self.embedding.scale)
         blocks = [
-            [item for each in placed for item in each.layer.items(of_depth(own, depth), site)]
+            [
+                item
+                for placed_layer in placed
+                for item in placed_layer.layer.items(depth_parameters(own, depth), site)
+            ]
             for depth, placed in enumerate(self.placed)
         ]
         table = own[self.head.weight]

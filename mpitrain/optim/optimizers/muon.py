@@ -66,22 +66,28 @@ class Muon:
         the order they are started in.
         """
         starting = (
-            (each, each.gather({name: self._update(name) for name in each.held})) for each in self._rounds
+            (matrix_round, matrix_round.gather({name: self._update(name) for name in matrix_round.held}))
+            for matrix_round in self._rounds
         )
         gathering = deque(islice(starting, AHEAD))
         returning: deque[tuple[MatrixRound, Pending]] = deque()
         self._adamw.step(lr)
         while gathering:
-            each, pending = gathering.popleft()
+            matrix_round, pending = gathering.popleft()
             gathering.extend(islice(starting, 1))
-            matrix = each.whole(pending.wait())
+            matrix = matrix_round.whole(pending.wait())
             returning.append(
-                (each, each.scatter(None if matrix is None else self._orthogonal(matrix, each.poll)))
+                (
+                    matrix_round,
+                    matrix_round.scatter(
+                        None if matrix is None else self._orthogonal(matrix, matrix_round.poll)
+                    ),
+                )
             )
             if len(returning) > AHEAD:
                 self._apply(*returning.popleft(), lr)
-        for each, pending in returning:
-            self._apply(each, pending, lr)
+        for matrix_round, pending in returning:
+            self._apply(matrix_round, pending, lr)
         self._num_updates += 1
 
     def _update(self, name: str) -> "torch.Tensor":
@@ -103,8 +109,8 @@ class Muon:
         )
         return result.to(matrix.device)
 
-    def _apply(self, each: "MatrixRound", pending: "Pending", lr: float) -> None:
-        for name, result in each.parts(pending.wait()).items():
+    def _apply(self, matrix_round: "MatrixRound", pending: "Pending", lr: float) -> None:
+        for name, result in matrix_round.parts(pending.wait()).items():
             self._pieces[name].weight.mul_(1 - lr * self._settings.decay).sub_(result, alpha=lr)
 
     def moments(self, piece: "ParameterShard") -> "Iterator[tuple[str, torch.Tensor]]":

@@ -26,7 +26,7 @@ from mpitrain.parallel.expert.rounds import Round, Rounds
 class Crossing(NamedTuple):
     """One round, as one rank sees it.
 
-    blocks: the first of its own, and the one behind the last.
+    blocks: the first of its own, and the one after the last.
     sent, received: token rows to and from its place on each node.
     inside: the round within the node that follows.
     """

@@ -1,4 +1,4 @@
-"""Rows as they travel: bytes, of an activation in some form, and behind it what belongs to the row
+"""Rows as they travel: bytes, of an activation in some form, and after it what belongs to the row
 and is not rounded.
 
     own type     | D numbers            |

@@ -51,9 +51,9 @@ def peak_of(
         kept = max(kept, player.held)
         stashes = [max(had, player.held_of(action)) for had, action in zip(before, computed)]
         most = others + max(stashes)
-        most += sum(max(0, each.recorded - stash) for each, stash in zip(inside, stashes))
+        most += sum(max(0, layer_bytes.recorded - stash) for layer_bytes, stash in zip(inside, stashes))
         recorded = max(recorded, most)
-        working = max(working, others + sum(each.working for each in inside))
+        working = max(working, others + sum(layer_bytes.working for layer_bytes in inside))
     recorded = max(kept, recorded)
     return PeakBytes(kept, recorded - kept, max(working - recorded, 0))
 

@@ -52,15 +52,15 @@ def refuse_odd(key: str, width: int) -> None:
         raise ConfigError(f"{key} = {width}: rotary embeddings need an even width of a head")
 
 
-def plain_heads(model: ResolvedModel, found: Mapping[str, Any]) -> dict[str, Any]:
+def plain_heads(model: ResolvedModel, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of heads that are derived from others: none. Raises ConfigError for odd ones.
 
-    found: the keys of the table `attention`, with their values so far.
+    keys: those of the table `attention`, with their values so far.
     """
-    own = found["head_width"]
+    own = keys["head_width"]
     named = "attention.head_width" if own else "model.width / model.heads"
     width = own or width_of_head(model)
-    turning = found.get("rotary_width") or width
+    turning = keys.get("rotary_width") or width
     if turning > width:
         raise ConfigError(
             f"attention.rotary_width = {turning} is more than {named} = {width}, the width of a head; lower "

@@ -14,9 +14,9 @@ LEAST_TEXT = 12  # columns of a text in a table
 def finite(value: Any) -> Any:
     """Return what JSON can hold: numbers that aren't finite are None."""
     if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

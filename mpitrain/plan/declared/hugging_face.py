@@ -266,7 +266,7 @@ class Fields:
         true.
         """
         value = self.take(name, allowed[0], null=False if allowed[0] is True else REQUIRED)
-        if not any(_same(value, each) for each in allowed):
+        if not any(_same(value, choice) for choice in allowed):
             what = "it may be" if name in self.tree else "absent, it means another model: add it, as"
             self.refuse(name, f"{what} {' or '.join(map(_json, allowed))} in a model of this family", value)
 
@@ -277,8 +277,8 @@ class Fields:
         if self.tree.get(name) is None:
             return other
         if not _same(self.tree[name], self.tree[other]):
-            found = shown(_json(self.tree[name]))
-            self.refuse(other, f"it is another name of {name}, which is {found}; leave one out")
+            text = shown(_json(self.tree[name]))
+            self.refuse(other, f"it is another name of {name}, which is {text}; leave one out")
         self.take_no_notice(other)
         return name
 
@@ -293,19 +293,21 @@ class Fields:
 
     def refuse(self, name: str, why: str, value: Any = REQUIRED) -> NoReturn:
         """Raise ConfigError for a field."""
-        found = self.tree.get(name, value)
-        raise ConfigError(f"{self.where}: {name} = {shown(_json(found))}: {why}")
+        current = self.tree.get(name, value)
+        raise ConfigError(f"{self.where}: {name} = {shown(_json(current))}: {why}")
 
     def _given(self, name: str, value: Value, to: str) -> Value:
         if to:
-            found = self.tree.get(name)
-            self.give(to, value, f"{name}" if found is not None else f"{name} is absent: the class's default")
+            stated = self.tree.get(name)
+            self.give(
+                to, value, f"{name}" if stated is not None else f"{name} is absent: the class's default"
+            )
         return value
 
     # ------------------------------------------------------------ rotary positions
 
     @property
-    def of_positions(self) -> str:
+    def positions_field(self) -> str:
         """The field that has rotary positions: 4.x's name, or 5.x's."""
         return "rope_scaling" if self.tree.get("rope_scaling") else "rope_parameters"
 
@@ -314,46 +316,46 @@ class Fields:
         theta: float,
         known: Collection[str],
         default: Mapping[str, Any] | None = None,
-        found: Mapping[str, Any] | None = None,
+        rope_object: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return rotary positions as one object, as 5.x writes them, of either spelling, 4.x's or 5.x's.
 
         It has rope_type, rope_theta and what the type has besides.
         theta: the class's default.  known: rope types that the family computes.
         default: the class's own object, where none is there.
-        found: an object that is read instead of the field.
+        rope_object: an object that is read instead of the field.
         """
-        name = self.of_positions
-        if found is None:
-            found = self.rope_objects()[name]
-        if found is None:
-            found = default or {}
-        found = {key: value for key, value in found.items() if value is not None}
-        kind = found.pop("rope_type", found.pop("type", "default"))
-        found.pop("type", None)
+        name = self.positions_field
+        if rope_object is None:
+            rope_object = self.rope_objects()[name]
+        if rope_object is None:
+            rope_object = default or {}
+        rope_object = {key: value for key, value in rope_object.items() if value is not None}
+        kind = rope_object.pop("rope_type", rope_object.pop("type", "default"))
+        rope_object.pop("type", None)
         if kind not in known:
             self.refuse(name, f"rope_type may be {' or '.join(known)} in a model of this family")
-        of_theta = name if "rope_theta" in found else "rope_theta"
-        found.setdefault("rope_theta", self.tree.get("rope_theta", theta))
-        found.pop("finetuned", None)  # YaRN's authors wrote it
-        if _same(found.get("partial_rotary_factor"), 1):
-            del found["partial_rotary_factor"]
-        if unread := sorted(found.keys() - {"rope_theta", *ROPE_KEYS[kind]}):
+        of_theta = name if "rope_theta" in rope_object else "rope_theta"
+        rope_object.setdefault("rope_theta", self.tree.get("rope_theta", theta))
+        rope_object.pop("finetuned", None)  # YaRN's authors wrote it
+        if _same(rope_object.get("partial_rotary_factor"), 1):
+            del rope_object["partial_rotary_factor"]
+        if unread := sorted(rope_object.keys() - {"rope_theta", *ROPE_KEYS[kind]}):
             self.refuse(name, f"{listed(unread)} isn't understood beside rope_type {kind}")
-        for key, value in found.items():
+        for key, value in rope_object.items():
             if not _is_of_rope(key, value):
                 of_key = of_theta if key == "rope_theta" else name
                 self.refuse(of_key, f"{key} = {shown(_json(value))}, needed a number above 0")
-        if not found["rope_theta"] > 1:
+        if not rope_object["rope_theta"] > 1:
             self.refuse(of_theta, "rope_theta, needed above 1")
-        return {"rope_type": kind, **found}
+        return {"rope_type": kind, **rope_object}
 
     def rope_objects(self) -> dict[str, Mapping[str, Any] | None]:
         """Return the objects of both spellings, None for one that isn't there."""
         self._seen.update(("rope_theta", "rope_scaling", "rope_parameters"))
         both = {name: self.tree.get(name) for name in ("rope_scaling", "rope_parameters")}
-        for name, found in both.items():
-            if not isinstance(found, Mapping | None):
+        for name, rope in both.items():
+            if not isinstance(rope, Mapping | None):
                 self.refuse(name, "needed an object")
         return both
 
@@ -363,7 +365,7 @@ class Fields:
         """Refuse every field that nobody has looked at, unless it says nothing of weights or logits."""
         for name, allowed in ONLY.items():
             value = self.tree.get(name)
-            if name in self._seen or value is None or any(_same(value, each) for each in allowed):
+            if name in self._seen or value is None or any(_same(value, choice) for choice in allowed):
                 continue
             why = QUANTIZED if name == "quantization_config" else "no model of this family computes that"
             self.refuse(name, why)

@@ -277,11 +277,11 @@ class Sizes:
         return parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)
 
     def gated(self, itemsize: int, silu: bool = True) -> int:
-        """Return what a gated product and the product behind it keep of a hidden unit.
+        """Return what a gated product and the product after it keep of a hidden unit.
 
         gate, up, silu(gate), and what is multiplied.
 
-        itemsize: of a number that the product behind it keeps.
+        itemsize: of a number that the product after it keeps.
         silu: another activation isn't kept, but made again.
         """
         if self.selective:
@@ -313,13 +313,13 @@ class Sizes:
         return width * self.itemsize + max(4, self.itemsize)
 
     def normed(self, width: int, itemsize: int, kind: NormKind = NormKind.RMS) -> int:
-        """Return what a norm and the products behind it keep of their input.
+        """Return what a norm and the products after it keep of their input.
 
         itemsize: of a number that the products keep.
         """
         if self.regathers:
-            each = width * self.itemsize if kind is NormKind.NONE else self.norm(width)
-            return self.shared * each
+            position_bytes = width * self.itemsize if kind is NormKind.NONE else self.norm(width)
+            return self.shared * position_bytes
         return self.normed_once(width, itemsize, kind)
 
     def normed_once(self, width: int, itemsize: int, kind: NormKind = NormKind.RMS) -> int:

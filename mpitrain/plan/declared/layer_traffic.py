@@ -88,11 +88,11 @@ def attended(
     norms = (_width_norms(sizes),) if with_width_norms and sizes.tp > 1 else ()
     if by_chunks(sizes):
         before = chunked("tp", sizes.tp, gathered=sizes.stream(width_before))
-        behind = chunked("tp", sizes.tp, scattered=sizes.stream(width))
+        output_sum = chunked("tp", sizes.tp, scattered=sizes.stream(width))
         first = _norm_alone(sizes, normed)
         if over_cp:
-            return *first, in_one((before, *norms, over_cp, behind))
-        return *first, before, *norms, LOCAL, behind
+            return *first, in_one((before, *norms, over_cp, output_sum))
+        return *first, before, *norms, LOCAL, output_sum
     inner = (in_one((*norms, over_cp)),) if over_cp else (LOCAL, *norms, LOCAL) if norms else (LOCAL,)
     return between(sizes, inner, width, width_before, normed=normed)
 
@@ -126,7 +126,7 @@ def _by_sequence(sizes: Sizes) -> bool:
 
 
 def _norm_alone(sizes: Sizes, normed: bool) -> Items:
-    """Return the norm as an item of its own, before what tp sends; else the item behind it has it."""
+    """Return the norm as an item of its own, before what tp sends; else the item after it has it."""
     return (LOCAL,) if normed and sizes.tp > 1 else ()
 
 

@@ -79,7 +79,7 @@ _LLAMA3 = "arXiv:2407.21783, table 3"
 _FOLDED = "arXiv:2504.14960, section 4.1"
 
 
-def _of_gpts() -> Iterator[PublishedModel]:
+def _gpts() -> Iterator[PublishedModel]:
     sizes = (
         (36, 4096, 32, "7.5B"),
         (40, 6144, 48, "18.4B"),
@@ -109,7 +109,7 @@ def _of_gpts() -> Iterator[PublishedModel]:
     yield _gpt("bloom-176b", 70, 14336, 112, 250880, "arXiv:2211.05100, table 3")
 
 
-def _of_llamas() -> Iterator[PublishedModel]:
+def _llamas() -> Iterator[PublishedModel]:
     yield _llama("llama-1.34b", 16, 2048, 32, 32, 8192, 131072, _PLAYBOOK, tied=True)
     yield _llama("llama-3.57b", 28, 3072, 24, 24, 8192, 131072, _PLAYBOOK, tied=True)
     yield _llama("llama-8.86b", 32, 4096, 32, 32, 14336, 131072, _PLAYBOOK)
@@ -131,7 +131,7 @@ def _of_llamas() -> Iterator[PublishedModel]:
     )  # fmt: skip
 
 
-def _of_mixtures() -> Iterator[PublishedModel]:
+def _mixtures() -> Iterator[PublishedModel]:
     yield _preset("mixtral-8x7b", "arXiv:2401.04088, table 1")
     yield _preset("mixtral-8x22b", "huggingface.co/mistralai/Mixtral-8x22B-v0.1 config.json")
     yield _llama(
@@ -159,7 +159,7 @@ def _of_mixtures() -> Iterator[PublishedModel]:
     )
 
 
-PUBLISHED = {model.name: model for model in (*_of_gpts(), *_of_llamas(), *_of_mixtures())}
+PUBLISHED = {model.name: model for model in (*_gpts(), *_llamas(), *_mixtures())}
 # names that tables of measurements have instead, by the letters and digits that are left of them
 _ALIASES = {
     "gpt3175b": "gpt-175b", "gpt3": "gpt-175b", "gpt530b": "gpt-530b", "gpt1t": "gpt-1t",

@@ -76,7 +76,7 @@ def chunked(axis: str, size: int, *, gathered: int = 0, scattered: int = 0) -> T
     """Return what an item starts that computes chunk by chunk (parallel/async_tp.py).
 
     Both directions send the same, since gather and scatter change places.
-    gathered, scattered: bytes of a chunk before the item, and behind it; 0: none travels.
+    gathered, scattered: bytes of a chunk before the item, and after it; 0: none travels.
     """
     going, coming = (
         (size - 1) * (Started("shift", axis, num_bytes),) if num_bytes else ()

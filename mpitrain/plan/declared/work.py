@@ -174,7 +174,9 @@ def together(works: Sequence[PartWork]) -> PartWork:
     """Return what several parts do, one after the other. Their attention has the sizes of the first."""
     cores = [work.core for work in works if work.core.flops]
     core = cores[0] if cores else AttentionCore()
-    flops, scores = (sum(getattr(each, name) for each in cores) for name in ("flops", "scores"))
+    flops, scores = (
+        sum(getattr(attention_core, name) for attention_core in cores) for name in ("flops", "scores")
+    )
     core = core._replace(flops=flops, scores=scores)
     sent, returned, again = (
         tuple(volume for work in works for volume in getattr(work, way))

@@ -146,10 +146,16 @@ def buckets_of(
     placed = [(spec, part_of[number]) for number, block in enumerate(blocks) for spec in block]
     mirror = (MIRROR,) if copies == 2 else ()
     return [
-        *_of_parts([each for each in placed if _is_plain(config, each[0])], len(parts), mirror),
-        *_of_counted(config, placed, mirror),
-        *_of_tied(config, [each for each in placed if each[0].tied]),
-        *_of_partial(config, [each for each in placed if each[0].partial], mirror),
+        *_part_buckets(
+            [spec_and_part for spec_and_part in placed if _is_plain(config, spec_and_part[0])],
+            len(parts),
+            mirror,
+        ),
+        *_counted_buckets(config, placed, mirror),
+        *_tied_buckets(config, [spec_and_part for spec_and_part in placed if spec_and_part[0].tied]),
+        *_partial_buckets(
+            config, [spec_and_part for spec_and_part in placed if spec_and_part[0].partial], mirror
+        ),
     ]
 
 
@@ -157,7 +163,7 @@ def _is_plain(config: ResolvedConfig, spec: Spec) -> bool:
     return not spec.partial and not spec.tied and domain_of(config, spec) != COUNTED
 
 
-def _of_parts(plain: Placed, num_parts: int, mirror: tuple[str, ...]) -> Iterator[BucketPlan]:
+def _part_buckets(plain: Placed, num_parts: int, mirror: tuple[str, ...]) -> Iterator[BucketPlan]:
     """Yield a bucket of each part and domain; a part without parameters of its own has one, too."""
     for domain in dict.fromkeys((DENSE, *(spec.domain for spec, _ in plain))):
         for number in range(num_parts):
@@ -166,7 +172,7 @@ def _of_parts(plain: Placed, num_parts: int, mirror: tuple[str, ...]) -> Iterato
                 yield BucketPlan(specs, (number,), mirror, domain=domain)
 
 
-def _of_counted(config: ResolvedConfig, placed: Placed, mirror: tuple[str, ...]) -> Iterator[BucketPlan]:
+def _counted_buckets(config: ResolvedConfig, placed: Placed, mirror: tuple[str, ...]) -> Iterator[BucketPlan]:
     counted = [
         (spec, part) for spec, part in placed if not spec.partial and domain_of(config, spec) == COUNTED
     ]
@@ -174,29 +180,33 @@ def _of_counted(config: ResolvedConfig, placed: Placed, mirror: tuple[str, ...])
         yield BucketPlan(tuple(spec for spec, _ in counted), _uses(counted), mirror, domain=COUNTED)
 
 
-def _of_tied(config: ResolvedConfig, tied: Placed) -> Iterator[BucketPlan]:
+def _tied_buckets(config: ResolvedConfig, tied: Placed) -> Iterator[BucketPlan]:
     """Yield the bucket of the tied embedding, or one for each of its uses."""
     if not tied:
         return
     tree = config.numerics.reproducible == "layout"
-    each = config.parallel.reduce == "microbatch"
-    over, then = ((), (TIED,)) if tree or each else ((TIED,), ())
+    per_microbatch = config.parallel.reduce == "microbatch"
+    over, then = ((), (TIED,)) if tree or per_microbatch else ((TIED,), ())
     uses = [part for _, part in tied]
-    every = [[use for use in uses if use == part] for part in dict.fromkeys(uses)] if each else [uses]
-    for parts in every:
+    use_groups = (
+        [[use for use in uses if use == part] for part in dict.fromkeys(uses)] if per_microbatch else [uses]
+    )
+    for parts in use_groups:
         yield BucketPlan((tied[0][0],), tuple(parts), over, then)
 
 
-def _of_partial(config: ResolvedConfig, partial: Placed, mirror: tuple[str, ...]) -> Iterator[BucketPlan]:
+def _partial_buckets(
+    config: ResolvedConfig, partial: Placed, mirror: tuple[str, ...]
+) -> Iterator[BucketPlan]:
     """Yield a bucket of each kind of copies that have part of a gradient each."""
     kinds = {(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in partial if spec.over}
     for copies, over, domain in sorted(kinds):
-        found = [
+        together = [
             (spec, part)
             for spec, part in partial
             if (spec.copies, spec.over, domain_of(config, spec)) == (copies, over, domain)
         ]
-        yield BucketPlan(tuple(spec for spec, _ in found), _uses(found), (over, *mirror), domain=domain)
+        yield BucketPlan(tuple(spec for spec, _ in together), _uses(together), (over, *mirror), domain=domain)
 
 
 def _uses(placed: Placed) -> tuple[int, ...]:

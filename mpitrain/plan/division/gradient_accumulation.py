@@ -66,8 +66,8 @@ def added_to(action: Action, stages: Mapping[int, StageLike]) -> list[Any]:
     """
     if action.kind not in ("B", "I", "W"):
         return []
-    found = stages[action.stage].buckets
-    buckets = [b for b in found if action.part is None or action.part in b.plan.parts]
+    stage_buckets = stages[action.stage].buckets
+    buckets = [b for b in stage_buckets if action.part is None or action.part in b.plan.parts]
     if action.kind == "I":
         buckets = [b for b in buckets if b.plan.domain == EXPERT]
     return [gradient for bucket in buckets for gradient in bucket.gradients]
@@ -83,7 +83,7 @@ def summed_in(bucket: BucketLike, stages: Mapping[int, StageLike]) -> list[Any]:
         for other in state.buckets
         if bucket.plan.tied and other.plan.tied and other is not bucket
     ]
-    return [gradient for each in (bucket, *others) for gradient in each.gradients]
+    return [gradient for tied in (bucket, *others) for gradient in tied.gradients]
 
 
 def odd_part(number: int) -> int:

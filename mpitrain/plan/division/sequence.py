@@ -78,11 +78,11 @@ class SequencePlacement:
 
         This says how shards and the whole fit together.
         """
-        found = []
+        pieces = []
         for rank in range(self.size):
             for i, (begin, end) in enumerate(self.spans(rank)):
-                found.append((rank, slice(i * self._chunk, (i + 1) * self._chunk), slice(begin, end)))
-        return found
+                pieces.append((rank, slice(i * self._chunk, (i + 1) * self._chunk), slice(begin, end)))
+        return pieces
 
     def tiles(self, rank: int, source: int) -> list[Tile]:
         """Return what the queries of `rank` see of the keys of `source`.

@@ -61,7 +61,11 @@ class StagePlan:
     def _frozen(self, spec: Spec) -> Spec:
         """Return a parameter as optimizer.frozen has it."""
         patterns = self.config.optimizer.frozen
-        return replace(spec, frozen=True) if any(fnmatchcase(spec.name, each) for each in patterns) else spec
+        return (
+            replace(spec, frozen=True)
+            if any(fnmatchcase(spec.name, pattern) for pattern in patterns)
+            else spec
+        )
 
     @cached_property
     def _specs(self) -> dict[Shard, list[list[Spec]]]:
@@ -136,8 +140,8 @@ def stages_of(
     stages = []
     for index, (end, count) in enumerate(zip(accumulate(counts), counts)):
         blocks = [
-            tuple(placed for _, placed in each)
-            for _, each in groupby(row[end - count : end], lambda numbered: numbered[0])
+            tuple(placed for _, placed in numbered_layers)
+            for _, numbered_layers in groupby(row[end - count : end], lambda numbered: numbered[0])
         ]
         if index == 0:
             blocks.insert(0, (model.ends[0],))

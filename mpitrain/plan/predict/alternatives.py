@@ -40,22 +40,22 @@ def with_recompute(plan: Plan, mode: str) -> Plan:
     where that doesn't go with it.
     """
     memory = msgspec.structs.replace(plan.config.memory, recompute=mode, every=0)
-    found = Plan(msgspec.structs.replace(plan.config, memory=memory), plan.model)
-    return found if can_regather(found.config) else _with_parallel(found, regather=False)
+    changed = Plan(msgspec.structs.replace(plan.config, memory=memory), plan.model)
+    return changed if can_regather(changed.config) else _with_parallel(changed, regather=False)
 
 
 def by_stage(plan: Plan, stages: Iterable[int] = STAGES) -> dict[int, int]:
     """Return what a rank holds with each stage of ZeRO, of those that this layout can have."""
-    found = {}
+    bytes_by_stage = {}
     for stage in stages:
         other = with_zero(plan, stage)
         if other.config.parallel.zero == stage and _allowed(other.config):
             try:
-                found[stage] = most_bytes(other)
+                bytes_by_stage[stage] = most_bytes(other)
             except (ConfigError, ScheduleError):
                 # such as pairs in parts, where nothing is walked in parts
                 continue
-    return found
+    return bytes_by_stage
 
 
 def by_recompute(plan: Plan, modes: Iterable[str] = MODES) -> dict[str, int]:
@@ -145,8 +145,8 @@ def _costs_of_each(plan: Plan) -> list[str]:
     if not parallel.zero:
         why = "the sums of gradients are whole, too"
     more = f"holds {-saved / 1e6:,.2f} MB more" if saved else "saves nothing"
-    found = f'parallel.reduce = "microbatch" with parallel.zero = {parallel.zero} {more} than "step" here'
-    return [f"{found}, and sends gradients {plan.num_microbatches} times a step: {why}"]
+    statement = f'parallel.reduce = "microbatch" with parallel.zero = {parallel.zero} {more} than "step" here'
+    return [f"{statement}, and sends gradients {plan.num_microbatches} times a step: {why}"]
 
 
 def _whole_gradients(plan: Plan, rank: int) -> int:
@@ -157,8 +157,8 @@ def _whole_gradients(plan: Plan, rank: int) -> int:
     _, wide = itemsizes_of(plan.config)
     buckets = [bucket for stage in held_by(plan, rank).values() for bucket in stage.buckets]
     gradients = [gradient for bucket in buckets for gradient in bucket.gradients]
-    shards = sum(each.kept(divided=True) for each in gradients) if plan.config.parallel.zero < 2 else 0
-    return (sum(each.length for each in gradients) - shards) * wide
+    shards = sum(held.kept(divided=True) for held in gradients) if plan.config.parallel.zero < 2 else 0
+    return (sum(held.length for held in gradients) - shards) * wide
 
 
 def _lent(plan: Plan, rank: int) -> int:
@@ -191,22 +191,22 @@ def idle_here(plan: Plan) -> list[str]:
     ]
 
 
-def out_of_order(plan: Plan, found: dict[int, int]) -> list[str]:
-    """Say which stages of ZeRO hold no less than the one before, and why. found: by_stage()."""
+def out_of_order(plan: Plan, bytes_by_stage: dict[int, int]) -> list[str]:
+    """Say which stages of ZeRO hold no less than the one before, and why. bytes_by_stage: by_stage()."""
     lines = []
-    stages = list(found)
+    stages = list(bytes_by_stage)
     for before, stage in zip(stages, stages[1:]):
-        if found[stage] >= found[before]:
-            held = more_than(found[stage] - found[before])
+        if bytes_by_stage[stage] >= bytes_by_stage[before]:
+            held = more_than(bytes_by_stage[stage] - bytes_by_stage[before])
             lines.append(f"parallel.zero = {stage} {held} {before} here: {_reason(plan, stage)}")
     return lines
 
 
-def idle_regather(plan: Plan, found: Mapping[str, int]) -> list[str]:
-    """Say so if parallel.regather = true holds no less, and why. found: by_regather()."""
-    if not found or found["true"] < found["false"]:
+def idle_regather(plan: Plan, bytes_by_value: Mapping[str, int]) -> list[str]:
+    """Say so if parallel.regather = true holds no less, and why. bytes_by_value: by_regather()."""
+    if not bytes_by_value or bytes_by_value["true"] < bytes_by_value["false"]:
         return []
-    held = more_than(found["true"] - found["false"])
+    held = more_than(bytes_by_value["true"] - bytes_by_value["false"])
     why = "the most is held where no block's input waits, such as in the head"
     if plan.config.memory.offload in ("activations", "all"):
         why = (
@@ -216,16 +216,18 @@ def idle_regather(plan: Plan, found: Mapping[str, int]) -> list[str]:
     return [f"parallel.regather = true {held} false here, and sends more: {why}"]
 
 
-def idle_recompute(plan: Plan, found: dict[str, int]) -> list[str]:
+def idle_recompute(plan: Plan, bytes_by_mode: dict[str, int]) -> list[str]:
     """Say which modes of recomputation hold no less than one that recomputes less, and why.
 
-    found: by_recompute().
+    bytes_by_mode: by_recompute().
     """
     lines = []
-    order = [mode for mode in ("none", "selective", "full", "every-k") if mode in found]
+    order = [mode for mode in ("none", "selective", "full", "every-k") if mode in bytes_by_mode]
     for before, mode in zip(order, order[1:]):
-        if found[mode] > found[before] or (found[mode] == found[before] and mode != "every-k"):
-            more = (found[mode] - found[before]) / 1e6
+        if bytes_by_mode[mode] > bytes_by_mode[before] or (
+            bytes_by_mode[mode] == bytes_by_mode[before] and mode != "every-k"
+        ):
+            more = (bytes_by_mode[mode] - bytes_by_mode[before]) / 1e6
             lines.append(
                 f'memory.recompute = "{mode}" holds {more:,.2f} MB more than "{before}" here: '
                 f"{_reason_to_keep(plan)}"

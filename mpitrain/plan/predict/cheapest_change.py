@@ -35,10 +35,10 @@ def cheapest_change(
     """
     for keys in changes(plan, given):
         try:
-            found = fits(planned(with_values(given, keys)))
+            fitting = fits(planned(with_values(given, keys)))
         except (ConfigError, ScheduleError):
             continue  # such as a mode of recomputation that a stage of ZeRO doesn't take
-        if found:
+        if fitting:
             return " and ".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
     return ""
 
@@ -58,11 +58,11 @@ def _singles(plan: Plan, given: Config) -> list[Keys]:
     mine, mode = plan.config.parallel.zero, plan.config.memory.recompute
     # with one microbatch, ZeRO-2 sends no more than ZeRO-1
     of_zero = COSTS_OF_ZERO | ({2: COSTS_OF_ZERO[1]} if plan.num_microbatches == 1 else {})
-    found = [(cost, _zero(given, stage)) for stage, cost in of_zero.items() if stage != mine]
+    changes = [(cost, _zero(given, stage)) for stage, cost in of_zero.items() if stage != mine]
     if can_regather(plan.config) and not plan.config.parallel.regather:
-        found.append((COST_OF_REGATHER, {"parallel.regather": True}))
-    found += [(cost, _recompute(plan, other)) for other, cost in COSTS_OF_MODES.items() if other != mode]
-    return [keys for _, keys in sorted(found, key=lambda each: each[0])]
+        changes.append((COST_OF_REGATHER, {"parallel.regather": True}))
+    changes += [(cost, _recompute(plan, other)) for other, cost in COSTS_OF_MODES.items() if other != mode]
+    return [keys for _, keys in sorted(changes, key=lambda change: change[0])]
 
 
 def _zero(given: Config, stage: int) -> Keys:

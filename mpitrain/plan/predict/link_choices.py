@@ -92,7 +92,12 @@ def exchanged(plan: Plan, rank: int) -> Exchanged:
             gradients += _reduced(plan, stages[action.stage].buckets[action.index])
         elif action.kind == "SPREAD":
             weights += sum(
-                (_fetched(plan, each) for stage in stages.values() for each in stage.buckets if each.owned),
+                (
+                    _fetched(plan, bucket)
+                    for stage in stages.values()
+                    for bucket in stage.buckets
+                    if bucket.owned
+                ),
                 Counter(),
             )
     return Exchanged(weights, gradients)
@@ -100,9 +105,9 @@ def exchanged(plan: Plan, rank: int) -> Exchanged:
 
 def took(plan: Plan, machine: Machine) -> Took:
     """Return the seconds of the pipeline rank whose exchange takes longest."""
-    every = [exchanged(plan, rank) for rank in range(plan.config.parallel.pp)]
+    exchanges = [exchanged(plan, rank) for rank in range(plan.config.parallel.pp)]
     weights, gradients = max(
-        ((_seconds(e.weights, machine), _seconds(e.gradients, machine)) for e in every), key=sum
+        ((_seconds(e.weights, machine), _seconds(e.gradients, machine)) for e in exchanges), key=sum
     )
     tokens = plan.config.batch.global_ * plan.config.data.sequence / plan.axes.grid.size
     return Took(weights, gradients, plan.flops_per_token() * tokens / (SHARE_OF_PEAK * machine.flops))
@@ -115,18 +120,18 @@ def choose(plan: Plan, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[
 
     fits: whether a plan fits into memory; it is asked alike on all ranks.
     """
-    found = took(plan, machine)
+    times = took(plan, machine)
     slowest = min(machine.links, key=machine.links.__getitem__)
     lines = [
-        f"exchange of data ranks, a step: weights {_shown(found.weights)}, gradients "
-        f"{_shown(found.gradients)}, axis {slowest} at {machine.links[slowest] / 1e9:.2g} GB/s; computing "
-        f"{_shown(found.computing)}, at half of the peak"
+        f"exchange of data ranks, a step: weights {_shown(times.weights)}, gradients "
+        f"{_shown(times.gradients)}, axis {slowest} at {machine.links[slowest] / 1e9:.2g} GB/s; computing "
+        f"{_shown(times.computing)}, at half of the peak"
     ]
     if _gather_is_open(plan):
-        plan, why = _with_gather(plan, found, machine, fits)
+        plan, why = _with_gather(plan, times, machine, fits)
         lines.append(f"parallel.gather = {json.dumps(gather_of(plan.config.parallel))}: {why}")
     if _tail_is_open(plan):
-        plan, why = _with_tail(plan, found, fits)
+        plan, why = _with_tail(plan, times, fits)
         lines.append(f"pipeline.tail = {plan.config.pipeline.tail or 1}: {why}")
     return plan, "\n".join(lines)
 
@@ -145,12 +150,12 @@ def _tail_is_open(plan: Plan) -> bool:
 
 def _with_gather(
     plan: Plan,
-    found: Took,
+    times: Took,
     machine: Machine,
     fits: Callable[[Plan], bool],
 ) -> tuple[Plan, str]:
     """Return the plan with weights fetched for each use, as it is, or once; and why."""
-    if found.exchanging <= found.computing:
+    if times.exchanging <= times.computing:
         return plan, "what is fetched for each use travels while this rank computes"
     step = _changed(plan, parallel={"gather": "step"})
     once = _shown(took(step, machine).weights)
@@ -159,14 +164,14 @@ def _with_gather(
     return (
         step,
         f"weights are fetched once, in {once}, and kept over the step; fetched for each use they take "
-        f"{_shown(found.weights)}",
+        f"{_shown(times.weights)}",
     )
 
 
-def _with_tail(plan: Plan, found: Took, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
+def _with_tail(plan: Plan, times: Took, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
     """Return the plan with as long a tail as is of use and fits, and why; with one of 1 it is as it was."""
     why = "backwards that the reductions travel under"
-    wanted = _least_tail(plan, found)
+    wanted = _least_tail(plan, times)
     for tail in range(wanted, 1, -1):
         longer = _changed(plan, pipeline={"tail": tail})
         if fits(longer):
@@ -174,12 +179,12 @@ def _with_tail(plan: Plan, found: Took, fits: Callable[[Plan], bool]) -> tuple[P
     return plan, why + f"; {wanted} don't fit into memory" * (wanted > 1)
 
 
-def _least_tail(plan: Plan, found: Took) -> int:
+def _least_tail(plan: Plan, times: Took) -> int:
     most = min(MOST_TAIL, plan.num_microbatches)
     if plan.config.parallel.zero == 3 and gather_of(plan.config.parallel) == "use":
         return most
-    backward = BACKWARD * found.computing / plan.num_microbatches
-    return min(most, max(1, math.ceil(ROOM * found.gradients / backward)))
+    backward = BACKWARD * times.computing / plan.num_microbatches
+    return min(most, max(1, math.ceil(ROOM * times.gradients / backward)))
 
 
 def _changed(plan: Plan, **tables: dict[str, Any]) -> Plan:

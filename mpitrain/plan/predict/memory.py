@@ -152,7 +152,7 @@ def _gradients_kept(config: ResolvedConfig, buckets: Sequence[HeldBucket]) -> in
     """Return the bytes of gradients that stay on a rank."""
     _, wide = itemsizes_of(config)
     divided = lends_gradients(config.parallel)
-    return sum(each.kept(divided=divided) for bucket in buckets for each in bucket.gradients) * wide
+    return sum(gradient.kept(divided=divided) for bucket in buckets for gradient in bucket.gradients) * wide
 
 
 def _lent(plan: Plan, rank: int) -> tuple[int, int]:
@@ -179,7 +179,9 @@ def _updated_at_most(
     for name, domain in domains_of(config).items():
         buckets = [bucket for bucket in owned if bucket.plan.domain == name]
         candidates = range(domain.num_shards(config)) if shards is None else (shards[name],)
-        most = max((_updated(config, buckets, each) for each in candidates), key=sum if offloaded else None)
+        most = max(
+            (_updated(config, buckets, candidate) for candidate in candidates), key=sum if offloaded else None
+        )
         total = [a + b for a, b in zip(total, most)]
     return total[0], total[1]
 

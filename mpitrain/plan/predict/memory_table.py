@@ -63,7 +63,7 @@ def table_of_usage(
     hosted = (on_host(usage, copy) for usage, copy in zip(usages, copies))
     rows.append(("host memory of a process on a GPU", *map(_shown, hosted)))
     if any(staged):
-        hosted = (on_host(*each) for each in zip(usages, copies, staged))
+        hosted = (on_host(*rank_bytes) for rank_bytes in zip(usages, copies, staged))
         rows.append(("host memory, messages staged there", *map(_shown, hosted)))
     return aligned(rows)
 
@@ -145,9 +145,9 @@ def compare(
         (*measured, copies[1], 0, bare or 0, 0, 0, 0),
     )
     rows = [("memory of rank 0, MB", "predicted", "measured")]
-    for name, expected, found in zip(names, *columns):
-        if expected or found:
-            counted = "-" if name in UNCOUNTED else _shown(found)
+    for name, expected, counted_bytes in zip(names, *columns):
+        if expected or counted_bytes:
+            counted = "-" if name in UNCOUNTED else _shown(counted_bytes)
             rows.append((_meant(name), _shown(expected), counted))
     resident = on_host(predicted, copies[0], staged) if on_gpu else sum(columns[0])
     rows.append(("resident at most", _shown(resident), "-" if most is None else _shown(most)))

@@ -38,8 +38,8 @@ def window_bytes(plan: Plan) -> int:
     """Return the shared memory of a rank's own windows."""
     transport = plan.config.comm.transport
     ranks = plan.axes.of(0)
-    found = [name for name, carried in plan.axes.carried.items() if carried.needs_window(transport)]
-    return WINDOW * sum(_has_window(plan, ranks[name]) for name in found)
+    axes = [name for name, carried in plan.axes.carried.items() if carried.needs_window(transport)]
+    return WINDOW * sum(_has_window(plan, ranks[name]) for name in axes)
 
 
 def _has_window(plan: Plan, ranks: Sequence[int]) -> bool:
@@ -76,8 +76,10 @@ def _scratch(plan: Plan, rank: int) -> int:
         summed = lengths[:TOGETHER]
         width = itemsize_on_the_wire(plan.config, name)
         shards, alike = (_Scratch(plan, ranks_of[axis], width) for axis in (domain.shard, domain.replicate))
-        total += shards.of_shards(summed) + shards.of_sorting(lengths[:1], longest, plan, name)
-        total += alike.of_sums([length // domain.num_shards(plan.config) for length in summed])
+        total += shards.scatter_bytes(summed) + shards.sorting_bytes_of_rounds(
+            lengths[:1], longest, plan, name
+        )
+        total += alike.sum_bytes([length // domain.num_shards(plan.config) for length in summed])
     return total
 
 
@@ -101,14 +103,14 @@ class _Scratch:
         self._size = len(ranks)
         self._whole = plan.config.comm.transport == "collectives"
 
-    def of_shards(self, lengths: Sequence[int]) -> int:
+    def scatter_bytes(self, lengths: Sequence[int]) -> int:
         """Return the bytes in which reduce-scatters of so many numbers arrive; over nodes, of two rounds."""
         if self._nodes is None or not self._nodes.sums:
-            return self.of_sums(lengths)
+            return self.sum_bytes(lengths)
         rounds = [min(length, self._size * round_of(self._size, self._width)) for length in lengths]
-        return self._of_levels(rounds[:SORTED], self._nodes)
+        return self._level_bytes(rounds[:SORTED], self._nodes)
 
-    def of_sums(self, lengths: Sequence[int]) -> int:
+    def sum_bytes(self, lengths: Sequence[int]) -> int:
         """Return the bytes in which sums of so many numbers arrive, and are added in fp32 over nodes."""
         if self._alone or (self._one_node and self._reads):
             return 0
@@ -116,22 +118,22 @@ class _Scratch:
             return self._arriving(lengths, self._size, self._width)
         near, far = self._nodes
         wide = sum(length // near + length // near // far for length in lengths) * 4
-        return self._of_levels(lengths, self._nodes) + (wide if self._width == 2 else 0)
+        return self._level_bytes(lengths, self._nodes) + (wide if self._width == 2 else 0)
 
-    def _of_levels(self, lengths: Sequence[int], nodes: Nodes) -> int:
+    def _level_bytes(self, lengths: Sequence[int], nodes: Nodes) -> int:
         near, far = nodes
         here = 0 if self._reads and self._width != 2 else self._arriving(lengths, near, self._width)
         return here + self._arriving([length // near for length in lengths], far, max(self._width, 4))
 
     def _arriving(self, lengths: Sequence[int], size: int, width: int) -> int:
         """Return the bytes of sums on an axis of `size` ranks; MPI's collectives have a sum in one round."""
-        each = [length * width for length in lengths]
+        message_bytes = [length * width for length in lengths]
         if self._whole:
-            return sum(each)
-        rounds = [under_way(num_bytes, size, width) for num_bytes in each]
+            return sum(message_bytes)
+        rounds = [under_way(num_bytes, size, width) for num_bytes in message_bytes]
         return min(sum(rounds), max(ROOM, *rounds)) if rounds else 0
 
-    def of_sorting(self, summed: Sequence[int], gathered: int, plan: Plan, domain: str) -> int:
+    def sorting_bytes_of_rounds(self, summed: Sequence[int], gathered: int, plan: Plan, domain: str) -> int:
         """Return the bytes in which two rounds of what is reduced, or gathered, are sorted by nodes."""
         if self._alone or self._nodes is None:
             return 0

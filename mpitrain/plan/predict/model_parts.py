@@ -49,18 +49,18 @@ def part_of(name: str) -> str:
 def model_parts(plan: Plan) -> dict[str, ModelPart]:
     """Return the parts of a model, from the embedding to the head; one embedding, if it is tied."""
     config = plan.config
-    found: defaultdict[str, ModelPart] = defaultdict(ModelPart)
+    parts: defaultdict[str, ModelPart] = defaultdict(ModelPart)
     share = config.experts.active / config.experts.count if config.experts.count else 1.0
     for spec in plan.parameters():
         part = part_of(spec.name)
         active = spec.numel * (share if part == "experts" else 1.0)
-        found[part] = found[part].plus(ModelPart(spec.numel, active))
+        parts[part] = parts[part].plus(ModelPart(spec.numel, active))
     for layer in plan.layers:
         for part, flops in _flops_of(layer, config.data.sequence):
-            found[part] = found[part].plus(ModelPart(flops=flops))
-    if "experts" in found and not found["feed-forward"].flops:  # the norms before experts alone
-        found["experts"] = found["experts"].plus(found.pop("feed-forward"))
-    return {part: found[part] for part in _in_order(plan) if part in found}
+            parts[part] = parts[part].plus(ModelPart(flops=flops))
+    if "experts" in parts and not parts["feed-forward"].flops:  # the norms before experts alone
+        parts["experts"] = parts["experts"].plus(parts.pop("feed-forward"))
+    return {part: parts[part] for part in _in_order(plan) if part in parts}
 
 
 def _in_order(plan: Plan) -> list[str]:
@@ -117,8 +117,8 @@ def activation_line(plan: Plan) -> str:
     model, batch, sequence = plan.config.model, plan.config.batch.micro, plan.config.data.sequence
     size = sequence * batch * model.width
     scores = 5 * model.heads * sequence / model.width
-    each = {"all": size * (34 + scores), "selective or flash": size * 34.0, "full": size * 2.0}
-    words = ", ".join(f"{mode} {num_bytes / 1e6:,.2f} MB" for mode, num_bytes in each.items())
+    bytes_by_mode = {"all": size * (34 + scores), "selective or flash": size * 34.0, "full": size * 2.0}
+    words = ", ".join(f"{mode} {num_bytes / 1e6:,.2f} MB" for mode, num_bytes in bytes_by_mode.items())
     return (
         f"a block of {batch} x {sequence} tokens by formula, sbh (34 + 5as / h) bytes, 34 sbh, 2 sbh: "
         f"{words} (arXiv:2205.05198: 16 bits, feed-forward of 4 h, divided by tp with sequence parallelism)"

@@ -24,27 +24,30 @@ def require_memory(plan: Plan) -> None:
     """
     config = plan.config
     stages = plan.stages
-    each = {
+    bytes_by_domain = {
         name: _bytes_of_state(config, name) / (config.parallel.ep if name == EXPERT else 1)
         for name in domains_of(config)
     }
     # tied ones once
     specs = [{spec.name: spec for block in stage.specs() for spec in block} for stage in stages]
-    of_each = [sum(spec.numel * each[domain_of(config, spec)] for spec in found.values()) for found in specs]
+    of_each = [
+        sum(spec.numel * bytes_by_domain[domain_of(config, spec)] for spec in node_bytes.values())
+        for node_bytes in specs
+    ]
     # by rank 0
     gathered = (
         _bytes_saved(config) * sum(spec.numel for spec in plan.parameters())
         if config.run.shards == "one"
         else 0
     )
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    node_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = round(max(of_each) + gathered)
-    if needed <= found or (config.run.device != "cpu" and _finds_a_gpu()):
+    if needed <= node_bytes or (config.run.device != "cpu" and _finds_a_gpu()):
         return
     copy, without = _copy_phrases(config)
     raise ConfigError(
         f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for weights, gradients and "
-        f"moments{copy}, this node has {found / 2**30:,.0f} GiB; choose a smaller model or more stages "
+        f"moments{copy}, this node has {node_bytes / 2**30:,.0f} GiB; choose a smaller model or more stages "
         f"(parallel.pp){without}"
     )
 

@@ -194,10 +194,10 @@ class _Gradients:
         self._completed = completed_by(program, stages, table) if tree else {}
         self._sums = _Sums()
         self._domains = {
-            id(each): b.plan.domain
+            id(gradient): b.plan.domain
             for state in stages.values()
             for b in state.buckets
-            for each in b.gradients
+            for gradient in b.gradients
         }
         # those that were started, each with how many before it are over then
         self.reduced = list[tuple[Any, str, int]]()
@@ -217,8 +217,8 @@ class _Gradients:
 
     def _take(self, action: Action) -> None:
         keys = {
-            (id(each), group_of(self.table, action.index) if self.tree else 0): each
-            for each in added_to(action, self.stages)
+            (id(held), group_of(self.table, action.index) if self.tree else 0): held
+            for held in added_to(action, self.stages)
         }
         taken = {key: gradient for key, gradient in keys.items() if not self.lender.has(key)}
         if not taken:

@@ -59,14 +59,14 @@ class ProcessMemory(NamedTuple):
 ON_A_GPU = ProcessMemory(LIBRARY_ON_A_GPU, FIRST_USES_ON_A_GPU, 0, HOLES)
 
 
-def of_processes(plan: Plan, usages: Sequence[MemoryUsage]) -> list[ProcessMemory]:
+def processes_memory(plan: Plan, usages: Sequence[MemoryUsage]) -> list[ProcessMemory]:
     """Return what a process of each pipeline rank takes on a CPU besides its `usages`."""
     # one plan for all ranks: its program is made anew
     whole = with_recompute(plan, "none")
     return [_of_a_process(plan, whole, rank, usage) for rank, usage in enumerate(usages)]
 
 
-def of_a_process(plan: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:
+def memory_of_process(plan: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:
     """Return the same of one pipeline rank."""
     return _of_a_process(plan, with_recompute(plan, "none"), rank, usage)
 

@@ -20,9 +20,9 @@ def copies_sent(plan: Plan, rank: int) -> int:
     config = plan.config
     if lends_gradients(config.parallel):
         # those that buffers are waited for are over
-        found = reductions_of(plan, rank)
-        sizes = [copy_bytes(config, gradient, domain) for gradient, domain, _ in found]
-        begins = [max(num_over, at + 1 - TOGETHER) for at, (_, _, num_over) in enumerate(found)]
+        reductions = reductions_of(plan, rank)
+        sizes = [copy_bytes(config, gradient, domain) for gradient, domain, _ in reductions]
+        begins = [max(num_over, at + 1 - TOGETHER) for at, (_, _, num_over) in enumerate(reductions)]
     else:
         sizes = _reduced_once(plan, rank)
         begins = [max(0, at + 1 - TOGETHER) for at in range(len(sizes))]

@@ -50,8 +50,8 @@ def idle_schedule(plan: Plan) -> list[str]:
             continue  # such as a setting that the other doesn't take
         more = mine.on_device - usage.on_device
         if more > 0 or (less and more == 0):
-            found = f'pipeline.schedule = "{pipeline.schedule}" {more_than(more)} "{name}" here'
-            return [f"{found}: {_reason(plan, mine, usage)}"]
+            statement = f'pipeline.schedule = "{pipeline.schedule}" {more_than(more)} "{name}" here'
+            return [f"{statement}: {_reason(plan, mine, usage)}"]
     return []
 
 

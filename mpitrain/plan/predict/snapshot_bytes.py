@@ -31,10 +31,10 @@ def copy_bytes(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -
     total, (_, wide), moment = 0, itemsizes_of(plan.config), moment_bytes(plan.config)
     for name, domain in domains_of(plan.config).items():
         mine = [bucket.weights.layout for bucket in buckets if bucket.plan.domain == name]
-        each = range(domain.num_shards(plan.config)) if shards is None else (shards[name],)
+        shard_numbers = range(domain.num_shards(plan.config)) if shards is None else (shards[name],)
         runs = (
             [(spec, end - begin) for layout in mine for spec, begin, end in layout.runs(shard)]
-            for shard in each
+            for shard in shard_numbers
         )
         total += max(
             sum(

@@ -28,24 +28,24 @@ def staged_bytes(plan: Plan, rank: int) -> int:
     fetched: Counter[int] = Counter()
     for stage in held_by(plan, rank).values():
         for bucket in stage.buckets:
-            summed += _of_sum(plan, bucket)
+            summed += _summed_sizes(plan, bucket)
             if bucket.owned and not drops_weights(plan.config, bucket.plan.domain):
-                fetched += _of_fetch(plan, bucket)
+                fetched += _fetched_sizes(plan, bucket)
     return sum(block * count for block, count in (summed | fetched).items())
 
 
-def _of_sum(plan: Plan, bucket: HeldBucket) -> Counter[int]:
+def _summed_sizes(plan: Plan, bucket: HeldBucket) -> Counter[int]:
     """Return the blocks of the sum of a bucket's gradient, by size: in shards, and of each shard."""
     domain = domains_of(plan.config)[bucket.plan.domain]
     layout = bucket.weights.layout
     whole = layout.length * itemsize_on_the_wire(plan.config, bucket.plan.domain)
     shard = whole // layout.num_shards
-    found = [whole, shard] if layout.num_shards > 1 else []
-    found += [shard] if len(plan.axes.of(0)[domain.replicate]) > 1 else []
-    return Counter(map(_block, found))
+    sizes = [whole, shard] if layout.num_shards > 1 else []
+    sizes += [shard] if len(plan.axes.of(0)[domain.replicate]) > 1 else []
+    return Counter(map(_block, sizes))
 
 
-def _of_fetch(plan: Plan, bucket: HeldBucket) -> Counter[int]:
+def _fetched_sizes(plan: Plan, bucket: HeldBucket) -> Counter[int]:
     """Return the block of a bucket's weights, which all ranks have after an update."""
     layout = bucket.weights.layout
     num_bytes = layout.length * itemsize_of_weights(plan.config, bucket.plan.domain)

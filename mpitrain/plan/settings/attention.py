@@ -62,22 +62,22 @@ def resolve_attention(
     values = {key: getattr(config.attention, key) for key in AttentionTable.__struct_fields__}
     given = {key: value for key, value in values.items() if value is not None}
     family.refuse_unused(model.family, "attention", given, NEUTRAL["attention"])
-    found = {**known, **{key: value for key, value in preset.items() if key in known}, **given}
+    keys = {**known, **{key: value for key, value in preset.items() if key in known}, **given}
     scalings = [name for name in SCALINGS if f"{name}_factor" in known]
     for name in scalings:
-        found |= _scaling(name, found, given, known)
-    _refuse_two_scalings([name for name in scalings if _is_on(name, found)], found)
-    found |= _without_window(found, given, known)
-    found |= family.heads(model, found)
+        keys |= _scaling(name, keys, given, known)
+    _refuse_two_scalings([name for name in scalings if _is_on(name, keys)], keys)
+    keys |= _without_window(keys, given, known)
+    keys |= family.heads(model, keys)
     if model.heads % model.kv_heads:
         raise ConfigError(
             f"model.heads = {model.heads} is not a multiple of model.kv_heads = {model.kv_heads}"
         )
-    return ResolvedAttention(**NEUTRAL["attention"] | found)
+    return ResolvedAttention(**NEUTRAL["attention"] | keys)
 
 
 def _scaling(
-    name: str, found: dict[str, Any], given: dict[str, Any], known: Mapping[str, Any]
+    name: str, keys: dict[str, Any], given: dict[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the keys of a scaling of rotary positions that have no effect: all of them if it is off.
 
@@ -88,9 +88,9 @@ def _scaling(
     """
     turned_on_by = _turned_on_by(name)
     length = f"{name}_length"
-    if _is_on(name, found):
-        if length in SCALINGS[name] and not found[length]:
-            what = f"attention.{turned_on_by} = {found[turned_on_by]} without attention.{length}"
+    if _is_on(name, keys):
+        if length in SCALINGS[name] and not keys[length]:
+            what = f"attention.{turned_on_by} = {keys[turned_on_by]} without attention.{length}"
             raise ConfigError(f"{what}; set it to the positions that were trained with before")
         return {}
     without = {
@@ -113,28 +113,28 @@ def _off(key: str) -> int:
     return 1 if key.endswith("_factor") else 0
 
 
-def _is_on(name: str, found: Mapping[str, Any]) -> bool:
+def _is_on(name: str, keys: Mapping[str, Any]) -> bool:
     key = _turned_on_by(name)
-    return bool(found[key] > _off(key))
+    return bool(keys[key] > _off(key))
 
 
-def _refuse_two_scalings(used: list[str], found: dict[str, Any]) -> None:
+def _refuse_two_scalings(used: list[str], resolved: dict[str, Any]) -> None:
     if len(used) > 1:
         keys = map(_turned_on_by, used)
-        several = " with ".join(f"attention.{key} = {found[key]}" for key in keys)
+        several = " with ".join(f"attention.{key} = {resolved[key]}" for key in keys)
         raise ConfigError(f"{several}: positions are scaled in one way; leave out all but one of these")
-    if "llama3" in used and found["llama3_low"] >= found["llama3_high"]:
-        low, high = (f"attention.llama3_{end} = {found[f'llama3_{end}']}" for end in ("low", "high"))
+    if "llama3" in used and resolved["llama3_low"] >= resolved["llama3_high"]:
+        low, high = (f"attention.llama3_{end} = {resolved[f'llama3_{end}']}" for end in ("low", "high"))
         raise ConfigError(f"{low} is not below {high}; pairs are interpolated between them, raise the second")
-    if "yarn" in used and found.get("yarn_slow", 1) >= found.get("yarn_fast", 32):
-        slow, fast = (f"attention.yarn_{end} = {found[f'yarn_{end}']}" for end in ("slow", "fast"))
+    if "yarn" in used and resolved.get("yarn_slow", 1) >= resolved.get("yarn_fast", 32):
+        slow, fast = (f"attention.yarn_{end} = {resolved[f'yarn_{end}']}" for end in ("slow", "fast"))
         raise ConfigError(
             f"{slow} is not below {fast}; pairs are interpolated between them, raise the second"
         )
 
 
 def _without_window(
-    found: dict[str, Any],
+    resolved: dict[str, Any],
     given: dict[str, Any],
     known: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def _without_window(
     Raises ConfigError for one of them that is given then, and for a theta that can't be.
     """
     keys = [key for key in ("window_blocks", "window_theta") if key in known]
-    if found.get("window"):
-        theta = found.get("window_theta") or 0
+    if resolved.get("window"):
+        theta = resolved.get("window_theta") or 0
         if 0 < theta <= 1:
             raise ConfigError(
                 f"attention.window_theta = {theta}: needed more than 1, or 0 for attention.theta"

@@ -210,7 +210,7 @@ class Dispatch:
         inside: Sequence[Started | None] = near or [None] * 4
         first, second, third, fourth = zip(far, inside)
         ways = (*first, *reversed(second)), (*third, *reversed(fourth))
-        forward, backward = (tuple(each for each in way if each) for way in ways)
+        forward, backward = (tuple(exchange for exchange in way if exchange) for way in ways)
         return Traffic((counts, *forward), backward)
 
     def _exchanges(self, axis: str, size: int, of_row: list[int]) -> list[Started]:
@@ -220,7 +220,7 @@ class Dispatch:
         of_row: bytes of a row in each exchange.
         """
         away = self.tokens * self.config.experts.active * self.config.parallel.etp * (size - 1) // size
-        return [Started("all_to_all_v", axis, away * each) for each in of_row] if size > 1 else []
+        return [Started("all_to_all_v", axis, away * row_bytes) for row_bytes in of_row] if size > 1 else []
 
     def _expected_crossings(self) -> int:
         """Rows that a rank sends to other nodes."""

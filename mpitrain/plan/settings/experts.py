@@ -60,12 +60,12 @@ def resolve_experts(
         defaults = {
             key: value for key, value in defaults.items() if key not in ("balance_weight", "bias_rate")
         }
-    found = defaults | given
+    keys = defaults | given
     if balance == "bias":
-        found = {"bias_rate": OF_A_BIAS, "balance_weight": 0.0, **found}
+        keys = {"bias_rate": OF_A_BIAS, "balance_weight": 0.0, **keys}
     else:
-        found = {"balance_weight": 0.0 if balance == "none" else OF_A_LOSS, **found}
-    experts = ResolvedExperts(**found)
+        keys = {"balance_weight": 0.0 if balance == "none" else OF_A_LOSS, **keys}
+    experts = ResolvedExperts(**keys)
     _refuse_impossible(experts)
     _refuse_impossible_load(config.run.expert_load, experts)
     return experts
@@ -209,8 +209,8 @@ def _refuse_company(experts: ResolvedExperts, parallel: Parallel, config: Config
 
 def _fitting(count: int, ranks: int, etp: int) -> str:
     """Say which ep would work."""
-    found = [str(n) for n in range(1, min(ranks, count) + 1) if count % n == 0 and ranks % (n * etp) == 0]
-    return f"ep = {', '.join(found)}" if found else "an etp that divides the ranks"
+    divisors = [str(n) for n in range(1, min(ranks, count) + 1) if count % n == 0 and ranks % (n * etp) == 0]
+    return f"ep = {', '.join(divisors)}" if divisors else "an etp that divides the ranks"
 
 
 def positions(config: Config, parallel: Parallel) -> int:

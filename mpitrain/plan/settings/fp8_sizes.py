@@ -46,12 +46,13 @@ def refuse_odd_sides(
         *_positions(sequence, micro, parallel, segments),
     ):
         if side.length % MULTIPLE:
-            found = f"{side.words} = {side.numbers}" + (
+            side_length = f"{side.words} = {side.numbers}" + (
                 f" = {side.length}" if side.numbers != str(side.length) else ""
             )
             raise ConfigError(
-                f'precision.compute = "fp8": found {found}; needed a multiple of {MULTIPLE}, as every side '
-                'of a matrix multiplied in fp8 is; change one of these, or use precision.compute = "bf16"'
+                f'precision.compute = "fp8": found {side_length}; needed a multiple of {MULTIPLE}, as every '
+                "side of a matrix multiplied in fp8 is; change one of these, or use "
+                'precision.compute = "bf16"'
             )
 
 

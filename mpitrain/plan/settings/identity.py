@@ -28,28 +28,30 @@ IDENTITY = (
 
 def identity(config: Config) -> dict[str, Any]:
     """Return the keys that define the computation: a run may only go on if they are unchanged."""
-    found = {
+    value_by_key = {
         key: value
         for key, value in flatten(config).items()
         if key in IDENTITY or key.split(".")[0] in IDENTITY
     }
     # the same rows, in more rounds or in fewer, by other ways: a matter of the layout, like ep
     for key in ("buffer", "dispatch"):
-        del found[f"experts.{key}"]
-    del found["schedule.steps"]  # like run.steps, by which a run is made longer
+        del value_by_key[f"experts.{key}"]
+    del value_by_key["schedule.steps"]  # like run.steps, by which a run is made longer
     # what lies there says whether it is the same, not where: data/tokens.json and checkpoints have
     # its digest; checkpoints have the order, too
     for key in BY_CONTENT:
-        del found[key]
-    del found["model.init"]  # a run goes on from its own checkpoint, wherever it began
+        del value_by_key[key]
+    del value_by_key["model.init"]  # a run goes on from its own checkpoint, wherever it began
     # likewise: checkpoints have the digest of the routing
-    found["experts.replay"] = bool(found["experts.replay"])
-    found["model.family"] = found["model.family"] or FIRST_FAMILY
+    value_by_key["experts.replay"] = bool(value_by_key["experts.replay"])
+    value_by_key["model.family"] = value_by_key["model.family"] or FIRST_FAMILY
     neutral = {f"{table}.{key}": value for table, keys in NEUTRAL.items() for key, value in keys.items()}
     # in runs older than the key
-    found |= {key: value for key, value in neutral.items() if found[key] is None}
-    of_family = _keys_of(found["model.family"])
-    return found | {key: value for key, value in of_family.items() if found[key] == neutral.get(key)}
+    value_by_key |= {key: value for key, value in neutral.items() if value_by_key[key] is None}
+    of_family = _keys_of(value_by_key["model.family"])
+    return value_by_key | {
+        key: value for key, value in of_family.items() if value_by_key[key] == neutral.get(key)
+    }
 
 
 def _keys_of(name: str) -> dict[str, Any]:

@@ -139,8 +139,8 @@ def refuse_idle_keys(config: ResolvedConfig) -> None:
     for rule in RULES:
         value = values[rule.key]
         if value != defaults[rule.key] and rule.is_idle(config):
-            found = f"{rule.key} = {shown(json.dumps(value))} does nothing with {rule.because(config)}"
-            raise ConfigError(f"{found}; leave it out, or {rule.instead}")
+            idle = f"{rule.key} = {shown(json.dumps(value))} does nothing with {rule.because(config)}"
+            raise ConfigError(f"{idle}; leave it out, or {rule.instead}")
 
 
 def without_idle(config: ResolvedConfig, before: ResolvedConfig) -> ResolvedConfig:
@@ -183,8 +183,8 @@ def idle_settings(config: ResolvedConfig, origins: Origins = NONE) -> list[str]:
             f'parallel.gather = "use" does nothing with parallel.zero = {parallel.zero}: weights are whole'
         )
     if config.comm.bucket_mb != Config().comm.bucket_mb and parallel.zero == 3:
-        found = f"comm.bucket_mb = {config.comm.bucket_mb:g} does nothing with parallel.zero = 3"
-        lines.append(f"{found}: each block is reduced by itself, as it is fetched")
+        idle = f"comm.bucket_mb = {config.comm.bucket_mb:g} does nothing with parallel.zero = 3"
+        lines.append(f"{idle}: each block is reduced by itself, as it is fetched")
     return lines
 
 

@@ -25,13 +25,13 @@ class LogPace(NamedTuple):
 
 def log_pace(run: Run) -> LogPace:
     """Read run.log_every: a number of steps, or a text with seconds such as "30s". Raises ConfigError."""
-    every = run.log_every
-    if isinstance(every, int):
-        return LogPace(every, math.inf)
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?) ?(s|m|min|h)", every.strip())
-    if found is None or not float(found[1]):
+    period = run.log_every
+    if isinstance(period, int):
+        return LogPace(period, math.inf)
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?) ?(s|m|min|h)", period.strip())
+    if match is None or not float(match[1]):
         raise ConfigError(
-            f'run.log_every = "{shown(every)}": needed steps, such as run.log_every = 10, or seconds, such '
+            f'run.log_every = "{shown(period)}": needed steps, such as run.log_every = 10, or seconds, such '
             'as run.log_every = "30s"'
         )
-    return LogPace(0, float(found[1]) * SECONDS[found[2]])
+    return LogPace(0, float(match[1]) * SECONDS[match[2]])

@@ -95,8 +95,8 @@ def _refuse_uneven(table: Table) -> None:
             "as many on every rank"
         )
     if table.depth % len(table.ranks):
-        found = f"found {table.depth} stages of one copy on {len(table.ranks)} ranks"
-        raise ScheduleError(f"{table.name}: {found}; needed as many on every rank")
+        stages = f"found {table.depth} stages of one copy on {len(table.ranks)} ranks"
+        raise ScheduleError(f"{table.name}: {stages}; needed as many on every rank")
     mirrored = tuple(len(table.ranks) - 1 - rank for rank in table.rank_of[: table.depth])
     if table.copies > 2 or (table.copies == 2 and table.rank_of[table.depth :] != mirrored):
         raise ScheduleError(
@@ -112,10 +112,10 @@ def _refuse_keys(pipeline: Pipeline, table: Table) -> None:
             raise ConfigError(
                 f"pipeline.{key} = {value}: has no effect on a table of your own ({table.name}); leave it out"
             )
-    for key, found in (("chunks", chunks_in(table)), ("segments", table.segments)):
-        if getattr(pipeline, key) not in (None, found):
+    for key, stated in (("chunks", chunks_in(table)), ("segments", table.segments)):
+        if getattr(pipeline, key) not in (None, stated):
             raise ScheduleError(
-                f"{table.name}: found pipeline.{key} = {getattr(pipeline, key)}, the table has {found}; "
+                f"{table.name}: found pipeline.{key} = {getattr(pipeline, key)}, the table has {stated}; "
                 "leave it out"
             )
 

@@ -21,15 +21,15 @@ class ProfileRequest(NamedTuple):
         """Read run.profile; "" asks for nothing. Raises ConfigError."""
         if not text.strip():
             return None
-        found = FORM.fullmatch(text.strip())
-        ranks = [rank.strip() for rank in (found[3] or "0").split(",")] if found else []
-        if found is None or not all(rank.isdigit() and len(rank) <= MOST_DIGITS for rank in ranks):
+        match = FORM.fullmatch(text.strip())
+        ranks = [rank.strip() for rank in (match[3] or "0").split(",")] if match else []
+        if match is None or not all(rank.isdigit() and len(rank) <= MOST_DIGITS for rank in ranks):
             raise ConfigError(
                 f'run.profile = "{shown(text)}": needed steps, and ranks if it isn\'t rank 0 alone, such as '
                 'run.profile = "steps=20-22, ranks=0,5"'
             )
-        first = int(found[1])
-        last = int(found[2] or first)
+        first = int(match[1])
+        last = int(match[2] or first)
         if not 1 <= first <= last:
             raise ConfigError(
                 f'run.profile = "{shown(text)}": found steps {first} to {last}; needed steps from 1 on, the '

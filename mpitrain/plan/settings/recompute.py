@@ -27,8 +27,12 @@ def with_every(stages: Sequence[StagePlan], table: Table, sizes: Sizes) -> tuple
     """Return the stages with the number of blocks that is recomputed together."""
     given = sizes.config.memory.every
     candidates = [given] if given else _candidates({len(stage.inner) for stage in stages})
-    every = [tuple(replace(stage, every=number) for stage in stages) for number in candidates]
-    return every[0] if len(every) == 1 else min(every, key=lambda stages: _most(stages, table, sizes))
+    candidates_of_stages = [tuple(replace(stage, every=number) for stage in stages) for number in candidates]
+    return (
+        candidates_of_stages[0]
+        if len(candidates_of_stages) == 1
+        else min(candidates_of_stages, key=lambda stages: _most(stages, table, sizes))
+    )
 
 
 def _candidates(lengths: Collection[int]) -> list[int]:
@@ -40,10 +44,12 @@ def _most(stages: Sequence[StagePlan], table: Table, sizes: Sizes) -> int:
     """Return what the microbatches of the pipeline rank that holds most take at once, and what they lend."""
     formulas = [Activations(stage, sizes) for stage in stages]
     lent = [_lent(stage) for stage in stages]
-    each = ({number: formulas[number % table.depth] for number in numbers} for numbers in table.chunks)
+    rank_formulas = (
+        {number: formulas[number % table.depth] for number in numbers} for numbers in table.chunks
+    )
     return max(
         sum(peak_of(actions, table, own)) + max(lent[number % table.depth] for number in own)
-        for actions, own in zip(table.ranks, each)
+        for actions, own in zip(table.ranks, rank_formulas)
     )
 
 

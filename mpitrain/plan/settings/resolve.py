@@ -227,8 +227,8 @@ def with_reduce(parallel: ResolvedParallel, config: ResolvedConfig) -> ResolvedP
     if parallel.reduce != "auto":
         return parallel
     # a tree sums over microbatches first
-    each = parallel.zero >= 2 and config.numerics.reproducible == "run"
-    return msgspec.structs.replace(parallel, reduce="microbatch" if each else "step")
+    per_microbatch = parallel.zero >= 2 and config.numerics.reproducible == "run"
+    return msgspec.structs.replace(parallel, reduce="microbatch" if per_microbatch else "step")
 
 
 def _refuse_idle(memory: Memory, zero: int) -> None:
@@ -348,19 +348,21 @@ def _preset(model: Model) -> dict[str, Any]:
     """Return the keys of a preset: those of the model, and of the tables that are about parts of it."""
     known = presets(model.family)
     if model.preset not in known:
-        raise ConfigError(f"model.preset = {shown(repr(model.preset))}{_of_no_preset(model.preset, known)}")
+        raise ConfigError(
+            f"model.preset = {shown(repr(model.preset))}{_refusal_of_name(model.preset, known)}"
+        )
     return known[model.preset]
 
 
-def _of_no_preset(name: str, known: Collection[str]) -> str:
+def _refusal_of_name(name: str, known: Collection[str]) -> str:
     """Return what to use instead of a preset that there isn't.
 
     A name may be that of a model elsewhere, or of its folder.
     """
-    if found := config_hints.recognised(name):
+    if recognised := config_hints.recognised(name):
         sizes = config_hints.keys_of_model(name)
         trained = f"; such a model is trained from the beginning with {sizes}" if sizes else ""
-        return f" is {found}, needed a name of sizes{trained}; known: {', '.join(known)}"
+        return f" is {recognised}, needed a name of sizes{trained}; known: {', '.join(known)}"
     near = nearest(name.rpartition("/")[2].lower(), known)
     return f"; did you mean {near}?" if near else f"; known: {', '.join(known)}"
 

@@ -4,7 +4,7 @@ It is recorded for one rank, its gradients are computed again, its state is comp
 
 before the step  `pass_runner` chooses how the gradients are computed: once, again to compare (rerun.py),
                  or while a file is written (recording.py)
-behind it        `corruption` says what can't be relied on any more: then nothing is saved, and the
+after it        `corruption` says what can't be relied on any more: then nothing is saved, and the
                  run ends (replicas.py)
 """
 
@@ -58,11 +58,11 @@ class Checks:
         A pass that is recorded runs once.
         rows, facts: for a recording.
         """
-        self._recompute, every = None, self._keys.rerun_every
+        self._recompute, period = None, self._keys.rerun_every
         if self._record and step == self._record.step:
             mine = self._mesh.rank == self._record.rank
             return partial(self._recorded, self._recording(rows(), {**facts, "step": step}) if mine else None)
-        if every and step % every == 0:
+        if period and step % period == 0:
             self._recompute = RecomputeCheck(self._actor, self._mesh, self._world)
         return self._recompute or run_once
 
@@ -94,8 +94,8 @@ class Checks:
             self._say(f"step {step}: {self._recompute.verdict.text}")
             if self._recompute.verdict.persistent:
                 return self._recompute.verdict.text
-        every = self._keys.check_every
-        if not every or not (saving or step % every == 0):
+        period = self._keys.check_every
+        if not period or not (saving or step % period == 0):
             return ""
         with self._place.at("step", "comparing replicas", BUSY):
             return different(self._actor, self._world)

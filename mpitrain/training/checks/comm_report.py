@@ -99,11 +99,13 @@ class Ledger:
 
     def table(self, gathered: Sequence[RankUsage]) -> str:
         """Return the table of all ranks, or nothing if there is nothing to report."""
-        if self._num_steps < 1 or not any(each.totals for each in gathered):
+        if self._num_steps < 1 or not any(usage.totals for usage in gathered):
             return ""
-        nodes, every, waits = zip(*gathered)
-        names = [name for name in self._mesh.axes if any(name in totals for totals in every)]
-        rows = [_row(name, [totals.get(name) for totals in every], self._num_steps) for name in names]
+        nodes, totals_of_ranks, waits = zip(*gathered)
+        names = [name for name in self._mesh.axes if any(name in totals for totals in totals_of_ranks)]
+        rows = [
+            _row(name, [totals.get(name) for totals in totals_of_ranks], self._num_steps) for name in names
+        ]
         table = (
             f"communication, a step and rank (mean of {self._num_steps} steps):\n{aligned([HEADER, *rows])}"
         )

@@ -11,10 +11,10 @@ from mpitrain.comm.base.buffers import Array, is_tensor
 
 def digest(parts: Iterable[Array]) -> int:
     """Return the 64-bit digest of some arrays or tensors, one after the other. Waits for a device."""
-    found = xxhash.xxh3_64()
+    hasher = xxhash.xxh3_64()
     for x in parts:
-        found.update(as_bytes(x))
-    return found.intdigest()
+        hasher.update(as_bytes(x))
+    return hasher.intdigest()
 
 
 def as_bytes(x: Array) -> np.ndarray:

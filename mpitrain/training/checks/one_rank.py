@@ -110,12 +110,12 @@ def verify(config: Config, world: World) -> list[WrongTensor]:
     plan, lone_plan = world.on_every_rank("planning the small model", lambda: _plans_of(shrunken(config)))
     mesh = build_mesh(plan, world.comm)
     lone = build_mesh(lone_plan, alone())
-    found = _Run(plan, mesh)
+    split_run = _Run(plan, mesh)
     expected = _Run(lone_plan, lone)
     mine = [
         difference
         for step in range(1, STEPS + 1)
-        for difference in _compare(step, found.step(step), expected.step(step), found)
+        for difference in _compare(step, split_run.step(step), expected.step(step), split_run)
     ]
     mesh.free()
     lone.free()
@@ -183,7 +183,7 @@ class _Run:
         return "NORM"
 
 
-def _compare(step: int, found, expected, run: _Run) -> list[WrongTensor]:
+def _compare(step: int, measured, expected, run: _Run) -> list[WrongTensor]:
     """Compare in the order in which an error travels: loss, gradients, norm, weights."""
     differences = []
 
@@ -200,20 +200,30 @@ def _compare(step: int, found, expected, run: _Run) -> list[WrongTensor]:
 
     names = {name: index for index, name in enumerate(expected[2])}
     largest = max(grad.abs().max().item() for grad in expected[2].values())
-    compare(0, 0, "the loss", "NORM", torch.tensor(found[0]), torch.tensor(expected[0]))
-    compare(2, 0, "the gradient norm", "NORM", torch.tensor(found[1]), torch.tensor(expected[1]))
+    compare(0, 0, "the loss", "NORM", torch.tensor(measured[0]), torch.tensor(expected[0]))
+    compare(2, 0, "the gradient norm", "NORM", torch.tensor(measured[1]), torch.tensor(expected[1]))
     for piece in run.actor.gradients.pieces:
         name = piece.spec.name
         done = run.completed_by(piece)
         if expected[2][name].abs().max() <= ROUNDING * largest:
-            if found[2][name].numel() and found[2][name].abs().max() > ROUNDING * largest:
-                compare(1, names[name], f"the gradient of {name}", done, found[2][name], torch.zeros(1))
+            if measured[2][name].numel() and measured[2][name].abs().max() > ROUNDING * largest:
+                compare(1, names[name], f"the gradient of {name}", done, measured[2][name], torch.zeros(1))
             continue
         compare(
-            1, names[name], f"the gradient of {name}", done, found[2][name], _part(expected[2][name], piece)
+            1,
+            names[name],
+            f"the gradient of {name}",
+            done,
+            measured[2][name],
+            _part(expected[2][name], piece),
         )
         compare(
-            3, names[name], f"the updated {name}", "UPDATE", found[3][name], _part(expected[3][name], piece)
+            3,
+            names[name],
+            f"the updated {name}",
+            "UPDATE",
+            measured[3][name],
+            _part(expected[3][name], piece),
         )
     return differences
 

@@ -51,36 +51,37 @@ def different(actor: Actor, world: World) -> str:
         key = xxhash.xxh3_64_intdigest(name.encode())
         names[key], digests[key] = name, digest([x])
     dealt: list[list[tuple[int, int]]] = [[] for _ in range(world.size)]
-    for key, found in digests.items():
-        dealt[key % world.size].append((key, found))
+    for key, value in digests.items():
+        dealt[key % world.size].append((key, value))
     odd = _judge(world.all_to_all("comparing replicas", dealt))
-    every = [each for part in world.all_gather("comparing replicas", odd) for each in part]
-    return _describe(every, names, world) if every else ""
+    differences = [difference for part in world.all_gather("comparing replicas", odd) for difference in part]
+    return _describe(differences, names, world) if differences else ""
 
 
 def _judge(by_rank: list[list[tuple[int, int]]]) -> list[Odd]:
     """Return what differs, of (key, digest) of every rank."""
     copies = defaultdict[int, dict[int, int]](dict)
     for rank, items in enumerate(by_rank):
-        for key, found in items:
-            copies[key][rank] = found
+        for key, value in items:
+            copies[key][rank] = value
     odd = []
     for key, of_rank in copies.items():
         (most, votes), *others = Counter(of_rank.values()).most_common()
         if others:
-            minority = tuple(rank for rank, found in of_rank.items() if found != most)
+            minority = tuple(rank for rank, value in of_rank.items() if value != most)
             odd.append(Odd(key, minority if 2 * votes > len(of_rank) else tuple(of_rank), len(of_rank)))
     return odd
 
 
-def _describe(every: list[Odd], names: dict[int, str], world: World) -> str:
+def _describe(differences: list[Odd], names: dict[int, str], world: World) -> str:
     """Name ranks, nodes and tensors. Collective over all ranks."""
     known = world.all_gather(
-        "naming replicas that differ", (os.uname().nodename, {odd.key: names.get(odd.key) for odd in every})
+        "naming replicas that differ",
+        (os.uname().nodename, {odd.key: names.get(odd.key) for odd in differences}),
     )
     texts = []
-    for odd in sorted(every, key=lambda odd: (len(odd.ranks), odd.ranks)):
-        what = next(found[odd.key] for _, found in known if found[odd.key])
+    for odd in sorted(differences, key=lambda odd: (len(odd.ranks), odd.ranks)):
+        what = next(what_by_key[odd.key] for _, what_by_key in known if what_by_key[odd.key])
         who = " or ".join(f"rank {rank} on {known[rank][0]}" for rank in odd.ranks[:MOST_NAMED])
         if len(odd.ranks) < odd.num_copies:
             texts.append(f"{what} of {who} is not that of the other {odd.num_copies - len(odd.ranks)}")

@@ -98,7 +98,7 @@ class RecomputeCheck:
             return work
         work, third = self._noted(compute)
         own = difference is not None and difference.way == GIVEN
-        like = [third.first_difference(each) is None for each in (first, second)]
+        like = [third.first_difference(earlier) is None for earlier in (first, second)]
         mine = (os.uname().nodename, difference if own else None, *like)
         self.verdict = _judge(self._world.all_gather("naming who computes differently", mine))
         return work
@@ -117,14 +117,14 @@ class RecomputeCheck:
         return work, noted
 
 
-def _judge(every: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVerdict:
+def _judge(reports: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVerdict:
     """Return the verdict: who computed differently, and whether it goes on.
 
-    every: of each rank (node, its own difference, third pass like the first, like the second).
+    reports: of each rank (node, its own difference, third pass like the first, like the second).
     """
-    transient = any(all(found) for found in list(zip(*every))[2:])
+    transient = any(all(repeated) for repeated in list(zip(*reports))[2:])
     named = [
-        f"rank {rank} on {node}, {_place(event)}" for rank, (node, event, *_) in enumerate(every) if event
+        f"rank {rank} on {node}, {_place(event)}" for rank, (node, event, *_) in enumerate(reports) if event
     ]
     who = "; ".join(named[:MOST_NAMED]) or "no rank alone: messages came that were not those sent"
     how = (

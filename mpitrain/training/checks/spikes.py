@@ -10,7 +10,7 @@ All ranks find the same: they know the same losses.
 
 What was skipped on the way is part of a checkpoint, and so are the losses: a run that goes on
 decides as one that never stopped. After a rollback to step c from a spike at step s the batches of
-steps c + 1 to s are not read again: step c + 1 reads the one behind them.
+steps c + 1 to s are not read again: step c + 1 reads the one after them.
 """
 
 import math
@@ -43,10 +43,10 @@ class Spikes:
         }
 
     @state.setter
-    def state(self, found: dict[str, Any]) -> None:
-        self._losses = deque(found["losses"], maxlen=self.settings.window)
-        self.batches_skipped = found["batches_skipped"]
-        self.rollbacks = found["rollbacks"]
+    def state(self, saved: dict[str, Any]) -> None:
+        self._losses = deque(saved["losses"], maxlen=self.settings.window)
+        self.batches_skipped = saved["batches_skipped"]
+        self.rollbacks = saved["rollbacks"]
 
     @property
     def limit(self) -> float:
@@ -74,7 +74,7 @@ class Spikes:
         return ""
 
     def rolled_back(self, spike: int, to: int, before: dict[str, Any]) -> None:
-        """Go on after step `to`, whose state is read, with what comes behind the batch of step `spike`.
+        """Go on after step `to`, whose state is read, with what comes after the batch of step `spike`.
 
         before: the state at the spike.
         """

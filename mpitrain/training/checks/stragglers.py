@@ -77,8 +77,8 @@ class Stragglers:
         ).most_common(3)
         often, middle, _ = quantiles(self._busy, n=4) if len(self._busy) > 1 else self._busy * 3
         mine = Busy(os.uname().nodename, self._group, often, middle, self._work, tuple(longest))
-        every = self._world.all_gather("who is slow", mine)
-        for text in (*slow_ranks(every), *self._slow_links([each.node for each in every])):
+        busy_of_ranks = self._world.all_gather("who is slow", mine)
+        for text in (*slow_ranks(busy_of_ranks), *self._slow_links([busy.node for busy in busy_of_ranks])):
             self._named[text.partition(":")[0]] += 1
             self._say(f"step {step}: {text}")
         self._busy, self._waits_before, self._windows = [], waits, self._windows + 1
@@ -95,33 +95,38 @@ class Stragglers:
         speeds = between_nodes(self._world)
         if slow_links(speeds, self._links):  # once may be chance
             speeds = between_nodes(self._world)
-        found = slow_links(speeds, self._links)
+        slow = slow_links(speeds, self._links)
         for a, b, speed in speeds:
             self._links[a, b].append(speed)
         return [
             f"link between {nodes[a]} (rank {a}) and {nodes[b]} (rank {b}): {speed / 1e6:.1f} MB/s, usual "
             f"are {usual / 1e6:.1f}"
-            for a, b, speed, usual in found[:MOST_NAMED]
+            for a, b, speed, usual in slow[:MOST_NAMED]
         ]
 
 
-def slow_ranks(every: Sequence[Busy]) -> list[str]:
+def slow_ranks(busy_of_ranks: Sequence[Busy]) -> list[str]:
     """Name the ranks that are slow, the slowest first."""
     groups = defaultdict[int, list[float]](list)
-    for busy in every:
+    for busy in busy_of_ranks:
         groups[busy.group].append(busy.middle / busy.work)
     of_all = median_low([time for times in groups.values() for time in times])
     usual = {group: median_low(times) if len(times) > 1 else of_all for group, times in groups.items()}
-    found = [
+    slow = [
         (busy.middle / busy.work / usual[busy.group], rank)
-        for rank, busy in enumerate(every)
+        for rank, busy in enumerate(busy_of_ranks)
         if busy.often / busy.work > FACTOR * usual[busy.group]
     ]
-    return [_describe(rank, times, every) for times, rank in sorted(found, reverse=True)[:MOST_NAMED]]
+    return [_describe(rank, times, busy_of_ranks) for times, rank in sorted(slow, reverse=True)[:MOST_NAMED]]
 
 
-def _describe(rank: int, times: float, every: Sequence[Busy]) -> str:
-    waits = {other: seconds for other, busy in enumerate(every) for who, seconds in busy.waits if who == rank}
+def _describe(rank: int, times: float, busy_of_ranks: Sequence[Busy]) -> str:
+    waits = {
+        other: seconds
+        for other, busy in enumerate(busy_of_ranks)
+        for who, seconds in busy.waits
+        if who == rank
+    }
     longest = sorted(waits, key=waits.get, reverse=True)[:3]
     longest_waits = (
         "; waited for it: "
@@ -130,8 +135,8 @@ def _describe(rank: int, times: float, every: Sequence[Busy]) -> str:
         else ""
     )
     return (
-        f"rank {rank} on {every[rank].node} is slow: busy {times:.1f} times as long as others with its "
-        f"work{longest_waits}"
+        f"rank {rank} on {busy_of_ranks[rank].node} is slow: busy {times:.1f} times as long as others "
+        f"with its work{longest_waits}"
     )
 
 
@@ -140,13 +145,13 @@ def slow_links(
 ) -> list[tuple[int, int, float, float]]:
     """Return (rank, rank, bytes/s, usual bytes/s) of slow links. before: what each has carried earlier."""
     speeds = {(a, b): speed for a, b, speed in now}
-    found = []
+    slow = []
     for (a, b), speed in speeds.items():
         others = [other for link, other in speeds.items() if link != (a, b)]
         usual = median_low([*others, *before.get((a, b), ())] or [speed])
         if speed * LINK_FACTOR < usual:
-            found.append((a, b, speed, usual))
-    return found
+            slow.append((a, b, speed, usual))
+    return slow
 
 
 def _work(plan: Plan, pp: int) -> float:

@@ -31,7 +31,7 @@ def settled(plan: Plan, world: World, placement: DevicePlacement) -> tuple[Plan,
     machine = Machine(
         slowest_links(world, plan, names), world.from_first_rank("how fast ranks compute", lambda: peak)
     )
-    return choose(plan, machine, lambda found: _fits(found, world, placement))
+    return choose(plan, machine, lambda candidate: _fits(candidate, world, placement))
 
 
 def _cross(names: Sequence[str], plan: Plan, world: World) -> bool:
@@ -69,5 +69,5 @@ def _fits(plan: Plan, world: World, placement: DevicePlacement) -> bool:
         return all(world.all_gather("whether whole weights fit", True))
     rank = coordinate(world.rank)["pp"]
     needed = sum(world.of_node("how much they hold", sum(predict_rank(plan, rank)) + copy_bytes(plan, rank)))
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return all(world.all_gather("whether whole weights fit", needed <= MOST * found))
+    node_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return all(world.all_gather("whether whole weights fit", needed <= MOST * node_bytes))

@@ -85,5 +85,5 @@ def _path(name: str, environment: Mapping[str, str]) -> str | None:
     return shutil.which(name, path=environment.get("PATH", ""))
 
 
-def _refusal(found: str, needed: str, change: str) -> ConfigError:
-    return ConfigError(f"{REQUIRED}{found} on {socket.gethostname()}; needed {needed}; {change} {CHANGE}")
+def _refusal(fault: str, needed: str, change: str) -> ConfigError:
+    return ConfigError(f"{REQUIRED}{fault} on {socket.gethostname()}; needed {needed}; {change} {CHANGE}")

@@ -48,11 +48,10 @@ def settle(numerics: Numerics, environment: MutableMapping[str, str] = os.enviro
     cuBLAS reads the environment when it is first used.
     """
     deterministic = numerics.deterministic
-    if deterministic and (found := environment.setdefault(WORKSPACE, FITTING[0])) not in FITTING:
+    if deterministic and (workspace := environment.setdefault(WORKSPACE, FITTING[0])) not in FITTING:
         raise ConfigError(
-            f'{WORKSPACE} = "{found}": products of matrices are deterministic with {" or ".join(FITTING)} '
-            "only; unset it, or set "
-            "numerics.deterministic=false"
+            f'{WORKSPACE} = "{workspace}": products of matrices are deterministic with '
+            f"{' or '.join(FITTING)} only; unset it, or set numerics.deterministic=false"
         )
     # with warnings only, flash attention would stay as it is
     torch.use_deterministic_algorithms(deterministic, warn_only=False)

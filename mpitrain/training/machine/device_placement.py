@@ -55,14 +55,14 @@ def place(plan: Plan, world: World) -> DevicePlacement:
     Raises InputError, alike on all ranks, if there is no device as asked for, or if it can't do or
     hold what is asked.
     """
-    found = world.on_every_rank("looking for a device", lambda: looked_for(plan.config))
+    node_gpus = world.on_every_rank("looking for a device", lambda: looked_for(plan.config))
     world.require_same(
-        {"what run.device finds": f"{VENDORS[found.vendor]}'s GPUs" if found.vendor else "no GPU"}
+        {"what run.device finds": f"{VENDORS[node_gpus.vendor]}'s GPUs" if node_gpus.vendor else "no GPU"}
     )
-    compiled, not_compiled = _whether_to_compile(plan.config.run.compile, found.vendor, world)
-    if found.vendor is None:
+    compiled, not_compiled = _whether_to_compile(plan.config.run.compile, node_gpus.vendor, world)
+    if node_gpus.vendor is None:
         return replace(CPU, compiled=compiled)
-    mine = replace(take_turns(found, world), compiled=compiled, not_compiled=not_compiled)
+    mine = replace(take_turns(node_gpus, world), compiled=compiled, not_compiled=not_compiled)
     mine.use()
     world.on_every_rank("looking at the device", lambda: _require_fp8(plan.config, mine))
     pipeline_ranks = [plan.axes.grid.coordinates(rank)["pp"] for rank in mine.sharers]
@@ -97,14 +97,14 @@ def looked_for(config: Config) -> Gpus:
     keep_freed_memory()
     if config.run.device == "cpu":
         return Gpus(None, (), "", lambda index: None)
-    found = gpus.of_torch()
-    if config.run.device == "cuda" and not found.seen:
+    node_gpus = gpus.torch_gpus()
+    if config.run.device == "cuda" and not node_gpus.seen:
         raise ConfigError(
             'run.device = "cuda": torch finds no GPU, neither NVIDIA\'s nor AMD\'s; use "cpu" or "auto"'
         )
-    if found.vendor is not None:
+    if node_gpus.vendor is not None:
         settle(config.numerics)
-    return found
+    return node_gpus
 
 
 def _require_fp8(config: Config, placement: DevicePlacement) -> None:
@@ -121,9 +121,9 @@ def _require_fp8(config: Config, placement: DevicePlacement) -> None:
     raise ConfigError(f'precision.compute = "fp8": found a GPU of {needed}; use "bf16"')
 
 
-def take_turns(found: Gpus, world: World) -> DevicePlacement:
+def take_turns(node_gpus: Gpus, world: World) -> DevicePlacement:
     """Return a GPU of this rank's, and who shares it. Collective over the ranks of the node."""
-    seen = [gpu.identity for gpu in found.seen]
+    seen = [gpu.identity for gpu in node_gpus.seen]
     ranks, visible = zip(*world.of_node("which GPUs they see", (world.rank, seen)))
     taken = dict(zip(ranks, share_out(visible)))
     mine = taken[world.rank]
@@ -131,9 +131,11 @@ def take_turns(found: Gpus, world: World) -> DevicePlacement:
         return CPU
     index = seen.index(mine)
     sharers = tuple(rank for rank, gpu in taken.items() if gpu == mine)
-    device = torch.device(found.kind, index)
+    device = torch.device(node_gpus.kind, index)
     first = sharers[0] == world.rank
-    return DevicePlacement(device, found.vendor, found.seen[index], sharers, first, partial(found.use, index))
+    return DevicePlacement(
+        device, node_gpus.vendor, node_gpus.seen[index], sharers, first, partial(node_gpus.use, index)
+    )
 
 
 def shared(placement: DevicePlacement, world: World) -> str:

@@ -54,7 +54,7 @@ class Gpus:
     kind: str = "cuda"
 
 
-def of_torch() -> Gpus:
+def torch_gpus() -> Gpus:
     """Ask torch. The first call starts its driver, if there is one."""
     vendor = "rocm" if torch.version.hip else "cuda"
     if not torch.cuda.is_available():
@@ -114,8 +114,8 @@ def driver(vendor: str, files: Mapping[str, Path] = DRIVERS) -> str:
         line = files[vendor].read_text(errors="replace").partition("\n")[0]
     except OSError:
         return ""
-    found = [word for word in line.split() if word[:1].isdigit() and "." in word]
-    return found[0] if found else line.strip()
+    versions = [word for word in line.split() if word[:1].isdigit() and "." in word]
+    return versions[0] if versions else line.strip()
 
 
 def build() -> str:
@@ -140,13 +140,13 @@ def share_out(visible: Sequence[Sequence[str]]) -> list[str | None]:
     of one list in turn, its own where a launcher gave each rank one, and any mixture.
     """
     taken = dict[str, int]()
-    found = list[str | None]()
+    choices = list[str | None]()
     for seen in visible:
         choice = min(seen, key=lambda gpu: taken.get(gpu, 0), default=None)
-        found.append(choice)
+        choices.append(choice)
         if choice is not None:
             taken[choice] = taken.get(choice, 0) + 1
-    return found
+    return choices
 
 
 # --------------------------------------------------- what a child process tries (comm/device/gpu_probe.py)
@@ -157,8 +157,8 @@ def buffers(index: str) -> tuple[Callable[[np.ndarray], torch.Tensor], Callable[
     use(int(index))
 
     def put(x: np.ndarray) -> torch.Tensor:
-        found = torch.from_numpy(x).to(torch.device("cuda", int(index)))
+        on_gpu = torch.from_numpy(x).to(torch.device("cuda", int(index)))
         torch.cuda.synchronize()
-        return found
+        return on_gpu
 
     return put, lambda x: x.cpu().numpy()

@@ -65,10 +65,10 @@ def data_sheet(name: str) -> One | None:
     """Return what a data sheet says of a GPU, by the name that torch has for it; None if there is
     none here.
     """
-    found = (
+    matches = (
         (flops, sheet) for pattern, flops, sheet in DATA_SHEETS if re.search(pattern, name, re.IGNORECASE)
     )
-    flops, sheet = next(found, (0.0, "")) if not PART.search(name) else (0.0, "")
+    flops, sheet = next(matches, (0.0, "")) if not PART.search(name) else (0.0, "")
     return One(flops, f"{name}, data sheet of {sheet}, dense bf16") if flops else None
 
 
@@ -79,25 +79,25 @@ def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) ->
     It is collective.
     """
     asked = placement.first if placement.gpu else world.rank == 0
-    found = [
+    peaks = [
         one
         for one in world.all_gather("the peaks of their devices", _of(placement, dtype) if asked else None)
         if one
     ]
-    return of_gpus(found) if placement.gpu else of_ranks(found[0], world.size)
+    return gpus_peak(peaks) if placement.gpu else of_ranks(peaks[0], world.size)
 
 
-def of_gpus(found: Sequence[One]) -> PeakFlops:
+def gpus_peak(peaks: Sequence[One]) -> PeakFlops:
     """Return the peak of different GPUs together."""
     by_source = {
-        source: [one.flops for one in found if one.source == source]
-        for source in dict.fromkeys(one.source for one in found)
+        source: [one.flops for one in peaks if one.source == source]
+        for source in dict.fromkeys(one.source for one in peaks)
     }
     parts = [
-        f"{len(each)} x {sum(each) / len(each) / 1e9:,.0f} GFLOP/s ({source})"
-        for source, each in by_source.items()
+        f"{len(flops)} x {sum(flops) / len(flops) / 1e9:,.0f} GFLOP/s ({source})"
+        for source, flops in by_source.items()
     ]
-    return PeakFlops(sum(one.flops for one in found), " + ".join(parts))
+    return PeakFlops(sum(one.flops for one in peaks), " + ".join(parts))
 
 
 def of_ranks(one: One, num_ranks: int) -> PeakFlops:
@@ -146,13 +146,13 @@ def fastest(
     multiply(n, dtype): returns what multiplies once.
     seconds(work): runs it, and returns how long that took on the device.
     """
-    found = []
+    rates = []
     for dtype in dtypes:
         for n in sizes:
             work = multiply(n, dtype)
             work()  # chooses its kernel, makes its workspace
-            found.append((2 * n**3 / min(seconds(work) for _ in range(REPEATS)), str(dtype), dtype, n))
-    best, _, dtype, n = max(found)
+            rates.append((2 * n**3 / min(seconds(work) for _ in range(REPEATS)), str(dtype), dtype, n))
+    best, _, dtype, n = max(rates)
     return best, dtype, n
 
 

@@ -22,13 +22,13 @@ class RecordRequest(NamedTuple):
         """Read RANK:STEP. Raises ConfigError."""
         if text is None:
             return None
-        found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,18})", text)
-        if found is None or not int(found[2]):
+        match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,18})", text)
+        if match is None or not int(match[2]):
             raise ConfigError(
                 f"--record {shown(text)}: expected RANK:STEP, ranks counted from 0 and steps from 1, such as "
                 "--record 3:120"
             )
-        return RecordRequest(int(found[1]), int(found[2]))
+        return RecordRequest(int(match[1]), int(match[2]))
 
     def require(self, num_ranks: int, num_steps: int) -> None:
         """Raise ConfigError if there is no such rank or step."""

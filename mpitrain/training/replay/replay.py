@@ -137,12 +137,12 @@ class Recorded:
     def about(self) -> RecordingInfo:
         """Return what it says of itself."""
         try:
-            found = json.loads(self.read("about", MOST_ABOUT_BYTES).tobytes())
-            version = found.get("format") if isinstance(found, dict) else None
+            tree = json.loads(self.read("about", MOST_ABOUT_BYTES).tobytes())
+            version = tree.get("format") if isinstance(tree, dict) else None
             if version != FORMAT:
                 what = f"{shown(self._path)}: found {shown(version)}, needed {FORMAT!r}"
                 raise DataError(f"{what}; record it with this version")
-            about = msgspec.convert(found, RecordingInfo)
+            about = msgspec.convert(tree, RecordingInfo)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise self.damaged(error) from None
         if not (math.isfinite(about.lr) and math.isfinite(about.loss_scale[0])):
@@ -233,7 +233,7 @@ class Replay:
 
         def compute_and_look(compute: Callable[[], Work]) -> Work:
             work = compute()
-            gradients.extend(list(each) for each in gradients_of(self.actor))
+            gradients.extend(list(pass_gradients) for pass_gradients in gradients_of(self.actor))
             say(f"loss {work.result.loss:.6f}, norm {work.result.grad_norm:.6f}")
             return work
 
@@ -267,14 +267,14 @@ class Replay:
 
     def _compare(self, gradients: list[Sequence], say: Callable[[str], None]) -> int:
         about = self.about
-        given = {tuple(each[:2]): each for each in map(list, self._given)}
+        given = {tuple(message[:2]): message for message in map(list, self._given)}
         say(
             f"rank {about.rank} of {about.size}, step {about.step}: {len(about.given)} operations, "
             f"{len(gradients)} gradients"
         )
         for axis, number, operation, instruction, wanted in about.given:
-            found = given.get((axis, number))
-            if found is None or found[-1] != wanted:
+            digests = given.get((axis, number))
+            if digests is None or digests[-1] != wanted:
                 where = f"{shown(instruction)}, what it gives to {shown(operation)} {number} of {shown(axis)}"
                 say(f"not the same bits: first in {where}")
                 return FAILED

@@ -44,10 +44,15 @@ class Gathered:
             for name, array, extent in _boxes(snapshot.parts())
         ]
         self._headers = group.gather("what its ranks have to save", headers) or []
-        self._parts = _memory([header for each in self._headers for header in each])
+        self._parts = _memory([header for rank_headers in self._headers for header in rank_headers])
         self.num_bytes = sum(array.nbytes for parts in self._parts.values() for array, _ in parts)
         self._largest = max(
-            (math.prod(h.shape) * h.dtype.itemsize for each in self._headers[1:] for h in each), default=0
+            (
+                math.prod(h.shape) * h.dtype.itemsize
+                for rank_headers in self._headers[1:]
+                for h in rank_headers
+            ),
+            default=0,
         )
 
     def take(self) -> None:
@@ -105,11 +110,11 @@ def _memory(headers: list[BoxHeader]) -> Parts:
     for header in headers:
         by_name[header.name].append(header)
     parts = {}
-    for name, each in by_name.items():
-        dtype = each[0].dtype
-        shape = each[0].extent.global_shape
-        if sum(math.prod(header.shape) for header in each) == whole(shape).size:
+    for name, same_name in by_name.items():
+        dtype = same_name[0].dtype
+        shape = same_name[0].extent.global_shape
+        if sum(math.prod(header.shape) for header in same_name) == whole(shape).size:
             parts[name] = [(np.empty(shape, dtype), Extent(shape, whole(shape).start))]
         else:
-            parts[name] = [(np.empty(header.shape, dtype), header.extent) for header in each]
+            parts[name] = [(np.empty(header.shape, dtype), header.extent) for header in same_name]
     return parts

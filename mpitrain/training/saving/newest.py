@@ -38,7 +38,7 @@ def newest_whole(
     share: float,
     needs: Mapping[str, Any],
     warn: Callable[[str], object],
-    each: Callable[[str], object],
+    note: Callable[[str], object],
     among: Callable[[int], bool] = lambda step: True,
 ) -> Newest:
     """Return the newest step in `folder` that no rank finds damaged. Collective over all ranks.
@@ -46,7 +46,7 @@ def newest_whole(
     share: of the chunks of a step that are read, taken by chance, by some rank each.
     needs: arrays that it must have, with dtypes and shapes.
     warn: hears why a step is passed over, on every rank.
-    each: called with what is read next.
+    note: called with what is read next.
     among: tells which steps count.
 
     Raises CheckpointError, alike on all ranks, where there are steps and none can be used.
@@ -64,18 +64,20 @@ def newest_whole(
     damaged = list[int]()
 
     def judge(path: Path) -> Newest:
-        found = Newest()
+        newest = Newest()
         damage = None
         try:
-            step, meta, config = load.verified(path, part, needs, each)
-            found = Newest(step, meta["data"], meta.get("routing", ""), meta.get("order", ""), config=config)
+            step, meta, config = load.verified(path, part, needs, note)
+            newest = Newest(step, meta["data"], meta.get("routing", ""), meta.get("order", ""), config=config)
         except CheckpointError as error:
             damage = error.args[0]
         damages = filter(None, world.all_gather(VERIFYING, damage))
         for first in damages:
             damaged.append(step_of(path))
             raise CheckpointError(first)
-        return found
+        return newest
 
-    found = world.on_every_rank(VERIFYING, lambda: load.newest_of(folder, committed, judge, warn)) or Newest()
-    return found._replace(damaged=tuple(damaged))
+    newest = (
+        world.on_every_rank(VERIFYING, lambda: load.newest_of(folder, committed, judge, warn)) or Newest()
+    )
+    return newest._replace(damaged=tuple(damaged))

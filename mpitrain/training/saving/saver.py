@@ -259,11 +259,11 @@ class Saver:
         self._task: Task | None = None
         self.last = Outcome(newest)
         place.saved = newest
-        every = world.all_gather("who writes a shard", (me, snapshot.num_bytes))
-        writers = sorted(each for each, _ in every if each)
+        shards_of_ranks = world.all_gather("who writes a shard", (me, snapshot.num_bytes))
+        writers = sorted(writer for writer, _ in shards_of_ranks if writer)
         self._number = writers.index(me) if me else None
         self._num_shards = len(writers)
-        sizes = [num_bytes for _, num_bytes in every]
+        sizes = [num_bytes for _, num_bytes in shards_of_ranks]
         self._num_bytes = sum(sizes)
         self.most_bytes = max(sizes)
         # the next one writes over what a killed one has left
@@ -376,22 +376,22 @@ class Saver:
         while self._save is not None:
             with self._place.at("save", f"waiting until step {self._save.step} is saved", WORKING):
                 self._wait_here()
-            every = self._world.all_gather(f"until step {self._save.step} is saved", self.number)
+            numbers = self._world.all_gather(f"until step {self._save.step} is saved", self.number)
             waited_for.waited_s = time.monotonic() - begin
-            self.advance(max(every))
+            self.advance(max(numbers))
 
     # ------------------------------------------------------------ what threads do
 
-    def _write(self, each: Callable[[str], None]) -> None:
+    def _write(self, note: Callable[[str], None]) -> None:
         parts = self._snapshot.parts()
-        each("looking for weights that are not finite")
+        note("looking for weights that are not finite")
         if (name := state_io.not_finite(parts)) is not None:
             raise Unhealthy(f"{name} is not finite")
         with saving(self._folder):
-            save.write_shard(self._save.tmp, self._number, parts, each, self._staging)
+            save.write_shard(self._save.tmp, self._number, parts, note, self._staging)
 
-    def _commit(self, each: Callable[[str], None]) -> tuple[list[int], str]:
-        each("syncing metrics.jsonl")
+    def _commit(self, note: Callable[[str], None]) -> tuple[list[int], str]:
+        note("syncing metrics.jsonl")
         self._sync()
         with saving(self._folder):
             here = {
@@ -400,9 +400,9 @@ class Saver:
                 "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
             }
             about = replace(self._about, writer={**self._about.writer, "shards": self._num_shards, **here})
-            save.commit(self._save.tmp, self._save.meta, self._num_shards, each, about)
+            save.commit(self._save.tmp, self._save.meta, self._num_shards, note, about)
         self._place.saved = self._save.step
-        each("removing checkpoints that are not kept")
+        note("removing checkpoints that are not kept")
         try:
             return self._retention.prune(self._save.step, self._save.meta["val_loss"]), ""
         except CheckpointError as error:  # the step is saved all the same
@@ -441,8 +441,10 @@ class Saver:
     def _give_up(self) -> None:
         """Forget a save that failed on a rank; the steps before it are as they were."""
         mine = (self._task.failed, self._task.unhealthy) if self._task else ("", False)
-        every = self._world.all_gather("why a step isn't saved", mine)
-        rank, (reason, unhealthy) = next((rank, found) for rank, found in enumerate(every) if found[0])
+        reasons = self._world.all_gather("why a step isn't saved", mine)
+        rank, (reason, unhealthy) = next(
+            (rank, refusal) for rank, refusal in enumerate(reasons) if refusal[0]
+        )
         if self._world.rank == 0:
             with suppress(OSError):  # then the next save does
                 remove(self._save.tmp, STEP)
@@ -451,12 +453,12 @@ class Saver:
             unhealthy=unhealthy,
         )
 
-    def _end(self, **found: Any) -> None:
+    def _end(self, **outcome: Any) -> None:
         over = self._save
         self._save = None
         self._task = None
         times = {"stall_s": over.stall_s, "took_s": time.monotonic() - over.begun, "waited_s": over.waited_s}
-        self._record(Outcome(over.step, **found, **times))
+        self._record(Outcome(over.step, **outcome, **times))
 
     def _record(self, outcome: Outcome) -> None:
         self._over.append(outcome)

@@ -62,14 +62,14 @@ class Snapshot:
             self._compute.record().synchronize()
 
     @cached_property
-    def _of_copies(self) -> Parts:
+    def _copy_parts(self) -> Parts:
         return _parts(self._copies)
 
     def parts(self) -> Parts:
         """Return what was taken, as checkpoint.save takes it, in the memory of this object or of
         the actor.
         """
-        return self._of_copies if self.copied else _parts(self._live())
+        return self._copy_parts if self.copied else _parts(self._live())
 
     def _live(self) -> list[Held]:
         return list(_tensors(self._actor, self._actor.gradients.counted))

@@ -82,7 +82,7 @@ def test_torch_is_asked_whose_gpus_its_cuda_devices_are(monkeypatch, hip, vendor
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(torch.version, "hip", hip)
-    found = gpus.of_torch()
+    found = gpus.torch_gpus()
     assert found.vendor == vendor and found.kind == "cuda"
     assert found.seen == (gpus.Gpu("some GPU", f"GPU-{UUID}", 64 << 30, architecture),) * 2
 
@@ -184,9 +184,9 @@ def test_what_is_timed_takes_little_of_the_memory_of_a_gpu():
 
 
 def test_different_gpus_add_up():
-    from mpitrain.training.machine.peak_flops import One, of_gpus, of_ranks
+    from mpitrain.training.machine.peak_flops import One, gpus_peak, of_ranks
 
-    found = of_gpus(
+    found = gpus_peak(
         [
             One(989e12, "an H100"),
             One(312e12, "an A100"),

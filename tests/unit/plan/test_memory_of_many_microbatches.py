@@ -8,7 +8,7 @@ import pytest
 from mpitrain.commands.inspect import planned
 from mpitrain.errors import MpitrainError
 from mpitrain.plan.predict.memory import _played, predict
-from mpitrain.plan.predict.process_memory import of_processes
+from mpitrain.plan.predict.process_memory import processes_memory
 from mpitrain.plan.settings.recompute import with_every
 from mpitrain.schedules.catalog import NAMES
 
@@ -77,7 +77,7 @@ def test_a_thousand_microbatches_cost_no_more_than_a_hundred(schedule):
                               f"batch.global={number}"), 4)  # fmt: skip
         begin = time.process_time()
         usages = predict(plan)
-        of_processes(plan, usages)
+        processes_memory(plan, usages)
         seconds[number] = time.process_time() - begin
         assert "training" not in vars(plan), "all microbatches were played"
     assert seconds[960] < 3 * seconds[96] + 0.2, seconds

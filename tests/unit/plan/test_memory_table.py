@@ -20,7 +20,7 @@ from mpitrain.plan.predict.bucket_buffers import held_by
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_limit import MemoryLimit
 from mpitrain.plan.predict.memory_table import compare, fit_line, parameter_line
-from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory, of_processes
+from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory, processes_memory
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.resolve import resolve
 
@@ -84,7 +84,7 @@ def test_bytes_of_a_parameter_are_what_its_state_takes(given, begins):
 def test_what_does_not_fit_says_by_how_much():
     plan = planned("model.preset=smollm2-135m", "parallel.dp=2", "parallel.zero=0", ranks=2)
     usages = predict(plan)
-    held = [sum(usages[0]) + sum(of_processes(plan, usages)[0])]
+    held = [sum(usages[0]) + sum(processes_memory(plan, usages)[0])]
     needed = 2 * held[0]
     asked = []
 

@@ -10,7 +10,7 @@ from mpitrain import config as settings
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.expert_rows import num_lengths, padded
 from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.process_memory import HOLES, KERNEL, LIBRARY, of_a_process, of_processes
+from mpitrain.plan.predict.process_memory import HOLES, KERNEL, LIBRARY, memory_of_process, processes_memory
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.settings.resolve import resolve
 
@@ -25,8 +25,8 @@ ROW = re.compile(
 def processes(*given, ranks=1):
     plan = plan_of(resolve(settings.load(None, given), ranks, 256))
     usages = predict(plan)
-    found = of_processes(plan, usages)
-    assert found == [of_a_process(plan, rank, usage) for rank, usage in enumerate(usages)]
+    found = processes_memory(plan, usages)
+    assert found == [memory_of_process(plan, rank, usage) for rank, usage in enumerate(usages)]
     return found
 
 
@@ -86,7 +86,7 @@ def test_what_is_copied_to_the_host_leaves_holes_too():
     for offload in ("activations", "optimizer", "all"):
         plan = plan_of(resolve(settings.load(None, (*given, f"memory.offload={offload}")), 1, 256))
         usage = predict(plan)[0]
-        found[offload] = usage, of_a_process(plan, 0, usage).holes - HOLES
+        found[offload] = usage, memory_of_process(plan, 0, usage).holes - HOLES
     copied, holes = found["activations"]
     assert holes == int(0.5 * (copied.computed + copied.host)) == found["all"][1]
     kept, fewer = found["optimizer"]
@@ -106,7 +106,7 @@ def test_what_is_copied_to_the_host_leaves_holes_too():
 def test_holes_are_a_share_of_what_is_computed(given, ranks, share):
     plan = plan_of(resolve(settings.load(None, (*DENSE, *given)), ranks, 256))
     usage = predict(plan)[0]
-    assert of_a_process(plan, 0, usage).holes == HOLES + int(share * usage.computed)
+    assert memory_of_process(plan, 0, usage).holes == HOLES + int(share * usage.computed)
 
 
 LIKE = {
@@ -123,7 +123,7 @@ def test_what_is_recomputed_leaves_as_many_holes_as_is_dropped_and_a_process_tak
     def usage_and_holes(*more):
         plan = plan_of(resolve(settings.load(None, (*given, *more)), ranks, 256))
         usage = predict(plan)[0]
-        return usage, of_a_process(plan, 0, usage).holes - HOLES
+        return usage, memory_of_process(plan, 0, usage).holes - HOLES
 
     whole, before = usage_and_holes()
     usage, holes = usage_and_holes(f"memory.recompute={mode}")
@@ -141,7 +141,7 @@ def test_predictions_of_the_benchmark_are_within_15_percent_of_what_was_measured
     for name, (ranks, given) in benchmark.CASES.items():
         plan = plan_of(resolve(settings.load(None, ("run.eval_batches=1", *given)), ranks, 256))
         usage = predict(plan)[0]
-        whole = sum(usage) + copy_bytes(plan, 0) + sum(of_a_process(plan, 0, usage))
+        whole = sum(usage) + copy_bytes(plan, 0) + sum(memory_of_process(plan, 0, usage))
         expected = (whole - LIBRARY) / 1e6
         stated, *measured = rows[name]
         assert float(stated) == pytest.approx(expected, rel=0.002), name  # as the table says it

@@ -1,10 +1,10 @@
-"""A norm behind a sublayer, before its output is added to the residual stream (post-norm: Gemma 2,
+"""A norm after a sublayer, before its output is added to the residual stream (post-norm: Gemma 2,
 arXiv:2408.00118, section 2; OLMo 2, arXiv:2501.00656, section 3).
 
     x + norm(layer(x))    any layer whose items are one residual, with the norm that it has of its own
 
 Kept of it besides, with n positions of the residual stream on this rank, width D: n D + n, unit and
-factor of the norm, in every mode. Nothing is sent: it stands behind what tp sums.
+factor of the norm, in every mode. Nothing is sent: it stands after what tp sums.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NormBehind:
+class PostNorm:
     """layer: the sublayer.
 
-    name: of its part of a block, `attention` or `ffn`; the norm is `name.norm_behind.weight`.
+    name: of its part of a block, `attention` or `ffn`; the norm is `name.post_norm.weight`.
     width: of the residual stream.
-    kind: of the norm behind.
+    kind: of the norm after.
     """
 
     layer: Layer
@@ -44,7 +44,7 @@ class NormBehind:
 
     @property
     def norm(self) -> str:
-        return f"{self.name}.norm_behind"
+        return f"{self.name}.post_norm"
 
     def parameters(self) -> tuple[Spec, ...]:
         return *self.layer.parameters(), *norm(self.norm, self.width, self.eps, self.kind)
@@ -72,8 +72,8 @@ class NormBehind:
         return cache_bytes_of(self.layer, positions, itemsize)
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
-        behind = () if self.kind is NormKind.NONE else (LOCAL,)
-        return *self.layer.traffic(sizes), *behind
+        norm_items = () if self.kind is NormKind.NONE else (LOCAL,)
+        return *self.layer.traffic(sizes), *norm_items
 
     def work(self, layout: StepLayout, load: float) -> PartWork:
         work = work_of(self.layer, layout, load, self.width)
