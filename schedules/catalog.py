@@ -18,8 +18,9 @@ from mpitrain.schedules.table import Table, make_table
 
 # The order in which messages and comparisons list them; others follow, by their files.
 LISTED = (
-    "gpipe", "1f1b", "eager-1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-auto", "interleaved-zb",
-    "zbv", "zbv-auto", "v-half", "v-min", "dualpipe", "dualpipev", "seq1f1b",
+    "gpipe", "1f1b", "eager-1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-auto", "plain-auto",
+    "interleaved-zb", "interleaved-auto", "1f1b-v", "zbv", "zbv-auto", "v-half", "v-min", "v-auto",
+    "dualpipe", "dualpipev", "seq1f1b",
 )  # fmt: skip
 
 

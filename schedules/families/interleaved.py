@@ -9,13 +9,14 @@ Forwards of 5 microbatches in groups of 3 and 2 through two chunks:
 """
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import Action, B, F, I
+from mpitrain.schedules.actions import Action, B, F, I, W
 from mpitrain.schedules.families.one_f_one_b import alternate
 from mpitrain.schedules.families.zero_bubble import with_weights
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
 
 CHUNKS = 2  # stages per rank, if the user doesn't say
+PERIOD = 3  # slots of F, I and W
 
 
 def interleaved(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
@@ -31,15 +32,46 @@ def interleaved(num_ranks: int, num_microbatches: int, options: Options) -> list
 
     A group has p microbatches, or as few more as make all groups equal but for one microbatch: as
     in Megatron-LM where p divides the microbatches, and in PyTorch and Llama 3 (arXiv:2407.21783
-    section 3.3.2) otherwise. `options.group` sets another size.
+    section 3.3.2) otherwise. `options.group` sets another size. Below p it is grouped interleaved 1F1B
+    (arXiv:2405.15362): fewer stashes, a split backward, and ranks wait.
     """
     chunks = options.chunks or CHUNKS
+    if options.group is not None and smallest_group(num_ranks) <= options.group < num_ranks:
+        return _small_groups(num_ranks, num_microbatches, chunks, options.group)
     sizes = groups("interleaved", num_ranks, num_microbatches, options.group)
     rows = []
     for rank in range(num_ranks):
         forwards, backwards = _in_loops(num_ranks, rank, sizes, chunks)
         warmup = 2 * (num_ranks - 1 - rank) + (chunks - 1) * max(sizes)
         rows.append(alternate(forwards, [B(m, stage) for m, stage in backwards], warmup))
+    return rows
+
+
+def smallest_group(num_ranks: int) -> int:
+    """Return the fewest microbatches of a group under `interleaved`: half as many as ranks.
+
+    With fewer a backward would come around later than the rank's next turn.
+    """
+    return (num_ranks + 1) // 2
+
+
+def _small_groups(num_ranks: int, num_microbatches: int, chunks: int, group: int) -> list[list[Action]]:
+    """Place F, I and W in slots: a turn of them is three, and a group has `group` turns a chunk."""
+    turns = PERIOD * group
+    rows = []
+    for rank in range(num_ranks):
+        first_backward = turns * (chunks - 1) + PERIOD * (num_ranks - 1) + 1 - 2 * rank
+        slots = []
+        for m in range(num_microbatches):
+            number, place = divmod(m, group)
+            start = PERIOD * place + turns * chunks * number
+            for chunk in range(chunks):
+                turn = start + turns * chunk
+                slots.append((turn + rank, F(m, chunk * num_ranks + rank)))
+                late = (chunks - 1 - chunk) * num_ranks + rank
+                slots.append((turn + first_backward, I(m, late)))
+                slots.append((turn + first_backward + 1, W(m, late)))
+        rows.append([action for _, action in sorted(slots, key=lambda placed: placed[0])])
     return rows
 
 
@@ -127,9 +159,11 @@ def groups(name: str, num_ranks: int, num_microbatches: int, size: int | None) -
         number = max(1, num_microbatches // num_ranks)
         return [num_microbatches // number + (i < num_microbatches % number) for i in range(number)]
     if size < min(num_ranks, num_microbatches):
+        needed = f"{num_ranks}, one per rank"
+        if name == "interleaved":
+            needed = f"{smallest_group(num_ranks)}, half as many as ranks"
         raise ScheduleError(
-            f"{name}: found groups of {size} microbatches, needed at least {num_ranks}, one per rank; raise "
-            "group"
+            f"{name}: found groups of {size} microbatches, needed at least {needed}; raise group"
         )
     number, rest = divmod(num_microbatches, size)
     if rest >= num_ranks or number == 0:

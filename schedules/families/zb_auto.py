@@ -9,17 +9,21 @@ in it, and all eight answers are tried.
 """
 
 from itertools import product
+from math import inf
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
+from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B
+from mpitrain.schedules.families.zero_bubble import ZB_H1, ZB_H2
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
-from mpitrain.schedules.options import UNIT_TIMES, Options, Times
+from mpitrain.schedules.options import DEFAULTS, UNIT_TIMES, Options, Times
+from mpitrain.schedules.search.problem import ROUNDING, Problem, limits_within, stage_costs
+from mpitrain.schedules.search.timed_order import Rows, shortest
 from mpitrain.schedules.search_progress import SearchProgress
 
 SHARE = 0.4  # of a stash, held between I and W
-ROUNDING = 1e-9  # spans of sums of floats that differ by less are equal
 
 
 class Heuristics(NamedTuple):
@@ -54,13 +58,14 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
     rank 1:  F0 F1 I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4
     rank 2:  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4
 
-    Of the eight tables it is the first of the shortest span. `options.memory_limit` is p if not
-    given: as much as 1F1B holds.
+    Of the paper's eight tables it is the first of the shortest span, unless 1F1B, ZB-H1 or ZB-H2 fits
+    and has a shorter makespan, or for small steps such a table of a smaller limit. `options.memory_limit`
+    is p if not given: as much as 1F1B holds.
 
     The paper counts bytes, and of a stash only the inputs of W's matrix products are held between I
     and W: in its models 0.37 to 0.43 of it. If `options.weight_memory` doesn't say how much, a
     table that holds whole stashes until W comes first, and one that counts on SHARE of a stash is
-    taken only if its span is shorter. It is what meets the paper's table 5 for ZB-2p.
+    taken only if it is shorter. It is what meets the paper's table 5 for ZB-2p.
     """
     require_searchable("zb-auto", num_ranks, num_microbatches)
     plan = planned("zb-auto", options, memory_limit=num_ranks)
@@ -70,14 +75,18 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
             "microbatch in flight; raise the limit"
         )
     progress = SearchProgress(options.notify)
-    shares = (1, SHARE) if options.weight_memory is None else (options.weight_memory,)
-    progress.expect(len(shares) * CHOICES * (num_microbatches - 1))
-    if options.weight_memory is not None:
-        return _shortest(num_ranks, num_microbatches, plan, progress).orders()
-    whole, share = (
-        _shortest(num_ranks, num_microbatches, plan._replace(weight_memory=held), progress) for held in shares
-    )
-    return (share if share.span() < whole.span() * (1 - ROUNDING) else whole).orders()
+    where = stage_costs(tuple(range(num_ranks)), plan.times)
+    tables: list[Rows] = []
+    for limit in limits_within(where, num_microbatches, plan.memory_limit):
+        step = plan._replace(memory_limit=limit)
+        tables.append(_published(num_ranks, num_microbatches, step, options.weight_memory, progress))
+    fits = Problem(where, num_microbatches, plan.memory_limit, plan.weight_memory)
+    for family in (ONE_F_ONE_B, ZB_H1, ZB_H2):
+        rows = family.rows(num_ranks, num_microbatches, DEFAULTS)
+        tables += [rows] * (shortest(fits, [rows]) is not None)
+    best = shortest(fits.within(inf), tables)
+    assert best is not None
+    return [list(row) for row in best]
 
 
 ZB_AUTO = ScheduleFamily(
@@ -85,14 +94,23 @@ ZB_AUTO = ScheduleFamily(
 )
 
 
-def _shortest(
-    num_ranks: int, num_microbatches: int, plan: SearchPlan, progress: SearchProgress
-) -> "_ZbSearch":
-    answers = product((True, False), repeat=len(Heuristics._fields))
-    return min(
-        (_ZbSearch(num_ranks, num_microbatches, plan, Heuristics(*three)).run(progress) for three in answers),
-        key=_ZbSearch.span,
-    )
+def _published(
+    num_ranks: int, num_microbatches: int, plan: SearchPlan, share: float | None, progress: SearchProgress
+) -> Rows:
+    """Return the first of the paper's tables of the shortest span, and of these of the shortest makespan.
+
+    Those that hold whole stashes until W come first, then those that hold a share of one.
+    """
+    best: _ZbSearch | None = None
+    for held in dict.fromkeys((1, SHARE if share is None else share)):
+        progress.expect(CHOICES * (num_microbatches - 1))
+        for three in product((True, False), repeat=len(Heuristics._fields)):
+            step = plan._replace(weight_memory=held)
+            search = _ZbSearch(num_ranks, num_microbatches, step, Heuristics(*three)).run(progress)
+            if best is None or search.is_shorter(best):
+                best = search
+    assert best is not None
+    return best.orders()
 
 
 def planned(name: str, options: Options, memory_limit: float) -> SearchPlan:
@@ -172,6 +190,12 @@ class _ZbSearch:
 
     def span(self) -> float:
         return max(rank.now - rank.ends["F"][0] + self.times.forward for rank in self.ranks)
+
+    def is_shorter(self, other: "_ZbSearch") -> bool:
+        """Tell whether the span is shorter, or else the makespan."""
+        if abs(self.span() - other.span()) > ROUNDING * other.span():
+            return self.span() < other.span()
+        return max(rank.now for rank in self.ranks) < max(rank.now for rank in other.ranks) * (1 - ROUNDING)
 
     # ---------------------------------------------------------------- warmup
 

@@ -13,11 +13,16 @@ from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
+from mpitrain.schedules.families.v_half import v_half, v_min
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
 from mpitrain.schedules.families.zb_auto import SearchPlan, planned
+from mpitrain.schedules.families.zbv import zbv
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
-from mpitrain.schedules.options import Options, Times
+from mpitrain.schedules.options import DEFAULTS, Options, Times
+from mpitrain.schedules.search.improve import by_rules
+from mpitrain.schedules.search.problem import Problem, limits_within, stage_costs
+from mpitrain.schedules.search.timed_order import Rows, shortest
 from mpitrain.schedules.search_progress import SearchProgress
 
 
@@ -40,30 +45,50 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
     rank 1:  F0@1 F0@2 F1@1 F1@2 I0@2 W0@2 F2@1 I0@1 W0@1 F2@2 I1@2 I1@1 I2@2 I2@1 W1@2 W1@1 W2@2
              W2@1
 
-    Of four tables it is the first in which the longest wait of a rank is shortest.
-    `options.memory_limit` is p if not given: as much as 1F1B holds.
+    Of four tables it is the first in which the longest wait of a rank is shortest, unless ZB-V, V-Half
+    or V-Min fits and has a shorter makespan, or for small steps such a table of a smaller limit. Below p
+    stashes there is no such table, and it is the best of those that simple rules make (see
+    search/improve). `options.memory_limit` is p if not given: as much as 1F1B holds.
     """
     require_searchable("zbv-auto", num_ranks, num_microbatches)
     plan = planned("zbv-auto", options, memory_limit=num_ranks)
-    if plan.memory_limit >= num_microbatches:  # no rank ever holds more than all of them
-        plan = plan._replace(memory_limit=max(plan.memory_limit, num_ranks))
-    progress = SearchProgress(options.notify)
-    choices = [WeightPriority(*answers) for answers in product((True, False), repeat=2)]
-    progress.expect(len(choices) * 2 * num_microbatches)
-    searches = [_shortest(num_ranks, num_microbatches, plan, choice, progress) for choice in choices]
-    found = [search for search in searches if search]
-    if not found:
+    if not plan.memory_limit >= 1:
         raise ScheduleError(
-            f"zbv-auto: found a memory limit of {plan.memory_limit} stashes on {num_ranks} ranks, needed "
-            f"{min(num_ranks, num_microbatches)}; raise the limit, or use v-half, v-min or zb-auto, which "
-            "need less"
+            f"zbv-auto: found a memory limit of {plan.memory_limit} stashes, needed at least 1, a "
+            "microbatch in flight; raise the limit"
         )
-    return [rank.order for rank in min(found, key=_longest_wait).ranks]
+    there = tuple(range(num_ranks))
+    where = stage_costs(there + there[::-1], plan.times)
+    progress = SearchProgress(options.notify)
+    tables: list[Rows] = []
+    for limit in limits_within(where, num_microbatches, plan.memory_limit):
+        step = plan._replace(memory_limit=limit)
+        if limit >= min(num_ranks, num_microbatches):
+            step = step._replace(memory_limit=max(limit, num_ranks))  # no rank ever holds more
+            tables += _published(num_ranks, num_microbatches, step, progress)
+        elif not tables or limit == plan.memory_limit:
+            tables += by_rules(Problem(where, num_microbatches, 2 * limit, plan.weight_memory))
+    for family in (zbv, v_half, v_min):
+        tables.append(family(num_ranks, num_microbatches, DEFAULTS))
+    best = shortest(Problem(where, num_microbatches, 2 * plan.memory_limit, plan.weight_memory), tables)
+    assert best is not None
+    return [list(row) for row in best]
 
 
 ZBV_AUTO = ScheduleFamily(
     zbv_auto, name="zbv-auto", takes=("times", "memory_limit", "weight_memory"), placed="v", held="bounded"
 )
+
+
+def _published(
+    num_ranks: int, num_microbatches: int, plan: SearchPlan, progress: SearchProgress
+) -> list[Rows]:
+    """Return the first of the paper's tables whose longest wait is shortest, if memory is enough."""
+    choices = [WeightPriority(*answers) for answers in product((True, False), repeat=2)]
+    progress.expect(len(choices) * 2 * num_microbatches)
+    searches = [_shortest(num_ranks, num_microbatches, plan, choice, progress) for choice in choices]
+    done = [search for search in searches if search]
+    return [[rank.order for rank in min(done, key=_longest_wait).ranks]] if done else []
 
 
 def _shortest(

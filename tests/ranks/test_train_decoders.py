@@ -6,10 +6,10 @@ import pytest
 from conftest import EVERY, WITH_LONG, agree, but_for
 from covering import covering
 from family_settings import FAMILIES
+from support.quick_schedules import NAMES
 from test_model_new_layer import differences
 
 from mpitrain.schedules.catalog import FAMILIES as SCHEDULES
-from mpitrain.schedules.catalog import NAMES
 
 VOCAB = 64
 SETTINGS = (

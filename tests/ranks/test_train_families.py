@@ -11,12 +11,12 @@ from conftest import EVERY, agree, but_for
 from covering import covering
 from oracle_families import further_loss
 from oracle_families import loss as plain_loss
+from support.quick_schedules import NAMES
 from training import of_tensors
 
 from mpitrain.model.layers.latent_attention import latent_heads
 from mpitrain.plan.declared.family import ModelFamily
 from mpitrain.plan.declared.layer import ModelLayers
-from mpitrain.schedules.catalog import NAMES
 
 WIDTH = 16
 FFN = 24

@@ -53,9 +53,10 @@ def halves(one, other):
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize(("form", "half"), but_for(halves("txt", "csv"), [("csv", 1)]))
 def test_a_schedule_written_as_a_table_trains_to_the_bits_of_its_name(world, tmp_path, form, half):
+    from support.quick_schedules import NAMES
+
     from mpitrain.commands.schedule.command import Files, answer
     from mpitrain.plan.settings.pipeline_table import table_of
-    from mpitrain.schedules.catalog import NAMES
 
     if world.size > 4 and not EVERY:
         pytest.skip("2 and 4 ranks tell")

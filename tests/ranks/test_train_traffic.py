@@ -12,8 +12,7 @@ import itertools
 
 import pytest
 from conftest import EVERY, LONG, agree, but_for
-
-from mpitrain.schedules.catalog import NAMES
+from support.quick_schedules import NAMES
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.few_ranks]
 

@@ -64,6 +64,7 @@ WITHIN = {
         "play",
         "lowering",
         "families",
+        "search",
         "family",
         "table pairs",
         "limits options",

@@ -4,13 +4,13 @@ import random
 import time
 
 import pytest
+from support.quick_schedules import NAMES
 
 from mpitrain.commands.inspect import planned
 from mpitrain.errors import MpitrainError
 from mpitrain.plan.predict.memory import _played, predict
 from mpitrain.plan.predict.process_memory import processes_memory
 from mpitrain.plan.settings.recompute import with_every
-from mpitrain.schedules.catalog import NAMES
 
 SMALL = ("model.width=32", "model.heads=2", "model.ffn=48", "data.sequence=32", "batch.micro=1")
 

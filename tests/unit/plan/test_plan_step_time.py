@@ -6,6 +6,7 @@ from statistics import mean
 
 import pytest
 from public_models import public_model
+from support.quick_schedules import NAMES
 
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared import work
@@ -335,7 +336,7 @@ def parts(found):
     return found.computing + found.bubble + found.sent + found.update
 
 
-@pytest.mark.parametrize("name", catalog.NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_step_of_every_schedule_has_its_parts(name):
     found = of_schedule(name)
     assert found.bubble > 0 and found.footprint.total > 0

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.quick_schedules import NAMES
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import (
@@ -22,7 +23,7 @@ from mpitrain.schedules.actions import (
     parse,
     parse_program,
 )
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.table import make_table, read_table, write_table
 
 NUMBERS = st.integers(0, 10**6)

@@ -5,10 +5,11 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from conftest import EVERY, LONG, but_for
+from support.quick_schedules import NAMES
 
 from mpitrain.commands.schedule.request import Request, play
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.options import Options
 from mpitrain.schedules.play.draw import grid
 from mpitrain.schedules.play.scale import to_scale

@@ -9,17 +9,19 @@ from fractions import Fraction
 
 import pytest
 from conftest import EVERY, LONG, WITH_LONG
+from support.quick_schedules import NAMES
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import limits
 from mpitrain.schedules.actions import PAIR
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.families import (
     dualpipe,
     gpipe,
     interleaved,
     one_f_one_b,
     seq1f1b,
+    v_1f1b,
     v_half,
     zb_auto,
     zbv,
@@ -43,6 +45,7 @@ FUNCTIONS = {
     "zb-h2": zero_bubble.zb_h2,
     "zb-auto": zb_auto.zb_auto,
     "interleaved-zb": interleaved.interleaved_zb,
+    "1f1b-v": v_1f1b.v_1f1b,
     "zbv": zbv.zbv,
     "zbv-auto": zbv_auto.zbv_auto,
     "v-half": v_half.v_half,
@@ -126,7 +129,8 @@ def test_a_schedule_is_complete_and_ascending_and_runs_to_the_end(name, p):
 def test_any_chunks_and_any_groups_of_at_least_a_microbatch_per_rank(name, chunks):
     for p in SOME_RANKS:
         for m in sizes(p):
-            for group in (None, *range(min(p, m), m + 2)):
+            least = interleaved.smallest_group(p) if name == "interleaved" else p
+            for group in (None, *range(min(least, m), m + 2)):
                 table = build(name, p, m, Options(chunks=chunks, group=group))
                 assert is_complete(table) and ascends(table)
                 check(
@@ -136,12 +140,21 @@ def test_any_chunks_and_any_groups_of_at_least_a_microbatch_per_rank(name, chunk
                 )
 
 
+@pytest.mark.parametrize(("group", "makespan", "stashes"), [(7, 1566, 15), (5, 1608, 13), (4, 1707, 12)])
+def test_groups_below_a_microbatch_a_rank_hold_less(group, makespan, stashes):
+    """As sail-sg's group_interleaved_1f1b.py has them."""
+    times = Times(10, 20, 10, 3)
+    timeline = simulate_table(build("interleaved", 8, 32, Options(group=group)), times)
+    assert timeline.makespan == makespan
+    assert max(map(timeline.peak_in_flight, range(8))) == stashes
+
+
 def test_too_small_groups_are_refused():
     with pytest.raises(
         ScheduleError,
-        match="interleaved: found groups of 3 microbatches, needed at least 4, one per rank; raise group",
+        match="interleaved: found groups of 1 microbatches, needed at least 2, half as many as ranks; raise",
     ):
-        build("interleaved", 4, 8, Options(group=3))
+        build("interleaved", 4, 8, Options(group=1))
 
 
 def test_an_option_without_effect_is_refused():
@@ -219,8 +232,8 @@ def test_with_equal_times_zb_auto_counts_whole_stashes():
         ),
         (
             "zbv-auto",
-            Options(memory_limit=3),
-            "zbv-auto: found a memory limit of 3 stashes on 4 ranks, needed 4; raise",
+            Options(memory_limit=0.5),
+            "zbv-auto: found a memory limit of 0.5 stashes, needed at least 1",
         ),
         (
             "zb-auto",

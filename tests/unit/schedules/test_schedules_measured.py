@@ -5,11 +5,12 @@ import random
 
 import pytest
 from click.testing import CliRunner
+from support.quick_schedules import NAMES
 
 from mpitrain.cli import cli
 from mpitrain.errors import BAD_INPUT, InputError, ScheduleError
 from mpitrain.schedules.actions import SENDS
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.lowering.lower import Reduction, lower
 from mpitrain.schedules.lowering.residency import Residency
 from mpitrain.schedules.play.measured import costs, predict, read_trace

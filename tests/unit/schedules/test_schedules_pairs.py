@@ -9,10 +9,11 @@ import pytest
 from conftest import EVERY, WITH_LONG
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.quick_schedules import NAMES
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import PAIR, Action, F, format_program, parse_program
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.needs import Needs
 from mpitrain.schedules.lowering.reductions import Reduction

@@ -7,9 +7,10 @@ A sample of sizes; MPITRAIN_EFFORT=all takes every p in 2..16 and m in 1..4p (so
 
 import pytest
 from conftest import EVERY
+from support.quick_schedules import NAMES
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.lowering.lower import Reduction, lower
 from mpitrain.schedules.play.simulate import simulate
 from mpitrain.schedules.proof.check import check

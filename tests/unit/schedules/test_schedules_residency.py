@@ -8,10 +8,11 @@ import pytest
 from conftest import EVERY, WITH_LONG
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.quick_schedules import NAMES
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import GATHER, PAIR, SENDS, Action, format_program
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.lowering import residency as residency_module
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.reductions import Reduction

@@ -7,10 +7,11 @@ import itertools
 
 import pytest
 from conftest import EVERY, WITH_LONG
+from support.quick_schedules import NAMES
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action, format_program, parse, parse_program
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.needs import Needs
 from mpitrain.schedules.lowering.reductions import Reduction

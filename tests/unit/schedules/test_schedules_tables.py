@@ -1,9 +1,10 @@
 """The tables of GPipe and 1F1B, as the docstrings and the papers draw them."""
 
 import pytest
+from support.quick_schedules import NAMES
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.play.draw import grid
 from mpitrain.schedules.play.simulate import simulate
 from mpitrain.schedules.table import Table, forwards

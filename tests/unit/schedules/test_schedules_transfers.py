@@ -9,10 +9,11 @@ and its B 2n, so that the parts of a forward take 1 each and those of a backward
 from fractions import Fraction
 
 import pytest
+from support.quick_schedules import NAMES
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import parse_program
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.reductions import Reduction
 from mpitrain.schedules.lowering.residency import Residency

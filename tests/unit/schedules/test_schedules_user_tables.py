@@ -1,11 +1,12 @@
 """Users' own tables: our text, CSV, PyTorch's exported schedules, near misses, and what is wrong where."""
 
 import pytest
+from support.quick_schedules import NAMES
 from torch_tables import FORMATS, tables, torch_table
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import PAIR, B, F, I, W, format_program
-from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.catalog import build
 from mpitrain.schedules.formats.csv_table import write_csv
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.lowering.lower import lower

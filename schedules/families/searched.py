@@ -1,0 +1,124 @@
+"""Orders that are searched for: the shortest step with given times and a memory limit, for each placement.
+
+plain-auto         a stage a rank
+interleaved-auto   chunks in loops
+v-auto             a V, there and back
+
+All orders of the same placement that have a name take part in the search (see search/improve), so
+that none of them that fits is shorter. A limit is met from one stash of a rank's whole share on.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain
+
+from mpitrain.errors import ScheduleError
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.families.interleaved import CHUNKS, interleaved, interleaved_zb, smallest_group
+from mpitrain.schedules.families.one_f_one_b import EAGER_1F1B, ONE_F_ONE_B
+from mpitrain.schedules.families.v_1f1b import v_1f1b
+from mpitrain.schedules.families.v_half import v_half, v_min
+from mpitrain.schedules.families.zb_auto import SearchPlan, planned, zb_auto
+from mpitrain.schedules.families.zbv import zbv
+from mpitrain.schedules.families.zbv_auto import zbv_auto
+from mpitrain.schedules.families.zero_bubble import ZB_H1, ZB_H2
+from mpitrain.schedules.family import Rows, ScheduleFamily
+from mpitrain.schedules.limits import require_searchable
+from mpitrain.schedules.options import Options
+from mpitrain.schedules.search.improve import search
+from mpitrain.schedules.search.problem import Problem, stage_costs
+from mpitrain.schedules.search_progress import Notify
+
+TAKES = ("times", "memory_limit", "weight_memory")
+REMEMBERED = 16  # searches
+
+
+class Listener:
+    """Who hears how far a search is, which is no part of what is searched for."""
+
+    def __init__(self, notify: Notify | None):
+        self.notify = notify
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Listener)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def plain_auto(num_ranks: int, num_microbatches: int, options: Options) -> Rows:
+    """Compute order of every rank, a stage a rank. For 2 ranks, 3 microbatches, equal times, 2 stashes:
+
+    rank 0:  F0 F1 I0 W0 F2 I1 W1 I2 W2
+    rank 1:  F0 I0 F1 I1 W0 F2 I2 W1 W2
+    """
+    return _searched("plain-auto", num_ranks, num_microbatches, 1, options)
+
+
+PLAIN_AUTO = ScheduleFamily(plain_auto, name="plain-auto", takes=TAKES)
+
+
+def interleaved_auto(num_ranks: int, num_microbatches: int, options: Options) -> Rows:
+    """Compute order of every rank with chunks in loops, as `interleaved` has them."""
+    chunks = options.chunks or CHUNKS
+    return _searched("interleaved-auto", num_ranks, num_microbatches, chunks, options)
+
+
+INTERLEAVED_AUTO = ScheduleFamily(
+    interleaved_auto, name="interleaved-auto", takes=("chunks", *TAKES), placed="looped"
+)
+
+
+def v_auto(num_ranks: int, num_microbatches: int, options: Options) -> Rows:
+    """Compute order of every rank of a V, as `zbv`, `v-half` and `v-min` have it (arXiv:2405.15362)."""
+    return _searched("v-auto", num_ranks, num_microbatches, 2, options)
+
+
+V_AUTO = ScheduleFamily(v_auto, name="v-auto", takes=TAKES, placed="v")
+
+
+def _searched(name: str, num_ranks: int, num_microbatches: int, chunks: int, options: Options) -> Rows:
+    require_searchable(name, num_ranks, num_microbatches)
+    plan = planned(name, options, memory_limit=num_ranks)
+    if not plan.memory_limit >= 1:
+        raise ScheduleError(
+            f"{name}: found a memory limit of {plan.memory_limit} stashes, needed at least 1, a "
+            "microbatch in flight; raise the limit"
+        )
+    return _remembered(name, num_ranks, num_microbatches, chunks, plan, Listener(options.notify))
+
+
+@lru_cache(REMEMBERED)
+def _remembered(
+    name: str, num_ranks: int, num_microbatches: int, chunks: int, plan: SearchPlan, listener: Listener
+) -> Rows:
+    there = tuple(range(num_ranks))
+    rank_of = there + there[::-1] if name == "v-auto" else there * chunks
+    problem = Problem(
+        stage_costs(rank_of, plan.times), num_microbatches, plan.memory_limit * chunks, plan.weight_memory
+    )
+    known = {"plain-auto": _plain, "interleaved-auto": _looped, "v-auto": _v}[name]
+    return search(problem, known(num_ranks, num_microbatches, chunks, plan), listener.notify)
+
+
+# ---------------------------------------------------------------- orders that have a name
+
+
+def _plain(num_ranks: int, num_microbatches: int, _: int, plan: SearchPlan) -> Iterator[list[list[Action]]]:
+    for family in (ONE_F_ONE_B, EAGER_1F1B, ZB_H1, ZB_H2):
+        yield family.rows(num_ranks, num_microbatches, Options())
+    yield zb_auto(num_ranks, num_microbatches, Options()._replace(**plan._asdict()))
+
+
+def _looped(num_ranks: int, num_microbatches: int, chunks: int, _: SearchPlan) -> Iterator[Rows]:
+    groups = range(smallest_group(num_ranks), min(2 * num_ranks, num_microbatches) + 1)
+    for group in chain((None,), groups):
+        yield interleaved(num_ranks, num_microbatches, Options(chunks=chunks, group=group))
+    yield interleaved_zb(num_ranks, num_microbatches, Options(chunks=chunks))
+
+
+def _v(num_ranks: int, num_microbatches: int, _: int, plan: SearchPlan) -> Iterator[Rows]:
+    for rows in (zbv, v_half, v_min, v_1f1b):
+        yield rows(num_ranks, num_microbatches, Options())
+    if plan.memory_limit >= min(num_ranks, num_microbatches):
+        yield zbv_auto(num_ranks, num_microbatches, Options()._replace(**plan._asdict()))

@@ -1,0 +1,243 @@
+"""Search for the order of the shortest step: plays that are led by what was learnt from the best before.
+
+The first plays take their urgencies from simple rules. Later ones take the latest start of each
+computation in a good plan, a little disturbed, as list scheduling by critical paths does
+(Kolisch and Hartmann 2006). What is found is polished. For small steps all smaller limits are
+searched first, so that more memory doesn't cost time.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
+from math import ceil, inf
+from typing import NamedTuple
+
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.search.list_schedule import Guide, ListSchedule, Urgency
+from mpitrain.schedules.search.polish import polish
+from mpitrain.schedules.search.problem import ROUNDING, SMALL, Problem
+from mpitrain.schedules.search.timed_order import FORWARD, INPUT, OrderedPlay, TimedOrder, order_of
+from mpitrain.schedules.search_progress import Notify, SearchProgress
+
+Rows = Sequence[Sequence[Action]]
+KEPT = 6  # plans that others are made from
+RULES = 6  # simple rules that are followed at least
+OPERATIONS = 100_000  # of all plays under a limit: a second
+FEWEST, MOST = 4, 60  # plays
+MOVES, MOST_MOVES = 4, 800  # of the polish: for each play that there is time for; at all
+
+
+class RankedOrder(NamedTuple):
+    """A plan, and the guide that led to it, or would lead near it."""
+
+    cost: tuple[float, float]  # makespan, span
+    plan: TimedOrder
+    guide: Guide
+
+
+def search(problem: Problem, known: Iterable[Rows] = (), notify: Notify | None = None) -> list[list[Action]]:
+    """Return the best order that is found: of the shortest makespan, and of these the shortest span.
+
+    known: orders of others, of which those that fit take part.
+    """
+    orders = [order_of(rows) for rows in known]
+    pool: list[RankedOrder] = []
+    limits = levels(problem)
+    progress = SearchProgress(notify)
+    progress.expect(len(limits))
+    for limit in limits:
+        step = problem.within(limit)
+        for order in orders:
+            if plan := OrderedPlay(step, order).play():
+                _add(pool, RankedOrder(_cost(plan), plan, Guide(*_starts(step, plan), _unlimited(step), 0)))
+        _improve(step, pool, limit < problem.limit)
+        progress.step()
+    return pool[0].plan.actions()
+
+
+def _improve(problem: Problem, pool: list[RankedOrder], is_brief: bool) -> None:
+    number = OPERATIONS // problem.num_operations
+    guides = list(first_guides(problem))
+    for guide in guides[: RULES if is_brief else max(RULES, number)]:
+        _play(problem, pool, guide)
+    chance = random.Random(0)  # its random() alone is the same everywhere
+    for _ in range(FEWEST if is_brief else min(max(number, FEWEST), MOST)):
+        if pool[0].cost[0] > problem.bound * (1 + ROUNDING):
+            _play(problem, pool, _near(problem, pool, chance))
+    moves = min(MOVES * number, MOST_MOVES)
+    best = pool[0]
+    plan = polish(problem, best.plan, moves // 16 if is_brief else moves)
+    _add(pool, RankedOrder(_cost(plan), plan, best.guide))
+
+
+def _play(problem: Problem, pool: list[RankedOrder], guide: Guide) -> None:
+    plan = ListSchedule(problem, guide).play()
+    _add(pool, RankedOrder(_cost(plan), plan, guide))
+
+
+def levels(problem: Problem) -> list[float]:
+    """Return the limits that are tried, the problem's last."""
+    chunks = max(map(len, problem.stages))
+    top = min(problem.limit, chunks * problem.num_microbatches)
+    tried: list[float] = []
+    limit = chunks
+    while limit < top - ROUNDING and problem.num_operations <= SMALL:
+        tried.append(limit)
+        limit += 1
+    return [*tried, top]
+
+
+def _cost(plan: TimedOrder) -> tuple[float, float]:
+    return plan.makespan, plan.span
+
+
+def _add(pool: list[RankedOrder], candidate: RankedOrder) -> None:
+    """Take a candidate into the pool if it is one of the best, and no other is as good."""
+    if any(abs(candidate.cost[0] - other.cost[0]) <= ROUNDING * other.cost[0] for other in pool):
+        pool[:] = [
+            candidate
+            if abs(candidate.cost[0] - other.cost[0]) <= ROUNDING * other.cost[0]
+            and candidate.cost[1] < other.cost[1] * (1 - ROUNDING)
+            else other
+            for other in pool
+        ]
+    else:
+        pool.append(candidate)
+    pool.sort(key=lambda one: one.cost)
+    del pool[KEPT:]
+
+
+# ---------------------------------------------------------------- guides
+
+
+def by_rules(problem: Problem) -> Iterator[list[list[Action]]]:
+    """Yield the orders that simple rules lead to."""
+    for guide in first_guides(problem):
+        yield ListSchedule(problem, guide).play().actions()
+
+
+def first_guides(problem: Problem) -> Iterator[Guide]:
+    """Yield guides from simple rules, the most promising first."""
+    most = [_lived(problem, 2), _unlimited(problem), _lived(problem, 1), _shared(problem, 1)]
+    most += [_lived(problem, 0), _shared(problem, 0)]
+    rules = [_in_time(problem), _forwards_first(problem), _inputs_first(problem)]
+    for room, overlap, (forwards, inputs) in product(most, (0, 1), rules):
+        yield Guide(forwards, inputs, room, overlap)
+
+
+def _table(problem: Problem, urgency: Callable[[int, int], float]) -> Urgency:
+    return [
+        [urgency(stage, m) for m in range(problem.num_microbatches)] for stage in range(problem.num_stages)
+    ]
+
+
+def _in_time(problem: Problem) -> tuple[Urgency, Urgency]:
+    """Return when everything would be if a microbatch began each period and waited for nothing."""
+    turn = problem.period
+    return (
+        _table(problem, lambda stage, m: problem.first_forward[stage] + m * turn),
+        _table(problem, lambda stage, m: problem.first_input[stage] + m * turn),
+    )
+
+
+def _inputs_first(problem: Problem) -> tuple[Urgency, Urgency]:
+    every = problem.num_microbatches * problem.num_stages
+    return (
+        _table(problem, lambda stage, m: every + m - stage * problem.num_microbatches + every),
+        _table(problem, lambda stage, m: m * problem.num_stages - stage),
+    )
+
+
+def _forwards_first(problem: Problem) -> tuple[Urgency, Urgency]:
+    every = problem.num_microbatches * problem.num_stages
+    return (
+        _table(problem, lambda stage, m: m - stage * problem.num_microbatches),
+        _table(problem, lambda stage, m: every + m * problem.num_stages - stage),
+    )
+
+
+def _unlimited(problem: Problem) -> tuple[float, ...]:
+    return (inf,) * problem.num_stages
+
+
+def _lived(problem: Problem, more: int) -> tuple[float, ...]:
+    """Return the stashes that each stage holds if none is held longer than it has to be, and some more."""
+    return tuple(max(1, ceil(life / problem.period)) + more for life in problem.lifespan)
+
+
+def _shared(problem: Problem, more: int) -> tuple[float, ...]:
+    """Divide the limit of each rank over its stages by how long their stashes are held."""
+    most = [1] * problem.num_stages
+    for stages in problem.stages:
+        whole = sum(problem.lifespan[stage] for stage in stages)
+        for stage in stages:
+            most[stage] = max(1, int(problem.limit * problem.lifespan[stage] / whole + ROUNDING) + more)
+    return tuple(most)
+
+
+def _near(problem: Problem, pool: list[RankedOrder], chance: random.Random) -> Guide:
+    """Return a guide near one of the best."""
+    number = 0
+    while number + 1 < len(pool) and chance.random() < 0.5:
+        number += 1
+    origin = pool[number]
+    urgencies = _starts if chance.random() < 0.5 else _latest_starts
+    disturbance = problem.period / 2 * chance.random() ** 2
+    forwards, inputs = (
+        [[start + disturbance * chance.random() for start in row] for row in rows]
+        for rows in urgencies(problem, origin.plan)
+    )
+    most = origin.guide.most
+    if chance.random() < 0.5:
+        most = _changed(problem, most, chance)
+    overlap = (0, 0.5, 1)[int(3 * chance.random())] if chance.random() < 0.5 else origin.guide.overlap
+    return Guide(forwards, inputs, most, overlap)
+
+
+def _changed(problem: Problem, most: tuple[float, ...], chance: random.Random) -> tuple[float, ...]:
+    """Give some stages in a row room for one stash more or fewer, or all room for any number."""
+    if chance.random() < 0.3:
+        return _unlimited(problem)
+    first = int(chance.random() * problem.num_stages)
+    last = first if chance.random() < 0.5 else int(chance.random() * problem.num_stages)
+    more = 1 if chance.random() < 0.5 else -1
+    return tuple(
+        max(1, min(number, problem.limit) + more * (min(first, last) <= stage <= max(first, last)))
+        for stage, number in enumerate(most)
+    )
+
+
+def _starts(problem: Problem, plan: TimedOrder) -> tuple[Urgency, Urgency]:
+    tables = [_table(problem, lambda *_: 0), _table(problem, lambda *_: 0)]
+    for row in plan.rows:
+        for step in row:
+            if step.kind in (FORWARD, INPUT):
+                tables[step.kind][step.stage][step.microbatch] = step.start
+    return tables[FORWARD], tables[INPUT]
+
+
+def _latest_starts(problem: Problem, plan: TimedOrder) -> tuple[Urgency, Urgency]:
+    """Return the latest start of each F and I that doesn't make the plan longer, in its order."""
+    where, last = problem.where, problem.num_stages - 1
+    end = plan.makespan
+    tables = [_table(problem, lambda *_: end) for _ in range(3)]
+    forwards, inputs, weights = tables
+    following = [end] * len(plan.rows)
+    steps = sorted(
+        ((step.start, rank, step) for rank, row in enumerate(plan.rows) for step in row), reverse=True
+    )
+    for _, rank, (kind, stage, m, start, stop) in steps:
+        latest = following[rank]
+        if kind == FORWARD:
+            latest = min(
+                latest,
+                inputs[stage][m]
+                if stage == last
+                else forwards[stage + 1][m] - where.between(stage, stage + 1),
+            )
+        elif kind == INPUT:
+            latest = min(latest, weights[stage][m])
+            if stage:
+                latest = min(latest, inputs[stage - 1][m] - where.between(stage, stage - 1))
+        tables[kind][stage][m] = following[rank] = latest - (stop - start)
+    return forwards, inputs

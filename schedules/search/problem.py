@@ -1,0 +1,143 @@
+"""What a search for an order of a step is given: stages on ranks, times, and a limit of memory."""
+
+from functools import cached_property
+from math import ceil
+from typing import NamedTuple
+
+from mpitrain.schedules.options import Times
+
+ROUNDING = 1e-9  # sums of floats that differ by less are equal
+SMALL = 600  # operations of a step for which smaller limits are tried, too
+
+
+class StageCosts(NamedTuple):
+    """Stages on ranks, and how long they take; times are of one stage and one microbatch.
+
+    message: from a stage to the next, if another rank has it.
+    """
+
+    rank_of: tuple[int, ...]
+    forward: tuple[float, ...]
+    input: tuple[float, ...]
+    weight: tuple[float, ...]
+    message: float
+
+    @property
+    def num_ranks(self) -> int:
+        return max(self.rank_of) + 1
+
+    def between(self, stage: int, other: int) -> float:
+        """Return the time of a message from one stage to another."""
+        return 0 if self.rank_of[stage] == self.rank_of[other] else self.message
+
+
+def stage_costs(rank_of: tuple[int, ...], times: Times) -> StageCosts:
+    """Divide the times of a rank's whole share of layers over its stages."""
+    chunks = len(rank_of) // (max(rank_of) + 1)
+    forward, grad, weight = (tuple(time / chunks for _ in rank_of) for time in times[:3])
+    return StageCosts(rank_of, forward, grad, weight, times.message)
+
+
+def limits_within(where: StageCosts, num_microbatches: int, limit: float) -> list[float]:
+    """Return a limit of stashes of a rank's whole share, and for a small step all whole ones below it.
+
+    What is made with less memory stays possible with more, so that more doesn't cost time.
+    """
+    if 3 * len(where.rank_of) * num_microbatches > SMALL:
+        return [limit]
+    return [limit, *reversed(range(1, ceil(min(limit, num_microbatches))))]
+
+
+class Problem:
+    """A step that is to be ordered.
+
+    limit: stashes of one stage that a rank may hold. late: the share of one that is held between I
+    and W.
+    """
+
+    def __init__(self, where: StageCosts, num_microbatches: int, limit: float, late: float = 1):
+        self.where = where
+        self.num_microbatches = num_microbatches
+        self.limit = limit
+        self.late = late
+        self.num_stages = len(where.rank_of)
+        self.stages: list[list[int]] = [[] for _ in range(where.num_ranks)]
+        for stage, rank in enumerate(where.rank_of):
+            self.stages[rank].append(stage)
+
+    def within(self, limit: float) -> "Problem":
+        """Return the same step with another limit."""
+        return Problem(self.where, self.num_microbatches, limit, self.late)
+
+    @property
+    def num_operations(self) -> int:
+        return 3 * self.num_stages * self.num_microbatches
+
+    @cached_property
+    def first_forward(self) -> list[float]:
+        """When the first microbatch can be at each stage, at the earliest."""
+        where = self.where
+        times: list[float] = [0]
+        for stage in range(1, self.num_stages):
+            times.append(times[-1] + where.forward[stage - 1] + where.between(stage - 1, stage))
+        return times
+
+    @cached_property
+    def first_input(self) -> list[float]:
+        """When the first I of each stage can start, at the earliest."""
+        where = self.where
+        last = self.num_stages - 1
+        times = [self.first_forward[last] + where.forward[last]]
+        for stage in reversed(range(last)):
+            times.append(times[-1] + where.input[stage + 1] + where.between(stage + 1, stage))
+        return times[::-1]
+
+    @cached_property
+    def lifespan(self) -> list[float]:
+        """How long a stash of each stage is held, at the least; between I and W only its share counts."""
+        where = self.where
+        return [
+            self.first_input[stage] + where.input[stage] - self.first_forward[stage]
+            + self.late * where.weight[stage]
+            for stage in range(self.num_stages)
+        ]  # fmt: skip
+
+    @cached_property
+    def period(self) -> float:
+        """The time that the busiest rank computes for one microbatch."""
+        return max(sum(self._work(stage) for stage in stages) for stages in self.stages)
+
+    def _work(self, stage: int) -> float:
+        return self.where.forward[stage] + self.where.input[stage] + self.where.weight[stage]
+
+    @cached_property
+    def bound(self) -> float:
+        """A time that no order takes less than.
+
+        A microbatch has its way through all stages. A rank has its work to do, waits for its first
+        forward, and then for its first I with no more forwards than fit; after its last I the way to
+        the first stage is left, and for itself no more W than fit. And each stash is held for its
+        lifespan.
+        """
+        where, m = self.where, self.num_microbatches
+        bound = self.first_input[0] + where.input[0] + where.weight[0]
+        for stages in self.stages:
+            first = stages[0]
+            start = self.first_forward[first]
+            until_input = self.first_input[stages[-1]] - start
+            after_input = where.weight[0] + sum(
+                where.input[stage] + where.between(stage + 1, stage) for stage in range(first)
+            )
+            work = m * sum(map(self._work, stages))
+            idle = self._idle(until_input, where.forward, stages, 1)
+            idle += self._idle(after_input, where.weight, stages, self.late)
+            held = m * sum(self.lifespan[stage] for stage in stages)
+            bound = max(bound, start + idle + work, start + held / self.limit)
+        return bound
+
+    def _idle(self, time: float, cost: tuple[float, ...], stages: list[int], held: float) -> float:
+        """Return how much of a time can't be filled with as many F or W as fit."""
+        fits = self.num_microbatches * len(stages)
+        if held:
+            fits = min(fits, int(self.limit / held + ROUNDING))
+        return max(0, time - fits * max(cost[stage] for stage in stages))

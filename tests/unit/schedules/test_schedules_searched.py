@@ -1,0 +1,118 @@
+"""The schedules whose order is searched for: never behind what is published, within any limit."""
+
+import random
+
+import pytest
+from conftest import but_for
+from support.quick_schedules import NAMES, SEARCHED
+
+from mpitrain.errors import ScheduleError
+from mpitrain.schedules.catalog import build
+from mpitrain.schedules.lowering.lower import Reduction, lower
+from mpitrain.schedules.options import Options, Times
+from mpitrain.schedules.play.simulate import simulate_table
+from mpitrain.schedules.proof.check import check
+from mpitrain.schedules.search.problem import Problem, stage_costs
+from mpitrain.schedules.search.timed_order import OrderedPlay, order_of
+
+# ranks, microbatches, times, stashes of a rank's whole share, and the makespan that a generator of
+# sail-sg/zero-bubble-pipeline-parallelism has with them: grouped interleaved, a V for a limit, 1F1B-V
+PUBLISHED = [
+    (8, 32, Times(10, 20, 10, 3), 7.5, 1566),
+    (8, 32, Times(10, 20, 10, 3), 6.5, 1608),
+    (8, 32, Times(10, 20, 10, 3), 6, 1707),
+    (5, 15, Times(10, 20, 10, 3), 4.5, 749),
+    (5, 15, Times(30, 40, 20, 0), 4, 1515),
+    (4, 16, Times(18.5, 18.1, 9.3, 0.6), 2.5, 983),
+    (4, 5, Times(10, 20, 10, 3), 3, 320),
+    (2, 6, Times(1, 1, 1, 0), 1.5, 19.5),
+    (6, 22, Times(10, 20, 10, 3), 5, 1209),
+]
+FEW = PUBLISHED[5:8]
+FIXED = {
+    "plain-auto": ("1f1b", "zb-h1", "zb-h2", "zb-auto"),
+    "interleaved-auto": ("interleaved", "interleaved-zb"),
+    "v-auto": ("zbv", "v-half", "v-min", "1f1b-v", "zbv-auto"),
+}
+
+
+def searched(name, num_ranks, num_microbatches, times, limit):
+    """Return the timeline of a searched order, proved, and within the limit."""
+    options = Options(times=times, memory_limit=limit, weight_memory=1)
+    table = build(name, num_ranks, num_microbatches, options)
+    check(lower(table, [Reduction(1, ())] * table.num_stages), table.num_stages, table.num_microbatches)
+    timeline = simulate_table(table, times)
+    chunks = table.num_stages // num_ranks
+    assert max(map(timeline.peak_in_flight, range(num_ranks))) <= limit * chunks
+    return timeline
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_microbatches", "times", "limit", "makespan"),
+    but_for(PUBLISHED, longer=[case for case in PUBLISHED if case not in FEW]),
+)
+def test_none_that_is_published_is_shorter_with_its_memory(
+    num_ranks, num_microbatches, times, limit, makespan
+):
+    found = [
+        searched(name, num_ranks, num_microbatches, times, limit).makespan
+        for name in ("v-auto", "interleaved-auto")
+    ]
+    assert min(found) <= makespan
+
+
+@pytest.mark.parametrize("seed", but_for(range(40), longer=range(4, 40)))
+def test_no_named_schedule_that_fits_is_shorter(seed):
+    chance = random.Random(seed)
+    num_ranks, times = chance.randint(2, 4), Times(*(chance.randint(1, 9) for _ in range(4)))
+    num_microbatches = chance.randint(1, 2 * num_ranks)
+    limit = chance.choice((1, 1.5, num_ranks / 2 + 1, num_ranks, 2 * num_ranks))
+    for name, others in FIXED.items():
+        mine = searched(name, num_ranks, num_microbatches, times, limit)
+        for other in others:
+            options = Options(times=times, memory_limit=limit, weight_memory=1)
+            try:
+                table = build(other, num_ranks, num_microbatches, options if "auto" in other else Options())
+            except ScheduleError:
+                continue
+            theirs = simulate_table(table, times)
+            chunks = table.num_stages // num_ranks
+            if max(map(theirs.peak_in_flight, range(num_ranks))) <= limit * chunks:
+                assert mine.makespan <= theirs.makespan * (1 + 1e-9), f"{name} for {other}"
+
+
+@pytest.mark.parametrize("name", ["zb-auto", "zbv-auto", *SEARCHED])
+def test_more_memory_costs_no_time(name):
+    times = Times(1, 2, 1, 0.2)
+    spans = []
+    for limit in (1, 2, 3, 4, 6):
+        options = Options(times=times, memory_limit=limit, weight_memory=1)
+        spans.append(simulate_table(build(name, 3, 6, options), times).makespan)
+    assert spans == sorted(spans, reverse=True)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("dualpipe", "dualpipev", "seq1f1b")])
+def test_no_order_is_shorter_than_the_bound(name):
+    times = Times(3, 5, 2, 1)
+    for num_ranks, num_microbatches in ((2, 1), (3, 5), (4, 8), (5, 7)):
+        table = build(name, num_ranks, num_microbatches)
+        held = max(map(simulate_table(table).peak_in_flight, range(num_ranks)))
+        problem = Problem(stage_costs(table.rank_of, times), num_microbatches, held)
+        plan = OrderedPlay(problem, order_of(table.ranks)).play()
+        assert plan is not None and plan.makespan >= problem.bound * (1 - 1e-9)
+        assert problem.bound >= num_microbatches * sum(times[:3])
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_what_cannot_be_is_refused(name):
+    with pytest.raises(
+        ScheduleError, match=f"{name}: found a memory limit of 0.5 stashes, needed at least 1"
+    ):
+        build(name, 4, 8, Options(memory_limit=0.5))
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_the_same_order_is_found_again(name):
+    options = Options(times=Times(10.4, 10.2, 7.7, 0.4), memory_limit=2)
+    first, again = (build(name, 3, 7, options._replace(chunks=None)) for _ in range(2))
+    assert first == again
