@@ -37,6 +37,7 @@ LengthOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Heads = Annotated[int, Meta(ge=1, le=2**16)]
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
+Weight = Annotated[float, Meta(ge=0, lt=1e9)]
 
 
 # Tables name `frozen` again: they inherit it from this one, but type checkers don't see that.
@@ -251,10 +252,24 @@ class ExpertsTable(ConfigTable, frozen=True):
     wire: Literal["", "bf16", "fp8"] = ""
 
 
+class DataSource(ConfigTable, frozen=True):
+    path: str | tuple[str, ...]
+    # share of the sequences, as a ratio; or [[step, weight], ...]: weights that hold from these steps on
+    weight: Weight | tuple[tuple[Count, Weight], ...] = 1.0
+    epochs: CountOrNone = 0  # how often its text is read at most; 0: without end
+    source: Literal[
+        "auto", "text", "jsonl", "parquet", "megatron", "datatrove", "npy", "nanogpt", "python-stdlib"
+    ] = "auto"
+    text_key: str = "text"
+
+
 class Data(ConfigTable, frozen=True):
     # the format of the corpus: python-stdlib, text, jsonl, parquet, megatron, datatrove, npy, nanogpt;
     # auto: by the first bytes of each file; or "module:name", a Source of your own
     source: str = "python-stdlib"
+    # in place of source and path, several sources with weights: tables [[data.sources]] of path, weight,
+    # epochs, source (default: auto) and text_key
+    sources: tuple[DataSource, ...] = ()
     # a file, a folder or a pattern such as "a/**/*.txt"; or several
     path: str | tuple[str, ...] = ""
     # text for validation, in the form of data.source; "": documents of data.path are held out

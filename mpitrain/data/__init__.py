@@ -21,6 +21,7 @@ token_dtype              the type of stored ids
 tokens, origin           tokens.bin, ends.bin, tokens.json; what they were made from
 shared_tokens            data.tokens: tokenized corpora that runs share
 split, copies            training and validation text; copies of held-out documents
+mixture                  which source each slot of the order is read from, by weights
 order, permutation       which windows a step trains on: the shuffled order of an epoch
 token_rows, documents    rows of a batch; which document each position is in, and which targets count
 pace, panics, memory_left

@@ -1,20 +1,35 @@
 """The documents of a corpus: files of one source, in an order that is always the same."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from mpitrain.config import Data
-from mpitrain.data.corpus_files import Listing, Paths, list_unique, no_text, refused
+from mpitrain.data.corpus_files import Listing, Paths, list_unique, named, no_text, refused, unique
 from mpitrain.data.source import BEGIN, SOURCES, Damaged, Document, File, Position, Source, TokenRule
 from mpitrain.data.token_files import NO_RULE, token_documents
 from mpitrain.data.tokenizer import Vocabulary
+from mpitrain.errors import DataError
 from mpitrain.inputs import shown
 
 DAMAGED = "damaged"
+MIXTURE = "mixture"
+
+
+class CorpusPart(NamedTuple):
+    """A source of a mixture, or the only one."""
+
+    source: str
+    path: Paths
+    text_key: str
 
 
 class Corpus(NamedTuple):
-    """What is trained on and validated with: keys of the table [data]."""
+    """What is trained on and validated with: keys of the table [data].
+
+    mixed: the sources of a mixture, in place of `source`, `path` and `text_key`.
+    """
 
     source: str
     path: Paths = None
@@ -23,6 +38,22 @@ class Corpus(NamedTuple):
     ends: int | Literal["none"] | None = None
     dtype: str = ""
     damaged: int = 0
+    mixed: tuple[CorpusPart, ...] = ()
+
+    @property
+    def parts(self) -> tuple[CorpusPart, ...]:
+        return self.mixed or (CorpusPart(self.source, self.path, self.text_key),)
+
+    @property
+    def key(self) -> str:
+        """Return the name of the setting, for messages."""
+        return "data.sources" if self.mixed else "data.path"
+
+    @property
+    def identity(self) -> str:
+        """Return what prepared tokens note of the sources."""
+        names = [SOURCES.find(part.source).identity(part.source) for part in self.parts]
+        return f"{MIXTURE}: {', '.join(names)}" if self.mixed else names[0]
 
     def rule(self, tokenizer: Vocabulary) -> TokenRule:
         """Return how files of ids are read."""
@@ -34,7 +65,12 @@ class Corpus(NamedTuple):
 def corpus_of(data: Data) -> Corpus:
     """Return the corpus of a configuration."""
     keys = data.ends, data.dtype, data.damaged
-    return Corpus(data.source, data.path, data.val_path, data.text_key, *keys)
+    if not data.sources:
+        return Corpus(data.source, data.path, data.val_path, data.text_key, *keys)
+    mixed = tuple(CorpusPart(part.source, part.path or None, part.text_key) for part in data.sources)
+    paths = [[part.path] if isinstance(part.path, str) else part.path for part in data.sources]
+    names = [name for path in paths for name in path]
+    return Corpus(MIXTURE, names, data.val_path, data.text_key, *keys, mixed)
 
 
 def documents(corpus: Corpus, begin: Position = BEGIN) -> Iterator[Document]:
@@ -89,6 +125,53 @@ def all_documents(
         raise refused(problems, source.advice.format(text_key=shown(corpus.text_key)))
     if not found:
         raise no_text(source, corpus.path, listing.left_out)
+
+
+def list_parts(corpus: Corpus, each: Callable[[str], object]) -> tuple[Listing, list[int]]:
+    """Return the files of all sources, those of one after those of another, and how many each has.
+
+    A file with the content of an earlier one is left out. Raises DataError for a source of which none
+    is left.
+    """
+    found = [list_unique(SOURCES.find(part.source), part.path, corpus.key, each) for part in corpus.parts]
+    if len(found) == 1:
+        return found[0], [len(found[0].files)]
+    left_out: dict[str, list[str]] = {}
+    for listing in found:
+        for reason, names in listing.left_out.items():
+            left_out[reason] = left_out.get(reason, []) + names
+    whole = unique(Listing([file for listing in found for file in listing.files], left_out), each)
+    kept = {id(file) for file in whole.files}
+    counts = [sum(id(file) in kept for file in listing.files) for listing in found]
+    if 0 in counts:
+        empty = corpus.parts[counts.index(0)]
+        raise DataError(
+            f'data.sources: of path = "{named(empty.path)}" every file is among those of a source before '
+            "it; give each source files of its own"
+        )
+    return whole, counts
+
+
+def moved(position: Position, files: int) -> Position:
+    """Return a position with so many more files before it."""
+    return msgspec.structs.replace(position, files=position.files + files)
+
+
+def part_documents(
+    corpus: Corpus, listing: Listing, counts: list[int], begin: Position, rule: TokenRule, num_damaged: int
+) -> Iterator[Document]:
+    """Yield the documents of all sources, as all_documents() does those of one."""
+    first = 0
+    for part, count in zip(corpus.parts, counts, strict=True):
+        if first + count > begin.files:
+            within = moved(begin, -first) if begin.files >= first else BEGIN
+            own = corpus._replace(source=part.source, path=part.path, text_key=part.text_key)
+            files = Listing(listing.files[first : first + count], {})
+            for document in all_documents(SOURCES.find(part.source), own, files, within, rule, num_damaged):
+                num_damaged += document.left_out == DAMAGED
+                after = moved(document.after, first)
+                yield document._replace(file=document.file + first, after=after)
+        first += count
 
 
 class _Damages:

@@ -77,6 +77,17 @@ class ReadCounts(msgspec.Struct, frozen=True):
     # of files that had something unusual, which was put right
     remarks: dict[str, LeftOut] = {}
 
+    # documents of each source of a mixture; empty: there is only one
+    parts: tuple[CountOrNone, ...] = ()
+
+    def with_part(self, part: int, of: int) -> "ReadCounts":
+        """Count a document of a source, of so many sources."""
+        if of == 1:
+            return self
+        counts = list(self.parts or (0,) * of)
+        counts[part] += 1
+        return msgspec.structs.replace(self, parts=tuple(counts))
+
     def with_remark(self, remark: str, name: str) -> "ReadCounts":
         """Count a file with something unusual."""
         before = self.remarks.get(remark, LeftOut(0, shown(name)))

@@ -9,14 +9,14 @@ a draft of a killed process        it goes on, with the same bytes in the end
 none of these                      all documents are tokenized
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from mpitrain.data.corpus import DAMAGED, Corpus, all_documents
+from mpitrain.data.corpus import DAMAGED, Corpus, list_parts, part_documents
 from mpitrain.data.corpus_files import (
     Listing,
     fingerprint,
@@ -117,6 +117,7 @@ class _Work(NamedTuple):
     """What is to be prepared. texts: the documents from a position on, with so many damaged before it.
 
     first_of_validation: the first file of data.val_path; None: there is no such path.
+    counts: files of each source.
     """
 
     origin: Origin
@@ -126,49 +127,55 @@ class _Work(NamedTuple):
     tokenizer: Tokenizer
     encoder_of: EncoderOf
     report: Reporter
+    counts: Sequence[int]
 
 
 def _work(corpus: Corpus, tokenizer: Tokenizer, encoder_of: EncoderOf, report: Reporter) -> _Work:
     """List the files of a corpus."""
-    source = SOURCES.find(corpus.source)
-    listing = list_unique(source, corpus.path, each=report.doing)
+    listing, counts = list_parts(corpus, report.doing)
     num_validation = 0
     if corpus.val_path:
+        source = SOURCES.find(corpus.source)
         validation = list_unique(source, corpus.val_path, "data.val_path", report.doing)
         listing = with_validation(listing, validation)
         num_validation = len(validation.files)
-    origin = _origin(source, corpus, listing, tokenizer, num_validation)
+        counts = [len(listing.files)]
+    origin = _origin(corpus, listing, tokenizer, num_validation, counts)
     first = len(listing.files) - num_validation if num_validation else None
     rule = corpus.rule(vocabulary_of(tokenizer))
 
     def texts(begin: Position, num_damaged: int) -> Iterator[Document]:
-        return all_documents(source, corpus, listing, begin, rule, num_damaged)
+        return part_documents(corpus, listing, counts, begin, rule, num_damaged)
 
-    return _Work(origin, listing, texts, first, tokenizer, encoder_of, report)
+    return _Work(origin, listing, texts, first, tokenizer, encoder_of, report, counts)
 
 
 def _origin(
-    source: Source, corpus: Corpus, listing: Listing, tokenizer: Tokenizer, num_validation: int
+    corpus: Corpus, listing: Listing, tokenizer: Tokenizer, num_validation: int, counts: Sequence[int]
 ) -> Origin:
+    sources = [SOURCES.find(part.source) for part in corpus.parts]
+    keys = [part.text_key for part, source in zip(corpus.parts, sources, strict=True) if source.keyed]
     return Origin(
-        source=source.identity(corpus.source),
+        source=corpus.identity,
         path=named(corpus.path),
         files=fingerprint(listing),
         tokenizer=tokenizer.identity,
         vocab=tokenizer.vocab,
         form=FORM,
         end_of_text=tokenizer.end_of_text,
-        text_key=corpus.text_key if source.keyed else "",
+        text_key=", ".join(keys),
         begin_of_text=tokenizer.begin_of_text,
         validation_files=num_validation,
-        rule=_rule_of(source, corpus),
+        rule=_rule_of(sources, corpus, counts),
         damaged=corpus.damaged,
     )
 
 
-def _rule_of(source: Source, corpus: Corpus) -> str:
+def _rule_of(sources: Sequence[Source], corpus: Corpus, counts: Sequence[int]) -> str:
     """Return what a description notes of how ids are read; "" where nothing but the tokenizer says it."""
-    given = {"ends": corpus.ends, "dtype": corpus.dtype or None} if source.holds_tokens else {}
+    of_ids = any(source.holds_tokens for source in sources)
+    given = {"ends": corpus.ends, "dtype": corpus.dtype or None} if of_ids else {}
+    given["files"] = " + ".join(map(str, counts)) if corpus.mixed else None
     return ", ".join(f"{key} = {value}" for key, value in given.items() if value is not None)
 
 
@@ -313,6 +320,8 @@ def _encode(work: _Work, draft: Draft) -> None:
         if document.num_bytes:
             each(f"preparing the tokens of {document.name}")
         if ids.size:
+            part = int(np.searchsorted(np.cumsum(work.counts), document.file, side="right"))
+            draft.tally = draft.tally.with_part(part, len(work.counts))
             _add(draft, document, ids, between, before, tokenizer.unknown)
     if draft.count == 0:
         raise DataError(

@@ -68,6 +68,12 @@ def without(found: Split, ends: np.ndarray, copies: np.ndarray, sequence: int) -
     return found._replace(train=train, description=description)
 
 
+def within(stretches: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Return the parts of stretches that lie between two tokens."""
+    found = np.clip(stretches, begin, end)
+    return found[found[:, 1] > found[:, 0]]
+
+
 def _minus(stretches: np.ndarray, parts: np.ndarray) -> np.ndarray:
     """Return stretches without parts of them; both are in order."""
     left = []

@@ -10,6 +10,7 @@ from mpitrain.cluster.crowding import crowded
 from mpitrain.comm.base import library
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
+from mpitrain.data.corpus import corpus_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import costs, idle_here
 from mpitrain.plan.settings.recompute import recompute_line
@@ -65,8 +66,8 @@ class Announcements:
         yield (
             f"{count / 1e6:.2f} M parameters ({model.layers} blocks of width {model.width}), "
             f"{config.batch.global_} sequences of {config.data.sequence} tokens a step, training on "
-            f"{self.corpora.train.num_sequences:,} sequences of {config.data.source}, in the order "
-            f"{self.corpora.order}"
+            f"{self.corpora.train.num_sequences:,} sequences of {corpus_of(config.data).source}, "
+            f"in the order {self.corpora.order}"
         )
 
     def _validation_line(self) -> str:

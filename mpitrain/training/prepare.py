@@ -9,6 +9,7 @@ rank alone is raised on all.
 
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,11 @@ from mpitrain.config import Config, LoadedConfig, as_override, plugins_of
 from mpitrain.data.copies import copies_of
 from mpitrain.data.corpus import corpus_of
 from mpitrain.data.corpus_files import check_source
+from mpitrain.data.mixture import Mixture, MixtureSampler, Samplers, mixture_of
 from mpitrain.data.order import Sampler
+from mpitrain.data.origin import ReadCounts
 from mpitrain.data.preparation import Reporter, prepare
-from mpitrain.data.source import SOURCES
-from mpitrain.data.split import Split, apart, split, tail, without
+from mpitrain.data.split import Split, apart, split, tail, within, without
 from mpitrain.data.token_rows import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
 from mpitrain.data.tokens import (
@@ -76,7 +78,7 @@ class Corpora:
     by_documents: whether held-out data was chosen by documents; older runs hold the tail of all tokens out.
     """
 
-    train: Sampler
+    train: Samplers
     validation: Sampler
     digest: str
     order: str
@@ -332,6 +334,7 @@ class _Opening:
         self.gone: DataError | None = None
         self.copies = np.empty(0, np.int64)  # documents that are left out of training
         self.order = ""  # of the training text
+        self.newest: Newest | None = None
 
     def open(self) -> PreparedRun:
         world = self.world
@@ -362,6 +365,7 @@ class _Opening:
             self.order = world.on_every_rank(
                 "checking data.order", lambda: order_of(self.config.data.order, newest, folder)
             )
+            self.newest = newest
             self.notes += self._replay_lines(newest)
             if self.before is not None and newest.step:
                 before = saved_config(newest, self.config) or self.before
@@ -389,7 +393,7 @@ class _Opening:
         prompt = ""
         if world.rank == 0:
             beginning = corpora.train.sequences(range(1))[0].tolist()
-            prompt = prompt_for(self.tokenizer.whole, beginning, self.config.data.source)
+            prompt = prompt_for(self.tokenizer.whole, beginning, corpus_of(self.config.data).source)
         return PreparedRun(self.plan, self.rundir, corpora, newest, self.notes, prompt)
 
     def _require_steps(self, step: int) -> None:
@@ -406,7 +410,8 @@ class _Opening:
         self.before = self.rundir.require_same_run(self.config)
         data = self.config.data
         try:
-            check_source(data.source, data.path)
+            for part in corpus_of(data).parts:
+                check_source(part.source, part.path, corpus_of(data).key)
             if data.val_path:
                 check_source(data.source, data.val_path, "data.val_path")
         except DataError as error:
@@ -444,13 +449,13 @@ class _Opening:
 
         def accept(description: Description, tokens: np.ndarray, ends: np.ndarray) -> None:
             if newest.step and newest.data not in (description.content, description.digest):
-                now = f"{self.config.data.source} gives now{self._with_another_tokenizer()}"
+                now = f"{corpus_of(self.config.data).source} gives now{self._with_another_tokenizer()}"
                 raise CheckpointError(
                     f"{self.rundir.checkpoints}: trained on other data than {now}; choose another run.dir"
                 )
             if ends.size:
                 separator(self.config.data, self.vocabulary)
-            self._samplers(tokens, ends, description.tally.training)
+            self._samplers(tokens, ends, description.tally)
 
         data = self.config.data
         if self.gone and not self._keeps_trained(newest):
@@ -475,8 +480,7 @@ class _Opening:
             raise StoppedEarly(early.where, early.why, f"{count:,} tokens are prepared and kept") from early
 
     def _keeps_trained(self, newest: Newest) -> bool:
-        named = self.config.data.source
-        source = SOURCES.find(named).identity(named)
+        source = corpus_of(self.config.data).identity
         return keep_trained(self.rundir.data, source, self.vocabulary, newest.data, self._still)
 
     def _with_another_tokenizer(self) -> str:
@@ -488,9 +492,9 @@ class _Opening:
 
     def _corpora(self) -> Corpora:
         ends = open_ends(self.rundir.data)
-        training = describe(self.rundir.data).tally.training
+        tally = describe(self.rundir.data).tally
         train, validation, validation_description = self._samplers(
-            open_tokens(self.rundir.data), ends, training, open_unscored(self.rundir.data)
+            open_tokens(self.rundir.data), ends, tally, open_unscored(self.rundir.data)
         )
         content = describe(self.rundir.data).content
         separate = self.config.data.documents == "separate"
@@ -523,20 +527,47 @@ class _Opening:
         self,
         tokens: np.ndarray,
         ends: np.ndarray,
-        training: int | None,
+        tally: ReadCounts,
         unscored: np.ndarray | None = None,
-    ) -> tuple[Sampler, Sampler, str]:
+    ) -> tuple[Samplers, Sampler, str]:
         data = self.config.data
         seed = self.config.run.seed
-        split = without(self._split(len(tokens), ends, training), ends, self.copies, data.sequence)
+        split = without(self._split(len(tokens), ends, tally.training), ends, self.copies, data.sequence)
         known = (
             (ends if ends.size else self.vocabulary.older_end_of_text)
             if data.documents == "separate"
             else None
         )
-        texts = [Text(tokens, stretches, known, unscored) for stretches in (split.train, split.validation)]
-        train = Sampler(texts[0], data.sequence, seed, self.order)
-        return train, Sampler(texts[1], data.sequence), split.description
+        validation = Sampler(Text(tokens, split.validation, known, unscored), data.sequence)
+
+        def trained(stretches: np.ndarray) -> Sampler:
+            return Sampler(Text(tokens, stretches, known, unscored), data.sequence, seed, self.order)
+
+        if not data.sources:
+            return trained(split.train), validation, split.description
+        lasts = np.asarray(ends)[np.cumsum(tally.parts) - 1].tolist()
+        places = zip([0, *lasts], lasts, strict=False)
+        samplers = [trained(within(split.train, *place)) for place in places]
+        sizes = [sampler.num_sequences for sampler in samplers]
+        mixture = mixture_of(data.sources, self.config.batch.global_, sizes)
+        mixture.require(self.config.run.steps * self.config.batch.global_)
+        self._require_same_past(mixture, sizes)
+        return MixtureSampler(samplers, mixture), validation, split.description
+
+    def _require_same_past(self, mixture: Mixture, sizes: Sequence[int]) -> None:
+        """Raise CheckpointError if weights changed for steps that the run has done already."""
+        newest = self.newest
+        before = saved_config(newest, self.config) if newest and newest.step else None
+        if newest is None or before is None:
+            return
+        past = mixture_of(before.data.sources, self.config.batch.global_, sizes)
+        read = newest.step * self.config.batch.global_
+        if len(before.data.sources) != len(sizes) or past.until(read) != mixture.until(read):
+            raise CheckpointError(
+                f"{self.rundir.checkpoints}: data.sources had other weights in the {newest.step} steps that "
+                "are done; keep those, and give new ones from a later step on: weight = [[1, ...], "
+                f"[{newest.step + 1}, ...]]"
+            )
 
     def _split(self, num_tokens: int, ends: np.ndarray, training: int | None) -> Split:
         data = self.config.data

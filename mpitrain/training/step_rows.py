@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor
-from mpitrain.data.order import Sampler
+from mpitrain.data.mixture import Samplers
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.parallel.microbatch import Microbatch
 
@@ -17,7 +17,7 @@ class StepRows:
         self._separate = separate
         self._dp_rank = dp_rank
 
-    def microbatches(self, sampler: Sampler, first: int, most: int | None = None) -> list[Microbatch]:
+    def microbatches(self, sampler: Samplers, first: int, most: int | None = None) -> list[Microbatch]:
         """Return this rank's microbatches of the step that begins at place `first` of the order.
 
         Stages in the middle look only for documents.
@@ -36,7 +36,7 @@ class StepRows:
             scored = counted if scored is None else scored & counted
         return self._actor.cutter.cut(tokens, ends, scored)
 
-    def rows(self, sampler: Sampler, first: int) -> TokenRows:
+    def rows(self, sampler: Samplers, first: int) -> TokenRows:
         """Return the rows themselves."""
         return sampler.rows(self._slots(first))
 

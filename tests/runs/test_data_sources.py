@@ -173,9 +173,9 @@ def test_a_corpus_of_documents_without_anything_is_refused(tmp_path):
 
 def test_another_version_of_a_source_makes_tokens_anew(tmp_path, monkeypatch):
     read = []
-    all_documents = preparation_module.all_documents
+    all_documents = preparation_module.part_documents
     monkeypatch.setattr(
-        preparation_module, "all_documents", lambda *given: read.append(1) or all_documents(*given)
+        preparation_module, "part_documents", lambda *given: read.append(1) or all_documents(*given)
     )
     corpus = Corpus("token_ids:SOURCE", two_texts(tmp_path / "corpus"))
     text = SOURCES.find("text")

@@ -38,7 +38,7 @@ def forbid_reading(monkeypatch):
     def documents(*_, **__):
         raise AssertionError("the corpus was read again")
 
-    return lambda: monkeypatch.setattr(preparation_module, "all_documents", documents)
+    return lambda: monkeypatch.setattr(preparation_module, "part_documents", documents)
 
 
 def test_documents_are_joined_by_end_of_text(corpus, tmp_path):
@@ -172,7 +172,7 @@ def test_interrupted_prepare_leaves_nothing_half_written(corpus, tmp_path, monke
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparation_module, "all_documents", documents)
+        patch.setattr(preparation_module, "part_documents", documents)
         with pytest.raises((KeyboardInterrupt, DataError)):
             prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     assert os.listdir(tmp_path / "data") == []

@@ -109,6 +109,8 @@ def in_words(kind: Any) -> str:
         items = [each for each in get_args(kind) if each is not Ellipsis]
         several = f"{len(items)} of: " if len(items) > 1 else ""
         return f"list of {several}{in_words(items[0])}"
+    if issubclass(kind, settings.ConfigTable):
+        return f"tables of {', '.join(kind.__struct_fields__)}"
     return NAMES[kind]
 
 

@@ -11,7 +11,7 @@ BY_CONTENT = (
     *("data.path", "data.val_path", "data.text_key", "data.tokenizer", "data.tokens", "data.end_of_text"),
     "data.begin_of_text",
     "data.order",
-    *("data.ends", "data.dtype", "data.damaged"),
+    *("data.ends", "data.dtype", "data.damaged", "data.sources"),
 )
 IDENTITY = (
     "run.seed",

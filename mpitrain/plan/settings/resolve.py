@@ -14,6 +14,7 @@ from mpitrain.config import (
     NEUTRAL,
     Batch,
     Config,
+    Data,
     Memory,
     Model,
     Numerics,
@@ -22,6 +23,7 @@ from mpitrain.config import (
     Precision,
     Run,
 )
+from mpitrain.data.mixture import blends_of
 from mpitrain.data.source import SOURCES
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import shown
@@ -77,6 +79,7 @@ def resolve(
         node_ranks = config.comm.node_ranks
         num_nodes = -(-num_ranks // node_ranks)
     SOURCES.find(config.data.source)  # or raise ConfigError
+    _refuse_mixture(config.data)
     preset = _preset(config.model)
     model = _model(config.model, preset, vocab, needed or vocab)
     family = family_of(model)
@@ -470,3 +473,16 @@ def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
         return num_ranks
     divisors = [d for d in range(1, num_ranks + 1) if num_ranks % d == 0 and num_ranks // d <= layers]
     return max((d for d in divisors if batch.global_ % (d * batch.micro) == 0), default=num_ranks)
+
+
+def _refuse_mixture(data: Data) -> None:
+    """Refuse sources beside keys that mean a single one, and weights that leave a step without data."""
+    if not data.sources:
+        return
+    for key, value in (("data.path", data.path), ("data.val_path", data.val_path)):
+        if value:
+            raise ConfigError(f"{key} has no use with data.sources; leave it out")
+    for blend in blends_of(data.sources, 1):
+        if not any(blend.weights):
+            found = f"data.sources: all weights are 0 from step {blend.begin + 1} on"
+            raise ConfigError(f"{found}; give one of them a weight above 0")

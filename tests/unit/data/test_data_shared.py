@@ -30,11 +30,11 @@ def corpus(tmp_path):
 def count_reads(monkeypatch):
     """Return the corpora that were read for tokens."""
     read = []
-    documents = preparation_module.all_documents
+    documents = preparation_module.part_documents
     monkeypatch.setattr(
         preparation_module,
-        "all_documents",
-        lambda *given, **named: read.append(given[1].path) or documents(*given, **named),
+        "part_documents",
+        lambda *given, **named: read.append(given[0].path) or documents(*given, **named),
     )
     return read
 

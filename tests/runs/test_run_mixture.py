@@ -1,0 +1,70 @@
+"""A run on a mixture of formats: the same bits after restarts, on any layout."""
+
+import corpus_formats as formats
+from launch import TINY, loss_lines, mpirun, options, tail
+
+DOCUMENTS = [list(f"document {number} says {number * number} ".encode() * 6) for number in range(90)]
+MIXTURE = """
+[data]
+[[data.sources]]
+path = "{folder}/megatron"
+weight = 2
+epochs = 1
+[[data.sources]]
+path = "{folder}/jsonl"
+weight = [[1, 1], [4, 3]]
+[[data.sources]]
+path = "{folder}/datatrove"
+"""
+
+
+def written(folder, name="config.toml", change=("", "")):
+    for number, writer in enumerate((formats.megatron, formats.jsonl, formats.datatrove)):
+        (folder / writer.__name__).mkdir(exist_ok=True)
+        writer(folder / writer.__name__, DOCUMENTS[number::3])
+    (folder / name).write_text(MIXTURE.format(folder=folder).replace(*change))
+    return folder / name
+
+
+def run(num_ranks, config, run_dir, **changes):
+    dotted = {key.replace("_", ".", 1): value for key, value in changes.items()}
+    settings = {key: value for key, value in TINY.items() if key not in ("data.source", "data.path")}
+    words = options({**settings, "run.dir": run_dir, "data.sequence": 16, **dotted})
+    return mpirun(num_ranks, "mpitrain", "run", str(config), *words)
+
+
+def losses(run_dir):
+    """Return the lines without what a run validates with at its end."""
+    return [line.partition(', "val_loss"')[0].rstrip("}") for line in loss_lines(run_dir)]
+
+
+def test_a_mixture_has_the_same_bits_after_restarts_and_on_another_layout(tmp_path):
+    config = written(tmp_path)
+    whole = run(1, config, tmp_path / "whole", run_steps=7)
+    assert whole.returncode == 0, tail(whole.output)
+    assert "sequences of mixture" in whole.output
+    for steps in (2, 5, 7):
+        done = run(2, config, tmp_path / "again", run_steps=steps, parallel_pp=2)
+        assert done.returncode == 0, tail(done.output)
+    assert losses(tmp_path / "again") == losses(tmp_path / "whole")
+    # the weights of steps that are done may not change, those of later ones may
+    other = written(tmp_path, "other.toml", ("[4, 3]", "[4, 2]"))
+    refused = run(1, other, tmp_path / "whole", run_steps=8)
+    assert refused.returncode == 2 and "had other weights in the 7 steps" in refused.output, tail(
+        refused.output
+    )
+    later = written(tmp_path, "later.toml", ("[4, 3]", "[4, 3], [8, 1]"))
+    done = run(1, later, tmp_path / "whole", run_steps=8)
+    assert done.returncode == 0, tail(done.output)
+
+
+def test_what_is_wrong_with_a_mixture_is_refused(tmp_path):
+    for change, message in (
+        (('jsonl"', 'nothing"'), "nothing cannot be read: "),
+        (('jsonl"', 'megatron"'), "every file is among those of a source before"),
+        (("[data]", '[data]\npath = "x"'), "data.path has no use with data.sources"),
+        (("weight = [[1, 1], [4, 3]]", "wait = 1"), "wait"),
+    ):
+        done = run(1, written(tmp_path, change=change), tmp_path / "run", run_steps=1)
+        assert done.returncode == 2 and message in done.output, (change, tail(done.output))
+        assert not (tmp_path / "run").exists()

@@ -1,0 +1,114 @@
+"""Mixtures: shares that are exact to less than one sequence, sources that end, weights that change."""
+
+import random
+
+import numpy as np
+import pytest
+
+from mpitrain.config import DataSource
+from mpitrain.data.mixture import Blend, Mixture, MixtureSampler, Shares, blends_of, in_integers
+from mpitrain.data.order import Sampler
+from mpitrain.errors import DataError
+
+SLOTS = 20_000
+
+
+def blend(number):
+    """Return weights of a mixture of 3 to 20 sources, with two or three digits."""
+    rng = random.Random(number)
+    digits = rng.choice((2, 3))
+    return [max(round(rng.random(), digits), 0.01) for _ in range(rng.randint(3, 20))]
+
+
+def largest_deviation(sources, weights):
+    exact = np.arange(1, len(sources) + 1)
+    shares = np.array(weights) / sum(weights)
+    return max(np.abs(np.cumsum(sources == i) - share * exact).max() for i, share in enumerate(shares))
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_every_prefix_has_its_shares_to_less_than_one(number):
+    weights = blend(number)
+    sources = Mixture([Blend(0, tuple(weights))], [0] * len(weights)).places(np.arange(SLOTS)).sources
+    assert largest_deviation(sources, weights) < 1 - 1 / (2 * len(weights) - 2) + 1e-6
+
+
+def test_the_known_beginning_of_a_mixture():
+    """Chairman assignment with weights 1/2, 1/3, 1/6: a period of six, each source by its share."""
+    found = Shares([3, 2, 1]).sources(np.arange(12)).tolist()
+    assert found[:6] == found[6:] and sorted(found[:6]) == [0, 0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_any_slot_is_what_it_is_in_the_whole_order(number):
+    rng = np.random.default_rng(number)
+    num = int(rng.integers(2, 6))
+    blends = [Blend(0, tuple(rng.integers(1, 9, num).tolist())), Blend(311, (0.0, *[1.5] * (num - 1)))]
+    mixture = Mixture(blends, [0, *rng.integers(50, 400, num - 1).tolist()])
+    count = mixture.length or 2000
+    whole = mixture.places(np.arange(count))
+    for source in range(num):
+        numbers = whole.numbers[whole.sources == source]
+        assert (numbers == np.arange(len(numbers))).all()
+    slots = rng.integers(0, count, 300)
+    again = Mixture(blends, mixture._most.tolist()).places(slots)
+    assert (again.sources == whole.sources[slots]).all() and (again.numbers == whole.numbers[slots]).all()
+
+
+def test_a_source_ends_and_the_others_share_its_slots():
+    mixture = Mixture([Blend(0, (2.0, 1.0, 1.0))], [6, 0, 0])
+    sources = mixture.places(np.arange(40)).sources
+    last = int(np.flatnonzero(sources == 0)[-1])
+    assert (sources == 0).sum() == 6 and mixture.phases[1].begin == last + 1
+    assert largest_deviation(sources[last + 1 :] - 1, [1, 1]) < 1
+
+
+def test_all_sources_end():
+    mixture = Mixture([Blend(0, (2.0, 1.0))], [6, 5])
+    assert mixture.length == 11
+    assert np.bincount(mixture.places(np.arange(11)).sources).tolist() == [6, 5]
+    with pytest.raises(DataError, match="all sources end after 11 sequences, 12 needed"):
+        mixture.places(np.arange(12))
+
+
+def test_weights_in_integers():
+    assert in_integers([0.5, 0.3, 0.2]) == [5, 3, 2]
+    assert in_integers([0.1, 0.2]) == [1, 2]
+    fine = in_integers([1 / 3, 0.123456789, 1e-9])
+    assert sum(fine) <= 1_000_001 and min(fine) == 1
+
+
+def test_weights_from_steps_on():
+    sources = [DataSource(path="a", weight=2.0), DataSource(path="b", weight=((5, 1.0), (9, 0.0)))]
+    assert blends_of(sources, 10) == [Blend(0, (2, 0)), Blend(40, (2, 1)), Blend(80, (2, 0))]
+
+
+# ---------------------------------------------------------------- rows
+
+
+def sampler_of(sizes, weights, most):
+    texts = [np.arange(1000 * n, 1000 * n + 4 * size + 1) for n, size in enumerate(sizes)]
+    return MixtureSampler([Sampler(text, 4, seed=3) for text in texts], Mixture(weights, most))
+
+
+def test_no_sequence_comes_twice_in_an_epoch_of_its_source():
+    sampler = sampler_of((30, 50), [Blend(0, (1.0, 1.0))], (0, 0))
+    first = sampler.sequences(range(60))[:, 0]
+    assert len(set(first.tolist())) == 60
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_ranks_read_what_one_rank_reads_after_any_restart(ranks):
+    """Ten restarts in a row, across a change of weights, an epoch's end and a source that ends."""
+    arguments = (30, 50, 9), [Blend(0, (3.0, 2.0, 1.0)), Blend(70, (1.0, 4.0, 1.0))], (0, 0, 18)
+    whole = sampler_of(*arguments).sequences(range(25 * 8))
+    rng = random.Random(ranks)
+    stops = sorted({0, 25, *(rng.randrange(1, 25) for _ in range(10))})
+    read = []
+    for begin, end in zip(stops, stops[1:], strict=False):
+        sampler = sampler_of(*arguments)
+        for step in range(begin, end):
+            local = 8 // ranks
+            firsts = range(step * 8, step * 8 + 8, local)
+            read += [sampler.sequences(range(first, first + local)) for first in firsts]
+    assert (np.concatenate(read) == whole).all()
