@@ -179,7 +179,7 @@ def _stages_of_zero(space: SearchSpace, data: int, pp: int, tp: int) -> list[tup
 def _experts(space: SearchSpace, model: StepModel, ranks: int, tp: int) -> list[tuple[int, int]]:
     """Return degrees of ep with those of etp: experts are whole, or divided as the dense layers are."""
     if model.experts is None:
-        return [(1, space.fixed.get("parallel.etp", 1))]
+        return [(space.fixed.get("parallel.ep", 1), space.fixed.get("parallel.etp", 1))]
     eps = tuple(ep for ep in _divisors(model.experts.count) if ranks % ep == 0 and ep <= 128)
     etps = (1, tp) if tp > 1 and model.experts.width % tp == 0 else (1,)
     return [

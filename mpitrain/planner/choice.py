@@ -13,8 +13,8 @@ from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.memory import predict_rank
 from mpitrain.plan.predict.memory_limit import MemoryLimit, held_by_ranks, limit_of_rank
 from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
 from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_of
@@ -27,16 +27,15 @@ from mpitrain.planner.explained import (
     idle_degrees,
 )
 from mpitrain.planner.of_config import expert_load_of, model_of
-from mpitrain.planner.search import REFUSED, SLACK, Candidate, SearchResult, search, searches
+from mpitrain.planner.search import REFUSED, Candidate, SearchResult, search
 from mpitrain.planner.what_if import WhatIf
 
 SAVED = 0.05  # of a rank's memory: what recomputation must save to be worth a line
 CHECKED = 6  # of the best that are planned as a run would be
-PLANNED = 3  # times as many as are wanted, where memory refuses what formulas let pass
+PLANNED = 3  # times as many as are wanted, once one fits
 EQUAL = 0.02  # of a step: layouts that differ by less are as fast
 FULL = 0.95  # of the limit: memory that is nearly full
 DOUBLED = 6  # times that ranks are doubled to see whether something fits
-ALIKE = 0.95  # of memory over its formula: what layouts of a kind have alike
 GUESSED = "what its copies to the host and back, and an update there, take is a guess"
 OFFLOADED = 'nothing fits without memory.offload = "optimizer"'
 
@@ -89,16 +88,17 @@ def choose_layouts(
     rates, limit = _changed(rates, limit, changed)
     _refuse_type(given, rates)
     model = model_of(given)
-    _refuse_idle_degrees(given, model)
     space = _space(loaded, ranks, rates)
     notes = _assumptions(given, space)
     if not origins.is_given("data.sequence"):
         notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
     if rates.doubt:
         notes.append(f"the figures of {rates.name} can't be trusted: {rates.doubt}; measure it again")
-    found, chosen, refusal = _fitting(model, space, top, limit)
+    found = search(model, space, limit.of_tensors, top)
+    chosen, refusal = _chosen(found, top, space, limit)
     if not chosen and _may_offload(loaded, rates):
-        offloaded, chosen, _ = _fitting(model, space.offloading(), top, limit)
+        offloaded = search(model, space.offloading(), limit.of_tensors, top)
+        chosen, _ = _chosen(offloaded, top, space.offloading(), limit)
         found = offloaded if chosen else found
         notes += [OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {GUESSED}"] * bool(chosen)
     if not chosen:
@@ -179,13 +179,6 @@ def _assumed_batch(config: Config, ranks: int) -> int:
     return each * math.ceil(max(32, ranks) / each)
 
 
-def _refuse_idle_degrees(config: Config, model: StepModel) -> None:
-    """Raise ConfigError, as a run does, for experts' degrees of a model that has none."""
-    for key, degree in (("ep", config.parallel.ep), ("etp", config.parallel.etp)):
-        if model.experts is None and degree > 1:
-            raise ConfigError(f"parallel.{key} = {degree}: {model.name} has no experts; leave it out")
-
-
 def _may_offload(given: LoadedConfig, rates: MachineRates) -> bool:
     """Return whether memory.offload is open, and of a GPU whose host has memory of its own."""
     is_open = given.config.memory.offload == "none" and not given.origins.is_given("memory.offload")
@@ -198,106 +191,42 @@ def planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
     return plan_of(SearchSpace(config, {}, ranks, rates, tokenizer.vocab, tokenizer.needed).resolved(config))
 
 
-def _fitting(
-    model: StepModel, space: SearchSpace, top: int, limit: MemoryLimit
-) -> tuple[SearchResult, list[RunnableLayout], str]:
-    """Return the first search of which something fits, and that; of the first one where nothing does.
-
-    With them comes what a run says of the first layout that it refuses.
-    """
-    unfit: set[StepLayout] = set()
-    tried = []
-    for found in searches(model, space, limit.of_tensors, unfit):
-        chosen, refusal = _chosen(found, top, space, limit, unfit)
-        if chosen:
-            return found, chosen, refusal
-        tried.append((found, refusal))
-    found, refusal = tried[0]
-    return found, [], refusal
-
-
 def _chosen(
-    found: SearchResult,
-    top: int,
-    space: SearchSpace,
-    limit: MemoryLimit,
-    unfit: set[StepLayout],
+    found: SearchResult, top: int, space: SearchSpace, limit: MemoryLimit
 ) -> tuple[list[RunnableLayout], str]:
     """Return the best layouts that a run accepts and that fit, by the run's own plan.
 
-    Further layouts are planned until some fit; those that don't are counted, and put into `unfit`.
-    With them comes what a run says of the first that it refuses, if it refuses any.
+    Further layouts are planned until enough fit; those that don't are counted. With them comes what
+    a run says of the first that it refuses, if it refuses any.
     """
-    choice = _FittingLayouts(found, top, space, limit, unfit)
-    for batch, after in found.more:
-        for each in batch:
-            choice.add(each)
-        if choice.is_enough and choice.best <= after:
+    chosen: list[RunnableLayout] = []
+    refusal = ""
+    planned = 0  # since one fits
+    for each in found.ranked:
+        if chosen and _is_enough(chosen, top, planned, each):
             break
-    return _ordered(choice.chosen, space.machine, limit.usable)[:top], choice.refusal
-
-
-class _FittingLayouts:
-    """Layouts that fit, by the run's own plan. refusal: what a run says of the first that it refuses."""
-
-    def __init__(
-        self, found: SearchResult, top: int, space: SearchSpace, limit: MemoryLimit, unfit: set[StepLayout]
-    ):
-        self.chosen: list[RunnableLayout] = []
-        self.refusal = ""
-        self._refused, self._unfit = found.refused, unfit
-        self._top, self._space, self._limit = top, space, limit
-        self._larger: dict[Any, float] = {}  # than formulas say, by kind of layout
-        self._num_planned = 0
-
-    @property
-    def best(self) -> float:
-        return min((each.candidate.found.seconds for each in self.chosen), default=math.inf)
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether further layouts count only if they are as fast as the best."""
-        most = PLANNED * max(self._top, CHECKED)
-        return len(self.chosen) >= self._top or bool(self.chosen and self._num_planned >= most)
-
-    def add(self, each: Candidate) -> None:
-        """Plan a layout as a run would, unless enough are as fast; count it as refused, or choose it."""
-        equal = each.found.seconds <= (1 + EQUAL) * self.best
-        several = len(self.chosen) >= max(self._top, CHECKED)
-        if self.is_enough and (several or not equal) and each.found.seconds >= self.best:
-            return
-        held = self._held(each)
-        if held is None:
-            return
-        layout, usable = each.layout, self._limit.usable
-        if held > usable:
-            self._refused["memory"] += 1
-            self._unfit.add(layout)
-        elif any(_saves_little(each, other, other.held - held, usable) for other in self.chosen):
-            self._refused["what is slower and saves little memory"] += 1
-        else:
-            self.chosen.append(RunnableLayout(each, int(held)))
-
-    def _held(self, each: Candidate) -> float | None:
-        """Return the bytes of a layout's fullest rank, None if a run refuses it.
-
-        Where its formula, times what others of its kind hold over theirs, is too much, that is told.
-        """
-        layout = each.layout
-        kind = layout.schedule, layout.recompute, layout.regathers, layout.zero
-        by_formula = each.found.footprint.total
-        if by_formula * self._larger.get(kind, 0.0) > self._limit.usable:
-            return by_formula * self._larger[kind]
-        self._num_planned += 1
+        planned += bool(chosen)
         try:
-            held = _held(each, self._space, self._limit)
+            held = _held(each, space, limit)
         except MpitrainError as error:
-            self._refused[REFUSED] += 1
-            self.refusal = self.refusal or error.args[0]
-            return None
-        if held > self._limit.usable:
-            self._larger[kind] = min(ALIKE * held / by_formula, self._larger.get(kind, math.inf))
-        return held
+            found.refused[REFUSED] += 1
+            refusal = refusal or error.args[0]
+            continue
+        if held > limit.usable:
+            found.refused["memory"] += 1
+        elif any(_saves_little(each, other, other.held - held, limit.usable) for other in chosen):
+            found.refused["what is slower and saves little memory"] += 1
+        else:
+            chosen.append(RunnableLayout(each, held))
+    return _ordered(chosen, space.machine, limit.usable)[:top], refusal
+
+
+def _is_enough(chosen: Sequence[RunnableLayout], top: int, planned: int, following: Candidate) -> bool:
+    """Return whether no further layout need be planned: those that are as fast as the best are, a few."""
+    most = max(top, CHECKED)
+    best = min(each.candidate.found.seconds for each in chosen)
+    equal = following.found.seconds <= (1 + EQUAL) * best
+    return planned >= PLANNED * most or len(chosen) >= (most if equal else top)
 
 
 def _ordered(chosen: list[RunnableLayout], rates: MachineRates, limit: float) -> list[RunnableLayout]:
@@ -328,12 +257,17 @@ def _saves_little(each: Candidate, other: RunnableLayout, saved: float, limit: f
 def _held(candidate: Candidate, space: SearchSpace, limit: MemoryLimit) -> int:
     """Return the bytes of the rank with most memory, by the plan that a run makes.
 
-    Of many microbatches some are planned: a pipeline's peak comes before three rounds of it.
+    Of many microbatches some are planned: a pipeline's peak comes before three rounds of it. Of a
+    layout that doesn't fit the rank that is fullest by formulas says so before all are asked.
     """
     layout = candidate.layout
     few = min(layout.num_microbatches, 3 * layout.pp)
     config = settings.with_values(candidate.config, {"batch.global_": few * layout.dp * layout.micro})
     plan = plan_of(space.resolved(config))
+    if limit.on_gpu:
+        held = predict_rank(plan, candidate.found.footprint.stage, on_gpu=True).on_device
+        if held > limit.usable:
+            return held
     return limit.needed(held_by_ranks(plan, limit.on_gpu))
 
 
@@ -368,8 +302,7 @@ def _nothing_fits(
 
 def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
     """Say with how much memory, and on how many ranks, something would fit, by formulas."""
-    every = search(model, space, math.inf, leanest=True).every
-    least = min((each.held for each in every if each.held), default=0)
+    least = _least(model, space)
     if not least:
         return ""
     words = [f"ranks of about {few_digits(1.1 * least / 1e9)} GB"]
@@ -379,10 +312,16 @@ def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
         larger = batch * max(1, -(-ranks // max(batch, space.ranks)))
         given = settings.with_values(space.given, {"batch.global_": larger})
         wider = space._replace(ranks=ranks, given=given)
-        if search(model, wider, limit.of_tensors / SLACK, leanest=True).ranked:
+        if 0 < _least(model, wider) < limit.of_tensors:
             words.append(f"about {ranks:,} ranks" + f" with batch.global = {larger}" * (larger != batch))
             break
     return f"by formulas it would fit with {', or '.join(words)}"
+
+
+def _least(model: StepModel, space: SearchSpace) -> int:
+    """Return the bytes of the leanest layout by formulas, 0 if there is none."""
+    every = search(model, space, 0.0).every
+    return min((each.held for each in every if each.reason == "memory"), default=0)
 
 
 def named(fixed: FixedKeys) -> str:

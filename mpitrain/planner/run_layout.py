@@ -17,7 +17,6 @@ from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import kind_of
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.origins import Origins
-from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import (
     computes_on_gpu,
@@ -42,7 +41,7 @@ from mpitrain.plan.settings.resolve import resolve
 from mpitrain.planner.candidates import KEYS, SearchSpace, fixed_keys
 from mpitrain.planner.layout_request import AnsweredLayout, LayoutRequest
 from mpitrain.planner.of_config import model_of
-from mpitrain.planner.search import Candidate, searches
+from mpitrain.planner.search import Candidate, search
 from mpitrain.schedules import catalog
 
 GAIN = 0.1  # of a step's time, that another layout must save on a measured machine
@@ -182,14 +181,11 @@ class _Choice:
         )  # fmt: skip
         most = self._limit.of_tensors if self._limit else rates.memory_bytes
         model = model_of(request.config, request.vocabulary)
-        unfit: set[StepLayout] = set()
-        for found in searches(model, space, most, unfit):
-            for each in (each for batch, _ in found.more for each in batch):
-                with suppress(MpitrainError):  # what a run refuses
-                    plan = self._plan(each.config)
-                    if self._fits(plan):
-                        return self._runnable(each, plan)
-                    unfit.add(each.layout)
+        for each in search(model, space, most).ranked:
+            with suppress(MpitrainError):  # what a run refuses
+                plan = self._plan(each.config)
+                if self._fits(plan):
+                    return self._runnable(each, plan)
         return None
 
     def _runnable(self, each: Candidate, plan: Plan) -> PlannedLayout:

@@ -1,19 +1,21 @@
 """Prune the layouts of a search space, and rank what is left by predicted time.
 
-First by formulas alone, then the best of them played; last the memory of those that remain as a run
-would hold it (plan/predict/memory.py), by the plan of the very configuration that would be written.
+First by formulas alone, then a short list of them is played; last the memory of those that remain as
+a run would hold it (plan/predict/memory.py), by the plan of the very configuration that would be
+written. What is on the list doesn't depend on the memory limit: more memory takes no layout away.
 """
 
+import heapq
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from itertools import chain
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mpitrain.config import Config
 from mpitrain.errors import InputError
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.footprint import footprint_of
+from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.step import (
     Prediction,
     is_defined,
@@ -23,16 +25,15 @@ from mpitrain.plan.predict.step_time.step import (
 from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.planner.candidates import CONTEXT, GATHER, SearchSpace, candidates, regathering
 
-PLAYED = 24  # of the best by formulas, at a time
-MOST_BATCHES = 8  # of these: memory refuses what formulas let pass
+FASTEST = 6  # layouts by formulas, of a schedule and of an amount of memory, besides those wanted
+LEVELS = 4  # amounts of memory in a doubling
 BY_FORMULA = 0.97  # of a step as it is played, what formulas say at least, mostly
 SLACK = 1.15  # formulas of memory may be too high by this much
 FEW = 1.0  # microbatches over stages, at least
 ENOUGH = 0.005  # what a more complex layout must gain
-TIGHTER = (0.5, 0.25, 0.12)  # of the limit that formulas are held to, where what they let pass doesn't fit
 REFUSED = "what a run refuses"
 NO_FASTER = "a kind of cp or of gathers that is no faster"
-SLOWER = "being slower, by formulas, than those that were played"
+SLOWER = "being slower, by formulas, than several others of their schedule that need no more memory"
 
 
 class Candidate(NamedTuple):
@@ -53,6 +54,11 @@ class Candidate(NamedTuple):
         )  # fmt: skip
         return sum(used)
 
+    @property
+    def rank(self) -> float:
+        """Seconds of a step, with what a more complex layout must gain: the least is best."""
+        return self.found.seconds * (1 + ENOUGH * self.complexity)
+
 
 class Tried(NamedTuple):
     """A layout that was looked at. reason: why it is left out, "" for a candidate.
@@ -67,118 +73,104 @@ class Tried(NamedTuple):
     held: int = 0
 
 
-Batches = Iterator[tuple[list[Candidate], float]]
-
-
 class SearchResult(NamedTuple):
     """What a search found.
 
-    ranked: the first that are played, best first. refused: how many, by reason. tried: all.
-    example: what a run says of the first one that it refuses. more: these and further ones,
-    played in batches of as many, each with the least seconds of those after it. every: all
-    layouts.
+    ranked: best first, predicted as they are asked for. refused: how many, by reason. example: what a
+    run says of the first one that it refuses. every: all layouts that were looked at.
     """
 
-    ranked: list[Candidate]
+    ranked: Iterator[Candidate]
     refused: Counter[str]
-    tried: int
-    example: str = ""
-    more: Batches = iter(())
-    every: list[Tried] = []
+    example: str
+    every: list[Tried]
+
+    @property
+    def tried(self) -> int:
+        return len(self.every)
 
 
-def searches(
-    model: StepModel, space: SearchSpace, limit: float, unfit: Collection[StepLayout]
-) -> Iterator[SearchResult]:
-    """Yield what search() finds, and then ever leaner layouts, for as long as memory left some out.
+def search(model: StepModel, space: SearchSpace, limit: float, top: int = 0) -> SearchResult:
+    """Return layouts that may fit, best first.
 
-    A run holds buffers that formulas don't have, so all that they let pass may not fit. The caller
-    puts into `unfit` what didn't. Last come the leanest by formulas, whatever time they take.
+    limit: bytes of a rank. top: layouts that are wanted. A run holds buffers that formulas don't
+    have: the caller goes down the list to those that fit, among them ever leaner ones.
     """
-    found = search(model, space, limit)
-    yield found
-    for share in TIGHTER:
-        if not (found.refused["memory"] or unfit):
-            return
-        yield search(model, space, share * limit, unfit)
-    if found.refused["memory"] or unfit:
-        yield search(model, space, limit, unfit, leanest=True)
-
-
-def search(
-    model: StepModel,
-    space: SearchSpace,
-    limit: float,
-    unfit: Collection[StepLayout] = (),
-    leanest: bool = False,
-) -> SearchResult:
-    """Return the layouts that fit, best first.
-
-    limit: bytes of a rank. unfit: layouts that are known not to fit. leanest: those that need least
-    memory are played, not those that are fastest.
-    """
-    refused: Counter[str] = Counter()
     example = ""
     fitting: list[Candidate] = []
     seconds: dict[StepLayout, float] = {}
     every: list[Tried] = []
-    for config, layout in _layouts(model, space, limit):
+    for config, layout in _layouts(model, space):
         if isinstance(layout, InputError):
-            refused[REFUSED] += 1
-            every.append(Tried(config, None, layout.args[0]))
+            every.append(Tried(config, None, REFUSED))
             example = example or layout.args[0]
             continue
-        reason = "memory" if layout in unfit else _reason_against(model, layout, limit)
+        held = footprint_of(model, layout, stashes_in_flight(layout)).total
+        reason = _reason_against(layout, held, limit)
         if reason:
-            refused[reason] += 1
-            every.append(Tried(config, layout, reason))
+            every.append(Tried(config, layout, reason, held=held))
             continue
         found = predict_step(model, layout, space.machine, play=False)
         seconds[layout] = found.seconds
         reason = NO_FASTER if _gains_nothing(layout, seconds) else ""
-        every.append(Tried(config, layout, reason, found.seconds, found.footprint.total))
-        if reason:
-            refused[reason] += 1
-        else:
+        every.append(Tried(config, layout, reason, found.seconds, held))
+        if not reason:
             fitting.append(Candidate(layout, found, config))
-    fitting.sort(key=lambda each: each.found.footprint.total if leanest else each.found.seconds)
-    batches = _played(model, space, fitting, refused)
-    first = next(batches, ([], math.inf))
-    return SearchResult(first[0], refused, len(every), example, chain([first], batches), every)
+    refused = Counter(each.reason for each in every if each.reason)
+    ranked = _ranked(model, space.machine, _short_list(fitting, FASTEST + top, refused))
+    return SearchResult(ranked, refused, example, every)
 
 
-def _played(model: StepModel, space: SearchSpace, fitting: list[Candidate], refused: Counter[str]) -> Batches:
-    """Yield batches of candidates, played, each with the least seconds of those after it.
+def _ranked(model: StepModel, machine: MachineRates, listed: list[Candidate]) -> Iterator[Candidate]:
+    """Yield layouts by the time of their played steps: none is played before it is its turn.
 
-    refused: is kept up with those that aren't played yet, and with what isn't defined.
+    listed: by the time of formulas, which have hardly more bubble than what is played.
     """
-    at = 0
-    for _ in range(MOST_BATCHES):
-        played: list[Candidate] = []
-        while at < len(fitting) and len(played) < PLAYED:
-            each = fitting[at]
-            at += 1
-            if is_defined(each.layout):
-                played.append(each._replace(found=predict_step(model, each.layout, space.machine)))
-            else:
-                refused["a schedule that isn't defined for so many stages and microbatches"] += 1
-        refused[SLOWER] = len(fitting) - at
-        if not refused[SLOWER]:
-            del refused[SLOWER]
-        if not played:
-            return
-        played.sort(key=lambda each: each.found.seconds * (1 + ENOUGH * each.complexity))
-        after = min((each.found.seconds for each in fitting[at:]), default=math.inf)
-        yield played, after * BY_FORMULA
+    played: list[tuple[float, int, Candidate]] = []
+    for number, each in enumerate(listed):
+        while played and played[0][0] <= BY_FORMULA * each.found.seconds:
+            yield heapq.heappop(played)[-1]
+        step = each._replace(found=predict_step(model, each.layout, machine))
+        heapq.heappush(played, (step.rank, number, step))
+    while played:
+        yield heapq.heappop(played)[-1]
 
 
-def _layouts(
-    model: StepModel, space: SearchSpace, limit: float
-) -> Iterator[tuple[Config, StepLayout | InputError]]:
+def _short_list(fitting: list[Candidate], most: int, refused: Counter[str]) -> list[Candidate]:
+    """Return the fastest layouts by formulas of each schedule, for each amount of memory.
+
+    Formulas of time are off by a schedule's bubble, formulas of memory by buffers. Layouts that differ
+    in recomputation alone count as one.
+    """
+    listed = []
+    by_level: dict[tuple[str, float], set[StepLayout]] = defaultdict(set)
+    for each in sorted(fitting, key=lambda each: each.found.seconds):
+        schedule, level = each.layout.schedule, _level(each.found.footprint.total)
+        alike = each.layout._replace(recompute="none", regathers=False)
+        faster = set().union(
+            *(own for (name, at), own in by_level.items() if name == schedule and at <= level)
+        )
+        if len(faster - {alike}) >= most:
+            refused[SLOWER] += 1
+        elif not is_defined(each.layout):
+            refused["a schedule that isn't defined for so many stages and microbatches"] += 1
+        else:
+            by_level[schedule, level].add(alike)
+            listed.append(each)
+    return listed
+
+
+def _level(num_bytes: float) -> float:
+    """Return the number of the first amount of memory that isn't less."""
+    return math.ceil(LEVELS * math.log2(max(1.0, num_bytes))) if num_bytes < math.inf else math.inf
+
+
+def _layouts(model: StepModel, space: SearchSpace) -> Iterator[tuple[Config, StepLayout | InputError]]:
     """Yield configurations with their layouts, or why a run refuses one.
 
-    After a layout that may not fit comes the same one that gathers tp's inputs again.
+    After a layout comes the same one that gathers tp's inputs again.
     """
+    is_open = "parallel.regather" not in space.fixed
     for config in candidates(space, model):
         try:
             resolved = space.resolved(config)
@@ -187,15 +179,9 @@ def _layouts(
             continue
         layout = space.layout_of(resolved)
         yield config, layout
-        leaner = regathering(config, resolved)
-        is_open = "parallel.regather" not in space.fixed
-        if leaner is not None and is_open and not _fits_easily(model, layout, limit):
+        leaner = regathering(config, resolved) if is_open else None
+        if leaner is not None:
             yield leaner, layout._replace(regathers=True)
-
-
-def _fits_easily(model: StepModel, layout: StepLayout, limit: float) -> bool:
-    """Return whether a layout fits by formulas that may be too low."""
-    return footprint_of(model, layout, stashes_in_flight(layout)).total < limit / SLACK
 
 
 def _gains_nothing(layout: StepLayout, seconds: Mapping[StepLayout, float]) -> bool:
@@ -205,10 +191,8 @@ def _gains_nothing(layout: StepLayout, seconds: Mapping[StepLayout, float]) -> b
     return any(seconds.get(each, math.inf) <= most for each in usual)
 
 
-def _reason_against(model: StepModel, layout: StepLayout, limit: float) -> str:
+def _reason_against(layout: StepLayout, held: int, limit: float) -> str:
     """Return the reason that a layout is left out for that a run would take, "" for none."""
     if layout.pp > 1 and layout.num_microbatches < FEW * layout.pp / layout.chunks:
         return "fewer microbatches than stages"
-    if footprint_of(model, layout, stashes_in_flight(layout)).total > SLACK * limit:
-        return "memory"
-    return ""
+    return "memory" if _level(held) > _level(SLACK * limit) else ""

@@ -134,11 +134,11 @@ RULES = (
 
 def refuse_idle_keys(config: ResolvedConfig) -> None:
     """Raise ConfigError for the first key of a resolved configuration that is set and would do nothing."""
-    values = flatten(config)
-    defaults = flatten(Config())
+    defaults = Config()
     for rule in RULES:
-        value = values[rule.key]
-        if value != defaults[rule.key] and rule.is_idle(config):
+        table, _, name = rule.key.partition(".")
+        value = getattr(getattr(config, table), name)
+        if value != getattr(getattr(defaults, table), name) and rule.is_idle(config):
             idle = f"{rule.key} = {shown(json.dumps(value))} does nothing with {rule.because(config)}"
             raise ConfigError(f"{idle}; leave it out, or {rule.instead}")
 

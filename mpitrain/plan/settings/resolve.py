@@ -27,7 +27,7 @@ from mpitrain.data.mixture import blends_of
 from mpitrain.data.source import SOURCES
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import shown
-from mpitrain.plan.declared.family import OF_SOME, family_of, presets
+from mpitrain.plan.declared.family import OF_SOME, family_of, find_preset, presets
 from mpitrain.plan.declared.optimizers import optimizer_kind
 from mpitrain.plan.declared.resolved import (
     ResolvedConfig,
@@ -349,12 +349,13 @@ def _pipeline(
 
 def _preset(model: Model) -> dict[str, Any]:
     """Return the keys of a preset: those of the model, and of the tables that are about parts of it."""
-    known = presets(model.family)
-    if model.preset not in known:
+    preset = find_preset(model.preset, model.family)
+    if preset is None:
+        known = presets(model.family)
         raise ConfigError(
             f"model.preset = {shown(repr(model.preset))}{_refusal_of_name(model.preset, known)}"
         )
-    return known[model.preset]
+    return preset
 
 
 def _refusal_of_name(name: str, known: Collection[str]) -> str:

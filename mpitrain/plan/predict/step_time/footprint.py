@@ -10,6 +10,7 @@ What an allocator reserves besides, and libraries' own buffers, are not in it: t
 line where memory was published as reserved.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -53,8 +54,19 @@ def footprint_of(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...
         alike = tuple((blocks[stage], stage == 0, stage == len(blocks) - 1) for stage in held)
         if stashes[rank] > stashes[fullest.setdefault(alike, rank)]:
             fullest[alike] = rank
-    ranks = [_of_rank(model, layout, rank, held_by[rank], blocks, stashes[rank]) for rank in fullest.values()]
+    of_block = [stash_bytes(model, layout, alone) for alone in _alone(model)]
+    working = _working(model, layout)
+    ranks = [
+        _of_rank(model, layout, rank, held_by[rank], blocks, of_block, stashes[rank], working)
+        for rank in fullest.values()
+    ]
     return max(ranks, key=lambda footprint: footprint.total)
+
+
+def _alone(model: StepModel) -> list[list[bool]]:
+    """Return counts of blocks by kind: one of each kind."""
+    kinds = range(len(model.kinds))
+    return [[number == kind for number in kinds] for kind in kinds]
 
 
 def _of_rank(
@@ -62,9 +74,15 @@ def _of_rank(
     layout: StepLayout,
     rank: int,
     held: list[int],
-    blocks: list[tuple[int, ...]],
+    blocks: Sequence[tuple[int, ...]],
+    of_block: list[int],
     stashes: int,
+    working: int,
 ) -> Footprint:
+    """Return what a rank holds.
+
+    blocks: of all stages, by kind. of_block: bytes that a microbatch leaves in a block of each kind.
+    """
     last = len(blocks) - 1
     dense, experts = rank_weights(model, layout, held, blocks)
     owned = dense // layout.shards + experts // layout.expert_shards
@@ -73,20 +91,14 @@ def _of_rank(
     weights = layout.item * (owned if layout.zero == 3 and fetches_each(layout) else whole)
     gradients = layout.gradient_bytes * (owned if layout.zero >= 2 and layout.sums_each else whole)
     gathered = 2 * layout.item * whole // max(1, sum(counts)) if fetches_each(layout) else 0
-    kept = stashes * stash_bytes(model, layout, [count / len(held) for count in counts])
+    kept = stashes * int(sum(count * each for count, each in zip(counts, of_block)) / len(held))
     if layout.offload_activations:
-        kept = min(kept, STAYING * _largest_stash(model, layout))
-    kept += _working(model, layout)
+        kept = min(kept, STAYING * max(of_block))
+    kept += working
     logits = works_of(model, layout, 1.0).last.kept if last in held else 0
     # AdamW's, and masters beside weights of 16 bits
     moments = 0 if layout.offload_optimizer else (12 if layout.item == 2 else 2 * layout.item) * owned
     return Footprint(weights, gradients, moments, kept, logits, gathered, rank)
-
-
-def _largest_stash(model: StepModel, layout: StepLayout) -> int:
-    """Return the most bytes that a microbatch leaves in one block."""
-    kinds = range(len(model.kinds))
-    return max(stash_bytes(model, layout, [number == kind for number in kinds]) for kind in kinds)
 
 
 def _working(model: StepModel, layout: StepLayout) -> int:

@@ -6,6 +6,7 @@ its attention; tp by the layout's share; ZeRO-3's gathers and reductions under t
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -84,16 +85,18 @@ def groups_of(layout: StepLayout, machine: MachineRates) -> dict[str, RankGroup]
 
 
 def blocks_of_stages(model: StepModel, layout: StepLayout) -> list[tuple[int, ...]]:
-    """Return how many blocks of each kind every stage has, from the embedding to the loss.
+    """Return how many blocks of each kind every stage has, from the embedding to the loss."""
+    return _blocks_of_stages(model, layout.pp * layout.chunks, layout.ends_count)
 
-    What doesn't divide is put on stages from the second on, away from the ends.
-    """
-    stages = layout.pp * layout.chunks
-    total = len(model.blocks) + 2 * layout.ends_count
+
+@lru_cache(maxsize=64)
+def _blocks_of_stages(model: StepModel, stages: int, ends_count: bool) -> list[tuple[int, ...]]:
+    """Return the blocks of each stage. What doesn't divide is on stages from the second on."""
+    total = len(model.blocks) + 2 * ends_count
     counts = [total // stages] * stages
     for extra in range(total % stages):
         counts[(1 + extra) % stages] += 1
-    if layout.ends_count:
+    if ends_count:
         counts[0] -= 1
         counts[-1] -= 1
     kinds = range(len(model.kinds))
