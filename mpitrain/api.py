@@ -223,7 +223,7 @@ class OpenRun:
                 if self._stepping is None:
                     self._trainer.begin()
                     self._live.enter_context(self._trainer.report)
-                    self._stepping = self._trainer.counts.steps()
+                    self._stepping = self._trainer.steps()
                 return next(self._stepping, None)
             except BaseException as error:
                 self._failed = error

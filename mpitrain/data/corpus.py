@@ -163,10 +163,11 @@ def part_documents(
     """Yield the documents of all sources, as all_documents() does those of one."""
     first = 0
     for part, count in zip(corpus.parts, counts, strict=True):
-        if first + count > begin.files:
+        if first + count > begin.files or not count:  # none but empty files, which are named
             within = moved(begin, -first) if begin.files >= first else BEGIN
             own = corpus._replace(source=part.source, path=part.path, text_key=part.text_key)
-            files = Listing(listing.files[first : first + count], {})
+            left_out = listing.left_out if len(counts) == 1 else {}
+            files = Listing(listing.files[first : first + count], left_out)
             for document in all_documents(SOURCES.find(part.source), own, files, within, rule, num_damaged):
                 num_damaged += document.left_out == DAMAGED
                 after = moved(document.after, first)

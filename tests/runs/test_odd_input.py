@@ -568,7 +568,8 @@ def test_a_report_whose_console_is_gone_falls_silent(tmp_path, monkeypatch):
 
 
 IMPATIENT = (
-    "from mpitrain.commands import waiting; waiting.SOON_S = {}; from mpitrain.cli import main; main()"
+    "from mpitrain.cluster import progress_bar; progress_bar.SOON_S = {}; "
+    "from mpitrain.cli import main; main()"
 )
 
 

@@ -169,18 +169,18 @@ class Recorded:
             raise self.damaged(f"tokens are not {list(shape)} numbers below {config.model.vocab:,}")
         return tokens
 
-    def ends(self, plan: Plan) -> np.ndarray | None:
-        """Return where documents end in these, of the same shape.
+    def truths(self, name: str, plan: Plan) -> np.ndarray | None:
+        """Return what is said of each of these tokens: whether a document ends, whether it is scored.
 
-        None if they are joined, or the file is older.
+        None if all are alike (joined documents, no mask), or the file is older.
         """
-        if "ends" not in self.names:
+        if name not in self.names:
             return None
         shape = plan.config.batch.global_ // plan.config.parallel.dp, plan.config.data.sequence + 1
-        ends = self.read("ends", math.prod(shape))
-        if ends.dtype != bool or ends.shape != shape:
-            raise self.damaged(f"ends are not {list(shape)} truth values")
-        return ends
+        truths = self.read(name, math.prod(shape))
+        if truths.dtype != bool or truths.shape != shape:
+            raise self.damaged(f"{name} are not {list(shape)} truth values")
+        return truths
 
 
 class Replay:
