@@ -184,11 +184,12 @@ class Recovery:
         counts = self._counts
         with load.open_step(self._rundir.checkpoints, step) as saved:
             state_io.read(saved, self._actor)
-            for count in ("step", "tokens", "updates", "skipped"):
-                setattr(counts, count, saved.meta[count])
+            meta = saved.meta
+            counts.step, counts.tokens = meta["step"], meta["tokens"]
+            counts.updates, counts.skipped = meta["updates"], meta["skipped"]
             counts.sequences = sequences_read(saved, self._config)
-            counts.skipped_in_a_row = saved.meta.get("skipped_in_a_row", 0)
-            self._spikes.state = saved.meta.get("spikes") or NONE_YET
+            counts.skipped_in_a_row = meta.get("skipped_in_a_row", 0)
+            self._spikes.state = meta.get("spikes") or NONE_YET
 
     def meta(self, val_loss: float | None) -> dict[str, Any]:
         """Return what a checkpoint says besides weights and optimizer state."""

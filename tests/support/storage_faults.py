@@ -20,7 +20,7 @@ from pathlib import Path
 from launch import environment
 
 NAMES, SYNC, DATA = 1, 2, 4  # kinds of calls, as storage_faults.c has them
-COMMANDS = ("ckpt.prune", "ckpt.repair", "ckpt.reshard", "weights.exporting", "weights.importing")
+COMMANDS = ("commands.ckpt.maintenance", "checkpoint.reshard", "weights.exporting", "weights.importing")
 SOURCE = Path(__file__).with_suffix(".c")
 
 
@@ -102,7 +102,7 @@ def run(words: list[str]) -> int:
 
 def main() -> None:
     for name in COMMANDS:  # once: forks have them
-        importlib.import_module(f"mpitrain.commands.{name}")
+        importlib.import_module(f"mpitrain.{name}")
     folder, stride, error, *words = sys.argv[1:]
     walk = Walk(Path(folder), words)
     walk.report()
