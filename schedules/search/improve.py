@@ -7,7 +7,7 @@ searched first, so that more memory doesn't cost time.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from math import ceil, inf
 from typing import NamedTuple
@@ -16,10 +16,17 @@ from mpitrain.schedules.actions import Action
 from mpitrain.schedules.search.list_schedule import Guide, ListSchedule, Urgency
 from mpitrain.schedules.search.polish import polish
 from mpitrain.schedules.search.problem import ROUNDING, SMALL, Problem
-from mpitrain.schedules.search.timed_order import FORWARD, INPUT, OrderedPlay, TimedOrder, order_of
+from mpitrain.schedules.search.timed_order import (
+    FORWARD,
+    INPUT,
+    OrderedPlay,
+    Rows,
+    TimedOrder,
+    is_shorter,
+    order_of,
+)
 from mpitrain.schedules.search_progress import Notify, SearchProgress
 
-Rows = Sequence[Sequence[Action]]
 KEPT = 6  # plans that others are made from
 RULES = 6  # simple rules that are followed at least
 OPERATIONS = 100_000  # of all plays under a limit: a second
@@ -50,7 +57,7 @@ def search(problem: Problem, known: Iterable[Rows] = (), notify: Notify | None =
         for order in orders:
             if plan := OrderedPlay(step, order).play():
                 _add(pool, RankedOrder(_cost(plan), plan, Guide(*_starts(step, plan), _unlimited(step), 0)))
-        _improve(step, pool, limit < problem.limit)
+        _improve(step, pool, is_brief=limit < limits[-1])
         progress.step()
     return pool[0].plan.actions()
 
@@ -92,17 +99,13 @@ def _cost(plan: TimedOrder) -> tuple[float, float]:
 
 
 def _add(pool: list[RankedOrder], candidate: RankedOrder) -> None:
-    """Take a candidate into the pool if it is one of the best, and no other is as good."""
-    if any(abs(candidate.cost[0] - other.cost[0]) <= ROUNDING * other.cost[0] for other in pool):
-        pool[:] = [
-            candidate
-            if abs(candidate.cost[0] - other.cost[0]) <= ROUNDING * other.cost[0]
-            and candidate.cost[1] < other.cost[1] * (1 - ROUNDING)
-            else other
-            for other in pool
-        ]
-    else:
-        pool.append(candidate)
+    """Take a candidate into the pool if it is one of the best; of two makespans that are equal one stays."""
+    equal = [one for one in pool if abs(candidate.cost[0] - one.cost[0]) <= ROUNDING * one.cost[0]]
+    if equal and not is_shorter(candidate.plan, equal[0].plan):
+        return
+    if equal:
+        pool.remove(equal[0])
+    pool.append(candidate)
     pool.sort(key=lambda one: one.cost)
     del pool[KEPT:]
 

@@ -103,9 +103,9 @@ def delayed(seed, rank):
 
 
 def names_for(world, dp):
-    from support.quick_schedules import NAMES
+    from support.quick_schedules import NAMES, SEARCHED
 
-    return [name for name in NAMES if name not in OTHER_ORDER]
+    return [name for name in (*NAMES, *SEARCHED) if name not in OTHER_ORDER]
 
 
 @pytest.mark.parametrize(("dp", "tied"), [(1, "true"), pytest.param(2, "false", marks=LONG)])

@@ -13,6 +13,10 @@ import re
 ASKED = os.environ.get("MPITRAIN_EFFORT", "")
 if not re.fullmatch(r"|long|all|\d+|\d*:\d+", ASKED):
     raise ValueError(f"MPITRAIN_EFFORT: found {ASKED!r}; needed long, all, a number, or two as in 50:100")
+OLDER = ("LONG", "LAYOUTS", "SIZES", "FUZZ", "KILLS", "STOPS", "ENDS", "PAIRS", "DAMAGE", "SEEDS")
+for name in (f"MPITRAIN_{word}" for word in OLDER):
+    if name in os.environ:
+        raise ValueError(f"{name}: is no longer read; needed MPITRAIN_EFFORT=long, all or a number instead")
 EVERY = ASKED == "all"
 WITH_LONG = ASKED in ("long", "all")
 
