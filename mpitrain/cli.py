@@ -936,6 +936,30 @@ def bench_machine(**asked) -> int:
 
 
 @cli.group()
+def data() -> None:
+    """Look at training data."""
+
+
+@data.command("show", short_help="Print the documents that a step has read.")
+@click.argument("run_dir", metavar="RUN", type=click.Path(), callback=_require_name)
+@click.option("--step", required=True, type=click.IntRange(1, INTEGERS), help="Step of the run.")
+@click.option("--rank", type=click.IntRange(0), help="Only what this rank has read; default: all ranks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all tokens.")
+def show_data(**asked) -> int:
+    """Print what a step has read: source, document, offset and text, from the run directory alone.
+
+    Exit codes: 0 done, 2 there is no such step.
+    """
+    from mpitrain.commands.data.provenance import show
+
+    def print_it() -> int:
+        _answer(show(**asked))
+        return 0
+
+    return _on_first_rank("reading the tokens of a step", print_it)
+
+
+@cli.group()
 def ckpt() -> None:
     """Inspect, verify, compare, rewrite and remove checkpoints.
 

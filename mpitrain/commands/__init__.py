@@ -6,6 +6,7 @@ plan/                plan, sweep, published layouts
 verify, doctor       whether a layout is right; whether an environment is
 generate             prompts, and text from a checkpoint
 ckpt/, weights       checkpoints; import and export
+data/                training data: what a step has read
 job/                 a batch script
 bench                a machine, measured
 reference/           pages made from the source

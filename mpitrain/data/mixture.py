@@ -250,7 +250,8 @@ class MixtureSampler:
 
     def __init__(self, samplers: Sequence[Sampler], mixture: Mixture):
         self.mixture = mixture
-        self.num_sequences = sum(sampler.num_sequences for sampler in samplers)
+        self.sizes = [sampler.num_sequences for sampler in samplers]
+        self.num_sequences = sum(self.sizes)
         self._samplers = samplers
 
     def rows(self, slots: Sequence[int]) -> TokenRows:
@@ -263,6 +264,11 @@ class MixtureSampler:
             None if found[0] is None else np.concatenate(found)[order] for found in zip(*parts, strict=True)
         ]
         return TokenRows(*columns)
+
+    def pieces(self, slot: int) -> list[tuple[int, int]]:
+        """Return the pieces of tokens.bin that a slot's window has: begin and end of each."""
+        (source,), (number,) = self.mixture.places(np.array([slot]))
+        return self._samplers[source].pieces(number)
 
     def sequences(self, slots: Sequence[int]) -> np.ndarray:
         """Return the tokens of these windows."""

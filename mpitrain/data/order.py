@@ -42,6 +42,11 @@ class Sampler:
             self._windows(np.asarray(slots, np.int64)) * self._sequence, self._sequence + 1
         )
 
+    def pieces(self, slot: int) -> list[tuple[int, int]]:
+        """Return the pieces of tokens.bin that a slot's window has: begin and end of each."""
+        start = int(self._windows(np.array([slot]))[0]) * self._sequence
+        return [piece[:2] for piece in self._text.pieces(start, self._sequence + 1)]
+
     def sequences(self, slots) -> np.ndarray:
         """Return the tokens of these windows."""
         return self.rows(slots).tokens

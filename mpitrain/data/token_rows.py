@@ -5,6 +5,7 @@ text        a  b  .  f  g  .              a window may go over the end of a stre
                                           document ends, too
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -56,10 +57,7 @@ class Text:
         scored = None if self._unscored is None else np.ones(tokens.shape, bool)
         for row, start in enumerate(starts.tolist()):
             place = 0
-            while place < length:
-                number = int(np.searchsorted(self._offsets, start + place, side="right")) - 1
-                begin = int(self._begins[number]) + start + place - int(self._offsets[number])
-                last = min(begin + length - place, int(self._lasts[number]))
+            for begin, last, number in self.pieces(start, length):
                 tokens[row, place : place + last - begin] = self._tokens[begin:last]
                 if isinstance(self._ends, np.ndarray):
                     self._mark(ends[row], place, begin, last, number)
@@ -67,6 +65,16 @@ class Text:
                     self._leave_out(scored[row, place : place + last - begin], begin, last)
                 place += last - begin
         return TokenRows(tokens, tokens == self._ends if isinstance(self._ends, int) else ends, scored)
+
+    def pieces(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the pieces of tokens.bin that a window has: begin, end, and the stretch's number."""
+        while length:
+            number = int(np.searchsorted(self._offsets, start, side="right")) - 1
+            begin = int(self._begins[number]) + start - int(self._offsets[number])
+            last = min(begin + length, int(self._lasts[number]))
+            yield begin, last, number
+            start += last - begin
+            length -= last - begin
 
     def _leave_out(self, scored: np.ndarray, begin: int, last: int) -> None:
         """Mark which of tokens `begin` to `last` carry no loss."""

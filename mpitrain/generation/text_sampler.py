@@ -2,7 +2,6 @@
 (docs/guides/security.md).
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,20 +17,21 @@ from mpitrain.checkpoint.tensors import to_tensor
 from mpitrain.cluster.entry import warn
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.comm.base.cores import of_this_process
-from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
+from mpitrain.config import Batch, Config, Memory, Numerics, OptimizerTable
 from mpitrain.data.chat_template import ids_of_ends, messages_of, read_chat_template
-from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
+from mpitrain.data.tokenizer import Tokenizer, separator
 from mpitrain.data.tokens import DESCRIPTION, describe
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.generation.decoding import NextToken, length_in_memory, why_not_cached
 from mpitrain.generation.sampling import SamplingRules, ShownText
-from mpitrain.inputs import kind_of, read_file, read_regular, shown
+from mpitrain.inputs import read_file, read_regular, shown
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
 from mpitrain.training.machine.device_placement import set_threads
+from mpitrain.training.step_documents import tokenizer_of_run
 from mpitrain.weights.companions import ends_of_run, length_of_run
 
 
@@ -69,7 +69,7 @@ class TextSampler:
         require_run(rundir)
         config = read_config(rundir.config)
         self.request = request
-        self.tokenizer = _tokenizer(rundir, config.data, request.tokenizer_file)
+        self.tokenizer = tokenizer_of_run(rundir, config.data, request.tokenizer_file)
         _warn_of_another(rundir, self.tokenizer)
         end, self._begin = _special_tokens(rundir, config, self.tokenizer)
         self._ends = end if config.data.documents == "separate" else None
@@ -134,36 +134,6 @@ def _settled(tokenizer: Tokenizer, ids: list[int], text: str) -> int:
 def sample(run_dir: str, prompt: str, request: SamplingRequest) -> Iterator[str]:
     """Yield a prompt and then text as it is sampled."""
     yield from TextSampler(run_dir, [prompt], request).text(0)
-
-
-def _tokenizer(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
-    """Return the tokenizer that is given, or else the run's own, which must not be a file elsewhere.
-
-    Of all that its reader may read.
-    """
-    name = data.tokenizer
-    end = data.end_of_text
-    begin = data.begin_of_text
-    if given is not None:
-        return load_tokenizer(given, end, begin)
-    if name in ("bytes", ""):
-        return load_tokenizer(name, end, begin)
-    try:
-        file = Path(os.path.realpath(name))
-        inside = file.is_relative_to(os.path.realpath(rundir.path))
-        kind = kind_of(file)
-    except (OSError, ValueError):  # too long; a zero byte
-        inside, kind = False, None
-    if inside and kind == "a file":
-        return load_tokenizer(file, end, begin)
-    with suppress(OSError):
-        if kind_of(rundir.data) == "a folder" and kind_of(rundir.tokenizer) == "a file":
-            return load_tokenizer(rundir.tokenizer, end, begin)
-    found = (kind or "missing") if inside else "outside of the run directory, and not read for it"
-    named = f"{rundir.config} names the tokenizer {shown(repr(name))}"
-    raise DataError(
-        f"{named}, which is {found}; give --tokenizer FILE, the one that the run was trained with"
-    )
 
 
 def _special_tokens(

@@ -3,6 +3,8 @@
 agreement, prepare      one configuration on all ranks; run directory, newest checkpoint, tokens
 run_plan                the plan of a run, and what is to be said of it
 agreed_layout           the layout of a run that leaves it open: the planner is asked once, on rank 0
+corpora                 the prepared tokens as steps read them: split, mixed, in their order
+step_documents          which documents a step has read, from the run directory alone
 trainer                 builds everything, then loops over steps: train, validate, log, save
 recovery                what a run resumes from, and goes back to after a spike
 compile_warmup          compiles before the first step

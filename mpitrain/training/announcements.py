@@ -14,10 +14,10 @@ from mpitrain.data.corpus import corpus_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import costs, idle_here
 from mpitrain.plan.settings.recompute import recompute_line
+from mpitrain.training.corpora import Corpora
 from mpitrain.training.machine.determinism import DETERMINISM_MESSAGES
 from mpitrain.training.machine.device_placement import DevicePlacement, shared
 from mpitrain.training.machine.peak_flops import COUNTED
-from mpitrain.training.prepare import Corpora
 
 # arXiv:2407.21783, table 4
 PUBLISHED = "published on GPUs: Llama 3 405B 38 to 43 %; above 40 % is excellent"

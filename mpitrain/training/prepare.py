@@ -9,7 +9,6 @@ rank alone is raised on all.
 
 import os
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +24,10 @@ from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.base.world import World, connect
 from mpitrain.config import Config, LoadedConfig, as_override, plugins_of
-from mpitrain.data.copies import copies_of
 from mpitrain.data.corpus import corpus_of
 from mpitrain.data.corpus_files import check_source
-from mpitrain.data.mixture import Mixture, MixtureSampler, Samplers, mixture_of
-from mpitrain.data.order import Sampler
-from mpitrain.data.origin import ReadCounts
+from mpitrain.data.mixture import MixtureSampler, Samplers, mixture_of
 from mpitrain.data.preparation import Reporter, prepare
-from mpitrain.data.split import Split, apart, split, tail, within, without
-from mpitrain.data.token_rows import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
 from mpitrain.data.tokens import (
     Description,
@@ -41,9 +35,6 @@ from mpitrain.data.tokens import (
     keep_tokenizer,
     keep_trained,
     num_prepared,
-    open_ends,
-    open_tokens,
-    open_unscored,
 )
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly
 from mpitrain.inputs import is_there, kind_of, shown
@@ -58,6 +49,7 @@ from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.training.agreed_layout import agreed_layout
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
+from mpitrain.training.corpora import Corpora, PreparedCorpus
 from mpitrain.training.going_on import change_of_rate, order_of, prompt_for, saved_config
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
@@ -66,25 +58,6 @@ from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
 from mpitrain.training.tokenizing import OneTokenizer
 
 SEEN_S = 60.0  # for which a network file system may still say that there is no such file
-
-
-@dataclass(frozen=True)
-class Corpora:
-    """The tokens of a run, in an order that is a pure function of seed and slot.
-
-    order: name of the permutation, which a checkpoint notes.
-    separate: rows say where documents end.
-    validation_description: how it was chosen.
-    by_documents: whether held-out data was chosen by documents; older runs hold the tail of all tokens out.
-    """
-
-    train: Samplers
-    validation: Sampler
-    digest: str
-    order: str
-    separate: bool
-    validation_description: str
-    by_documents: bool
 
 
 @dataclass(frozen=True)
@@ -332,8 +305,6 @@ class _Opening:
         self.rundir, self.notes = RunDir(self.config.run.dir), notes
         self.before: Config | None = None  # what the run directory holds; on rank 0
         self.gone: DataError | None = None
-        self.copies = np.empty(0, np.int64)  # documents that are left out of training
-        self.order = ""  # of the training text
         self.newest: Newest | None = None
 
     def open(self) -> PreparedRun:
@@ -362,9 +333,7 @@ class _Opening:
                     )
                 world.on_every_rank("looking at run.steps", lambda: self._require_steps(newest.step))
                 self.guard.leave_if_asked(world)
-            self.order = world.on_every_rank(
-                "checking data.order", lambda: order_of(self.config.data.order, newest, folder)
-            )
+            prepared = world.on_every_rank("checking data.order", lambda: self._prepared_corpus(newest))
             self.newest = newest
             self.notes += self._replay_lines(newest)
             if self.before is not None and newest.step:
@@ -372,11 +341,13 @@ class _Opening:
                 self.notes += filter(None, [change_of_rate(before, self.config, newest.step)])
             with place.at("tokens", "preparing the tokens", BUSY):
                 world.on_first_rank(
-                    "preparing the tokens", lambda: self._prepare(newest), self.tokenizer.help
+                    "preparing the tokens", lambda: self._prepare(newest, prepared), self.tokenizer.help
                 )
-                self.copies = world.on_first_rank("looking for copies of held-out documents", self._copies)
+                prepared.copies = world.on_first_rank(
+                    "looking for copies of held-out documents", prepared.find_copies
+                )
                 world.on_first_rank("keeping the tokenizer", self._keep_tokenizer)
-                corpora = world.on_every_rank("opening the tokens", self._corpora)
+                corpora = world.on_every_rank("opening the tokens", lambda: self._corpora(prepared))
                 world.require_same({"the tokens": corpora.digest})
                 self.notes += [self._describe_text()] * (world.rank == 0)
                 self.guard.leave_if_asked(world, "the tokens are prepared")
@@ -444,7 +415,11 @@ class _Opening:
             )
             raise CheckpointError(f"{what} than it has now; put back what it had, or choose another run.dir")
 
-    def _prepare(self, newest: Newest) -> None:
+    def _prepared_corpus(self, newest: Newest) -> PreparedCorpus:
+        order = order_of(self.config.data.order, newest, self.rundir.checkpoints)
+        return PreparedCorpus(self.config, self.rundir.data, self.vocabulary, order)
+
+    def _prepare(self, newest: Newest, prepared: PreparedCorpus) -> None:
         self._require_same_routing(newest)
 
         def accept(description: Description, tokens: np.ndarray, ends: np.ndarray) -> None:
@@ -455,7 +430,8 @@ class _Opening:
                 )
             if ends.size:
                 separator(self.config.data, self.vocabulary)
-            self._samplers(tokens, ends, description.tally)
+            train, _, _ = prepared.samplers(tokens, ends, description.tally)
+            self._require_same_past(train)
 
         data = self.config.data
         if self.gone and not self._keeps_trained(newest):
@@ -490,18 +466,6 @@ class _Opening:
                 return f', with another tokenizer (data.tokenizer = "{shown(self.config.data.tokenizer)}")'
         return ""
 
-    def _corpora(self) -> Corpora:
-        ends = open_ends(self.rundir.data)
-        tally = describe(self.rundir.data).tally
-        train, validation, validation_description = self._samplers(
-            open_tokens(self.rundir.data), ends, tally, open_unscored(self.rundir.data)
-        )
-        content = describe(self.rundir.data).content
-        separate = self.config.data.documents == "separate"
-        return Corpora(
-            train, validation, content, self.order, separate, validation_description, bool(ends.size)
-        )
-
     def _keep_tokenizer(self) -> None:
         keep_tokenizer(self.rundir.data, self.tokenizer.whole)
         begins = not os.path.lexists(self.rundir.config)  # else what is there is complete
@@ -513,69 +477,26 @@ class _Opening:
                 self.config.model.init, self.tokenizer.whole, data.tokenizer, self.rundir.came_along
             )
 
-    def _copies(self) -> np.ndarray:
-        """Return the documents that are copies of held-out ones; none for runs that are older than this."""
-        corpus = describe(self.rundir.data)
-        ends = open_ends(self.rundir.data)
-        if not corpus.copies_apart:
-            return self.copies
-        held_out = self._split(corpus.count, ends, corpus.tally.training).validation
-        num_between = 0 if self.vocabulary.end_of_text is None else 1
-        return copies_of(open_tokens(self.rundir.data), np.asarray(ends), held_out, num_between)
+    def _corpora(self, prepared: PreparedCorpus) -> Corpora:
+        corpora = prepared.corpora()
+        self._require_same_past(corpora.train)
+        return corpora
 
-    def _samplers(
-        self,
-        tokens: np.ndarray,
-        ends: np.ndarray,
-        tally: ReadCounts,
-        unscored: np.ndarray | None = None,
-    ) -> tuple[Samplers, Sampler, str]:
-        data = self.config.data
-        seed = self.config.run.seed
-        split = without(self._split(len(tokens), ends, tally.training), ends, self.copies, data.sequence)
-        known = (
-            (ends if ends.size else self.vocabulary.older_end_of_text)
-            if data.documents == "separate"
-            else None
-        )
-        validation = Sampler(Text(tokens, split.validation, known, unscored), data.sequence)
-
-        def trained(stretches: np.ndarray) -> Sampler:
-            return Sampler(Text(tokens, stretches, known, unscored), data.sequence, seed, self.order)
-
-        if not data.sources:
-            return trained(split.train), validation, split.description
-        lasts = np.asarray(ends)[np.cumsum(tally.parts) - 1].tolist()
-        places = zip([0, *lasts], lasts, strict=False)
-        samplers = [trained(within(split.train, *place)) for place in places]
-        sizes = [sampler.num_sequences for sampler in samplers]
-        mixture = mixture_of(data.sources, self.config.batch.global_, sizes)
-        mixture.require(self.config.run.steps * self.config.batch.global_)
-        self._require_same_past(mixture, sizes)
-        return MixtureSampler(samplers, mixture), validation, split.description
-
-    def _require_same_past(self, mixture: Mixture, sizes: Sequence[int]) -> None:
+    def _require_same_past(self, train: Samplers) -> None:
         """Raise CheckpointError if weights changed for steps that the run has done already."""
         newest = self.newest
         before = saved_config(newest, self.config) if newest and newest.step else None
-        if newest is None or before is None:
+        if newest is None or before is None or not isinstance(train, MixtureSampler):
             return
+        sizes = train.sizes
         past = mixture_of(before.data.sources, self.config.batch.global_, sizes)
         read = newest.step * self.config.batch.global_
-        if len(before.data.sources) != len(sizes) or past.until(read) != mixture.until(read):
+        if len(before.data.sources) != len(sizes) or past.until(read) != train.mixture.until(read):
             raise CheckpointError(
                 f"{self.rundir.checkpoints}: data.sources had other weights in the {newest.step} steps that "
                 "are done; keep those, and give new ones from a later step on: weight = [[1, ...], "
                 f"[{newest.step + 1}, ...]]"
             )
-
-    def _split(self, num_tokens: int, ends: np.ndarray, training: int | None) -> Split:
-        data = self.config.data
-        if not ends.size:  # a run begun by an older version keeps its split
-            return tail(num_tokens, data.val_fraction, data.sequence)
-        if training is not None:
-            return apart(ends, training, data.sequence)
-        return split(ends, data.val_fraction, data.sequence, self.config.run.seed)
 
     def _still(self, what: str) -> None:
         """Tell the watchdog and the other ranks that this one still works.

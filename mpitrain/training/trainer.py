@@ -554,6 +554,8 @@ class Trainer:
             "grad_norm": result.grad_norm,  # norm of all gradients before clipping
             "lr": lr,  # learning rate of the step
             "tokens": self.counts.tokens,  # tokens trained on so far
+            # tokens of the data's order read so far, those of steps that were rolled back too
+            "read": self.counts.sequences * self.config.data.sequence,
             "tokens_per_s": tokens_per_s,  # of all ranks, in this step
             "step_s": step_s,  # seconds of the step on rank 0
             "mfu": tokens_per_s * self._flops,  # model FLOPs utilisation, a share of the peak of all ranks

@@ -23,7 +23,7 @@ def commands(group: click.Group, *words: str) -> list[tuple[str, ...]]:
 
 
 EVERY = commands(cli)
-GROUPS = [(), ("bench",), ("ckpt",), ("job",)]
+GROUPS = [(), ("bench",), ("ckpt",), ("data",), ("job",)]
 
 
 def test_these_are_the_groups():

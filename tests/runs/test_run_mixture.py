@@ -26,11 +26,11 @@ def written(folder, name="config.toml", change=("", "")):
     return folder / name
 
 
-def run(num_ranks, config, run_dir, **changes):
+def run(num_ranks, config, run_dir, *more, **changes):
     dotted = {key.replace("_", ".", 1): value for key, value in changes.items()}
     settings = {key: value for key, value in TINY.items() if key not in ("data.source", "data.path")}
     words = options({**settings, "run.dir": run_dir, "data.sequence": 16, **dotted})
-    return mpirun(num_ranks, "mpitrain", "run", str(config), *words)
+    return mpirun(num_ranks, "mpitrain", "run", str(config), *more, *words)
 
 
 def losses(run_dir):

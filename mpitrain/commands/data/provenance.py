@@ -1,0 +1,55 @@
+"""`mpitrain data show`: which documents a step of a run has read."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from mpitrain.inputs import shown
+from mpitrain.training.step_documents import DocumentPart, StepDocuments
+
+MOST_TEXT = 160  # characters of a document that are printed
+
+
+def show(run_dir: str, step: int, rank: int | None, as_json: bool) -> str:
+    """Return what a step has read, as lines or as one JSON object. Raises InputError."""
+    read = StepDocuments(run_dir, step, rank)
+    if as_json:
+        return json.dumps(_object(read, step, rank))
+    return "\n".join(_lines(read, step, rank))
+
+
+def _lines(read: StepDocuments, step: int, rank: int | None) -> Iterator[str]:
+    who = "" if rank is None else f", rank {rank}"
+    first, last = read.places[0], read.places[-1]
+    yield f"step {step} of {shown(read.rundir.path)}{who}: sequences {first:,} to {last:,} of the order"
+    if read.positions is not None:
+        positions = read.positions
+        yield f"this rank computes {len(positions):,} positions of each: {_ranges(positions.tolist())}"
+    for sequence in read.sequences():
+        yield f"sequence {sequence.place:,}"
+        yield from (f"  {_line(part)}" for part in sequence.parts)
+
+
+def _line(part: DocumentPart) -> str:
+    number = "" if part.document is None else f", document {part.document:,}"
+    count = len(part.tokens)
+    where = f"{shown(part.source)}{number}, tokens {part.offset:,} to {part.offset + count - 1:,}"
+    text = part.text
+    cut = len(text) > MOST_TEXT
+    return f"{where}: {json.dumps(text[:MOST_TEXT], ensure_ascii=False)}{' ...' * cut}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return ascending runs of numbers, as `0 to 7, 24 to 31`."""
+    begins = [i for i, number in enumerate(numbers) if not i or number != numbers[i - 1] + 1]
+    ends = [*begins[1:], len(numbers)]
+    return ", ".join(f"{numbers[a]} to {numbers[b - 1]}" for a, b in zip(begins, ends, strict=True))
+
+
+def _object(read: StepDocuments, step: int, rank: int | None) -> dict[str, Any]:
+    sequences = [
+        {"sequence": sequence.place, "parts": [part._asdict() for part in sequence.parts]}
+        for sequence in read.sequences()
+    ]
+    positions = None if read.positions is None else read.positions.tolist()
+    return {"step": step, "rank": rank, "positions": positions, "sequences": sequences}

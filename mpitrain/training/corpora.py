@@ -1,0 +1,105 @@
+"""The prepared tokens of a run as its steps read them: split, mixed, in their order."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain.config import Config
+from mpitrain.data.copies import copies_of
+from mpitrain.data.mixture import MixtureSampler, Samplers, mixture_of
+from mpitrain.data.order import Sampler
+from mpitrain.data.origin import ReadCounts
+from mpitrain.data.split import Split, apart, split, tail, within, without
+from mpitrain.data.token_rows import Text
+from mpitrain.data.tokenizer import Tokenizer, Vocabulary
+from mpitrain.data.tokens import describe, open_ends, open_tokens, open_unscored
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """The tokens of a run, in an order that is a pure function of seed and slot.
+
+    order: name of the permutation, which a checkpoint notes.
+    separate: rows say where documents end.
+    validation_description: how it was chosen.
+    by_documents: whether held-out data was chosen by documents; older runs hold the tail of all
+    tokens out.
+    """
+
+    train: Samplers
+    validation: Sampler
+    digest: str
+    order: str
+    separate: bool
+    validation_description: str
+    by_documents: bool
+
+
+class PreparedCorpus:
+    """The tokens in a run directory, by a configuration.
+
+    order: name of the permutation.
+    copies: documents that are left out of training, as find_copies() has them.
+    """
+
+    def __init__(self, config: Config, folder: Path, vocabulary: Vocabulary | Tokenizer, order: str):
+        self._config = config
+        self._folder = folder
+        self._vocabulary = vocabulary
+        self._order = order
+        self.copies = np.empty(0, np.int64)
+
+    def corpora(self) -> Corpora:
+        """Open what the run trains on and validates with."""
+        ends = open_ends(self._folder)
+        description = describe(self._folder)
+        train, validation, how = self.samplers(
+            open_tokens(self._folder), ends, description.tally, open_unscored(self._folder)
+        )
+        separate = self._config.data.documents == "separate"
+        return Corpora(train, validation, description.content, self._order, separate, how, bool(ends.size))
+
+    def find_copies(self) -> np.ndarray:
+        """Return the documents that are copies of held-out ones; none for older runs."""
+        corpus = describe(self._folder)
+        ends = open_ends(self._folder)
+        if not corpus.copies_apart:
+            return self.copies
+        held_out = self._split(corpus.count, ends, corpus.tally.training).validation
+        num_between = 0 if self._vocabulary.end_of_text is None else 1
+        return copies_of(open_tokens(self._folder), np.asarray(ends), held_out, num_between)
+
+    def samplers(
+        self, tokens: np.ndarray, ends: np.ndarray, tally: ReadCounts, unscored: np.ndarray | None = None
+    ) -> tuple[Samplers, Sampler, str]:
+        """Return the samplers of training and validation, and how validation was chosen."""
+        data = self._config.data
+        seed = self._config.run.seed
+        whole = self._split(len(tokens), ends, tally.training)
+        parts = without(whole, ends, self.copies, data.sequence)
+        known = None
+        if data.documents == "separate":
+            known = ends if ends.size else self._vocabulary.older_end_of_text
+        validation = Sampler(Text(tokens, parts.validation, known, unscored), data.sequence)
+
+        def trained(stretches: np.ndarray) -> Sampler:
+            return Sampler(Text(tokens, stretches, known, unscored), data.sequence, seed, self._order)
+
+        if not data.sources:
+            return trained(parts.train), validation, parts.description
+        lasts = np.asarray(ends)[np.cumsum(tally.parts) - 1].tolist()
+        places = zip([0, *lasts], lasts, strict=False)
+        samplers = [trained(within(parts.train, *place)) for place in places]
+        batch = self._config.batch.global_
+        mixture = mixture_of(data.sources, batch, [sampler.num_sequences for sampler in samplers])
+        mixture.require(self._config.run.steps * batch)
+        return MixtureSampler(samplers, mixture), validation, parts.description
+
+    def _split(self, num_tokens: int, ends: np.ndarray, training: int | None) -> Split:
+        data = self._config.data
+        if not ends.size:  # a run begun by an older version keeps its split
+            return tail(num_tokens, data.val_fraction, data.sequence)
+        if training is not None:
+            return apart(ends, training, data.sequence)
+        return split(ends, data.val_fraction, data.sequence, self._config.run.seed)

@@ -1,0 +1,187 @@
+"""Which documents a step of a run has read, and where in them, from its run directory alone."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mpitrain.cluster.rundir import RunDir, lines_of, number_in, read_config, require_run
+from mpitrain.comm.base.grid import Grid
+from mpitrain.config import Config, Data
+from mpitrain.data.corpus import corpus_of
+from mpitrain.data.corpus_files import named
+from mpitrain.data.permutation import FEISTEL, SORTED
+from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
+from mpitrain.data.tokens import describe, open_ends, open_tokens
+from mpitrain.errors import CheckpointError, ConfigError, DataError
+from mpitrain.inputs import kind_of, shown
+from mpitrain.plan.division.sequence import placement_of
+from mpitrain.training.corpora import PreparedCorpus
+
+
+class DocumentPart(NamedTuple):
+    """Tokens of a document that a sequence has.
+
+    document: its number among those of its source, from 0; None: the run's tokens are of an older
+    version, which doesn't note documents.
+    offset: tokens of it before these.
+    """
+
+    source: str
+    document: int | None
+    offset: int
+    tokens: list[int]
+    text: str
+
+
+class SequenceRead(NamedTuple):
+    """A sequence of a step, with its place in the order of the data."""
+
+    place: int
+    parts: list[DocumentPart]
+
+
+class StepDocuments:
+    """The sequences that a step has read, of all ranks or of one.
+
+    positions: of a sequence, those that the rank computes (context parallelism); None: all.
+    """
+
+    def __init__(self, run_dir: str, step: int, rank: int | None = None):
+        self.rundir = RunDir(run_dir)
+        require_run(self.rundir)
+        self.config = read_config(self.rundir.config)
+        self.tokenizer = tokenizer_of_run(self.rundir, self.config.data, None)
+        first = self._first_place(step)
+        batch = self.config.batch.global_
+        self.positions: np.ndarray | None = None
+        self.places = range(first, first + batch)
+        if rank is not None:
+            at = _coordinates(self.config, rank)
+            local = batch // self.config.parallel.dp
+            self.places = self.places[at["dp"] * local : (at["dp"] + 1) * local]
+            self.positions = _positions(self.config, at["cp"])
+        self._ends = np.asarray(open_ends(self.rundir.data))
+        self._tokens = open_tokens(self.rundir.data)
+        self._sources = _Sources(self.config, self.rundir.data)
+
+    def sequences(self) -> Iterator[SequenceRead]:
+        """Yield the sequences in the order of the step's rows."""
+        newest = _order_of(self.rundir, self.config)
+        prepared = PreparedCorpus(self.config, self.rundir.data, self.tokenizer, newest)
+        prepared.copies = prepared.find_copies()
+        train = prepared.corpora().train
+        for place in self.places:
+            pieces = train.pieces(place)
+            yield SequenceRead(place, [part for piece in pieces for part in self._parts(*piece)])
+
+    def _first_place(self, step: int) -> int:
+        """Return the place in the order at which a step begins. Raises ConfigError for one not done."""
+        last = 0
+        sequence, batch = self.config.data.sequence, self.config.batch.global_
+        with suppress(FileNotFoundError):
+            for line, known in lines_of(self.rundir.metrics):
+                last = max(last, known or 0)
+                if known == step:
+                    read = number_in(line, "read")
+                    return step * batch - batch if read is None else read // sequence - batch
+        raise ConfigError(
+            f"--step {step}: {shown(self.rundir.path)} has done steps 1 to {last}; give one of these"
+        )
+
+    def _parts(self, begin: int, end: int) -> Iterator[DocumentPart]:
+        """Yield the parts of documents that lie between two tokens of tokens.bin."""
+        while begin < end:
+            number = int(np.searchsorted(self._ends, begin, side="right"))
+            known = number < len(self._ends)
+            last = min(end, int(self._ends[number])) if known else end
+            tokens = self._tokens[begin:last].tolist()
+            source, first = self._sources.of(number)
+            first_token = int(self._ends[number - 1]) if known and number else 0
+            document = number - first if known else None
+            yield DocumentPart(source, document, begin - first_token, tokens, self.tokenizer.decode(tokens))
+            begin = last
+
+
+class _Sources:
+    """The sources of a run's documents, by their numbers in its tokens."""
+
+    def __init__(self, config: Config, folder: Path):
+        data = config.data
+        tally = describe(folder).tally
+        self._names = [named(part.path) or part.source for part in corpus_of(data).parts]
+        self._firsts = np.concatenate([[0], np.cumsum(tally.parts[:-1])]).astype(np.int64)
+        if tally.training is not None:
+            self._names.append(named(data.val_path))
+            self._firsts = np.append(self._firsts, tally.training)
+
+    def of(self, document: int) -> tuple[str, int]:
+        """Return the source of a document, and the number of its first one."""
+        place = int(np.searchsorted(self._firsts, document, side="right")) - 1
+        return self._names[place], int(self._firsts[place])
+
+
+def _coordinates(config: Config, rank: int) -> dict[str, int]:
+    """Return the coordinates of a rank. Raises ConfigError for one that the layout hasn't."""
+    parallel = config.parallel
+    grid = Grid({name: getattr(parallel, name) for name in ("tp", "cp", "dp", "pp")})
+    if rank >= grid.size:
+        raise ConfigError(f"--rank {rank}: the run's layout is {grid}; give 0 to {grid.size - 1}")
+    return grid.coordinates(rank)
+
+
+def _positions(config: Config, cp_rank: int) -> np.ndarray | None:
+    """Return the positions of a sequence that a rank of the context-parallel axis has."""
+    parallel, model = config.parallel, config.model
+    if parallel.cp == 1:
+        return None
+    heads = model.heads // parallel.tp
+    kv_heads = max(1, (model.kv_heads or model.heads) // parallel.tp)
+    placement = placement_of(parallel.context, config.data.sequence, parallel.cp, heads, kv_heads)
+    return placement.positions(cp_rank)
+
+
+def _order_of(rundir: RunDir, config: Config) -> str:
+    """Return the name of the order in which a run has its data, as its newest checkpoint notes it."""
+    if config.data.order:
+        return config.data.order
+    from mpitrain.checkpoint.folders import find
+    from mpitrain.checkpoint.load import open_step
+
+    for step in sorted(find(rundir.checkpoints), reverse=True):
+        with suppress(CheckpointError), open_step(rundir.checkpoints, step) as saved:
+            return str(saved.meta.get("order") or (SORTED if step else FEISTEL))
+    return FEISTEL
+
+
+def tokenizer_of_run(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
+    """Return the tokenizer that is given, or else the run's own, which must not be a file elsewhere.
+
+    Of all that its reader may read.
+    """
+    name = data.tokenizer
+    end = data.end_of_text
+    begin = data.begin_of_text
+    if given is not None:
+        return load_tokenizer(given, end, begin)
+    if name in ("bytes", ""):
+        return load_tokenizer(name, end, begin)
+    try:
+        file = Path(os.path.realpath(name))
+        inside = file.is_relative_to(os.path.realpath(rundir.path))
+        kind = kind_of(file)
+    except (OSError, ValueError):  # too long; a zero byte
+        inside, kind = False, None
+    if inside and kind == "a file":
+        return load_tokenizer(file, end, begin)
+    with suppress(OSError):
+        if kind_of(rundir.data) == "a folder" and kind_of(rundir.tokenizer) == "a file":
+            return load_tokenizer(rundir.tokenizer, end, begin)
+    found = (kind or "missing") if inside else "outside of the run directory, and not read for it"
+    named = f"{rundir.config} names the tokenizer {shown(repr(name))}"
+    raise DataError(
+        f"{named}, which is {found}; give --tokenizer FILE, the one that the run was trained with"
+    )
