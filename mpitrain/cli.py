@@ -937,7 +937,10 @@ def bench_machine(**asked) -> int:
 
 @cli.group()
 def data() -> None:
-    """Look at training data."""
+    """Prepare training data, and look at it.
+
+    CONFIG is what `mpitrain run` takes: the text and the tokenizer are those of its table [data].
+    """
 
 
 @data.command("show", short_help="Print the documents that a step has read.")
@@ -957,6 +960,27 @@ def show_data(**asked) -> int:
         return 0
 
     return _on_first_rank("reading the tokens of a step", print_it)
+
+
+@data.command("prepare", short_help="Tokenize the text of a configuration, on all ranks.")
+@CONFIG
+@OVERRIDE
+def prepare_data(config: str | None, overrides: tuple[str, ...]) -> int:
+    """Tokenize the text of a configuration into data.tokens, or into its run directory.
+
+    The same command continues after a kill, on any number of ranks, with the same bytes.
+
+    Exit codes: 0 done, 2 bad input, 75 stopped early (run it again).
+    """
+    from mpitrain.cluster.guard import Guard, guarded
+
+    def body(guard: Guard) -> int:
+        with entry.loading():
+            from mpitrain.training.token_preparation import prepare_tokens
+
+        return prepare_tokens(config, overrides, guard, _say)
+
+    return guarded(body, entry.report_error)
 
 
 @cli.group()

@@ -27,7 +27,8 @@ DRAFT_ENDS = "ends.bin.tmp"
 DRAFT_UNSCORED = "unscored.bin.tmp"
 PART = "tokens.part.json"
 BLOCK_BYTES = 1 << 20
-KEEP_S = 20.0  # of work that a kill can cost
+KEEP_S = 20.0  # of work that a kill can cost, at most
+FIRST_KEEP_S = 1.0  # of work that it can cost at the beginning
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -139,6 +140,7 @@ class Draft:
         self.after = BEGIN
         self.tally = ReadCounts()
         self._kept_at = time.monotonic()
+        self._keep_s = min(FIRST_KEEP_S, KEEP_S)
         self._noted = self.tally
         kept = read_kept(folder)
         if kept is None or not self._take_up(kept, each):
@@ -186,8 +188,9 @@ class Draft:
         self.after = after
         self.tally = tally
         self._noted = tally
-        if time.monotonic() - self._kept_at > KEEP_S:
+        if time.monotonic() - self._kept_at > self._keep_s:
             self.keep()
+            self._keep_s = min(2 * self._keep_s, KEEP_S)
 
     def keep(self) -> None:
         """Bring what there is to the disk, and note it. Raises OSError."""

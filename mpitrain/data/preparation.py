@@ -10,6 +10,7 @@ none of these                      all documents are tokenized
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,9 +47,10 @@ from mpitrain.data.tokens import (
     open_tokens,
     open_unscored,
     require_own,
+    write_description,
 )
 from mpitrain.errors import DataError, InputError, StoppedEarly
-from mpitrain.inputs import remove, rename, replacing, shown
+from mpitrain.inputs import remove, rename, shown
 
 # until they have their names
 LINKED = "tokens.bin.shared"
@@ -105,12 +107,42 @@ def prepare(
             return
         description = _prepared(folder, work, accept)
         _finish(folder, description, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED)
-        if place and (trouble := place.publish(folder, description.files)):
+        if place and (trouble := place.publish(folder, description)):
             report.line(trouble)
     except OSError as error:
-        raise DataError(
-            f"{folder}: tokens cannot be written: {error.strerror}; change run.dir or free some space"
-        ) from error
+        raise _unwritten(folder, error, "run.dir") from error
+
+
+def prepare_store(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    shared: str | Path,
+    *,
+    report: Reporter,
+    encoder_of: EncoderOf,
+    locked: Callable[[Path], AbstractContextManager],
+) -> Path:
+    """Write the tokens of a corpus into its folder in data.tokens, unless they are there; return it.
+
+    One rank calls it. locked: holds a folder for one process. Raises as prepare() does.
+    """
+    work = _work(corpus, tokenizer, encoder_of, report)
+    work = work._replace(origin=of_content(work.origin))
+    place = SharedFolder(shared, work.origin, work.listing, report.doing)
+    try:
+        place.path.mkdir(parents=True, exist_ok=True)
+        with locked(place.path):
+            require_own(place.path)
+            if not _published(place, work):
+                description = _prepared(place.path, work, lambda *prepared: None)
+                _finish(place.path, description, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED)
+    except OSError as error:
+        raise _unwritten(place.path, error, "data.tokens") from error
+    return place.path
+
+
+def _unwritten(folder: Path, error: OSError, key: str) -> DataError:
+    return DataError(f"{folder}: tokens cannot be written: {error.strerror}; change {key} or free some space")
 
 
 class _Work(NamedTuple):
@@ -188,20 +220,19 @@ def _finish(folder: Path, description: Description, tokens: str, ends: str, unsc
         rename(folder / unscored, UNSCORED, OWN)
     else:
         remove(folder / UNSCORED, OWN)
-    with replacing(folder / DESCRIPTION, OWN) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n")
+    write_description(folder / DESCRIPTION, description)
     for name in (PART, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED):
         remove(folder / name, OWN)
 
 
-def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) -> bool:
-    """Take the tokens that another run has published, if they are whole; return whether they are."""
+def _published(place: SharedFolder, work: _Work) -> Description | None:
+    """Return the description of published tokens, if they are there and whole."""
     if not place.is_there(DESCRIPTION):
-        return False
+        return None
     try:
         found = describe(place.path)
-        tokens = open_tokens(place.path)
-        ends = open_ends(place.path)
+        open_tokens(place.path)
+        open_ends(place.path)
         open_unscored(place.path)
         same = of_content(found.origin) == of_content(work.origin)
         whole = same and is_whole(place.path, found, work.report.doing)
@@ -210,15 +241,23 @@ def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) ->
     if not whole:
         damaged = f"data.tokens: what is in {shown(place.path)} is damaged or not complete"
         work.report.line(f"{damaged}; it is made anew")
+        return None
+    work.report.line(f"data.tokens: {shown(place.path)} has the tokens of this text and tokenizer")
+    return found
+
+
+def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) -> bool:
+    """Take the tokens that another run has published, if they are whole; return whether they are."""
+    found = _published(place, work)
+    if found is None:
         return False
     description = msgspec.structs.replace(found, origin=work.origin)
-    accept(description, tokens, ends)
+    accept(description, open_tokens(place.path), open_ends(place.path))
     link_or_copy(place.path / TOKENS, folder / LINKED)
     link_or_copy(place.path / ENDS, folder / LINKED_ENDS)
     if description.unscored:
         link_or_copy(place.path / UNSCORED, folder / LINKED_UNSCORED)
     _finish(folder, description, LINKED, LINKED_ENDS, LINKED_UNSCORED)
-    work.report.line(f"data.tokens: {shown(place.path)} has the tokens of this text and tokenizer")
     return True
 
 

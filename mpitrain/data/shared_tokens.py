@@ -4,13 +4,13 @@
 
 Each run has its own name of the same files (a hard link), or a copy where that is another file
 system: a run directory is whole. Runs that publish at once write the same bytes, each under its own
-names first.
+names first. `mpitrain data prepare` writes there directly.
 """
 
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import xxhash
 
 from mpitrain.data.corpus_files import Listing, content_of
 from mpitrain.data.origin import OWN, Origin
+from mpitrain.data.tokens import Description, write_description
 from mpitrain.inputs import folder_of, kind_of, open_regular, remove, rename, replacing, shown
 
 
@@ -36,14 +37,20 @@ class SharedFolder:
             return kind_of(self.path / description) is not None
         return False
 
-    def publish(self, folder: Path, names: Sequence[str]) -> str:
-        """Give a run's files to others, the last one after the rest; return what is wrong, "" if nothing."""
+    def publish(self, folder: Path, description: Description) -> str:
+        """Give a run's files to others, the description after the rest; return what is wrong, or "".
+
+        The description doesn't say where the corpus lay.
+        """
         token = secrets.token_hex(8)
-        drafts = {name: f"{name}.{token}" for name in names}
+        *names, last = description.files
+        drafts = {name: f"{name}.{token}" for name in description.files}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for name, draft in drafts.items():
-                link_or_copy(folder / name, self.path / draft)
+            for name in names:
+                link_or_copy(folder / name, self.path / drafts[name])
+            origin = of_content(description.origin)
+            write_description(self.path / drafts[last], msgspec.structs.replace(description, origin=origin))
             for name, draft in drafts.items():
                 rename(self.path / draft, name, OWN)
         except OSError as error:

@@ -133,6 +133,12 @@ def describe(folder: str | Path) -> Description:
     return description
 
 
+def write_description(file: Path, description: Description) -> None:
+    """Write a description under its name, once it is whole. Raises OSError."""
+    with replacing(file, OWN) as opened:
+        opened.write(msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n")
+
+
 def open_tokens(folder: str | Path) -> np.memmap:
     """Map the prepared tokens, read-only: [tokens], in the smallest dtype that holds the vocabulary."""
     description = describe(folder)

@@ -4,6 +4,7 @@ agreement, prepare      one configuration on all ranks; run directory, newest ch
 run_plan                the plan of a run, and what is to be said of it
 agreed_layout           the layout of a run that leaves it open: the planner is asked once, on rank 0
 corpora                 the prepared tokens as steps read them: split, mixed, in their order
+token_preparation       tokens alone, without a run: mpitrain data prepare
 step_documents          which documents a step has read, from the run directory alone
 trainer                 builds everything, then loops over steps: train, validate, log, save
 recovery                what a run resumes from, and goes back to after a spike

@@ -109,11 +109,11 @@ def open_run(
     asked = world.on_every_rank("checking the configuration", lambda: _checked(read))
     require_same_configuration(world, asked.config)
     with guard.place.at("start", "reading model.init", BUSY):
-        asked, begun, said = world.on_every_rank("reading model.init", lambda: _begun(asked))
+        asked, begun, said = world.on_every_rank("reading model.init", lambda: begun_from_init(asked))
     notes += said * first
     tokenizer = OneTokenizer(world, begun.config.data)
     with guard.place.at("start", "reading the tokenizer", BUSY):
-        vocabulary = tokenizer.read(lambda: _tokenizer(begun.config))
+        vocabulary = tokenizer.read(lambda: tokenizer_or_copy(begun.config))
     with guard.place.at("start", "choosing a layout", BUSY):
         config, said = agreed_layout(begun, world, vocabulary)
     notes += said * first
@@ -150,7 +150,7 @@ def _resumed(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     return begun.given, begun.lines
 
 
-def _begun(asked: LoadedConfig) -> tuple[LoadedConfig, LoadedConfig, list[str]]:
+def begun_from_init(asked: LoadedConfig) -> tuple[LoadedConfig, LoadedConfig, list[str]]:
     """Return a run's configuration, the same with the model of model.init, and what is to be said of it."""
     asked, said = _resumed(asked)
     begun, more = beginning(asked)
@@ -223,7 +223,7 @@ def _plan(
     return plan, same
 
 
-def _tokenizer(config: Config) -> Tokenizer:
+def tokenizer_or_copy(config: Config) -> Tokenizer:
     """Return the tokenizer, or the run directory's copy of it where its file is gone."""
     data = config.data
     rundir = RunDir(config.run.dir)

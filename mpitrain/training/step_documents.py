@@ -138,8 +138,8 @@ def _positions(config: Config, cp_rank: int) -> np.ndarray | None:
     parallel, model = config.parallel, config.model
     if parallel.cp == 1:
         return None
-    heads = model.heads // parallel.tp
-    kv_heads = max(1, (model.kv_heads or model.heads) // parallel.tp)
+    heads = (model.heads or 1) // parallel.tp
+    kv_heads = max(1, (model.kv_heads or model.heads or 1) // parallel.tp)
     placement = placement_of(parallel.context, config.data.sequence, parallel.cp, heads, kv_heads)
     return placement.positions(cp_rank)
 

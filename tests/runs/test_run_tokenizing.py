@@ -13,17 +13,20 @@ SHORT = dict(data_source="jsonl", run_steps=1, run_eval_every=0, run_eval_batche
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Texts of several seconds, one of them long, and a tokenizer whose words can be cut apart."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"), 350)
+
+
+def write_corpus(folder, num_lines):
+    """Write texts of seconds, one of them long, and a tokenizer whose words can be cut apart."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    folder = tmp_path_factory.mktemp("corpus")
     letters = {chr(c): c - 33 for c in range(33, 127)} | {"Ġ": 94, "Ċ": 95, "</s>": 96}
     tokenizer = Tokenizer(models.BPE(letters, []))
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(folder / "t.json"))
     text = " ".join(f"word{number}" for number in range(1500))
-    lines = [json.dumps({"text": text})] * 350 + [json.dumps({"text": text * 60})]
+    lines = [json.dumps({"text": text})] * num_lines + [json.dumps({"text": text * 60})]
     (folder / "texts.jsonl").write_text("\n".join(lines))
     return folder
 

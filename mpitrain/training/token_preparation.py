@@ -1,0 +1,143 @@
+"""`mpitrain data prepare`: what a run does before its first step with the text, on all ranks, and no more.
+
+data.tokens        the tokens go to their folder in it, for all runs of this text and tokenizer
+else run.dir/data  where the run of this configuration finds them
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.limit import Limit
+from mpitrain.cluster.lock import Lock
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.status_board import BUSY
+from mpitrain.comm.base.world import World, connect
+from mpitrain.config import Config, LoadedConfig
+from mpitrain.data.corpus import corpus_of
+from mpitrain.data.preparation import Reporter, prepare, prepare_store
+from mpitrain.data.tokens import describe, keep_tokenizer, num_prepared
+from mpitrain.errors import InputError, StoppedEarly
+from mpitrain.inputs import shown
+from mpitrain.training.agreement import attempt, require_same_configuration
+from mpitrain.training.prepare import begun_from_init, tokenizer_or_copy
+from mpitrain.training.tokenizing import OneTokenizer
+
+
+def prepare_tokens(
+    path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], object]
+) -> int:
+    """Prepare the tokens of a configuration; return the exit code.
+
+    Collective over all ranks. Raises InputError alike on all ranks, and StoppedEarly on all when one
+    has to leave: what is prepared is kept.
+    """
+    read = attempt(path, overrides)
+    world = connect(guard.place, lambda: bool(guard.requests.why()))
+    guard.join(world)
+    guard.place.enter("start", "checking the configuration", BUSY)
+    asked = world.on_every_rank("checking the configuration", lambda: _loaded(read))
+    require_same_configuration(world, asked.config)
+    guard.place.name(guard.place.who, Limit(asked.config.comm.timeout_s).seconds)
+    begun = world.on_every_rank("reading model.init", lambda: begun_from_init(asked))[1]
+    tokenizer = OneTokenizer(world, begun.config.data)
+    with guard.place.at("start", "reading the tokenizer", BUSY):
+        tokenizer.read(lambda: tokenizer_or_copy(begun.config))
+    preparation = _Preparation(begun.config, world, guard, tokenizer, say)
+    with guard.place.at("tokens", "preparing the tokens", BUSY):
+        world.on_first_rank("preparing the tokens", preparation.run, tokenizer.help)
+    return 0
+
+
+def _loaded(read: LoadedConfig | InputError) -> LoadedConfig:
+    if isinstance(read, InputError):
+        raise read
+    return read
+
+
+class _Preparation:
+    """What the first rank does."""
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        guard: Guard,
+        tokenizer: OneTokenizer,
+        say: Callable[[str], object],
+    ):
+        self._config = config
+        self._world = world
+        self._guard = guard
+        self._tokenizer = tokenizer
+        self._say = say
+
+    def run(self) -> None:
+        """Prepare the tokens, and say what they are."""
+        data = self._config.data
+        folder = self._in_store() if data.tokens else self._in_run_dir()
+        found = describe(folder)
+        self._say(f"text: {found.tally.describe(found.count)}")
+        size = np.dtype(found.dtype).itemsize
+        width = f"{size} byte{'s' * (size > 1)}"
+        self._say(f"prepared: {shown(folder)} has {found.count:,} tokens of {width} each")
+
+    def _in_store(self) -> Path:
+        """Return the folder of data.tokens that has the tokens now."""
+        data = self._config.data
+        return prepare_store(
+            corpus_of(data),
+            self._tokenizer.whole,
+            data.tokens,
+            report=Reporter(self._still, self._say),
+            encoder_of=self._tokenizer.encoder,
+            locked=self._locked,
+        )
+
+    @contextmanager
+    def _locked(self, folder: Path) -> Iterator[None]:
+        lock = Lock(folder, self._guard.end)
+        said = lock.take(self._still)
+        try:
+            if said:
+                self._say(said)
+            yield
+        except StoppedEarly as early:
+            raise self._kept(early, folder) from early
+        finally:
+            lock.release()
+
+    def _in_run_dir(self) -> Path:
+        """Return the folder of the run directory that has the tokens now."""
+        rundir = RunDir(self._config.run.dir)
+        rundir.take(self._guard.end, self._still)
+        try:
+            rundir.require_same_run(self._config)
+            prepare(
+                corpus_of(self._config.data),
+                self._tokenizer.whole,
+                rundir.data,
+                report=Reporter(self._still, self._say),
+                encoder_of=self._tokenizer.encoder,
+            )
+            keep_tokenizer(rundir.data, self._tokenizer.whole)
+        except StoppedEarly as early:
+            raise self._kept(early, rundir.data) from early
+        finally:
+            rundir.undo(keep_data=True)
+        return rundir.data
+
+    def _kept(self, early: StoppedEarly, folder: Path) -> StoppedEarly:
+        count = num_prepared(folder)
+        return StoppedEarly(early.where, early.why, f"{count:,} tokens are prepared and kept")
+
+    def _still(self, what: str) -> None:
+        """Tell the others that this rank still works; raise StoppedEarly if one was asked to leave."""
+        place = self._guard.place
+        place.enter(place.phase, what, BUSY)
+        another = "another rank was asked to leave" if self._world.beat() else ""
+        if why := self._guard.requests.why() or another:
+            raise StoppedEarly(f"{place.phase}, {what}", why)
