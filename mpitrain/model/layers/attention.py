@@ -23,13 +23,13 @@ input has travelled, or the result will have: it is kept in selective mode, too.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from mpitrain.config import Parallel
 from mpitrain.model.layers.rope import Rope
 from mpitrain.plan.declared import probabilities
 from mpitrain.plan.declared.dropout_sites import AFTER_ATTENTION, MASK_BYTES
-from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer import Layer, Sizes, Working
 from mpitrain.plan.declared.layer_traffic import attended
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Layer):
     """depth: layers whose outputs are added to the residual stream; projections back into it start
     smaller (GPT-2, section 2.3).
 
@@ -74,7 +74,6 @@ class Attention:
     soft_cap: c: scores become c tanh(score / c) (kernels/attention_products.py); 0: none.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     heads: int
     kv_heads: int

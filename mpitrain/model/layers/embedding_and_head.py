@@ -4,10 +4,10 @@ vocabulary, for any size of it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from mpitrain.plan.declared.dropout_sites import EMBEDDING as SITE
-from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer import Layer, Sizes, Working
 from mpitrain.plan.declared.layer_traffic import into, out
 from mpitrain.plan.declared.parameters import EPS, ROWS, NormKind, Spec, matrix, norm
 from mpitrain.plan.declared.probabilities import LOGITS, LOGITS_ON_A_DEVICE
@@ -25,7 +25,7 @@ POSITIONS = "embedding.positions"
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(Layer):
     """tied: the head uses the same weights.
 
     scale: by which the vectors are multiplied, rounded to the type of the weights (Gemma).
@@ -33,7 +33,6 @@ class Embedding:
     dropout: the share that is dropped of their sum.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ()
     vocab: int
     width: int
     tied: bool
@@ -67,12 +66,6 @@ class Embedding:
         more = sizes.gathered(self.width) + (sizes.dropped(self.width) if self.dropout else 0)
         return Working(more, wider + more)
 
-    def history(self, sizes: Sizes) -> int:
-        return 0
-
-    def cache_bytes(self, positions: int, itemsize: int) -> int:
-        return 0
-
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         items = (LOCAL, out(sizes, self.width)) if sizes.tp > 1 else (LOCAL,)
         return *items, *bool(self.positions) * (LOCAL,), *bool(self.dropout) * (LOCAL,)
@@ -92,14 +85,13 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class Head:
+class Head(Layer):
     """tied: with the weights of the embedding.  eps, kind: of the norm.
 
     soft_cap: c: logits become c tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2); 0: they
     stay.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ()
     vocab: int
     width: int
     tied: bool
@@ -148,12 +140,6 @@ class Head:
         at_once *= 2 if sizes.itemsize == 2 or sizes.on_gpu else 1
         stream = sizes.stream(self.width) + sizes.gathered(self.width)
         return Working(at_once + stream, 3 * stream)
-
-    def history(self, sizes: Sizes) -> int:
-        return 0
-
-    def cache_bytes(self, positions: int, itemsize: int) -> int:
-        return 0
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         """With tp, the loss gathers two numbers of each token, of every rank."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mpitrain.config import ExpertsTable as Settings
 from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.plan.declared.expert_work import experts_work
-from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer import Layer, Sizes, Working
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
     EPS,
@@ -36,7 +36,6 @@ from mpitrain.plan.declared.parameters import (
     STD,
     Spec,
     norm,
-    product_flops,
     residual_std,
     stack,
 )
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Experts:
+class Experts(Layer):
     """settings: resolved.
 
     depth, eps: as in layers/attention.py.
@@ -147,9 +146,6 @@ class Experts:
     def cost(self, sequence: int) -> float:
         return self.flops(sequence) / 6
 
-    def flops(self, sequence: int) -> float:
-        return product_flops(self.parameters())
-
     def kept(self, sizes: Sizes, segment: int) -> int:
         n = sizes.shared
         wide = max(4, sizes.itemsize)
@@ -215,9 +211,6 @@ class Experts:
     def _sums(self, sizes: Sizes) -> int:
         rows = sizes.config.batch.micro if self.by_sequence else 1
         return (2 * rows * self.settings.count + 2) * max(4, sizes.itemsize)
-
-    def cache_bytes(self, positions: int, itemsize: int) -> int:
-        return 0
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         """Counts, statistics for the losses, rows there and back."""

@@ -14,10 +14,10 @@ tp divides F. What fp8, tp, `sequence` and cp change stands in layers/attention.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from mpitrain.kernels.activation_functions import SILU, Activation
-from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer import Layer, Sizes, Working
 from mpitrain.plan.declared.layer_traffic import sublayer
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
@@ -28,7 +28,6 @@ from mpitrain.plan.declared.parameters import (
     bias,
     matrix,
     norm,
-    product_flops,
     residual_std,
 )
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -42,14 +41,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FeedForward:
+class FeedForward(Layer):
     """depth, eps, kind: as in layers/attention.py.
 
     activation: its function (kernels/activation_functions.py).
     biased: the three products have a bias.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     ffn: int
     depth: int
@@ -72,12 +70,6 @@ class FeedForward:
             *(biases if self.biased else ()),
         )
 
-    def cost(self, sequence: int) -> float:
-        return float(sum(spec.numel for spec in self.parameters()))
-
-    def flops(self, sequence: int) -> float:
-        return product_flops(self.parameters())
-
     def kept(self, sizes: Sizes, segment: int) -> int:
         return (
             sizes.normed(self.width, sizes.factor, self.kind)
@@ -95,12 +87,6 @@ class FeedForward:
         if sizes.selective or self.activation != SILU:
             return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 5 * hidden) + returned)
         return Working(3 * stream + gathered, 3 * max(stream, hidden) + returned)
-
-    def history(self, sizes: Sizes) -> int:
-        return 0
-
-    def cache_bytes(self, positions: int, itemsize: int) -> int:
-        return 0
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         normed = self.kind is not NormKind.NONE

@@ -28,14 +28,14 @@ tp divides H, cp divides n; with `sequence`, tp divides what stands before the g
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.config import Model
 from mpitrain.errors import ConfigError
 from mpitrain.model.layers.attention import kept_by_core, seen, working_of_core
 from mpitrain.model.layers.rope import Rope
 from mpitrain.plan.declared.family import refuse_odd, width_of_head
-from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer import Layer, Sizes, Working
 from mpitrain.plan.declared.layer_traffic import attended
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LatentAttention:
+class LatentAttention(Layer):
     """head_width: of queries and keys, without positions.
 
     rope: of the features with positions.
@@ -68,7 +68,6 @@ class LatentAttention:
     latent_eps: of the norms of latent vectors; None: eps.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     heads: int
     head_width: int

@@ -12,11 +12,11 @@ tp divides F. What fp8, tp, `sequence` and cp change stands in layers/attention.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.plan.declared.dropout_sites import AFTER_FFN
-from mpitrain.plan.declared.layer import Sizes, Working
+from mpitrain.plan.declared.layer import Layer, Sizes, Working
 from mpitrain.plan.declared.layer_traffic import sublayer
 from mpitrain.plan.declared.parameters import (
     COLUMNS,
@@ -27,7 +27,6 @@ from mpitrain.plan.declared.parameters import (
     bias,
     matrix,
     norm,
-    product_flops,
     residual_std,
 )
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -41,14 +40,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Mlp:
+class Mlp(Layer):
     """down(activation(up(norm(x)))), with biases. depth, eps, kind: as in attention.py.
 
     activation: its function (kernels/activation_functions.py).
     dropout: the share that is dropped of what block `block` adds to the residual stream.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     ffn: int
     depth: int
@@ -67,12 +65,6 @@ class Mlp:
             bias("ffn.down.bias", self.width, None),
         )
 
-    def cost(self, sequence: int) -> float:
-        return float(sum(spec.numel for spec in self.parameters()))
-
-    def flops(self, sequence: int) -> float:
-        return product_flops(self.parameters())
-
     def kept(self, sizes: Sizes, segment: int) -> int:
         of_unit = sizes.itemsize + (0 if sizes.selective else sizes.factor)
         normed = sizes.normed(self.width, sizes.factor, self.kind)
@@ -89,12 +81,6 @@ class Mlp:
         # hidden units aren't there when what is added is dropped from
         dropping = 3 * stream + (sizes.dropped(self.width) if self.dropout else 0)
         return Working(max(dropping, 2 * hidden) + gathered, max(dropping, 4 * hidden) + returned)
-
-    def history(self, sizes: Sizes) -> int:
-        return 0
-
-    def cache_bytes(self, positions: int, itemsize: int) -> int:
-        return 0
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         local_items = 2 if self.dropout else 1

@@ -47,7 +47,7 @@ def with_further_tokens(model: ModelLayers, num_tokens: int, weight: float) -> M
 
 
 @dataclass(frozen=True)
-class MultiToken:
+class MultiToken(Layer):
     """embedding, head: those of the model.
 
     block: the layers of each further depth.
@@ -129,9 +129,6 @@ class MultiToken:
 
     def history(self, sizes: Sizes) -> int:
         return self.depths * sum(layer.history(sizes) for layer in self.block)
-
-    def cache_bytes(self, positions: int, itemsize: int) -> int:
-        return 0
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         """The head, then of each depth lookup, block and head, in one item."""

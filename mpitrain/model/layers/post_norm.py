@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PostNorm:
+class PostNorm(Layer):
     """layer: the sublayer.
 
     name: of its part of a block, `attention` or `ffn`; the norm is `name.post_norm.weight`.

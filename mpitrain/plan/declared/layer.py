@@ -41,17 +41,23 @@ class Working(NamedTuple):
 class Layer(Protocol):
     """A part of a block, or an end of the model. Counts are of one token or of one microbatch on one rank.
 
-    metrics: names of the numbers that it makes besides its output (Context.record_metric,
-    parallel/microbatch.py). A loss is a sum over tokens, and its name ends with `_loss`.
+    The defaults are those of a layer of products that treats each position alone. A layer of a user's own
+    may inherit from this class, or have its methods only.
     """
 
-    metrics: tuple[str, ...]
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the numbers that it makes besides its output (Context.record_metric,
+        parallel/microbatch.py). A loss is a sum over tokens, and its name ends with `_loss`.
+        """
+        return ()
 
     def parameters(self) -> tuple[Spec, ...]:
         """Return the whole parameters, by names within the block, in the order of the forward."""
 
     def cost(self, sequence: int) -> float:
         """Return the multiplications of a token's forward: by these, layers are divided over stages."""
+        return float(sum(spec.numel for spec in self.parameters()))
 
     def flops(self, sequence: int) -> float:
         """Return the model FLOPs of a token in a training step: 6 for each weight of a product,
@@ -63,6 +69,7 @@ class Layer(Protocol):
         B), because half of the scores are masked. Recomputation isn't counted; of what isn't a
         product with a weight, selective recomputation is taken to run the forward, a third, again.
         """
+        return product_flops(self.parameters())
 
     def kept(self, sizes: "Sizes", segment: int) -> int:
         """Return the bytes that the forward of a segment (of a sequence that is cut, else 0) leaves
@@ -80,6 +87,14 @@ class Layer(Protocol):
 
     def history(self, sizes: "Sizes") -> int:
         """Return the bytes that a segment of a sequence leaves for later segments."""
+        return 0
+
+    def cache_bytes(self, positions: int, itemsize: int) -> int | None:
+        """Return the bytes of the keys and values of a text that it caches for generation.
+
+        itemsize: of an activation.
+        """
+        return 0
 
     def traffic(self, sizes: "Sizes") -> tuple[Traffic, ...]:
         """Return what each of its items starts for a microbatch, in the order of the forward.
@@ -107,10 +122,7 @@ Block = tuple[Layer, ...]
 def cache_bytes_of(layer: Layer, positions: int, itemsize: int) -> int | None:
     """Return the bytes of the keys and values of a text that `layer` caches for generation.
 
-    A layer says so by a method `cache_bytes(positions, itemsize)`, 0 if it treats each position
-    alone.
-    None: it has no such method, and the whole text must be computed anew for each token.
-    itemsize: of an activation.
+    None: it has no method `cache_bytes`, and the whole text must be computed anew for each token.
     """
     declared = getattr(layer, "cache_bytes", None)
     return None if declared is None else declared(positions, itemsize)
