@@ -287,8 +287,9 @@ class Data(ConfigTable, frozen=True):
     # the token before each document; "": none; default: as that model was trained
     begin_of_text: str | None = None
     # how documents share a sequence. joined: attention crosses them; separate: attention stays within a
-    # document, and none predicts the next
-    documents: Literal["joined", "separate"] = "joined"
+    # document, and none predicts the next; packed: likewise, with whole documents, best fit first, and
+    # positions without loss where none fits
+    documents: Literal["joined", "separate", "packed"] = "joined"
     sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens of a sequence (context length)
     val_fraction: Fraction = 0.05  # share of the tokens that is held out for validation
     # permutation of an epoch: feistel, in constant memory; or sorted, with 16 bytes a sequence on every
@@ -297,6 +298,11 @@ class Data(ConfigTable, frozen=True):
     # folder for tokens that runs share: the first run writes those of a text and tokenizer, others read
     # them; "": none
     tokens: str = ""
+
+    @property
+    def separates(self) -> bool:
+        """Return whether attention stays within documents."""
+        return self.documents != "joined"
 
 
 class Batch(ConfigTable, frozen=True, rename={"global_": "global"}):

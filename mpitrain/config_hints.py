@@ -204,8 +204,8 @@ OTHER_WAYS = {  # what is reached in another way, by the names that it has elsew
     "shuffle shuffle_seed": "data.order says how sequences are shuffled, run.seed is the seed",
     "early_stopping patience callbacks": "a run ends at run.steps; a script can stop it earlier "
     "(mpitrain.api)",
-    "packing sample_packing pack_sequences": "texts are packed into sequences of data.sequence; "
-    'data.documents = "separate" keeps them apart',
+    "packing sample_packing pack_sequences": 'data.documents = "packed" puts whole documents side by side, '
+    "each by itself",
     "train_on_inputs completion_only_loss": "the loss counts every next token of a text",
     "min_lr": "schedule.final is the last learning rate as a share of optimizer.lr",
     "wandb wandb_project report_to tensorboard mlflow": "metrics.jsonl in the run directory has one "

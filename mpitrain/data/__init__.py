@@ -23,6 +23,7 @@ shared_tokens            data.tokens: tokenized corpora that runs share
 split, copies            training and validation text; copies of held-out documents
 mixture                  which source each slot of the order is read from, by weights
 order, permutation       which windows a step trains on: the shuffled order of an epoch
+packed_rows              rows of whole documents, best fit first
 token_rows, documents    rows of a batch; which document each position is in, and which targets count
 pace, panics, memory_left
                          progress of tokenization, errors of the tokenizers library, memory there is

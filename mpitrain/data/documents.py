@@ -36,6 +36,15 @@ def separate(tokens: torch.Tensor, ends: Ends) -> tuple[torch.Tensor, torch.Tens
     return documents_of(inputs, ends_BT), targets.masked_fill(ends_BT, IGNORED)
 
 
+def positions_within(documents_BT: torch.Tensor) -> torch.Tensor:
+    """Return each position's distance from the first one of its document, [B, T]."""
+    positions_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
+    positions_BT = positions_T.expand_as(documents_BT)
+    begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = documents_BT.diff(dim=1) != 0
+    return positions_BT - positions_BT.masked_fill(~begins_BT, 0).cummax(1).values
+
+
 def _ends(tokens: torch.Tensor, ends: Ends) -> torch.Tensor:
     return tokens == ends if isinstance(ends, int) else ends
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpitrain.config import DataSource
-from mpitrain.data.order import Sampler
+from mpitrain.data.packed_rows import SourceSampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DataError
 
@@ -248,9 +248,11 @@ class MixtureSampler:
 
     is_shuffled = True
 
-    def __init__(self, samplers: Sequence[Sampler], mixture: Mixture):
+    def __init__(self, samplers: Sequence[SourceSampler], mixture: Mixture):
         self.mixture = mixture
         self.sizes = [sampler.num_sequences for sampler in samplers]
+        lengths = [sampler.attended_length for sampler in samplers]
+        self.attended_length = round(np.average(lengths, weights=self.sizes))
         self.num_sequences = sum(self.sizes)
         self._samplers = samplers
 
@@ -275,5 +277,5 @@ class MixtureSampler:
         return self.rows(slots).tokens
 
 
-Samplers = Sampler | MixtureSampler
+Samplers = SourceSampler | MixtureSampler
 """Whatever sequences of a step are asked of, by their places in the order."""

@@ -22,6 +22,7 @@ class Sampler:
 
     seed: of the orders; None: the sequences come as they lie in the text.
     order: name of the permutation, of ORDERS.
+    attended_length: positions that attention has to cross: those of a sequence.
     """
 
     def __init__(self, text: Text | np.ndarray, sequence: int, seed: int | None = None, order: str = FEISTEL):
@@ -32,6 +33,7 @@ class Sampler:
             )
         self.num_sequences = (len(text) - 1) // sequence
         self.is_shuffled = seed is not None
+        self.attended_length = sequence
         self._text = text if isinstance(text, Text) else Text(text)
         self._sequence = sequence
         self._order = TextOrder() if seed is None else ORDERS[order](self.num_sequences, seed)

@@ -5,7 +5,8 @@ text        a  b  .  f  g  .              a window may go over the end of a stre
                                           document ends, too
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -75,6 +76,52 @@ class Text:
             yield begin, last, number
             start += last - begin
             length -= last - begin
+
+    @cached_property
+    def _in_stretches(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first document of each stretch, and their number up to the end of each."""
+        assert isinstance(self._ends, np.ndarray)
+        first = np.searchsorted(self._ends, self._begins, side="right")
+        counts = np.searchsorted(self._ends, self._lasts) + 1 - first
+        return first, np.cumsum(counts * (self._lasts > self._begins))
+
+    @property
+    def num_documents(self) -> int:
+        """Return how many documents there are; a stretch may begin or end with a part of one."""
+        return int(self._in_stretches[1][-1]) if len(self._begins) else 0
+
+    def documents(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where documents begin and end in tokens.bin. It takes ends.bin."""
+        assert isinstance(self._ends, np.ndarray)
+        first, behind = self._in_stretches
+        stretches = np.searchsorted(behind, numbers, side="right")
+        before = np.concatenate([[0], behind])[stretches]
+        found = first[stretches] + numbers - before
+        begins = np.where(found, self._ends[np.maximum(found - 1, 0)], 0)
+        return (
+            np.maximum(begins, self._begins[stretches]),
+            np.minimum(self._ends[found], self._lasts[stretches]),
+        )
+
+    def packed(self, rows: Sequence[Sequence[tuple[int, int]]], length: int) -> TokenRows:
+        """Return rows of pieces side by side; what is after the last one carries no loss.
+
+        rows: begin and end of each piece in tokens.bin.
+        """
+        tokens = np.zeros((len(rows), length), np.int64)
+        ends = np.zeros(tokens.shape, bool)
+        scored = np.zeros(tokens.shape, bool)
+        for row, pieces in enumerate(rows):
+            place = 0
+            for begin, last in pieces:
+                here = slice(place, place + last - begin)
+                tokens[row, here] = self._tokens[begin:last]
+                scored[row, here] = True
+                if self._unscored is not None:
+                    self._leave_out(scored[row, here], begin, last)
+                place = here.stop
+                ends[row, place - 1] = True
+        return TokenRows(tokens, ends, scored)
 
     def _leave_out(self, scored: np.ndarray, begin: int, last: int) -> None:
         """Mark which of tokens `begin` to `last` carry no loss."""

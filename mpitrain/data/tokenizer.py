@@ -111,7 +111,7 @@ def separator(data: Data, tokenizer: Tokenizer | Vocabulary) -> int | None:
 
     Raises DataError if there is no such token.
     """
-    if data.documents == "joined":
+    if data.documents != "separate":
         return None
     if tokenizer.end_of_text is None:
         raise DataError(

@@ -106,7 +106,7 @@ class BuildContext:
         config = self.plan.config
         segments = self.plan.table.segments
         queries = config.data.sequence // segments
-        masked = config.data.documents == "separate" or segments > 1 or 0 < request.window < queries
+        masked = config.data.separates or segments > 1 or 0 < request.window < queries
         if request.window:
             queries = min(queries, max(request.window, BLOCK))
         one = torch.empty(1, 1, 1, heads.width, dtype=self.dtype, device=self.device)

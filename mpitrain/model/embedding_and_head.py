@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather
-from mpitrain.data.documents import IGNORED
+from mpitrain.data.documents import IGNORED, positions_within
 from mpitrain.kernels.functions import Functions
 from mpitrain.kernels.products import product
 from mpitrain.model.build_context import BuildContext
@@ -91,7 +91,7 @@ class RowGradients(NamedTuple):
 
 
 class PositionGradients(NamedTuple):
-    """Gradients of rows of learned positions that are still to be added. grads: [B, T, D]."""
+    """Gradients of rows of learned positions, of all sequences. grads: [B, T, D]."""
 
     weight: Parameter
     rows_T: torch.Tensor
@@ -108,7 +108,10 @@ class PositionGradients(NamedTuple):
 
 
 class LearnedPositions:
-    """x + the vectors of its positions: those of this rank of cp, and of tp if that divides them."""
+    """x + the vectors of its positions: those of this rank of cp, and of tp if that divides them.
+
+    They count from the first one of each document, if these are separate.
+    """
 
     def __init__(self, weight: Parameter, site: BuildContext):
         self.weight = weight
@@ -120,16 +123,21 @@ class LearnedPositions:
         """Add them."""
         yield None
         begin = context.start + self.part * x.shape[1]
-        return x + self.weight.data[self._rows(begin, x)], begin if torch.is_grad_enabled() else None
+        saved = begin, context.microbatch.documents
+        y = x + self.weight.data[self._rows(*saved, x)]
+        return y, saved if torch.is_grad_enabled() else None
 
-    def backward(self, saved: int, grad_of_output: torch.Tensor, later: Later) -> Walk:
+    def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
-        rows_T = self._rows(saved, grad_of_output)
-        later(WeightGradients([PositionGradients(self.weight, rows_T, grad_of_output)]))
+        rows = self._rows(*saved, grad_of_output)
+        gradients = PositionGradients if rows.dim() == 1 else RowGradients
+        later(WeightGradients([gradients(self.weight, rows, grad_of_output)]))
         return grad_of_output
 
-    def _rows(self, begin: int, x: torch.Tensor) -> torch.Tensor:
-        return self.positions[begin : begin + x.shape[1]]
+    def _rows(self, begin: int, documents: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+        """Return the rows of the table that x has: [T], or [B, T] with documents."""
+        here = self.positions[begin : begin + x.shape[1]]
+        return here if documents is None else positions_within(documents)[:, here]
 
 
 class EmbeddingLookup:

@@ -177,17 +177,21 @@ class Plan:
         dtype = np.dtype(f"<f{itemsizes_of(self.config)[1]}")
         return {f"parameters/{spec.name}": (dtype, spec.shape) for spec in self.parameters()}
 
-    def flops_per_token(self) -> float:
-        """Return the model FLOPs of a token in a training step, see Layer.flops."""
-        return self.model.flops(self.config.data.sequence)
+    def flops_per_token(self, attended_length: int | None = None) -> float:
+        """Return the model FLOPs of a token in a training step, see Layer.flops.
 
-    def recomputed_flops_per_token(self) -> float:
+        attended_length: of the sequences that attention crosses; default: data.sequence.
+        """
+        return self.model.flops(attended_length or self.config.data.sequence)
+
+    def recomputed_flops_per_token(self, attended_length: int | None = None) -> float:
         """Return the FLOPs of a token that memory.recompute adds to a training step.
 
         A forward, two of six FLOPs of a weight and a third of attention: of whole blocks, with
         "selective" of attention alone. The ends of the model keep all.
         """
-        recompute, sequence = self.config.memory.recompute, self.config.data.sequence
+        recompute = self.config.memory.recompute
+        sequence = attended_length or self.config.data.sequence
         if recompute in ("full", "every-k"):
             return self.model.block_flops(sequence) / 3
         if recompute == "selective" and not self.sizes.core_alone:

@@ -10,6 +10,7 @@ from mpitrain.data.copies import copies_of
 from mpitrain.data.mixture import MixtureSampler, Samplers, mixture_of
 from mpitrain.data.order import Sampler
 from mpitrain.data.origin import ReadCounts
+from mpitrain.data.packed_rows import PackedSampler, SourceSampler
 from mpitrain.data.split import Split, apart, split, tail, within, without
 from mpitrain.data.token_rows import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
@@ -28,7 +29,7 @@ class Corpora:
     """
 
     train: Samplers
-    validation: Sampler
+    validation: SourceSampler
     digest: str
     order: str
     separate: bool
@@ -57,7 +58,7 @@ class PreparedCorpus:
         train, validation, how = self.samplers(
             open_tokens(self._folder), ends, description.tally, open_unscored(self._folder)
         )
-        separate = self._config.data.documents == "separate"
+        separate = self._config.data.separates
         return Corpora(train, validation, description.content, self._order, separate, how, bool(ends.size))
 
     def find_copies(self) -> np.ndarray:
@@ -72,19 +73,21 @@ class PreparedCorpus:
 
     def samplers(
         self, tokens: np.ndarray, ends: np.ndarray, tally: ReadCounts, unscored: np.ndarray | None = None
-    ) -> tuple[Samplers, Sampler, str]:
+    ) -> tuple[Samplers, SourceSampler, str]:
         """Return the samplers of training and validation, and how validation was chosen."""
         data = self._config.data
         seed = self._config.run.seed
         whole = self._split(len(tokens), ends, tally.training)
         parts = without(whole, ends, self.copies, data.sequence)
         known = None
-        if data.documents == "separate":
+        if data.separates:
             known = ends if ends.size else self._vocabulary.older_end_of_text
-        validation = Sampler(Text(tokens, parts.validation, known, unscored), data.sequence)
+        sampler = PackedSampler if data.documents == "packed" else Sampler
+        validation = sampler(Text(tokens, parts.validation, known, unscored), data.sequence)
 
-        def trained(stretches: np.ndarray) -> Sampler:
-            return Sampler(Text(tokens, stretches, known, unscored), data.sequence, seed, self._order)
+        def trained(stretches: np.ndarray) -> SourceSampler:
+            text = Text(tokens, stretches, known, unscored)
+            return sampler(text, data.sequence, seed, self._order)
 
         if not data.sources:
             return trained(parts.train), validation, parts.description

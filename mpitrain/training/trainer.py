@@ -210,8 +210,9 @@ class Trainer:
         self.spikes = Spikes(config.spikes)
         self.report = RunReport(mesh.rank, config.run.steps, log_pace(config.run))
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
-        self._flops = self.plan.flops_per_token() / self.peak.flops
-        self._recomputed_flops = self.plan.recomputed_flops_per_token() / self.peak.flops
+        attended = self.corpora.train.attended_length
+        self._flops = self.plan.flops_per_token(attended) / self.peak.flops
+        self._recomputed_flops = self.plan.recomputed_flops_per_token(attended) / self.peak.flops
         self.ledger = Ledger(mesh)
         self.step_times = StepTimes()
         self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)

@@ -11,11 +11,30 @@ from torch.nn import functional
 
 def loss(w, rows, has):
     """Return the mean cross-entropy of rows of tokens."""
-    x = hidden(w, rows[:, :-1], has)
-    logits = norm(x, w, "head.norm", has, "head") @ w.get("head.weight", w["embedding.weight"]).T
+    return functional.cross_entropy(logits(w, rows[:, :-1], has).flatten(0, 1), rows[:, 1:].flatten())
+
+
+def logits(w, tokens, has):
+    x = hidden(w, tokens, has)
+    found = norm(x, w, "head.norm", has, "head") @ w.get("head.weight", w["embedding.weight"]).T
     if cap := has.get("logit_cap"):
-        logits = cap * torch.tanh(logits / cap)
-    return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        found = cap * torch.tanh(found / cap)
+    return found
+
+
+def loss_of_documents(w, documents, has):
+    """Return the mean cross-entropy of documents, one after the other: of those targets that are scored.
+
+    documents: (tokens, whether each carries loss as a target) of each.
+    """
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for tokens, scored in documents:
+        found = logits(w, torch.tensor(tokens[:-1])[None], has)[0]
+        for position, (target, counts) in enumerate(zip(tokens[1:], scored[1:], strict=True)):
+            if counts:
+                total = total + torch.logsumexp(found[position], 0) - found[position, target]
+                count += 1
+    return total / count
 
 
 def hidden(w, tokens, has):

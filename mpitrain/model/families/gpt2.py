@@ -41,8 +41,7 @@ GELU = {  # activation_function, and model.gelu
 def _gpt2(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model.
 
-    Raises ConfigError for a sequence without positions, for further tokens, and for separate
-    documents.
+    Raises ConfigError for a sequence without positions, and for further tokens.
     """
     model = config.model
     if config.data.sequence > model.positions:
@@ -53,11 +52,6 @@ def _gpt2(config: Config) -> ModelLayers:
     if model.mtp:
         raise ConfigError(
             f"model.mtp = {model.mtp}: further tokens aren't predicted with learned positions; leave it out"
-        )
-    if config.data.documents == "separate":
-        raise ConfigError(
-            'data.documents = "separate" with learned positions, which don\'t start anew at each document; '
-            'use "joined"'
         )
     rate = model.residual_dropout
     gelu = Gelu("none" if model.gelu == "exact" else "tanh")

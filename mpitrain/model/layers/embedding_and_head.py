@@ -58,6 +58,8 @@ class Embedding(Layer):
     def left(self, sizes: Sizes) -> int:
         """Rows of the gradient, and which they are; with tp, those of learned positions are others."""
         of_positions = sizes.stream(self.width) if self.positions and sizes.tp > 1 else 0
+        if self.positions and sizes.config.data.separates:
+            of_positions += 8 * sizes.shared
         return (self.width * sizes.itemsize + 8) * sizes.positions + of_positions
 
     def working(self, sizes: Sizes) -> Working:

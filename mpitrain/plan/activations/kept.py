@@ -122,13 +122,16 @@ class Activations:
     def _documents(self, segment: int) -> int:
         """Numbers of documents of whole sequences: attention over cp keeps them, and makes its masks again.
 
-        Where activations are offloaded they stay here, once for all segments: the first is the last
-        to go.
+        Learned positions keep them, too. Where activations are offloaded they stay here. Once for
+        all segments: the first is the last to go.
         """
         data = self.config.data
         recompute = self.config.memory.recompute
         of_tiles = self.config.parallel.cp > 1 and recompute not in ("full", "every-k")
-        if data.documents == "joined" or not (of_tiles or self.offloaded) or (self.offloaded and segment):
+        ends = self._layers(self.blocks, inner=False)
+        learned = any(getattr(layer, "positions", 0) for layer in ends)
+        of_all = self.offloaded or learned
+        if not data.separates or not (of_tiles or of_all) or (of_all and segment):
             return 0
         return self.config.batch.micro * data.sequence * 8
 
@@ -137,7 +140,7 @@ class Activations:
 
         Over cp they are made tile by tile, and not counted. A stage without attention keeps none.
         """
-        separate = self.config.data.documents == "separate"
+        separate = self.config.data.separates
         if self.config.parallel.cp > 1 or not (separate or self.segments > 1) or not self._attends:
             return 0
         return (

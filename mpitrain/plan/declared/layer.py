@@ -312,7 +312,7 @@ class Sizes:
         """
         config = self.config
         ours = config.precision.compute in ("bf16", "fp8") and not self.on_gpu and config.parallel.cp == 1
-        masked = config.data.documents == "separate" or self.segments > 1
+        masked = config.data.separates or self.segments > 1
         if self.selective or masked or not ours or not probabilities.are_kept(self.length, width):
             return 0
         return config.batch.micro * heads * probabilities.count(self.length) * self.itemsize

@@ -166,7 +166,7 @@ class _Run:
         config = self.config
         dice = np.random.default_rng(step)
         rows = dice.integers(END + 1, VOCAB, (config.batch.global_, config.data.sequence + 1))
-        separate = config.data.documents == "separate"
+        separate = config.data.separates
         # the first row is one document, across all cuts of the sequence, the last has many: ranks
         # count unequal numbers
         if separate:

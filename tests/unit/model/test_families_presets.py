@@ -628,11 +628,6 @@ def test_a_padded_gpt2_is_written_without_its_padding():
     assert config.model.vocab == 384 and model_type.write(config)["vocab_size"] == 300
 
 
-def test_separate_documents_with_learned_positions_are_refused():
-    with pytest.raises(ConfigError, match="learned positions"):
-        plan_of(resolved_of("model.preset=gpt2", "data.documents=separate"))
-
-
 def resolved_of(*overrides):
     return resolve(settings.load(None, overrides), 1, 256)
 

@@ -1190,7 +1190,7 @@ def test_a_list_of_names_and_a_length_of_time_stay_what_they_are():
         ("model.sliding_window", "use attention.window"),
         ("use_flash_attn", "follows from the device"),
         ("moe_router_topk", "use experts.active"),
-        ("sample_packing", 'data.documents = "separate"'),
+        ("sample_packing", 'data.documents = "packed"'),
     ],
 )
 def test_names_of_other_trainers_lead_to_ours(key, hint):

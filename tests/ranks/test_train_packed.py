@@ -1,0 +1,106 @@
+"""Packed documents, some of their tokens without loss, train in every layout as a loop over documents
+one by one does: loss, every gradient, the weights after a step.
+"""
+
+import numpy as np
+import pytest
+from conftest import EVERY, agree, but_for
+from test_model_new_layer import initial
+from test_train_decoders import VOCAB, meaning, plan_with
+from training import once, part
+
+pytestmark = pytest.mark.mpi
+LAYOUTS = {
+    1: ("", "pipeline.schedule=seq1f1b", "memory.recompute=selective"),
+    2: (
+        *("tp=2", "tp=2 async_tp=true", "cp=2 context=zigzag", "cp=2 context=ring", "cp=2 context=gather"),
+        *("cp=2 context=ulysses", "pp=2", "pp=2 pipeline.schedule=zbv", "dp=2 zero=3"),
+    ),
+    4: ("cp=2 tp=2", "cp=2 pp=2"),
+}
+CASES = [
+    (family, size, layout)
+    for family in ("llama", "gpt2")
+    for size, layouts in LAYOUTS.items()
+    for layout in layouts
+    if family != "gpt2" or size < 4
+]
+CASES += [("glm-4.5", 2, "ep=2"), ("glm-4.5", 2, "ep=2 cp=2")]
+if not EVERY:
+    few = ("llama tp=2", "llama pp=2", "gpt2 pp=2", "gpt2 cp=2 context=zigzag", "gpt2 tp=2", "glm-4.5 ep=2")
+    kinds = [f"llama cp=2 context={kind}" for kind in ("zigzag", "ring", "gather", "ulysses")]
+    chosen = (*few, *kinds, "llama ")
+    CASES = but_for(CASES, [case for case in CASES if f"{case[0]} {case[2]}" not in chosen])
+
+
+def packed_text(sequence):
+    """Return a text of short and long documents, a few tokens of which carry no loss, and its parts."""
+    from mpitrain.data.token_rows import Text
+
+    dice = np.random.default_rng(3)
+    lengths = np.minimum(dice.lognormal(1.6, 0.8, 40).astype(int) + 1, 3 * sequence)
+    ends = np.cumsum(lengths)
+    tokens = dice.integers(0, VOCAB, ends[-1])
+    bare = np.sort(dice.choice(len(tokens), 30, replace=False)).reshape(-1, 2)  # begin and end of runs
+    scored = np.ones(len(tokens), bool)
+    for begin, end in bare:
+        scored[begin:end] = False
+    return Text(tokens, None, ends, bare), tokens, scored
+
+
+def plain_step(plan, whole):
+    """Return loss, gradients and weights of a step of the loop over documents."""
+    import torch
+    from oracle_decoders import loss_of_documents
+
+    from mpitrain.data.packed_rows import PackedSampler
+
+    text, tokens, scored = packed_text(plan.config.data.sequence)
+    sampler = PackedSampler(text, plan.config.data.sequence, 1)
+    documents = [
+        (tokens[begin:end].tolist(), scored[begin:end].tolist())
+        for slot in range(plan.config.batch.global_)
+        for begin, end in sampler.pieces(slot)
+    ]
+    weights = {spec.name: initial(spec) for spec in whole}
+    loss = loss_of_documents(weights, documents, meaning(plan.config))
+    loss.backward()
+    grads = {
+        name: torch.zeros_like(weight) if weight.grad is None else weight.grad
+        for name, weight in weights.items()
+    }
+    count = sum(sum(counts[1:]) for _, counts in documents)
+    return loss.item(), count, grads
+
+
+@pytest.mark.few_cases(11)
+@pytest.mark.parametrize(("family", "size", "layout"), CASES)
+def test_packed_rows_train_like_documents_one_by_one(world, family, size, layout):
+    import torch
+
+    from mpitrain.actor.actor import Actor
+    from mpitrain.data.packed_rows import PackedSampler
+    from mpitrain.training.step_rows import StepRows
+    from mpitrain.training.trainer import build_mesh
+
+    if world.size != size:
+        pytest.skip(f"runs on {size} ranks")
+    plan = plan_with(family, size, f"{layout} data.documents=packed optimizer.clip=0")
+    alone = plan_with(family, 1, "data.documents=packed")
+    expected = once(world, ("packed", family), lambda: plain_step(alone, alone.parameters()))
+    loss, count, grads = expected
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    sampler = PackedSampler(packed_text(plan.config.data.sequence)[0], plan.config.data.sequence, 1)
+    rows = StepRows(actor, True, mesh["dp"].rank)
+    result = actor.run_step(1, rows.microbatches(sampler, 0), 0.1)
+    wrong = [f"loss {result.loss}, not {loss}"] * (not abs(result.loss - loss) < 1e-10)
+    wrong += [f"{result.num_tokens} targets, not {count}"] * (result.num_tokens != count)
+    # that of a key's bias is zero but for rounding, without rotary embeddings
+    least = 1e-4 * max(grad.abs().max() for grad in grads.values())
+    for piece in (piece for piece in actor.gradients.pieces if piece.spec.trained):
+        own = part(grads, piece)
+        error = (piece.grad - own).abs().max() / max(grads[piece.spec.name].abs().max(), least)
+        wrong += [f"gradient of {piece.spec.name}: {error:.1e}"] * (not error < 1e-10)
+    mesh.free()
+    agree(world, not wrong, f"{mesh}: {wrong[:3]}")
