@@ -983,6 +983,53 @@ def prepare_data(config: str | None, overrides: tuple[str, ...]) -> int:
     return guarded(body, entry.report_error)
 
 
+@data.command("inspect", short_help="Print what prepared tokens hold.")
+@click.argument("path", type=click.Path(), callback=_require_name)
+@click.option(
+    "--tokenizer", "tokenizer_file", metavar="FILE", help="Tokenizer of the samples; default: the run's own."
+)
+@click.option(
+    "--samples", default=3, show_default=True, type=click.IntRange(0, 1000), help="Documents to print."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect_data(**asked) -> int:
+    """Print counts, lengths, shares and samples of prepared tokens, and what is wrong with them.
+
+    PATH is a run directory, or a folder of data.tokens. It counts copies, also those of held-out
+    documents, double begins of text, and documents of one token.
+
+    Exit codes: 0 done, 2 there are no prepared tokens.
+    """
+    from mpitrain.commands.data.inspection import inspect
+
+    def print_it() -> int:
+        _answer(inspect(**asked))
+        return 0
+
+    return _on_first_rank("reading prepared tokens", print_it)
+
+
+@data.command("convert", short_help="Write prepared tokens for other trainers.")
+@click.argument("path", type=click.Path(), callback=_require_name)
+@click.option(
+    "--to", "target", required=True, type=click.Path(), callback=_require_name, help="FILE .bin, .ds or .npy."
+)
+def convert_data(**asked) -> int:
+    """Write prepared tokens as .bin and .idx of Megatron-LM, .ds of datatrove, or .npy.
+
+    PATH is a run directory, or a folder of data.tokens. `mpitrain data prepare` reads these formats.
+
+    Exit codes: 0 done, 2 there are no prepared tokens, or the format can't hold them.
+    """
+    from mpitrain.commands.data.inspection import convert
+
+    def write_it() -> int:
+        _answer(convert(**asked))
+        return 0
+
+    return _on_first_rank("writing tokens", write_it)
+
+
 @cli.group()
 def ckpt() -> None:
     """Inspect, verify, compare, rewrite and remove checkpoints.

@@ -70,7 +70,7 @@ class StepDocuments:
 
     def sequences(self) -> Iterator[SequenceRead]:
         """Yield the sequences in the order of the step's rows."""
-        newest = _order_of(self.rundir, self.config)
+        newest = order_of_run(self.rundir, self.config)
         prepared = PreparedCorpus(self.config, self.rundir.data, self.tokenizer, newest)
         prepared.copies = prepared.find_copies()
         train = prepared.corpora().train
@@ -144,7 +144,7 @@ def _positions(config: Config, cp_rank: int) -> np.ndarray | None:
     return placement.positions(cp_rank)
 
 
-def _order_of(rundir: RunDir, config: Config) -> str:
+def order_of_run(rundir: RunDir, config: Config) -> str:
     """Return the name of the order in which a run has its data, as its newest checkpoint notes it."""
     if config.data.order:
         return config.data.order

@@ -1,1 +1,1 @@
-"""`mpitrain data`: show."""
+"""`mpitrain data`: show (provenance), inspect and convert (inspection), prepare (training/)."""

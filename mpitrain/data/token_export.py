@@ -1,0 +1,136 @@
+"""Write prepared tokens in the formats of other trainers.
+
+NAME.bin, NAME.idx             Megatron-LM: a sequence for each document
+NAME.ds, .ds.index, .ds.loss   datatrove
+NAME.npy, .npy.loss            NumPy's header; documents end by the end of text
+
+Documents have their begins and ends of text, the last one, too: sources/ reads the same tokens again.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from mpitrain.data.sources import datatrove, megatron, numpy_array
+from mpitrain.data.token_files import LOSS, TYPES, with_ending
+from mpitrain.data.tokens import describe, open_ends, open_tokens, open_unscored
+from mpitrain.errors import DataError
+from mpitrain.inputs import replacing, shown
+
+BLOCK = 1 << 20  # tokens that are written at once
+MEGATRON_WIDE = 65_500  # ids from which Megatron-LM writes 4 bytes
+LONGEST = 2**31 - 1  # tokens of a sequence of Megatron-LM
+
+
+class _Stored:
+    """Prepared tokens, with an end of text after the last document."""
+
+    def __init__(self, folder: Path):
+        description = describe(folder)
+        self.vocab = description.origin.vocab
+        self.end_of_text = description.origin.end_of_text
+        self._tokens = open_tokens(folder)
+        self._unscored = open_unscored(folder)
+        ends = np.asarray(open_ends(folder))
+        if not ends.size:
+            raise DataError(f"{shown(folder)}: tokens of an older version, without ends of documents")
+        self.ends = ends.copy()
+        self.ends[-1] += self.end_of_text is not None
+        self.count = int(self.ends[-1])
+
+    @property
+    def has_masks(self) -> bool:
+        return self._unscored is not None
+
+    def ids(self, dtype: np.dtype) -> Iterator[np.ndarray]:
+        """Yield all ids, in blocks."""
+        for begin in range(0, len(self._tokens), BLOCK):
+            yield self._tokens[begin : begin + BLOCK].astype(dtype)
+        if self.end_of_text is not None:
+            yield np.array([self.end_of_text], dtype)
+
+    def masks(self) -> Iterator[np.ndarray]:
+        """Yield a byte for each id: whether it carries loss."""
+        runs = self._unscored
+        assert runs is not None
+        for begin in range(0, self.count, BLOCK):
+            mask = np.ones(min(BLOCK, self.count - begin), np.uint8)
+            first = np.searchsorted(runs[:, 1], begin, side="right")
+            for one, other in runs[first : np.searchsorted(runs[:, 0], begin + len(mask))].tolist():
+                mask[max(one - begin, 0) : other - begin] = 0
+            yield mask
+
+
+def write_tokens(folder: Path, target: Path) -> tuple[Path, ...]:
+    """Write the tokens of a folder in the format of a file's suffix; return the files.
+
+    Raises DataError for what the format can't hold, before anything is written, and OSError.
+    """
+    stored = _Stored(folder)
+    writer = WRITERS.get(target.suffix)
+    if writer is None:
+        raise DataError(f"--to {shown(target)}: needed a file {', '.join(WRITERS)}")
+    return writer(stored, target)
+
+
+def _write_megatron(stored: _Stored, target: Path) -> tuple[Path, ...]:
+    lengths = np.diff(stored.ends, prepend=0)
+    if stored.has_masks:
+        raise DataError(f"--to {shown(target)}: Megatron-LM's files hold no loss masks; use .ds or .npy")
+    if int(lengths.max()) > LONGEST:
+        longest = int(lengths.max())
+        raise DataError(
+            f"--to {shown(target)}: a document has {longest:,} tokens; needed at most {LONGEST:,}"
+        )
+    code = 8 if stored.vocab < MEGATRON_WIDE else 4
+    dtype = np.dtype(megatron.TYPES[code])
+    index = megatron.index_of(target)
+    header = megatron.HEADER.pack(megatron.MAGIC, 1, code, len(lengths), len(lengths) + 1)
+    offsets = (stored.ends - lengths) * dtype.itemsize
+    documents = np.arange(len(lengths) + 1)
+    _write(target, lambda file: file.writelines(stored.ids(dtype)))
+    arrays = lengths.astype("<i4"), offsets.astype("<i8"), documents.astype("<i8")
+    _write(index, lambda file: file.writelines([header, *(array.tobytes() for array in arrays)]))
+    return target, index
+
+
+def _write_datatrove(stored: _Stored, target: Path) -> tuple[Path, ...]:
+    dtype = TYPES["uint16" if stored.vocab <= 1 << 16 else "uint32"]
+    index = with_ending(target, datatrove.INDEX)
+    _write(target, lambda file: file.writelines(stored.ids(dtype)))
+    masks = _write_masks(stored, target)
+    _write(index, lambda file: file.write(stored.ends.astype("<u8").tobytes()))
+    return (target, *masks, index)
+
+
+def _write_numpy(stored: _Stored, target: Path) -> tuple[Path, ...]:
+    if stored.end_of_text is None:
+        raise DataError(f"--to {shown(target)}: no token ends the documents of these; use .bin or .ds")
+    dtype = TYPES[numpy_array.least_type(stored.vocab)]
+
+    def content(file: BinaryIO) -> None:
+        head = {"descr": dtype.str, "fortran_order": False, "shape": (stored.count,)}
+        np.lib.format.write_array_header_1_0(file, head)
+        file.writelines(stored.ids(dtype))
+
+    masks = _write_masks(stored, target)
+    _write(target, content)
+    return (target, *masks)
+
+
+def _write_masks(stored: _Stored, target: Path) -> tuple[Path, ...]:
+    if not stored.has_masks:
+        return ()
+    _write(with_ending(target, LOSS), lambda file: file.writelines(stored.masks()))
+    return (with_ending(target, LOSS),)
+
+
+def _write(path: Path, content: Callable[[BinaryIO], object]) -> None:
+    """Write a file under its name, once it is whole."""
+    with replacing(path) as file:
+        content(file)
+
+
+WRITERS = {".bin": _write_megatron, ".ds": _write_datatrove, ".npy": _write_numpy}
