@@ -679,7 +679,7 @@ def generate(
 
 
 @cli.command()
-@click.argument("name", metavar="NAME|FILE|compare")
+@click.argument("name", metavar="NAME|FILE|auto|compare|frontier")
 @click.option("--stages", type=click.IntRange(1, INTEGERS), help="Pipeline ranks. A file says its own.")
 @click.option(
     "--microbatches",
@@ -709,7 +709,9 @@ def generate(
     "--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; default: 1."
 )
 @click.option(
-    "--trace", metavar="FILE", help="With compare: a run's trace.json, compared with its simulation."
+    "--trace",
+    metavar="RUN",
+    help="Plan with a run's measured times (run.trace); compare alone: the run beside its simulation.",
 )
 @click.option("--out", metavar="FILE", help="Draw the timeline: .svg, .png or .txt.")
 @click.option(
@@ -720,8 +722,9 @@ def schedule(name: str, trace: str | None, out: str | None, table: str | None, j
     """Prove a pipeline schedule, simulate it with given times, draw it. Trains nothing.
 
     NAME is a schedule's, for example zbv; FILE holds a table of your own, as text or CSV. Printed
-    are the makespan of a step, the bubble, and the most microbatches a rank keeps. `compare` prints
-    all schedules at one size, or a run's measured timeline under its simulation.
+    are the makespan of a step, a lower bound of it, the bubble, and the most microbatches a rank keeps.
+    `auto` is the shortest that fits. `compare` prints all schedules at one size, or a run's measured
+    timeline under its simulation; `frontier` their time against memory.
 
     \b
     A table, text or CSV, has a line for each rank; F3@1: microbatch 3 on stage 1

@@ -344,8 +344,8 @@ class Parallel(ConfigTable, frozen=True):
 
 
 class Pipeline(ConfigTable, frozen=True):
-    # the pipeline schedule: a name, or the path of a table, whose form is in mpitrain schedule --help;
-    # "module:name": a ScheduleFamily of your own
+    # the pipeline schedule: a name; auto: the one of the shortest step, as simulated; the path of a table,
+    # whose form is in mpitrain schedule --help; "module:name": a ScheduleFamily of your own
     schedule: str = "1f1b"
     chunks: Count | None = None  # stages per rank; default: the schedule's, or its table's
     # number of blocks of each stage, halves too; default: balanced
@@ -355,6 +355,13 @@ class Pipeline(ConfigTable, frozen=True):
     segments: Count | None = None  # seq1f1b: segments of a microbatch's sequence
     # automatic schedules: times of F, I, W and of a message
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None
+    # automatic schedules: times of F, I and W of each stage, instead of equal shares of `times`
+    stage_times: (
+        list[Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=3, max_length=3)]] | None
+    ) = None
+    # automatic schedules: a run with run.trace, or its trace.json, whose measured times they plan with;
+    # what is recorded of a run has these times
+    trace: str = ""
     # automatic schedules: microbatches in flight on a rank
     memory_limit: Annotated[float, Meta(gt=0)] | None = None
     # automatic schedules: share of a stash that is held from I to W; default: 1 with a memory_limit
@@ -535,6 +542,7 @@ PATHS = (
         "model.init",
     ),
     "pipeline.schedule",
+    "pipeline.trace",
 )
 
 
@@ -607,10 +615,17 @@ def parse(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Config:
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str):
                 _require_writable(key, text)
-        # TOML has inf and nan, and nan passes some limits
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{key}: expected a finite number, got {value}")
+        _require_finite(key, value)
     return config
+
+
+def _require_finite(key: str, value: Any) -> None:
+    """Raise ConfigError for inf and nan, which TOML has; nan passes some limits."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            _require_finite(key, one)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}: expected a finite number, got {value}")
 
 
 def _at_home(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,15 @@
 Rooms and files from the top down; each imports what stands below it only
 (tests/runs/test_layering.py).
 
+time_and_memory, auto_choice      time against memory of all schedules; `auto`: the shortest that fits
 played                            a table with its proof, its timeline and its memory
 catalog                           name -> table: what users type; finds the files of families/
 formats/                          file -> table: users' own, from text, CSV or PyTorch's; and the
                                   field's notation
 proof/                            prove a set of programs: no deadlock, every message met, every
                                   gradient reduced once
-play/                             simulate a timeline, with times assumed or measured; draw it
+play/                             simulate a timeline, with times assumed or measured; draw it; times of
+                                  stages that differ (stage_work)
 lowering/                         table -> every rank's program: messages, gradient reductions, sums
                                   over other axes, prefetch and reshard of ZeRO-3; and what waits
                                   for what

@@ -20,6 +20,14 @@ class Times(NamedTuple):
 UNIT_TIMES = Times()
 
 
+class StageTimes(NamedTuple):
+    """Times of one stage for one microbatch: with an embedding, a head or more blocks it has its own."""
+
+    forward: float
+    input: float
+    weight: float
+
+
 class Options(NamedTuple):
     """None: the schedule's own choice."""
 
@@ -28,6 +36,8 @@ class Options(NamedTuple):
     group: int | None = None
     segments: int | None = None  # of a microbatch's sequence (seq1f1b)
     times: Times | None = None  # measured, for the automatic schedulers
+    # measured, of each stage of one copy, instead of equal shares of `times`
+    stage_times: tuple[StageTimes, ...] | None = None
     # stashes of a whole rank's share of layers, for the automatic schedulers
     memory_limit: float | None = None
     # share of a stash that is still held between I and W, if memory_limit counts bytes
@@ -37,6 +47,10 @@ class Options(NamedTuple):
     def given(self) -> list[str]:
         """Return the names of the options that are set."""
         return [name for name, value in zip(self._fields, self) if value is not None and name != "notify"]
+
+    def only(self, takes: tuple[str, ...]) -> "Options":
+        """Return the options that a schedule takes; the others are left to its own choice."""
+        return self._replace(**dict.fromkeys((name for name in self.given() if name not in takes), None))
 
     def strict(self) -> "Options":
         """Count whole stashes against a limit that a user asks for, unless it is said what is held

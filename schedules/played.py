@@ -7,10 +7,11 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.reductions import Reduction
-from mpitrain.schedules.options import UNIT_TIMES, Times
+from mpitrain.schedules.options import UNIT_TIMES, StageTimes, Times
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.proof.check import Proof, check
+from mpitrain.schedules.search.problem import Problem, stage_costs
 from mpitrain.schedules.table import Table
 
 PROVED_AT_ONCE = 100_000  # operations; about two seconds
@@ -28,6 +29,7 @@ class Played:
     memory_limit: float | None
     weight_memory: float
     proof: Proof | None
+    stage_times: tuple[StageTimes, ...] | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -50,8 +52,10 @@ class Played:
 
     @property
     def ideal(self) -> float:
-        """A rank's time without any bubble."""
-        return self.num_microbatches * sum(self.times[:3])
+        """A rank's time without any bubble, of the busiest if their stages differ."""
+        if self.stage_times is None:
+            return self.num_microbatches * sum(self.times[:3])
+        return max(map(self.timeline.busy, range(self.num_ranks)))
 
     @cached_property
     def span(self) -> float:
@@ -93,6 +97,20 @@ class Played:
             curve.append((start if action.kind == "F" else end, held / whole))
         return curve
 
+    @cached_property
+    def bound(self) -> float:
+        """A time that no order of these stages on these ranks takes less than, with no more memory.
+
+        Of two copies, or of segments, it is the work of a rank, or the way of a microbatch.
+        """
+        table, parts = self.table, self.table.segments * self.table.copies
+        costs = stage_costs(table.rank_of[: table.depth], self.times, self.stage_times)
+        if parts == 1:
+            limit = max(self.peak_stashes) * self.stashes_per_microbatch
+            return Problem(costs, table.num_microbatches, limit, self.weight_memory).bound
+        way = Problem(costs, 1, len(costs.rank_of), self.weight_memory).bound / table.segments
+        return max(way, max(map(self.timeline.busy, range(self.num_ranks))))
+
     @property
     def messages(self) -> list[int]:
         """Messages that each rank sends."""
@@ -109,14 +127,17 @@ def played(
     memory_limit: float | None = None,
     weight_memory: float = 1.0,
     most_proved: int = PROVED_AT_ONCE,
+    stage_times: tuple[StageTimes, ...] | None = None,
 ) -> Played:
     """Prove a table if it has no more than so many operations, and play it with given times.
 
     memory_limit: in stashes of a rank's whole share of layers. weight_memory: the share of a stash
-    that is held between I and W. Raises ScheduleError if the table has a flaw.
+    that is held between I and W. stage_times: of each stage, instead of equal shares. Raises
+    ScheduleError if the table has a flaw.
     """
     proof = _prove(table) if sum(map(len, table.ranks)) <= most_proved else None
-    return Played(table, simulate_table(table, times), times, memory_limit, weight_memory, proof)
+    timeline = simulate_table(table, times, stage_times)
+    return Played(table, timeline, times, memory_limit, weight_memory, proof, stage_times)
 
 
 def _prove(table: Table) -> Proof:

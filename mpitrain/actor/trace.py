@@ -11,6 +11,7 @@ over. They are read after the step.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,13 @@ def gather_events(recorder: Recorder, mesh: Mesh, world: World) -> Events | None
     return world.gather("their part of the trace", (replica, mesh["pp"].rank, mine))
 
 
-def write_trace(path: Path, events_of_ranks: Events, table: Table, num_replicas: int) -> None:
-    """Write the events of all ranks. num_replicas: of data parallelism.  Raises OSError."""
+def write_trace(
+    path: Path, events_of_ranks: Events, table: Table, num_replicas: int, works: Sequence[float] = ()
+) -> None:
+    """Write the events of all ranks. num_replicas: of data parallelism. works: StagePlan.work of stages.
+
+    Raises OSError.
+    """
     zero = min((event[2] for _, _, events in events_of_ranks for event in events), default=0.0)
     traced: list[dict[str, Any]] = []
     for dp, pp, events in events_of_ranks:
@@ -94,6 +100,7 @@ def write_trace(path: Path, events_of_ranks: Events, table: Table, num_replicas:
         "copies": table.copies,  # copies of the model: 2 with dualpipe
         "segments": table.segments,  # segments of a sequence: more than 1 with seq1f1b
         "dp": num_replicas,  # data-parallel ranks
+        "works": list(works),  # multiplications a token of each stage's blocks
     }
     whole = {
         "traceEvents": traced,  # the events, one for each instruction of each rank

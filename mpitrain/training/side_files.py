@@ -77,7 +77,8 @@ class SideFiles:
             f"traced {len(self._recorder.steps)} steps: mpitrain schedule compare --trace {as_argument(path)}"
         )
         table, replicas = self._actor.table, mesh["dp"].size
-        self._write(path, lambda path: write_trace(path, events, table, replicas), message)
+        works = [stage.work for stage in self._actor.plan.stages]
+        self._write(path, lambda path: write_trace(path, events, table, replicas, works), message)
 
     def _write(self, path: Path, write: Callable[[Path], None], message: str) -> None:
         """Write a file and say so; or why it isn't there."""

@@ -13,8 +13,15 @@ from functools import lru_cache
 from itertools import chain
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import Action
-from mpitrain.schedules.families.interleaved import CHUNKS, interleaved, interleaved_zb, smallest_group
+from mpitrain.schedules.families.dualpipe import dualpipev
+from mpitrain.schedules.families.gpipe import GPIPE
+from mpitrain.schedules.families.interleaved import (
+    CHUNKS,
+    interleaved,
+    interleaved_zb,
+    looped_bfs,
+    smallest_group,
+)
 from mpitrain.schedules.families.one_f_one_b import EAGER_1F1B, ONE_F_ONE_B
 from mpitrain.schedules.families.v_1f1b import v_1f1b
 from mpitrain.schedules.families.v_half import v_half, v_min
@@ -24,12 +31,12 @@ from mpitrain.schedules.families.zbv_auto import zbv_auto
 from mpitrain.schedules.families.zero_bubble import ZB_H1, ZB_H2
 from mpitrain.schedules.family import Rows, ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
-from mpitrain.schedules.options import Options
+from mpitrain.schedules.options import DEFAULTS, Options, StageTimes
 from mpitrain.schedules.search.improve import search
 from mpitrain.schedules.search.problem import Problem, stage_costs
 from mpitrain.schedules.search_progress import Notify
 
-TAKES = ("times", "memory_limit", "weight_memory")
+TAKES = ("times", "stage_times", "memory_limit", "weight_memory")
 REMEMBERED = 16  # searches
 
 
@@ -85,17 +92,31 @@ def _searched(name: str, num_ranks: int, num_microbatches: int, chunks: int, opt
             f"{name}: found a memory limit of {plan.memory_limit} stashes, needed at least 1, a "
             "microbatch in flight; raise the limit"
         )
-    return _remembered(name, num_ranks, num_microbatches, chunks, plan, Listener(options.notify))
+    stages = options.stage_times
+    if stages is not None and len(stages) != num_ranks * chunks:
+        raise ScheduleError(
+            f"{name}: found times of {len(stages)} stages, needed {num_ranks * chunks}: {chunks} a rank"
+        )
+    return _remembered(name, num_ranks, num_microbatches, chunks, plan, stages, Listener(options.notify))
 
 
 @lru_cache(REMEMBERED)
 def _remembered(
-    name: str, num_ranks: int, num_microbatches: int, chunks: int, plan: SearchPlan, listener: Listener
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    chunks: int,
+    plan: SearchPlan,
+    stages: tuple[StageTimes, ...] | None,
+    listener: Listener,
 ) -> Rows:
     there = tuple(range(num_ranks))
     rank_of = there + there[::-1] if name == "v-auto" else there * chunks
     problem = Problem(
-        stage_costs(rank_of, plan.times), num_microbatches, plan.memory_limit * chunks, plan.weight_memory
+        stage_costs(rank_of, plan.times, stages),
+        num_microbatches,
+        plan.memory_limit * chunks,
+        plan.weight_memory,
     )
     known = {"plain-auto": _plain, "interleaved-auto": _looped, "v-auto": _v}[name]
     return search(problem, known(num_ranks, num_microbatches, chunks, plan), listener.notify)
@@ -104,21 +125,25 @@ def _remembered(
 # ---------------------------------------------------------------- orders that have a name
 
 
-def _plain(num_ranks: int, num_microbatches: int, _: int, plan: SearchPlan) -> Iterator[list[list[Action]]]:
-    for family in (ONE_F_ONE_B, EAGER_1F1B, ZB_H1, ZB_H2):
-        yield family.rows(num_ranks, num_microbatches, Options())
-    yield zb_auto(num_ranks, num_microbatches, Options()._replace(**plan._asdict()))
+def _plain(num_ranks: int, num_microbatches: int, _: int, plan: SearchPlan) -> Iterator[Rows]:
+    for family in (GPIPE, ONE_F_ONE_B, EAGER_1F1B, ZB_H1, ZB_H2):
+        yield family.rows(num_ranks, num_microbatches, DEFAULTS)
+    yield zb_auto(num_ranks, num_microbatches, DEFAULTS._replace(**plan._asdict()))
 
 
 def _looped(num_ranks: int, num_microbatches: int, chunks: int, _: SearchPlan) -> Iterator[Rows]:
+    options = DEFAULTS._replace(chunks=chunks)
     groups = range(smallest_group(num_ranks), min(2 * num_ranks, num_microbatches) + 1)
     for group in chain((None,), groups):
-        yield interleaved(num_ranks, num_microbatches, Options(chunks=chunks, group=group))
-    yield interleaved_zb(num_ranks, num_microbatches, Options(chunks=chunks))
+        yield interleaved(num_ranks, num_microbatches, options._replace(group=group))
+    for rows in (interleaved_zb, looped_bfs):
+        yield rows(num_ranks, num_microbatches, options)
 
 
 def _v(num_ranks: int, num_microbatches: int, _: int, plan: SearchPlan) -> Iterator[Rows]:
     for rows in (zbv, v_half, v_min, v_1f1b):
-        yield rows(num_ranks, num_microbatches, Options())
+        yield rows(num_ranks, num_microbatches, DEFAULTS)
+    if num_microbatches >= 2 * num_ranks:
+        yield dualpipev(num_ranks, num_microbatches, DEFAULTS)
     if plan.memory_limit >= min(num_ranks, num_microbatches):
-        yield zbv_auto(num_ranks, num_microbatches, Options()._replace(**plan._asdict()))
+        yield zbv_auto(num_ranks, num_microbatches, DEFAULTS._replace(**plan._asdict()))

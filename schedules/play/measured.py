@@ -36,6 +36,7 @@ class MeasuredTrace(NamedTuple):
     copies: int
     steps: tuple[int, ...]
     timelines: tuple[Timeline, ...]
+    works: tuple[float, ...] = ()  # of the blocks of each stage; (): not recorded
 
 
 class Costs(NamedTuple):
@@ -106,9 +107,22 @@ def _trace(content: dict[str, Any]) -> MeasuredTrace:
     for what, number in (("segments", segments), ("copies", copies)):
         if type(number) is not int or not 1 <= number < 10_000:
             raise ScheduleError(f"otherData has {what} {_start_of(number)}")
+    works = _works(about.get("works"), timelines[0], copies)
     return MeasuredTrace(
-        _start_of(about.get("schedule", "?")), segments, copies, tuple(kept), tuple(timelines)
+        _start_of(about.get("schedule", "?")), segments, copies, tuple(kept), tuple(timelines), works
     )
+
+
+def _works(found: object, timeline: Timeline, copies: int) -> tuple[float, ...]:
+    """Return the work of each stage's blocks; older traces have none."""
+    if found is None:
+        return ()
+    stages = {action.stage for program in timeline.programs for action in program if action.kind == "F"}
+    numbers = found if isinstance(found, list) else []
+    fits = len(numbers) * copies == len(stages)
+    if not fits or not all(type(one) in (int, float) and 0 < one <= LATEST_MS for one in numbers):
+        raise ScheduleError(f"otherData has works {_start_of(found)}")
+    return tuple(map(float, numbers))
 
 
 Event = tuple[float, float, Action]

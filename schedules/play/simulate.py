@@ -15,7 +15,7 @@ transfers.
 Times are only added and compared: give integers or fractions, and results are exact.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import COMPUTE, RECEIVES, SENDS, Action
 from mpitrain.schedules.lowering.messages import with_messages
 from mpitrain.schedules.lowering.needs import Programs, partner
-from mpitrain.schedules.options import UNIT_TIMES, Times
+from mpitrain.schedules.options import UNIT_TIMES, StageTimes, Times
 from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.play.transfers import NO_TIME, TRANSFERS, RankTransfers, Transfers
 from mpitrain.schedules.table import Table
@@ -63,16 +63,38 @@ def simulate(
     ).play()
 
 
-def simulate_table(table: Table, times: Times = UNIT_TIMES) -> Timeline:
+def simulate_table(
+    table: Table, times: Times = UNIT_TIMES, stage_times: Sequence[StageTimes] | None = None
+) -> Timeline:
     """Play a table whose times are given for a rank's whole share of layers, and so divided by its
-    stages of one copy.
+    stages of one copy, or for each stage.
 
     The message time is a latency: messages don't wait for one another.
     """
+    if stage_times is not None:
+        return simulate(table, _by_stage(table, stage_times), Link(times.message))
     share = max(map(len, table.chunks)) * table.segments / table.copies
     share = int(share) if share == int(share) else share
     forward, grad, weight = (time if share == 1 else time / share for time in times[:3])
     return simulate(table, {"F": forward, "B": grad + weight, "I": grad, "W": weight}, Link(times.message))
+
+
+def _by_stage(table: Table, stage_times: Sequence[StageTimes]) -> Cost:
+    """Return the cost by kind and stage. Raises ScheduleError for another number of stages."""
+    if len(stage_times) != table.depth:
+        raise ScheduleError(
+            f"{table.name}: found times of {len(stage_times)} stages, needed {table.depth}, as it has"
+        )
+    costs = {
+        (kind, stage): time / table.segments
+        for stage, (forward, grad, weight) in enumerate(stage_times)
+        for kind, time in {"F": forward, "I": grad, "W": weight, "B": grad + weight}.items()
+    }
+
+    def cost(action: Action) -> float:
+        return 0 if action.kind not in COMPUTE else costs[action.kind, action.stage % table.depth]
+
+    return cost
 
 
 def _by_kind(programs: Programs, durations: Mapping[str, float]) -> Cost:

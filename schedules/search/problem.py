@@ -4,7 +4,7 @@ from functools import cached_property
 from math import ceil
 from typing import NamedTuple
 
-from mpitrain.schedules.options import Times
+from mpitrain.schedules.options import StageTimes, Times
 
 ROUNDING = 1e-9  # sums of floats that differ by less are equal
 SMALL = 600  # operations of a step for which smaller limits are tried, too
@@ -31,8 +31,13 @@ class StageCosts(NamedTuple):
         return 0 if self.rank_of[stage] == self.rank_of[other] else self.message
 
 
-def stage_costs(rank_of: tuple[int, ...], times: Times) -> StageCosts:
-    """Divide the times of a rank's whole share of layers over its stages."""
+def stage_costs(
+    rank_of: tuple[int, ...], times: Times, stage_times: tuple[StageTimes, ...] | None = None
+) -> StageCosts:
+    """Divide the times of a rank's whole share of layers over its stages, unless each has its own."""
+    if stage_times is not None:
+        forward, grad, weight = zip(*stage_times)
+        return StageCosts(rank_of, forward, grad, weight, times.message)
     chunks = len(rank_of) // (max(rank_of) + 1)
     forward, grad, weight = (tuple(time / chunks for _ in rank_of) for time in times[:3])
     return StageCosts(rank_of, forward, grad, weight, times.message)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from mpitrain.schedules.actions import Action
+from mpitrain.schedules.actions import PAIR, Action
 from mpitrain.schedules.search.problem import ROUNDING, Problem
 
 FORWARD, INPUT, WEIGHT = range(3)
@@ -45,11 +45,12 @@ class TimedOrder(NamedTuple):
 
 
 def order_of(rows: Rows) -> Order:
-    """Return the order of a table's rows. A whole B is an I and its W."""
+    """Return the order of a table's rows. A whole B is an I and its W, also in a pair."""
     return [
         [
             (KINDS.index(kind), action.stage, action.index)
             for action in row
+            if action != PAIR
             for kind in ("IW" if action.kind == "B" else action.kind)
         ]
         for row in rows

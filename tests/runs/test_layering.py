@@ -57,6 +57,8 @@ MOST_ROOMS = 24  # in mpitrain/: folders and files
 # neighbours there.
 WITHIN = {
     "schedules": [
+        "time_and_memory",
+        "auto_choice",
         "played",
         "catalog",
         "formats",

@@ -4,6 +4,7 @@ Neither MPI nor torch.
 """
 
 import math
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.screen import columns
 from mpitrain.schedules.formats.csv_table import write_csv
-from mpitrain.schedules.limits import MOST_TRACE_BYTES
-from mpitrain.schedules.options import UNIT_TIMES, Times
+from mpitrain.schedules.limits import MOST_TRACE_BYTES, require_searchable
+from mpitrain.schedules.options import UNIT_TIMES, StageTimes, Times
+from mpitrain.schedules.play.measured import MeasuredTrace, read_trace
 from mpitrain.schedules.table import write_table
 
 KINDS_OF_FILES = (".svg", ".png", ".txt")
@@ -43,23 +45,18 @@ class Files(NamedTuple):
 
 def answer(name: str, asked: dict[str, Any], trace: str | None, files: Files, json: bool) -> str:
     """Return what the command prints. `asked` are its options as they were typed."""
-    if trace is None:
-        request = read_request(name, **asked)
-        with ProgressBar(f"mpitrain schedule {shown(name)}") as notify:
-            request = request._replace(notify=notify)
-            return show_all(request, files, json) if name == "compare" else show(request, files, json)
-    given = [
-        f"--{option.replace('_', '-')}"
-        for option, value in {**asked, "table": files.table}.items()
-        if value is not None
-    ]
-    if name != "compare" or given:
-        raise ConfigError(
-            f"--trace {shown(trace)}: goes with compare, --out and --json only; found "
-            f"{shown(' '.join([name, *given]))}"
-        )
-    with ProgressBar(f"mpitrain schedule compare --trace {shown(trace)}"):
-        return show_trace(trace, files, json)
+    given = [option for option, value in {**asked, "table": files.table}.items() if value is not None]
+    if trace is not None and name == "compare" and not given:
+        with ProgressBar(f"mpitrain schedule compare --trace {shown(trace)}"):
+            return show_trace(trace, files, json)
+    request = read_request(name, **asked)
+    if trace is not None:
+        if asked["times"] is not None:
+            raise ConfigError("--trace and --times both say how long stages take; leave one out")
+        request = timed(request, measured(trace))
+    shows = {"compare": show_all, "frontier": show_frontier}
+    with ProgressBar(f"mpitrain schedule {shown(name)}") as notify:
+        return shows.get(name, show)(request._replace(notify=notify), files, json)
 
 
 def show(request: Request, files: Files, json: bool) -> str:
@@ -86,12 +83,11 @@ def show_trace(trace: str, files: Files, json: bool) -> str:
     into the file `out`.
     """
     from mpitrain.commands.schedule.measured_text import as_json, as_text
-    from mpitrain.schedules.play.measured import read_trace
     from mpitrain.schedules.play.measurement import Measurement
 
     files.require()
     out = files.out
-    found = Measurement(read_trace(_read(trace), shown(trace)))
+    found = Measurement(measured(trace))
     if out and Path(out).suffix == ".txt":
         write("--out", out, (as_text(found, WIDTH) + "\n").encode())
     elif out:
@@ -101,11 +97,68 @@ def show_trace(trace: str, files: Files, json: bool) -> str:
     return as_json(found) if json else as_text(found, _screen())
 
 
-def _read(trace: str) -> str:
+def measured(trace: str) -> MeasuredTrace:
+    """Read --trace: a run's trace.json, or the directory of the run."""
+    path = os.path.join(trace, "trace.json") if os.path.isdir(trace) else trace
     try:
-        return read_text(trace, MOST_TRACE_BYTES)
+        return read_trace(read_text(path, MOST_TRACE_BYTES), shown(path))
     except OSError as error:
         raise ConfigError(f"--trace {shown(trace)}: can't be read: {error.strerror}") from None
+
+
+def timed(request: Request, trace: MeasuredTrace) -> Request:
+    """Plan with a run's times, for its size if no other is given. Blocks are divided evenly over stages."""
+    from mpitrain.schedules.play.stage_work import measured_stages, share_of_rank, stage_work
+
+    work, timeline = stage_work(trace), trace.timelines[0]
+    total = sum(trace.works) or len(measured_stages(trace))
+    num_ranks = request.num_ranks or len(timeline.programs)
+    indices = {action.index for row in timeline.programs for action in row if action.kind == "F"}
+
+    def stage_times(rank_of: tuple[int, ...]) -> tuple[StageTimes, ...]:
+        return work.stage_times([total / len(rank_of)] * len(rank_of))
+
+    return request._replace(
+        num_ranks=num_ranks,
+        num_microbatches=request.num_microbatches or len(indices) // trace.segments * trace.copies,
+        times=share_of_rank(stage_times(tuple(range(num_ranks))), num_ranks, work.message),
+        stage_times_of=stage_times,
+    )
+
+
+def show_frontier(request: Request, files: Files, json: bool) -> str:
+    """Return time against memory of all schedules, as text or as JSON; draw it."""
+    from mpitrain.commands.schedule import frontier_text as report
+    from mpitrain.schedules.time_and_memory import StepSize, frontier
+
+    files.require()
+    for option in ("memory_limit", "group", "segments"):
+        if getattr(request, option) is not None:
+            raise ConfigError(
+                f"--{option.replace('_', '-')}: frontier goes through all memory limits and schedules; "
+                "leave it out"
+            )
+    if files.table is not None:
+        raise ConfigError(
+            f"--table {shown(files.table)}: frontier writes no table; name one of its schedules"
+        )
+    if request.num_ranks is None or request.num_microbatches is None:
+        raise ConfigError("frontier: needs --stages and --microbatches, or the --trace of a run")
+    size = StepSize(
+        request.num_ranks, request.num_microbatches, request.times,
+        1.0 if request.weight_memory is None else request.weight_memory,
+        request.chunks, request.stage_times_of, request.notify,
+    )  # fmt: skip
+    require_searchable("frontier", size.num_ranks, size.num_microbatches)
+    found = frontier(size)
+    text = report.as_text(found, size)
+    if files.out and Path(files.out).suffix == ".txt":
+        write("--out", files.out, (text + "\n").encode())
+    elif files.out:
+        from mpitrain.commands.schedule.frontier_picture import draw
+
+        write("--out", files.out, draw(found, size, Path(files.out).suffix[1:]))
+    return report.as_json(found) if json else text
 
 
 def show_all(request: Request, files: Files, json: bool) -> str:

@@ -1,6 +1,7 @@
-"""`mpitrain schedule compare`: all schedules at one size, the fastest first."""
+"""`mpitrain schedule compare`: all schedules at one size: the fastest first, then what is dominated."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpitrain.commands.schedule.request import Request, play
@@ -9,17 +10,24 @@ from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.schedules import catalog
 from mpitrain.schedules.played import PROVED_AT_ONCE, Played
+from mpitrain.schedules.search.problem import ROUNDING
 
 TITLES = (
-    "schedule", "makespan", "bubble", "span", "bubble rate", "peak stashes", "messages", "stages", "copies",
+    "schedule", "makespan", "bound", "bubble", "span", "bubble rate", "peak stashes", "messages",
+    "stages", "copies",
 )  # fmt: skip
 
 
 class Comparison(NamedTuple):
-    """What was played, the fastest first, and why others are undefined at this size."""
+    """What was played, and why others are undefined at this size.
+
+    played: the fastest first; after these what is dominated, and last what is above the limit.
+    dominated: by the name of a schedule, that of one that takes neither more time nor more memory.
+    """
 
     played: list[Played]
     undefined: dict[str, str]
+    dominated: dict[str, str]
 
 
 def compare(request: Request) -> Comparison:
@@ -34,7 +42,32 @@ def compare(request: Request) -> Comparison:
             played.append(play(_fitting(request, name), PROVED_AT_ONCE // len(catalog.NAMES)))
         except ScheduleError as error:
             undefined[name] = str(error.args[0]).removeprefix(f"{name}: ")
-    return Comparison(sorted(played, key=_order), undefined)
+    dominated = dominations(played)
+    played.sort(key=lambda one: (one.above_limit, one.table.name in dominated, *_order(one)))
+    return Comparison(played, undefined, dominated)
+
+
+def dominations(played: Sequence[Played]) -> dict[str, str]:
+    """Return which schedules are dominated, and by which: the fastest of these.
+
+    One with more copies of the model, or with sequences in segments, dominates none without. Of
+    schedules that are equal none dominates.
+    """
+    within = sorted((one for one in played if not one.above_limit), key=_order)
+    found = {}
+    for one in played:
+        better = next((other for other in within if _dominates(other, one)), None)
+        if better is not None:
+            found[one.table.name] = better.table.name
+    return found
+
+
+def _dominates(one: Played, other: Played) -> bool:
+    if one.table.copies > other.table.copies or one.table.segments > other.table.segments:
+        return False
+    pairs = list(zip(_order(one), _order(other)))
+    no_worse = all(mine <= theirs * (1 + ROUNDING) for mine, theirs in pairs)
+    return no_worse and any(mine < theirs * (1 - ROUNDING) for mine, theirs in pairs)
 
 
 def _fitting(request: Request, name: str) -> Request:
@@ -54,7 +87,7 @@ def _order(played: Played) -> tuple[float, float]:
 def as_text(comparison: Comparison) -> str:
     """Return a table for the screen."""
     first = comparison.played[0] if comparison.played else None
-    rows = [TITLES, *map(_cells, comparison.played)]
+    rows = [TITLES, *(_cells(played, comparison.dominated) for played in comparison.played)]
     rows += [(f"{name} (undefined)", *["-"] * (len(TITLES) - 1)) for name in comparison.undefined]
     lines = [_headline(first)] if first else []
     reasons = "\n".join(f"undefined: {name}, {reason}" for name, reason in comparison.undefined.items())
@@ -71,11 +104,15 @@ def _headline(played: Played) -> str:
     )
 
 
-def _cells(played: Played) -> tuple[str, ...]:
+def _cells(played: Played, dominated: Mapping[str, str]) -> tuple[str, ...]:
+    name = played.table.name
     remarks = ["above the limit"] * played.above_limit + ["not proved"] * (played.proof is None)
+    if name in dominated and not played.above_limit:
+        remarks.append(f"dominated by {dominated[name]}")
     return (
-        f"{played.table.name} ({', '.join(remarks)})" if remarks else played.table.name,
+        f"{name} ({', '.join(remarks)})" if remarks else name,
         number(played.timeline.makespan),
+        number(played.bound),
         f"{played.timeline.bubble:.2%}",
         number(played.span),
         f"{played.bubble_rate:.4f}",
@@ -91,6 +128,8 @@ def _legend(first: Played | None) -> str:
         return ""
     return (
         "makespan   what a step costs that ends with an update on all ranks\n"
+        "bound      no order of these stages, with this peak, takes less\n"
+        "dominated  another schedule takes neither more time nor more stashes\n"
         "bubble     idle share of all ranks, from the beginning to the end of the makespan\n"
         "span       a rank's longest time from first to last computation; bubble rate is of it\n"
         "peak       stashes of a rank's whole share of layers, on the worst rank\n"
@@ -103,13 +142,16 @@ def _legend(first: Played | None) -> str:
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return one JSON object: `schedules`, the fastest first, and `undefined` with the reasons."""
+    """Return one JSON object: `schedules`, in the order of the table, and `undefined` with the reasons."""
     return json.dumps(
-        {"schedules": [_numbers(played) for played in comparison.played], "undefined": comparison.undefined}
+        {
+            "schedules": [_numbers(played, comparison.dominated) for played in comparison.played],
+            "undefined": comparison.undefined,
+        }
     )
 
 
-def _numbers(played: Played) -> dict:
+def _numbers(played: Played, dominated: Mapping[str, str]) -> dict:
     return {
         "schedule": played.table.name,
         "makespan": played.timeline.makespan,
@@ -120,6 +162,8 @@ def _numbers(played: Played) -> dict:
         "messages": max(played.messages),
         "chunks": max(map(len, played.chunks)) // played.table.copies,
         "copies": played.table.copies,
+        "bound": played.bound,
         "above_limit": played.above_limit,
+        "dominated_by": dominated.get(played.table.name),
         "proved": played.proof is not None,
     }

@@ -6,7 +6,8 @@ from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.plan.settings.pipeline_table import schedule_of
 from mpitrain.schedules import catalog
-from mpitrain.schedules.catalog import chunks_of
+from mpitrain.schedules.auto_choice import AUTO, StageTimesOf, fastest
+from mpitrain.schedules.catalog import chunks_of, placement
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
@@ -20,7 +21,8 @@ class Request(NamedTuple):
     """What the user asked for.
 
     name: of the catalogue, or a file. memory_limit: in stashes of a rank's whole share of layers.
-    weight_memory: the share of a stash that is held between I and W. notify: hears how far a long
+    weight_memory: the share of a stash that is held between I and W. stage_times_of: instead of equal
+    shares of the times, as a run measured them. notify: hears how far a long
     search is.
     """
 
@@ -33,6 +35,7 @@ class Request(NamedTuple):
     times: Times = UNIT_TIMES
     memory_limit: float | None = None
     weight_memory: float | None = None
+    stage_times_of: StageTimesOf | None = None
     notify: Notify | None = None
 
 
@@ -43,18 +46,32 @@ def play(request: Request, most_proved: int = PROVED_AT_ONCE) -> Played:
     file can't be read.
     """
     share = 1.0 if request.weight_memory is None else request.weight_memory
-    return played(_table(request), request.times, request.memory_limit, share, most_proved)
+    table = _table(request)
+    stages = request.stage_times_of(table.rank_of[: table.depth]) if request.stage_times_of else None
+    return played(table, request.times, request.memory_limit, share, most_proved, stages)
 
 
 def _table(request: Request) -> Table:
     if request.name not in catalog.FAMILIES and is_there(request.name):
         return _own_table(request)
-    family = schedule_of(request.name)
+    if request.name != AUTO:
+        family = schedule_of(request.name)  # refuses a name that there isn't
     if None in (request.num_ranks, request.num_microbatches):
         raise ConfigError(f"{request.name}: needs --stages and --microbatches; only a file says its own size")
+    if request.name == AUTO:
+        return _chosen(request)
     return catalog.build(
         request.name, request.num_ranks, request.num_microbatches, _options(request, family), family
     )
+
+
+def _chosen(request: Request) -> Table:
+    assert request.num_ranks is not None and request.num_microbatches is not None
+    options = Options(
+        request.chunks, request.group, request.segments, request.times,
+        memory_limit=request.memory_limit, weight_memory=request.weight_memory, notify=request.notify,
+    )  # fmt: skip
+    return fastest(request.num_ranks, request.num_microbatches, options, request.stage_times_of).table
 
 
 def _options(request: Request, family: ScheduleFamily) -> Options:
@@ -65,6 +82,10 @@ def _options(request: Request, family: ScheduleFamily) -> Options:
     if "chunks" not in family.takes:
         chunks_of(request.name, chunks, family)  # refuses another number than the schedule's own
         chunks = None
+    if "stage_times" in family.takes and request.stage_times_of is not None:
+        assert request.num_ranks is not None
+        number = chunks_of(request.name, chunks, family)
+        plans["stage_times"] = request.stage_times_of(placement(request.name, request.num_ranks, number))
     return Options(chunks, request.group, request.segments, notify=request.notify)._replace(**plans).strict()
 
 

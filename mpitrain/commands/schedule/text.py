@@ -58,9 +58,12 @@ def number(value: float) -> str:
 
 def _numbers(played: Played) -> list[str]:
     idle = played.timeline.bubble
+    above = played.timeline.makespan / played.bound - 1
     lines = [
         f"makespan     {number(played.timeline.makespan)}, {number(played.ideal)} of it computing: bubble "
         f"{idle:.2%}",
+        f"bound        {number(played.bound)}, that no order of these stages takes less than with this "
+        f"peak: {above:.2%} above it",
         f"span         {number(played.span)}, a rank's longest time from first to last computation: bubble "
         f"rate {played.bubble_rate:.4f}",
         f"peak         {number(max(played.peak_stashes))} stashes of a rank's whole share of "
@@ -143,9 +146,11 @@ def as_dict(played: Played) -> dict:
         "segments": table.segments,
         "placement": [list(stages) for stages in played.chunks],
         "times": dict(zip(("F", "I", "W", "C"), played.times)),
+        "stage_times": played.stage_times and [list(times) for times in played.stage_times],
         "notes": list(table.notes),
         "proved": played.proof is not None,
         "makespan": timeline.makespan,
+        "bound": played.bound,
         "span": played.span,
         "ideal": played.ideal,
         "bubble": timeline.bubble,

@@ -83,6 +83,13 @@ class StagePlan:
         return {}  # by the id of a layer, which this stage holds
 
     @property
+    def work(self) -> float:
+        """The multiplications of a token's forward in the blocks, without the ends of the model."""
+        sequence = self.config.data.sequence
+        blocks = (self.blocks[number] for number in self.inner)
+        return sum(placed.layer.cost(sequence) for block in blocks for placed in block)
+
+    @property
     def inner(self) -> range:
         """The blocks without the ends of the model."""
         return range(self.first, len(self.blocks) - self.last)

@@ -4,6 +4,7 @@ resolve                        the whole configuration: degrees, batch, vocabula
 attention, experts, dispatch   what a family left open; how rows travel to experts
 fp8_sizes                      the sides of matrices that are multiplied in fp8
 pipeline_table                 the table of the configured schedule, or the user's own
+schedule_choice                pipeline.schedule = "auto", and the times of pipeline.trace
 recompute                      activation recomputation: how many blocks are recomputed together
 idle, log_pace                 keys that would do nothing; how often a step is shown
 profile_request                which steps and ranks are profiled

@@ -9,12 +9,15 @@ from mpitrain.plan.declared.resolved import ResolvedConfig
 
 
 def with_resolved(given: LoadedConfig, resolved: ResolvedConfig) -> LoadedConfig:
-    """Return a resolved configuration with the origins of its keys."""
+    """Return a resolved configuration with the origins of its keys.
+
+    A key that was given as "auto", or as what times are read from, has its value from the others.
+    """
     before = flatten(given.config)
     changed = {key: value for key, value in flatten(resolved).items() if value != before[key]}
     origins = given.origins
     for key, value in changed.items():
-        if origins.of(key).kind == DEFAULT:
+        if origins.of(key).kind == DEFAULT or before[key] == "auto" or key == "pipeline.trace":
             origins = origins.updated([key], _origin(key, value, resolved))
     return LoadedConfig(resolved, origins)
 

@@ -17,7 +17,7 @@ from mpitrain.schedules.families.seq1f1b import SEGMENTS
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
-from mpitrain.schedules.options import Options, Times
+from mpitrain.schedules.options import Options, StageTimes, Times
 from mpitrain.schedules.table import Table
 
 
@@ -107,7 +107,7 @@ def _refuse_uneven(table: Table) -> None:
 
 def _refuse_keys(pipeline: Pipeline, table: Table) -> None:
     """Refuse keys that would do nothing, or that say something else than the table."""
-    for key in ("group", "times", "memory_limit", "weight_memory"):
+    for key in ("group", "times", "stage_times", "memory_limit", "weight_memory"):
         if (value := getattr(pipeline, key)) is not None:
             raise ConfigError(
                 f"pipeline.{key} = {value}: has no effect on a table of your own ({table.name}); leave it out"
@@ -234,6 +234,7 @@ def _options(pipeline: Pipeline, family: ScheduleFamily) -> Options:
         group=pipeline.group,
         segments=pipeline.segments,
         times=Times(*pipeline.times) if pipeline.times else None,
+        stage_times=tuple(StageTimes(*one) for one in pipeline.stage_times) if pipeline.stage_times else None,
         memory_limit=pipeline.memory_limit,
         weight_memory=pipeline.weight_memory,
     ).strict()

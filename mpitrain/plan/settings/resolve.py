@@ -53,6 +53,7 @@ from mpitrain.plan.settings.pipeline_table import (
     segments_of,
 )
 from mpitrain.plan.settings.profile_request import ProfileRequest
+from mpitrain.plan.settings.schedule_choice import with_schedule
 from mpitrain.schedules.catalog import chunks_of
 from mpitrain.schedules.limits import MOST_FORWARDS
 from mpitrain.schedules.table import Table
@@ -78,6 +79,8 @@ def resolve(
     if config.comm.node_ranks:
         node_ranks = config.comm.node_ranks
         num_nodes = -(-num_ranks // node_ranks)
+    machine = num_ranks, vocab, num_nodes, node_ranks, counted, needed
+    config = with_schedule(config, lambda closed: resolve(closed, *machine))
     SOURCES.find(config.data.source)  # or raise ConfigError
     _refuse_mixture(config.data)
     preset = _preset(config.model)

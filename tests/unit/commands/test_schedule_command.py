@@ -112,7 +112,8 @@ def test_text_shows_grid_numbers_and_proof():
         "rank 1 .  F0 B0--- F1 B1--- .  .",
     ]
     assert lines[7] == "makespan     9, 6 of it computing: bubble 33.33%"
-    assert lines[12:14] == ["   0       0     3  33.33%          2              2         2", lines[13]]
+    assert lines[8].startswith("bound        7, that no order of these stages takes less than")
+    assert lines[13:15] == ["   0       0     3  33.33%          2              2         2", lines[14]]
     assert (
         lines[-1]
         == "proved: 20 instructions complete and in order, 4 messages matched, no deadlock without buffering"
@@ -276,6 +277,11 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["1f1b", *SIZE, "--out", "no/such/folder.txt"], "no folder"),
         (["1f1b", *SIZE, "--table", "x.svg"], "--table x.svg: found '.svg', needed one of .txt .csv"),
         (["1f1b", *SIZE, "--table", "no/such/folder.csv"], "--table no/such/folder.csv: no folder"),
+        (["frontier", "--stages", "2"], "frontier: needs --stages and --microbatches"),
+        (["frontier", *SIZE, "--memory-limit", "2"], "goes through all memory limits"),
+        (["frontier", *SIZE, "--table", "x.txt"], "frontier writes no table"),
+        (["auto", *SIZE, "--memory-limit", "0.2"], "auto: found no schedule within 0.2 stashes"),
+        (["auto", "--stages", "2"], "needs --stages and --microbatches"),
         (
             ["compare", *SIZE, "--table", "x.txt"],
             "--table x.txt: comparing all schedules writes no table; name one of them",
@@ -338,8 +344,14 @@ def test_the_command_imports_neither_torch_nor_mpi4py():
 def test_compare_lists_every_schedule_the_fastest_first():
     found = json.loads(run("compare", "--stages", 4, "--microbatches", 8, "--json"))
     assert {one["schedule"] for one in found["schedules"]} | set(found["undefined"]) == set(catalog.NAMES)
-    makespans = [one["makespan"] for one in found["schedules"]]
-    assert makespans == sorted(makespans)
+    places = [(one["dominated_by"] is not None, one["makespan"]) for one in found["schedules"]]
+    assert places == sorted(places)
+    by_name = {one["schedule"]: one for one in found["schedules"]}
+    for one in found["schedules"]:
+        if one["dominated_by"]:
+            better = by_name[one["dominated_by"]]
+            assert better["makespan"] <= one["makespan"] * (1 + 1e-9)
+            assert better["peak_stashes"] <= one["peak_stashes"] * (1 + 1e-9)
     for one in found["schedules"]:
         alone = as_json(one["schedule"], "--stages", 4, "--microbatches", 8)
         assert (one["makespan"], one["span"], one["bubble_rate"]) == (
@@ -385,7 +397,34 @@ def test_compare_says_why_a_schedule_is_undefined():
 def test_compare_marks_what_is_above_the_limit():
     lines = run("compare", "--stages", 4, "--microbatches", 8, "--memory-limit", 4).splitlines()
     names = [line.partition("   ")[0].strip() for line in lines]
-    assert "gpipe (above the limit)" in names and "1f1b" in names
+    assert "gpipe (above the limit)" in names
+    assert [name for name in names if name.startswith("1f1b (dominated by ")]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_compare_begins_with_what_fits_and_is_not_dominated(limit):
+    words = ("--stages", 3, "--microbatches", 5, "--times", "10,20,10,3", "--memory-limit", limit)
+    first, *others = json.loads(run("compare", *words, "--json"))["schedules"]
+    assert not first["above_limit"] and first["dominated_by"] is None
+    fits = [one for one in others if not one["above_limit"] and one["copies"] == 1]
+    assert all(first["makespan"] <= one["makespan"] * (1 + 1e-9) for one in fits)
+
+
+def test_auto_names_what_it_chose():
+    found = as_json("auto", "--stages", 3, "--microbatches", 6, "--memory-limit", 3)
+    assert found["schedule"] in catalog.NAMES and found["proved"] and not found["above_limit"]
+    assert found["notes"][0].startswith(f"auto: {found['schedule']} is the shortest of")
+
+
+def test_frontier_is_printed_drawn_and_returned(tmp_path):
+    words = ("frontier", "--stages", 2, "--microbatches", 3)
+    text = run(*words, "--out", tmp_path / "front.txt")
+    assert (tmp_path / "front.txt").read_text() == text
+    found = as_json(*words)
+    assert [one["schedule"] in text for one in found["front"]] == [True] * len(found["front"])
+    run(*words, "--out", tmp_path / "front.svg")
+    drawn = (tmp_path / "front.svg").read_text()
+    assert "lower bound" in drawn and found["front"][-1]["schedule"] in drawn
 
 
 def test_compare_fits_a_terminal(monkeypatch):

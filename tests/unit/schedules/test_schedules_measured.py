@@ -313,8 +313,17 @@ def test_what_is_no_trace_is_refused(text):
         read_trace(text)
 
 
-def test_trace_goes_with_compare_alone(path, tmp_path):
-    with pytest.raises(InputError, match="goes with compare"):
-        run(path, "--stages", 4)
+def test_schedules_are_planned_with_a_trace(path):
+    found = json.loads(run(path, "--stages", "4", "--json"))
+    assert {"1f1b", "zbv"} <= {one["schedule"] for one in found["schedules"]}
+    done = CliRunner().invoke(cli, ["schedule", "plain-auto", "--trace", str(path), "--json"])
+    planned = json.loads(done.stdout)
+    assert planned["stages"] == 4 and planned["microbatches"] == 8
+    assert planned["stage_times"][1] == pytest.approx([2, 2.5, 2.5], rel=0.2)
+
+
+def test_a_trace_that_cannot_be_used_is_refused(path, tmp_path):
+    with pytest.raises(InputError, match="both say how long stages take"):
+        run(path, "--times", "1,1,1,0", "--stages", 4)
     with pytest.raises(InputError, match="can't be read"):
         run(tmp_path / "missing.json")

@@ -1,0 +1,59 @@
+"""`mpitrain schedule frontier`: time against memory of all schedules, as text or JSON."""
+
+import json
+
+from mpitrain.commands.schedule.text import number
+from mpitrain.plan.declared.formatting import aligned
+from mpitrain.schedules.time_and_memory import Frontier, Point, StepSize
+
+TITLES = ("peak stashes", "makespan", "bound", "above it", "schedule")
+
+
+def as_text(found: Frontier, size: StepSize) -> str:
+    """Return the front and the others as two tables."""
+    forward, grad, weight, message = map(number, size.times)
+    head = (
+        f"{size.num_ranks} ranks, {size.num_microbatches} microbatches; times F {forward}, I {grad}, W "
+        f"{weight}, message {message}"
+    )
+    front = aligned([TITLES, *map(_cells, found.front)])
+    others = aligned([TITLES, *map(_cells, found.others)]) if found.others else "none"
+    return "\n\n".join(
+        [head, "on the front: none is shorter with as little memory", front, "others", others, LEGEND]
+    )
+
+
+LEGEND = (
+    "peak      stashes of a rank's whole share of layers, on the worst rank\n"
+    "bound     no order takes less with this peak, whether a rank has one stage, chunks in loops, or a V\n"
+    "--memory-limit: of a searched order, what it is found with"
+)
+
+
+def _cells(point: Point) -> tuple[str, ...]:
+    above = point.makespan / point.bound - 1
+    table = point.played.table
+    remarks = [f"{table.copies} copies of the model"] * (table.copies > 1)
+    remarks += [f"{table.segments} segments"] * (table.segments > 1)
+    name = f"{point.name} ({', '.join(remarks)})" if remarks else point.name
+    return (number(point.peak), number(point.makespan), number(point.bound), f"{above:.1%}", name)
+
+
+def as_json(found: Frontier) -> str:
+    """Return one JSON object: `front`, from least memory to least time, and `others`."""
+    return json.dumps(
+        {"front": list(map(_numbers, found.front)), "others": list(map(_numbers, found.others))}
+    )
+
+
+def _numbers(point: Point) -> dict:
+    return {
+        "schedule": point.played.table.name,
+        "memory_limit": point.limit,
+        "peak_stashes": point.peak,
+        "makespan": point.makespan,
+        "span": point.played.span,
+        "bound": point.bound,
+        "copies": point.played.table.copies,
+        "proved": point.played.proof is not None,
+    }

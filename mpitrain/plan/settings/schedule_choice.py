@@ -1,0 +1,182 @@
+"""`pipeline.schedule = "auto"` and `pipeline.trace`: which schedule a layout has, and what it plans with.
+
+The choice depends on the layout alone, so that all ranks make it alike, and what is resolved names
+it: everything else sees a schedule of the catalogue.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mpitrain.config import Config, Pipeline
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import read_text, shown
+from mpitrain.plan.declared.family import family_of
+from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.division.stages import stages_of
+from mpitrain.plan.settings.pipeline_table import num_microbatches, schedule_of
+from mpitrain.schedules import catalog
+from mpitrain.schedules.auto_choice import AUTO, Choice, StageTimesOf, fastest
+from mpitrain.schedules.limits import MOST_TRACE_BYTES
+from mpitrain.schedules.options import Options, StageTimes, Times
+from mpitrain.schedules.play.measured import read_trace
+from mpitrain.schedules.play.stage_work import StageWork, share_of_rank, stage_work
+
+TRACE = "trace.json"  # of a run directory
+NOTHING = StageTimes(0, 0, 0)
+
+
+def with_schedule(config: Config, resolve: Callable[[Config], ResolvedConfig]) -> Config:
+    """Return a configuration whose schedule has been chosen and whose times have been read.
+
+    resolve: resolves the configuration with the default schedule, for its layout.
+    """
+    if config.pipeline.schedule != AUTO and not config.pipeline.trace:
+        return config
+    layout = resolve(msgspec.structs.replace(config, pipeline=Pipeline()))
+    return msgspec.structs.replace(config, pipeline=_chosen(config.pipeline, layout))
+
+
+def _chosen(pipeline: Pipeline, layout: ResolvedConfig) -> Pipeline:
+    """Return a pipeline with the name of its schedule and the times that it is planned with.
+
+    layout: the same configuration, resolved with the default schedule. Raises ConfigError for a trace
+    that can't be read, ScheduleError if no schedule fits.
+    """
+    if pipeline.trace and (pipeline.times or pipeline.stage_times):
+        key = "times" if pipeline.times else "stage_times"
+        raise ConfigError(f"pipeline.trace and pipeline.{key} both say how long stages take; leave one out")
+    if pipeline.schedule == AUTO:
+        return _with_choice(pipeline, layout, _choose(pipeline, layout))
+    family = schedule_of(pipeline.schedule)
+    if "times" not in family.takes:
+        takes = " and ".join(name for name, one in catalog.FAMILIES.items() if "times" in one.takes)
+        raise ConfigError(
+            f"pipeline.trace has no effect on {pipeline.schedule}, which plans with no times; use "
+            f'pipeline.schedule = "{AUTO}", or {takes}'
+        )
+    plan = _plan(pipeline, layout)
+    chunks = catalog.chunks_of(pipeline.schedule, pipeline.chunks, family)
+    stages = None
+    if "stage_times" in family.takes and plan.of_stages is not None:
+        stages = plan.of_stages(catalog.placement(pipeline.schedule, layout.parallel.pp, chunks))
+    return _with_times(pipeline, times=plan.times, stage_times=stages)
+
+
+def _choose(pipeline: Pipeline, layout: ResolvedConfig) -> Choice:
+    """Choose among the schedules that the model can be cut for."""
+    pp = layout.parallel.pp
+    stages = pipeline.stages or pipeline.stage_times
+    if stages and (len(stages) % pp or pipeline.chunks not in (None, len(stages) // pp)):
+        raise ConfigError(
+            f"pipeline.{'stages' if pipeline.stages else 'stage_times'}: found {len(stages)} stages, needed "
+            f"parallel.pp = {pp} x {pipeline.chunks or 'a number of chunks'}"
+        )
+    if (number := pp * (pipeline.chunks or 1)) > layout.model.layers:
+        raise ConfigError(
+            f"parallel.pp = {pp} x pipeline.chunks = {pipeline.chunks} = {number} stages for "
+            f"model.layers = {layout.model.layers} blocks; a stage needs at least one block"
+        )
+    plan = _plan(pipeline, layout)
+    options = Options(
+        chunks=len(stages) // pp if stages else pipeline.chunks,
+        group=pipeline.group,
+        segments=pipeline.segments,
+        times=plan.times,
+        memory_limit=pipeline.memory_limit,
+        weight_memory=pipeline.weight_memory,
+    )
+    return fastest(pp, num_microbatches(layout), options, plan.of_stages, layout.model.layers)
+
+
+def _with_choice(pipeline: Pipeline, layout: ResolvedConfig, choice: Choice) -> Pipeline:
+    """Return a pipeline with the chosen schedule, and without keys that it has no use for."""
+    takes = catalog.FAMILIES[choice.name].takes
+    known = {key: getattr(choice.options, key) for key in ("times", "stage_times")}
+    limit = choice.options.memory_limit
+    return msgspec.structs.replace(
+        _with_times(pipeline, **known),
+        schedule=choice.name,
+        chunks=choice.options.chunks if choice.name in catalog.LOOPED else None,
+        memory_limit=limit,
+        weight_memory=choice.options.weight_memory if "weight_memory" in takes and limit else None,
+    )
+
+
+def _with_times(
+    pipeline: Pipeline, times: Times | None, stage_times: Sequence[StageTimes] | None
+) -> Pipeline:
+    return msgspec.structs.replace(
+        pipeline,
+        trace="",
+        times=list(times) if times else None,
+        stage_times=[list(one) for one in stage_times] if stage_times else None,
+    )
+
+
+# ---------------------------------------------------------------- times
+
+
+class PlannedTimes(NamedTuple):
+    """Times of a rank's share, and of each stage by the stages' ranks; None: equal shares."""
+
+    times: Times
+    of_stages: StageTimesOf | None
+
+
+def _plan(pipeline: Pipeline, layout: ResolvedConfig) -> PlannedTimes:
+    """Return what to plan with: what a trace measured, what the user says, or else the products' sizes."""
+    pp = layout.parallel.pp
+    if pipeline.stage_times:
+        stages = tuple(StageTimes(*one) for one in pipeline.stage_times)
+        message = pipeline.times[3] if pipeline.times else 0
+        return PlannedTimes(share_of_rank(stages, pp, message), lambda rank_of: stages)
+    if pipeline.times:
+        return PlannedTimes(Times(*pipeline.times), None)
+    model = family_of(layout.model).layers(layout)
+    given = msgspec.structs.replace(layout.pipeline, stages=pipeline.stages)
+    divided = msgspec.structs.replace(layout, pipeline=given)
+    work = _measured(pipeline.trace) if pipeline.trace else _products(model, layout)
+
+    def of_stages(rank_of: tuple[int, ...]) -> tuple[StageTimes, ...]:
+        return work.stage_times([stage.work for stage in stages_of(divided, model, rank_of, 1)])
+
+    even = stages_of(layout, model, tuple(range(pp)), 1)
+    times = share_of_rank(work.stage_times([stage.work for stage in even]), pp, work.message)
+    return PlannedTimes(times, of_stages)
+
+
+def _products(model: ModelLayers, layout: ResolvedConfig) -> StageWork:
+    """Return times by multiplications, of which forward and both backwards have as many.
+
+    The unit is a rank's share.
+    """
+    sequence = layout.data.sequence
+    head = model.last.cost(sequence)
+    whole = head + sum(layer.cost(sequence) for block in model.blocks for layer in block)
+    unit = layout.parallel.pp / whole
+    return StageWork(StageTimes(unit, unit, unit), NOTHING, StageTimes(*[unit * head] * 3), 0)
+
+
+def _measured(trace: str) -> StageWork:
+    """Read a trace. It may be the directory of its run."""
+    path = Path(trace, TRACE) if os.path.isdir(trace) else Path(trace)
+    try:
+        state = os.stat(path)
+        return _work(str(path), state.st_mtime_ns, state.st_size)
+    except OSError as error:
+        raise ConfigError(
+            f'pipeline.trace = "{shown(trace)}" can\'t be read: {error.strerror}; needed a run '
+            f"with run.trace, or its {TRACE}"
+        ) from None
+
+
+@lru_cache(4)
+def _work(path: str, changed: int, size: int) -> StageWork:
+    """Read a trace once, unless it has changed."""
+    return stage_work(read_trace(read_text(path, MOST_TRACE_BYTES), shown(path)))

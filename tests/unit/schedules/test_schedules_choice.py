@@ -1,0 +1,170 @@
+"""`auto`, time against memory, and times of stages that differ."""
+
+import json
+
+import pytest
+
+from mpitrain.errors import ScheduleError
+from mpitrain.schedules import catalog
+from mpitrain.schedules.auto_choice import fastest
+from mpitrain.schedules.catalog import build
+from mpitrain.schedules.options import DEFAULTS, Options, StageTimes, Times
+from mpitrain.schedules.play.measured import read_trace
+from mpitrain.schedules.play.simulate import simulate_table
+from mpitrain.schedules.play.stage_work import StageWork, stage_work
+from mpitrain.schedules.played import played
+from mpitrain.schedules.time_and_memory import StepSize, frontier
+
+TIMES = Times(10, 20, 10, 3)
+SAME_BITS = [
+    name for name, family in catalog.FAMILIES.items() if family.copies == 1 and "segments" not in family.takes
+]
+
+
+def alone(name, num_ranks, num_microbatches, limit):
+    """Play a schedule, planned with TIMES and a limit if it takes them; None: undefined, or above it."""
+    plans = {"times": TIMES, "memory_limit": limit, "weight_memory": 1}
+    takes = catalog.FAMILIES[name].takes
+    options = Options(**{key: value for key, value in plans.items() if key in takes})
+    try:
+        one = played(build(name, num_ranks, num_microbatches, options), TIMES, limit, most_proved=0)
+    except ScheduleError:
+        return None
+    return None if one.above_limit else one
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_microbatches", "limit"), [(3, 7, 3), (3, 7, 2), (4, 5, 6), (1, 3, 1), (2, 2, 4)]
+)
+def test_auto_is_the_shortest_of_the_catalogue(num_ranks, num_microbatches, limit):
+    choice = fastest(num_ranks, num_microbatches, Options(times=TIMES, memory_limit=limit))
+    every = [alone(name, num_ranks, num_microbatches, limit) for name in SAME_BITS]
+    makespans = [one.timeline.makespan for one in every if one is not None]
+    assert choice.played.timeline.makespan == pytest.approx(min(makespans))
+    assert max(choice.played.peak_stashes) <= limit
+    again = build(choice.name, num_ranks, num_microbatches, choice.options)
+    assert again.ranks == choice.table.ranks
+    assert choice.table.notes[0].startswith(f"auto: {choice.name} is the shortest of ")
+
+
+def test_auto_chooses_the_simplest_of_those_that_take_as_long():
+    assert fastest(1, 8, Options()).name == "1f1b"
+
+
+@pytest.mark.parametrize(("chunks", "placements"), [(1, {"plain"}), (2, {"looped", "v"}), (3, {"looped"})])
+def test_auto_keeps_the_stages_a_rank_that_are_asked_for(chunks, placements):
+    choice = fastest(3, 6, Options(chunks=chunks, times=TIMES))
+    assert {catalog.FAMILIES[name].placed for name in choice.makespans} <= placements
+    assert len(choice.table.rank_of) == 3 * chunks
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options(memory_limit=0.5), "auto: found no schedule within 0.5 stashes on 4 ranks"),
+        (Options(chunks=7, memory_limit=0.9), "with 7 chunks; raise the memory limit"),
+        (Options(group=2), "auto: group has no effect on it"),
+        (Options(times=Times(0, 1, 1, 0)), "auto: found times 0, 1, 1, 0, needed"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(options, message):
+    with pytest.raises(ScheduleError, match=message):
+        fastest(4, 8, options)
+
+
+# ---------------------------------------------------------------- stages that differ
+
+HEAVY_HEAD = (*[StageTimes(1, 1, 1)] * 3, StageTimes(4, 4, 4))
+
+
+def test_a_table_is_played_with_the_times_of_each_stage():
+    table = build("gpipe", 2, 3)
+    timeline = simulate_table(table, Times(message=1), [StageTimes(1, 2, 3), StageTimes(5, 7, 11)])
+    # F on rank 0, a message, three of each on rank 1, a message, then B on rank 0
+    assert timeline.makespan == 1 + 1 + 3 * 5 + 3 * 18 + 1 + 5
+    with pytest.raises(ScheduleError, match="gpipe: found times of 1 stages, needed 2"):
+        simulate_table(table, Times(), [StageTimes(1, 1, 1)])
+
+
+def test_a_search_knows_that_stages_differ():
+    known = Options(stage_times=HEAVY_HEAD, memory_limit=4)
+    spans = [
+        simulate_table(build("plain-auto", 4, 8, options), Times(), HEAVY_HEAD).makespan
+        for options in (known, known._replace(stage_times=None))
+    ]
+    assert spans[0] <= min(spans)
+    fixed = [simulate_table(build(name, 4, 8), Times(), HEAVY_HEAD).makespan for name in ("1f1b", "zb-h1")]
+    assert spans[0] <= min(fixed)
+    with pytest.raises(ScheduleError, match="v-auto: found times of 4 stages, needed 8: 2 a rank"):
+        build("v-auto", 4, 8, known)
+
+
+def content_of(name, work, works, **other):
+    """Return the text of a run's trace, of exact times."""
+    table = build(name, len(works) // (2 if catalog.FAMILIES[name].placed == "v" else 1), 6)
+    timeline = simulate_table(table, Times(message=work.message), work.stage_times(works))
+    events = [
+        {
+            "ph": "X", "name": str(action), "pid": 0, "tid": rank, "ts": 1000 * start,
+            "dur": 1000 * (end - start), "args": {"step": 2},
+        }
+        for rank, program in enumerate(timeline.programs)
+        for action, start, end in zip(program, timeline.starts[rank], timeline.ends[rank])
+    ]  # fmt: skip
+    about = {"schedule": name, "copies": 1, "segments": 1, "works": works, **other}
+    return json.dumps({"traceEvents": events, "otherData": about})
+
+
+WORK = StageWork(StageTimes(2, 3, 1), StageTimes(0.5, 0.25, 0.125), StageTimes(1, 2, 4), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "works"), [("zb-h1", [2.0, 3.0, 4.0]), ("zbv", [1.0, 1.0, 2.0, 1.0, 1.0, 1.5])]
+)
+def test_a_trace_says_what_blocks_and_ends_take(name, works):
+    found = stage_work(read_trace(content_of(name, WORK, works)))
+    for part, wanted in zip(found[:3], WORK):
+        assert part == pytest.approx(wanted)
+    others = [1.0, 0.5, 3.0, 2.0]
+    assert found.stage_times(others)[3] == pytest.approx(StageTimes(2 * 2 + 1, 2 * 3 + 2, 2 * 1 + 4))
+
+
+def test_a_whole_backward_counts_half_for_inputs():
+    found = stage_work(read_trace(content_of("1f1b", WORK, [2.0, 3.0, 4.0])))
+    assert found.block == pytest.approx(StageTimes(2, 2, 2))
+
+
+@pytest.mark.parametrize("works", [[1, 2], [1, 2, "3"], [1, 2, 0], 7, [1, 2, float("nan")]])
+def test_damaged_works_are_refused(works):
+    content = content_of("zb-h1", WORK, [2.0, 3.0, 4.0]).replace("[2.0, 3.0, 4.0]", json.dumps(works))
+    with pytest.raises(ScheduleError, match="otherData has works"):
+        read_trace(content)
+
+
+# ---------------------------------------------------------------- time against memory
+
+
+def test_nothing_is_as_short_as_the_front_with_as_little_memory():
+    found = frontier(StepSize(3, 4, TIMES))
+    peaks = [point.peak for point in found.front]
+    makespans = [point.makespan for point in found.front]
+    assert peaks == sorted(set(peaks)) and makespans == sorted(set(makespans), reverse=True)
+    for point in found.others:
+        table = point.played.table
+        if table.copies * table.segments == 1:
+            better = [one for one in found.front if one.peak <= point.peak]
+            assert min(one.makespan for one in better) <= point.makespan * (1 + 1e-9)
+    names = {point.played.table.name for point in (*found.front, *found.others)}
+    assert {"1f1b", "zbv", "seq1f1b"} <= names
+    for point in (*found.front, *found.others):
+        assert point.bound <= point.makespan * (1 + 1e-9)
+        limit = point.limit or point.peak
+        assert point.peak <= limit * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", catalog.NAMES)
+def test_no_makespan_is_below_its_bound(name):
+    stages = None
+    for times in (Times(), TIMES, Times(3, 5, 2, 1)):
+        one = played(build(name, 4, 8, DEFAULTS), times, stage_times=stages)
+        assert one.timeline.makespan >= one.bound * (1 - 1e-9) > 0
