@@ -2,7 +2,8 @@
 
 A pure function of the weights: nothing is kept, and any slot can be asked for. Within a phase, that is
 between two changes of weights, each source's count stays within less than one of its exact share, at every
-prefix: Tijdeman's rule for the chairman assignment problem (Discrete Mathematics 32, 1980), in integers.
+prefix of a million slots: Tijdeman's rule for the chairman assignment problem (Discrete Mathematics 32,
+1980), in integers. Weights of which the period is longer begin anew then, with less than one more.
 
     weights 2 : 1     slots  0 1 2 3 4 5      a source of which all epochs are read ends; the others share
                       source 0 1 0 0 1 0      its slots from there, by their weights: another phase
@@ -22,21 +23,18 @@ from mpitrain.data.packed_rows import SourceSampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DataError
 
-MOST_PARTS = 1_000_000  # of a period: weights count to a millionth of their sum
+MOST_PERIOD = 1 << 20  # slots of a cycle
+LEAST_SHARE = Fraction(1, MOST_PERIOD)  # so that every source has slots in a cycle
 BLOCK = 1024  # slots for which counts are kept
 
 
 def in_integers(weights: Sequence[float]) -> list[int]:
-    """Return weights in the smallest integers with the same ratios, or to a millionth of their sum."""
+    """Return weights in the smallest integers with the same ratios; none has less than LEAST_SHARE."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
+    least = LEAST_SHARE * sum(exact)
+    exact = [max(weight, least) if weight else weight for weight in exact]
     scale = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
-    if sum(whole) // math.gcd(*whole) > MOST_PARTS:
-        shares = [weight * MOST_PARTS / sum(whole) for weight in map(Fraction, whole)]
-        whole = [max(math.floor(share), int(share > 0)) for share in shares]
-        largest = sorted(range(len(whole)), key=lambda number: whole[number] - shares[number])
-        for number in largest[: max(MOST_PARTS - sum(whole), 0)]:
-            whole[number] += 1
     return [weight // math.gcd(*whole) for weight in whole]
 
 
@@ -45,7 +43,8 @@ class Shares:
 
     def __init__(self, weights: Sequence[int]):
         self.weights = tuple(weights)
-        self.period = sum(weights)
+        self._sum = sum(weights)
+        self.period = min(self._sum, MOST_PERIOD)
         self._sources = array("H")
         self._counts = [[0] * len(weights)]  # before each block
         num = len(weights)
@@ -59,8 +58,8 @@ class Shares:
     def _window(self, source: int) -> tuple[int, int]:
         """Return from when to when the next slot of a source may be, counted from 1."""
         made, weight = self._made[source], self.weights[source]
-        first = -(-(1 + self._slack * made) * self.period // (self._slack * weight))
-        last = (self._slack * (made + 1) - 1) * self.period // (self._slack * weight)
+        first = -(-(1 + self._slack * made) * self._sum // (self._slack * weight))
+        last = (self._slack * (made + 1) - 1) * self._sum // (self._slack * weight)
         return first, last
 
     def _extend(self, length: int) -> None:
@@ -92,15 +91,25 @@ class Shares:
         """Return how many slots before this one each source has."""
         cycles, place = divmod(slot, self.period)
         self._extend(place)
+        within = self._counts_within(place)
+        return within + cycles * self._of_a_cycle() if cycles else within
+
+    def _of_a_cycle(self) -> np.ndarray:
+        """Return how many slots of a cycle each source has."""
+        if self.period == self._sum:
+            return np.array(self.weights, np.int64)
+        self._extend(self.period)
+        return self._counts_within(self.period)
+
+    def _counts_within(self, place: int) -> np.ndarray:
         begin = place - place % BLOCK
         within = np.frombuffer(self._sources, np.uint16)[begin:place]
         known = np.array(self._counts[place // BLOCK], np.int64)
-        known += np.bincount(within, minlength=len(known))
-        return known + cycles * np.array(self.weights, np.int64)
+        return known + np.bincount(within, minlength=len(known))
 
     def slot_of(self, source: int, number: int) -> int:
         """Return the slot that a source has for the time `number`, counted from 0."""
-        cycles, rest = divmod(number, self.weights[source])
+        cycles, rest = divmod(number, int(self._of_a_cycle()[source]))
         self._extend(self.period)
         places = np.flatnonzero(np.frombuffer(self._sources, np.uint16) == source)
         return cycles * self.period + int(places[rest])

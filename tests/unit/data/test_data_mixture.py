@@ -1,11 +1,14 @@
 """Mixtures: shares that are exact to less than one sequence, sources that end, weights that change."""
 
 import random
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from conftest import WITH_LONG
 
 from mpitrain.config import DataSource
+from mpitrain.data import mixture as mixture_module
 from mpitrain.data.mixture import Blend, Mixture, MixtureSampler, Shares, blends_of, in_integers
 from mpitrain.data.order import Sampler
 from mpitrain.errors import DataError
@@ -74,8 +77,38 @@ def test_all_sources_end():
 def test_weights_in_integers():
     assert in_integers([0.5, 0.3, 0.2]) == [5, 3, 2]
     assert in_integers([0.1, 0.2]) == [1, 2]
-    fine = in_integers([1 / 3, 0.123456789, 1e-9])
-    assert sum(fine) <= 1_000_001 and min(fine) == 1
+    fine = in_integers([1 / 3, 0.123456789])
+    assert Fraction(*fine) == Fraction(repr(1 / 3)) / Fraction("0.123456789")
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_weights_of_many_digits_have_their_shares_too(number):
+    rng = random.Random(number)
+    weights = [rng.random() for _ in range((3, 7, 20)[number])]
+    shares = Shares(in_integers(weights))
+    count = 1_000_000 if WITH_LONG and not number else SLOTS
+    assert largest_deviation(shares.sources(np.arange(count)), weights) < 1 - 1e-3
+
+
+def test_a_long_period_begins_anew(monkeypatch):
+    monkeypatch.setattr(mixture_module, "MOST_PERIOD", 5000)
+    weights = [0.123456789, 0.2, 0.67654321101]
+    shares = Shares(in_integers(weights))
+    sources = shares.sources(np.arange(3 * 5000))
+    assert (sources[:5000] == sources[5000:10_000]).all()
+    assert largest_deviation(sources, weights) < 3
+    for source in range(3):
+        places = np.flatnonzero(sources == source)
+        numbers = range(0, len(places), 97)
+        assert [shares.slot_of(source, n) for n in numbers] == places[::97].tolist()
+    assert shares.counts(12_345).tolist() == np.bincount(sources[:12_345]).tolist()
+
+
+def test_a_weight_below_a_millionth_is_read_too(monkeypatch):
+    monkeypatch.setattr(mixture_module, "MOST_PERIOD", 1 << 14)
+    monkeypatch.setattr(mixture_module, "LEAST_SHARE", Fraction(1, 1 << 14))
+    shares = Shares(in_integers([1.0, 1e-12]))
+    assert shares.counts(shares.period)[1] == 1
 
 
 def test_weights_from_steps_on():
