@@ -678,6 +678,59 @@ def generate(
         click.echo(piece, nl=False)
 
 
+@cli.command("eval", short_help="Score texts and tasks by a step of a run, on any layout.")
+@click.argument("path", metavar="RUN", type=click.Path(), callback=_require_name)
+@click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
+@click.option(
+    "--data", multiple=True, metavar="FILE", help="Text, .jsonl or .parquet: loss, perplexity, bits per byte."
+)
+@click.option(
+    "--tasks",
+    multiple=True,
+    metavar="FILE",
+    help="JSON lines of multiple choice, cloze or generation: accuracies.",
+)
+@click.option(
+    "--shots",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 1000),
+    help="The first examples of each task file stand solved before each of the others.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(1, INTEGERS),
+    help="Tokens that the model sees; default: the model's own length, 2048 at most.",
+)
+@click.option(
+    "--stride",
+    type=click.IntRange(1, INTEGERS),
+    help="Tokens that each window of a longer text scores; default: the context.",
+)
+@click.option("--text-key", default="text", show_default=True, help="Key or column of --data's text.")
+@click.option(
+    "--tokenizer", "tokenizer_file", metavar="FILE", help="The run's tokenizer, if it is outside of RUN."
+)
+@click.option("--out", metavar="FILE", help="Also write the result, with each answer, as JSON.")
+@OVERRIDE
+def evaluate(path: str, out: str | None, overrides: tuple[str, ...], **asked) -> int:
+    """Score texts and tasks by the weights of a step: loss, perplexity, accuracies.
+
+    Under mpirun in the run's layout, or in that of --set parallel.tp=2 and the like. The result is added
+    to RUN/evaluations.jsonl. RUN may be somebody else's: no file outside of it is read.
+    """
+    from mpitrain.cluster.guard import Guard, guarded
+
+    def body(guard: Guard) -> int:
+        with entry.loading():
+            from mpitrain.commands.evaluation import main
+            from mpitrain.evaluation.evaluated_run import EvaluationRequest
+
+        return main(EvaluationRequest(path, **asked), out, overrides, guard, _say)
+
+    return guarded(body, entry.report_error)
+
+
 @cli.command()
 @click.argument("name", metavar="NAME|FILE|auto|compare|frontier")
 @click.option("--stages", type=click.IntRange(1, INTEGERS), help="Pipeline ranks. A file says its own.")

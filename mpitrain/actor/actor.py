@@ -16,6 +16,7 @@ for instruction in program:  what stands in the list happens, in this order; `pl
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -27,7 +28,7 @@ from mpitrain.actor.reductions import Gradients
 from mpitrain.actor.stage import Stage, assemble
 from mpitrain.actor.stage_compute import Compute
 from mpitrain.actor.step_totals import Measure, StepTotals, together
-from mpitrain.actor.step_work import NOTHING_ASKED, StepRequests, StepResult, Work
+from mpitrain.actor.step_work import NOTHING_ASKED, StepRequests, StepResult, Work, number_in_step
 from mpitrain.actor.trace import Recorder
 from mpitrain.actor.update import Update, owned_weights
 from mpitrain.cluster.status_board import BUSY, RankStatus
@@ -228,6 +229,19 @@ class Actor:
             self._walk(self.evaluation, work, UNRECORDED)
         total = together(self._totals.of(work, []))
         return math.fsum(total.loss), total.count, total.stop
+
+    def score(self, microbatches: list[Microbatch]) -> dict[int, torch.Tensor]:
+        """Return the loss and the likeliest token of each position, [2, B, T], without gradients.
+
+        By the number of the microbatch; on ranks of the last stage alone. Collective over all ranks:
+        before the next program they have to wait for one another.
+        """
+        self._lend(EVALUATION)
+        scored = [replace(microbatch, scoring=True) for microbatch in microbatches]
+        work = Work(scored, self._ends_of_evaluation, self.progress.poll)
+        with torch.no_grad():
+            self._walk(self.evaluation, work, UNRECORDED)
+        return {number_in_step(self.table, *key): made for key, made in work.losses.items()}
 
     def _between(self, watch: Watch | None) -> Callable[[], None]:
         """Return what is done between two items of a block: messages are moved on."""

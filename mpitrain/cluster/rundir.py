@@ -9,6 +9,7 @@ checkpoints/   one directory per saved step
 logs/          one file per rank (run.logs)
 huggingface/   what came along with weights of others: their config.json, tokenizer, generation_config.json
 ends.jsonl     how the run ended each time, as its jobs have noted (mpitrain job again)
+evaluations.jsonl  results of mpitrain eval
 trace.json     when each instruction of each rank ran (run.trace)
 profile.json   operators and kernels of some ranks, by instruction (run.profile)
 routing.npz    which experts tokens were sent to (run.routing)
@@ -36,7 +37,8 @@ from mpitrain.origins import FILE, Origins
 from mpitrain.plan.settings.identity import identity
 
 DRAWN = ("trace.json", "profile.json", "loads.svg", "routing.npz")
-FILES = ("config.toml", "metrics.jsonl", "ends.jsonl", "metrics.jsonl.damaged", *DRAWN, LOCK)
+WRITTEN = ("metrics.jsonl", "ends.jsonl", "evaluations.jsonl", "metrics.jsonl.damaged")
+FILES = ("config.toml", *WRITTEN, *DRAWN, LOCK)
 FOLDERS = ("data", "checkpoints", "logs", "huggingface")
 IMPORTED = "step-00000000"  # the step that `mpitrain import` makes
 OF_A_MODEL = ("model", "attention", "experts")  # the tables that say what its weights are
@@ -93,6 +95,10 @@ class RunDir:
     @property
     def ends(self) -> Path:
         return self.path / "ends.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.jsonl"
 
     @property
     def trace(self) -> Path:
@@ -317,6 +323,12 @@ class RunDir:
         self._failing = False
         self._unwritten = b""
         return f"{shown(self.metrics)} has all lines again" if changed else ""
+
+    def append_evaluation(self, line: str) -> None:
+        """Append the result of an evaluation. Raises OSError."""
+        descriptor = open_regular(self.evaluations, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with open(descriptor, "ab", buffering=0) as file:
+            file.write(f"{line}\n".encode())
 
     def sync_metrics(self) -> None:
         """Bring the lines that are written to the disk.

@@ -4,6 +4,7 @@ inspect              program, check, memory
 schedule/            a pipeline schedule, played and drawn
 plan/                plan, sweep, published layouts
 verify, doctor       whether a layout is right; whether an environment is
+evaluation           texts and tasks, scored
 generate             prompts, and text from a checkpoint
 ckpt/, weights       checkpoints; import and export
 data/                training data: what a step has read

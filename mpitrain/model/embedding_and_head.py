@@ -189,6 +189,16 @@ class _CrossEntropy(torch.autograd.Function):
         return logits_NV, None, None, None
 
 
+def _position_scores(
+    logits_BTV: torch.Tensor, targets_BT: torch.Tensor, functions: Functions
+) -> torch.Tensor:
+    """Return each position's loss, 0 of IGNORED targets, and its likeliest token, [2, B, T]."""
+    log_sum_BT = functions.log_sums(logits_BTV.flatten(0, 1)).view(targets_BT.shape)
+    target_BT = logits_BTV.gather(-1, targets_BT.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    loss_BT = (log_sum_BT - target_BT).masked_fill_(targets_BT == IGNORED, 0)
+    return torch.stack((loss_BT, logits_BTV.argmax(-1).to(loss_BT.dtype)))
+
+
 class HeadSegment(Segment):
     """Norm, logits and the summed cross-entropy of a microbatch; without targets, the logits."""
 
@@ -202,6 +212,8 @@ class HeadSegment(Segment):
         (logits_BTV,) = tape.linears(normed_BTD, (self.limits.weight,))
         if context.microbatch.targets is None:
             return self.limits.apply(logits_BTV)
+        if context.microbatch.scoring:
+            return _position_scores(self.limits.apply(logits_BTV), context.microbatch.targets, tape.functions)
         return _CrossEntropy.apply(
             logits_BTV.flatten(0, 1), context.microbatch.targets.flatten(), tape.functions, self.limits
         )
@@ -243,7 +255,7 @@ class VocabularyHead:
     """Logits and summed cross-entropy.
 
     Ranks exchange two numbers per token, the log of their share of the softmax and the target's
-    logit.
+    logit; where positions are scored, two more.
 
     IGNORED targets are left out. The loss is the same on all ranks of the axis; the gradient of the
     input is partial, its sum follows.
@@ -262,13 +274,25 @@ class VocabularyHead:
         targets_N, here_N = _local(context.microbatch.targets.flatten(), self.weight)
         share_N = self.functions.log_sums(logits_NV)
         target_N = logits_NV.gather(1, targets_N[:, None]).squeeze(1) * here_N
-        mine = torch.stack((share_N, target_N.to(share_N.dtype)))
+        scoring = context.microbatch.scoring
+        numbers = (share_N, target_N, *(self._likeliest(logits_NV) if scoring else ()))
+        mine = torch.stack([x.to(share_N.dtype) for x in numbers])
         gathered = yield all_gather(mine, self.axis, mine.new_empty(self.axis.size * mine.numel()))
-        shares_RN, targets_RN = gathered.view(self.axis.size, 2, -1).unbind(1)
+        shares_RN, targets_RN, *likeliest = gathered.view(self.axis.size, len(numbers), -1).unbind(1)
         log_sum_N = torch.logsumexp(shares_RN, 0)
-        loss = (log_sum_N - targets_RN.sum(0)).masked_fill_(ignored_N, 0).sum()
+        loss_N = (log_sum_N - targets_RN.sum(0)).masked_fill_(ignored_N, 0)
+        if scoring:
+            most_RN, tokens_RN = likeliest
+            token_N = tokens_RN.gather(0, most_RN.argmax(0, keepdim=True)).squeeze(0)
+            return torch.stack((loss_N, token_N)).view(2, *context.microbatch.targets.shape), None
+        loss = loss_N.sum()
         saved = (h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N)
         return loss, saved if torch.is_grad_enabled() else None
+
+    def _likeliest(self, logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the largest logit among this rank's rows, and the number of its token, [N] each."""
+        most_N, row_N = logits_NV.max(-1)
+        return most_N, row_N + self.weight.spec.offset[0]
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
         yield None

@@ -26,12 +26,15 @@ class Microbatch:
     documents: the number of each position's document in the whole sequence, [B, T], if attention
     stays within documents.
     further: targets of each further token that is predicted (model/multi_token.py), [B, T] each.
+    scoring: the head returns the loss and the likeliest token of each position, [2, B, T], in place
+    of the summed loss.
     """
 
     tokens: torch.Tensor | None = None
     targets: torch.Tensor | None = None
     documents: torch.Tensor | None = None
     further: tuple[torch.Tensor, ...] = ()
+    scoring: bool = False
 
 
 class MicrobatchCutter:

@@ -27,6 +27,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "api": "a run from a script: open it, step it, read its state",
     "cli": "the command line",
     "commands": "what each command does, but for run",
+    "evaluation": "what a checkpoint is worth: loss of texts, answers to tasks, on any layout",
     "generation": "text from a checkpoint: logits of the next token, and which one it is",
     "measuring": "a machine, measured by its ranks: processors, links, storage, environment",
     "dryrun": "a dry run's ranks, which send all and compute nothing",
@@ -52,7 +53,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "schedules": "tables of instructions: families, lowering, proof, simulator",
     "errors": "every error a user can see",
 }
-MOST_ROOMS = 24  # in mpitrain/: folders and files
+MOST_ROOMS = 26  # in mpitrain/: folders and files
 # Within these rooms: folders and files, from the top down. What stands in one line knows nothing of its
 # neighbours there.
 WITHIN = {

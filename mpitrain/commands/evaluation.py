@@ -1,0 +1,89 @@
+"""`mpitrain eval`: what a step is worth, as a table, as JSON and in the run directory."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpitrain.cluster.entry import warn
+from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.comm.base.world import connect
+from mpitrain.commands.output_file import require_file, write
+from mpitrain.config import read
+from mpitrain.errors import DONE, ConfigError
+from mpitrain.evaluation.evaluated_run import EvaluationRequest, evaluate
+from mpitrain.inputs import shown
+from mpitrain.plan.declared.formatting import finite
+
+SHOWN_OF_TEXTS = ("tokens", "loss", "perplexity", "bits_per_byte")
+OF_TASKS = ("examples", "acc", "acc_norm", "acc_bytes", "perplexity", "exact_match")
+
+
+def main(
+    request: EvaluationRequest,
+    out: str | None,
+    overrides: tuple[str, ...],
+    guard: Guard,
+    say: Callable[[str], None],
+) -> int:
+    """Evaluate, print and keep the result. Collective over all ranks."""
+    if not request.data and not request.tasks:
+        raise ConfigError("found neither --data nor --tasks; give a file to evaluate")
+    for option, names in (("--data", request.data), ("--tasks", request.tasks)):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"{option} {shown(twice)} is given twice; give it once")
+    world = connect(guard.place, may_be_alone=True)
+    guard.join(world)
+    if out is not None:
+        world.on_first_rank("looking at --out", lambda: require_file("--out", out))
+    given = world.on_every_rank("reading --set", lambda: read(None, overrides))
+    result = evaluate(request, given, world, guard.place)
+    if world.rank == 0:
+        say(table(result))
+        _keep(request.path, result)
+    if out is not None:
+        world.on_first_rank("writing --out", lambda: write("--out", out, _as_json(result)))
+    return DONE
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Return a result in lines."""
+    context = f"context {result['context']} tokens"
+    shots = f", {result['shots']} examples before each" * bool(result["shots"])
+    lines = [f"step {result['step']}, {context}, stride {result['stride']}{shots}"]
+    for name, numbers in result.get("data", {}).items():
+        values = ", ".join(f"{key} {_number(numbers[key])}" for key in SHOWN_OF_TEXTS)
+        lines.append(f"{shown(name)}: {values}")
+    for name, numbers in result.get("tasks", {}).items():
+        values = ", ".join(
+            f"{key} {_number(numbers[key])}{_error(numbers, key)}" for key in OF_TASKS if key in numbers
+        )
+        lines.append(f"{shown(name)}: {values}")
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def _error(numbers: Mapping[str, Any], key: str) -> str:
+    error = numbers.get(f"{key}_stderr")
+    return "" if error is None else f" +- {error:.4f}"
+
+
+def _keep(path: str, result: Mapping[str, Any]) -> None:
+    """Add a line to the run's evaluations.jsonl; a folder that can't be written keeps none."""
+    tasks = {name: _without_answers(numbers) for name, numbers in result.get("tasks", {}).items()}
+    line = {**result, **({"tasks": tasks} if tasks else {})}
+    try:
+        RunDir(path).append_evaluation(json.dumps(finite(line), allow_nan=False))
+    except OSError as error:
+        warn(f"warning: {shown(path)} doesn't keep the result: {error.strerror}")
+
+
+def _without_answers(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in numbers.items() if key != "answers"}
+
+
+def _as_json(result: Mapping[str, Any]) -> bytes:
+    return (json.dumps(finite(result), allow_nan=False, indent=1) + "\n").encode()

@@ -1,0 +1,101 @@
+"""The configuration with which a run's model is evaluated: its weights, this job's layout."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from mpitrain import config as settings
+from mpitrain.config import (
+    Batch,
+    Config,
+    LoadedConfig,
+    Memory,
+    Numerics,
+    OptimizerTable,
+    Parallel,
+    Pipeline,
+    SpikesTable,
+)
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+from mpitrain.plan.settings.resolve import on_one_rank
+
+ROWS, ROW_TOKENS = 8, 4096  # of a microbatch, at most
+TABLES = ("parallel", "precision", "comm")
+KEYS = ("run.device", "run.threads", "run.compile")
+DEGREES = ("tp", "cp", "dp", "pp")
+OWN_LAYOUT = (*DEGREES, "ep", "etp", "context", "sequence")
+
+
+def given_keys(given: LoadedConfig) -> dict[str, Any]:
+    """Return the keys of --set. Raises ConfigError for one that doesn't belong to an evaluation."""
+    keys = {
+        key: value for key, value in settings.flatten(given.config).items() if given.origins.is_given(key)
+    }
+    for key in keys:
+        if key not in KEYS and key.partition(".")[0] not in TABLES:
+            raise ConfigError(
+                f"--set {shown(key)}: an evaluation has keys of the tables {', '.join(TABLES)}, and "
+                f"{', '.join(KEYS)}; leave it out"
+            )
+    return keys
+
+
+def evaluated(config: Config, keys: Mapping[str, Any], num_ranks: int) -> Config:
+    """Return the model of a run for a number of ranks.
+
+    In the run's own layout, if it was of as many and none is given; otherwise as --set says.
+    """
+    parallel: dict[str, Any] = {}
+    own = [getattr(config.parallel, name) for name in DEGREES]
+    product = 1
+    for degree in own:
+        product *= degree
+    if product == num_ranks and not any(key.startswith("parallel.") for key in keys):
+        parallel = {name: getattr(config.parallel, name) for name in OWN_LAYOUT}
+        if config.parallel.cp == 1:
+            del parallel["context"]
+        if config.parallel.tp == 1:
+            del parallel["sequence"]
+    one = msgspec.structs.replace(
+        on_one_rank(config),
+        parallel=Parallel(**parallel),
+        pipeline=Pipeline(),
+        batch=Batch(),
+        memory=Memory(),
+        numerics=Numerics(),
+        spikes=SpikesTable(),
+        optimizer=OptimizerTable(name="sgd", momentum=0.0),
+    )
+    values = {"experts.replay": "", "model.init": "", "data.documents": "joined", "precision.reduce": "same"}
+    for table in ("trace", "routing", "keep", "keep_every", "keep_best"):
+        values[f"run.{table}"] = 0
+    values |= {"run.profile": "", "run.staging": "", "run.machine": ""}
+    return settings.with_values(one, values | dict(keys))
+
+
+def at_length(config: Config, longest: int, limit: int) -> Config:
+    """Return the same for sequences of `longest` tokens, in a length that the layout divides.
+
+    Raises ConfigError if `limit`, the context, has no room for that.
+    """
+    parallel = config.parallel
+    unit = 2 * parallel.cp * parallel.tp if parallel.cp * parallel.tp > 1 else 1
+    if config.precision.compute == "fp8":
+        unit *= 16
+    sequence = -(-max(1, longest) // unit) * unit
+    if sequence > limit:
+        raise ConfigError(
+            f"a context of {limit} tokens doesn't divide over parallel.cp = {parallel.cp} x parallel.tp = "
+            f"{parallel.tp}; give --context {max(unit, limit // unit * unit)}"
+        )
+    micro = max(1, min(ROWS, ROW_TOKENS // sequence))
+    return settings.with_values(config, {"data.sequence": sequence, "batch.micro": micro})
+
+
+def usable_context(config: Config, context: int) -> int:
+    """Return the longest context, at most `context`, that the layout divides."""
+    parallel = config.parallel
+    unit = 2 * parallel.cp * parallel.tp if parallel.cp * parallel.tp > 1 else 1
+    return max(unit, context // unit * unit)

@@ -1,0 +1,177 @@
+"""How the answers of a model are judged, as lm-evaluation-harness does (lm_eval/api/task.py)."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpitrain.errors import DataError
+from mpitrain.evaluation.scorer import Questions
+from mpitrain.evaluation.task_file import DELIMITER, NEW_TOKENS, Example, read_examples, with_shots
+from mpitrain.evaluation.texts import EvaluatedVocabulary
+from mpitrain.evaluation.windows import Score, ScoreRequest, continuation
+from mpitrain.inputs import shown
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """The examples of a file. before: few-shot examples. ends: tokens that end a text."""
+
+    name: str
+    before: str
+    examples: list[Example]
+    vocabulary: EvaluatedVocabulary
+    ends: frozenset[int]
+
+    @classmethod
+    def read(cls, name: str, shots: int, vocabulary: EvaluatedVocabulary, ends: frozenset[int]) -> "TaskFile":
+        """Read a task file. Raises DataError."""
+        before, examples = with_shots(read_examples(name), shots, name)
+        return cls(name, before, examples, vocabulary, ends)
+
+    def longest(self, context: int) -> int:
+        """Return the most inputs of a request, at most `context`."""
+        if self.examples[0].kind == "generation":
+            lengths = [len(self._text(e)) + (e.tokens or NEW_TOKENS) for e in self.examples]
+        else:
+            lengths = [len(request.tokens) - 1 for request in self._requests(context)]
+        return min(context, max(lengths))
+
+    def ask(self, context: int) -> Questions:
+        """Have all examples answered; return the task's numbers, and each answer."""
+        if self.examples[0].kind == "generation":
+            return (yield from self._generate(context))
+        scores = yield self._requests(context)
+        if self.examples[0].kind == "cloze":
+            return _cloze(scores)
+        return self._choose(iter(scores))
+
+    def _text(self, example: Example) -> list[int]:
+        return [*self.vocabulary.begin, *self.vocabulary.encode(self.before + example.text)]
+
+    def _requests(self, context: int) -> list[ScoreRequest]:
+        requests = []
+        for number, example in enumerate(self.examples, 1):
+            choices = [DELIMITER + choice for choice in example.choices] or [example.target]
+            for choice in choices:
+                before, after = encoded_pair(self.before + example.text, choice, self.vocabulary)
+                if len(after) > context or not after:
+                    merged = " of its own: they merge with the text's last" * (not after)
+                    raise DataError(
+                        f"--tasks {shown(self.name)}, example {number}: {shown(repr(choice))} has "
+                        f"{len(after)} tokens{merged}, needed 1 to {context}, the context; change it, or "
+                        "--context"
+                    )
+                requests.append(continuation(before, after, context))
+        return requests
+
+    def _choose(self, scores) -> dict[str, Any]:
+        """Return the accuracies of multiple choice: ties go to the first."""
+        lengths: dict[str, Callable[[str], int]] = {
+            "acc": lambda choice: 1,
+            "acc_norm": len,
+            "acc_bytes": lambda choice: len(choice.encode()),
+        }
+        hits: dict[str, list[bool]] = {name: [] for name in lengths}
+        answers = []
+        for example in self.examples:
+            sums = [next(scores).log_likelihood for _ in example.choices]
+            for name, length in lengths.items():
+                values = [total / length(choice) for total, choice in zip(sums, example.choices)]
+                choice = values.index(max(values)) if not any(map(math.isnan, values)) else -1
+                hits[name].append(choice == example.right)
+                if name == "acc":
+                    answers.append({"choice": choice, "log_likelihoods": sums})
+        numbers: dict[str, Any] = {}
+        for name, right in hits.items():
+            numbers |= {name: _mean(right), f"{name}_stderr": _error_of_mean(right)}
+        return {"examples": len(answers), **numbers, "answers": answers}
+
+    def _generate(self, context: int) -> Questions:
+        """Return the share of exact matches of greedy text, spaces at its ends left out."""
+        texts = []
+        for example in self.examples:
+            room = max(1, context - (example.tokens or NEW_TOKENS))
+            texts.append(GreedyText(example, self._text(example)[-room:], self.vocabulary, self.ends))
+        while growing := [text for text in texts if not text.ended]:
+            scores = yield [ScoreRequest([*text.ids[-context:], 0], 1) for text in growing]
+            for text, score in zip(growing, scores):
+                text.add(score.token)
+        right = [text.text.strip() in [answer.strip() for answer in text.example.answers] for text in texts]
+        return {
+            "examples": len(texts),
+            "exact_match": _mean(right),
+            "exact_match_stderr": _error_of_mean(right),
+            "answers": [{"text": text.text} for text in texts],
+        }
+
+
+class GreedyText:
+    """The likeliest tokens after a text, until one that ends texts, a stop string or enough of them."""
+
+    def __init__(
+        self, example: Example, ids: list[int], vocabulary: EvaluatedVocabulary, ends: frozenset[int]
+    ):
+        self.example = example
+        self.ids = ids or list(filter(None.__ne__, [vocabulary.prefix])) or [0]
+        self.ended = False
+        self.text = ""
+        self._decode = vocabulary.tokenizer.decode
+        self._first = len(self.ids)
+        self._ends = ends
+
+    def add(self, token: int) -> None:
+        """Add a token."""
+        if token in self._ends:
+            self.ended = True
+            return
+        self.ids.append(token)
+        self.text = self._decode(self.ids)[len(self._decode(self.ids[: self._first])) :]
+        places = [place for stop in self.example.stops if (place := self.text.find(stop)) >= 0]
+        if places:
+            self.text = self.text[: min(places)]
+        enough = len(self.ids) - self._first >= (self.example.tokens or NEW_TOKENS)
+        self.ended = bool(places) or enough
+
+
+def encoded_pair(text: str, after: str, vocabulary: EvaluatedVocabulary) -> tuple[list[int], list[int]]:
+    """Return the tokens of a text and of what comes after it.
+
+    Spaces at the text's end belong to what comes after: words' tokens begin with one. Both are
+    encoded together; where tokens merge over the border, the text's own count cuts them.
+    """
+    bare = text.rstrip()
+    after = text[len(bare) :] + after
+    if not bare:
+        ids = vocabulary.encode(after)
+        if vocabulary.prefix is None or ids[:1] == [vocabulary.prefix]:
+            return ids[:1], ids[1:]
+        return [vocabulary.prefix], ids
+    whole = [*vocabulary.begin, *vocabulary.encode(bare + after)]
+    count = len(vocabulary.begin) + len(vocabulary.encode(bare))
+    return whole[:count], whole[count:]
+
+
+def _cloze(scores: Sequence[Score]) -> dict[str, Any]:
+    greedy = [score.greedy for score in scores]
+    mean = math.fsum(score.log_likelihood for score in scores) / len(scores)
+    return {
+        "examples": len(scores),
+        "acc": _mean(greedy),
+        "acc_stderr": _error_of_mean(greedy),
+        "perplexity": math.exp(min(-mean, 700.0)),  # of an example
+        "answers": [{"greedy": score.greedy, "log_likelihoods": [score.log_likelihood]} for score in scores],
+    }
+
+
+def _mean(hits: Sequence[bool]) -> float:
+    return sum(hits) / len(hits)
+
+
+def _error_of_mean(hits: Sequence[bool]) -> float:
+    """Return the standard error of the mean, from the sample's variance."""
+    if len(hits) < 2:
+        return 0.0
+    mean = _mean(hits)
+    variance = math.fsum((hit - mean) ** 2 for hit in hits) / (len(hits) - 1)
+    return math.sqrt(variance / len(hits))

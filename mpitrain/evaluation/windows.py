@@ -1,0 +1,48 @@
+"""Tokens as requests to a model: which are its input, and which of them are scored.
+
+As lm-evaluation-harness has it (lm_eval/utils.py, get_rolling_token_windows; models/huggingface.py).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+
+class ScoreRequest(NamedTuple):
+    """The last `num_scored` tokens, each given all that stand before it."""
+
+    tokens: Sequence[int]
+    num_scored: int
+
+
+class Score(NamedTuple):
+    """Of a request.
+
+    log_likelihood: sum of the scored tokens' logarithms.
+    greedy: each was the likeliest.
+    token: the likeliest in place of the last one.
+    """
+
+    log_likelihood: float
+    greedy: bool
+    token: int
+
+
+def rolling(tokens: Sequence[int], prefix: int | None, context: int, stride: int) -> Iterator[ScoreRequest]:
+    """Yield windows that score each token once; without a prefix, all but the first.
+
+    The first window has `context` inputs, the prefix before them. Each later one scores `stride`
+    tokens, the last one what is left, with as many before them as the context has room for.
+    """
+    whole = [*([] if prefix is None else [prefix]), *tokens]
+    done = min(context + 1, len(whole))
+    if done > 1:
+        yield ScoreRequest(whole[:done], done - 1)
+    while done < len(whole):
+        end = min(done + stride, len(whole))
+        yield ScoreRequest(whole[max(0, end - context - 1) : end], end - done)
+        done = end
+
+
+def continuation(before: Sequence[int], after: Sequence[int], context: int) -> ScoreRequest:
+    """Return the request for what comes after a text, whose beginning is cut if both are too long."""
+    return ScoreRequest([*before, *after][-(context + 1) :], len(after))
