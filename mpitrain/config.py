@@ -258,14 +258,24 @@ class DataSource(ConfigTable, frozen=True):
     weight: Weight | tuple[tuple[Count, Weight], ...] = 1.0
     epochs: CountOrNone = 0  # how often its text is read at most; 0: without end
     source: Literal[
-        "auto", "text", "jsonl", "parquet", "megatron", "datatrove", "npy", "nanogpt", "python-stdlib"
+        "auto",
+        "text",
+        "jsonl",
+        "chat",
+        "parquet",
+        "megatron",
+        "datatrove",
+        "npy",
+        "nanogpt",
+        "python-stdlib",
     ] = "auto"
     text_key: str = "text"
 
 
 class Data(ConfigTable, frozen=True):
     # the format of the corpus: python-stdlib, text, jsonl, parquet, megatron, datatrove, npy, nanogpt;
-    # auto: by the first bytes of each file; or "module:name", a Source of your own
+    # chat: conversations, of which answers are trained (fine-tuning); auto: by the first bytes of
+    # each file; or "module:name", a Source of your own
     source: str = "python-stdlib"
     # in place of source and path, several sources with weights: tables [[data.sources]] of path, weight,
     # epochs, source (default: auto) and text_key
@@ -298,6 +308,11 @@ class Data(ConfigTable, frozen=True):
     # folder for tokens that runs share: the first run writes those of a text and tokenizer, others read
     # them; "": none
     tokens: str = ""
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return the format of each source."""
+        return [source.source for source in self.sources] or [self.source]
 
     @property
     def separates(self) -> bool:

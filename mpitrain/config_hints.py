@@ -206,7 +206,8 @@ OTHER_WAYS = {  # what is reached in another way, by the names that it has elsew
     "(mpitrain.api)",
     "packing sample_packing pack_sequences": 'data.documents = "packed" puts whole documents side by side, '
     "each by itself",
-    "train_on_inputs completion_only_loss": "the loss counts every next token of a text",
+    "train_on_inputs completion_only_loss assistant_only_loss": 'data.source = "chat" trains on answers '
+    "alone; other sources on every next token, but what a loss mask leaves out",
     "min_lr": "schedule.final is the last learning rate as a share of optimizer.lr",
     "wandb wandb_project report_to tensorboard mlflow": "metrics.jsonl in the run directory has one "
     "JSON "

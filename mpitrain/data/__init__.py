@@ -13,6 +13,7 @@ tokenizer, tokenizer_file, special_tokens, rows, byte_level
                          bytes, or a tokenizer.json; its special tokens; rows of an embedding
 chat_template, chat_sandbox
                          messages as the text that a model was taught to answer
+conversations            conversations as tokens, of which answers carry loss (fine-tuning)
 limited, tokenizer_probe
                          strangers' templates and tokenizers in a child with limits of memory and time
 cutting, encoding        tokenization: a long document in pieces, a share of the pieces for each rank

@@ -16,6 +16,7 @@ from mpitrain.data.limited import serve
 from mpitrain.errors import LibraryError
 
 LEAST_VERSION = (3, 1, 6)  # before it, ways out of the sandbox are known
+MOST_ERROR = 500
 MOST_TEXT = 1 << 24  # characters that a template may make
 
 
@@ -104,22 +105,31 @@ def require_plain(name: Any) -> None:
 
 
 def reply(given: bytes) -> Iterator[bytes]:
-    """Yield the text of each conversation. given: lines of JSON: the template, names, conversations.
+    """Yield the text of each conversation, a line of JSON; or an object that says what is wrong.
 
-    Each text is a line of JSON.
+    given: lines of JSON: the template, names, and pairs of messages and whether an answer follows.
     """
     lines = given.splitlines()
     template = new_environment().from_string(json.loads(lines[0]))
     special = json.loads(lines[1])
     for line in lines[2:]:
-        yield json.dumps(_text(template, json.loads(line), special)).encode() + b"\n"
+        yield json.dumps(_text_or_error(template, json.loads(line), special)).encode() + b"\n"
 
 
-def _text(template: jinja2.Template, messages: list[dict], special: dict[str, str]) -> str:
+def _text_or_error(
+    template: jinja2.Template, asked: tuple[list[dict], bool], special: dict[str, str]
+) -> str | dict[str, str]:
+    try:
+        return _text(template, *asked, special)
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        return {"error": (str(error) or type(error).__name__)[:MOST_ERROR]}
+
+
+def _text(template: jinja2.Template, messages: list[dict], answered: bool, special: dict[str, str]) -> str:
     pieces: list[str] = []
     length = 0
     for piece in template.generate(
-        messages=messages, tools=None, documents=None, add_generation_prompt=True, **special
+        messages=messages, tools=None, documents=None, add_generation_prompt=answered, **special
     ):
         pieces.append(piece)
         length += len(piece)

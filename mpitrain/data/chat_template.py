@@ -10,14 +10,15 @@ memory and time are limited: one operation can ask for all of both.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from mpitrain.data.limited import LimitedError, Limits, answer
 from mpitrain.errors import DataError
-from mpitrain.inputs import decoded, listed, shown
+from mpitrain.inputs import decoded, listed, read_file, shown
 
 TEMPLATE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
@@ -30,7 +31,9 @@ SANDBOX = "mpitrain.data.chat_sandbox"
 MEMORY = 1 << 29
 CPU_S = 5
 CONVERSATIONS_PER_S = 100
+WITHOUT_CHAT = "leave --chat out, or give --tokenizer FILE, a tokenizer.json that has one beside it"
 SPECIAL = tuple(f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+Messages = Sequence[Mapping[str, Any]]
 Read = Callable[[str, int], bytes]  # a file of the tokenizer's folder, of at most so many bytes
 
 
@@ -50,27 +53,53 @@ class ChatTemplate:
             raise DataError(
                 f"{where}: a chat template of more than {MOST_TEMPLATE_BYTES:,} bytes; use another"
             )
-        self._source = source
+        self.source = source
 
-    def text(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def text(self, messages: Messages) -> str:
         """Return the text of messages (role, content), up to where the answer begins."""
         return self.texts([messages])[0]
 
-    def texts(self, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
-        """Return the text of each conversation, which one child makes. Raises DataError, LibraryError."""
-        given = [self._source, self.special, *conversations]
-        limits = Limits(MEMORY, CPU_S + len(conversations) // CONVERSATIONS_PER_S)
+    def texts(self, conversations: Sequence[Messages]) -> list[str]:
+        """Return the text of each conversation, up to where the answer begins.
+
+        One child makes them. Raises DataError, LibraryError.
+        """
+        found = [json.loads(line) for line in self._lines([(chat, True) for chat in conversations])]
+        if wrong := next((text["error"] for text in found if isinstance(text, dict)), ""):
+            raise self._failure(wrong)
+        return found
+
+    def written(self, asked: Sequence[tuple[Messages, bool]]) -> Iterator[str | None]:
+        """Yield texts of conversations; None: the template refuses one. Raises as texts() does.
+
+        asked: messages, and whether an answer is to follow them.
+        """
+        for line in self._lines(asked):
+            text = json.loads(line)
+            yield text if isinstance(text, str) else None
+
+    def _lines(self, asked: Sequence[tuple[Messages, bool]]) -> list[bytes]:
+        given = [self.source, self.special, *asked]
+        limits = Limits(MEMORY, CPU_S + len(asked) // CONVERSATIONS_PER_S)
         try:
-            lines = answer(SANDBOX, "\n".join(map(json.dumps, given)).encode(), limits)
-            return [json.loads(line) for line in lines.splitlines()]
+            return answer(SANDBOX, "\n".join(map(json.dumps, given)).encode(), limits).splitlines()
         except LimitedError as error:
-            raise DataError(f"{self._where}: the chat template fails: {shown(error)}; use another") from None
+            raise self._failure(str(error)) from None
+
+    def _failure(self, why: str) -> DataError:
+        return DataError(f"{self._where}: the chat template fails: {shown(why)}; use another")
 
 
-def read_chat_template(read: Read, where: str) -> ChatTemplate:
+def read_template_folder(folder: Path, advice: str) -> ChatTemplate:
+    """Return the template of a folder. Raises DataError."""
+    where = shown(folder)
+    return read_chat_template(lambda name, most: read_file(folder / name, most), where, advice)
+
+
+def read_chat_template(read: Read, where: str, advice: str = WITHOUT_CHAT) -> ChatTemplate:
     """Return the template of a folder, whose files `read` gives. Raises DataError.
 
-    where: the folder, for messages.
+    where: the folder, for messages.  advice: what to do if there is none.
     """
     config = _object(read, CONFIG, where)
     source = _content(read, TEMPLATE, MOST_TEMPLATE_BYTES, where)
@@ -79,10 +108,7 @@ def read_chat_template(read: Read, where: str) -> ChatTemplate:
         if isinstance(template, list):  # several with names
             template = _default(template)
         if not isinstance(template, str):
-            raise DataError(
-                f"{where}: no chat template, neither {TEMPLATE} nor in {CONFIG}; leave --chat out, or "
-                "give --tokenizer FILE, a tokenizer.json that has one beside it"
-            )
+            raise DataError(f"{where}: no chat template, neither {TEMPLATE} nor in {CONFIG}; {advice}")
     else:
         try:
             template = source.decode()
@@ -146,7 +172,7 @@ def ids_of_ends(template: ChatTemplate, special: Mapping[str, int]) -> frozenset
         ends.add(special[end])
     if not ends:
         raise DataError(
-            f"--chat: neither eos_token_id of {GENERATION} nor eos_token of {CONFIG} says which "
-            f"token ends an answer; the tokenizer has {listed(special)}; name it there"
+            f"chat template: neither eos_token_id of {GENERATION} nor eos_token of {CONFIG} says "
+            f"which token ends an answer; the tokenizer has {listed(special)}; name it there"
         )
     return frozenset(ends)

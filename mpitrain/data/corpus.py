@@ -198,6 +198,8 @@ def _of_file(
     """Yield the documents of a file, as its source reads it."""
     if source.choose:
         source = source.choose(file)
+    if source.converse and rule.conversations:
+        return source.converse(file, begin, rule.conversations)
     if source.tokens:
         return token_documents(file, source.tokens(file, rule), begin, rule)
     if source.read is None:

@@ -109,10 +109,21 @@ class PackedSampler:
     """The packed rows of a text, in an order of their own for every epoch.
 
     seed, order: as Sampler has them.
+    whole: documents that are longer than a row are left out, not cut.
+    too_long: how many tokens the longest of these has; num_left_out: how many there are.
     attended_length: length of a sequence without documents whose attention computes as much.
     """
 
-    def __init__(self, text: Text, sequence: int, seed: int | None = None, order: str = FEISTEL):
+    def __init__(
+        self,
+        text: Text,
+        sequence: int,
+        seed: int | None = None,
+        order: str = FEISTEL,
+        whole: bool = False,
+    ):
+        self.too_long = self.num_left_out = 0
+        self._whole = whole
         self.is_shuffled = seed is not None
         self._text = text
         self._sequence = sequence
@@ -121,16 +132,16 @@ class PackedSampler:
         count = text.num_documents
         self._documents = TextOrder() if seed is None or not count else FeistelOrder(count, seed)
         self._plans = dict[int, BlockPlan]()
-        blocks = [self._made(block) for block in range(-(-count // BLOCK))]
+        blocks = [self._made(block, count=True) for block in range(-(-count // BLOCK))]
         self._sizes = np.array([plan.num_rows for plan in blocks], np.int64)
         self.num_sequences = int(self._sizes.sum())
-        if not self.num_sequences:
+        if not self.num_sequences and not self.num_left_out:
             raise DataError(
                 'data.documents = "packed": no document of the text has two tokens, so that one '
                 "predicts another; use more text"
             )
         num_pairs = sum(plan.num_pairs for plan in blocks)
-        self.attended_length = -(-2 * num_pairs // (self.num_sequences * sequence))
+        self.attended_length = -(-2 * num_pairs // max(1, self.num_sequences * sequence))
         self._blocks = self._order_of(len(blocks), 0)
         self._epoch = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
@@ -175,11 +186,18 @@ class PackedSampler:
             self._plans[block] = self._made(block)
         return self._plans[block]
 
-    def _made(self, block: int) -> BlockPlan:
-        """Plan a block: a pure function of the text and the seed."""
+    def _made(self, block: int, count: bool = False) -> BlockPlan:
+        """Plan a block: a pure function of the text and the seed. count: what is left out of it."""
         last = min((block + 1) * BLOCK, self._text.num_documents)
         numbers = self._documents.windows(0, np.arange(block * BLOCK, last))
-        begins, lasts = pieces_of(*self._text.documents(numbers), self._sequence)
+        begins, lasts = self._text.documents(numbers)
+        if self._whole:
+            fitting = lasts - begins <= self._sequence + 1
+            if count and not fitting.all():
+                self.num_left_out += int((~fitting).sum())
+                self.too_long = max(self.too_long, int((lasts - begins).max()))
+            begins, lasts = begins[fitting], lasts[fitting]
+        begins, lasts = pieces_of(begins, lasts, self._sequence)
         rows = best_fit(lasts - begins, self._sequence + 1)
         by_row = np.argsort(rows, kind="stable")
         counts = np.bincount(rows)

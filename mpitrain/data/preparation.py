@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from mpitrain.data.conversations import Conversations
 from mpitrain.data.corpus import DAMAGED, Corpus, list_parts, part_documents
 from mpitrain.data.corpus_files import (
     Listing,
@@ -174,7 +175,8 @@ def _work(corpus: Corpus, tokenizer: Tokenizer, encoder_of: EncoderOf, report: R
         counts = [len(listing.files)]
     origin = _origin(corpus, listing, tokenizer, num_validation, counts)
     first = len(listing.files) - num_validation if num_validation else None
-    rule = corpus.rule(vocabulary_of(tokenizer))
+    conversations = Conversations(tokenizer)
+    rule = corpus.rule(vocabulary_of(tokenizer))._replace(conversations=conversations)
 
     def texts(begin: Position, num_damaged: int) -> Iterator[Document]:
         return part_documents(corpus, listing, counts, begin, rule, num_damaged)
@@ -198,15 +200,19 @@ def _origin(
         text_key=", ".join(keys),
         begin_of_text=tokenizer.begin_of_text,
         validation_files=num_validation,
-        rule=_rule_of(sources, corpus, counts),
+        rule=_rule_of(sources, corpus, counts, Conversations(tokenizer)),
         damaged=corpus.damaged,
     )
 
 
-def _rule_of(sources: Sequence[Source], corpus: Corpus, counts: Sequence[int]) -> str:
+def _rule_of(
+    sources: Sequence[Source], corpus: Corpus, counts: Sequence[int], conversations: Conversations
+) -> str:
     """Return what a description notes of how ids are read; "" where nothing but the tokenizer says it."""
     of_ids = any(source.holds_tokens for source in sources)
     given = {"ends": corpus.ends, "dtype": corpus.dtype or None} if of_ids else {}
+    if any(source.converse for source in sources):
+        given["template"] = conversations.identity
     given["files"] = " + ".join(map(str, counts)) if corpus.mixed else None
     return ", ".join(f"{key} = {value}" for key, value in given.items() if value is not None)
 
@@ -378,6 +384,8 @@ def _add(
     unknown: int | None,
 ) -> None:
     """Append a document's ids to the draft, and count it."""
+    if document.complete:
+        between = before = np.empty(0, ids.dtype)
     with_begin = np.concatenate([before, ids]) if before.size else ids
     tally = draft.tally.with_document(document.num_bytes, _num_unknown(ids, unknown))
     if document.markup:

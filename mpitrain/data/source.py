@@ -20,6 +20,8 @@ from mpitrain.plugins import Catalog
 if TYPE_CHECKING:
     import numpy as np
 
+    from mpitrain.data.conversations import Conversations
+
 NO_TEXT = "without text"
 
 
@@ -60,6 +62,7 @@ class Document(NamedTuple):
     scored: of each of its ids, whether it carries loss as a target, bool [n]; None: all do.
     damage: what is wrong with it, and where, if it can't be read; data.damaged says how many may be.
     remark: what its file has that is unusual and was put right.
+    complete: its ids have their begin and end of text; no token goes before or after them.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Document(NamedTuple):
     scored: np.ndarray | None = None
     damage: str = ""
     remark: str = ""
+    complete: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -87,6 +91,7 @@ class TokenRule(NamedTuple):
 
     end_of_text, begin_of_text: of the run's tokenizer, which has `vocab` ids.
     dtype: of ids in files that don't say it; "": as is usual for their format.
+    conversations: makes ids of conversations; None: nobody asks for any.
     """
 
     end: int | None = None
@@ -94,6 +99,7 @@ class TokenRule(NamedTuple):
     begin_of_text: int | None = None
     vocab: int = 1 << 62
     dtype: str = ""
+    conversations: Conversations | None = None
 
 
 class Numbers(Protocol):
@@ -156,7 +162,9 @@ class Source:
     read: yields the documents of a file from a position within it on, always the same in the same
     order, given data.text_key. Raises Damaged, and OSError.
     tokens: in place of `read`, the ids of a file and where its documents end. Raises likewise.
-    choose: in place of both, returns the source of a file, by its first bytes. Raises likewise.
+    converse: in place of both, the conversations of a file from a position on, as documents whose
+    answers carry loss. Raises likewise.
+    choose: in place of all, returns the source of a file, by its first bytes. Raises likewise.
     companions: the files that may belong to a file; those that exist are no files of their own.
     main: returns the file that is meant by a path, which may name a companion.
     files_in: returns the files of a folder that lists them itself; None: it is read as any other.
@@ -187,6 +195,7 @@ class Source:
     version: int = 1
     tokens: Callable[[File, TokenRule], TokenFile] | None = None
     choose: Callable[[File], Source] | None = None
+    converse: Callable[[File, Position, Conversations], Iterator[Document]] | None = None
     companions: Callable[[Path], Sequence[Path]] = no_companions
     main: Callable[[Path], Path] = itself
     files_in: Callable[[Path], Sequence[Path] | None] | None = None

@@ -52,14 +52,17 @@ def tokenizer_in(
 
 
 class FileTokenizer:
-    """The tokenizer of a tokenizers JSON file. special: numbers of its special tokens, by their texts."""
+    """The tokenizer of a tokenizers JSON file.
+
+    file: it was read from. special: numbers of its special tokens, by their texts.
+    """
 
     memory_per_byte = MEMORY_PER_BYTE
 
     def __init__(
         self, content: bytes, says: Declared, file: Path, end: str | None = None, begin: str | None = None
     ):
-        self._file = file
+        self.file = file
         self._declared = says
         self._tokenizer = _parse(content, file)
         # A tokenizer.json keeps the padding and truncation it was last used with: it would cut
@@ -102,10 +105,10 @@ class FileTokenizer:
         self._cutting = cutting(content, self._tokenizer.get_vocab(with_added_tokens=False))
 
     def files(self) -> dict[str, bytes]:
-        content = _read(self._file)
+        content = _read(self.file)
         if f"xxh3:{xxhash.xxh3_128_hexdigest(content)}" != self.identity:
             raise DataError(
-                f'data.tokenizer = "{shown(self._file)}" has changed since the run began to read it; '
+                f'data.tokenizer = "{shown(self.file)}" has changed since the run began to read it; '
                 "run the same command again"
             )
         return {FILE: content, CONFIG: self._declared.as_config()}
@@ -157,7 +160,7 @@ class FileTokenizer:
             raise
         except BaseException as error:
             raise_what_is_not_the_librarys(error)
-            found = f'data.tokenizer = "{shown(self._file)}"'
+            found = f'data.tokenizer = "{shown(self.file)}"'
             raise DataError(
                 f"{found} cannot encode the text: {shown(error)}; use another tokenizer"
             ) from error
@@ -176,7 +179,7 @@ class FileTokenizer:
         except BaseException as error:
             raise_what_is_not_the_librarys(error)
             raise DataError(
-                f'data.tokenizer = "{shown(self._file)}" cannot encode the text: {shown(error)}; use another '
+                f'data.tokenizer = "{shown(self.file)}" cannot encode the text: {shown(error)}; use another '
                 "tokenizer"
             ) from error
         finally:
@@ -188,7 +191,7 @@ class FileTokenizer:
                 return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
         except BaseException as error:
             raise_what_is_not_the_librarys(error)
-            found = f'data.tokenizer = "{shown(self._file)}"'
+            found = f'data.tokenizer = "{shown(self.file)}"'
             raise DataError(
                 f"{found} cannot decode the tokens: {shown(error)}; use another tokenizer"
             ) from error
@@ -206,7 +209,7 @@ class FileTokenizer:
         cuts = sorted({begin + 1 for begin, end in spans if end - begin > 1})
         if not cuts:  # one character
             what = (
-                f'data.tokenizer = "{shown(self._file)}" makes its control token '
+                f'data.tokenizer = "{shown(self.file)}" makes its control token '
                 f"{int(ids[self._is_control[ids]][0])} of a character"
             )
             raise DataError(f"{what} ({shown(text[slice(*spans[0])])}); use another tokenizer")

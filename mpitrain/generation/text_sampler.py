@@ -18,13 +18,19 @@ from mpitrain.cluster.entry import warn
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.comm.base.cores import of_this_process
 from mpitrain.config import Batch, Config, Memory, Numerics, OptimizerTable
-from mpitrain.data.chat_template import ids_of_ends, messages_of, read_chat_template
+from mpitrain.data.chat_template import (
+    WITHOUT_CHAT,
+    ids_of_ends,
+    messages_of,
+    read_chat_template,
+    read_template_folder,
+)
 from mpitrain.data.tokenizer import Tokenizer, separator
 from mpitrain.data.tokens import DESCRIPTION, describe
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.generation.decoding import NextToken, length_in_memory, why_not_cached
 from mpitrain.generation.sampling import SamplingRules, ShownText
-from mpitrain.inputs import read_file, read_regular, shown
+from mpitrain.inputs import read_regular, shown
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
@@ -209,9 +215,7 @@ def _questions(
         raise DataError("--chat: a tokenizer of bytes has no chat template; leave --chat out")
     given = request.tokenizer_file
     if given is not None:
-        folder = Path(given).parent
-        where = shown(folder)
-        template = read_chat_template(lambda name, most: read_file(folder / name, most), where)
+        template = read_template_folder(Path(given).parent, WITHOUT_CHAT)
     else:
         own = rundir.came_along
         where = shown(own)

@@ -1,5 +1,6 @@
 """The prepared tokens of a run as its steps read them: split, mixed, in their order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from mpitrain.data.mixture import MixtureSampler, Samplers, mixture_of
 from mpitrain.data.order import Sampler
 from mpitrain.data.origin import ReadCounts
 from mpitrain.data.packed_rows import PackedSampler, SourceSampler
+from mpitrain.data.source import SOURCES
 from mpitrain.data.split import Split, apart, split, tail, within, without
 from mpitrain.data.token_rows import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
 from mpitrain.data.tokens import describe, open_ends, open_tokens, open_unscored
+from mpitrain.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -82,22 +85,43 @@ class PreparedCorpus:
         known = None
         if data.separates:
             known = ends if ends.size else self._vocabulary.older_end_of_text
-        sampler = PackedSampler if data.documents == "packed" else Sampler
-        validation = sampler(Text(tokens, parts.validation, known, unscored), data.sequence)
+        converse = [SOURCES.find(kind).converse is not None for kind in data.kinds]
 
-        def trained(stretches: np.ndarray) -> SourceSampler:
+        def sampler_of(stretches: np.ndarray, whole: bool, seed: int | None) -> SourceSampler:
             text = Text(tokens, stretches, known, unscored)
-            return sampler(text, data.sequence, seed, self._order)
+            if data.documents == "packed":
+                return PackedSampler(text, data.sequence, seed, self._order, whole)
+            return Sampler(text, data.sequence, seed, self._order)
 
+        validation = sampler_of(parts.validation, all(converse), None)
         if not data.sources:
-            return trained(parts.train), validation, parts.description
+            train = sampler_of(parts.train, converse[0], seed)
+            return train, validation, parts.description + self._left_out([train, validation])
         lasts = np.asarray(ends)[np.cumsum(tally.parts) - 1].tolist()
         places = zip([0, *lasts], lasts, strict=False)
-        samplers = [trained(within(parts.train, *place)) for place in places]
+        samplers = [
+            sampler_of(within(parts.train, *place), whole, seed)
+            for place, whole in zip(places, converse, strict=True)
+        ]
         batch = self._config.batch.global_
         mixture = mixture_of(data.sources, batch, [sampler.num_sequences for sampler in samplers])
         mixture.require(self._config.run.steps * batch)
-        return MixtureSampler(samplers, mixture), validation, parts.description
+        how = parts.description + self._left_out([*samplers, validation])
+        return MixtureSampler(samplers, mixture), validation, how
+
+    def _left_out(self, samplers: Sequence[SourceSampler]) -> str:
+        """Say how many conversations are longer than a row. Raises DataError for too many of them."""
+        data = self._config.data
+        packed = [sampler for sampler in samplers if isinstance(sampler, PackedSampler)]
+        count = sum(sampler.num_left_out for sampler in packed)
+        longest = max((sampler.too_long for sampler in packed), default=0)
+        if count > data.damaged or not all(sampler.num_sequences for sampler in samplers):
+            raise DataError(
+                f"data.sequence = {data.sequence}: {count:,} conversations are longer, up to {longest:,} "
+                f"tokens, so that answers don't fit; use data.sequence = {longest - 1}, or data.damaged = "
+                f"{count}, which leaves them out"
+            )
+        return f"; {count:,} conversations longer than a row are left out" * bool(count)
 
     def _split(self, num_tokens: int, ends: np.ndarray, training: int | None) -> Split:
         data = self._config.data

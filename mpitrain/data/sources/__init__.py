@@ -2,6 +2,7 @@
 
 text           files of text, each a document
 jsonl          lines of JSON, each a document: the text under a key; compressed ones too
+chat           lines of JSON, each a conversation, whose answers carry loss
 python_stdlib  the source code of Python's own standard library
 parquet        tables of Parquet and Arrow, each row a document: text, or ids
 megatron       .bin and .idx of Megatron-LM: ids, and an index of documents

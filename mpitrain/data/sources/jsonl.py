@@ -6,7 +6,7 @@ What nobody reads of a line may be anything that Python's json writes: NaN, halv
 import codecs
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache, partial
 from typing import Any, BinaryIO
 
@@ -33,18 +33,23 @@ MARK = codecs.BOM_UTF8.decode()
 
 def read(file: File, begin: Position, text_key: str) -> Iterator[Document]:
     """Yield a document for each line that is not blank; a damaged one says what is wrong with it."""
+    for line, after in lines_of(file, begin):
+        text, damage = b"", ""
+        try:
+            text = text_of(line, text_key)
+        except ValueError as error:
+            damage = f"{shown(file.path)}, line {after.lines}: found {error}"
+        name = f"{file.name}:{after.lines}"
+        yield Document(name, text, after, "" if text or damage else NO_TEXT, damage=damage)
+
+
+def lines_of(file: File, begin: Position) -> Iterator[tuple[bytes, Position]]:
+    """Yield the lines that are not blank, and where each ends. Raises Damaged, OSError."""
     with open(open_file(file.path, MOST_BYTES), "rb") as opened:
         lines = io.BufferedReader(unpacked(opened, file.path), HEAD_BYTES)
         _require_lines(file, lines.peek(HEAD_BYTES)[:HEAD_BYTES])
         _go_on(lines, begin.offset)
-        for line, after in _lines(file, lines, begin):
-            text, damage = b"", ""
-            try:
-                text = text_of(line, text_key)
-            except ValueError as error:
-                damage = f"{shown(file.path)}, line {after.lines}: found {error}"
-            name = f"{file.name}:{after.lines}"
-            yield Document(name, text, after, "" if text or damage else NO_TEXT, damage=damage)
+        yield from _lines(file, lines, begin)
 
 
 def _go_on(lines: BinaryIO, offset: int) -> None:
@@ -107,22 +112,33 @@ def _record(key: str) -> type[msgspec.Struct]:
 
 def _slowly(line: bytes, key: str) -> str:
     """Return the text of a line that msgspec doesn't take."""
+    found = loaded(line)
+    if not isinstance(found, dict):
+        raise ValueError(f"{KINDS[type(found)]}, not an object")
+    if key not in found:
+        others = f", but {listed(found)}: {_advice(found)}" if found else ""
+        raise ValueError(f'an object without "{shown(key)}"{others}')
+    if not isinstance(found[key], str):
+        raise ValueError(f'{KINDS[type(found[key])]} under the key "{shown(key)}"')
+    return found[key]
+
+
+def loaded(line: bytes) -> Any:
+    """Return what a line of JSON holds. Raises ValueError that says what is there instead."""
     try:
-        found: Any = json.loads(line, parse_int=float)  # not int: it refuses 5,000 digits
+        return json.loads(line, parse_int=float)  # not int: it refuses 5,000 digits
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 (byte {error.start:,} of the line)") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({shown(error.msg)}, character {error.pos:,})") from None
     except RecursionError:
         raise ValueError("brackets within brackets, too deep") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{KINDS[type(found)]}, not an object")
-    if key not in found:
-        others = f", but {listed(found)}: data.text_key says which one has the text" if found else ""
-        raise ValueError(f'an object without "{shown(key)}"{others}')
-    if not isinstance(found[key], str):
-        raise ValueError(f'{KINDS[type(found[key])]} under the key "{shown(key)}"')
-    return found[key]
+
+
+def _advice(keys: Collection[str]) -> str:
+    if "messages" in keys or {"prompt", "completion"} <= {*keys}:
+        return 'data.source = "chat" trains on answers'
+    return "data.text_key says which one has the text"
 
 
 JSONL = Source(

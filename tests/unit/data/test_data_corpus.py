@@ -130,7 +130,9 @@ def test_folder_without_jsonl_says_what_is_needed(tmp_path):
 
 
 def test_wrong_settings_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.source = 'wiki'; known: auto, datatrove, jsonl, megatron"):
+    with pytest.raises(
+        ConfigError, match=r"data\.source = 'wiki'; known: auto, chat, datatrove, jsonl, megatron"
+    ):
         check_source("wiki", None)
     with pytest.raises(DataError, match=r"needs data\.path"):
         check_source("text", "")
