@@ -41,7 +41,9 @@ def plant(folder):
 def require_free(log, num_ranks, *command, cwd):
     done = mpirun(num_ranks, *command, cwd=cwd, forked=False, timeout=180)
     assert not log.exists(), f"{command}: {log.read_text()}"
-    assert done.returncode == 0, f"{command}: {tail(done.output)}"
+    # bench machine says with 1 that others used the cores meanwhile
+    wanted = 1 if "disturbed" in done.output.partition("\n")[0] else 0
+    assert done.returncode == wanted, f"{command}: {tail(done.output)}"
 
 
 def test_a_trap_works(tmp_path):
