@@ -184,8 +184,8 @@ def _efficiency(
 def _as_text(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> str:
     table = [
         (
-            "ranks", "batch", "measured s", "predicted s", "tokens/s", "predicted", "efficiency",
-            "predicted", "waiting ms", "predicted", "layout",
+            "ranks", "batch", "measured s", "predicted s", "tokens/s", "predicted tokens/s", "efficiency",
+            "predicted efficiency", "waiting ms", "predicted waiting ms", "layout",
         )
     ]  # fmt: skip
     for row in rows:
