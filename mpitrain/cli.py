@@ -4,7 +4,9 @@ Each imports what it needs when it runs: --help answers at once.
 """
 
 import math
+import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -589,6 +591,47 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
     verdict, why = main(code, config, overrides, most)
     _say(f"mpitrain job: {why}")
     return verdict
+
+
+@cli.command(
+    short_help="Start a run again at once when a rank dies.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@MOST_STARTS
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def supervise(command: tuple[str, ...], most: int) -> int:
+    """Start COMMAND, such as mpirun -n 4 mpitrain run, until its run is done.
+
+    With --set recovery.every=1 it resumes after the last whole step, by copies in memory of the node.
+    It is not started again after a signal, after exit codes 2 and 75, after --most starts, and after
+    3 starts in a row without a newer step.
+
+    Exit code: that of the last start.
+    """
+    from mpitrain.commands.job.supervise import main
+
+    config, overrides = _run_options(command)
+    return main(command, config, overrides, most, _say)
+
+
+def _run_options(command: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """Return the configuration and the overrides of `mpitrain run` in a command."""
+    at = next(
+        (at for at in range(len(command)) if command[at : at + 1] == ("run",) and _is_mpitrain(command[:at])),
+        None,
+    )
+    if at is None:
+        raise ConfigError(
+            f"COMMAND is {shown(shlex.join(command))}, needed is one with mpitrain run, such as "
+            "mpirun -n 2 mpitrain run my.toml"
+        )
+    given = run.make_context("run", list(command[at + 1 :])).params
+    return given["config"], given["overrides"]
+
+
+def _is_mpitrain(words: tuple[str, ...]) -> bool:
+    """Tell whether words end with the name of this program, as a command or as a module."""
+    return bool(words) and os.path.basename(words[-1]) == "mpitrain"
 
 
 @cli.command()

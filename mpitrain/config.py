@@ -440,6 +440,13 @@ class SpikesTable(ConfigTable, frozen=True):
     most: CountOrNone = 5  # number of rollbacks that end a run; 0: never
 
 
+class RecoveryTable(ConfigTable, frozen=True):
+    """Restarts that lose little: copies of the state in memory of the node, beside checkpoints on disk."""
+
+    every: CountOrNone = 0  # steps between copies in memory, of runs on one node; 0: none
+    folder: str = "/dev/shm"  # a directory in memory of the node, for these copies
+
+
 class OptimizerTable(ConfigTable, frozen=True):
     # the optimiser. muon takes the matrices of blocks; embedding, head and norms are adamw's then;
     # "module:name": an OptimizerKind of your own
@@ -515,6 +522,7 @@ class Config(ConfigTable, frozen=True):
     precision: Precision = Precision()
     numerics: Numerics = Numerics()
     spikes: SpikesTable = SpikesTable()
+    recovery: RecoveryTable = RecoveryTable()
     optimizer: OptimizerTable = OptimizerTable()
     schedule: Schedule = Schedule()
     comm: Comm = Comm()
@@ -549,6 +557,7 @@ PATHS = (
         "run.dir",
         "run.staging",
         "run.machine",
+        "recovery.folder",
         "data.path",
         "data.val_path",
         "data.tokenizer",

@@ -10,6 +10,7 @@ logs/          one file per rank (run.logs)
 huggingface/   what came along with weights of others: their config.json, tokenizer, generation_config.json
 ends.jsonl     how the run ended each time, as its jobs have noted (mpitrain job again)
 evaluations.jsonl  results of mpitrain eval
+recovery.json  where its copies in memory are (recovery.every), until it ends by itself
 trace.json     when each instruction of each rank ran (run.trace)
 profile.json   operators and kernels of some ranks, by instruction (run.profile)
 routing.npz    which experts tokens were sent to (run.routing)
@@ -37,7 +38,7 @@ from mpitrain.origins import FILE, Origins
 from mpitrain.plan.settings.identity import identity
 
 DRAWN = ("trace.json", "profile.json", "loads.svg", "routing.npz")
-WRITTEN = ("metrics.jsonl", "ends.jsonl", "evaluations.jsonl", "metrics.jsonl.damaged")
+WRITTEN = ("metrics.jsonl", "ends.jsonl", "evaluations.jsonl", "recovery.json", "metrics.jsonl.damaged")
 FILES = ("config.toml", *WRITTEN, *DRAWN, LOCK)
 FOLDERS = ("data", "checkpoints", "logs", "huggingface")
 IMPORTED = "step-00000000"  # the step that `mpitrain import` makes
@@ -99,6 +100,11 @@ class RunDir:
     @property
     def evaluations(self) -> Path:
         return self.path / "evaluations.jsonl"
+
+    @property
+    def recovery(self) -> Path:
+        """Names the folder of its copies in memory."""
+        return self.path / "recovery.json"
 
     @property
     def trace(self) -> Path:

@@ -9,9 +9,11 @@ rank alone is raised on all.
 
 import os
 import socket
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +56,7 @@ from mpitrain.training.going_on import change_of_rate, order_of, prompt_for, sav
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
 from mpitrain.training.run_report import RunReport
+from mpitrain.training.saving.memory_folder import make_memory_folder, memory_folder
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
 from mpitrain.training.tokenizing import OneTokenizer
 
@@ -64,6 +67,9 @@ SEEN_S = 60.0  # for which a network file system may still say that there is no 
 class PreparedRun:
     """A plan that holds, with its run directory, its newest checkpoint and its tokens.
 
+    newest: what it resumes from, on disk or in memory.
+    saved: the newest on disk.
+    memory: the folder of its copies in memory, None without.
     notes: for the user.
     prompt: for a sample of what it trains; on rank 0.
     """
@@ -72,6 +78,8 @@ class PreparedRun:
     rundir: RunDir
     corpora: Corpora
     newest: Newest
+    saved: Newest
+    memory: Path | None
     notes: list[str]
     prompt: str
 
@@ -161,6 +169,12 @@ def _require_files(plan: Plan, world: World) -> None:
     """Refuse a model.init or a run.machine that can't be read. Collective over all ranks."""
     checkpoints = RunDir(plan.config.run.dir).checkpoints
     world.on_first_rank("looking at model.init", lambda: _require_init(plan, checkpoints))
+    recovery = plan.config.recovery
+    if recovery.every and world.num_nodes > 1:
+        raise ConfigError(
+            f"recovery.every = {recovery.every}: copies in memory are for runs on one node, found "
+            f"{world.num_nodes}; leave it out, or lower run.save_every"
+        )
     if plan.config.run.machine:
         world.on_first_rank("reading run.machine", lambda: _require_machine(plan.config.run.machine))
 
@@ -326,7 +340,8 @@ class _Opening:
                 def each(what: str) -> None:
                     place.enter("resume", what, BUSY)
 
-                newest = newest_whole(world, folder, share, needs, note, each)
+                saved = newest_whole(world, folder, share, needs, note, each)
+                newest = self._newer_in_memory(saved, needs, each)
                 if self.record:
                     world.on_first_rank(
                         "looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path)
@@ -352,11 +367,9 @@ class _Opening:
                 self.notes += [self._describe_text()] * (world.rank == 0)
                 self.guard.leave_if_asked(world, "the tokens are prepared")
             if self.config.run.logs:
-                with place.at("start", "opening the logs", BUSY):
-                    world.on_every_rank(
-                        "opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size)
-                    )
+                self._open_logs()
             world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.asked, self.resolved))
+            memory = world.on_first_rank("making a folder in memory", self._memory)
         except (InputError, StoppedEarly) as error:
             if world.rank == 0:
                 self.rundir.undo(keep_data=isinstance(error, StoppedEarly))
@@ -365,7 +378,51 @@ class _Opening:
         if world.rank == 0:
             beginning = corpora.train.sequences(range(1))[0].tolist()
             prompt = prompt_for(self.tokenizer.whole, beginning, corpus_of(self.config.data).source)
-        return PreparedRun(self.plan, self.rundir, corpora, newest, self.notes, prompt)
+        return PreparedRun(self.plan, self.rundir, corpora, newest, saved, memory, self.notes, prompt)
+
+    def _open_logs(self) -> None:
+        world = self.world
+        with self.guard.place.at("start", "opening the logs", BUSY):
+            world.on_every_rank(
+                "opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size)
+            )
+
+    def _newer_in_memory(
+        self, saved: Newest, needs: Mapping[str, Any], each: Callable[[str], object]
+    ) -> Newest:
+        """Return the newest checkpoint in memory, if it is newer than what is saved.
+
+        None of the last step: that has to be saved on disk. Collective over all ranks.
+        """
+        world = self.world
+        folder = world.on_first_rank("looking into memory", lambda: memory_folder(self.rundir))
+        if folder is None:
+            return saved
+        from mpitrain.training.saving.copied_step import save_copied_step
+
+        steps = self.config.run.steps
+        try:
+            save_copied_step(world, folder)
+            newest = newest_whole(
+                world,
+                folder,
+                self.config.run.verify,
+                needs,
+                self.notes.append,
+                each,
+                lambda step: saved.step < step < steps,
+            )
+        except CheckpointError as error:
+            self.notes.append(f"not from memory: {error.args[0]}")
+            return saved
+        return newest if newest.step else saved
+
+    def _memory(self) -> Path | None:
+        """Return the folder in memory, made if copies are to be; None if there is none."""
+        recovery = self.config.recovery
+        return (
+            make_memory_folder(self.rundir, recovery.folder) if recovery.every else memory_folder(self.rundir)
+        )
 
     def _require_steps(self, step: int) -> None:
         """Raise ConfigError for a run that is longer already than asked. Changes nothing."""

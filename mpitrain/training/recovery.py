@@ -5,6 +5,7 @@ earlier checkpoint.
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mpitrain.actor.actor import Actor
@@ -72,9 +73,9 @@ class Recovery:
         Raises CheckpointError, alike on all ranks, if it can't be read any more.
         """
         step = self._opened.newest.step
-        folder = self._rundir.checkpoints
+        folder = self._opened.newest.folder
         if step:
-            self._go_back_to(step)
+            self._go_back_to(step, folder)
         else:
             self._begin_with_weights()
         cut = self._world.on_first_rank(
@@ -160,7 +161,7 @@ class Recovery:
         sequences = counts.sequences
         before = self._spikes.state
         try:
-            self._go_back_to(last)
+            self._go_back_to(last, self._rundir.checkpoints)
         except CheckpointError as error:
             # no bad input: what this run has saved; the next start finds an earlier one
             raise MpitrainError(f"step {last}, to go back to, can't be read: {error.args[0]}") from error
@@ -172,17 +173,17 @@ class Recovery:
             "read again"
         )
 
-    def _go_back_to(self, step: int) -> None:
+    def _go_back_to(self, step: int, folder: Path) -> None:
         """Read a checkpoint. Collective over all ranks; raises CheckpointError, alike on all ranks."""
         self._actor.settle()
         with self._place.at("resume", f"reading step {step}", BUSY):
-            self._world.on_every_rank(f"reading step {step}", lambda: self._restore(step))
+            self._world.on_every_rank(f"reading step {step}", lambda: self._restore(step, folder))
         with self._place.at("resume", "spreading the weights"):
             self._actor.restored(self._counts.updates)
 
-    def _restore(self, step: int) -> None:
+    def _restore(self, step: int, folder: Path) -> None:
         counts = self._counts
-        with load.open_step(self._rundir.checkpoints, step) as saved:
+        with load.open_step(folder, step) as saved:
             state_io.read(saved, self._actor)
             meta = saved.meta
             counts.step, counts.tokens = meta["step"], meta["tokens"]

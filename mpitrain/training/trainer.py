@@ -60,6 +60,7 @@ from mpitrain.training.profiling import Profiling
 from mpitrain.training.recovery import Recovery, RunCounts
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
+from mpitrain.training.saving.in_memory import MemoryCopies
 from mpitrain.training.saving.saver import saver_of
 from mpitrain.training.side_files import SideFiles
 from mpitrain.training.step_rows import StepRows
@@ -224,7 +225,8 @@ class Trainer:
         self.profiling = Profiling(self.actor, world, self.rundir, self.place, self.report.say)
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.watched = 0  # the step in which activations are counted
-        self.saver = saver_of(self.actor, world, self.place, self.rundir, opened.newest, self.report.say)
+        self.saver = saver_of(self.actor, world, self.place, self.rundir, opened.saved, self.report.say)
+        self.memory = MemoryCopies(self.actor, world, self.place, self.rundir, opened.memory, self.report.say)
         self.recovery = Recovery(
             opened, world, self.actor, self.place, self.counts, self.spikes, self.saver, self.report
         )
@@ -288,6 +290,8 @@ class Trainer:
         code = DONE if self.code is None else self.code
         self.place.enter("end", "printing the summary")
         self.report.say(self.rundir.lost())
+        if code in (DONE, STOPPED_EARLY):  # else they may be all that is left of the last steps
+            self.memory.end()
         self.profiling.close()
         if self.urgency == HURRY:
             self.report.say(self.last_words)
@@ -307,6 +311,7 @@ class Trainer:
                 self.place.enter("end", "predicting a step", BUSY)
                 self.report.say(_compared(run, calibration))
         self.report.say(self.saver.gathered)
+        self.report.say(self.memory.describe())
         self._say_how_to_go_on()
         self.report.say(self.checks.describe())
         return DONE
@@ -446,6 +451,8 @@ class Trainer:
         reason = self._count_skips(result)
         if not reason and saving:
             self._save(result, val_loss)
+        elif not reason and self.memory.due(step):
+            self.memory.copy(step, self.recovery.meta(None))
         return self._end(reason) if over or reason else None
 
     def _is_alone(self, step: int, stop: int) -> bool:
@@ -457,7 +464,7 @@ class Trainer:
         run = self.config.run
         check_every = self.config.numerics.check_every
         due = any(period and step % period == 0 for period in (run.eval_every, run.save_every, check_every))
-        return due or step in (self.watched, run.steps) or stop > STAY
+        return due or self.memory.due(step) or step in (self.watched, run.steps) or stop > STAY
 
     def _end(self, reason: str) -> int:
         """Return the exit code after the last step, when nothing is being saved any more.
@@ -481,6 +488,7 @@ class Trainer:
     def _corrupted(self, corruption: str) -> int:
         """End a run whose state can't be relied on, without saving it; return the exit code."""
         self.saver.finish()
+        self.memory.end()
         self.last_words = (
             f"corrupted after step {self.counts.step}: {corruption}; the last good checkpoint is kept: "
             "leave that node out"
@@ -488,6 +496,7 @@ class Trainer:
         return FAILED
 
     def _diverged(self, reason: str) -> int:
+        self.memory.end()
         advice = "lower optimizer.lr, or check the data, and run the same command again"
         self.last_words = f"diverged: {reason}; the last good checkpoint is kept: {advice}"
         return FAILED
@@ -618,6 +627,7 @@ class Trainer:
                 f"{most} rollback{'s were' if most > 1 else ' was'} not enough (spikes.most = {most})"
             )
         self.recovery.roll_back(last)
+        self.memory.forget()
         self.recorder.forget(last)
         if self.urgency == STAY:
             return None

@@ -91,7 +91,9 @@ def test_keys_commands_and_options_are_there(page):
         assert keys <= set(every_key()), f"{text}: {keys - set(every_key())}"
         options = set(OPTION.findall(text)) - OF_OTHERS
         if text.startswith("mpitrain "):
-            command, last = command_of(text.split()[1:])
+            supervised = text[text.rindex("mpitrain ") :]
+            options = set(OPTION.findall(supervised)) - OF_OTHERS
+            command, last = command_of(supervised.split()[1:])
             has_more = hasattr(command, "commands") and not last.startswith("-")
             assert not has_more or last in {*PLACEHOLDERS, *command.commands, command.name}, text
             assert options <= options_of(command), text

@@ -10,7 +10,8 @@ Jobs ask it at their end (jobs/).
 
 A 0 alone isn't believed: a rank that a library ends by exit(0) can make it that of MPICH's mpirun.
 
-Progress is a newer checkpoint, or more tokens prepared: a large corpus takes several starts. What
+Progress is a newer checkpoint, a newer step in memory (recovery.every), or more tokens prepared: a
+large corpus takes several starts. What
 is counted is in ends.jsonl of the run directory, a line for each end: `time job code step tokens`.
 """
 
@@ -28,6 +29,7 @@ from mpitrain.cluster.rundir import RunDir, number_in, require_own, step_in
 from mpitrain.data.tokens import num_prepared
 from mpitrain.errors import BAD_INPUT, DONE, STOPPED_EARLY, CheckpointError
 from mpitrain.inputs import open_regular, read_regular, shown
+from mpitrain.training.saving.memory_folder import newest_step_in_memory
 
 # exit codes of this command: for `&&`
 AGAIN = 0
@@ -53,23 +55,26 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     step = max(find(rundir.checkpoints), default=0)
     if code == DONE and step >= run.steps:
         return ENOUGH, "done"
+    in_memory = newest_step_in_memory(rundir)
     noted = _noted(rundir.ends)
     tokens = num_prepared(rundir.data)
     end = {
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),  # of the end
         "job": job_of_scheduler(),  # the scheduler's number of the job
         "code": code,  # exit code of the run
-        "step": step,  # step of the newest checkpoint
+        "step": max(step, in_memory),  # step of the newest checkpoint, or of copies in memory
         "tokens": tokens,  # tokens of the corpus that are prepared
     }
     _note(rundir.ends, end)
-    steps, all_tokens = zip(*noted, (step, tokens))
+    steps, all_tokens = zip(*noted, (max(step, in_memory), tokens))
     verdict = judge(steps, most, all_tokens)
     found = (
         f"the newest checkpoint is of step {step}"
         if step or not tokens
         else f"{tokens:,} tokens are prepared, no step is saved"
     )
+    if in_memory > step:
+        found = f"{found}, step {in_memory} is in memory"
     too_short = (
         " or, if they left for want of time, ask for more"
         if code == STOPPED_EARLY and not verdict.again

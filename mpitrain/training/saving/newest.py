@@ -22,6 +22,7 @@ class Newest(NamedTuple):
     order: name of the data's order; empty in older ones.
     damaged: later steps, which were passed over.
     config: the configuration that it was saved with, TOML.
+    folder: in which it lies.
     """
 
     step: int = 0
@@ -30,6 +31,7 @@ class Newest(NamedTuple):
     order: str = ""
     damaged: tuple[int, ...] = ()
     config: str = ""
+    folder: Path = Path()
 
 
 def newest_whole(
@@ -80,4 +82,4 @@ def newest_whole(
     newest = (
         world.on_every_rank(VERIFYING, lambda: load.newest_of(folder, committed, judge, warn)) or Newest()
     )
-    return newest._replace(damaged=tuple(damaged))
+    return newest._replace(damaged=tuple(damaged), folder=folder)

@@ -188,14 +188,6 @@ def saver_of(
     retention = Retention(
         rundir.checkpoints, Policy(run.keep, run.keep_every, run.keep_best, back), {*newest.damaged}
     )
-    writer = {
-        "layout": str(mesh.grid),
-        "ranks": world.size,
-        "nodes": world.num_nodes,
-        "MPI": library.name(),
-        **code_identity.code(),
-    }
-    about = StepInfo(to_toml(actor.plan.config), writer)
     # as at first: steps say nothing of disks
     patience_s = Limit(actor.plan.config.comm.timeout_s).seconds
     background = run.save == "background"
@@ -205,7 +197,7 @@ def saver_of(
         snapshot,
         retention,
         rundir.sync_metrics,
-        about,
+        about_steps(actor, world),
         me,
         newest.step,
         background,
@@ -213,6 +205,18 @@ def saver_of(
         run.staging,
         say,
     )
+
+
+def about_steps(actor: Actor, world: World) -> StepInfo:
+    """Return what a checkpoint says of the run that writes it."""
+    writer = {
+        "layout": str(actor.mesh.grid),
+        "ranks": world.size,
+        "nodes": world.num_nodes,
+        "MPI": library.name(),
+        **code_identity.code(),
+    }
+    return StepInfo(to_toml(actor.plan.config), writer)
 
 
 class Saver:

@@ -1,7 +1,7 @@
 """What a checkpoint holds of an actor: weights and moments, box by box, and the loss scale."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -38,21 +38,27 @@ class Snapshot:
     """What this rank counts of an actor's weights and moments, as it was when it was last taken.
 
     copied: into host memory of this object's own, which every snapshot uses again; else it is good
-    until the next update. num_bytes, own_bytes: of all of it.
+    until the next update. sizes: bytes of each tensor.  num_bytes, own_bytes: of all of them.
+    allocate: gives that memory, of a number of elements of a dtype; default: pinned for a GPU.
     """
 
-    def __init__(self, actor: Actor, copied: bool):
+    def __init__(
+        self,
+        actor: Actor,
+        copied: bool,
+        allocate: Callable[[int, torch.dtype], torch.Tensor] | None = None,
+    ):
         streams = streams_of(actor.site.device)
+        allocate = allocate or streams.on_host
         self._actor = actor
         self._compute = streams.compute
         self.copied = copied
         live = self._live()
         self._copies = (
-            [(what, piece, streams.on_host(len(x), x.dtype).zero_()) for what, piece, x in live]
-            if copied
-            else []
+            [(what, piece, allocate(len(x), x.dtype).zero_()) for what, piece, x in live] if copied else []
         )
-        self.num_bytes = self.own_bytes = sum(x.nbytes for _, _, x in live)
+        self.sizes = [x.nbytes for _, _, x in live]
+        self.num_bytes = self.own_bytes = sum(self.sizes)
 
     def take(self) -> None:
         """Have everything as it is now. The only moment for which training stops."""

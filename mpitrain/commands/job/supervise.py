@@ -1,0 +1,72 @@
+"""`mpitrain supervise`: start a run again at once, in the same allocation, until it is done.
+
+What a rank's death has cost is the step under way where recovery.every keeps copies in memory, and
+the steps since the newest checkpoint where it doesn't.
+"""
+
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from mpitrain.commands.job import again
+from mpitrain.errors import BAD_INPUT, FAILED, STOPPED_EARLY, ConfigError
+from mpitrain.inputs import shown
+
+FORWARDED = signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
+
+
+class _Launch:
+    """A start of the command, which hears the signals that end a run. asked: one of them came."""
+
+    def __init__(self, command: Sequence[str]):
+        try:
+            self._process = subprocess.Popen(command)
+        except OSError as error:
+            what = f"{shown(command[0])}: {error.strerror}"
+            raise ConfigError(f"{what}; give a command, such as mpirun -n 2 mpitrain run") from None
+        self.asked = False
+
+    def wait(self) -> int:
+        """Return its exit code, 128 and the signal's number if one has ended it."""
+        before = {number: signal.signal(number, self._forward) for number in FORWARDED}
+        # the terminal sends it to the ranks, too
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
+        try:
+            code = self._process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return code if code >= 0 else 128 - code
+
+    def _forward(self, number: int, frame: object) -> None:
+        self._note(number, frame)
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.asked = True
+
+
+def main(
+    command: Sequence[str],
+    config: str | None,
+    overrides: tuple[str, ...],
+    most: int,
+    say: Callable[[str], None],
+) -> int:
+    """Start `command` until its run is done; return the exit code of the last start, 1 for a false 0.
+
+    config, overrides: of the run that it starts.  say: prints a line.
+
+    It isn't started again after bad input, nor where somebody asked it to leave.
+    """
+    while True:
+        launch = _Launch(command)
+        code = launch.wait()
+        if launch.asked or code in (BAD_INPUT, STOPPED_EARLY):
+            return code
+        verdict, why = again.main(code, config, overrides, most)
+        say(f"mpitrain supervise: {why}")
+        if verdict != again.AGAIN:
+            return FAILED if verdict == again.UNFINISHED else code

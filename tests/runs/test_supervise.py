@@ -1,0 +1,210 @@
+"""`mpitrain supervise`: ranks are killed with -9 at any moment, and the run ends as if nothing had been.
+
+Copies in memory (recovery.every) are made after every step, checkpoints on disk every tenth one.
+MPITRAIN_EFFORT=200 kills as often, over all layouts; by default a few.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from checkpoints import digest_of
+from effort import WITH_LONG, numbers
+from launch import (
+    MPIRUN,
+    MPITRAIN,
+    lines_in,
+    loss_lines,
+    mpirun,
+    preloaded,
+    run_tiny,
+    started,
+    tail,
+    tiny,
+    write_text,
+)
+
+from mpitrain.checkpoint.load import steps
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.training.saving.memory_folder import memory_folder, newest_step_in_memory
+
+KILLS = numbers(range(0 if WITH_LONG else 1, 2), 200)
+STEPS = 16
+WITHOUT = dict(run_steps=STEPS, run_save_every=10, run_eval_every=6)
+SETTINGS = WITHOUT | dict(recovery_every=1)
+LAYOUTS = [
+    (2, dict(parallel_dp=2, parallel_zero=1)),
+    (4, dict(parallel_pp=2, parallel_tp=2, pipeline_schedule="zbv", pipeline_chunks=2)),
+    (2, dict(parallel_dp=2, parallel_zero=3)),
+    (4, dict(parallel_dp=4, parallel_zero=2, parallel_dp_shard=2)),
+    (2, dict(parallel_pp=2, pipeline_schedule="1f1b")),
+    (2, dict(parallel_cp=2)),
+    (4, dict(parallel_dp=2, parallel_tp=2, parallel_zero=1)),
+    (2, dict(parallel_ep=2, parallel_dp=2, model_family="mixtral", model_layers=2, experts_count=4)),
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("supervised") / "text.txt", 20_000)
+
+
+def supervised(num_ranks, run_dir, text, settings, *, most=1000):
+    """Return the command that supervises a run."""
+    run = preloaded([MPITRAIN, "run", *tiny(run_dir, text, **settings)])
+    return [MPITRAIN, "supervise", "--most", str(most), MPIRUN, "-n", str(num_ranks), *run]
+
+
+def wait_for_step(job, run_dir, step):
+    job.wait_for(lambda: job.process.poll() is not None or lines_in(run_dir) >= step, 60)
+
+
+def kill_some(job, dice):
+    """Kill a rank, two, or mpirun; what ends just now is let go."""
+    victims = [pid for pid in job.ranks() if pid != job.process.pid]
+    count = dice.choice([1, 1, 2])
+    if dice.random() < 0.2:
+        victims = children(job.process.pid)
+    for pid in dice.sample(victims, min(count, len(victims))):
+        with suppress(ProcessLookupError, AssertionError):
+            job.signal(pid, signal.SIGKILL)
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("number", KILLS)
+def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, text, number):
+    dice = random.Random(f"supervise {number}")
+    num_ranks, layout = LAYOUTS[number % len(LAYOUTS)]
+    settings = SETTINGS | layout
+    whole = run_tiny(num_ranks, tmp_path / "whole", text, **settings)
+    assert whole.returncode == 0, tail(whole.output)
+    run_dir = tmp_path / "run"
+    with started(0, *supervised(num_ranks, run_dir, text, settings)) as job:
+        for _ in range(2):
+            wait_for_step(job, run_dir, dice.randrange(1, STEPS - 2))
+            time.sleep(dice.expovariate(5))
+            kill_some(job, dice)
+        done = job.wait(120)
+    assert done.returncode == 0, tail(done.output)
+    assert loss_lines(run_dir) == loss_lines(tmp_path / "whole"), tail(done.output)
+    assert digest_of(run_dir / "checkpoints", STEPS) == digest_of(tmp_path / "whole/checkpoints", STEPS)
+    assert not RunDir(run_dir).recovery.exists() and "done" in done.output.splitlines()[-1]
+
+
+def test_what_is_lost_is_the_step_under_way(tmp_path, text):
+    """No checkpoint on disk is there yet, and a start goes on after the step that all had done."""
+    run_dir = tmp_path / "run"
+    settings = SETTINGS | dict(run_save_every=0)
+    with started(2, MPITRAIN, "run", *tiny(run_dir, text, **settings, parallel_dp=2)) as job:
+        wait_for_step(job, run_dir, 5)
+        job.signal(job.ranks()[1], signal.SIGKILL)
+        job.wait(60)
+    step = newest_step_in_memory(RunDir(run_dir))
+    assert step in (lines_in(run_dir) - 1, lines_in(run_dir)) and not steps(run_dir / "checkpoints")
+    folder = memory_folder(RunDir(run_dir))
+    done = run_tiny(4, run_dir, text, **settings, parallel_pp=2, parallel_dp=2)  # in another layout
+    assert done.returncode == 0 and f"resuming after step {step} of {folder}" in done.output, tail(
+        done.output
+    )
+    assert not folder.exists()
+
+
+@pytest.mark.few_cases(2)
+@pytest.mark.parametrize("change", ["moved", "a link", "of another run", "torn", "cut"])
+def test_what_is_not_this_run_s_is_not_read(tmp_path, text, change):
+    run_dir = tmp_path / "run"
+    with started(1, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS)) as job:
+        wait_for_step(job, run_dir, 3)
+        for pid in job.ranks():  # not job.kill(), which removes what it has mapped
+            job.signal(pid, signal.SIGKILL)
+        job.wait(60)
+    rundir = RunDir(run_dir)
+    folder = memory_folder(rundir)
+    assert newest_step_in_memory(rundir) >= 2
+    try:
+        (binary,) = folder.glob("copies-*/shard-0.bin")
+        if change == "moved":
+            run_dir = run_dir.rename(tmp_path / "other")
+        elif change == "a link":
+            named = folder.with_name(f"mpitrain-{os.getpid()}")
+            named.symlink_to(folder)
+            rundir.recovery.write_text(json.dumps({"folder": str(named)}))
+        elif change == "of another run":
+            (folder / "run").write_text(str(tmp_path))
+        elif change == "torn":
+            content = bytearray(binary.read_bytes())
+            for at in (0, len(content) // 2):
+                content[at : at + 8] = b"\0" * 8
+            binary.write_bytes(content)
+        else:
+            os.truncate(binary, 1000)
+        assert newest_step_in_memory(RunDir(run_dir)) == 0
+        done = run_tiny(1, run_dir, text, **SETTINGS)
+        assert done.returncode == 0 and "resuming" not in done.output, tail(done.output)
+    finally:
+        for path in folder.parent.glob(f"mpitrain-{os.getpid()}"):
+            path.unlink()
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def test_where_memory_has_no_room_the_run_has_no_copies(tmp_path, text):
+    """Two copies are larger than one file of a checkpoint: a limit of a file's size lies between."""
+    settings = WITHOUT | dict(model_width=128, model_heads=4, run_steps=4)
+    whole = run_tiny(1, tmp_path / "whole", text, **settings)
+    (shard,) = (tmp_path / "whole/checkpoints/step-00000004").glob("shard-*.h5")
+    small = tmp_path / "small"
+    small.mkdir()
+    code = "import os, resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)"
+    limited = [
+        sys.executable,
+        "-c",
+        f"{code}; os.execv(sys.argv[2], sys.argv[2:])",
+        str(int(1.5 * shard.stat().st_size)),
+    ]
+    run = [
+        MPITRAIN,
+        "run",
+        *tiny(tmp_path / "run", text, **settings, recovery_every=1, recovery_folder=small),
+    ]
+    done = mpirun(1, *limited, *run)
+    assert whole.returncode == done.returncode == 0, tail(done.output)
+    assert done.output.count("no copies in memory (recovery.every)") == 1, tail(done.output)
+    assert loss_lines(tmp_path / "run") == loss_lines(tmp_path / "whole") and not list(small.iterdir())
+
+
+@pytest.mark.few_cases(3)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["true"], "COMMAND is true, needed is one with mpitrain run"),
+        (["mpirun", "-n", "2", MPITRAIN, "run", "--no-such"], "No such option"),
+        (["no-such-launcher", MPITRAIN, "run"], "no-such-launcher: No such file or directory"),
+        ([MPITRAIN, "run", "--set", "run.steps=0"], "run.steps"),
+        (
+            [MPITRAIN, "run", "--set", "recovery.folder=/nowhere", "--set", "recovery.every=1"],
+            "recovery.folder",
+        ),
+    ],
+)
+def test_what_can_not_work_is_not_tried_again(tmp_path, words, said):
+    done = mpirun(0, MPITRAIN, "supervise", *words, cwd=tmp_path)
+    assert done.returncode == 2 and done.output.count(said) == 1, done.output
+
+
+def test_asked_to_leave_it_is_not_started_again(tmp_path, text):
+    run_dir = tmp_path / "run"
+    with started(0, *supervised(2, run_dir, text, SETTINGS | dict(run_steps=1000))) as job:
+        wait_for_step(job, run_dir, 3)
+        job.signal(job.process.pid, signal.SIGTERM)
+        done = job.wait(60)
+    assert "start 2" not in done.output and steps(run_dir / "checkpoints"), tail(done.output)
