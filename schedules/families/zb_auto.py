@@ -19,6 +19,7 @@ from mpitrain.schedules.families.zero_bubble import ZB_H1, ZB_H2
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, UNIT_TIMES, Options, Times
+from mpitrain.schedules.search.improve import by_rules
 from mpitrain.schedules.search.problem import ROUNDING, Problem, limits_within, stage_costs
 from mpitrain.schedules.search.timed_order import Rows, shortest
 from mpitrain.schedules.search_progress import SearchProgress
@@ -59,7 +60,8 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
     rank 2:  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4
 
     Of the paper's eight tables it is the first of the shortest span, unless 1F1B, ZB-H1 or ZB-H2 fits
-    and has a shorter makespan, or for small steps such a table of a smaller limit. `options.memory_limit`
+    and has a shorter makespan, or for small steps such a table of a smaller limit. Below p stashes
+    those that simple rules make take part (see search/improve). `options.memory_limit`
     is p if not given: as much as 1F1B holds.
 
     The paper counts bytes, and of a stash only the inputs of W's matrix products are held between I
@@ -81,6 +83,8 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
         step = plan._replace(memory_limit=limit)
         tables.append(_published(num_ranks, num_microbatches, step, options.weight_memory, progress))
     fits = Problem(where, num_microbatches, plan.memory_limit, plan.weight_memory)
+    if plan.memory_limit < min(num_ranks, num_microbatches):
+        tables += by_rules(fits)
     for family in (ONE_F_ONE_B, ZB_H1, ZB_H2):
         rows = family.rows(num_ranks, num_microbatches, DEFAULTS)
         tables += [rows] * (shortest(fits, [rows]) is not None)
