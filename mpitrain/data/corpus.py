@@ -10,7 +10,7 @@ from mpitrain.data.corpus_files import Listing, Paths, list_unique, named, no_te
 from mpitrain.data.source import BEGIN, SOURCES, Damaged, Document, File, Position, Source, TokenRule
 from mpitrain.data.token_files import NO_RULE, token_documents
 from mpitrain.data.tokenizer import Vocabulary
-from mpitrain.errors import DataError
+from mpitrain.errors import ConfigError, DataError
 from mpitrain.inputs import shown
 
 DAMAGED = "damaged"
@@ -63,7 +63,13 @@ class Corpus(NamedTuple):
 
 
 def corpus_of(data: Data) -> Corpus:
-    """Return the corpus of a configuration."""
+    """Return the corpus of a configuration. Raises ConfigError for conversations that would be cut."""
+    for kind in data.kinds:
+        if SOURCES.find(kind).converse and data.documents != "packed":
+            raise ConfigError(
+                f'data.source = "{kind}" with data.documents = "{data.documents}" would cut answers '
+                'from their prompts; use data.documents = "packed"'
+            )
     keys = data.ends, data.dtype, data.damaged
     if not data.sources:
         return Corpus(data.source, data.path, data.val_path, data.text_key, *keys)

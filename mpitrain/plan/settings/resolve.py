@@ -481,12 +481,6 @@ def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
 
 def _refuse_mixture(data: Data) -> None:
     """Refuse sources beside keys that mean a single one, and weights that leave a step without data."""
-    for kind in data.kinds:
-        if SOURCES.find(kind).converse and data.documents != "packed":
-            raise ConfigError(
-                f'data.source = "{kind}" with data.documents = "{data.documents}" would cut answers '
-                'from their prompts; use data.documents = "packed"'
-            )
     if not data.sources:
         return
     for key, value in (("data.path", data.path), ("data.val_path", data.val_path)):

@@ -5,12 +5,13 @@ import random
 
 import pytest
 
+from mpitrain.config import Data, DataSource
 from mpitrain.data.conversations import Conversations
-from mpitrain.data.corpus import Corpus
+from mpitrain.data.corpus import Corpus, corpus_of
 from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.data.tokens import describe, open_ends, open_tokens, open_unscored
-from mpitrain.errors import DataError
+from mpitrain.errors import ConfigError, DataError
 
 SPECIAL = ("<s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 GENERATION = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -168,3 +169,11 @@ def test_prepared_tokens_have_nothing_between_and_note_the_template(tmp_path):
     (tmp_path / "model" / "chat_template.jinja").write_text(template)
     prepare(Corpus("chat", tmp_path / "a.jsonl"), load_tokenizer(file), tmp_path / "tokens")
     assert describe(tmp_path / "tokens").digest != before
+
+
+@pytest.mark.parametrize("documents", ["joined", "separate"])
+def test_conversations_in_windows_would_be_cut_and_are_refused(documents):
+    with pytest.raises(ConfigError, match=r'use data\.documents = "packed"'):
+        corpus_of(Data(source="chat", documents=documents))
+    with pytest.raises(ConfigError, match=r'use data\.documents = "packed"'):
+        corpus_of(Data(sources=(DataSource("a"), DataSource("b", source="chat")), documents=documents))
