@@ -204,8 +204,12 @@ class _SlotRow:
         self.held = [(0, 0)] * (len(self.lines) + 1)
         self.peak = self._play(0, len(self.lines))
 
-    def _play(self, start: int, stop: int) -> int:
-        """Work out what is held from slot `start` to `stop`; return the most."""
+    def _play(self, start: int, stop: int, changed: int | None = None) -> int:
+        """Work out what is held from slot `start` to `stop`; return the most.
+
+        changed: the last slot that holds something else than before; after it what is held as before
+        stays so.
+        """
         stashes, late = self.held[start]
         peak = stashes
         for slot in range(start, stop):
@@ -218,6 +222,8 @@ class _SlotRow:
             elif line is not None:
                 stashes += 1
                 peak = max(peak, stashes)
+            if changed is not None and slot >= changed and self.held[slot + 1] == (stashes, late):
+                break
             self.held[slot + 1] = stashes, late
         return peak
 
@@ -232,5 +238,5 @@ class _SlotRow:
         fits = self._play(earlier, slot) <= limit  # later no more is held than before
         if not fits:
             self.lines[earlier], self.lines[slot] = None, self.lines[earlier]
-        self._play(earlier, len(self.lines) if fits else slot)
+        self._play(earlier, len(self.lines) if fits else slot, slot if fits else None)
         return fits

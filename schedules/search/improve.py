@@ -28,7 +28,7 @@ from mpitrain.schedules.search.timed_order import (
 from mpitrain.schedules.search_progress import Notify, SearchProgress
 
 KEPT = 6  # plans that others are made from
-RULES = 6  # simple rules that are followed at least
+RULES = 6  # simple rules that are followed at least, but for large steps
 OPERATIONS = 100_000  # of all plays under a limit: a second
 FEWEST, MOST = 4, 60  # plays
 MOVES, MOST_MOVES = 4, 800  # of the polish: for each play that there is time for; at all
@@ -64,11 +64,12 @@ def search(problem: Problem, known: Iterable[Rows] = (), notify: Notify | None =
 
 def _improve(problem: Problem, pool: list[RankedOrder], is_brief: bool) -> None:
     number = OPERATIONS // problem.num_operations
+    rules, plays = (RULES, FEWEST) if number else (RULES // 2, 1)
     guides = list(first_guides(problem))
-    for guide in guides[: RULES if is_brief else max(RULES, number)]:
+    for guide in guides[: rules if is_brief else max(rules, number)]:
         _play(problem, pool, guide)
     chance = random.Random(0)  # its random() alone is the same everywhere
-    for _ in range(FEWEST if is_brief else min(max(number, FEWEST), MOST)):
+    for _ in range(plays if is_brief else min(max(number, plays), MOST)):
         if pool[0].cost[0] > problem.bound * (1 + ROUNDING):
             _play(problem, pool, _near(problem, pool, chance))
     moves = min(MOVES * number, MOST_MOVES)
