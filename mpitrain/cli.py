@@ -721,6 +721,33 @@ def generate(
         click.echo(piece, nl=False)
 
 
+@cli.command(short_help="Write a page of runs: curves, a step's timeline, ends, evaluations, configuration.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--out",
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    callback=_require_name,
+    help="The page.",
+)
+@click.option(
+    "--over",
+    default="step",
+    show_default=True,
+    type=click.Choice(("step", "tokens", "hours")),
+    help="What curves are drawn over.",
+)
+def report(runs: tuple[str, ...], out: str, over: str) -> int:
+    """Write one HTML file that shows a run, or compares several. It needs no network.
+
+    RUN may be somebody else's, or under way: it is only read.
+    """
+    from mpitrain.commands.report_page import main
+
+    return main(runs, out, over, _answer)
+
+
 @cli.command("eval", short_help="Score texts and tasks by a step of a run, on any layout.")
 @click.argument("path", metavar="RUN", type=click.Path(), callback=_require_name)
 @click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")

@@ -41,6 +41,7 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "gradients in shards",
     "kernels": "pure computation on tensors: attention, products, norms, gates, cross-entropy",
     "checkpoint": "the model and the optimiser in HDF5 files",
+    "report": "pages of runs: reads run directories, nothing else",
     "cluster": "this job on its nodes: guard and watchdog of each rank, run directory and lock, launcher",
     "plan": "what a configuration means, in integers: who holds, computes and sends what",
     "data": "corpora, tokenizers, tokens and their order",
