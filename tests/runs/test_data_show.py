@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from launch import mpirun, tail
+from launch import MPITRAIN, mpirun, tail
 from test_run_mixture import run, written
 
 from mpitrain.data.tokens import open_ends, open_tokens
@@ -19,7 +19,7 @@ STEP = 4
 
 
 def shown(run_dir, *words):
-    done = mpirun(1, "mpitrain", "data", "show", str(run_dir), *words)
+    done = mpirun(1, MPITRAIN, "data", "show", str(run_dir), *words)
     assert done.returncode == 0, tail(done.output)
     return done.output
 
@@ -57,5 +57,5 @@ def test_lines_name_the_place_and_refuse_steps_that_are_not_done(tmp_path):
         (("--step", "2"), "--step 2: "),
         (("--step", "1", "--rank", "1"), "--rank 1: "),
     ):
-        done = mpirun(1, "mpitrain", "data", "show", str(tmp_path / "run"), *words)
+        done = mpirun(1, MPITRAIN, "data", "show", str(tmp_path / "run"), *words)
         assert done.returncode == 2 and message in done.output, tail(done.output)

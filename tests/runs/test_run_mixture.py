@@ -1,7 +1,7 @@
 """A run on a mixture of formats: the same bits after restarts, on any layout."""
 
 import corpus_formats as formats
-from launch import TINY, loss_lines, mpirun, options, tail
+from launch import MPITRAIN, TINY, loss_lines, mpirun, options, tail
 
 DOCUMENTS = [list(f"document {number} says {number * number} ".encode() * 6) for number in range(90)]
 MIXTURE = """
@@ -30,7 +30,7 @@ def run(num_ranks, config, run_dir, *more, **changes):
     dotted = {key.replace("_", ".", 1): value for key, value in changes.items()}
     settings = {key: value for key, value in TINY.items() if key not in ("data.source", "data.path")}
     words = options({**settings, "run.dir": run_dir, "data.sequence": 16, **dotted})
-    return mpirun(num_ranks, "mpitrain", "run", str(config), *more, *words)
+    return mpirun(num_ranks, MPITRAIN, "run", str(config), *more, *words)
 
 
 def losses(run_dir):
