@@ -160,9 +160,9 @@ def scatter(x_P: Array | None, axis: Axis, out: Array, length: int, root: int = 
     length, own = _index(length, "scatter: length"), _own(length, axis)
     _require_length(out, own.stop - own.start, "scatter: the part")
     if (x_P is None) == (axis.rank == root):
-        found, needed = ("None", "an array") if x_P is None else ("an array", "None")
+        given, needed = ("None", "an array") if x_P is None else ("an array", "None")
         raise DtypeError(
-            f"scatter: found {found} on coordinate {axis.rank}, root {root}; needed {needed}: only the root "
+            f"scatter: found {given} on coordinate {axis.rank}, root {root}; needed {needed}: only the root "
             "gives one"
         )
     reads = [] if x_P is None else [flat(x_P)]
@@ -283,9 +283,9 @@ class Reduce(NamedTuple):
     def steps(self, x: Array, out: Array | None = None) -> Steps:
         if out is None or not _in_the_way(x, out, x):
             return self.axis.transport(x).reduce(x, out, self.root, self.axis)
-        found = empty_like(out, len(out))
-        steps = self.axis.transport(x).reduce(x, found, self.root, self.axis)
-        return chain(steps, messages.copied_later(found, out))
+        received = empty_like(out, len(out))
+        steps = self.axis.transport(x).reduce(x, received, self.root, self.axis)
+        return chain(steps, messages.copied_later(received, out))
 
 
 class ReduceScatter(NamedTuple):
@@ -297,9 +297,9 @@ class ReduceScatter(NamedTuple):
     def steps(self, x: Array, out: Array) -> Steps:
         if not _in_the_way(x, out, x[self.own]):
             return self.axis.transport(x).reduce_scatter(x, out, self.axis)
-        found = empty_like(out, len(out))
-        steps = self.axis.transport(x).reduce_scatter(x, found, self.axis)
-        return chain(steps, messages.copied_later(found, out))
+        received = empty_like(out, len(out))
+        steps = self.axis.transport(x).reduce_scatter(x, received, self.axis)
+        return chain(steps, messages.copied_later(received, out))
 
 
 class AllGather(NamedTuple):

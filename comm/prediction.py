@@ -18,22 +18,22 @@ def predicted(operation: str, num_bytes: int, axis: Axis, x: Array, root: int = 
     """
     narrow = is_narrow(x)
     itemsize = x.dtype.itemsize
-    found = None
+    levels = None
     if axis.near is not None and axis.far is not None:
         places = (axis.near.rank, axis.near.size), (axis.far.rank, axis.far.size)
-        found = phases(operation, num_bytes, *places, itemsize=itemsize, narrow=narrow, root=root)
-    if found is None:
+        levels = phases(operation, num_bytes, *places, itemsize=itemsize, narrow=narrow, root=root)
+    if levels is None:
         transport = TRANSPORTS[
             axis.one_level(x, pairs=operation.startswith("all_to_all"), num_bytes=num_bytes)
         ]
         return _sent(operation, num_bytes, axis, itemsize, transport, root, not on_device(x))
     total = [0, 0]
-    for far, each, length, width, of in found:
+    for far, kind, length, width, of in levels:
         level = axis.far if far else axis.near
         assert level is not None  # or there are no phases
-        by_messages = narrow and not far and each == "reduce_scatter"
+        by_messages = narrow and not far and kind == "reduce_scatter"
         module = messages if by_messages else level.by_size(length)
-        sent = _sent(each, length, level, width, TRANSPORTS[module], of, not on_device(x))
+        sent = _sent(kind, length, level, width, TRANSPORTS[module], of, not on_device(x))
         for at, number in enumerate(sent):
             total[at] += number
     return total[0], total[1]

@@ -55,8 +55,8 @@ class Arrived:
     """Whether all of some messages have arrived."""
 
     def __init__(self, posted: Sequence[Posted]):
-        self._requests = [each.request for each in posted]
-        self._ranks = [each.ranks for each in posted]
+        self._requests = [message.request for message in posted]
+        self._ranks = [message.ranks for message in posted]
         self._statuses = [MPI.Status() for _ in posted]
 
     def __call__(self) -> bool:
@@ -144,7 +144,12 @@ class Pending:
         if hasattr(self._ready, "waiting_on"):
             return self
         return next(
-            (each for each in self._progress.active if each.account is self.account and not each.done), self
+            (
+                pending
+                for pending in self._progress.active
+                if pending.account is self.account and not pending.done
+            ),
+            self,
         )
 
     def waiting_on(self) -> list[int]:

@@ -708,8 +708,8 @@ def generate(
     if system is not None and not chat:
         raise ConfigError("--system without --chat: it is for a chat template; add --chat")
     if (prompt is None) == (prompts is None):
-        found = "neither" if prompt is None else "both"
-        raise ConfigError(f"found {found} of --prompt and --prompts; give one of them")
+        given = "neither" if prompt is None else "both"
+        raise ConfigError(f"found {given} of --prompt and --prompts; give one of them")
     from mpitrain.commands.generate import pieces
     from mpitrain.generation.sampling import SamplingRules
     from mpitrain.generation.text_sampler import SamplingRequest

@@ -41,10 +41,10 @@ class Grid:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the coordinate of `rank` along every axis."""
-        found = {}
+        coordinates = {}
         for name, degree in self.degrees.items():
-            rank, found[name] = divmod(rank, degree)
-        return found
+            rank, coordinates[name] = divmod(rank, degree)
+        return coordinates
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """Return the rank at `coordinates`: the inverse of coordinates()."""

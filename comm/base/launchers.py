@@ -227,9 +227,13 @@ def launch(environment: Mapping[str, str] = os.environ, above: Above | None = No
     starter = processes[nearest[0]] if nearest else None
     if nearest and any(_has_mpi(process.pid) for process in processes[: nearest[0]]):
         return None  # that one is the rank, and this is a child of it
-    found = [each for each in LAUNCHERS if each.rank in environment and each.counts(environment, starter)]
-    found.sort(key=lambda each: starter is None or starter.name not in each.starters)
-    return _said(found[0], environment) if found else None
+    launchers = [
+        launcher
+        for launcher in LAUNCHERS
+        if launcher.rank in environment and launcher.counts(environment, starter)
+    ]
+    launchers.sort(key=lambda launcher: starter is None or starter.name not in launcher.starters)
+    return _said(launchers[0], environment) if launchers else None
 
 
 def command_of_ranks(
@@ -256,7 +260,11 @@ def inherited(environment: Mapping[str, str] = os.environ, above: Above | None =
     """Return what MPI's launcher said of another process, whose variables this one has though it is
     no rank; None without any.
     """
-    left = [each for each in LAUNCHERS if each.of_mpi and any(name in environment for name in each.variables)]
+    left = [
+        launcher
+        for launcher in LAUNCHERS
+        if launcher.of_mpi and any(name in environment for name in launcher.variables)
+    ]
     return _said(left[0], environment) if left and launch(environment, above) is None else None
 
 

@@ -54,11 +54,11 @@ def explain(error: ImportError | RuntimeError) -> str:
         return f"mpi4py knows no {CHOOSE[1]}={os.environ[CHOOSE[1]]}; unset it, or set it to mpich or openmpi"
     chosen = "".join(f"; {name} is set to {os.environ[name]}" for name in CHOOSE if name in os.environ)
     if isinstance(error, RuntimeError):  # of the search of a wheel: a line for each name and folder
-        found = [line for line in reasons[1:] if not _tried(line)]
-        if not found:
+        faults = [line for line in reasons[1:] if not _tried(line)]
+        if not faults:
             tried = ", ".join(dict.fromkeys(os.path.basename(line.partition(":")[0]) for line in reasons[1:]))
             return f"no MPI library is found (tried {tried}){chosen}; {_remedy(GET_ONE)}"
-        return f"an MPI library is there but can't be loaded: {'; '.join(found)}{chosen}; {_remedy(GET_ONE)}"
+        return f"an MPI library is there but can't be loaded: {'; '.join(faults)}{chosen}; {_remedy(GET_ONE)}"
     if NOT_THERE in str(error):  # mpi4py was built for it, or MPI4PY_MPIABI says so
         return (
             f"the MPI library that mpi4py needs is not found: {reasons[-1]}{chosen}; {_remedy(GET_ONE)}, or "

@@ -198,7 +198,7 @@ def sent_messages(
     # the first so many
     of_sum = size - 1 if in_rounds and _sums_in_parts(operation, num_bytes) else 0
     rounds = rounds_of(length, size, itemsize)
-    in_round = [len(range(part // itemsize)[each]) * itemsize for part in parts[:of_sum] for each in rounds]
+    in_round = [len(range(part // itemsize)[piece]) * itemsize for part in parts[:of_sum] for piece in rounds]
     return sum(len(pieces(part)) for part in (*in_round, *parts[of_sum:]))
 
 
@@ -282,8 +282,8 @@ def phases(
     narrow: elements are 16-bit floats, which are summed in fp32.
     """
     levels = _TwoLevels(num_bytes, near, far, itemsize, narrow, root)
-    found = _IN_TWO_LEVELS.get(operation)
-    return None if found is None else found(levels)
+    in_levels = _IN_TWO_LEVELS.get(operation)
+    return None if in_levels is None else in_levels(levels)
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ class _TwoLevels:
     def reduce_scatter(self) -> list[Phase] | None:
         if not self._sums or not self._even:
             return None
-        return [phase for each in self._rounds() for phase in each._scattered()]
+        return [phase for one_round in self._rounds() for phase in one_round._scattered()]
 
     def _scattered(self) -> tuple[Phase, Phase]:
         return self._within("reduce_scatter"), self._summed_across("reduce_scatter")
@@ -336,7 +336,7 @@ class _TwoLevels:
     def all_gather(self) -> list[Phase] | None:
         if not self._even:
             return None
-        return [phase for each in self._rounds() for phase in each._gathered()]
+        return [phase for one_round in self._rounds() for phase in one_round._gathered()]
 
     def _gathered(self) -> tuple[Phase, Phase]:
         across = Phase(True, "all_gather", self._shard_length * self.itemsize, self.itemsize)
@@ -392,8 +392,8 @@ def sent_over_nodes(operation: str, num_bytes: int, nodes: tuple[int, int], rank
     node, nodes), in two levels where it can.
     """
     (near, far), (node, place) = nodes, divmod(rank, nodes[0])
-    found = phases(operation, num_bytes, (place, near), (node, far), itemsize=1, narrow=False)
-    if found is None:
+    levels = phases(operation, num_bytes, (place, near), (node, far), itemsize=1, narrow=False)
+    if levels is None:
         return sent_bytes(operation, num_bytes, near * far, rank)
     ends = {False: (near, place), True: (far, node)}
-    return sum(sent_bytes(each.operation, each.num_bytes, *ends[each.far]) for each in found)
+    return sum(sent_bytes(phase.operation, phase.num_bytes, *ends[phase.far]) for phase in levels)

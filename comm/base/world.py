@@ -150,11 +150,11 @@ class World:
         one.
         """
         self.comm.bcast((SHARED, None, None))
-        found = self._take_part("sharing the work", items)
-        for _, error in found:
+        part = self._take_part("sharing the work", items)
+        for _, error in part:
             if error is not None:
                 raise error
-        return [result for result, _ in found]
+        return [result for result, _ in part]
 
     def _take_part(
         self, what: str, items: Sequence[Any] | None = None
@@ -239,13 +239,13 @@ class World:
         """
         every = self.all_gather("comparing configuration and code", dict(what))
         for name, wanted in every[0].items():
-            different = [rank for rank, found in enumerate(every) if found.get(name) != wanted]
+            different = [rank for rank, values in enumerate(every) if values.get(name) != wanted]
             if different:
-                found = every[different[0]].get(name, "none")
+                values = every[different[0]].get(name, "none")
                 raise _of_all(
                     MeshError(
-                        f"{name}: found {found} on {self._names(different)}, {wanted} on rank 0; start every "
-                        "rank with the same one"
+                        f"{name}: found {values} on {self._names(different)}, {wanted} on rank 0; start "
+                        "every rank with the same one"
                     )
                 )
 
@@ -271,12 +271,12 @@ class World:
 
         The others sleep meanwhile: hundreds that poll would leave rank 0 no core.
         """
-        found = parts() if self.rank == 0 else None
+        pieces = parts() if self.rank == 0 else None
         with self._waiting(f"for rank 0: {what}"):
             ready = self.comm.Ibarrier()
             while not ready.Test():
                 time.sleep(NAP_S)
-            return self.comm.scatter(found)
+            return self.comm.scatter(pieces)
 
     def barrier(self, what: str) -> None:
         """Wait for all ranks."""
@@ -334,7 +334,9 @@ def connect(
         _require_no_copy(left, unset, copies)
     if name:
         found = library.name().split(",")[0].strip()
-        launcher = next(each.name for each in launchers.LAUNCHERS if name in each.sizes)
+        launcher = next(
+            launcher_kind.name for launcher_kind in launchers.LAUNCHERS if name in launcher_kind.sizes
+        )
         raise _of_all(
             MeshError(
                 f"{launcher} started {size} ranks ({name}), but {found} sees {world.size}: launcher and MPI "

@@ -84,14 +84,14 @@ def what_it_says(vendor: str) -> dict[str, bool]:
 def answers(mpi: ctypes.CDLL, vendor: str) -> dict[str, bool]:
     """Return what the functions of a library answer."""
     names, number = QUERIES[vendor]
-    found = {name: int(getattr(mpi, name)()) for name in names if hasattr(mpi, name)}
-    if not found and hasattr(mpi, "MPIX_GPU_query_support"):
+    replies = {name: int(getattr(mpi, name)()) for name in names if hasattr(mpi, name)}
+    if not replies and hasattr(mpi, "MPIX_GPU_query_support"):
         answer = ctypes.c_int(0)
         if mpi.MPIX_GPU_query_support(number, ctypes.byref(answer)) == MPI.SUCCESS:
-            found[f"MPIX_GPU_query_support({number})"] = answer.value
+            replies[f"MPIX_GPU_query_support({number})"] = answer.value
     return {
         f"{name}() = {answer}" if name in names else f"{name} = {answer}": answer == 1
-        for name, answer in found.items()
+        for name, answer in replies.items()
     }
 
 

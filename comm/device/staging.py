@@ -85,8 +85,8 @@ def staged(
     comes round to the copies.
     """
     inside, outside = (
-        [sys.modules["torch"].empty_like(x, device="cpu", pin_memory=True) for x in each]
-        for each in (reads, writes)
+        [sys.modules["torch"].empty_like(x, device="cpu", pin_memory=True) for x in buffers]
+        for buffers in (reads, writes)
     )
     needed = [
         (x, host)

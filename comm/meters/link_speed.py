@@ -35,9 +35,9 @@ def between_nodes(world: World) -> list[tuple[int, int, float]]:
         for turn in (pairs[::2], pairs[1::2]):
             mine += [(*pair, _measured(world, *pair)) for pair in turn if world.rank in pair]
     every = world.all_gather(
-        "measuring the links between nodes", [each for each in mine if each[0] == world.rank]
+        "measuring the links between nodes", [link for link in mine if link[0] == world.rank]
     )
-    return [each for part in every for each in part]
+    return [link for part in every for link in part]
 
 
 def _measured(world: World, sender: int, receiver: int) -> float:

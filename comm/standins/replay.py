@@ -81,9 +81,9 @@ class ReplayMesh(SilentMesh):
 def fill(parts: Sequence[np.ndarray], buffers: Sequence[Array]) -> None:
     """Copy bytes over flat buffers. Raises ValueError if they aren't as many, or as long."""
     for part, buffer in zip(parts, buffers, strict=True):
-        found = typed_like(
+        values = typed_like(
             empty_like(buffer, 0).cpu() if is_tensor(buffer) else buffer, np.ascontiguousarray(part)
         )
-        if len(found) != len(buffer):
-            raise ValueError(f"{len(found)} elements for {len(buffer)}")
-        copy(found, buffer)
+        if len(values) != len(buffer):
+            raise ValueError(f"{len(values)} elements for {len(buffer)}")
+        copy(values, buffer)

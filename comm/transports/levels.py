@@ -83,7 +83,7 @@ def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
     if len(x) % axis.size or not nodes.sums:
         return axis.one_level(x).reduce_scatter(x, out, axis)
     rounds = sorted_rounds(len(out), axis.size, x.dtype.itemsize)
-    return chain(settled(x, axis), *(_scattered(x, out, each, axis) for each in rounds))
+    return chain(settled(x, axis), *(_scattered(x, out, one_round, axis) for one_round in rounds))
 
 
 def _scattered(x: Array, out: Array, part: slice, axis: TransportAxis) -> Steps:
@@ -116,23 +116,25 @@ def all_gather(out: Array, axis: TransportAxis) -> Steps:
     if len(out) % axis.size:
         return axis.one_level(out).all_gather(out, axis)
     rounds = sorted_rounds(len(out) // axis.size, axis.size, out.dtype.itemsize)
-    return chain(settled(out, axis), *(_gathered(out, each, axis) for each in rounds))
+    return chain(settled(out, axis), *(_gathered(out, one_round, axis) for one_round in rounds))
 
 
 def _gathered(out: Array, part: slice, axis: TransportAxis) -> Steps:
     """Collect a part of every shard."""
     _, near, far = _levels(axis)
     length = part.stop - part.start
-    (found,), turn = axis.sorting.take(out, [(axis.size * length, False)])
-    mine = messages.own_shard(found, near)
-    levels = chain(far.transport(mine).all_gather(mine, far), near.transport(found).all_gather(found, near))
+    (received,), turn = axis.sorting.take(out, [(axis.size * length, False)])
+    mine = messages.own_shard(received, near)
+    levels = chain(
+        far.transport(mine).all_gather(mine, far), near.transport(received).all_gather(received, near)
+    )
 
     def steps() -> Steps:
         yield turn
         copy(messages.own_shard(out, axis)[part], messages.own_shard(mine, far))
         yield from levels
         shares = out.reshape(far.size, near.size, len(out) // axis.size)[:, :, part]
-        copy(found.reshape(near.size, far.size, length).swapaxes(0, 1), shares)
+        copy(received.reshape(near.size, far.size, length).swapaxes(0, 1), shares)
         turn.over = True
 
     return steps()

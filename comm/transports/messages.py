@@ -107,8 +107,8 @@ def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis: TransportAxis,
             yield from _summed(started.popleft(), axis)
         shards = [x[begin:end][part] for begin, end in zip(bounds, bounds[1:])]
         target = out[part]
-        found, memory = axis.scratch.lend(x, axis.size * len(target))
-        parts = [found[r * len(target) : (r + 1) * len(target)] for r in range(axis.size)]
+        received, memory = axis.scratch.lend(x, axis.size * len(target))
+        parts = [received[r * len(target) : (r + 1) * len(target)] for r in range(axis.size)]
         parts[axis.rank] = shards[axis.rank]
         started.append((_exchanged(shards, parts, axis, tag), parts, target, memory))
     while started:
@@ -145,12 +145,12 @@ def exchange_and_sum(exchange: ExchangeFunction, x: Array, out: Array, axis: Tra
         return copied(x, out)
     bounds = split(len(x), axis.size)
     length = len(out)
-    found, memory = axis.scratch.lend(x, axis.size * length)
-    exchanged = exchange(x, bounds, found, [r * length for r in range(axis.size + 1)], axis)
+    received, memory = axis.scratch.lend(x, axis.size * length)
+    exchanged = exchange(x, bounds, received, [r * length for r in range(axis.size + 1)], axis)
 
     def steps() -> Steps:
         yield from exchanged
-        parts = [found[r * length : (r + 1) * length] for r in range(axis.size)]
+        parts = [received[r * length : (r + 1) * length] for r in range(axis.size)]
         parts[axis.rank] = x[bounds[axis.rank] : bounds[axis.rank + 1]]
         sum_in_order(parts, out)
         axis.scratch.give_back(memory)
@@ -212,17 +212,17 @@ def _gather_and_sum(x: Array, axis: TransportAxis, tag: int) -> Steps:
     size = axis.size
     me = axis.rank
     length = len(x)
-    found = empty_like(x, size * length)
-    copy(x, found[:length])
-    yield from settled(found, axis)
+    received = empty_like(x, size * length)
+    copy(x, received[:length])
+    yield from settled(received, axis)
     have = 1
     while have < size:
         count = min(have, size - have)
-        requests = receive(axis, found[have * length : (have + count) * length], (me + have) % size, tag)
-        requests += send(axis, found[: count * length], (me - have) % size, tag)
+        requests = receive(axis, received[have * length : (have + count) * length], (me + have) % size, tag)
+        requests += send(axis, received[: count * length], (me - have) % size, tag)
         yield arrived(requests)
         have += count
-    sum_in_order([found[i * length : (i + 1) * length] for i in ((r - me) % size for r in range(size))], x)
+    sum_in_order([received[i * length : (i + 1) * length] for i in ((r - me) % size for r in range(size))], x)
 
 
 def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
@@ -283,9 +283,9 @@ def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis: TransportAx
     if me != root:
         yield arrived(send(axis, x, root, tag))
         return
-    found = empty_like(x, size * length)
-    yield from settled(found, axis)
-    parts = [x if rank == me else found[rank * length : (rank + 1) * length] for rank in range(size)]
+    received = empty_like(x, size * length)
+    yield from settled(received, axis)
+    parts = [x if rank == me else received[rank * length : (rank + 1) * length] for rank in range(size)]
     yield arrived(
         [posted for rank in range(size) if rank != me for posted in receive(axis, parts[rank], rank, tag)]
     )

@@ -109,10 +109,17 @@ class Rehearsal:
             buffers = defaultdict(list)
             for operation, num_bytes in operations:
                 buffers[operation].append(num_bytes)
-            for operation, found in buffers.items():
-                sent = sum(self._sent(operation, num_bytes, name) for num_bytes in found)
+            for operation, requests in buffers.items():
+                sent = sum(self._sent(operation, num_bytes, name) for num_bytes in requests)
                 rows.append(
-                    (name, str(axis.size), operation, str(len(found)), megabytes(sum(found)), megabytes(sent))
+                    (
+                        name,
+                        str(axis.size),
+                        operation,
+                        str(len(requests)),
+                        megabytes(sum(requests)),
+                        megabytes(sent),
+                    )
                 )
         return aligned(rows)
 

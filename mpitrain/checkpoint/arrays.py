@@ -68,10 +68,10 @@ class LogicalArray:
 
 def digest(array: np.ndarray) -> bytes:
     """Return the xxh3-128 of the elements in C order."""
-    found = xxhash.xxh3_128()
+    hasher = xxhash.xxh3_128()
     # xxh3_128_digest() keeps the interpreter's lock meanwhile, from threads that compute or read
-    found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return found.digest()
+    hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return hasher.digest()
 
 
 def root_digest(arrays: Iterable[LogicalArray]) -> str:
@@ -107,11 +107,11 @@ def check_tiles(array: LogicalArray) -> None:
         raise CheckpointError(
             f"{array.name}: {one.file} and {other.file} both hold {both}; let one writer write it"
         )
-    found = sum(piece.box.size for piece in array.pieces)
+    num_elements = sum(piece.box.size for piece in array.pieces)
     needed = math.prod(array.shape)
-    if found != needed:
+    if num_elements != needed:
         pieces = ", ".join(map(str, array.pieces[:4])) + (", ..." if len(array.pieces) > 4 else "")
         raise CheckpointError(
-            f"{array.name} {list(array.shape)}: the shards hold {found} of {needed} elements ({pieces}); "
-            "write the rest"
+            f"{array.name} {list(array.shape)}: the shards hold {num_elements} of {needed} elements "
+            f"({pieces}); write the rest"
         )

@@ -87,25 +87,30 @@ def measured(team: Team, a: Checkpoint, b: Checkpoint, names: list[str]) -> list
     mine = shares(list(zip(chunks, sizes)), sizes, team.size)[team.rank]
 
     def compare() -> dict[str, ArrayDifference]:
-        found: dict[str, ArrayDifference] = {}
+        differences: dict[str, ArrayDifference] = {}
         with ProgressBar("comparing", 2 * sum(size for _, size in mine), team.rank) as progress:
             for (name, chunk), size in mine:
                 for box in _parts(a.array(name), chunk):
                     where = tuple(slice(start, stop) for start, stop in zip(box.start, box.stop))
                     here = _compare(name, a.read(name, where), b.read(name, where))
-                    found[name] = _joined(found.get(name, here._replace(count=0, most=0.0, scale=0.0)), here)
+                    differences[name] = _joined(
+                        differences.get(name, here._replace(count=0, most=0.0, scale=0.0)), here
+                    )
                 progress.add(2 * size)
-        return found
+        return differences
 
-    found = team.on_every_rank("comparing", compare)
+    differences = team.on_every_rank("comparing", compare)
     whole: dict[str, ArrayDifference] = {}
-    for part in team.all_gather("what differs", found):
+    for part in team.all_gather("what differs", differences):
         for name, here in part.items():
             whole[name] = _joined(whole[name], here) if name in whole else here
     every = [
-        each._replace(size=int(np.prod(a.array(name).shape, dtype=np.int64))) for name, each in whole.items()
+        difference._replace(size=int(np.prod(a.array(name).shape, dtype=np.int64)))
+        for name, difference in whole.items()
     ]
-    return sorted(every, key=lambda each: (-np.nan_to_num(each.most, nan=np.inf), each.name))
+    return sorted(
+        every, key=lambda difference: (-np.nan_to_num(difference.most, nan=np.inf), difference.name)
+    )
 
 
 def _differing(a: LogicalArray, b: LogicalArray) -> list[int]:

@@ -248,8 +248,8 @@ def require_space(folder: Path, num_bytes: int) -> None:
 
     Quotas aren't seen, nor what others write meanwhile.
     """
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize
     if free < num_bytes:
         raise OSError(
             errno.ENOSPC, f"{num_bytes / 1e9:,.3f} GB are needed, {free / 1e9:,.3f} GB are free", str(folder)
@@ -276,5 +276,5 @@ def reason(error: Exception) -> str:
     if isinstance(error, ForeignError):
         return shown(error)
     text = str(getattr(error, "strerror", None) or error)
-    found = re.search(r"error message = '([^']*)'", text) or re.search(r"\((.*)\)", text, re.DOTALL)
-    return shown(found[1] if found else text)
+    match = re.search(r"error message = '([^']*)'", text) or re.search(r"\((.*)\)", text, re.DOTALL)
+    return shown(match[1] if match else text)

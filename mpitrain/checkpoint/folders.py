@@ -32,9 +32,9 @@ def name_of(step: int) -> str:
 
 def step_of(path: Path) -> int | None:
     """Return the step that a folder's name means, whatever its suffix; None for anything else."""
-    found = re.fullmatch(r"step-([0-9]{8,})(\.tmp|\.old|\.gone)?", path.name)
+    match = re.fullmatch(r"step-([0-9]{8,})(\.tmp|\.old|\.gone)?", path.name)
     # a step has one name
-    return int(found[1]) if found and name_of(int(found[1])) == f"step-{found[1]}" else None
+    return int(match[1]) if match and name_of(int(match[1])) == f"step-{match[1]}" else None
 
 
 def require_own(folder: Path) -> None:
@@ -64,10 +64,10 @@ def find_one(folder: Path, step: int) -> Path | None:
 
 def leftovers(folder: Path) -> list[Path]:
     """Return what a killed save has left, and no reader needs."""
-    found = _step_folders(folder)
+    folders = _step_folders(folder)
     return [
         path
-        for path in found
+        for path in folders
         if path.suffix in (TMP, GONE) or (path.suffix == OLD and path.with_suffix("").is_dir())
     ]
 

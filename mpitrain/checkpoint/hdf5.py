@@ -109,12 +109,12 @@ class Hdf5File(Bytes):
 
     def _superblock(self) -> int:
         """Return the address of the root group."""
-        found = self.block(0, SUPERBLOCK_BYTES, SIGNATURE)
+        superblock = self.block(0, SUPERBLOCK_BYTES, SIGNATURE)
         # closed, no user block, no extension
-        found.expect(b"\0" + bytes(8) + b"\xff" * 8, "the superblock")
-        if found.number(8) != self.size:
+        superblock.expect(b"\0" + bytes(8) + b"\xff" * 8, "the superblock")
+        if superblock.number(8) != self.size:
             raise ForeignError("the superblock has another size of the file")
-        return found.number(8)
+        return superblock.number(8)
 
     def _walk(self, root: int) -> None:
         """Read all objects that can be reached from the root."""
@@ -148,9 +148,9 @@ class Hdf5File(Bytes):
         # times; limits of attributes
         start.take((16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0))
         num_bytes = start.number(1 << (flags & 3))
-        found = self.block(address, start.at + num_bytes + 4, b"OHDR\x02")
-        found.take(start.at - 5)
-        blocks = [found]
+        chunk = self.block(address, start.at + num_bytes + 4, b"OHDR\x02")
+        chunk.take(start.at - 5)
+        blocks = [chunk]
         for block in blocks:
             while block.left >= (head := 6 if flags & 4 else 4):
                 kind = block.number(1)
@@ -199,15 +199,15 @@ class Hdf5File(Bytes):
         return name, body.number(8)
 
     def _dataset(self, path: str, messages: list[tuple[int, Cursor]]) -> Dataset:
-        found = {kind: body for kind, body in messages if kind not in (NIL, FILL)}
+        body_by_kind = {kind: body for kind, body in messages if kind not in (NIL, FILL)}
         wanted = {DATASPACE, DATATYPE, LAYOUT}
-        if found.keys() - {ATTRIBUTE_INFO} != wanted or sum(kind in wanted for kind, _ in messages) != len(
-            wanted
-        ):
+        if body_by_kind.keys() - {ATTRIBUTE_INFO} != wanted or sum(
+            kind in wanted for kind, _ in messages
+        ) != len(wanted):
             raise ForeignError(f"{path} is neither a group nor a dataset")
-        shape = _shape(path, found[DATASPACE])
-        datatype = _datatype(found[DATATYPE])
-        layout = found[LAYOUT]
+        shape = _shape(path, body_by_kind[DATASPACE])
+        datatype = _datatype(body_by_kind[DATATYPE])
+        layout = body_by_kind[LAYOUT]
         version = layout.number(1)
         kind = layout.number(1)
         if version not in (3, 4) or kind not in (CONTIGUOUS, VIRTUAL):

@@ -101,8 +101,8 @@ class _Heap:
         header.take(4 + 8 + 8 + 8 + 8 + 8 + 8 + 8 + 8)
         if any(header.take(32)):
             raise ForeignError("a heap has huge or tiny objects")
-        found = header.number(2), header.number(8), header.number(8), header.number(2)
-        if found != (WIDTH, FIRST_BYTES, LARGEST_BYTES, HEAP_BITS):
+        layout = header.number(2), header.number(8), header.number(8), header.number(2)
+        if layout != (WIDTH, FIRST_BYTES, LARGEST_BYTES, HEAP_BITS):
             raise ForeignError("a heap has blocks of other sizes")
         header.take(2)
         root = header.number(8)
@@ -159,8 +159,10 @@ class _Heap:
             block.expect(b"FHDB\0", "a block of a heap")
             self._expect_place(block, begin)
             if self.sums:
-                found = block.take(4)
+                signature = block.take(4)
                 rest = block.take(block.left)
-                if lookup3(block.data[: -len(rest) - 4] + bytes(4) + rest) != int.from_bytes(found, "little"):
+                if lookup3(block.data[: -len(rest) - 4] + bytes(4) + rest) != int.from_bytes(
+                    signature, "little"
+                ):
                     raise ForeignError(f"the checksum of a heap's block at {address} is wrong")
         return self.read[begin]

@@ -130,21 +130,21 @@ class Index:
         self.file.close()
 
     def _check_attributes(self) -> None:
-        found = self.file.attributes
-        if found.get("format") != FORMAT or found.get("version") not in READ:
-            what = shown(f"{found.get('format')} version {found.get('version')}")
+        attributes = self.file.attributes
+        if attributes.get("format") != FORMAT or attributes.get("version") not in READ:
+            what = shown(f"{attributes.get('format')} version {attributes.get('version')}")
             raise ForeignError(f"found {what}, needed {FORMAT} version 1 to {VERSION}")
         for name, kind in (("step", int), ("meta", str), ("digest", str)):
-            if type(found.get(name)) is not kind:
+            if type(attributes.get(name)) is not kind:
                 raise ForeignError(
                     f"the attribute {name} is missing, or isn't {'a text' if kind is str else 'an integer'}"
                 )
         self.version, self.step, self.meta, self.digest = (
-            found[name] for name in ("version", "step", "meta", "digest")
+            attributes[name] for name in ("version", "step", "meta", "digest")
         )
         if not re.fullmatch("[0-9a-f]{32}", self.digest):
             raise ForeignError("the attribute digest is none")
-        self.about = read_about(found) if self.version > 1 else NOBODY
+        self.about = read_about(attributes) if self.version > 1 else NOBODY
 
     def _read_shards(self) -> dict[str, int]:
         table = self.file.datasets.get(SHARDS)
@@ -174,10 +174,10 @@ class Index:
         for name in self.names:
             if datasets[name].virtual is None or datasets[name].datatype not in BY_CODE:
                 raise ForeignError(f"{name} is no virtual dataset of numbers")
-        found = sum(datasets[name].num_bytes for name in self.names)
+        num_bytes = sum(datasets[name].num_bytes for name in self.names)
         most = sum(self.shards.values())
-        if found > most:
-            raise ForeignError(f"the arrays have {found:,} bytes, the shards {most:,}")
+        if num_bytes > most:
+            raise ForeignError(f"the arrays have {num_bytes:,} bytes, the shards {most:,}")
 
     def array(self, name: str) -> LogicalArray:
         """Return an array with the pieces that the virtual dataset itself names; they make it whole."""
@@ -200,21 +200,23 @@ class Index:
     def _every_digest(self) -> dict[str, list[bytes]]:
         """Return the digests of all arrays, by their names."""
         shapes = {name: self.file.datasets[name] for name in self.names}
-        counts = [Chunks(found.shape, BY_CODE[found.datatype].itemsize).count for found in shapes.values()]
+        counts = [
+            Chunks(dataset.shape, BY_CODE[dataset.datatype].itemsize).count for dataset in shapes.values()
+        ]
         rows = iter(self._digests(DIGESTS, sum(counts)))
         return {name: list(islice(rows, count)) for name, count in zip(shapes, counts)}
 
     def _digests(self, name: str, count: int) -> list[bytes]:
         """Read a dataset of digests, of so many chunks."""
-        found = self.file.datasets[name]
-        if (found.virtual, found.datatype, found.shape) != (
+        dataset = self.file.datasets[name]
+        if (dataset.virtual, dataset.datatype, dataset.shape) != (
             None,
             code_of(np.dtype("u1")),
             (count, DIGEST_BYTES),
         ):
             raise ForeignError(f"{name}: the digests are not those of {count} chunks")
         return [
-            bytes(row) for row in np.frombuffer(self.file.read(found), np.uint8).reshape(-1, DIGEST_BYTES)
+            bytes(row) for row in np.frombuffer(self.file.read(dataset), np.uint8).reshape(-1, DIGEST_BYTES)
         ]
 
     def _piece(

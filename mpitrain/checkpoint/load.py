@@ -39,9 +39,9 @@ def open_step(folder: Path, step: int, needs: Needs = NOTHING) -> Checkpoint:
     """
     path = find_one(folder, step)
     if path is None:
-        found = listed(find(folder)) or "none"
+        steps = listed(find(folder)) or "none"
         raise CheckpointError(
-            f"{shown(folder)} has no checkpoint of step {step}, found: {found}; use one of these"
+            f"{shown(folder)} has no checkpoint of step {step}, found: {steps}; use one of these"
         )
     return _opened(path, needs, check_sizes)
 
@@ -97,7 +97,7 @@ def newest_of(
     refused = list[str]()
     for path in reversed(committed):
         try:
-            found = judge(path)
+            verdict = judge(path)
         except CheckpointError as error:
             refused.append(shown(error.args[0]))
             if len(refused) <= MOST_WARNINGS:
@@ -112,7 +112,7 @@ def newest_of(
                 else ""
             )
             warn(f"using {path.name}{more}")
-        return found
+        return verdict
     if refused:
         why = "; ".join(refused[:MOST_WARNINGS])
         more = f"; and {len(refused) - MOST_WARNINGS:,} more" if len(refused) > MOST_WARNINGS else ""

@@ -109,9 +109,9 @@ def read_about(attributes: Mapping[str, object]) -> StepInfo:
             )
     try:
         tomllib.loads(config)
-        found = json.loads(writer)
+        facts = json.loads(writer)
     except (RecursionError, ValueError) as error:
         raise ForeignError(f"config or writer: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(facts, dict):
         raise ForeignError("the attribute writer is no JSON object")
-    return StepInfo(config, found)
+    return StepInfo(config, facts)

@@ -87,10 +87,10 @@ class Checkpoint:
                 raise CheckpointError(f"{self.path.name} has no {name}; it is not a checkpoint of this model")
             array = self.array(name)
             if not is_readable_as(array.dtype, dtype) or array.shape != tuple(shape):
-                found = f"{NAMES[array.dtype]} {list(array.shape)}"
+                stored = f"{NAMES[array.dtype]} {list(array.shape)}"
                 needed = f"{NAMES[dtype]} {list(shape)}"
                 raise CheckpointError(
-                    f"{self.path.name}: {name} is {found}, needed {needed}; it is not a checkpoint of this "
+                    f"{self.path.name}: {name} is {stored}, needed {needed}; it is not a checkpoint of this "
                     "model"
                 )
 

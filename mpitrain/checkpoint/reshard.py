@@ -39,11 +39,11 @@ class Later:
         self.ndim = len(box.shape)
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        found = self._checkpoint.read(
+        values = self._checkpoint.read(
             self._name, tuple(slice(a, b) for a, b in zip(self._box.start, self._box.stop))
         )
-        self._progress.add(found.nbytes)
-        return found
+        self._progress.add(values.nbytes)
+        return values
 
 
 class Resharded(NamedTuple):

@@ -77,9 +77,9 @@ class Retention:
             if step <= good and step not in self.damaged
         }
         known = self._losses | {good: loss}
-        found = {step: known[step] if step in known else _loss_of(path) for step, path in committed.items()}
-        self._losses = found
-        readable = {step: loss for step, loss in found.items() if loss is not UNREADABLE}
+        losses = {step: known[step] if step in known else _loss_of(path) for step, path in committed.items()}
+        self._losses = losses
+        readable = {step: loss for step, loss in losses.items() if loss is not UNREADABLE}
         kept = self.policy.kept(readable) | {good}
         return [step for step in readable if step not in kept]
 

@@ -135,10 +135,10 @@ def commit(
         for array in arrays:
             check_tiles(array)
         _digest_shared_chunks(tmp, arrays, sizes)
-        if expected not in ("", found := root_digest(arrays)):
+        if expected not in ("", digest := root_digest(arrays)):
             raise CheckpointError(
-                f"{tmp}: the root digest is {found}, needed {expected}: what was read isn't what was written "
-                "once"
+                f"{tmp}: the root digest is {digest}, needed {expected}: what was read isn't what was "
+                "written once"
             )
         each(f"writing the index of {tmp}")
         try:

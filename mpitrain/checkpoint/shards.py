@@ -119,10 +119,10 @@ def gather(folder: Path, files: list[str]) -> list[LogicalArray]:
             shape = tuple(part["shape"])
             array = arrays.setdefault(name, LogicalArray(name, dtype, shape))
             if (array.dtype, array.shape) != (dtype, shape):
-                found = f"{NAMES[dtype]} {list(shape)}"
+                given = f"{NAMES[dtype]} {list(shape)}"
                 needed = f"{NAMES[array.dtype]} {list(array.shape)}"
                 raise CheckpointError(
-                    f"{name} is {found} in {file}, {needed} in {array.pieces[0].file}; let all writers agree"
+                    f"{name} is {given} in {file}, {needed} in {array.pieces[0].file}; let all writers agree"
                 )
             for start, stop in part["boxes"]:
                 box = Box(tuple(start), tuple(stop))

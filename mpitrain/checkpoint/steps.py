@@ -82,10 +82,10 @@ def _holds_checkpoints(given: str, path: Path) -> bool:
 def _chosen(given: str, folder: Path, committed: Mapping[int, Path], step: int | None) -> Steps:
     """Return a step of a folder, or all. Raises CheckpointError if it isn't committed, or none is."""
     if not committed or (step is not None and step not in committed):
-        found = f"of step {step}, found {listed(committed) or 'none'}" if step is not None else "there"
+        place = f"of step {step}, found {listed(committed) or 'none'}" if step is not None else "there"
         if other := recognised(Path(given), own=False):
-            found += f", it is {other}" * (other != RUN_DIRECTORY)
-        raise CheckpointError(f"{shown(given)}: no checkpoint {found}; {GIVE}")
+            place += f", it is {other}" * (other != RUN_DIRECTORY)
+        raise CheckpointError(f"{shown(given)}: no checkpoint {place}; {GIVE}")
     return Steps(folder, step, tuple(committed) if step is None else (step,))
 
 
@@ -95,11 +95,11 @@ def same_everywhere(team: Team, checkpoint: Checkpoint | None) -> None:
     Collective.
     """
     mine = None if checkpoint is None else (checkpoint.step, checkpoint.digest)
-    found = sorted({each for each in team.all_gather("which checkpoint they see", mine) if each is not None})
+    names = sorted({name for name in team.all_gather("which checkpoint they see", mine) if name is not None})
 
     def require() -> None:
-        if len(found) > 1:
-            steps = ", ".join(f"step {step} with root digest {digest}" for step, digest in found[:4])
+        if len(names) > 1:
+            steps = ", ".join(f"step {step} with root digest {digest}" for step, digest in names[:4])
             raise CheckpointError(
                 f"ranks see different checkpoints: {steps}; give a folder that all of them share"
             )

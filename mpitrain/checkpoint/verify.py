@@ -108,13 +108,13 @@ def check_sizes(checkpoint: Checkpoint) -> None:
         try:
             if (kind := kind_of(path)) != "a file":
                 raise CheckpointError(f"{checkpoint.path.name}: {file} is {kind or 'missing'}")
-            found = path.stat().st_size
+            num_bytes = path.stat().st_size
         except OSError as error:
             raise CheckpointError(
                 f"{checkpoint.path.name}: {file} cannot be read: {reason(error)}"
             ) from error
-        if found != needed:
-            raise CheckpointError(f"{checkpoint.path.name}: {file} has {found} bytes, {needed} needed")
+        if num_bytes != needed:
+            raise CheckpointError(f"{checkpoint.path.name}: {file} has {num_bytes} bytes, {needed} needed")
 
 
 def check_chunk(checkpoint: Checkpoint, array: LogicalArray, chunk: int) -> None:

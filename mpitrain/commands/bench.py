@@ -60,7 +60,7 @@ def _settings_of(words: tuple[str, ...]) -> Config:
 def _table(measured: MeasuredMachine, out: str) -> str:
     made, base, figures = measured
     rows = [("", "median", "spread")]
-    rows += [(name, _shown(name, found.median), f"{found.spread:.1%}") for name, found in figures.items()]
+    rows += [(name, _shown(name, figure.median), f"{figure.spread:.1%}") for name, figure in figures.items()]
     lacking = [name for name in ("inside", "between") if f"links.{name}" not in figures]
     text = f"{made.name}\n{aligned(rows)}"
     if lacking:

@@ -29,11 +29,11 @@ def main(guard: Guard, say: Callable[[str], None]) -> int:
         raise
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
-    found = environment(world, guard.place)
+    sections = environment(world, guard.place)
     if world.rank == 0:
-        _print(say, found.lines)
-    if found.fault is not None:
-        raise found.fault
+        _print(say, sections.lines)
+    if sections.fault is not None:
+        raise sections.fault
     return DONE
 
 

@@ -245,9 +245,9 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     return "\n".join(filter(None, lines)) + _left_open(plan)
 
 
-def _compared(key: str, found: Mapping[Any, int]) -> list[str]:
+def _compared(key: str, layouts: Mapping[Any, int]) -> list[str]:
     """Say what the rank that holds most has with each value of a key, the rest as it is."""
-    values = "; ".join(f"{value} {num_bytes / 1e6:,.2f}" for value, num_bytes in found.items())
+    values = "; ".join(f"{value} {num_bytes / 1e6:,.2f}" for value, num_bytes in layouts.items())
     return [f"together by {key}, of the rank that holds most: {values}"]
 
 
@@ -332,7 +332,7 @@ def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int
     ep and etp are folded over the ranks of the others.
     """
     axes = ("tp", "cp", "dp", "pp", "ep", "etp")
-    found = {}
+    sizes = {}
     for word in text.split(","):
         axis, _, degree = word.partition("=")
         # not isdigit: it takes '²', which int() doesn't, and digits of other scripts, which TOML
@@ -342,10 +342,10 @@ def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int
                 f"--layout {shown(text)}: found '{shown(word)}', needed axes of {', '.join(axes)} with "
                 "degrees, such as tp=2,pp=2"
             )
-        if axis in found:
+        if axis in sizes:
             raise ConfigError(f"--layout {shown(text)}: found {axis} twice; leave one out")
-        found[axis] = int(degree)
-    num_ranks = math.prod(degree for axis, degree in found.items() if axis not in ("ep", "etp"))
+        sizes[axis] = int(degree)
+    num_ranks = math.prod(degree for axis, degree in sizes.items() if axis not in ("ep", "etp"))
     if num_ranks > MOST_RANKS:
         raise ConfigError(f"--layout {shown(text)}: found {num_ranks:,} ranks, needed at most {MOST_RANKS:,}")
-    return (*overrides, *(f"parallel.{axis}={found.get(axis, 1)}" for axis in axes)), num_ranks
+    return (*overrides, *(f"parallel.{axis}={sizes.get(axis, 1)}" for axis in axes)), num_ranks

@@ -21,8 +21,8 @@ def require_file(option: str, out: str, kinds: Sequence[str] = ()) -> None:
         raise ConfigError(f"{option} {name}: found a NUL character, which no file's name has; leave it out")
     try:
         if path.is_dir() or not path.parent.is_dir():
-            found = "a folder" if path.is_dir() else f"no folder {shown(path.parent)}"
-            raise ConfigError(f"{option} {name}: {found}; needed a file in a folder that exists")
+            fault = "a folder" if path.is_dir() else f"no folder {shown(path.parent)}"
+            raise ConfigError(f"{option} {name}: {fault}; needed a file in a folder that exists")
         if path.exists() and not path.is_file():  # to open a FIFO waits for a reader
             raise ConfigError(f"{option} {name}: found a FIFO, a socket or a device; needed a file")
         if not os.access(path.parent, os.W_OK):

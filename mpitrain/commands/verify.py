@@ -79,9 +79,9 @@ def _left_out(config: Config) -> str:
 
 def _where(wrong: list[dict[str, int]], parallel: Parallel) -> list[str]:
     """Name the coordinates at which something is wrong, of the axes along which it isn't wrong everywhere."""
-    found = []
+    places = []
     for axis in ("pp", "dp", "cp", "tp"):
         at = sorted({coordinates[axis] for coordinates in wrong})
         if len(at) < getattr(parallel, axis):
-            found.append(f"{axis} {' '.join(map(str, at))}")
-    return found
+            places.append(f"{axis} {' '.join(map(str, at))}")
+    return places

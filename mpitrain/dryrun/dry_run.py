@@ -274,9 +274,9 @@ def _require_predicted(walk: DryRun, usage: dict[str, AxisUsage]) -> None:
     to the byte.
     """
     for name, wanted in walk.predicted.items():
-        found = AxisTally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
-        if found != wanted:
-            raise MessageError(f"axis {name}: counted {found}, the recipe has {wanted}")
+        measured = AxisTally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
+        if measured != wanted:
+            raise MessageError(f"axis {name}: counted {measured}, the recipe has {wanted}")
 
 
 def _memory() -> tuple[int, int]:
@@ -284,11 +284,11 @@ def _memory() -> tuple[int, int]:
 
     all, and its share of them (what n processes have counts as an n-th).
     """
-    found = {}
+    num_bytes = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, size, *_ = line.split()
-        found[name] = int(size) * 1024
-    return found["Rss:"], found["Pss:"]
+        num_bytes[name] = int(size) * 1024
+    return num_bytes["Rss:"], num_bytes["Pss:"]
 
 
 # ---------------------------------------------------------------- what rank 0 says
@@ -306,10 +306,10 @@ def _title(plan: Plan, world: World, options: DryRunOptions, asleep: Asleep | No
 
 def report(options: DryRunOptions, every: list[Measured]) -> str:
     """Return what the ranks have measured, as text."""
-    steps = [max(times) for times in zip(*(each.steps_s for each in every))]
-    resident, worst = max((each.resident, -rank) for rank, each in enumerate(every))
-    headers = sum(each.headers for each in every)
-    short = sum(each.short for each in every)
+    steps = [max(times) for times in zip(*(result.steps_s for result in every))]
+    resident, worst = max((result.resident, -rank) for rank, result in enumerate(every))
+    headers = sum(result.headers for result in every)
+    short = sum(result.short for result in every)
     lines = [
         ("a step", f"{sorted(steps)[len(steps) // 2]:.3g} s, the median; of the slowest rank each time"),
         (
@@ -327,10 +327,10 @@ def report(options: DryRunOptions, every: list[Measured]) -> str:
 
 
 def _traffic(num_steps: int, every: list[Measured]) -> list[tuple[str, ...]]:
-    names = list(dict.fromkeys(name for each in every for name in each.sent))
+    names = list(dict.fromkeys(name for result in every for name in result.sent))
     rows = [("axis", "operations", "messages", "MB")]
     for name in names:
-        tallies = [each.sent[name] for each in every if name in each.sent]
+        tallies = [result.sent[name] for result in every if name in result.sent]
         rows.append(
             (
                 name,
@@ -343,7 +343,7 @@ def _traffic(num_steps: int, every: list[Measured]) -> list[tuple[str, ...]]:
             )
         )
     totals = [
-        sum(getattr(t, what) for each in every for t in each.sent.values()) / num_steps
+        sum(getattr(t, what) for result in every for t in result.sent.values()) / num_steps
         for what in AxisTally.__annotations__
     ]
     return [*rows, ("all", *_line(totals))]

@@ -81,10 +81,10 @@ class SamplingRules:
 def _penalised(logits_V: torch.Tensor, before: Sequence[int], penalty: float) -> torch.Tensor:
     """Return logits of which those of the tokens in `before` are lower (penalty above 1)."""
     tokens = torch.tensor(sorted({token for token in before if token < len(logits_V)}), dtype=torch.long)
-    found = logits_V.double()
-    said = found[tokens]
-    found[tokens] = torch.where(said > 0, said / penalty, said * penalty)
-    return found
+    logits = logits_V.double()
+    said = logits[tokens]
+    logits[tokens] = torch.where(said > 0, said / penalty, said * penalty)
+    return logits
 
 
 def _nucleus(probabilities_V: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -114,10 +114,10 @@ class ShownText:
         settled: characters at its beginning that no later token changes (generate.py).
         last: nothing comes after it.
         """
-        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop, self._begin)) >= 0]
-        if found:
+        stops = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop, self._begin)) >= 0]
+        if stops:
             self.stopped = True
-            text = text[: min(found)[1]]
+            text = text[: min(stops)[1]]
         elif not last:
             text = text[:settled]
             text = text[: len(text) - self._begun(text[self._begin :])]

@@ -68,8 +68,8 @@ def attend_capped(
     for rows, seen, visible_here in _some_rows(q_BHTC, k_BKSC, causal, visible):
         k, v = _seen(seen, k_BKSC, v_BKSC)
         mask = _dropped(request, rows, seen, q_BHTC, k_BKSC)
-        found = attend_by_products(q_BHTC[..., rows, :], k, v, False, visible_here, request, mask)
-        out_BHTC[..., rows, :], lse_BHT[..., rows] = found
+        output = attend_by_products(q_BHTC[..., rows, :], k, v, False, visible_here, request, mask)
+        out_BHTC[..., rows, :], lse_BHT[..., rows] = output
     return out_BHTC, lse_BHT
 
 
@@ -84,9 +84,9 @@ def attend_backward_capped(
         here = (x[..., rows, :] for x in (grad_of_out, q_BHTC))
         kv = _seen(seen, k_BKSC, v_BKSC)
         of_rows = out[..., rows, :], lse[..., rows]
-        found = _grads(*here, *kv, *of_rows, False, visible_here, request, mask)
-        grad_of_q[..., rows, :] = found[0]
-        for whole, part in zip(grads_of_kv, found[1:]):
+        grads = _grads(*here, *kv, *of_rows, False, visible_here, request, mask)
+        grad_of_q[..., rows, :] = grads[0]
+        for whole, part in zip(grads_of_kv, grads[1:]):
             whole[..., :seen, :] += part
     return grad_of_q, *(x.to(q_BHTC.dtype) for x in grads_of_kv)
 

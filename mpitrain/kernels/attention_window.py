@@ -35,7 +35,7 @@ def attend_in_window(
     visible: what may be seen besides, bool, broadcast to [B, 1, T, S]; every query sees itself. It
     is what the request's mask or its documents say.
     """
-    found = [
+    outputs = [
         attend(
             q_BHTC[..., rows, :],
             k_BKSC[..., keys, :],
@@ -46,7 +46,7 @@ def attend_in_window(
         )
         for rows, keys, seen in _blocks(q_BHTC, k_BKSC, request.window, visible)
     ]
-    out, lse = (torch.cat(parts, 2) if len(parts) > 1 else parts[0] for parts in zip(*found))
+    out, lse = (torch.cat(parts, 2) if len(parts) > 1 else parts[0] for parts in zip(*outputs))
     return (out, lse) if request.sinks is None else with_sinks(out, lse, request.sinks)
 
 

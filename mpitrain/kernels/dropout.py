@@ -79,10 +79,10 @@ def dropped(
     last = torch.arange(blocks, device=device) if isinstance(blocks, int) else _on(blocks, device)
     limit = round(rate * 2**32)
     lanes = [word < limit for word in philox((*around, last), key)]
-    found = torch.stack(lanes, -1).flatten(-2)
+    words = torch.stack(lanes, -1).flatten(-2)
     if isinstance(places, int):
-        return found[..., :places]
-    return found.index_select(-1, _on(places, device))
+        return words[..., :places]
+    return words.index_select(-1, _on(places, device))
 
 
 def _blocks(numbers: int | np.ndarray) -> tuple[int | np.ndarray, int | np.ndarray]:

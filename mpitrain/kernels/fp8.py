@@ -66,8 +66,10 @@ def quantise(x: torch.Tensor, dtype: torch.dtype) -> Quantised:
 
 def quantise_in(x: torch.Tensor, dtype: torch.dtype, *orders: MatrixOrder) -> tuple[Quantised, ...]:
     """Return quantise(x) in each order. x: [N, K]. On a CPU, which multiplies by any, it is one for all."""
-    found = quantise(x, dtype)
-    return tuple(found if x.is_cpu or order is MatrixOrder.ROWS else _by_columns(found) for order in orders)
+    quantised = quantise(x, dtype)
+    return tuple(
+        quantised if x.is_cpu or order is MatrixOrder.ROWS else _by_columns(quantised) for order in orders
+    )
 
 
 def quantise_by(to_orders: Callable[..., tuple[torch.Tensor, ...]]) -> Quantise:
@@ -75,8 +77,10 @@ def quantise_by(to_orders: Callable[..., tuple[torch.Tensor, ...]]) -> Quantise:
 
     def quantise_in_one(x: torch.Tensor, dtype: torch.dtype, *orders: MatrixOrder) -> tuple[Quantised, ...]:
         scale, *values = to_orders(x, dtype, *(order is MatrixOrder.COLUMNS for order in orders))
-        turned = (each.t() if order is MatrixOrder.COLUMNS else each for each, order in zip(values, orders))
-        return tuple(Quantised(each, scale) for each in turned)
+        turned = (
+            matrix.t() if order is MatrixOrder.COLUMNS else matrix for matrix, order in zip(values, orders)
+        )
+        return tuple(Quantised(matrix, scale) for matrix in turned)
 
     return quantise_in_one
 
@@ -87,8 +91,8 @@ def in_orders(x: torch.Tensor, dtype: torch.dtype, *transposed: bool) -> tuple[t
     return scale, *(values.t().contiguous() if each else values.contiguous() for each in transposed)
 
 
-def _by_columns(found: Quantised) -> Quantised:
-    return found._replace(values=found.values.t().contiguous().t())
+def _by_columns(quantised: Quantised) -> Quantised:
+    return quantised._replace(values=quantised.values.t().contiguous().t())
 
 
 def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -101,7 +101,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
     exact = x.to(cos.dtype)
     y = torch.empty_like(exact)
     width = 2 * cos.shape[-1]
-    (a, b), (c, d) = (each[..., :width].chunk(2, -1) for each in (exact, y))
+    (a, b), (c, d) = (tensor[..., :width].chunk(2, -1) for tensor in (exact, y))
     torch.mul(a, cos, out=c).addcmul_(b, sin, value=-sense)
     torch.mul(b, cos, out=d).addcmul_(a, sin, value=sense)
     y[..., width:] = exact[..., width:]

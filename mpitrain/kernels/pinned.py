@@ -22,5 +22,5 @@ def on_device(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
     A GPU fetches them from pinned memory, when it comes round to it: from other memory the host would
     wait until it has.
     """
-    found = torch.from_numpy(numbers)
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -89,8 +89,8 @@ def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]
     small = {SMALL_SUFFIX: SMALL} if device.type == "cpu" else {}
     for dtype in dtypes:
         rates = _products(device, dtype, [sizes.products, *small.values()])
-        for suffix, found in zip(("", *small), rates):
-            yield Samples(f"products.{dtype}{suffix}", found)
+        for suffix, rate in zip(("", *small), rates):
+            yield Samples(f"products.{dtype}{suffix}", rate)
     if device.type == "cpu":
         for dtype in ("fp32", "bf16"):
             yield Samples(f"products.{dtype}{GROUPED}", _grouped(device, dtype))
@@ -122,8 +122,8 @@ def measured_host(device: torch.device, cores: int) -> Iterator[Samples]:
         narrow.copy_(weights)
 
     with torch_threads(cores):
-        found = [LOAD / _seconds(work, weights.device) for _ in range(REPEATS + 1)]
-    yield Samples("host.update", found[1:])
+        rates = [LOAD / _seconds(work, weights.device) for _ in range(REPEATS + 1)]
+    yield Samples("host.update", rates[1:])
 
 
 def _torch_name(dtype: str) -> str:
@@ -307,14 +307,14 @@ def _launches(device: torch.device) -> list[float]:
         for _ in range(TINY_CALLS):
             x.add_(1)
 
-    found = []
+    times = []
     for _ in range(REPEATS + 1):
         begin = time.perf_counter()
         many()
-        found.append((time.perf_counter() - begin) / TINY_CALLS)
+        times.append((time.perf_counter() - begin) / TINY_CALLS)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    return found[1:]
+    return times[1:]
 
 
 def middle(values: list[float]) -> float:

@@ -67,19 +67,19 @@ def without_mpi() -> Iterator[Line]:
     except ImportError as error:
         yield "torch", f"can't be loaded: {error}"
         return
-    found = gpus.torch_gpus()
-    yield from _torch(found)
-    yield "GPUs", ", ".join(map(str, found.seen)) or "none"
+    devices = gpus.torch_gpus()
+    yield from _torch(devices)
+    yield "GPUs", ", ".join(map(str, devices.seen)) or "none"
 
 
-def _torch(found: "Gpus") -> list[Line]:
+def _torch(devices: "Gpus") -> list[Line]:
     from mpitrain.kernels import processor
     from mpitrain.training.machine import gpus
 
     return [
         ("torch", gpus.build()),
         ("CPU products", processor.in_words()),
-        ("GPU driver", found.driver or "none"),
+        ("GPU driver", devices.driver or "none"),
     ]
 
 
@@ -133,9 +133,9 @@ def _load_torch() -> None:
 def _gpus(world: World) -> list[Line]:
     from mpitrain.training.machine import device_placement, gpus
 
-    found = gpus.torch_gpus()
-    kinds = set(world.all_gather("their devices", found.vendor))
-    lines = _torch(found)
+    devices = gpus.torch_gpus()
+    kinds = set(world.all_gather("their devices", devices.vendor))
+    lines = _torch(devices)
     if None in kinds or len(kinds) > 1:
         without = (
             "on no rank"
@@ -147,7 +147,7 @@ def _gpus(world: World) -> list[Line]:
             ("GPUs", without),
             *((f"MPI, {vendor}", _awareness(vendor)) for vendor in gpus.VENDORS),
         ]
-    mine = device_placement.take_turns(found, world)
+    mine = device_placement.take_turns(devices, world)
     mine.use()
     used = Counter(world.all_gather("their GPUs", mine.gpu.name if mine.first else None))
     lines.append(
@@ -158,7 +158,7 @@ def _gpus(world: World) -> list[Line]:
         )
     )
     lines.append(("shared", device_placement.shared(mine, world) or "none: each rank has one of its own"))
-    lines.append((f"MPI, {found.vendor}", _awareness(found.vendor)))
+    lines.append((f"MPI, {devices.vendor}", _awareness(devices.vendor)))
     return [*lines, ("messages", str(device_placement.way_of_messages(mine, world, "auto", TIMEOUT_S)))]
 
 

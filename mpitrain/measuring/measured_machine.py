@@ -104,14 +104,14 @@ def measured_machine(
 
 def _uneven(figures: Mapping[str, MeasuredFigure]) -> list[str]:
     """Return a doubt if values of a figure are far from each other, also in rounds that agree."""
-    names = [name for name, found in figures.items() if found.spread > MOST_SPREAD]
+    names = [name for name, figure in figures.items() if figure.spread > MOST_SPREAD]
     return [f"a spread above {MOST_SPREAD:.0%} in {', '.join(names)}"] if names else []
 
 
 def _dtypes(placement: DevicePlacement) -> tuple[str, ...]:
     dtypes = DTYPES[placement.device.type]
     if placement.vendor != "cuda" or tuple(map(int, placement.gpu.architecture.split("."))) < FP8_CAPABILITY:
-        return tuple(each for each in dtypes if each != "fp8")
+        return tuple(dtype for dtype in dtypes if dtype != "fp8")
     return dtypes
 
 
@@ -136,7 +136,7 @@ def of_a_core(samples: Samples, near: int, cores: int) -> Samples:
     if samples.name.startswith(("links.", "storage.")):
         return samples
     faster = 1 / turns if samples.name == "launch_s" else turns
-    return samples._replace(values=[faster * each for each in samples.values])
+    return samples._replace(values=[faster * value for value in samples.values])
 
 
 def together(every: list[list[Samples]]) -> dict[str, MeasuredFigure]:

@@ -61,7 +61,7 @@ def _seconds(axis: Axis, device: torch.device, length: int) -> list[float]:
     """Return how long half of an all-reduce takes, the mean of both halves."""
     length -= length % axis.size
     whole = torch.ones(length, device=device)
-    found = []
+    times = []
     for _ in range(REPEATS_OF_LINKS + 1):
         barrier(axis).wait()
         begin = time.perf_counter()
@@ -69,6 +69,6 @@ def _seconds(axis: Axis, device: torch.device, length: int) -> list[float]:
         all_gather(shard, axis, whole).wait()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append((time.perf_counter() - begin) / 2)
+        times.append((time.perf_counter() - begin) / 2)
         whole.fill_(1.0)
-    return found[1:]
+    return times[1:]

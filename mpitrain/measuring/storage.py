@@ -35,12 +35,12 @@ def measured(world: World, folder: str, near: int) -> Iterator[Samples]:
 
     The file has no name: a rank that is killed leaves nothing behind. Raises ConfigError on all ranks.
     """
-    found = []
+    rates = []
     for _ in range(REPEATS):
         world.barrier("all ranks to write")
         seconds = world.on_every_rank("writing to --storage", lambda: _seconds(folder))
-        found.append(near * WRITTEN / seconds)
-    yield Samples("storage.write", found)
+        rates.append(near * WRITTEN / seconds)
+    yield Samples("storage.write", rates)
 
 
 def _seconds(folder: str) -> float:

@@ -180,8 +180,8 @@ def tokenizer_of_run(rundir: RunDir, data: Data, given: str | None) -> Tokenizer
     with suppress(OSError):
         if kind_of(rundir.data) == "a folder" and kind_of(rundir.tokenizer) == "a file":
             return load_tokenizer(rundir.tokenizer, end, begin)
-    found = (kind or "missing") if inside else "outside of the run directory, and not read for it"
+    fault = (kind or "missing") if inside else "outside of the run directory, and not read for it"
     named = f"{rundir.config} names the tokenizer {shown(repr(name))}"
     raise DataError(
-        f"{named}, which is {found}; give --tokenizer FILE, the one that the run was trained with"
+        f"{named}, which is {fault}; give --tokenizer FILE, the one that the run was trained with"
     )

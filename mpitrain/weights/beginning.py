@@ -111,11 +111,11 @@ def begins(given: LoadedConfig, before: Config | None = None) -> Beginning:
             lines = [f"{KEY}: the model of {shown(saved.path)}"]
             return _begun(given, _texts_of(saved), saved.path, lines)
     with ModelFolder(path) as folder:
-        found = keys_of(folder)
-        require_model(found, folder.where(CONFIG))
-        require_blocks(folder, found)
-        given = filled(given, found, folder.where(CONFIG))
-        lines = [f"{KEY}: {folder.where(CONFIG)}", *(f"  {line}" for line in found.lines)]
+        keys = keys_of(folder)
+        require_model(keys, folder.where(CONFIG))
+        require_blocks(folder, keys)
+        given = filled(given, keys, folder.where(CONFIG))
+        lines = [f"{KEY}: {folder.where(CONFIG)}", *(f"  {line}" for line in keys.lines)]
         return _begun(given, texts_of_folder(folder), folder.path, lines)
 
 
@@ -168,19 +168,19 @@ def opened_checkpoint(path: str) -> Checkpoint:
 
 def _keys_of(config: Config) -> dict[str, object]:
     """Return what a resolved configuration says of its model."""
-    found = {}
+    keys = {}
     for table in TABLES:
         for key, value in msgspec.to_builtins(getattr(config, table)).items():
             of_run = key in ("init", "preset") if table == "model" else key in OF_TRAINING
             if value is not None and value != "" and not (table != "attention" and of_run):
-                found[f"{table}.{key}"] = value
+                keys[f"{table}.{key}"] = value
     if not config.experts.count:
-        found = {key: value for key, value in found.items() if not key.startswith("experts.")}
-    found["model.vocab"] = config.model.vocab - (found.pop("model.padding", 0) or 0)
+        keys = {key: value for key, value in keys.items() if not key.startswith("experts.")}
+    keys["model.vocab"] = config.model.vocab - (keys.pop("model.padding", 0) or 0)
     if not getattr(config.model, "mtp", 0):
-        found.pop("model.mtp", None)
-        found.pop("model.mtp_weight", None)
-    return found
+        keys.pop("model.mtp", None)
+        keys.pop("model.mtp_weight", None)
+    return keys
 
 
 def _config_of(saved: Checkpoint) -> Config:
@@ -269,8 +269,8 @@ def source_of(path: str, plan: Plan) -> WeightSource:
         return checkpoint_source(opened_checkpoint(path), plan)
     folder = ModelFolder(path)
     try:
-        found = keys_of(folder)
-        matched = match(folder, plan, found.kind, found.vocab, found.further)
+        keys = keys_of(folder)
+        matched = match(folder, plan, keys.kind, keys.vocab, keys.further)
         source = FolderSource(folder, matched, plan.config)
         require_tied_head(folder, matched, source)
         require_no_bias(source, plan, str(shown(folder.path)))

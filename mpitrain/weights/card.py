@@ -46,14 +46,14 @@ def _cell(value: str) -> str:
 
 def _settings(config: Config) -> str:
     """Return the tables that matter to a reader, as TOML."""
-    found: list[str] = []
+    settings: list[str] = []
     keep = False
     for line in to_toml(config).splitlines():
         if line.startswith("["):
             keep = line.strip("[]") in TABLES
         if keep and not line.startswith("init ="):
-            found.append(printable(line))
-    return "\n".join(found) + "\n"
+            settings.append(printable(line))
+    return "\n".join(settings) + "\n"
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:

@@ -298,14 +298,14 @@ def _prove(
     """Read everything back, compare it, and return what to say of it. Raises ExportError. Collective."""
     rows: Rows = []
     failure = ""
-    found = ExportDigests({}, 0.0)
+    digests = ExportDigests({}, 0.0)
     try:
-        found = _read_share(team, written, source, expected)
+        digests = _read_share(team, written, source, expected)
     except MpitrainError as error:
         failure = str(error.args[0])
-    every = team.all_gather("what was read back", (failure, found))
+    every = team.all_gather("what was read back", (failure, digests))
     _refuse([failed for failed, _ in every], written)
-    read = together(found for _, found in every)
+    read = together(digests for _, digests in every)
     read = read._replace(largest=max(read.largest, expected.largest))
     try:
         if team.rank == 0:
@@ -373,13 +373,13 @@ def _compared(
         return [("logits", "not compared: transformers isn't installed")]
     if prove is None and parameters > logits.MOST_ALONE:
         return [("logits", "not compared: a large model; --prove asks for it")]
-    found = logits.compare(folder, matched, plan, NAMED[written.dtype])
-    theirs = f"transformers {found.version}"
-    difference = f"{found.largest:.2g} of {found.most:.3g}"
-    rows = [("logits", f"as {theirs} has them, to {difference}, over {found.tokens} tokens")]
-    if found.tokenizer:
+    comparison = logits.compare(folder, matched, plan, NAMED[written.dtype])
+    theirs = f"transformers {comparison.version}"
+    difference = f"{comparison.largest:.2g} of {comparison.most:.3g}"
+    rows = [("logits", f"as {theirs} has them, to {difference}, over {comparison.tokens} tokens")]
+    if comparison.tokenizer:
         how = "load tokenizer.json by PreTrainedTokenizerFast.from_pretrained(FOLDER)"
-        rows.append(("tokenizer", f"AutoTokenizer of {theirs} {shown(found.tokenizer)}; {how}"))
+        rows.append(("tokenizer", f"AutoTokenizer of {theirs} {shown(comparison.tokenizer)}; {how}"))
     return rows
 
 

@@ -125,12 +125,12 @@ class ModelFolder:
     def _object(self, name: str, most_bytes: int) -> dict[str, Any]:
         content = self.content(name, most_bytes)
         try:
-            found = parsed(content)
+            value = parsed(content)
         except ValueError as error:
             raise self._error(name, f"it isn't JSON that can be read: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise self._error(name, "it is no object of JSON")
-        return found
+        return value
 
     # ------------------------------------------------------------ what is there
 
@@ -174,8 +174,8 @@ class ModelFolder:
             raise self._without_weights()
         weight_map = self._weight_map()
         for file in dict.fromkeys(weight_map.values()):
-            found = self._file(file).entries
-            for name, entry in found.items():
+            entries = self._file(file).entries
+            for name, entry in entries.items():
                 if weight_map.get(name) != file:
                     elsewhere = "in no file" if name not in weight_map else f"in {shown(weight_map[name])}"
                     raise self._error(file, f"it has {shown(name)}, which {INDEX} has {elsewhere}")
@@ -197,14 +197,14 @@ class ModelFolder:
                 f"{shown(twice[0])}, are of two models; save the one that is meant alone"
             )
         self.wrappers = tuple(sorted(wrappers))
-        self._entries = {names[name]: found for name, found in self._entries.items()}
+        self._entries = {names[name]: entry for name, entry in self._entries.items()}
 
     def _weight_map(self) -> dict[str, str]:
         """Return which file has which tensor: files of this folder alone."""
-        found = self._object(INDEX, MOST_INDEX_BYTES).get("weight_map")
-        if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        weight_map = self._object(INDEX, MOST_INDEX_BYTES).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise self._error(INDEX, "weight_map is missing, or no object of names of files")
-        files = dict.fromkeys(found.values())
+        files = dict.fromkeys(weight_map.values())
         if len(files) > MOST_SHARDS:
             raise self._error(INDEX, f"it names {len(files):,} files, at most {MOST_SHARDS:,} are read")
         for file in files:
@@ -214,7 +214,7 @@ class ModelFolder:
                 )
             if file not in self._there:
                 raise self._error(INDEX, f"it names {shown(file)}, which is missing")
-        return found
+        return weight_map
 
     def _without_weights(self) -> WeightsError:
         pickles = sorted(name for name in self._there if name.endswith(PICKLES))

@@ -49,12 +49,12 @@ class DuplicateKey(ValueError):
 
 def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON, each of whose keys stands there once."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in fields:
             raise DuplicateKey(f"{shown(key)} stands there twice")
-        found[key] = value
-    return found
+        fields[key] = value
+    return fields
 
 
 def parsed(content: bytes) -> Any:
@@ -180,7 +180,7 @@ class SafetensorsFile:
 def _are_counts(value: Any) -> bool:
     """Return whether a value of JSON is a list of whole numbers that a file can have."""
     return isinstance(value, list) and all(
-        isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**50 for each in value
+        isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**50 for count in value
     )
 
 

@@ -75,12 +75,12 @@ class LaterPart:
         self.ndim = len(box.shape)
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        found = np.zeros(self.shape, self.dtype)  # rows that pad the vocabulary stay so
+        values = np.zeros(self.shape, self.dtype)  # rows that pad the vocabulary stay so
         there = self._box.overlap(self._source.box(self._name))
         if there.size:
-            self._source.read(self._name, there, found[there.seen_from(self._box)])
-        self._progress.add(found.nbytes)
-        return found
+            self._source.read(self._name, there, values[there.seen_from(self._box)])
+        self._progress.add(values.nbytes)
+        return values
 
 
 class ConstantPart:
@@ -185,26 +185,26 @@ def target_of(given: str) -> Target:
 
 
 def _understood(folder: ModelFolder, where: Target, overrides: tuple[str, ...]) -> FolderModel:
-    found = keys_of(folder)
-    require_model(found, folder.where(CONFIG))
-    require_blocks(folder, found)
+    keys = keys_of(folder)
+    require_model(keys, folder.where(CONFIG))
+    require_blocks(folder, keys)
     run = f"run.dir={shown(where.run.path)}" if where.run else "run.dir=imported"
     given = settings.read(None, (run, *overrides))
-    asked = filled(given, found, folder.where(CONFIG))
+    asked = filled(given, keys, folder.where(CONFIG))
     if not given.origins.is_given("precision.compute"):
         compute = {"precision.compute": _compute_of(folder)}
         asked = asked.with_values(compute, KeyOrigin(FOLDER, shown(folder.path)))
-        found.lines.append(f'precision.compute = "{asked.config.precision.compute}"  (dtype of the tensors)')
+        keys.lines.append(f'precision.compute = "{asked.config.precision.compute}"  (dtype of the tensors)')
     if where.run:
-        asked = _with_texts(asked, folder, where.run, found.lines)
+        asked = _with_texts(asked, folder, where.run, keys.lines)
     plan = plan_on_one_rank(asked.config)
     rows = plan.config.model.vocab - plan.config.model.padding
-    if rows != found.vocab:
+    if rows != keys.vocab:
         raise ConfigError(
-            f"model.vocab = {rows}, but {folder.where(CONFIG)} has {found.vocab}: rows for further tokens "
+            f"model.vocab = {rows}, but {folder.where(CONFIG)} has {keys.vocab}: rows for further tokens "
             "are made where a run begins; leave it out, and run with model.init and model.vocab"
         )
-    return FolderModel(asked, plan, found, match(folder, plan, found.kind, found.vocab, found.further))
+    return FolderModel(asked, plan, keys, match(folder, plan, keys.kind, keys.vocab, keys.further))
 
 
 def _with_texts(asked: LoadedConfig, folder: ModelFolder, run: RunDir, lines: list[str]) -> LoadedConfig:
@@ -263,7 +263,7 @@ def _parts(
     needs = plan.stored_weights()
     total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in needs.values())
     first, last = (total * number // team.size for number in (team.rank, team.rank + 1))
-    found: dict[str, list[tuple[object, save.Extent]]] = {}
+    parts: dict[str, list[tuple[object, save.Extent]]] = {}
     at = 0
     for spec in plan.parameters():
         name = f"parameters/{spec.name}"
@@ -276,9 +276,9 @@ def _parts(
                     if there is None
                     else LaterPart(source, spec.name, box, dtype, progress)
                 )
-                found.setdefault(name, []).append((part, save.Extent(shape, box.start)))
+                parts.setdefault(name, []).append((part, save.Extent(shape, box.start)))
             at += box.size * dtype.itemsize
-    return found
+    return parts
 
 
 def _cut(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
@@ -316,7 +316,7 @@ def digest_line(matched: Matched, where: Target) -> str:
     """Say the digest of what was written; the step is whole without it."""
     try:
         with Checkpoint(where.checkpoints / name_of(where.step)) as saved:
-            found = digest_of_checkpoint(saved, [weight.name for weight in matched.weights])
+            digest = digest_of_checkpoint(saved, [weight.name for weight in matched.weights])
     except (InputError, OSError) as error:
         return f"warning: the digest of the weights can't be computed: {shown(error)}"
-    return f"digest of the weights {found}"
+    return f"digest of the weights {digest}"

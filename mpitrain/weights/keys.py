@@ -112,7 +112,11 @@ def _kind_of(fields: Fields) -> tuple[str, ModelType]:
         fields.refuse("model_type", "needed the name of a kind of model", name)
     if isinstance(fields.tree.get("text_config"), Mapping):
         fields.refuse("model_type", "a model of text and images; needed one of text alone")
-    known = {kind.name: (family, kind) for family, each in _families() for kind in each.model_types}
+    known = {
+        kind.name: (family, kind)
+        for family, family_object in _families()
+        for kind in family_object.model_types
+    }
     if name not in known:
         fields.refuse("model_type", f"no family reads it; known are {listed(sorted(known), 40)}")
     return known[name]
@@ -181,7 +185,9 @@ def _say_the_same_model(keys: Mapping[str, Any], others: Mapping[str, Any]) -> b
     """Return whether two sets of keys, equal or not, are the same model when they are resolved."""
     try:
         bare = LoadedConfig(Config(), NONE)
-        first, second = (plan_on_one_rank(with_keys(bare, each, "").config) for each in (keys, others))
+        first, second = (
+            plan_on_one_rank(with_keys(bare, model_keys, "").config) for model_keys in (keys, others)
+        )
     except ConfigError:
         return False
     return spelled_out(first.config).model == spelled_out(second.config).model
@@ -264,8 +270,8 @@ def config_json(
 
 def _are_tokens(value: Any) -> bool:
     """Return whether a value of a stranger's JSON is the number of a token, or several, or null."""
-    each = value if isinstance(value, list) else [value]
-    return value is None or all(type(token) is int and token >= 0 for token in each)
+    tokens = value if isinstance(value, list) else [value]
+    return value is None or all(type(token) is int and token >= 0 for token in tokens)
 
 
 def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
@@ -273,7 +279,7 @@ def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
 
     The layers that it makes have to be equal, with every number that they compute with.
     """
-    found = keys_of(folder)
+    keys = keys_of(folder)
     config = plan.config
     own = {name: getattr(config.experts, name) for name in OF_TRAINING}
     bare = msgspec.structs.replace(
@@ -282,7 +288,7 @@ def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
         attention=settings.AttentionTable(),
         experts=settings.ExpertsTable(**own),
     )
-    again = plan_on_one_rank(filled(LoadedConfig(bare, NONE), found, folder.where(CONFIG)).config)
+    again = plan_on_one_rank(filled(LoadedConfig(bare, NONE), keys, folder.where(CONFIG)).config)
     expected, said = spelled_out(config), spelled_out(again.config)
     if said.model != expected.model:
         before, after = settings.flatten(config), settings.flatten(again.config)
@@ -294,6 +300,6 @@ def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
         ]
         raise MpitrainError(
             f"{folder.where(CONFIG)} doesn't say this model: {listed(differing) or 'its layers differ'}; no "
-            f"{found.kind.name} of transformers computes it"
+            f"{keys.kind.name} of transformers computes it"
         )
-    return found
+    return keys

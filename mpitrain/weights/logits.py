@@ -104,8 +104,8 @@ def compare(folder: ModelFolder, matched: Matched, plan: Plan, code: str) -> Sam
     expected, wrong, tokenizer, version = _theirs(
         folder.path, numbers, "float64" if code == "F64" else "float32", config
     )
-    if found := {name: names for name, names in wrong.items() if names}:
-        raise ExportError(f"transformers {version} doesn't find the same weights: {json.dumps(found)[:500]}")
+    if faults := {name: names for name, names in wrong.items() if names}:
+        raise ExportError(f"transformers {version} doesn't find the same weights: {json.dumps(faults)[:500]}")
     ours = _ours(folder, matched, config, numbers, "fp64" if code == "F64" else "fp32")
     expected = expected[..., : ours.shape[-1]]
     most = float(np.abs(expected).max())
@@ -140,9 +140,9 @@ def _theirs(
         if done.returncode or not out.exists():
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise ExportError(f"transformers doesn't load what was written: {last[:300]}")
-        with np.load(out) as found:
-            wrong = json.loads(str(found["wrong"]))
-            return found["logits"], wrong, str(found["tokenizer"]), str(found["version"])
+        with np.load(out) as file:
+            wrong = json.loads(str(file["wrong"]))
+            return file["logits"], wrong, str(file["tokenizer"]), str(file["version"])
 
 
 def _ours(

@@ -66,12 +66,12 @@ def weights_of(plan: Plan, vocab: int) -> list[Weight]:
     if not names:
         family = shown(plan.config.model.family)
         raise WeightsError(f"model.family = {family} has no names in a Hugging Face folder")
-    found = []
+    weights = []
     for spec in plan.parameters():
         if spec.group == "load" or spec.name.startswith(FURTHER):
             continue
-        found.append(_weight(plan, spec, names, vocab))
-    return found
+        weights.append(_weight(plan, spec, names, vocab))
+    return weights
 
 
 def unused_biases(plan: Plan) -> list[Spec]:
@@ -198,16 +198,16 @@ def _without(weight: Weight, prefix: str) -> Weight:
 
 
 def _require_like(folder: ModelFolder, name: str, weight: Weight) -> None:
-    found = folder.entry(name)
+    entry = folder.entry(name)
     where = f"{folder.where(folder.names[name])}: {shown(name)}"
-    if found.shape != weight.shape:
+    if entry.shape != weight.shape:
         raise WeightsError(
-            f"{where} is {list(found.shape)}, needed {list(weight.shape)} by config.json; one of them is "
+            f"{where} is {list(entry.shape)}, needed {list(weight.shape)} by config.json; one of them is "
             "another model's"
         )
-    if found.code not in DTYPES:
+    if entry.code not in DTYPES:
         raise WeightsError(
-            f"{where} is {found.code}, which isn't read: needed {', '.join(DTYPES)}; have the model written "
+            f"{where} is {entry.code}, which isn't read: needed {', '.join(DTYPES)}; have the model written "
             "in one of these"
         )
 
@@ -215,12 +215,12 @@ def _require_like(folder: ModelFolder, name: str, weight: Weight) -> None:
 def _ignored(names: Iterable[str], plan: Plan, kind: ModelType, further: int) -> set[str]:
     """Return the names of tensors that hold nothing of the model, by what the family says of them."""
     patterns = [*IGNORED, *kind.ignored]
-    found = {name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)}
+    ignored = {name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)}
     stored = family_of(plan.config.model).weight_names[FORMAT].values()
     fronts = {as_stored(form).name_for(plan.config).partition("{block}")[0] for form in stored}
     layers = plan.config.model.layers
     behind = [f"{front}{layers + number}." for front in fronts for number in range(min(further, 16))]
-    return found | {name for name in names if name.startswith(tuple(behind) or ("\0",))}
+    return ignored | {name for name in names if name.startswith(tuple(behind) or ("\0",))}
 
 
 def _empty(names: Iterable[str], folder: ModelFolder) -> set[str]:
@@ -230,8 +230,8 @@ def _empty(names: Iterable[str], folder: ModelFolder) -> set[str]:
 
 def tensors_of(weights: Sequence[Weight]) -> dict[str, list[tuple[Weight, int]]]:
     """Return what is in each tensor, in order: weights, or experts of them."""
-    found: dict[str, list[tuple[Weight, int]]] = {}
+    tensors: dict[str, list[tuple[Weight, int]]] = {}
     for weight in weights:
         for expert, name in enumerate(weight.tensors):
-            found.setdefault(name, []).append((weight, expert))
-    return found
+            tensors.setdefault(name, []).append((weight, expert))
+    return tensors

@@ -42,8 +42,8 @@ def opened(path: Path, plan: Plan) -> tuple[ModelFolder, Matched]:
     try:
         folder = ModelFolder(path)
         try:
-            found = require_same_model(folder, plan)
-            matched = match(folder, plan, found.kind, found.vocab, found.further)
+            keys = require_same_model(folder, plan)
+            matched = match(folder, plan, keys.kind, keys.vocab, keys.further)
             if matched.absent:
                 raise ExportError(f"{shown(matched.absent[0].name)} wasn't written")
             return folder, matched
@@ -97,9 +97,9 @@ def _bands_of(
         dtype = saved.array(PARAMETERS + weight.name).dtype
         row_bytes = math.prod(weight.box.shape[1:]) * dtype.itemsize
         for band in bands(weight.box, row_bytes, Chunks(weight.box.shape, dtype.itemsize).rows):
-            found = np.empty(band.shape, dtype_read(dtype))
-            source.read(weight.name, band, found)
-            yield weight, band, found
+            values = np.empty(band.shape, dtype_read(dtype))
+            source.read(weight.name, band, values)
+            yield weight, band, values
 
 
 def _compare(saved: Checkpoint, weight: Weight, box: Box, found: np.ndarray, code: str) -> float:

@@ -124,8 +124,8 @@ def require_tied_head(folder: ModelFolder, matched: Matched, source: FolderSourc
     for band in bands(box, math.prod(entry.shape[1:]) * dtype.itemsize):
         expected = np.empty(band.shape, dtype)
         source.read(EMBEDDING, band, expected)
-        found = entry.shape == box.shape and widened(folder.rows(matched.head, band.start[0], band.stop[0]))
-        if found is False or not np.array_equal(found, expected):
+        rows = entry.shape == box.shape and widened(folder.rows(matched.head, band.start[0], band.stop[0]))
+        if rows is False or not np.array_equal(rows, expected):
             raise WeightsError(
                 f"{shown(folder.path)}: {matched.head} is another matrix than the embedding, and "
                 "tie_word_embeddings says that they are one; set it to false in config.json"
@@ -165,8 +165,8 @@ class CheckpointSource:
         stored = f"parameters/{name}"
         row_bytes = math.prod(box.shape[1:]) * out.itemsize
         for band in bands(box, row_bytes):
-            found = self._saved.read(stored, tuple(slice(a, b) for a, b in zip(band.start, band.stop)))
-            if not widen_into(out[band.seen_from(box)], found):
+            values = self._saved.read(stored, tuple(slice(a, b) for a, b in zip(band.start, band.stop)))
+            if not widen_into(out[band.seen_from(box)], values):
                 raise CheckpointError(
                     f"{shown(self._saved.path)}: {shown(stored)} holds NaN or infinite numbers; use another "
                     "step"

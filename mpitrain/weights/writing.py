@@ -57,16 +57,16 @@ def tensors_to_write(
 
     code: their dtype; of those that are written exactly, it is the checkpoint's.
     """
-    found = []
+    tensors = []
     kept = CODES[saved.array(f"parameters/{weights[0].name}").dtype]
     for name, parts in tensors_of(weights).items():
         weight = parts[0][0]
         own = kept if weight.stored.exact else code
-        found.append(OutTensor(name, own, weight.shape, tuple(parts)))
+        tensors.append(OutTensor(name, own, weight.shape, tuple(parts)))
     for weight in zeros:
         own = kept if weight.stored.exact else code
-        found += [OutTensor(name, own, weight.shape, ()) for name in weight.tensors]
-    return found
+        tensors += [OutTensor(name, own, weight.shape, ()) for name in weight.tensors]
+    return tensors
 
 
 def shards_of(tensors: Sequence[OutTensor], most_bytes: int) -> dict[str, list[OutTensor]]:

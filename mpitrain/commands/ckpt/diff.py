@@ -29,7 +29,7 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
         names = compared(a, b, only)
         others = [[*_name_lines(a, b, names)], [*_about(a, b)]]
         try:
-            found = measured(team, a, b, names.differing)
+            differences = measured(team, a, b, names.differing)
         except CheckpointError as error:
             if team.rank == 0:
                 say(error.args[0])
@@ -41,7 +41,7 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
                 "were committed; mpitrain ckpt verify reads them"
             )
         else:
-            for text in _report_lines(names, found, others):
+            for text in _report_lines(names, differences, others):
                 say(text)
     return FAILED if names.lone or names.unlike or names.differing else DONE
 
@@ -54,15 +54,15 @@ def _name_lines(a: Checkpoint, b: Checkpoint, names: Names) -> Iterator[str]:
         yield f"{name}: {kind_of(a.array(name))} in the first, {kind_of(b.array(name))} in the second"
 
 
-def _report_lines(names: Names, found: list[ArrayDifference], others: list[list[str]]) -> Iterator[str]:
+def _report_lines(names: Names, differences: list[ArrayDifference], others: list[list[str]]) -> Iterator[str]:
     """Yield what differs, as texts. others: lines of each kind that are about other things than numbers."""
     num_differing = len(names.differing)
-    yield f"{len(names.equal)} arrays are equal, {num_differing} differ{':' if found else ''}"
-    if found:
+    yield f"{len(names.equal)} arrays are equal, {num_differing} differ{':' if differences else ''}"
+    if differences:
         title = ("array", "numbers that differ", "of", "by at most", "largest")
-        yield aligned([title, *map(_row, found[:MOST_SHOWN])])
-    if len(found) > MOST_SHOWN:
-        yield f"  ... and {len(found) - MOST_SHOWN:,} more, which differ by less"
+        yield aligned([title, *map(_row, differences[:MOST_SHOWN])])
+    if len(differences) > MOST_SHOWN:
+        yield f"  ... and {len(differences) - MOST_SHOWN:,} more, which differ by less"
     for lines in others:
         yield from lines[:MOST_SHOWN]
         if len(lines) > MOST_SHOWN:
@@ -74,9 +74,15 @@ def _about(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
     for what, (one, other) in (("meta", (a.meta, b.meta)), ("config", (a.about.settings, b.about.settings))):
         for key in sorted(one.keys() | other.keys()):
             if one.get(key) != other.get(key):
-                first, second = (shown(json.dumps(found.get(key), default=str)) for found in (one, other))
+                first, second = (shown(json.dumps(facts.get(key), default=str)) for facts in (one, other))
                 yield f"{what} {shown(key)}: {first} in the first, {second} in the second"
 
 
-def _row(found: ArrayDifference) -> tuple[str, ...]:
-    return found.name, f"{found.count:,}", f"{found.size:,}", f"{found.most:.3g}", f"{found.scale:.3g}"
+def _row(difference: ArrayDifference) -> tuple[str, ...]:
+    return (
+        difference.name,
+        f"{difference.count:,}",
+        f"{difference.size:,}",
+        f"{difference.most:.3g}",
+        f"{difference.scale:.3g}",
+    )

@@ -33,7 +33,7 @@ def inspect(path: str, step: int | None, arrays: bool, json: bool) -> tuple[str,
     """
     steps = steps_at(path, step)
     looked_at = steps.committed if json else steps.committed[-MOST_SHOWN:]
-    facts_of_all = (_facts(steps, each) for each in looked_at)
+    facts_of_all = (_facts(steps, folder) for folder in looked_at)
     every = [facts for facts in facts_of_all if "damage" not in facts or not steps.gone(facts["step"])]
     code = FAILED if any("damage" in facts for facts in every) else DONE
     newest = next((facts for facts in reversed(every) if "damage" not in facts), None)
@@ -146,18 +146,18 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
 
 def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int, set[str]]]:
     """Return of parameters, and of each moment: arrays, numbers, bytes and dtypes."""
-    found: dict[str, tuple[int, int, int, set[str]]] = {}
+    groups: dict[str, tuple[int, int, int, set[str]]] = {}
     for array in map(checkpoint.array, checkpoint.names()):
         what = "parameters" if array.name.startswith("parameters/") else "/".join(array.name.split("/")[:2])
-        count, numbers, num_bytes, dtypes = found.get(what, (0, 0, 0, set()))
+        count, numbers, num_bytes, dtypes = groups.get(what, (0, 0, 0, set()))
         here = math.prod(array.shape)
-        found[what] = (
+        groups[what] = (
             count + 1,
             numbers + here,
             num_bytes + here * array.dtype.itemsize,
             dtypes | {NAMES[array.dtype]},
         )
-    return found
+    return groups
 
 
 def _table(checkpoint: Checkpoint) -> Iterator[tuple[str, ...]]:

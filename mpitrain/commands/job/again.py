@@ -68,13 +68,13 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     _note(rundir.ends, end)
     steps, all_tokens = zip(*noted, (max(step, in_memory), tokens))
     verdict = judge(steps, most, all_tokens)
-    found = (
+    line = (
         f"the newest checkpoint is of step {step}"
         if step or not tokens
         else f"{tokens:,} tokens are prepared, no step is saved"
     )
     if in_memory > step:
-        found = f"{found}, step {in_memory} is in memory"
+        line = f"{line}, step {in_memory} is in memory"
     too_short = (
         " or, if they left for want of time, ask for more"
         if code == STOPPED_EARLY and not verdict.again
@@ -84,7 +84,7 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     no_more = UNFINISHED if code == DONE else ENOUGH
     return (
         AGAIN if verdict.again else no_more,
-        f"ended with exit code {code}, {found}{no_end}: {verdict.why}{too_short}",
+        f"ended with exit code {code}, {line}{no_end}: {verdict.why}{too_short}",
     )
 
 
@@ -126,8 +126,8 @@ def _noted(path: Path) -> list[tuple[int, int]]:
         raise CheckpointError(
             f"{shown(path)}: {error.strerror}; remove it to count from the beginning"
         ) from None
-    found = [(step_in(line), number_in(line, "tokens") or 0) for line in content.splitlines(keepends=True)]
-    return [(step, tokens) for step, tokens in found if step is not None]
+    progress = [(step_in(line), number_in(line, "tokens") or 0) for line in content.splitlines(keepends=True)]
+    return [(step, tokens) for step, tokens in progress if step is not None]
 
 
 def _note(path: Path, line: dict) -> None:

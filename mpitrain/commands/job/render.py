@@ -46,8 +46,10 @@ def main(
     _require_lines(config, overrides, asked, path)
     seen = _seen_by_ranks(config) if scheduler.mount else config
     if asked.ranks > MOST_RANKS:
-        found = f"--nodes {asked.nodes:,} x --ranks-per-node {asked.ranks_per_node:,} = {asked.ranks:,} ranks"
-        raise ConfigError(f"{found}, needed at most {MOST_RANKS:,}")
+        product = (
+            f"--nodes {asked.nodes:,} x --ranks-per-node {asked.ranks_per_node:,} = {asked.ranks:,} ranks"
+        )
+        raise ConfigError(f"{product}, needed at most {MOST_RANKS:,}")
     plan, said = judged_job(config, overrides, asked.nodes, asked.ranks_per_node, bool(asked.gpus))
     if submit and shutil.which(scheduler.submit[0]) is None:
         raise ConfigError(
@@ -64,7 +66,7 @@ def render(
 ) -> str:
     """Return the script, for a file at `path`."""
     mount = scheduler.mount
-    sets = [word for each in (LOGS, *overrides) for word in ("--set", each)]
+    sets = [word for override in (LOGS, *overrides) for word in ("--set", override)]
     text = template(scheduler.template)
     values = {
         "written": f"{WRITTEN} {config or 'the quickstart'}; yours to change.",
@@ -143,7 +145,7 @@ def _require_lines(
     options = [
         (f"--{name}", getattr(asked, name)) for name in ("account", "queue", "launch", "image", "claim")
     ]
-    options += [("--setup", line) for line in asked.setup] + [("--set", each) for each in overrides]
+    options += [("--setup", line) for line in asked.setup] + [("--set", override) for override in overrides]
     options += [("--directive", line) for line in asked.directive]
     for name, text in options:
         if not text.isprintable():
@@ -158,8 +160,8 @@ def _require_lines(
     places |= {"the working directory": str(Path.cwd()), "the folder of Python": sys.prefix}
     for name, text in places.items():
         if not is_one_line(text):
-            found = f"{name} {shown(text)}: found a line break, or another character that controls a terminal"
-            raise ConfigError(f"{found}; the script would run what follows it: rename it")
+            where = f"{name} {shown(text)}: found a line break, or another character that controls a terminal"
+            raise ConfigError(f"{where}; the script would run what follows it: rename it")
 
 
 def template(name: str) -> str:
@@ -174,7 +176,7 @@ def _fill(text: str, values: dict[str, str]) -> str:
     """
     lines = []
     for line in text.splitlines():
-        filled = re.sub("@([a-z_]+)@", lambda found: values.get(found[1], found[0]), line)
+        filled = re.sub("@([a-z_]+)@", lambda match: values.get(match[1], match[0]), line)
         if not (line.strip() and not filled.strip()):
             indent = line[: len(line) - len(line.lstrip())]
             lines += [indent * bool(number and part) + part for number, part in enumerate(filled.split("\n"))]

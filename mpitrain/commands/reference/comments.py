@@ -45,29 +45,29 @@ def _comments(module: str) -> dict[int, Comment]:
 
 def words_at(module: str, first: int, last: int) -> str:
     """Return the comment beside the lines of a field, or else the lines of comment above it."""
-    found = _comments(module)
-    on_lines = [found[line].text for line in range(first, last + 1) if line in found]
+    comments = _comments(module)
+    on_lines = [comments[line].text for line in range(first, last + 1) if line in comments]
     if on_lines:
         return " ".join(on_lines)
     above = list[str]()
     line = first - 1
-    while line in found and found[line].alone:
-        above.insert(0, found[line].text)
+    while line in comments and comments[line].alone:
+        above.insert(0, comments[line].text)
         line -= 1
     return " ".join(above)
 
 
 def words_of_fields(module: str, owner: str) -> dict[str, str]:
     """Return the words beside each annotated field of a class."""
-    fields = [each for each in named(module, owner).body if isinstance(each, ast.AnnAssign)]
-    return {each.target.id: words_at(module, each.lineno, each.end_lineno) for each in fields}
+    fields = [field for field in named(module, owner).body if isinstance(field, ast.AnnAssign)]
+    return {field.target.id: words_at(module, field.lineno, field.end_lineno) for field in fields}
 
 
 def named(module: str, name: str) -> ast.AST:
     """Return the class, function or field of a name in a module."""
-    found = [each for each in ast.walk(tree_of(module)) if name == _name_of(each)]
-    assert found, f"{module} has no {name}"
-    return found[0]
+    nodes = [node for node in ast.walk(tree_of(module)) if name == _name_of(node)]
+    assert nodes, f"{module} has no {name}"
+    return nodes[0]
 
 
 def _name_of(node: ast.AST) -> str | None:

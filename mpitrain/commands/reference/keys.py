@@ -70,15 +70,15 @@ def _keys_of(table: str) -> Iterator[Key]:
 
 def _uses(table: str, key: str) -> dict[str, str]:
     """Return the families or optimisers that have a key, each with its default."""
-    found = dict[str, Any]()
+    uses = dict[str, Any]()
     if table == "optimizer" and key in OPEN:
-        found = {name: kind.keys[key] for name, kind in OPTIMIZERS.built_in().items() if key in kind.keys}
+        uses = {name: kind.keys[key] for name, kind in OPTIMIZERS.built_in().items() if key in kind.keys}
     elif table in ("attention", "experts") or (table == "model" and key in OF_SOME):
         for name, family in FAMILIES.built_in().items():
             own = getattr(family, table) or {}
             if family.uses(table, key):
-                found[name] = own.get(key, _default_of_table(table, key))
-    return {name: as_toml(value) for name, value in found.items()}
+                uses[name] = own.get(key, _default_of_table(table, key))
+    return {name: as_toml(value) for name, value in uses.items()}
 
 
 def _default_of_table(table: str, key: str) -> Any:
@@ -104,9 +104,9 @@ def in_words(kind: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(as_toml(choice) for choice in get_args(kind))
     if origin in (Union, types.UnionType):
-        return " or ".join(in_words(each) for each in get_args(kind) if each is not type(None))
+        return " or ".join(in_words(item) for item in get_args(kind) if item is not type(None))
     if origin in (list, tuple):
-        items = [each for each in get_args(kind) if each is not Ellipsis]
+        items = [item for item in get_args(kind) if item is not Ellipsis]
         several = f"{len(items)} of: " if len(items) > 1 else ""
         return f"list of {several}{in_words(items[0])}"
     if issubclass(kind, settings.ConfigTable):

@@ -30,13 +30,13 @@ LEAST = 20  # characters of a message that say something
 def refusals_of(key: str) -> list[str]:
     """Return the messages of the source that name a key, and the rule by which it does nothing."""
     named = re.compile(rf"(?<![\w.]){re.escape(key)}(?![\w.])(?!\.\w)")
-    found = [message for message in _messages() if _names(named, message)]
-    found += [
+    refusals = [message for message in _messages() if _names(named, message)]
+    refusals += [
         f"{key} = ... does nothing with ...; leave it out, or {rule.instead}"
         for rule in RULES
         if rule.key == key
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(refusals))
 
 
 def _names(key: re.Pattern[str], message: str) -> bool:
@@ -46,13 +46,13 @@ def _names(key: re.Pattern[str], message: str) -> bool:
 
 @cache
 def _messages() -> tuple[str, ...]:
-    modules = [each.name for each in pkgutil.walk_packages(mpitrain.__path__, "mpitrain.")]
+    modules = [module.name for module in pkgutil.walk_packages(mpitrain.__path__, "mpitrain.")]
     raising = [name for name in modules if any(error in source_of(name) for error in RAISED)]
     return tuple(message for name in raising for message in _messages_in(tree_of(name)))
 
 
 def _messages_in(tree: ast.Module) -> Iterator[str]:
-    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     for function in functions:
         texts = _texts(function)
         for call in ast.walk(function):
@@ -65,9 +65,9 @@ def _messages_in(tree: ast.Module) -> Iterator[str]:
 def _texts(function: ast.FunctionDef) -> dict[str, ast.expr]:
     """Return the texts that a function gives names to, once each."""
     assigned = [
-        (each.targets[0].id, each.value)
-        for each in ast.walk(function)
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)
+        (node.targets[0].id, node.value)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     ]
     names = [name for name, _ in assigned]
     return {

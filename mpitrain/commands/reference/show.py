@@ -97,7 +97,7 @@ def whole(key: Key) -> str:
 
 def _choices(key: Key) -> dict[str, str]:
     """Return the names that a key can have besides the user's own, of keys that have a catalogue."""
-    return {"names": ", ".join(found)} if (found := names_for(key.name)) else {}
+    return {"names": ", ".join(names)} if (names := names_for(key.name)) else {}
 
 
 def names_for(key: str) -> list[str]:
@@ -110,7 +110,7 @@ def names_for(key: str) -> list[str]:
         return list(NAMES)
     if key == "model.preset":
         return list(presets())
-    catalogs = {each.key: each for each in (FAMILIES, OPTIMIZERS, SOURCES)}
+    catalogs = {catalog.key: catalog for catalog in (FAMILIES, OPTIMIZERS, SOURCES)}
     return list(catalogs[key].built_in()) if key in catalogs else []
 
 

@@ -154,8 +154,8 @@ class ContextAttention:
         return choose(request, q, like.expand(len(q_BHtC), kv_heads, queries, -1), masked, tile=True)
 
     def _require(self, x: torch.Tensor, heads: int) -> None:
-        found = tuple(x.shape[1:])
+        shape = tuple(x.shape[1:])
         needed = (heads, self.placement.length, self.head_width)
-        assert found == needed, (
+        assert shape == needed, (
             f"[B, heads, positions here, width]: found {tuple(x.shape)}, needed {needed} after B"
         )

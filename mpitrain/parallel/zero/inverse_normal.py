@@ -49,9 +49,9 @@ def table() -> Coefficients:
     left, at, right = (exact(q) / (q - 0.5) for q in (middle - reach, middle, middle + reach))
     slope = (right - left) / (2 * reach)
     bend = (left - 2 * at + right) / (2 * reach * reach)
-    found = Coefficients(at + middle * (bend * middle - slope), slope - 2 * bend * middle, bend)
-    found.constant[0] = math.nan  # smaller q, too, are looked up there
-    return Coefficients(*(np.append(part, math.nan) for part in found))  # and there u = 0.5
+    coefficients = Coefficients(at + middle * (bend * middle - slope), slope - 2 * bend * middle, bend)
+    coefficients.constant[0] = math.nan  # smaller q, too, are looked up there
+    return Coefficients(*(np.append(part, math.nan) for part in coefficients))  # and there u = 0.5
 
 
 def exact(u: np.ndarray, std: float = 1.0) -> np.ndarray:

@@ -119,7 +119,7 @@ def zero_groups_of(config: Config, mesh: Mesh) -> dict[str, ZeroGroup]:
         "offload": config.memory.offload in ("optimizer", "all"),
         "cores": mesh.cores_of_rank,
     }
-    found = {}
+    groups = {}
     for name, domain in domains_of(config).items():
         shard = mesh[domain.shard]
         replicate = mesh[domain.replicate]
@@ -127,8 +127,8 @@ def zero_groups_of(config: Config, mesh: Mesh) -> dict[str, ZeroGroup]:
         exact = name == COUNTED
         wire = wire_type(config.precision) if sent and not exact else None
         more = {"wire": wire, "exact": exact, "drops_weights": drops_weights(config, name)}
-        found[name] = ZeroGroup(config.parallel.zero, shard, replicate, **more, **facts)
-    return found
+        groups[name] = ZeroGroup(config.parallel.zero, shard, replicate, **more, **facts)
+    return groups
 
 
 def reserve(
