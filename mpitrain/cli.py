@@ -721,7 +721,7 @@ def generate(
         click.echo(piece, nl=False)
 
 
-@cli.command(short_help="Write a page of runs: curves, a step's timeline, ends, evaluations, configuration.")
+@cli.command(short_help="Write a page that shows a run, or compares several.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
 @click.option(
     "--out",
