@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from mpitrain.plan.declared import probabilities
 from mpitrain.plan.declared.dropout_sites import mask_bytes
@@ -103,12 +103,13 @@ class Layer(Protocol):
         says it. Rows to experts are counted as if tokens chose evenly.
         """
 
-    def work(self, layout: StepLayout, load: float) -> PartWork:
+    def work(self, layout: StepLayout, load: float) -> PartWork | None:
         """Return what it computes, sends and keeps, for predictions of a step's time.
 
-        load: rows of the rank whose experts have most, over the mean. A layer of a user's own may leave
-        this method out (work_of).
+        None: what follows from its parameters and FLOPs (work_of).
+        load: rows of the rank whose experts have most, over the mean.
         """
+        return None
 
     def items(self, own: Mapping[str, Any], site: Any) -> list[Any]:
         """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name,
@@ -129,13 +130,14 @@ def cache_bytes_of(layer: Layer, positions: int, itemsize: int) -> int | None:
 
 
 def work_of(layer: Layer, layout: StepLayout, load: float, width: int) -> PartWork:
-    """Return the work of a layer; of one that has no method `work`, by its parameters and FLOPs.
+    """Return the work of a layer; of one that declares none, by its parameters and FLOPs.
 
     width: of the residual stream.
     """
-    declared = getattr(layer, "work", None)
+    declare = getattr(layer, "work", None)
+    declared: PartWork | None = None if declare is None else declare(layout, load)
     if declared is not None:
-        return cast(PartWork, declared(layout, load))
+        return declared
     specs = layer.parameters()
     core = max(0.0, layer.flops(layout.sequence) - product_flops(specs))
     return work_by_parameters(specs, core, layout, width)
