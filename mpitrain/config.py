@@ -289,6 +289,9 @@ class Data(ConfigTable, frozen=True):
     ends: CountOrNone | Literal["none"] | None = None
     # type of ids in files that don't say it; "": as usual for the format
     dtype: Literal["", "uint8", "uint16", "uint32", "uint64"] = ""
+    # [[first, end], ...]: sequences of the order that aren't read, such as those before a spike of the
+    # loss; `mpitrain data show` prints their numbers
+    skip: tuple[tuple[CountOrNone, Count], ...] = ()
     damaged: CountOrNone = 0  # number of damaged lines, rows or documents that are left out, at most
     # a tokenizer.json of the tokenizers library; or bytes: a token for each byte, 256 of them
     tokenizer: str = "bytes"
@@ -323,6 +326,8 @@ class Data(ConfigTable, frozen=True):
 class Batch(ConfigTable, frozen=True, rename={"global_": "global"}):
     # sequences per step over all ranks; 0: the smallest multiple of dp * micro that is at least 24
     global_: CountOrNone = 0
+    # [[step, sequences], ...]: batch.global from these steps on, which grows so
+    growth: tuple[tuple[Count, Count], ...] = ()
     micro: Count = 1  # sequences per microbatch
 
 

@@ -24,6 +24,7 @@ statistics               lengths, duplicates and faults of prepared tokens
 token_export             prepared tokens as .bin and .idx, .ds, .npy
 shared_tokens            data.tokens: tokenized corpora that runs share
 split, copies            training and validation text; copies of held-out documents
+batch_sizes              sequences of each step, where the batch grows
 mixture                  which source each slot of the order is read from, by weights
 order, permutation       which windows a step trains on: the shuffled order of an epoch
 packed_rows              rows of whole documents, best fit first

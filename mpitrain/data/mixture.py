@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpitrain.config import DataSource
+from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.packed_rows import SourceSampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DataError
@@ -228,17 +229,14 @@ def _in_phase(phase: BlendPhase, slots: np.ndarray) -> tuple[np.ndarray, np.ndar
     return sources, numbers + phase.before[sources]
 
 
-def blends_of(sources: Sequence[DataSource], batch: int) -> list[Blend]:
-    """Return the weights of a configuration, from each slot on where one changes.
-
-    batch: sequences of a step.
-    """
+def blends_of(sources: Sequence[DataSource], batch: BatchSizes) -> list[Blend]:
+    """Return the weights of a configuration, from each slot on where one changes."""
     tables = [
         [(1, source.weight)] if isinstance(source.weight, float) else sorted(source.weight)
         for source in sources
     ]
     steps = sorted({1, *(step for table in tables for step, _ in table)})
-    return [Blend((step - 1) * batch, tuple(_weight_at(table, step) for table in tables)) for step in steps]
+    return [Blend(batch.before(step), tuple(_weight_at(table, step) for table in tables)) for step in steps]
 
 
 def _weight_at(table: Sequence[tuple[int, float]], step: int) -> float:
@@ -246,7 +244,7 @@ def _weight_at(table: Sequence[tuple[int, float]], step: int) -> float:
     return next((weight for begin, weight in reversed(table) if begin <= step), 0.0)
 
 
-def mixture_of(sources: Sequence[DataSource], batch: int, sizes: Sequence[int]) -> Mixture:
+def mixture_of(sources: Sequence[DataSource], batch: BatchSizes, sizes: Sequence[int]) -> Mixture:
     """Return the mixture of a configuration. sizes: sequences of each source, of one epoch."""
     most = [source.epochs * size for source, size in zip(sources, sizes, strict=True)]
     return Mixture(blends_of(sources, batch), most)
@@ -286,5 +284,45 @@ class MixtureSampler:
         return self.rows(slots).tokens
 
 
-Samplers = SourceSampler | MixtureSampler
+def places_after_skips(slots: Sequence[int], skip: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return the places in the order of slots, of which some ranges are left out (data.skip)."""
+    places = np.array(slots, np.int64)
+    for first, end in skip:
+        places[places >= first] += end - first
+    return places
+
+
+class SkippingSampler:
+    """The sequences of a sampler without those of some ranges (data.skip).
+
+    skip: first and end of each range of the sampler's slots, ascending.
+
+        skip [2, 4)    slots 0 1 2 3 ...    sequences of the order 0 1 4 5 ...
+    """
+
+    def __init__(self, sampler: SourceSampler | MixtureSampler, skip: Sequence[tuple[int, int]]):
+        self.whole = sampler
+        self.num_sequences = sampler.num_sequences
+        self.is_shuffled = sampler.is_shuffled
+        self.attended_length = sampler.attended_length
+        self._skip = skip
+
+    def places(self, slots: Sequence[int]) -> np.ndarray:
+        """Return the places of slots in the order."""
+        return places_after_skips(slots, self._skip)
+
+    def rows(self, slots: Sequence[int]) -> TokenRows:
+        """Return the windows for `slots`, in the order asked."""
+        return self.whole.rows(self.places(slots))
+
+    def pieces(self, slot: int) -> list[tuple[int, int]]:
+        """Return the pieces of tokens.bin that a slot's window has: begin and end of each."""
+        return self.whole.pieces(int(self.places([slot])[0]))
+
+    def sequences(self, slots: Sequence[int]) -> np.ndarray:
+        """Return the tokens of these windows."""
+        return self.rows(slots).tokens
+
+
+Samplers = SourceSampler | MixtureSampler | SkippingSampler
 """Whatever sequences of a step are asked of, by their places in the order."""

@@ -119,6 +119,15 @@ class Plan:
         batch = msgspec.structs.replace(batch, global_=rows)
         return Plan(msgspec.structs.replace(self.config, batch=batch), self.model)
 
+    @property
+    def growing(self) -> tuple["Plan", ...]:
+        """The plans of all batches that batch.growth names, each proved; none if it names none."""
+        per_round = self.config.parallel.dp * self.config.batch.micro
+        sizes = dict.fromkeys(size for _, size in self.config.batch.growth)
+        plans = tuple(self.with_microbatches(size // per_round) for size in sizes)
+        assert all(plan.training for plan in plans)
+        return plans
+
     def stage(self, number: int) -> StagePlan:
         """Return the stage of the model that stage `number` of the table is."""
         return self.stages[number % self.table.depth]

@@ -10,6 +10,7 @@ from mpitrain.cluster.crowding import crowded
 from mpitrain.comm.base import library
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
+from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.corpus import corpus_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import costs, idle_here
@@ -72,7 +73,7 @@ class Announcements:
 
     def _validation_line(self) -> str:
         config = self.plan.config
-        asked = config.run.eval_batches * config.batch.global_
+        asked = config.run.eval_batches * BatchSizes(config.batch).at(1)
         known = self.corpora.validation.num_sequences
         fewer = (
             f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)"

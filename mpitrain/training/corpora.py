@@ -7,8 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from mpitrain.config import Config
+from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.copies import copies_of
-from mpitrain.data.mixture import MixtureSampler, Samplers, mixture_of
+from mpitrain.data.mixture import (
+    MixtureSampler,
+    Samplers,
+    SkippingSampler,
+    mixture_of,
+    places_after_skips,
+)
 from mpitrain.data.order import Sampler
 from mpitrain.data.origin import ReadCounts
 from mpitrain.data.packed_rows import PackedSampler, SourceSampler
@@ -96,18 +103,24 @@ class PreparedCorpus:
         validation = sampler_of(parts.validation, all(converse), None)
         if not data.sources:
             train = sampler_of(parts.train, converse[0], seed)
-            return train, validation, parts.description + self._left_out([train, validation])
+            how = parts.description + self._left_out([train, validation])
+            return self._skipping(train), validation, how
         lasts = np.asarray(ends)[np.cumsum(tally.parts) - 1].tolist()
         places = zip([0, *lasts], lasts, strict=False)
         samplers = [
             sampler_of(within(parts.train, *place), whole, seed)
             for place, whole in zip(places, converse, strict=True)
         ]
-        batch = self._config.batch.global_
+        batch = BatchSizes(self._config.batch)
         mixture = mixture_of(data.sources, batch, [sampler.num_sequences for sampler in samplers])
-        mixture.require(self._config.run.steps * batch)
+        last = batch.before(self._config.run.steps + 1) - 1
+        mixture.require(int(places_after_skips([last], data.skip)[0]) + 1)
         how = parts.description + self._left_out([*samplers, validation])
-        return MixtureSampler(samplers, mixture), validation, how
+        return self._skipping(MixtureSampler(samplers, mixture)), validation, how
+
+    def _skipping(self, sampler: SourceSampler | MixtureSampler) -> Samplers:
+        skip = self._config.data.skip
+        return SkippingSampler(sampler, skip) if skip else sampler
 
     def _left_out(self, samplers: Sequence[SourceSampler]) -> str:
         """Say how many conversations are longer than a row. Raises DataError for too many of them."""

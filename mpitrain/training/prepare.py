@@ -26,9 +26,16 @@ from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.base.world import World, connect
 from mpitrain.config import Config, LoadedConfig, as_override, plugins_of
+from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.corpus import corpus_of
 from mpitrain.data.corpus_files import check_source
-from mpitrain.data.mixture import MixtureSampler, Samplers, mixture_of
+from mpitrain.data.mixture import (
+    MixtureSampler,
+    Samplers,
+    SkippingSampler,
+    mixture_of,
+    places_after_skips,
+)
 from mpitrain.data.preparation import Reporter, prepare
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
 from mpitrain.data.tokens import (
@@ -222,7 +229,8 @@ def _plan(
     if vocabulary.older_end_of_text is None:
         separator(config.data, vocabulary)  # else a run begun before may have one
     plan = resolved_plan(config, world, vocabulary)
-    require_memory(plan)
+    for of_step in plan.growing or (plan,):
+        require_memory(of_step)
     if record:
         record.require(world.size, plan.config.run.steps)
     if profile := ProfileRequest.read(plan.config.run.profile):
@@ -543,16 +551,34 @@ class _Opening:
         """Raise CheckpointError if weights changed for steps that the run has done already."""
         newest = self.newest
         before = saved_config(newest, self.config) if newest and newest.step else None
-        if newest is None or before is None or not isinstance(train, MixtureSampler):
+        if newest is None or before is None:
+            return
+        self._require_same_skip(newest, before)
+        train = train.whole if isinstance(train, SkippingSampler) else train
+        if not isinstance(train, MixtureSampler):
             return
         sizes = train.sizes
-        past = mixture_of(before.data.sources, self.config.batch.global_, sizes)
-        read = newest.step * self.config.batch.global_
+        batch = BatchSizes(self.config.batch)
+        past = mixture_of(before.data.sources, batch, sizes)
+        read = batch.before(newest.step + 1)
         if len(before.data.sources) != len(sizes) or past.until(read) != train.mixture.until(read):
             raise CheckpointError(
                 f"{self.rundir.checkpoints}: data.sources had other weights in the {newest.step} steps that "
                 "are done; keep those, and give new ones from a later step on: weight = [[1, ...], "
                 f"[{newest.step + 1}, ...]]"
+            )
+
+    def _require_same_skip(self, newest: Newest, before: Config) -> None:
+        """Raise CheckpointError if data.skip changed for sequences that were passed already."""
+        read = BatchSizes(self.config.batch).before(newest.step + 1)
+        reached = int(places_after_skips([read], before.data.skip)[0])
+        changed = {*before.data.skip} ^ {*self.config.data.skip}
+        passed = sorted(first for first, _ in changed if first < reached)
+        if passed:
+            raise CheckpointError(
+                f"{self.rundir.checkpoints}: data.skip has another range from sequence {passed[0]:,} on, "
+                f"which step {newest.step} has passed; keep what it was up to there, or remove the "
+                "checkpoints after it, to resume from an earlier one"
             )
 
     def _still(self, what: str) -> None:

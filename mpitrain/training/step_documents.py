@@ -11,8 +11,10 @@ import numpy as np
 from mpitrain.cluster.rundir import RunDir, lines_of, number_in, read_config, require_run
 from mpitrain.comm.base.grid import Grid
 from mpitrain.config import Config, Data
+from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.corpus import corpus_of
 from mpitrain.data.corpus_files import named
+from mpitrain.data.mixture import places_after_skips
 from mpitrain.data.permutation import FEISTEL, SORTED
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
 from mpitrain.data.tokens import describe, open_ends, open_tokens
@@ -55,8 +57,8 @@ class StepDocuments:
         require_run(self.rundir)
         self.config = read_config(self.rundir.config)
         self.tokenizer = tokenizer_of_run(self.rundir, self.config.data, None)
-        first = self._first_place(step)
-        batch = self.config.batch.global_
+        batch = BatchSizes(self.config.batch).at(step)
+        first = self._first_place(step, batch)
         self.positions: np.ndarray | None = None
         self.places = range(first, first + batch)
         if rank is not None:
@@ -74,14 +76,15 @@ class StepDocuments:
         prepared = PreparedCorpus(self.config, self.rundir.data, self.tokenizer, newest)
         prepared.copies = prepared.find_copies()
         train = prepared.corpora().train
-        for place in self.places:
-            pieces = train.pieces(place)
+        for slot in self.places:
+            pieces = train.pieces(slot)
+            place = int(places_after_skips([slot], self.config.data.skip)[0])
             yield SequenceRead(place, [part for piece in pieces for part in self._parts(*piece)])
 
-    def _first_place(self, step: int) -> int:
+    def _first_place(self, step: int, batch: int) -> int:
         """Return the place in the order at which a step begins. Raises ConfigError for one not done."""
         last = 0
-        sequence, batch = self.config.data.sequence, self.config.batch.global_
+        sequence = self.config.data.sequence
         with suppress(FileNotFoundError):
             for line, known in lines_of(self.rundir.metrics):
                 last = max(last, known or 0)

@@ -29,6 +29,7 @@ from mpitrain.cluster.resident import peak_resident, resident
 from mpitrain.cluster.status_board import BUSY, WAITING
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
+from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, StoppedEarly
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
@@ -84,8 +85,21 @@ def run(
         calibration = world.on_first_rank(
             "looking at --calibrate", lambda: CalibrationFile.require(calibrate, machine)
         )
-    with built(opened, world, guard, record) as trainer:
-        return trainer.train(calibration)
+    while True:
+        with built(opened, world, guard, record) as trainer:
+            code = trainer.train(calibration)
+        if code is not None:
+            return code
+        newest = opened.newest._replace(step=trainer.counts.step)
+        opened = replace(opened, newest=newest, notes=[])
+
+
+def _with_batch(opened: PreparedRun) -> PreparedRun:
+    """Return a run with the plan of the batch that its next step has (batch.growth)."""
+    config = opened.plan.config
+    size = BatchSizes(config.batch).at(opened.newest.step + 1)
+    number = size // (config.parallel.dp * config.batch.micro)
+    return replace(opened, plan=opened.plan.with_microbatches(number))
 
 
 def _compared(run: MeasuredRun, calibration: CalibrationFile | None) -> str:
@@ -112,6 +126,7 @@ def built(
     Raises, alike on all ranks, InputError if a device or a checkpoint isn't what the configuration
     needs, and StoppedEarly if one has to leave before the first step.
     """
+    opened = _with_batch(opened)
     config = opened.plan.config
     place = guard.place
     guard.leave_if_asked(world)
@@ -170,6 +185,7 @@ class Trainer:
     """The loop of one rank.
 
     code: the exit code, when the run is over before run.steps.
+    last_step: with this batch (batch.growth).
     """
 
     def __init__(
@@ -205,6 +221,7 @@ class Trainer:
         self.step_tokens = config.batch.global_ * config.data.sequence
         self.num_validated = _num_validated(opened)
         self.counts = RunCounts()
+        self.last_step = BatchSizes(config.batch).last_alike(opened.newest.step + 1, config.run.steps)
         self.code: int | None = None
         self.last_words = ""
         self.urgency = STAY
@@ -234,13 +251,17 @@ class Trainer:
 
     # ------------------------------------------------------------ the loop
 
-    def train(self, calibration: CalibrationFile | None = None) -> int:
-        """Run the steps that are left; return the exit code, the same on all ranks."""
+    def train(self, calibration: CalibrationFile | None = None) -> int | None:
+        """Run the steps that are left; return the exit code, the same on all ranks.
+
+        None: the batch grows; the step is saved, and another plan resumes from it.
+        """
         self.begin()
         with self.report:
             for _ in self.steps():
                 pass
-        return self.finish(calibration)
+        grows = self.code is None and self.counts.step < self.config.run.steps
+        return None if grows else self.finish(calibration)
 
     def begin(self) -> None:
         """Say what is trained, and settle which steps are traced, recorded and measured.
@@ -282,7 +303,7 @@ class Trainer:
         if self.counts.step == 0:
             self._log({"step": 0, **self.validate()})
         self.guard.requests.begin_steps()
-        while self.counts.step < self.config.run.steps and self.code is None:
+        while self.counts.step < self.last_step and self.code is None:
             yield self._one_step()
 
     def finish(self, calibration: CalibrationFile | None = None) -> int:
@@ -442,7 +463,8 @@ class Trainer:
         run = self.config.run
         step = self.counts.step
         over = step == run.steps or self.urgency > STAY
-        saving = over or bool(run.save_every and step % run.save_every == 0)
+        grows = step == self.last_step and not over
+        saving = over or grows or bool(run.save_every and step % run.save_every == 0)
         if corruption := self.checks.corruption(step, saving):
             return self._corrupted(corruption)
         last = self.recovery.last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
@@ -453,7 +475,15 @@ class Trainer:
             self._save(result, val_loss)
         elif not reason and self.memory.due(step):
             self.memory.copy(step, self.recovery.meta(None))
-        return self._end(reason) if over or reason else None
+        if over or reason:
+            return self._end(reason)
+        return self._end_of_batch() if grows else None
+
+    def _end_of_batch(self) -> int | None:
+        """Wait for the step that another plan resumes from; return the exit code if it isn't saved."""
+        self.saver.finish()
+        last = self.saver.last
+        return self._end(last.reason) if last.reason or last.unhealthy else None
 
     def _is_alone(self, step: int, stop: int) -> bool:
         """Return whether the next step doesn't follow at once.
@@ -638,6 +668,6 @@ class Trainer:
 def _num_validated(opened: PreparedRun) -> int:
     """Return the number of sequences of a validation."""
     config = opened.plan.config
-    asked = config.run.eval_batches * config.batch.global_
+    asked = config.run.eval_batches * BatchSizes(config.batch).at(1)
     corpora = opened.corpora
     return min(asked, corpora.validation.num_sequences) if corpora.by_documents else asked

@@ -18,10 +18,10 @@ path = "{folder}/datatrove"
 """
 
 
-def written(folder, name="config.toml", change=("", "")):
+def written(folder, name="config.toml", change=("", ""), documents=DOCUMENTS):
     for number, writer in enumerate((formats.megatron, formats.jsonl, formats.datatrove)):
         (folder / writer.__name__).mkdir(exist_ok=True)
-        writer(folder / writer.__name__, DOCUMENTS[number::3])
+        writer(folder / writer.__name__, documents[number::3])
     (folder / name).write_text(MIXTURE.format(folder=folder).replace(*change))
     return folder / name
 

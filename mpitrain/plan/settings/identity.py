@@ -12,6 +12,8 @@ BY_CONTENT = (
     "data.begin_of_text",
     "data.order",
     *("data.ends", "data.dtype", "data.damaged", "data.sources"),
+    "data.skip",
+    "batch.growth",
 )
 IDENTITY = (
     "run.seed",

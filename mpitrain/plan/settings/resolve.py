@@ -2,6 +2,7 @@
 together, before anything is built.
 """
 
+import itertools
 import json
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from mpitrain.config import (
     Precision,
     Run,
 )
+from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.mixture import blends_of
 from mpitrain.data.source import SOURCES
 from mpitrain.errors import ConfigError, nearest
@@ -82,6 +84,7 @@ def resolve(
     machine = num_ranks, vocab, num_nodes, node_ranks, counted, needed
     config = with_schedule(config, lambda closed: resolve(closed, *machine))
     SOURCES.find(config.data.source)  # or raise ConfigError
+    _refuse_skip(config.data)
     _refuse_mixture(config.data)
     preset = _preset(config.model)
     model = _model(config.model, preset, vocab, needed or vocab)
@@ -457,13 +460,36 @@ def _batch(batch: Batch, own: Table | None, dp: int) -> Batch:
     """Fill in the sequences of a step: 24 at least, or the microbatches of the user's own table."""
     per_round = dp * batch.micro
     rounds = -(-24 // per_round) if own is None else microbatches_in(own)
-    total = batch.global_ or rounds * per_round
+    total = batch.global_ or _first_of_growth(batch) or rounds * per_round
     if total % per_round:
         raise ConfigError(
             f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} "
             f"on parallel.dp = {dp} ranks; use a multiple of {per_round}"
         )
-    return Batch(global_=total, micro=batch.micro)
+    return Batch(global_=total, micro=batch.micro, growth=_growth(batch, total, dp * batch.micro))
+
+
+def _first_of_growth(batch: Batch) -> int:
+    """Return the batch of the first step, if batch.growth says it; else 0."""
+    return next((size for step, size in batch.growth if step == 1), 0)
+
+
+def _growth(batch: Batch, first: int, per_round: int) -> tuple[tuple[int, int], ...]:
+    """Return batch.growth from step 1 on; refuse steps out of order, and undivided batches."""
+    if not batch.growth:
+        return ()
+    growth = batch.growth if batch.growth[0][0] == 1 else ((1, first), *batch.growth)
+    steps = [step for step, _ in growth]
+    if steps != sorted(set(steps)):
+        found = ", ".join(map(str, steps))
+        raise ConfigError(f"batch.growth: found steps {found}; give each step once, in their order")
+    for step, size in growth:
+        if size % per_round:
+            raise ConfigError(
+                f"batch.growth: {size:,} sequences from step {step:,} on don't divide into microbatches "
+                f"of all data-parallel ranks; give multiples of {per_round:,}"
+            )
+    return growth
 
 
 def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
@@ -479,6 +505,16 @@ def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
     return max((d for d in divisors if batch.global_ % (d * batch.micro) == 0), default=num_ranks)
 
 
+def _refuse_skip(data: Data) -> None:
+    """Refuse ranges of data.skip that are empty, or out of order."""
+    numbers = [number for pair in data.skip for number in pair]
+    if any(one >= other for one, other in itertools.pairwise(numbers)):
+        found = ", ".join(f"[{first}, {end}]" for first, end in data.skip)
+        raise ConfigError(
+            f"data.skip: found {found}; give the first sequence and the one after the last, in their order"
+        )
+
+
 def _refuse_mixture(data: Data) -> None:
     """Refuse sources beside keys that mean a single one, and weights that leave a step without data."""
     if not data.sources:
@@ -486,7 +522,7 @@ def _refuse_mixture(data: Data) -> None:
     for key, value in (("data.path", data.path), ("data.val_path", data.val_path)):
         if value:
             raise ConfigError(f"{key} has no use with data.sources; leave it out")
-    for blend in blends_of(data.sources, 1):
+    for blend in blends_of(data.sources, BatchSizes(Batch(global_=1))):
         if not any(blend.weights):
             found = f"data.sources: all weights are 0 from step {blend.begin + 1} on"
             raise ConfigError(f"{found}; give one of them a weight above 0")

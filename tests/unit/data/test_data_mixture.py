@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from conftest import WITH_LONG
 
-from mpitrain.config import DataSource
+from mpitrain.config import Batch, DataSource
 from mpitrain.data import mixture as mixture_module
+from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.mixture import Blend, Mixture, MixtureSampler, Shares, blends_of, in_integers
 from mpitrain.data.order import Sampler
 from mpitrain.errors import DataError
@@ -113,7 +114,11 @@ def test_a_weight_below_a_millionth_is_read_too(monkeypatch):
 
 def test_weights_from_steps_on():
     sources = [DataSource(path="a", weight=2.0), DataSource(path="b", weight=((5, 1.0), (9, 0.0)))]
-    assert blends_of(sources, 10) == [Blend(0, (2, 0)), Blend(40, (2, 1)), Blend(80, (2, 0))]
+    blends = [Blend(0, (2, 0)), Blend(40, (2, 1)), Blend(80, (2, 0))]
+    assert blends_of(sources, BatchSizes(Batch(global_=10))) == blends
+    growing = BatchSizes(Batch(global_=10, growth=((1, 10), (3, 20), (7, 40))))
+    assert [blend.begin for blend in blends_of(sources, growing)] == [0, 60, 180]
+    assert [growing.at(step) for step in (1, 2, 3, 6, 7, 99)] == [10, 10, 20, 20, 40, 40]
 
 
 # ---------------------------------------------------------------- rows

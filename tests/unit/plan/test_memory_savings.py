@@ -143,7 +143,14 @@ INSTEAD = {  # keys of the same tables that claim to save none of these
         "experts.dispatch",  # what crosses nodes: tests/ranks/test_experts_exchange.py
     },
     "size": {
-        *("parallel.dp", "batch.global", "pipeline.chunks", "pipeline.stages", "pipeline.times"),
+        *(
+            "parallel.dp",
+            "batch.global",
+            "batch.growth",
+            "pipeline.chunks",
+            "pipeline.stages",
+            "pipeline.times",
+        ),
         *("pipeline.weight_memory", "experts.count", "experts.active", "experts.shared", "experts.width"),
         *("experts.first", "experts.every"),
         "experts.capacity",  # a bound: equal loads are predicted
