@@ -90,8 +90,9 @@ def run(
             code = trainer.train(calibration)
         if code is not None:
             return code
-        newest = opened.newest._replace(step=trainer.counts.step)
-        opened = replace(opened, newest=newest, notes=[])
+        step, folder = trainer.counts.step, opened.rundir.checkpoints
+        newest = opened.saved._replace(step=step, folder=folder)
+        opened = replace(opened, newest=newest, saved=newest, notes=[])
 
 
 def _with_batch(opened: PreparedRun) -> PreparedRun:
@@ -236,9 +237,8 @@ class Trainer:
         self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)
         self.checks = Checks(self.actor, mesh, world, self.place, self.rundir, self.report.say, record)
         self.rows = StepRows(self.actor, self.corpora.separate, mesh["dp"].rank)
-        self.side_files = SideFiles(
-            self.actor, self.recorder, world, self.rundir, self.place, self.report.say
-        )
+        say = self.report.say
+        self.side_files = SideFiles(self.actor, self.recorder, world, self.rundir, self.place, say)
         self.profiling = Profiling(self.actor, world, self.rundir, self.place, self.report.say)
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.watched = 0  # the step in which activations are counted
@@ -471,17 +471,23 @@ class Trainer:
         if last:
             return self._roll_back(last)
         reason = self._count_skips(result)
-        if not reason and saving:
-            self._save(result, val_loss)
-        elif not reason and self.memory.due(step):
-            self.memory.copy(step, self.recovery.meta(None))
+        if not reason:
+            self._keep(result, val_loss, saving)
         if over or reason:
             return self._end(reason)
         return self._end_of_batch() if grows else None
 
+    def _keep(self, result: StepResult, val_loss: float | None, saving: bool) -> None:
+        """Save a step on disk, or copy it in memory, as is due."""
+        if saving:
+            self._save(result, val_loss)
+        elif self.memory.due(self.counts.step):
+            self.memory.copy(self.counts.step, self.recovery.meta(None))
+
     def _end_of_batch(self) -> int | None:
         """Wait for the step that another plan resumes from; return the exit code if it isn't saved."""
         self.saver.finish()
+        self.memory.forget()
         last = self.saver.last
         return self._end(last.reason) if last.reason or last.unhealthy else None
 
@@ -494,7 +500,7 @@ class Trainer:
         run = self.config.run
         check_every = self.config.numerics.check_every
         due = any(period and step % period == 0 for period in (run.eval_every, run.save_every, check_every))
-        return due or self.memory.due(step) or step in (self.watched, run.steps) or stop > STAY
+        return due or self.memory.due(step) or step in (self.watched, self.last_step) or stop > STAY
 
     def _end(self, reason: str) -> int:
         """Return the exit code after the last step, when nothing is being saved any more.
