@@ -13,6 +13,8 @@ from conftest import LONG
 from mpitrain.config import load
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import FAMILIES, presets
+from mpitrain.plan.declared.layer import Layer, work_of
+from mpitrain.plan.declared.parameters import matrix
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.model_parts import model_parts
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
@@ -139,3 +141,12 @@ def test_a_layer_that_declares_no_work_has_that_of_its_weights_and_flops(tp):
         assert ours.core.flops == pytest.approx(theirs.core.flops, rel=1e-6)
         assert (ours.forward, ours.backward) == (theirs.forward, theirs.backward)
     assert predict_step(model, layout, machine_of(find_machine("laptop"))).seconds > 0
+
+
+def test_a_layer_that_declares_no_work_has_that_of_its_parameters():
+    class Square(Layer):
+        def parameters(self):
+            return (matrix("square.weight", 64, 64, None),)
+
+    work = work_of(Square(), StepLayout(1, 128, 1), 1.0, 64)
+    assert [(p.n, p.k) for p in work.products] == [(64, 64)]
