@@ -4,6 +4,7 @@ import json
 import random
 import re
 from contextlib import suppress
+from importlib import resources
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from mpitrain.commands.plan.planner import PlanRequest, find_layouts
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.advice import advice
-from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.machine import find_machine, machine_of, read_machine
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.planner.choice import EQUAL
 
@@ -214,3 +215,77 @@ def test_more_memory_never_makes_the_best_choice_slower(case):
             ranks.append(min(each.rank for each in chosen))
             assert chosen[0].found.seconds <= (1 + EQUAL) * min(each.found.seconds for each in chosen)
     assert ranks and all(more <= less for less, more in pairwise(ranks))
+
+
+SHEET = (resources.files("mpitrain.jobs") / "machines" / "h100-80gb.toml").read_bytes().decode()
+FIGURES = {  # of SHEET, which numbers of others replace
+    "bf16": "peak = 989e12, sustained = 794.5e12",
+    "bandwidth": "peak = 3350e9, sustained = 2900e9",
+    "inside": "peak = 450e9, sustained = 300e9",
+    "between": "peak = 50e9, sustained = 32e9",
+    "forward": "peak = 989e12, sustained = 288e12",
+}
+NUMBERS = {
+    "bf16": (
+        "989 794", "989e3 794e3", "989e6 794e6", "989e12 0.8", "989e12 80.3", "989e12 794e3",
+        "989e12 1500e12", "-989e12 794e12", "989e12 -794e12", "nan 794e12", "989e12 nan", "inf 794e12",
+        "0 0", "1e30 1e30", "1e300 1e300", "'989T' 794e12", "[989e12] 794e12", "true 794e12",
+        "9" + 400 * "0" + " 794e12",
+    ),
+    "bandwidth": ("3.35 2.9", "3350 2900", "3350e3 2900e3", "3350e6 2900e6", "0 0", "3350e9 nan"),
+    "inside": ("450 300", "inf 300e9", "450e9 -inf", "1e30 1e30", "450e12 300e9", "0.0 0.0"),
+    "between": ("400 300", "4500e9 3000e9", "4500e9 32e9", "3.2e12 1.5e12", "0 0", "-50e9 32e9", "nan nan"),
+    "forward": ("98900e12 28800e12", "98900e12 288e12"),
+}  # fmt: skip
+KEYS = (
+    "memory_bytes = 80", "memory_bytes = 81920", "memory_bytes = -85899345920", "memory_bytes = 80.5",
+    "memory_bytes = '80GB'", "memory_bytes = 1e30", "memory_bytes = 85899345920000000",
+    "ranks_per_node = 0", "ranks_per_node = -8", "ranks_per_node = 7.5", "ranks_per_node = 9000000",
+    "launch_s = 5", "launch_s = 0.005", "launch_s = inf", "inside_latency_s = 3.4", "inside_latency_s = nan",
+    "inside_latency_s = -3e-6", "contention = 0.0", "contention = 80", "contended_nodes = 0",
+    "device = 'gpu'", "name = ''",
+)  # fmt: skip
+
+
+def _sheets():
+    """Yield files of machines that are nonsense, by name."""
+    for name, numbers in NUMBERS.items():
+        for pair in numbers:
+            peak, sustained = pair.split(" ")
+            yield (
+                f"{name} {pair[:20]}",
+                SHEET.replace(FIGURES[name], f"peak = {peak}, sustained = {sustained}"),
+            )
+    for line in KEYS:
+        yield line, re.sub(rf"(?m)^{line.split()[0]} = [^#\n]*", line, SHEET)
+    yield "another table", SHEET.replace("[links]", "[network]")
+    yield "another figure", SHEET.replace("bf16 = {", "bf17 = {")
+    yield "no source", re.sub("bf16 = .*", "bf16 = { peak = 989e12, sustained = 794e12 }", SHEET)
+    yield "no links", SHEET[: SHEET.index("[links]")]
+    yield "a key more", "colour = 1\n" + SHEET
+    yield "spread", "spread = [1.4, 1.0, 0.9]\n" + SHEET
+    yield from {
+        "nothing": "",
+        "half": SHEET[:900],
+        "JSON": "{}",
+        "too large": SHEET + "#" * (1 << 17),
+    }.items()
+
+
+NONSENSE = {name: text.encode() for name, text in _sheets()} | {
+    "UTF-16": SHEET.encode("utf-16"),
+    "compressed": b"\x1f\x8b\x08" + bytes(99),
+    "binary": b"\x7fELF\x02\x01" + bytes(500),
+    "brackets": b"a = " + b"[" * 5000,
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_a_machine_that_cannot_be_is_refused_in_words(name, tmp_path):
+    path = tmp_path / "machine.toml"
+    path.write_bytes(NONSENSE[name])
+    assert NONSENSE[name] != SHEET.encode()
+    with pytest.raises(
+        ConfigError, match=r"needed|give the path of a TOML file|no key needs|found no|is above"
+    ):
+        read_machine(str(path))

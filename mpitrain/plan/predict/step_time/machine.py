@@ -475,19 +475,23 @@ def _of_pairs(machine: MachineFile) -> Iterator[str]:
     links = machine.links
     fastest = max(figure.peak for figure in machine.products.values())
     bandwidth = machine.memory["bandwidth"].peak
-    for key, figure in machine.attention.items():
-        if figure.sustained > fastest:
-            yield f"attention.{key}: sustained = {figure.sustained:g} is above products' peak, {fastest:g}"
-    if links.between.sustained > FASTER_BETWEEN * links.inside.sustained:
-        yield (
-            f"links.between: sustained = {links.between.sustained:g} is more than {FASTER_BETWEEN:g} times "
-            f"links.inside's {links.inside.sustained:g}; needed both in bytes/s of one rank"
-        )
-    if links.inside.sustained > 2 * bandwidth:
-        yield (
-            f"links.inside: sustained = {links.inside.sustained:g} is more than twice memory.bandwidth's "
-            f"peak, {bandwidth:g}; needed both in bytes/s of one rank"
-        )
+    # sheets of hosts give their memory's peak, and say little of the links of processes
+    for kind in ("peak", "sustained") if machine.device == "cuda" else ("sustained",):
+        between, inside = getattr(links.between, kind), getattr(links.inside, kind)
+        for key, figure in machine.attention.items():
+            if getattr(figure, kind) > fastest:
+                rate = getattr(figure, kind)
+                yield f"attention.{key}: {kind} = {rate:g} is above products' peak, {fastest:g}"
+        if between > FASTER_BETWEEN * inside:
+            yield (
+                f"links.between: {kind} = {between:g} is more than {FASTER_BETWEEN:g} times "
+                f"links.inside's {inside:g}; needed both in bytes/s of one rank"
+            )
+        if inside > 2 * bandwidth:
+            yield (
+                f"links.inside: {kind} = {inside:g} is more than twice memory.bandwidth's "
+                f"peak, {bandwidth:g}; needed both in bytes/s of one rank"
+            )
     if not BALANCE[0] <= fastest / bandwidth <= BALANCE[1]:
         yield (
             f"memory.bandwidth: peak = {bandwidth:g} beside products of {fastest:g} FLOP/s, "
