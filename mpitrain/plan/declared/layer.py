@@ -7,6 +7,7 @@ balance, memory, FLOPs, what is sent, and checkpoints; from the items that a lay
 computed.
 """
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class Layer(Protocol):
         """
         return ()
 
+    @abstractmethod
     def parameters(self) -> tuple[Spec, ...]:
         """Return the whole parameters, by names within the block, in the order of the forward."""
 
@@ -71,14 +73,17 @@ class Layer(Protocol):
         """
         return product_flops(self.parameters())
 
+    @abstractmethod
     def kept(self, sizes: "Sizes", segment: int) -> int:
         """Return the bytes that the forward of a segment (of a sequence that is cut, else 0) leaves
         for the backward.
         """
 
+    @abstractmethod
     def left(self, sizes: "Sizes") -> int:
         """Return the bytes that a backward for inputs (I) leaves for the one for weights (W)."""
 
+    @abstractmethod
     def working(self, sizes: "Sizes") -> Working:
         """Return what its forward and its backward work with.
 
@@ -96,6 +101,7 @@ class Layer(Protocol):
         """
         return 0
 
+    @abstractmethod
     def traffic(self, sizes: "Sizes") -> tuple[Traffic, ...]:
         """Return what each of its items starts for a microbatch, in the order of the forward.
 
@@ -111,6 +117,7 @@ class Layer(Protocol):
         """
         return None
 
+    @abstractmethod
     def items(self, own: Mapping[str, Any], site: Any) -> list[Any]:
         """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name,
         where `site` says (model/build_context.py).
