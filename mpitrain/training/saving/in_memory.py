@@ -31,6 +31,7 @@ from mpitrain.training.saving.memory_folder import (
     CopiedPart,
     CopyFile,
     Manifest,
+    copies_in,
     remove_memory_folder,
 )
 from mpitrain.training.saving.saver import about_steps
@@ -80,6 +81,7 @@ class MemoryCopies:
         self.num_bytes = sum(sizes)
 
         def make_folder() -> Path:
+            self._remove_copies()  # of earlier starts: a checkpoint was made of them, or none could be
             folder = self._folder / f"{COPIES}{secrets.token_hex(4)}"
             folder.mkdir(mode=0o700)
             return folder
@@ -94,7 +96,7 @@ class MemoryCopies:
             world.on_every_rank("making room for copies in memory", make_file)
         except (CheckpointError, StorageError) as error:
             self._every = 0
-            world.on_first_rank("removing what is in memory", lambda: remove(folder))
+            world.on_first_rank("removing what is in memory", self._remove_copies)
             self._say(f"no copies in memory (recovery.every): {error.args[0]}")
 
     def _make(self, actor: Actor, path: Path, num_bytes: int, num_shards: int, about: StepInfo) -> None:
@@ -151,6 +153,10 @@ class MemoryCopies:
             f"copies in memory: {self._count:,}, {each_ms:,.2f} ms each on rank 0, for which a step "
             f"waits; they take {total:,.2f} MB of the node's memory"
         )
+
+    def _remove_copies(self) -> None:
+        for path in copies_in(self._folder):
+            remove(path)
 
     def _remove_steps(self) -> None:
         """Remove the checkpoints that starts have made of copies."""
