@@ -280,7 +280,12 @@ def expected_lines(config, train, validation):
         given = microbatches(train, range(16 * (step - 1), 16 * step))
         lr = cosine(step, 1e-2, 2, STEPS, 0.1)
         line, shares = one_step(weights, moments, given, step, *facts(config), lr, OPTIMIZER)
-        line |= {"step": step, "tokens": 16 * SEQUENCE * step, "skipped": skipped}
+        line |= {
+            "step": step,
+            "tokens": 16 * SEQUENCE * step,
+            "read": 16 * SEQUENCE * step,
+            "skipped": skipped,
+        }
         if step % 2 == 0:
             of_experts = {
                 f"load of {block}, {number}": x

@@ -150,6 +150,8 @@ INSTEAD = {  # keys of the same tables that claim to save none of these
             "pipeline.chunks",
             "pipeline.stages",
             "pipeline.times",
+            "pipeline.stage_times",
+            "pipeline.trace",
         ),
         *("pipeline.weight_memory", "experts.count", "experts.active", "experts.shared", "experts.width"),
         *("experts.first", "experts.every"),
