@@ -54,7 +54,18 @@ def ids(tmp_path):
 
 def test_those_there_are():
     assert sorted(SOURCES.built_in()) == [
-        *("auto", "datatrove", "jsonl", "megatron", "nanogpt", "npy", "parquet", "python-stdlib", "text")
+        *(
+            "auto",
+            "chat",
+            "datatrove",
+            "jsonl",
+            "megatron",
+            "nanogpt",
+            "npy",
+            "parquet",
+            "python-stdlib",
+            "text",
+        )
     ]
 
 
@@ -85,7 +96,9 @@ def test_a_file_in_the_folder_is_one_more_source(tmp_path):
 
 
 def test_an_unknown_one_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"data\.source = 'web'; known: auto, datatrove, jsonl, megatron"):
+    with pytest.raises(
+        ConfigError, match=r"data\.source = 'web'; known: auto, chat, datatrove, jsonl, megatron"
+    ):
         SOURCES.find("web")
     with pytest.raises(ConfigError, match=r"data\.source = 'txts'; did you mean text\?"):
         SOURCES.find("txts")
