@@ -63,7 +63,7 @@ def page(runs: Sequence[RecordedRun], over: str = "step") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(names[:200])}</title><style>{STYLE}</style>{library}</head><body>"
-        f"<h1>mpitrain report</h1>{''.join(sections)}{script}</body></html>\n"
+        f"<h1>A report by mpitrain</h1>{''.join(sections)}{script}</body></html>\n"
     )
 
 

@@ -96,7 +96,7 @@ def test_bad_keys_and_values_are_named(override, message):
             1,
             "optimizer.name = 'adam'; use optimizer.name = \"adamw\"; known: adamw, muon, sgd",
         ),
-        (["data.source=web"], 1, "data.source = 'web'; known: auto, datatrove, jsonl"),
+        (["data.source=web"], 1, "data.source = 'web'; known: auto, chat, datatrove, jsonl"),
         (["optimizer.name=muonn"], 1, r"optimizer.name = 'muonn'; did you mean muon\?"),
         (["run.keep_every=40"], 1, "run.keep_every = 40 does nothing with run.keep = 0"),
         (["run.keep_best=1"], 1, "run.keep_best = 1 does nothing with run.keep = 0"),

@@ -110,6 +110,7 @@ def test_a_layout_is_judged_by_the_memory_of_the_machine_that_is_named():
     assert "MB too much; the cheapest change that fits: parallel.zero = 1\n" in text
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("show", [show_proof, lambda *words: show_program(*words, None)])
 @pytest.mark.parametrize("limit", ["run.machine=h100-80gb", "memory.limit_gb=85"])
 def test_a_layout_that_is_given_has_to_fit_into_the_machine_that_is_named(show, limit):

@@ -194,7 +194,7 @@ def test_where_nothing_fits_it_is_said_what_would():
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("case", range(12))
+@pytest.mark.parametrize("case", [8, *range(8), *range(9, 12)])
 def test_more_memory_never_makes_the_best_choice_slower(case):
     """A layout that fits stays on the list. What is chosen takes EQUAL more than the best at most.
 
