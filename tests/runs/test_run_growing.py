@@ -8,13 +8,13 @@ import random
 from itertools import accumulate
 
 from effort import numbers
-from launch import mpirun, tail
+from launch import MPITRAIN, mpirun, tail
 from test_run_mixture import DOCUMENTS, losses, run, written
 
 RESTARTS = numbers(range(2), 10)
-STEPS = 8
+STEPS = max(8, len(RESTARTS) + 4)
 GROWTH = "[[3,24],[6,48]]"
-SIZES = [8] * 2 + [24] * 3 + [48] * 3
+SIZES = [8] * 2 + [24] * 3 + [48] * (STEPS - 5)
 
 
 def growing(config, run_dir, steps, num_ranks=1, **more):
@@ -50,7 +50,7 @@ def test_skipped_sequences_are_not_read(tmp_path):
     places = []
     for step in range(1, 5):
         command = ("data", "show", str(tmp_path / "run"), "--step", str(step), "--json")
-        shown = mpirun(1, "mpitrain", *command)
+        shown = mpirun(1, MPITRAIN, *command)
         assert shown.returncode == 0, tail(shown.output)
         places += [sequence["sequence"] for sequence in json.loads(shown.output)["sequences"]]
     assert places == [*range(20), *range(30, 40), *range(41, 75)]
