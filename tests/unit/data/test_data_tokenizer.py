@@ -400,7 +400,10 @@ def test_both_can_be_named_or_left_out(tmp_path):
 
 GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 50}
 STRANGERS = {
-    "a text that grows": ({"normalizer": {"type": "Sequence", "normalizers": [GROWING] * 8}}, "GB of memory"),
+    "a text that grows": (  # on a slow core the limit of time comes first
+        {"normalizer": {"type": "Sequence", "normalizers": [GROWING] * 8}},
+        "GB of memory|s of a core",
+    ),
     "a crash of the library": (
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
         "GB of memory|crashes",
