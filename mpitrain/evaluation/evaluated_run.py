@@ -23,7 +23,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.step_documents import tokenizer_of_run
-from mpitrain.weights.companions import ends_of_run, length_of_run
+from mpitrain.weights.companions import ends_of_run, length_of_run, prefix_of_texts
 
 MOST_CONTEXT = 2048  # by default: models read up to a million tokens, which no memory holds
 
@@ -71,7 +71,10 @@ class EvaluatedRun:
         self.plan = self.plan_at(1)
         if first:
             begin, end = _special_tokens(self.rundir, self.tokenizer)
-            self.vocabulary = EvaluatedVocabulary(self.tokenizer, begin, end)
+            own = request.tokenizer_file is None
+            named = prefix_of_texts(self.rundir, config.data) if own else None
+            prefix = end if named is None else named
+            self.vocabulary = EvaluatedVocabulary(self.tokenizer, begin, prefix)
             ends = ends_of_run(self.rundir) | frozenset(() if end is None else (end,))
             self.texts = [TextFile.read(name, request.text_key, self.vocabulary) for name in request.data]
             self.tasks = [TaskFile.read(name, request.shots, self.vocabulary, ends) for name in request.tasks]

@@ -23,13 +23,13 @@ OVERFLOW = 700.0  # exp of more is no number
 class EvaluatedVocabulary:
     """How texts become tokens.
 
-    prefix: the token before a text that has none of its own: the one that begins a text, or else
-    that ends one; None: there is neither.
+    begin: the token that begins a text, None: there is none.
+    prefix: the token before a text that has none of its own; None: there is none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, begin: int | None, end: int | None):
+    def __init__(self, tokenizer: Tokenizer, begin: int | None, prefix: int | None):
         self.tokenizer = tokenizer
-        self.prefix = end if begin is None else begin
+        self.prefix = prefix if begin is None else begin
         self.begin = [] if begin is None else [begin]
 
     def encode(self, text: str) -> list[int]:

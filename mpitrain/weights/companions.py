@@ -201,6 +201,26 @@ def special_tokens(run: RunDir | None, files: Mapping[str, bytes], data: Data) -
     return SpecialTokens(object_of(files.get(CONFIG)), own, given)
 
 
+def prefix_of_texts(run: RunDir, data: Data) -> int | None:
+    """Return the token before a text that is judged: what the tokenizer of an export names bos_token,
+    or else eos_token; None: it names neither.
+
+    So lm-evaluation-harness has it (prefix_token_id).
+    """
+    files = companions_of_run(run)
+    special = special_tokens(run, files, data)
+    config = object_of(files.get(TOKENIZER_CONFIG))
+    numbers = {text: number for number, text in _special_names(files.get(TOKENIZER, b"{}")).items()}
+    for field in ENDS[:2]:
+        named = config.get(field.removesuffix("_id"))
+        text = named.get("content") if isinstance(named, dict) else named
+        carried = None if field in special.replaced or not isinstance(text, str) else numbers.get(text)
+        number = special.own[field] if carried is None else carried
+        if number is not None:
+            return number
+    return None
+
+
 def exported(
     files: Mapping[str, bytes], described: Mapping[str, Any], replaced: frozenset[str], tokenizer: str
 ) -> Files:
