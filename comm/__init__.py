@@ -6,7 +6,7 @@ What sends nothing never does: on a login node MPI may refuse to start. Python r
 every module of the package.
 
 Rooms and files from the top down; each imports what stands below it only
-(tests/runs/test_layering.py).
+(tests/unit/tree/test_layering.py).
 
 standins/                       axes that send nothing: a rehearsal, and a replay of one rank alone
 mesh                            all axes of a rank: builds, names and frees their communicators

@@ -1,7 +1,7 @@
 """Pipeline schedules as tables: plain Python, no torch, no MPI.
 
 Rooms and files from the top down; each imports what stands below it only
-(tests/runs/test_layering.py).
+(tests/unit/tree/test_layering.py).
 
 time_and_memory, auto_choice      time against memory of all schedules; `auto`: the shortest that fits
 played                            a table with its proof, its timeline and its memory

@@ -28,7 +28,7 @@ OF_NO_RANK = {
         ),
         *(
             folders.TESTS / "runs" / f"test_{name}.py"
-            for name in ("checkpoint_save", "ckpt_commands", "help", "job_command", "layering", "without_mpi")
+            for name in ("checkpoint_save", "ckpt_commands", "help", "job_command", "without_mpi")
         ),
     ],
 }
