@@ -194,7 +194,7 @@ def cli() -> None:
 
     \b
     mpirun -n 2 mpitrain run                   train a small model
-    mpirun -n 8 mpitrain run my.toml           train as a file says, or resume
+    mpirun -n 8 mpitrain run my.toml           train by a configuration file, or resume
     mpitrain generate runs/my --prompt "..."   sample text from it
     """
 
@@ -204,22 +204,22 @@ def cli() -> None:
 @click.option(
     "--record",
     metavar="RANK:STEP",
-    help="Write what one rank begins a step with, and what comes to it, to a file.",
+    help="Record one rank's state and received messages of a step, for mpitrain replay.",
 )
 @click.option(
     "--time-limit",
     metavar="HH:MM:SS",
-    help="Leave with a checkpoint before this time is over: run.time_limit.",
+    help="Wall-clock limit, before which the run stops with a checkpoint: run.time_limit.",
 )
 @click.option(
     "--calibrate",
     metavar="FILE",
-    help="Write the run's measurements into a machine's file: run.machine's, or a new one.",
+    help="Calibrate a machine file by this run's measurements: run.machine's, or a new one.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Compute nothing: real ranks, communicators, messages; 512 ranks fit on one machine.",
+    help="Send without computing: real ranks, communicators, messages; 512 ranks fit on one host.",
 )
 @click.option(
     "--steps", type=click.IntRange(1, INTEGERS), help="With --dry-run: number of steps; default: 3."
@@ -228,13 +228,13 @@ def cli() -> None:
     "--share",
     type=click.FloatRange(0, 1, min_open=True),
     callback=_require_number,
-    help="With --dry-run: share of each message's length that is sent; default: 1.",
+    help="With --dry-run: share of each message's bytes to send; default: 1.",
 )
 @click.option(
     "--tflops",
     type=click.FloatRange(SLOWEST_TFLOPS),
     callback=_require_number,
-    help="With --dry-run: sleep for the time that a rank of this rate computes.",
+    help="With --dry-run: sleep for the compute time of a rank with this rate.",
 )
 @click.option(
     "--machine",
@@ -253,7 +253,7 @@ def run(
 ) -> int:
     """Train a model; the same command resumes from the newest checkpoint.
 
-    Without CONFIG: a small one on the quickstart corpus.
+    Without CONFIG: a small model on the quickstart corpus.
 
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (run it again to resume).
     """
@@ -363,16 +363,16 @@ def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
     _answer(layout.show_memory(config, overrides, ranks))
 
 
-@cli.command(short_help="Compare a layout with one rank, by a small copy in fp64.")
+@cli.command(short_help="Check a layout against one rank, with a small model in fp64.")
 @CONFIG
 @click.option(
     "--layout", required=True, metavar="AXIS=N,...", help="Degrees of the axes, for example tp=2,pp=2."
 )
 @OVERRIDE
 def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
-    """Check that a layout computes what one rank computes, with a small copy of the model in fp64.
+    """Check that a layout computes what one rank computes, with a small version of the model in fp64.
 
-    Starts mpirun where it isn't under one.
+    Starts mpirun itself, unless it already runs under mpirun.
 
     Exit codes: 0 equal, 1 different, 2 bad input.
     """
@@ -395,7 +395,7 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     return guarded(body, entry.report_error)
 
 
-@cli.command("import", short_help="Make a run of the weights of a Hugging Face folder.")
+@cli.command("import", short_help="Create a run from the weights of a Hugging Face folder.")
 @click.argument("path", type=click.Path(), callback=_require_name)
 @click.option(
     "--to",
@@ -407,18 +407,18 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
 )
 @OVERRIDE
 def import_weights(**asked) -> int:
-    """Make a run directory with the weights, the sizes and the tokenizer of a Hugging Face folder.
+    """Create a run directory with the weights, sizes and tokenizer of a Hugging Face folder.
 
     Under mpirun all ranks share the work. To train without a copy on disk, run with model.init = PATH.
 
-    Exit codes: 0 done, 2 the folder can't be imported, and nothing was written.
+    Exit codes: 0 done, 2 the folder can't be imported; nothing is written then.
     """
     from mpitrain.commands.weights import import_folder
 
     return _on_all_ranks(import_folder, **asked)
 
 
-@cli.command(short_help="Write a step as a Hugging Face folder, and prove it.")
+@cli.command(short_help="Export a step as a Hugging Face folder, and verify it.")
 @click.argument("path", metavar="RUN", type=click.Path(), callback=_require_name)
 @click.option("--to", "target", required=True, type=click.Path(), callback=_require_name, help="New folder.")
 @click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
@@ -436,20 +436,20 @@ def import_weights(**asked) -> int:
     help="Compare logits with transformers; default: for small models, where it is installed.",
 )
 def export(path: str, target: str, **asked) -> int:
-    """Write a step as a Hugging Face folder, read it back, and compare every weight.
+    """Export a step as a Hugging Face folder, read it back, and compare every weight.
 
     Under mpirun all ranks share the work.
 
-    Exit codes: 0 done and proved, 1 the folder differs from the step, 2 bad input.
+    Exit codes: 0 done and verified, 1 the folder differs from the step, 2 bad input.
     """
     from mpitrain.commands.weights import ExportOptions, export_step
 
     return _on_all_ranks(export_step, path=path, target=target, options=ExportOptions(**asked))
 
 
-@cli.group(short_help="Write, explain and submit the script of a scheduler's job.")
+@cli.group(short_help="Write, explain and submit a job script.")
 def job() -> None:
-    """Write the script of a job for a cluster's scheduler, explain it, submit it.
+    """Write a job script for a cluster's scheduler, explain it, submit it.
 
     The job resubmits itself until the run is done.
     """
@@ -469,22 +469,20 @@ JOB_OPTIONS = (  # of every scheduler, in the order of --help
         "time_limit",
         required=True,
         metavar="HH:MM:SS",
-        help="Length of one allocation; the job resubmits itself.",
+        help="Wall-clock limit of one allocation; the job resubmits itself.",
     ),
     click.option(
         "--ranks-per-node",
         default=4,
         show_default=True,
         type=click.IntRange(1, 4096),
-        help="Ranks of a node: one for each GPU, or for a few cores.",
+        help="Ranks per node: one per GPU, or one per few cores.",
     ),
     click.option(
-        "--cores", default=8, show_default=True, type=click.IntRange(1, 4096), help="Cores of a rank."
+        "--cores", default=8, show_default=True, type=click.IntRange(1, 4096), help="CPU cores per rank."
     ),
-    click.option(
-        "--gpus", default=0, show_default=True, type=click.IntRange(0, 4096), help="GPUs of a node."
-    ),
-    click.option("--account", default="", help="Account, project or bank that is charged."),
+    click.option("--gpus", default=0, show_default=True, type=click.IntRange(0, 4096), help="GPUs per node."),
+    click.option("--account", default="", help="Account, project or bank to charge."),
     click.option("--queue", default="", help="Queue or partition."),
     click.option(
         "--launch",
@@ -516,11 +514,11 @@ JOB_OPTIONS = (  # of every scheduler, in the order of --help
         "--directive",
         multiple=True,
         metavar="TEXT",
-        help="Further line for the scheduler, such as '--qos=debug' or '-l filesystems=home'.",
+        help="Additional directive for the scheduler, such as '--qos=debug' or '-l filesystems=home'.",
     ),
     MOST_STARTS,
     click.option("--out", metavar="FILE", help="Name of the script; default: from CONFIG and the scheduler."),
-    click.option("--force", is_flag=True, help="Replace a script that was edited."),
+    click.option("--force", is_flag=True, help="Overwrite a script that was edited."),
     click.option("--submit", is_flag=True, help="Also submit the script."),
 )
 
@@ -582,7 +580,7 @@ for _kind, _title in {
 def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) -> int:
     """Decide whether a job restarts a run that ended with exit code CODE. For job scripts.
 
-    Exit codes: 0 yes, 1 no, 3 no although CODE is 0 and the run isn't done. No after 0 with a
+    Exit codes: 0 yes, 1 no, 3 no, although the run with CODE 0 isn't done. No after 0 with a
     checkpoint of step run.steps, after 2, after --most starts, and after 3 starts in a row without
     a newer checkpoint.
     """
@@ -594,16 +592,16 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
 
 
 @cli.command(
-    short_help="Start a run again at once when a rank dies.",
+    short_help="Restart a run at once when a rank dies.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @MOST_STARTS
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def supervise(command: tuple[str, ...], most: int) -> int:
-    """Start COMMAND, such as mpirun -n 4 mpitrain run, until its run is done.
+    """Run COMMAND, such as mpirun -n 4 mpitrain run, and restart it until the run is done.
 
-    With --set recovery.every=1 it resumes after the last whole step, by copies in memory of the node.
-    It is not started again after a signal, after exit codes 2 and 75, after --most starts, and after
+    With --set recovery.every=1 the run resumes after its last step, from copies in the node's memory.
+    It is not restarted after a signal, after exit codes 2 and 75, after --most starts, and after
     3 starts in a row without a newer step.
 
     Exit code: that of the last start.
@@ -650,44 +648,42 @@ def _is_mpitrain(words: tuple[str, ...]) -> bool:
     default=0.8,
     show_default=True,
     type=click.FloatRange(0),
-    help="Sampling temperature; 0: the likeliest token.",
+    help="Sampling temperature; 0: greedy.",
 )
 @click.option(
     "--top-k",
     default=0,
     show_default=True,
     type=click.IntRange(0, INTEGERS),
-    help="Sample among this many likeliest tokens; 0: all.",
+    help="Sample from this many most likely tokens; 0: all.",
 )
 @click.option(
     "--top-p",
     default=1.0,
     show_default=True,
     type=click.FloatRange(0, 1, min_open=True),
-    help="Sample among the fewest tokens that have this probability together.",
+    help="Sample from the fewest tokens that reach this total probability.",
 )
 @click.option(
     "--min-p",
     default=0.0,
     show_default=True,
     type=click.FloatRange(0, 1),
-    help="Sample among tokens that have this share of the likeliest one's probability.",
+    help="Sample from tokens with at least this share of the top probability.",
 )
 @click.option(
     "--repetition-penalty",
     default=1.0,
     show_default=True,
     type=click.FloatRange(0, min_open=True),
-    help="Above 1: what the text has already is less likely.",
+    help="Above 1: tokens that the text already has become less likely.",
 )
-@click.option(
-    "--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."
-)
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
 @click.option(
     "--seed", default=1, show_default=True, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling."
 )
-@click.option("--tokenizer", metavar="FILE", help="The run's tokenizer, if it is a file outside of RUN_DIR.")
-@click.option("--chat", is_flag=True, help="Answer the prompt, by the tokenizer's chat template.")
+@click.option("--tokenizer", metavar="FILE", help="Tokenizer of the run, if its file lies outside RUN_DIR.")
+@click.option("--chat", is_flag=True, help="Answer the prompt as a chat, by the tokenizer's chat template.")
 @click.option("--system", metavar="TEXT", help="With --chat: the system message.")
 def generate(
     run_dir: str,
@@ -703,7 +699,7 @@ def generate(
 ) -> None:
     """Sample text from the newest checkpoint of RUN_DIR, on one rank.
 
-    RUN_DIR may be somebody else's: no file outside of it is read.
+    RUN_DIR need not be trusted: no file outside it is read.
     """
     if system is not None and not chat:
         raise ConfigError("--system without --chat: it is for a chat template; add --chat")
@@ -736,19 +732,19 @@ def generate(
     default="step",
     show_default=True,
     type=click.Choice(("step", "tokens", "hours")),
-    help="What curves are drawn over.",
+    help="Horizontal axis of the curves.",
 )
 def report(runs: tuple[str, ...], out: str, over: str) -> int:
     """Write one HTML file that shows a run, or compares several. It needs no network.
 
-    RUN may be somebody else's, or under way: it is only read.
+    RUN is only read. It need not be trusted, and may be running.
     """
     from mpitrain.commands.report_page import main
 
     return main(runs, out, over, _answer)
 
 
-@cli.command("eval", short_help="Score texts and tasks by a step of a run, on any layout.")
+@cli.command("eval", short_help="Evaluate a step on texts and tasks, in any layout.")
 @click.argument("path", metavar="RUN", type=click.Path(), callback=_require_name)
 @click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
 @click.option(
@@ -765,29 +761,32 @@ def report(runs: tuple[str, ...], out: str, over: str) -> int:
     default=0,
     show_default=True,
     type=click.IntRange(0, 1000),
-    help="The first examples of each task file stand solved before each of the others.",
+    help="Few-shot: solved examples before each question, the first ones of its file.",
 )
 @click.option(
     "--context",
     type=click.IntRange(1, INTEGERS),
-    help="Tokens that the model sees; default: the model's own length, 2048 at most.",
+    help="Context length in tokens; default: the model's, 2048 at most.",
 )
 @click.option(
     "--stride",
     type=click.IntRange(1, INTEGERS),
-    help="Tokens that each window of a longer text scores; default: the context.",
+    help="Tokens scored per window of a longer text; default: the context.",
 )
 @click.option("--text-key", default="text", show_default=True, help="Key or column of --data's text.")
 @click.option(
-    "--tokenizer", "tokenizer_file", metavar="FILE", help="The run's tokenizer, if it is outside of RUN."
+    "--tokenizer",
+    "tokenizer_file",
+    metavar="FILE",
+    help="Tokenizer of the run, if its file lies outside RUN.",
 )
-@click.option("--out", metavar="FILE", help="Also write the result, with each answer, as JSON.")
+@click.option("--out", metavar="FILE", help="Also write the result with all answers as JSON.")
 @OVERRIDE
 def evaluate(path: str, out: str | None, overrides: tuple[str, ...], **asked) -> int:
-    """Score texts and tasks by the weights of a step: loss, perplexity, accuracies.
+    """Evaluate a step on texts and tasks: loss, perplexity, accuracies.
 
-    Under mpirun in the run's layout, or in that of --set parallel.tp=2 and the like. The result is added
-    to RUN/evaluations.jsonl. RUN may be somebody else's: no file outside of it is read.
+    Under mpirun in the run's layout, or in another by --set, such as --set parallel.tp=2. The result is added
+    to RUN/evaluations.jsonl. RUN need not be trusted: no file outside it is read.
     """
     from mpitrain.cluster.guard import Guard, guarded
 
@@ -803,11 +802,11 @@ def evaluate(path: str, out: str | None, overrides: tuple[str, ...], **asked) ->
 
 @cli.command()
 @click.argument("name", metavar="NAME|FILE|auto|compare|frontier")
-@click.option("--stages", type=click.IntRange(1, INTEGERS), help="Pipeline ranks. A file says its own.")
+@click.option("--stages", type=click.IntRange(1, INTEGERS), help="Pipeline ranks; a FILE has its own.")
 @click.option(
     "--microbatches",
     type=click.IntRange(1, INTEGERS),
-    help="Microbatches of a step, over both copies of the model. A file says its own.",
+    help="Microbatches of a step, over both copies of the model; a FILE has its own.",
 )
 @click.option(
     "--chunks", type=click.IntRange(1, INTEGERS), help="Stages per rank, where the schedule leaves a choice."
@@ -826,7 +825,10 @@ def evaluate(path: str, out: str | None, overrides: tuple[str, ...], **asked) ->
     help="Times of a rank's layers for a microbatch, and of a message; default: 1,1,1,0.",
 )
 @click.option(
-    "--memory-limit", type=float, metavar="STASHES", help="Most stashes of a rank's share of layers."
+    "--memory-limit",
+    type=float,
+    metavar="STASHES",
+    help="Memory limit of a rank; a stash: activations of one microbatch in all its layers.",
 )
 @click.option(
     "--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; default: 1."
@@ -834,26 +836,24 @@ def evaluate(path: str, out: str | None, overrides: tuple[str, ...], **asked) ->
 @click.option(
     "--trace",
     metavar="RUN",
-    help="Plan with a run's measured times (run.trace); compare alone: the run beside its simulation.",
+    help="Times measured in a run (run.trace); with compare alone: the run beside its simulation.",
 )
 @click.option("--out", metavar="FILE", help="Draw the timeline: .svg, .png or .txt.")
-@click.option(
-    "--table", metavar="FILE", help="Write the table, which FILE and pipeline.schedule read: .txt or .csv."
-)
+@click.option("--table", metavar="FILE", help="Write the table, .txt or .csv, for FILE or pipeline.schedule.")
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 def schedule(name: str, trace: str | None, out: str | None, table: str | None, json: bool, **asked) -> None:
-    """Prove a pipeline schedule, simulate it with given times, draw it. Trains nothing.
+    """Prove a pipeline schedule, simulate it with given times, draw it. Nothing is trained.
 
-    NAME is a schedule's, for example zbv; FILE holds a table of your own, as text or CSV. Printed
-    are the makespan of a step, a lower bound of it, the bubble, and the most microbatches a rank keeps.
-    `auto` is the shortest that fits. `compare` prints all schedules at one size, or a run's measured
+    NAME is a schedule, for example zbv; FILE is a table of your own, as text or CSV. Prints the
+    makespan of a step, its lower bound, the bubble, and the peak of microbatches in flight on a rank.
+    `auto` is the shortest schedule that fits. `compare` prints all schedules at one size, or a run's measured
     timeline under its simulation; `frontier` their time against memory.
 
     \b
     A table, text or CSV, has a line for each rank; F3@1: microbatch 3 on stage 1
         rank 0: F0@0 F1@0 B0@0 B1@0            F forward, B whole backward,
         rank 1: F0@1 B0@1 F1@1 I1@1 W1@1       I for inputs, W for weights
-    Train it with pipeline.schedule=FILE; what PyTorch's _dump_csv writes, too.
+    Train it with pipeline.schedule=FILE. Tables of PyTorch's _dump_csv are read, too.
     """
     from mpitrain.commands.schedule import command as report
 
@@ -878,7 +878,7 @@ def explain_config(key: str | None, run: str | None) -> None:
     "config", metavar="[CONFIG|PRESET|backtest]", required=False, type=click.Path(), callback=_require_name
 )
 @click.argument("rows", metavar="[ROWS.csv]", required=False, type=click.Path(), callback=_require_name)
-@click.option("--ranks", metavar="NUMBER[,...]", help="Number of ranks; of several, a line for each.")
+@click.option("--ranks", metavar="NUMBER[,...]", help="Number of ranks; several numbers print one line each.")
 @click.option(
     "--machine",
     metavar="NAME|FILE",
@@ -892,7 +892,9 @@ def explain_config(key: str | None, run: str | None) -> None:
     help="Memory limit of a rank; default: memory.limit_gb, or 90 % of the machine's.",
 )
 @click.option("--top", type=click.IntRange(1, 50), help="Number of layouts to print; default: 5.")
-@click.option("--all", metavar="FILE", help="Write all layouts, and why they are left out: .csv.")
+@click.option(
+    "--all", metavar="FILE", help="Write all layouts to .csv, with the reason where one is left out."
+)
 @click.option(
     "--what-if",
     multiple=True,
@@ -920,7 +922,7 @@ def explain_config(key: str | None, run: str | None) -> None:
     "--price",
     type=click.FloatRange(0, 1_000_000, min_open=True),
     callback=_require_number,
-    help="With --tokens: of a GPU's hour.",
+    help="With --tokens: price of a GPU-hour.",
 )
 @click.option(
     "--measure",
@@ -941,11 +943,11 @@ def explain_config(key: str | None, run: str | None) -> None:
 def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], **asked) -> int:
     """Find the best layout for a model, a number of ranks and a machine, by predicted time and memory.
 
-    What CONFIG or --set fixes stays; degrees, schedule, ZeRO, microbatch, recomputation and the kind of
-    context parallelism are searched, and optimizer offload where nothing fits without.
-    Nothing is run, unless --measure asks for it.
+    Keys that CONFIG or --set gives are kept. Degrees, schedule, ZeRO, microbatch, recomputation and the
+    kind of context parallelism are searched, and optimizer offload where nothing fits without it.
+    Nothing is run without --measure.
 
-    mpitrain plan backtest ROWS.csv predicts published steps, and prints the errors.
+    mpitrain plan backtest ROWS.csv predicts published step times and prints the errors.
     """
     from mpitrain.commands.plan import plan_command as plans
 
@@ -960,20 +962,20 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
     return guarded(body, entry.report_error)
 
 
-@cli.command(short_help="Measure layouts, one after the other, in the same ranks.")
+@cli.command(short_help="Measure several layouts in turn, on the same ranks.")
 @CONFIG
 @click.option(
     "--layout",
     "layouts",
     multiple=True,
     metavar="'KEY=VALUE ...'",
-    help="Keys of one layout, as after --set; once per layout.",
+    help="Keys of one layout, as for --set; repeat it for each layout.",
 )
 @click.option("--layouts", "file", metavar="FILE", help="One layout per line.")
 @click.option(
     "--scaling",
     type=click.Choice(["strong", "weak"]),
-    help="Sweep numbers of ranks. strong: the same batch; weak: a batch that grows with the ranks.",
+    help="Sweep the number of ranks. strong: constant batch; weak: batch proportional to ranks.",
 )
 @click.option(
     "--over",
@@ -985,7 +987,7 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
     type=click.IntRange(1, INTEGERS),
     default=5,
     show_default=True,
-    help="Steps of each layout that are timed.",
+    help="Timed steps of each layout.",
 )
 @click.option(
     "--machine",
@@ -1021,7 +1023,7 @@ def sweep(**asked) -> int:
 
 @cli.command(short_help="Report on MPI, launcher, ranks, nodes, GPUs and bandwidth.")
 def doctor() -> int:
-    """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun: of all its ranks."""
+    """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun, all ranks report."""
     from mpitrain.cluster.guard import Guard, guarded
 
     def body(guard: Guard) -> int:
@@ -1036,20 +1038,20 @@ def doctor() -> int:
 def bench() -> None:
     """Measure a machine for `mpitrain plan`.
 
-    Under mpirun all ranks measure at the same time, as ranks of a run compute and send.
+    Under mpirun all ranks measure at the same time, as they would work in a run.
     """
 
 
 @bench.command("machine", short_help="Measure a machine, and write its file.")
-@click.option("--out", metavar="FILE", required=True, help="The TOML file that is written.")
+@click.option("--out", metavar="FILE", required=True, help="Machine file to write, .toml.")
 @click.option("--like", metavar="NAME|FILE", help="Machine whose figures replace what can't be measured.")
 @click.option("--storage", metavar="FOLDER", help="Also measure write bandwidth to this checkpoint folder.")
 @OVERRIDE
 def bench_machine(**asked) -> int:
-    """Measure the machine that these ranks are on, and write a file for mpitrain plan --machine.
+    """Measure the machine of these ranks, and write its file for mpitrain plan --machine.
 
-    Products, attention, memory and launches; under mpirun all ranks at the same time, and their links, too.
-    Of --set only run.device, run.threads and comm.device count.
+    Measures matrix products, attention, memory bandwidth and kernel launches; under mpirun on all ranks
+    at the same time, and also their links. --set takes run.device, run.threads and comm.device.
     """
     from mpitrain.cluster.guard import Guard, guarded
 
@@ -1063,16 +1065,16 @@ def bench_machine(**asked) -> int:
 
 @cli.group()
 def data() -> None:
-    """Prepare training data, and look at it.
+    """Prepare and inspect training data.
 
-    CONFIG is what `mpitrain run` takes: the text and the tokenizer are those of its table [data].
+    CONFIG is that of `mpitrain run`: its table [data] has the text and the tokenizer.
     """
 
 
 @data.command("show", short_help="Print the documents that a step has read.")
 @click.argument("run_dir", metavar="RUN", type=click.Path(), callback=_require_name)
 @click.option("--step", required=True, type=click.IntRange(1, INTEGERS), help="Step of the run.")
-@click.option("--rank", type=click.IntRange(0), help="Only what this rank has read; default: all ranks.")
+@click.option("--rank", type=click.IntRange(0), help="Only this rank; default: all ranks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all tokens.")
 def show_data(**asked) -> int:
     """Print what a step has read: source, document, offset and text, from the run directory alone.
@@ -1094,7 +1096,7 @@ def show_data(**asked) -> int:
 def prepare_data(config: str | None, overrides: tuple[str, ...]) -> int:
     """Tokenize the text of a configuration into data.tokens, or into its run directory.
 
-    The same command continues after a kill, on any number of ranks, with the same bytes.
+    The same command resumes after a kill, on any number of ranks, with the same bytes.
 
     Exit codes: 0 done, 2 bad input, 75 stopped early (run it again).
     """
@@ -1109,20 +1111,20 @@ def prepare_data(config: str | None, overrides: tuple[str, ...]) -> int:
     return guarded(body, entry.report_error)
 
 
-@data.command("inspect", short_help="Print what prepared tokens hold.")
+@data.command("inspect", short_help="Print statistics and samples of prepared tokens.")
 @click.argument("path", type=click.Path(), callback=_require_name)
 @click.option(
-    "--tokenizer", "tokenizer_file", metavar="FILE", help="Tokenizer of the samples; default: the run's own."
+    "--tokenizer", "tokenizer_file", metavar="FILE", help="Tokenizer for the samples; default: the run's own."
 )
 @click.option(
     "--samples", default=3, show_default=True, type=click.IntRange(0, 1000), help="Documents to print."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect_data(**asked) -> int:
-    """Print counts, lengths, shares and samples of prepared tokens, and what is wrong with them.
+    """Print statistics, samples and defects of prepared tokens.
 
-    PATH is a run directory, or a folder of data.tokens. It counts copies, also those of held-out
-    documents, double begins of text, and documents of one token.
+    PATH is a run directory, or a folder of data.tokens. Defects are duplicate documents, copies of
+    held-out ones, documents with two begin-of-text tokens, and documents of one repeated token.
 
     Exit codes: 0 done, 2 there are no prepared tokens.
     """
@@ -1203,7 +1205,7 @@ def inspect_checkpoints(**asked) -> int:
 def verify_checkpoints(**asked) -> int:
     """Read a step and compare every byte with its digests; check that its index is valid HDF5.
 
-    Exit codes: 0 whole, 1 damaged, or an index that other programs can't open; 2 there is none.
+    Exit codes: 0 intact, 1 damaged, or an index that other programs can't open; 2 there is none.
     """
     from mpitrain.commands.ckpt.maintenance import verify
 
@@ -1219,8 +1221,8 @@ def verify_checkpoints(**asked) -> int:
 def diff_checkpoints(**asked) -> int:
     """Print the differences between two steps, whatever layouts wrote them.
 
-    Exit codes: 0 the arrays were committed with the same bits, 1 they differ or one can't be read,
-    2 there is no checkpoint or its index can't be read.
+    Exit codes: 0 the arrays have equal digests, 1 they differ or can't be read, 2 there is no
+    checkpoint or its index can't be read.
     """
     from mpitrain.commands.ckpt.diff import diff
 
@@ -1239,7 +1241,7 @@ def diff_checkpoints(**asked) -> int:
     help="Files that hold the arrays.",
 )
 def reshard_checkpoint(**asked) -> int:
-    """Write a step into the folder TARGET in another number of files; with one, it has every array whole.
+    """Write a step into the folder TARGET in another number of files; one file holds every array whole.
 
     Exit codes: 0 done, the root digest is the same; 1 or 2 it could not be read or written.
     """
@@ -1278,7 +1280,7 @@ def repair_checkpoints(**asked) -> int:
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
 def prune_checkpoints(**asked) -> int:
-    """Remove old steps. The newest intact step is verified first, and stays.
+    """Remove old steps. The newest intact step is verified first and kept.
 
     Exit codes: 0 done, 2 no step is intact.
     """

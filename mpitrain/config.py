@@ -47,72 +47,79 @@ class ConfigTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, froz
 
 class Run(ConfigTable, frozen=True):
     dir: str = ""  # directory of the run; "": runs/ and the name of the configuration file
-    steps: Count = 120  # optimizer steps of the whole run, earlier starts included
+    steps: Count = 120  # optimizer steps of the whole run, those before a resume included
     seed: CountOrNone = 1  # random seed of initial weights, the order of the data, and held-out documents
     save_every: CountOrNone = 40  # steps between checkpoints; 0: only at the end
-    # how a checkpoint is written: in the background, from a copy in host memory, while training goes on;
-    # or blocking, without a copy
+    # how a checkpoint is written. background: from a copy in host memory, while training continues;
+    # blocking: without a copy
     save: Literal["background", "blocking"] = "background"
-    # who writes a file of a checkpoint: ranks, the first of each node, or rank 0 for all
+    # which ranks write files of a checkpoint: each rank, the first of each node (node), or rank 0
+    # for all (one)
     shards: Literal["rank", "node", "one"] = "rank"
-    # a directory of the node: shards are written there first, then copied to run.dir in one piece
-    # each; "": not
+    # node-local directory: shards are written there first, then copied to run.dir in one piece; "":
+    # none
     staging: str = ""
     # share of a checkpoint's chunks that is verified before a run resumes from it
     verify: Annotated[float, Meta(ge=0, le=1)] = 1.0
     keep: CountOrNone = 0  # number of newest checkpoints to keep; 0: all
-    keep_every: CountOrNone = 0  # checkpoints of steps that are multiples of this are kept for ever; 0: none
+    # also keep checkpoints of steps that are multiples of this; 0: none
+    keep_every: CountOrNone = 0
     keep_best: CountOrNone = 0  # number of checkpoints with the lowest validation loss to keep
     eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
     eval_batches: Count = 2  # validation batches of batch.global sequences each
-    # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
+    # skipped steps in a row that end the run as diverged; 0: never. fp16 skips a few at first
     max_skips: CountOrNone = 50
-    routing: CountOrNone = 0  # steps whose routing is recorded in routing.npz, of runs with experts
-    # steps, or with "30s" seconds, between lines of steps where no terminal shows them; 0: first
-    # and last only. Validated steps also have a line
+    # steps whose routing is recorded in routing.npz, for models with experts
+    routing: CountOrNone = 0
+    # steps, or seconds such as "30s", between printed steps where the output is no terminal; 0:
+    # only the first and the last. Validated steps are always printed
     log_every: CountOrNone | str = "5s"
-    # each rank writes its own log in the run directory; true in jobs that mpitrain writes
+    # each rank writes a log in the run directory; true in jobs that mpitrain writes
     logs: bool = False
-    # checks before the first step: space, clocks and devices; full: also the bandwidth of each axis,
-    # always reported; off: none
+    # checks before the first step: space, clocks and devices; full: also the bandwidth of each
+    # axis, and always a report; off: none
     preflight: Literal["auto", "off", "full"] = "auto"
-    # wall-clock limit of a run, from its start, as hours:minutes:seconds; "": the scheduler's limit, if
-    # there is one
+    # wall-clock limit of a run, from its start, as hours:minutes:seconds; "": the scheduler's
+    # limit, if any
     time_limit: str = ""
-    # seconds of the time limit to leave unused, besides the time of a step and of two saves
+    # part of the time limit to leave unused, in seconds, besides the time of a step and of two
+    # saves
     time_margin_s: Annotated[float, Meta(ge=0)] = 60.0
-    # the machine whose figures predict a step, for run.layout and the table at the end: one of
-    # jobs/machines/, or a file of `mpitrain bench machine`; "": this node's memory, and the times of
-    # the most similar GPU, or of a laptop
+    # machine for predictions, for run.layout and the table at the end of a run: a name of
+    # jobs/machines/, or a file of `mpitrain bench machine`; "": this node's memory, and the times
+    # of the most similar GPU, or of a laptop
     machine: str = ""
-    # how unevenly tokens load experts, for predictions: tokens of the most loaded rank of parallel.ep,
-    # over the mean; 0: that of experts.replay, else an estimate
+    # load imbalance of experts, for predictions: tokens of the most loaded rank of parallel.ep over
+    # the mean; 0: from experts.replay, else an estimate
     expert_load: Annotated[float, Meta(ge=0)] = 0.0
-    # steps whose instructions are timed and written to trace.json, from the second step on
+    # number of steps whose instructions are timed and written to trace.json, from the second step
+    # on
     trace: CountOrNone = 0
-    # steps and ranks that torch's profiler records, such as "steps=20-22, ranks=0,5": a table, and
-    # profile.json with operators and kernels under their instructions; without ranks rank 0; "": none
+    # steps and ranks for torch's profiler, such as "steps=20-22, ranks=0,5": writes a table, and
+    # profile.json with operators and kernels under their instructions; default of ranks: 0; "":
+    # none
     profile: str = ""
-    # the device that computes; cuda is torch's name for GPUs, NVIDIA's and AMD's
+    # device to compute on; cuda is torch's name for GPUs, both NVIDIA's and AMD's
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    # whether torch.compile fuses what lies between products of matrices. It needs a C++ compiler on CPUs,
-    # Triton and a C compiler on GPUs; auto: on NVIDIA's GPUs, where all ranks have them
+    # fuse the operations between matrix products with torch.compile. It needs a C++ compiler on
+    # CPUs, Triton and a C compiler on GPUs; auto: on NVIDIA's GPUs, where all ranks have them
     compile: bool | Literal["auto"] = "auto"
-    # how the layout is chosen. default: data ranks, pipeline ranks for the rest; planned: the planner's
-    # first choice, with the keys that are set; auto: planned where no key of parallel and pipeline is set
-    # and the default doesn't fit, or a measured run.machine predicts a gain of a tenth
+    # how the layout is chosen. default: data-parallel ranks, and pipeline ranks for the rest;
+    # planned: the planner's first choice, with the keys that are set; auto: planned where no key of
+    # parallel and pipeline is set and the default doesn't fit, or a measured run.machine predicts a
+    # gain of a tenth
     layout: Literal["auto", "planned", "default"] = "auto"
-    # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
+    # torch threads per rank; 0: OMP_NUM_THREADS, else 1. Bits depend on it
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0
 
 
 class Model(ConfigTable, frozen=True):
     preset: str = "quickstart"  # published sizes; other keys of the model override them
-    # the kind of model: its layers. Default, also of other keys of this table: the preset's;
+    # model family, which says the layers; default, also for other keys of this table: the preset's;
     # "module:name": a ModelFamily of your own
     family: str = ""
-    # a Hugging Face folder, a run directory or a step to begin with: its weights, and its sizes, instead
-    # of a preset's; the optimiser begins anew
+    # initial weights: a Hugging Face folder, a run directory or a step. The sizes are taken from
+    # it, not from a preset; the optimiser state begins anew
     init: str = ""
     layers: Annotated[int, Meta(ge=1, le=10_000)] | None = None  # transformer blocks
     width: Length | None = None  # hidden size: features of a token between blocks
@@ -120,134 +127,145 @@ class Model(ConfigTable, frozen=True):
     kv_heads: Heads | None = None  # heads of keys and values (grouped-query attention)
     ffn: Length | None = None  # hidden units of the feed-forward
     vocab: Length | None = None  # rows of the vocabulary; default: the preset's, else the tokenizer's
-    # the vocabulary is padded to a multiple of this, by rows that no token uses and none predicts
+    # pad the vocabulary to a multiple of this, with rows that no token uses and none predicts
     vocab_multiple: Count | None = None
     padding: CountOrNone | None = None  # rows of model.vocab that pad it; derived
     tied: bool | None = None  # embedding and head share their weights
-    # further tokens that each position predicts in training, by a block each
+    # multi-token prediction: number of further tokens that each position predicts in training, one
+    # block each
     mtp: Annotated[int, Meta(ge=0, le=16)] | None = None
-    # weight of the mean loss of those further tokens (model.mtp); the next token's loss has weight 1;
-    # default: 0.3
+    # weight of the mean loss of the further tokens of model.mtp; the next token's loss has weight
+    # 1; default: 0.3
     mtp_weight: Annotated[float, Meta(ge=0)] | None = None
     # epsilon of norms, added to the mean of the squares; default: the preset's, else the family's
     eps: Annotated[float, Meta(gt=0, lt=1)] | None = None
     ffn_biased: bool | None = None  # feed-forwards have biases
-    positions: Length | None = None  # number of positions that have a learned vector: the longest sequence
+    positions: Length | None = None  # number of learned positions, the longest sequence
     # GELU: approximated by tanh, or exact, by the error function; default: the family's
     gelu: Literal["tanh", "exact"] | None = None
     # soft cap c of logits: they become c tanh(logit / c); 0: none
     logit_cap: Annotated[float, Meta(ge=0)] | None = None
-    # dropout of the sum of token and position embeddings: share dropped in training, the rest scaled up;
-    # 0: none
+    # dropout of the sum of token and position embeddings; 0: none
     embedding_dropout: Share | None = None
     attention_dropout: Share | None = None  # dropout of attention's probabilities; 0: none
-    # dropout of what attention and feed-forward add to the residual stream; 0: none
+    # dropout of the outputs of attention and feed-forward, before they are added to the residual
+    # stream; 0: none
     residual_dropout: Share | None = None
 
 
 class AttentionTable(ConfigTable, frozen=True):
     """Attention of a family, besides heads. Defaults: the preset's, else the family's."""
 
-    # width of a head of queries and keys; 0: model.width / model.heads; latent attention: width of the
+    # width of a head's queries and keys; 0: model.width / model.heads; latent attention: of their
     # part without positions
     head_width: LengthOrNone | None = None
-    # base of rotary positions: the slowest features turn once in about 2 pi theta positions
-    theta: Annotated[float, Meta(gt=1)] | None = None
-    # YaRN's factor: sequences are this many times as long as before; 1: no YaRN
+    theta: Annotated[float, Meta(gt=1)] | None = None  # base of rotary positions (RoPE)
+    # YaRN: factor by which the context is extended; 1: no YaRN
     yarn_factor: Annotated[float, Meta(ge=1)] | None = None
-    yarn_length: CountOrNone | None = None  # YaRN: length of sequences that the model was trained with before
-    # YaRN: how much sharper attention's scores become; 0: not sharper
+    # YaRN: context length that the model was trained with originally
+    yarn_length: CountOrNone | None = None
+    # YaRN: coefficient (mscale) of the temperature of attention's scores; 0: no temperature
     yarn_mscale: Annotated[float, Meta(ge=0)] | None = None
-    # YaRN: pairs of features that turn more often than this within attention.yarn_length stay as they are
+    # YaRN: beta_fast. Feature pairs with more rotations than this over attention.yarn_length are
+    # not scaled
     yarn_fast: Annotated[float, Meta(gt=0)] | None = None
-    # YaRN: pairs of features that turn less often than this are slowed by the factor; those between are
-    # interpolated
+    # YaRN: beta_slow. Feature pairs with fewer rotations than this are scaled by the whole factor;
+    # those between are interpolated
     yarn_slow: Annotated[float, Meta(gt=0)] | None = None
-    # YaRN: the interpolation begins and ends with a whole pair of features
+    # YaRN: round the bounds of the interpolation to whole feature pairs (truncate)
     yarn_rounded: bool | None = None
-    # factor that positions are divided by (linear scaling); 1: none
+    # linear scaling: factor that positions are divided by; 1: none
     linear_factor: Annotated[float, Meta(ge=1)] | None = None
-    # dynamic scaling ("dynamic NTK"): theta grows so many times with what data.sequence has beyond
+    # dynamic NTK scaling: its factor, by which theta grows where data.sequence exceeds
     # attention.dynamic_length
     dynamic_factor: Annotated[float, Meta(ge=1)] | None = None
-    # dynamic scaling: length of sequences that the model was trained with before; 0: no such scaling
+    # dynamic NTK scaling: context length that the model was trained with originally; 0: no such
+    # scaling
     dynamic_length: CountOrNone | None = None
-    # factor of Llama 3.1's scaling for longer sequences; 1: none
+    # Llama 3.1's scaling of rotary positions: its factor; 1: none
     llama3_factor: Annotated[float, Meta(ge=1)] | None = None
-    llama3_length: CountOrNone | None = None  # length of sequences that the model was trained with before
-    # pairs of features that turn less often than this within attention.llama3_length are slowed by the
-    # factor
+    # Llama 3.1's scaling: context length that the model was trained with originally
+    llama3_length: CountOrNone | None = None
+    # Llama 3.1's scaling: low_freq_factor. Feature pairs with fewer rotations than this over
+    # attention.llama3_length are scaled by the whole factor
     llama3_low: Annotated[float, Meta(gt=0)] | None = None
-    # pairs of features that turn more often than this within attention.llama3_length stay as they are;
-    # those between are interpolated
+    # Llama 3.1's scaling: high_freq_factor. Feature pairs with more rotations than this are not
+    # scaled; those between are interpolated
     llama3_high: Annotated[float, Meta(gt=0)] | None = None
-    # sliding window: number of positions that a query sees, its own included; 0: all
+    # sliding-window attention: number of positions that a query attends to, its own included; 0:
+    # all
     window: CountOrNone | None = None
-    # which blocks have the window: a letter each, in turns; w: window, f: all positions
+    # repeated pattern of blocks with sliding windows, a letter for each block; w: window, f: full
+    # attention
     window_blocks: Annotated[str, Meta(pattern="^[wf]+$", max_length=10_000)] | None = None
-    # which blocks have rotary positions: a letter each, in turns; r: rotary, n: none
+    # repeated pattern of blocks with rotary positions, a letter for each block; r: rotary, n: none
     rotary_blocks: Annotated[str, Meta(pattern="^[rn]+$", max_length=10_000)] | None = None
-    # attention.theta of blocks with a window, whose positions aren't scaled; 0: as in all blocks
+    # attention.theta of blocks with a window, whose positions aren't scaled; 0: that of all blocks
     window_theta: Annotated[float, Meta(ge=0)] | None = None
-    # which products have a bias: none, queries, keys and values, or these and the output
+    # projections that have a bias: none; queries, keys and values; or these and the output
     biases: Literal["none", "qkv", "all"] | None = None
-    normed: bool | None = None  # queries and keys of each head have a norm
+    normed: bool | None = None  # queries and keys of each head are normed (QK norm)
     # width whose square root divides attention's scores; 0: the width of a head
     score_width: LengthOrNone | None = None
     # soft cap c of attention's scores: they become c tanh(score / c); 0: none
     score_cap: Annotated[float, Meta(ge=0)] | None = None
-    # latent attention: width of what queries are made of; 0: the layer's input
+    # latent attention (MLA): width of the latent vector of queries; 0: none, queries are projected
+    # directly
     q_rank: CountOrNone | None = None
-    # latent attention: width of what keys and values are made of
+    # latent attention (MLA): width of the latent vector of keys and values
     kv_rank: LengthOrNone | None = None
-    # number of features of a head that have rotary positions, the first ones; 0: all; latent attention:
-    # features of queries and keys besides, with positions
+    # number of features of a head that have rotary positions, the first ones; 0: all. Latent
+    # attention: number of further features of queries and keys, which have positions
     rotary_width: LengthOrNone | None = None
-    value_width: LengthOrNone | None = None  # latent attention: width of a head's values
+    value_width: LengthOrNone | None = None  # latent attention (MLA): width of a head's values
 
 
 class ExpertsTable(ConfigTable, frozen=True):
     """For families with experts. Defaults: the preset's, else the family's."""
 
-    # number of experts of a block that has some. At most 1,024: the loads of a layer are one piece then
-    # (optim/expert_bias.py)
+    # number of experts of a block that has any. At most 1,024: a layer's loads are reduced as one
+    # piece (optim/expert_bias.py)
     count: Annotated[int, Meta(ge=0, le=1024)] | None = None
     # number of experts that a token is sent to (top-k)
     active: Annotated[int, Meta(ge=0, le=2**10)] | None = None
-    # number of shared experts, which every token is sent to besides
+    # number of shared experts, which process every token
     shared: Annotated[int, Meta(ge=0, le=2**10)] | None = None
     width: LengthOrNone | None = None  # hidden units of an expert
-    score: Literal["", "softmax", "sigmoid"] = ""  # what the router makes of its logits
-    normalised: bool | None = None  # the weights of a token's experts add up to 1, before `scale`
-    scale: Annotated[float, Meta(gt=0)] | None = None  # factor of the weights of a token's experts
-    # number of groups of experts; a token's experts are of `groups_active` groups only, so on few nodes
+    # function that turns the router's logits into scores
+    score: Literal["", "softmax", "sigmoid"] = ""
+    # normalise the weights of a token's experts to a sum of 1, before `scale`
+    normalised: bool | None = None
+    # factor of the weights of a token's experts (routed scaling factor)
+    scale: Annotated[float, Meta(gt=0)] | None = None
+    # number of groups of experts; a token's experts come from `groups_active` of them, hence from
+    # few nodes
     groups: CountOrNone | None = None
-    groups_active: CountOrNone | None = None  # number of groups whose experts a token can be sent to
-    # number of first blocks that have no experts: a feed-forward of model.ffn
+    groups_active: CountOrNone | None = None  # number of groups that a token's experts come from
+    # number of first blocks without experts, which have a feed-forward of model.ffn
     first: CountOrNone | None = None
-    every: CountOrNone | None = None  # n: of the blocks after `first`, each n-th has experts
-    # how experts come to have equal loads: by a loss over microbatches, sequences or the step
-    # before; or by a bias of the scores that choose, without a loss
+    every: CountOrNone | None = None  # every n-th block after `first` has experts
+    # load balancing of experts: by an auxiliary loss over microbatches, sequences or the step
+    # before (global); or by a bias of the scores, without a loss (bias)
     balance: Literal["", "none", "microbatch", "sequence", "global", "bias"] = ""
-    # weight of the loss that balances experts (experts.balance); with bias: of a loss over sequences,
-    # besides
+    # weight of the load-balancing loss; with bias: of an additional loss over sequences
     balance_weight: Annotated[float, Meta(ge=0)] | None = None
-    # balance = "bias": how far a bias moves in a step; 0: it stays as it is
+    # experts.balance = "bias": step size of the biases; 0: they stay fixed
     bias_rate: Annotated[float, Meta(ge=0)] | None = None
     z_weight: Annotated[float, Meta(ge=0)] | None = None  # weight of the router's z-loss
-    # path of a routing.npz (run.routing): tokens go to the experts of that record, with the weights that
-    # the router gives them now, and steps are predicted with its loads; "": none
+    # path of a routing.npz (run.routing): tokens go to the experts recorded there, with the
+    # router's current weights, and steps are predicted with its loads; "": none
     replay: str = ""
-    # capacity factor: tokens that an expert takes of a rank's microbatch in training, over the
+    # capacity factor: tokens that an expert accepts of a rank's microbatch in training, over the
     # mean; 0: all (dropless). Validation and sampling are dropless
     capacity: Annotated[float, Meta(ge=0)] = 0.0
-    # tokens that a rank receives at once for its experts, over the mean; more of them come in rounds
+    # tokens that a rank receives at once for its experts, over the mean; more come in further
+    # rounds
     buffer: Annotated[float, Meta(gt=0)] = 2.0
-    # how tokens cross between nodes. flat: a token for each of its experts; hierarchical: once for all of
-    # its experts on a node; auto: hierarchical, where experts are spread over several nodes
+    # how tokens cross between nodes. flat: one copy for each of its experts; hierarchical: one copy
+    # for each node; auto: hierarchical where experts are spread over several nodes
     # (comm.node_ranks)
     dispatch: Literal["auto", "flat", "hierarchical"] = "auto"
-    # type of tokens on their way to experts and back: "": that of the computation; bf16: rounded; fp8: to
+    # type of tokens sent to experts and back: "": that of the computation; bf16: rounded; fp8: to
     # the experts, and bf16 back
     wire: Literal["", "bf16", "fp8"] = ""
 
@@ -273,43 +291,45 @@ class DataSource(ConfigTable, frozen=True):
 
 
 class Data(ConfigTable, frozen=True):
-    # the format of the corpus: python-stdlib, text, jsonl, parquet, megatron, datatrove, npy, nanogpt;
-    # chat: conversations, of which answers are trained (fine-tuning); auto: by the first bytes of
-    # each file; or "module:name", a Source of your own
+    # format of the corpus: python-stdlib, text, jsonl, parquet, megatron, datatrove, npy, nanogpt;
+    # chat: conversations, where only answers are trained on (fine-tuning); auto: by the first bytes
+    # of each file; or "module:name", a Source of your own
     source: str = "python-stdlib"
-    # in place of source and path, several sources with weights: tables [[data.sources]] of path, weight,
-    # epochs, source (default: auto) and text_key
+    # several sources with weights, in place of source and path: tables [[data.sources]] of path,
+    # weight, epochs, source (default: auto) and text_key
     sources: tuple[DataSource, ...] = ()
-    # a file, a folder or a pattern such as "a/**/*.txt"; or several
+    # a file, a folder or a pattern such as "a/**/*.txt", or a list of these
     path: str | tuple[str, ...] = ""
-    # text for validation, in the form of data.source; "": documents of data.path are held out
+    # text for validation, in the format of data.source; "": documents of data.path are held out
     val_path: str | tuple[str, ...] = ""
     text_key: str = "text"  # jsonl: the key of each line that has the text; parquet: the column
-    # files of ids without an index: the id that ends each document, or none; default: the tokenizer's
+    # token files without an index: the token that ends each document, or none; default: the
+    # tokenizer's
     ends: CountOrNone | Literal["none"] | None = None
-    # type of ids in files that don't say it; "": as usual for the format
+    # type of tokens in files that don't state it; "": the format's default
     dtype: Literal["", "uint8", "uint16", "uint32", "uint64"] = ""
-    # [[first, end], ...]: sequences of the order that aren't read, such as those before a spike of the
-    # loss; `mpitrain data show` prints their numbers
+    # [[first, end], ...]: sequences of the order that are not read, such as those before a loss
+    # spike; `mpitrain data show` prints their numbers
     skip: tuple[tuple[CountOrNone, Count], ...] = ()
-    damaged: CountOrNone = 0  # number of damaged lines, rows or documents that are left out, at most
+    damaged: CountOrNone = 0  # maximum number of damaged lines, rows or documents to leave out
     # a tokenizer.json of the tokenizers library; or bytes: a token for each byte, 256 of them
     tokenizer: str = "bytes"
-    # the token between documents; "": none; default: as the tokenizer's model was trained
+    # token between documents; "": none; default: as the tokenizer's model was trained
     end_of_text: str | None = None
-    # the token before each document; "": none; default: as that model was trained
+    # token before each document; "": none; default: as the tokenizer's model was trained
     begin_of_text: str | None = None
-    # how documents share a sequence. joined: attention crosses them; separate: attention stays within a
-    # document, and none predicts the next; packed: likewise, with whole documents, best fit first, and
-    # positions without loss where none fits
+    # how documents share a sequence. joined: attention crosses documents; separate: attention stays
+    # within a document, and none predicts the next one; packed: as separate, with whole documents
+    # by best fit, and positions without loss where none fits
     documents: Literal["joined", "separate", "packed"] = "joined"
     sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens of a sequence (context length)
     val_fraction: Fraction = 0.05  # share of the tokens that is held out for validation
-    # permutation of an epoch: feistel, in constant memory; or sorted, with 16 bytes a sequence on every
-    # rank, which older versions had; default: the run's own, feistel for a new one
+    # permutation of the sequences of an epoch: feistel, in constant memory; or sorted, that of
+    # older versions, with 16 bytes a sequence on every rank; default: the run's own, feistel for a
+    # new one
     order: Literal["feistel", "sorted"] | None = None
-    # folder for tokens that runs share: the first run writes those of a text and tokenizer, others read
-    # them; "": none
+    # folder of prepared tokens that several runs share: the first run writes those of its text and
+    # tokenizer, others read them; "": none
     tokens: str = ""
 
     @property
@@ -326,68 +346,74 @@ class Data(ConfigTable, frozen=True):
 class Batch(ConfigTable, frozen=True, rename={"global_": "global"}):
     # sequences per step over all ranks; 0: the smallest multiple of dp * micro that is at least 24
     global_: CountOrNone = 0
-    # [[step, sequences], ...]: batch.global from these steps on, which grows so
+    # [[step, sequences], ...]: batch-size schedule, batch.global from each of these steps on
     growth: tuple[tuple[Count, Count], ...] = ()
     micro: Count = 1  # sequences per microbatch
 
 
 class Parallel(ConfigTable, frozen=True):
     dp: CountOrNone = 0  # data-parallel ranks; 0: the ranks that other axes leave
-    pp: CountOrNone = 0  # pipeline ranks; 0: the ranks that dp leaves, or those of a schedule's table
-    tp: Count = 1  # ranks that divide each layer
-    sequence: bool = True  # with tp: activations between blocks are divided along the sequence
-    # with sequence: gathered inputs of products aren't kept, a backward gathers them again
+    # pipeline-parallel ranks; 0: the ranks that dp leaves, or those of a schedule's table
+    pp: CountOrNone = 0
+    tp: Count = 1  # tensor-parallel ranks, which divide each layer
+    # sequence parallelism, with tp: activations between blocks are divided along the sequence
+    sequence: bool = True
+    # with sequence: gathered inputs of matrix products are not kept; the backward gathers them
+    # again
     regather: bool = False
-    async_tp: bool = False  # with tp: blocks compute chunk by chunk while the other chunks travel
-    cp: Count = 1  # ranks that a sequence is spread over
-    # ranks that the experts of a block are spread over: of the ranks of tp, cp and dp, taken
-    # together
+    # with tp: overlap communication, by computing one chunk while the others are sent
+    async_tp: bool = False
+    cp: Count = 1  # context-parallel ranks, which divide each sequence
+    # expert-parallel ranks, which divide the experts of a block; taken from tp x cp x dp
     ep: Count = 1
-    etp: Count = 1  # ranks that divide each expert, of the ranks of tp, cp and dp, too
-    # how the parts of a sequence attend to one another, with cp. ring: keys and values travel round the
-    # ranks; zigzag: likewise, with parts of equal work; gather: a rank gathers them all; ulysses: heads
-    # are divided
+    # ranks that divide each expert (expert tensor parallelism); also taken from tp x cp x dp
+    etp: Count = 1
+    # context parallelism, how the ranks of cp exchange. ring: keys and values are passed round the
+    # ranks; zigzag: likewise, with chunks of equal work; gather: each rank gathers them all;
+    # ulysses: heads are divided
     context: Literal["zigzag", "ring", "gather", "ulysses"] = "zigzag"
-    # ZeRO stage, what data ranks divide: 1 the optimiser's state, 2 also gradients, 3 also weights;
-    # default: 1 with more than one data rank: the same bits as 0, sent as reduce-scatter and all-gather,
-    # both overlapped
+    # ZeRO stage, what data-parallel ranks divide: 1 the optimiser state, 2 also gradients, 3 also
+    # weights; default: 1 with more than one data-parallel rank. 1 has the bits of 0, and overlaps
+    # its reduce-scatter and all-gather
     zero: Annotated[int, Meta(ge=0, le=3)] | None = None
-    # with zero: data-parallel ranks that divide the state among them; 0: all
+    # with zero: number of data-parallel ranks that divide the state (hybrid sharding); 0: all
     dp_shard: CountOrNone = 0
-    # when gradients are summed over data ranks: after each microbatch, or once a step, which keeps
-    # whole gradients until then; auto: microbatch with zero 2 and 3, to save memory, step with 0 and 1
+    # when gradients are reduced over data-parallel ranks: after each microbatch, or once a step,
+    # which keeps whole gradients until then; auto: microbatch with zero 2 and 3, to save memory,
+    # step with 0 and 1
     reduce: Literal["auto", "step", "microbatch"] = "auto"
-    # zero 3, how long gathered weights stay: for one use, or the whole step; auto: by the bandwidth between
-    # nodes
+    # zero 3, how long gathered weights are kept: for one use, or the whole step; auto: by the
+    # bandwidth between nodes
     gather: Literal["auto", "use", "step"] = "auto"
     ahead: Count = 1  # zero 3: number of blocks whose weights are prefetched
 
 
 class Pipeline(ConfigTable, frozen=True):
-    # the pipeline schedule: a name; auto: the one of the shortest step, as simulated; the path of a table,
-    # whose form is in mpitrain schedule --help; "module:name": a ScheduleFamily of your own
+    # pipeline schedule: a name; auto: the one with the shortest simulated step; the path of a
+    # table, in the form of mpitrain schedule --help; "module:name": a ScheduleFamily of your own
     schedule: str = "1f1b"
     chunks: Count | None = None  # stages per rank; default: the schedule's, or its table's
-    # number of blocks of each stage, halves too; default: balanced
+    # number of blocks of each stage, also halves; default: balanced
     stages: list[Annotated[float, Meta(gt=0, multiple_of=0.5)]] | None = None
-    # interleaved: microbatches that go through a chunk before the next chunk's turn
+    # interleaved: microbatches that a chunk computes before the next chunk does
     group: Count | None = None
     segments: Count | None = None  # seq1f1b: segments of a microbatch's sequence
-    # automatic schedules: times of F, I, W and of a message
+    # automatic schedules: times of F, I, W and of a message, to plan with
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None
     # automatic schedules: times of F, I and W of each stage, instead of equal shares of `times`
     stage_times: (
         list[Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=3, max_length=3)]] | None
     ) = None
-    # automatic schedules: a run with run.trace, or its trace.json, whose measured times they plan with;
-    # what is recorded of a run has these times
+    # automatic schedules: a run with run.trace, or its trace.json, whose measured times they plan
+    # with
     trace: str = ""
-    # automatic schedules: microbatches in flight on a rank
+    # automatic schedules: maximum number of microbatches in flight on a rank
     memory_limit: Annotated[float, Meta(gt=0)] | None = None
-    # automatic schedules: share of a stash that is held from I to W; default: 1 with a memory_limit
+    # automatic schedules: share of a stash that is kept from I to W; default: 1 with a memory_limit
     weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None
-    # last n backwards run interleaved, bucket by bucket, so that reductions overlap; with zero 1 to 3
-    # also the first n forwards; only with one stage; 0: 1, and over several nodes up to 4, by their links
+    # last n backwards run interleaved, bucket by bucket, so that reductions overlap; with zero 1 to
+    # 3 also the first n forwards; only with one stage; 0: 1, or over several nodes up to 4, by
+    # their links
     tail: CountOrNone = 0
     # dualpipe and dualpipev, with zero 3 or reduce = "microbatch": how a forward and a backward
     # that overlap run. whole: one after the other; parts: block by block, with the weights of two blocks
@@ -396,51 +422,54 @@ class Pipeline(ConfigTable, frozen=True):
 
 
 class Memory(ConfigTable, frozen=True):
-    # what the backward recomputes instead of keeping it. selective: norms, attention and gated
-    # products; full: a whole block; every-k: k blocks together
+    # activation recomputation (checkpointing): what the backward recomputes instead of keeping it.
+    # selective: norms, attention and gated products; full: a whole block; every-k: k blocks
+    # together
     recompute: Literal["none", "full", "every-k", "selective"] = "none"
-    # every-k: blocks of which only the first one's input is kept; 0: the number that needs least memory
+    # every-k: number of blocks of which only the first one's input is kept; 0: the number that
+    # needs least memory
     every: CountOrNone = 0
-    # what is kept in host memory, for GPUs: activations that wait for the backward; the optimiser's
-    # master weights and moments, which are updated there; or both
+    # what GPUs keep in host memory: activations that wait for the backward; the optimiser's master
+    # weights and moments, which are updated there; or all
     offload: Literal["none", "activations", "optimizer", "all"] = "none"
-    # memory limit of a rank, in 10**9 bytes, of its GPU, or of its process on a CPU. A run that needs more
-    # is planned if its layout is open, else refused; 0: the available memory
+    # memory limit of a rank, in 10**9 bytes: of its GPU, or of its process on a CPU. A run that
+    # needs more is planned if its layout is open, else refused; 0: the available memory
     limit_gb: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Precision(ConfigTable, frozen=True):
     # type of weights and activations; below fp32, master weights and sums are fp32
     compute: Literal["fp32", "fp64", "bf16", "fp16", "fp8"] = "fp32"
-    # type of gradients that are sent between data ranks: that in which they are summed, or rounded to
-    # bf16
+    # type in which gradients are sent between data-parallel ranks: same as their sums, or rounded
+    # to bf16
     reduce: Literal["same", "bf16"] = "same"
-    # type of a microbatch's weight gradient, before its fp32 sum: fp32, or rounded to `compute`; auto:
-    # bf16 on a CPU is rounded
+    # type of a microbatch's weight gradient before its fp32 sum: fp32, or rounded to `compute`;
+    # auto: rounded for bf16 on a CPU
     products: Literal["auto", "fp32", "rounded"] = "auto"
 
 
 class Numerics(ConfigTable, frozen=True):
-    # whether the bits of losses and weights depend on the number of data ranks. run: they do; layout:
-    # they are the same for every parallel.dp, at the cost of gradient buffers
+    # what bits of losses and weights depend on. run: also on the number of data-parallel ranks;
+    # layout: they are the same for every parallel.dp, at the cost of gradient buffers
     reproducible: Literal["run", "layout"] = "run"
-    # the same bits every time on a GPU, at the cost of some kernels' speed; on a CPU they always are
+    # deterministic kernels on a GPU, some of them slower; a CPU is always deterministic
     deterministic: bool = True
-    # steps between checks that replicas are equal, also done before a save; 0: never
+    # steps between checks that replicas are equal, which are also made before a save; 0: never
     check_every: CountOrNone = 100
-    # steps between steps that are computed twice and compared; 0: never
+    # steps between steps that are computed twice and compared, to find silent corruption; 0: never
     rerun_every: CountOrNone = 0
 
 
 class SpikesTable(ConfigTable, frozen=True):
     """Steps whose loss is far above those before."""
 
-    # what a spike causes. count: a report; skip: a report and no update (run.max_skips in a row end a
-    # run); rollback: the run returns to the newest checkpoint of run.save_every, and skips the data read
-    # since
+    # reaction to a loss spike. count: report it; skip: report it and leave out the update
+    # (run.max_skips in a row end a run); rollback: return to the newest checkpoint of
+    # run.save_every, and skip the data read since
     do: Literal["nothing", "count", "skip", "rollback"] = "nothing"
     window: Annotated[int, Meta(ge=4, le=4096)] = 64  # number of earlier losses whose median is taken
-    # a loss is a spike from this many deviations above the median, see training/checks/spikes.py
+    # number of deviations above the median from which a loss is a spike, see
+    # training/checks/spikes.py
     threshold: Annotated[float, Meta(gt=0)] = 10.0
     most: CountOrNone = 5  # number of rollbacks that end a run; 0: never
 
@@ -448,69 +477,71 @@ class SpikesTable(ConfigTable, frozen=True):
 class RecoveryTable(ConfigTable, frozen=True):
     """Restarts that lose little: copies of the state in memory of the node, beside checkpoints on disk."""
 
-    every: CountOrNone = 0  # steps between copies in memory, of runs on one node; 0: none
-    folder: str = "/dev/shm"  # a directory in memory of the node, for these copies
+    every: CountOrNone = 0  # steps between copies in memory, for runs on one node; 0: none
+    folder: str = "/dev/shm"  # memory file system of the node for these copies
 
 
 class OptimizerTable(ConfigTable, frozen=True):
-    # the optimiser. muon takes the matrices of blocks; embedding, head and norms are adamw's then;
+    # optimiser. muon takes the matrices of blocks, and adamw the embedding, head and norms;
     # "module:name": an OptimizerKind of your own
     name: str = "adamw"
-    # peak learning rate; muon scales its steps like adamw's: the same rates suit
+    # peak learning rate; muon's steps are scaled like adamw's, so that the same rates suit
     lr: Annotated[float, Meta(gt=0)] = 3e-3
-    # weight decay, by lr * decay a step, of all but vectors: norms and biases don't decay, embedding and
-    # head do
+    # weight decay, lr * decay a step; not of norms and biases, but of embedding and head
     decay: Annotated[float, Meta(ge=0)] = 0.1
-    # gradient clipping: the largest norm of all gradients; 0: no clipping
+    # gradient clipping: maximum norm of all gradients; 0: no clipping
     clip: Annotated[float, Meta(ge=0)] = 1.0
-    # decay rates of both moments; default: the optimiser's
-    betas: tuple[Share, Share] | None = None
-    eps: Annotated[float, Meta(gt=0)] | None = None  # epsilon, added to the root of the second moment
-    momentum: Share | None = None  # share of the last step's momentum that is kept
-    nesterov: bool | None = None  # Nesterov's momentum: a step looks ahead along it
+    betas: tuple[Share, Share] | None = None  # decay rates of the moments; default: the optimiser's
+    # epsilon, added to the root of the second moment
+    eps: Annotated[float, Meta(gt=0)] | None = None
+    momentum: Share | None = None  # momentum: share of the previous step's that is kept
+    nesterov: bool | None = None  # Nesterov's momentum
     ns_steps: Annotated[int, Meta(ge=1, le=100)] | None = None  # number of Newton-Schulz iterations
-    # weights that stay as they are, by name: "embedding.weight", "blocks.0.*"; * is any characters
+    # weights that are not trained, by name, such as "embedding.weight" or "blocks.0.*"; * matches
+    # any characters
     frozen: tuple[str, ...] = ()
-    # type of the optimiser's moments: that of master weights (fp64 with compute = "fp64"), or bf16,
+    # type of the optimiser's moments: fp32, which is fp64 with compute = "fp64"; or bf16,
     # stochastically rounded
     moments: Literal["fp32", "bf16"] = "fp32"
 
 
 class Schedule(ConfigTable, frozen=True):
-    # learning rate after the warm-up. cosine: falls along a cosine; wsd (warm-up, stable, decay): stays
-    # and falls at the end; constant: stays
+    # learning-rate schedule after the warm-up. cosine: cosine decay; wsd: stable, with a decay at
+    # the end (warm-up, stable, decay); constant
     name: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup: CountOrNone = 10  # number of first steps, in which the learning rate rises to optimizer.lr
+    # number of warm-up steps, in which the learning rate rises to optimizer.lr
+    warmup: CountOrNone = 10
     decay: CountOrNone = 0  # wsd: number of steps of the final decay; 0: a tenth of the run
-    # number of steps that the learning-rate schedule is for; later steps keep its last rate; 0: run.steps
+    # length of the learning-rate schedule in steps; later steps keep its last rate; 0: run.steps
     steps: CountOrNone = 0
-    # the last learning rate as a share of optimizer.lr
-    final: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    final: Annotated[float, Meta(ge=0, le=1)] = 0.1  # last learning rate as a share of optimizer.lr
 
 
 class Comm(ConfigTable, frozen=True):
-    # how collectives move bytes: messages of our own, MPI's collectives, or memory that the ranks of a
-    # node share; auto: by axis and size. The bits are the same
+    # how collectives move bytes: as our own messages, by MPI's collectives, or in memory that the
+    # ranks of a node share; auto: by axis and size. The bits are the same
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
-    # how GPU buffers are sent: direct to MPI, or staged in pinned host memory; auto: direct where this MPI
-    # reports support. A child process tests uncertain cases, and `direct` where the MPI reports none
+    # how GPU buffers are sent: direct to MPI, or staged in pinned host memory; auto: direct where
+    # this MPI reports support. A child process tests uncertain cases, and `direct` where the MPI
+    # reports none
     device: Literal["auto", "direct", "staged"] = "auto"
-    # a message between stages is sent only when it is received: finds schedules that deadlock without
-    # buffering
+    # a message between stages is sent only when its receive is posted: finds schedules that
+    # deadlock without buffering
     synchronous: bool = False
-    # who drives MPI while a rank computes. poll: the rank itself, between instructions; thread: a thread,
-    # which is worth it with a core to spare
+    # what drives MPI while a rank computes. poll: the rank itself, between instructions; thread: a
+    # progress thread, for ranks with a core to spare
     progress: Literal["poll", "thread"] = "poll"
-    # size of the gradients that are reduced in one operation, in 2**20 bytes; at least a block's
+    # size of a gradient bucket, which is reduced in one operation, in 2**20 bytes; at least a
+    # block's gradients
     bucket_mb: Annotated[float, Meta(gt=0)] = 4.0
-    # a wait longer than this is a hang; default: ten of the run's own steps, between 60 and 600 s
+    # limit of a wait, after which it is a hang; default: ten of the run's own steps, between 60 and
+    # 600 s
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
-    # slow ranks and links are reported every so many steps; 0: never
-    slow_after: CountOrNone = 50
-    # number of neighbouring ranks that count as a node; 0: as they were started
+    slow_after: CountOrNone = 50  # steps between reports of slow ranks and links; 0: never
+    # number of neighbouring ranks that count as a node; 0: as the launcher placed them
     node_ranks: CountOrNone = 0
-    # levels of collectives. auto: over several nodes data moves inside nodes and between them in turn;
-    # one: all ranks at once. The bits are the same
+    # levels of collectives. auto: over several nodes, inside nodes and between them in turn; one:
+    # all ranks at once. The bits are the same
     levels: Literal["auto", "one"] = "auto"
 
 

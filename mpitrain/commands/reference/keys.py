@@ -26,7 +26,7 @@ class Key(NamedTuple):
     """A key of the configuration.
 
     name: table and key, as --set takes them.
-    default: as TOML; "absent" where the table has none.
+    default: as TOML; "unset" where the table has none.
     uses: who has it, of keys that only some families or optimisers have, with their defaults.
     """
 
@@ -64,7 +64,7 @@ def _keys_of(table: str) -> Iterator[Key]:
     words = words_of_fields(settings.__name__, kind.__name__)
     for field in msgspec.structs.fields(kind):
         name = f"{table}.{field.encode_name}"
-        default = "absent" if field.default is None else as_toml(field.default)
+        default = "unset" if field.default is None else as_toml(field.default)
         yield Key(name, in_words(field.type), default, words[field.name], _uses(table, field.encode_name))
 
 
