@@ -840,8 +840,22 @@ def evaluate(path: str, out: str | None, overrides: tuple[str, ...], **asked) ->
 )
 @click.option("--out", metavar="FILE", help="Draw the timeline: .svg, .png or .txt.")
 @click.option("--table", metavar="FILE", help="Write the table, .txt or .csv, for FILE or pipeline.schedule.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["papers", "torch", "torch-messages", "megatron", "sail", "dualpipe"]),
+    help="Write --table as another project reads it; default: mpitrain's own form.",
+)
 @click.option("--json", is_flag=True, help="Print one JSON object.")
-def schedule(name: str, trace: str | None, out: str | None, table: str | None, json: bool, **asked) -> None:
+def schedule(
+    name: str,
+    trace: str | None,
+    out: str | None,
+    table: str | None,
+    form: str | None,
+    json: bool,
+    **asked,
+) -> None:
     """Prove a pipeline schedule, simulate it with given times, draw it. Nothing is trained.
 
     NAME is a schedule, for example zbv; FILE is a table of your own, as text or CSV. Prints the
@@ -853,11 +867,11 @@ def schedule(name: str, trace: str | None, out: str | None, table: str | None, j
     A table, text or CSV, has a line for each rank; F3@1: microbatch 3 on stage 1
         rank 0: F0@0 F1@0 B0@0 B1@0            F forward, B whole backward,
         rank 1: F0@1 B0@1 F1@1 I1@1 W1@1       I for inputs, W for weights
-    Train it with pipeline.schedule=FILE. Tables of PyTorch's _dump_csv are read, too.
+    Train it with pipeline.schedule=FILE. Tables of PyTorch, Megatron, sail-sg and DualPipe are read, too.
     """
     from mpitrain.commands.schedule import command as report
 
-    _answer(report.answer(name, asked, trace, report.Files(out, table), json))
+    _answer(report.answer(name, asked, trace, report.Files(out, table, form), json))
 
 
 @cli.command("config", short_help="Explain the keys of the configuration.")

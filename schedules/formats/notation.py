@@ -18,9 +18,13 @@ from mpitrain.schedules.table import Table
 LETTERS = {"F": "F", "B": "BW", "I": "B", "W": "W"}
 
 
-def operations(table: Table) -> list[list[str]]:
-    """Return the operations of every rank; a pair is one string."""
-    chunked = max(map(len, table.chunks)) > 1
+def operations(table: Table, chunked: bool | None = None) -> list[list[str]]:
+    """Return the operations of every rank; a pair is one string.
+
+    chunked: whether they name their chunk; default: where a rank has several.
+    """
+    if chunked is None:
+        chunked = max(map(len, table.chunks)) > 1
     chunk = {
         stage: f".{position}" if chunked else ""
         for stages in table.chunks

@@ -5,6 +5,8 @@
     F0 F1 B0 B1                     one stage a rank: `rank 0:` and stages may be left out
     0F0,0F1,,0B0,0B1                CSV: our tokens, or PyTorch's, as its schedules' _dump_csv
                                     writes them (see csv_table)
+    F0.0 F0.1 BW0.1                 chunks of a rank instead of stages, as papers, sail-sg, DualPipe and
+                                    Megatron write them (see chunk_orders)
 
 A file may hold more than a table. What lowering adds is left out: messages, gathers and releases,
 reductions, the update; parts of a computation are joined. PyTorch's older letters are read as what
@@ -20,10 +22,12 @@ from itertools import chain
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import ADD_TO_GRADIENTS, COMPUTE, PAIR, Action
+from mpitrain.schedules.formats.chunk_orders import PLACEMENTS, lines, names_chunks, placed_rows, read_order
 from mpitrain.schedules.formats.csv_table import read_csv_rows
 from mpitrain.schedules.formats.table_tokens import FULL_BACKWARD, read_token
 from mpitrain.schedules.limits import require_readable
 from mpitrain.schedules.pairs import grouped
+from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.proof.check import check_table
 from mpitrain.schedules.table import HEADS, Rows, Table, make_table, read_lines
 
@@ -31,7 +35,7 @@ FORM = "lines such as 'rank 0: F0@0 F1@0 B0@0 B1@0', F1@0 being the forward of m
 HOW = "write the table with `mpitrain schedule NAME --stages P --microbatches M --table mine.txt`"
 _OTHER_FORMS = (  # what people have that is no table: how it begins, what it is, what to do instead
     (re.compile(r"tick\s+[0-9]"), "a drawing, in which stages are not named", HOW),
-    (re.compile(r"[{\[]"), "JSON", HOW),
+    (re.compile(r"\{|\[+[\s\"{]"), "JSON", HOW),
     (
         re.compile(r"Step\s+[0-9]"),
         "the grid that PyTorch prints, a row for each step",
@@ -46,10 +50,41 @@ def read_any(text: str, name: str = "user") -> Table:
     """Read a table in any of the forms, and check it by itself. Raises ScheduleError for a flaw in it."""
     require_readable(name, text)
     _refuse_other_forms(text, name)
+    if names_chunks(text):
+        return _read_chunks(text, name)
     ranks, heads = read_csv_rows(text, name) if _is_csv(text) else read_lines(text, name, read_token)
     notes: list[str] = []
     ranks = _without_additions(ranks, notes)
     ranks = _with_stages(ranks, name, notes)
+    return _checked(ranks, heads, name, notes)
+
+
+def _read_chunks(text: str, name: str) -> Table:
+    """Read an order that names chunks, under the placement whose step is shortest."""
+    order = read_order(text, name)
+    notes = [f"left out what is added to every table: {order.messages} messages"] * (order.messages > 0)
+    read: dict[str, Table] = {}
+    makespans: dict[str, float] = {}
+    flaws: list[ScheduleError] = []
+    for placed, rows, heads in placed_rows(order, name):
+        try:
+            read[placed] = _checked(rows, heads, name, list(notes))
+            makespans[placed] = simulate_table(read[placed]).makespan
+        except ScheduleError as flaw:
+            flaws.append(flaw)
+    if not read:
+        raise flaws[0]
+    placed = min(makespans or read, key=lambda placed: makespans.get(placed, 0))
+    table = read[placed]
+    if len(table.rank_of) == len(table.ranks):
+        return table
+    notes = [f"chunks are read as {PLACEMENTS[placed]}"]
+    if {"looped", "v"} <= makespans.keys():
+        notes[0] += f"; a line 'placed {min(makespans.keys() - {placed})}' reads them otherwise"
+    return table._replace(notes=(*table.notes, *notes))
+
+
+def _checked(ranks: Rows, heads: dict[str, int], name: str, notes: list[str]) -> Table:
     ranks = _in_our_letters(ranks, name, notes)
     table = _ascending(make_table(name, ranks, **heads), notes)._replace(notes=tuple(notes))
     check_table(table)
@@ -59,20 +94,14 @@ def read_any(text: str, name: str = "user") -> Table:
 # ---------------------------------------------------------------- which form
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line := line.partition("#")[0].strip():
-            yield number, line
-
-
 def _is_csv(text: str) -> bool:
-    lines = [line for _, line in _lines(text)]
-    is_text = any(re.match(rf"rank\s|({'|'.join(HEADS)})\s+[0-9]", line) for line in lines)
-    return not is_text and any("," in line for line in lines)
+    written = [line for _, line in lines(text)]
+    is_text = any(re.match(rf"rank\s|({'|'.join(HEADS)})\s+[0-9]", line) for line in written)
+    return not is_text and any("," in line for line in written)
 
 
 def _refuse_other_forms(text: str, name: str) -> None:
-    for number, line in _lines(text):
+    for number, line in lines(text):
         for begins, found, instead in _OTHER_FORMS:
             if begins.match(line):
                 raise ScheduleError(f"{name}, line {number}: found {found}; {instead}, or {FORM}")

@@ -16,10 +16,11 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.screen import columns
 from mpitrain.schedules.formats.csv_table import write_csv
+from mpitrain.schedules.formats.others import FORMS, write_as
 from mpitrain.schedules.limits import MOST_TRACE_BYTES, require_searchable
 from mpitrain.schedules.options import UNIT_TIMES, StageTimes, Times
 from mpitrain.schedules.play.measured import MeasuredTrace, read_trace
-from mpitrain.schedules.table import write_table
+from mpitrain.schedules.table import Table, write_table
 
 KINDS_OF_FILES = (".svg", ".png", ".txt")
 KINDS_OF_TABLES = (".txt", ".csv")
@@ -29,10 +30,11 @@ SLOWEST = 1e15  # of --times; the fastest is 1 of it, so that sums of both stay 
 
 
 class Files(NamedTuple):
-    """Where things are written to, if they are: a drawing, and the schedule's table."""
+    """Where things are written to, if they are: a drawing, and the schedule's table, in a form of FORMS."""
 
     out: str | None = None
     table: str | None = None
+    form: str | None = None
 
     def require(self) -> None:
         """Refuse what can't be written, before anything is computed."""
@@ -42,9 +44,18 @@ class Files(NamedTuple):
         if self.table is not None:
             require_file("--table", self.table, KINDS_OF_TABLES)
 
+    def text_of(self, table: Table) -> str:
+        """Return what --table's file is to hold. Raises ScheduleError for what its form can't say."""
+        if self.form in FORMS:
+            return write_as(self.form, table)
+        assert self.table is not None
+        return write_csv(table) if Path(self.table).suffix == ".csv" else write_table(table)
+
 
 def answer(name: str, asked: dict[str, Any], trace: str | None, files: Files, json: bool) -> str:
     """Return what the command prints. `asked` are its options as they were typed."""
+    if files.form is not None and files.table is None:
+        raise ConfigError(f"--format {files.form}: it is the form of a table; name its file by --table")
     given = [option for option, value in {**asked, "table": files.table}.items() if value is not None]
     if trace is not None and name == "compare" and not given:
         with ProgressBar(f"mpitrain schedule compare --trace {shown(trace)}"):
@@ -67,8 +78,7 @@ def show(request: Request, files: Files, json: bool) -> str:
     played = play(request)
     out = files.out
     if files.table:
-        write_it = write_csv if Path(files.table).suffix == ".csv" else write_table
-        write("--table", files.table, write_it(played.table).encode())
+        write("--table", files.table, files.text_of(played.table).encode())
     if out and Path(out).suffix == ".txt":
         write("--out", out, (as_text(played, WIDTH, whole=True) + "\n").encode())
     elif out:
