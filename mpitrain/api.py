@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mpitrain.comm.mesh import Mesh
     from mpitrain.config import Config
     from mpitrain.plan.plan import Plan
-    from mpitrain.training.trainer import Trainer
+    from mpitrain.training.trainer import Trainer, Trainers
 
 
 @contextmanager
@@ -98,10 +98,10 @@ def _opened(path: str | None, overrides: tuple[str, ...], guard: Guard, stack: E
     prepared, world = prepare(path, overrides, guard)
     stack.enter_context(prepared.rundir)
     guard.place.enter("build", "loading torch", BUSY)
-    from mpitrain.training.trainer import built
+    from mpitrain.training.trainer import Trainers
 
-    trainer = stack.enter_context(built(prepared, world, guard))
-    return OpenRun(trainer, stack.enter_context(ExitStack()))
+    trainers = stack.enter_context(Trainers(prepared, world, guard))
+    return OpenRun(trainers, stack.enter_context(ExitStack()))
 
 
 @contextmanager
@@ -171,8 +171,8 @@ class OpenRun:
     live: is given the line on a terminal that shows the steps.
     """
 
-    def __init__(self, trainer: "Trainer", live: ExitStack):
-        self._trainer = trainer
+    def __init__(self, trainers: "Trainers", live: ExitStack):
+        self._trainers = trainers
         self._live = live
         self._stepping: Iterator[dict] | None = None
         self._failed: BaseException | None = None
@@ -181,6 +181,10 @@ class OpenRun:
 
     def __reduce__(self) -> NoReturn:
         raise ConfigError("OpenRun: can't be copied or pickled, it is of one process; take array(name)")
+
+    @property
+    def _trainer(self) -> "Trainer":
+        return self._trainers.now
 
     @property
     def rank(self) -> int:
@@ -220,14 +224,22 @@ class OpenRun:
         """Run one step; None after the last. One that fails ends the job with the block at the latest."""
         with self._door.within("steps()"):
             try:
-                if self._stepping is None:
-                    self._trainer.begin()
-                    self._live.enter_context(self._trainer.report)
-                    self._stepping = self._trainer.steps()
-                return next(self._stepping, None)
+                while (line := next(self._lines(), None)) is None and self._trainer.is_followed:
+                    self._live.close()
+                    self._stepping = None
+                    self._trainers.advance()
+                return line
             except BaseException as error:
                 self._failed = error
                 raise
+
+    def _lines(self) -> Iterator[dict]:
+        """Return the steps of the trainer that is there, begun if they weren't."""
+        if self._stepping is None:
+            self._trainer.begin()
+            self._live.enter_context(self._trainer.report)
+            self._stepping = self._trainer.steps()
+        return self._stepping
 
     def validate(self) -> float:
         """Return the mean loss over the validation sequences. Collective over all ranks."""

@@ -38,6 +38,7 @@ Heads = Annotated[int, Meta(ge=1, le=2**16)]
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 Weight = Annotated[float, Meta(ge=0, lt=1e9)]
+When = Count | Annotated[str, Meta(max_length=40)]  # a step, or tokens read: "4B"
 
 
 # Tables name `frozen` again: they inherit it from this one, but type checkers don't see that.
@@ -272,8 +273,9 @@ class ExpertsTable(ConfigTable, frozen=True):
 
 class DataSource(ConfigTable, frozen=True):
     path: str | tuple[str, ...]
-    # share of the sequences, as a ratio; or [[step, weight], ...]: weights that hold from these steps on
-    weight: Weight | tuple[tuple[Count, Weight], ...] = 1.0
+    # share of the sequences, as a ratio; or [[step, weight], ...]: weights that hold from these steps on, or
+    # from so many tokens read, such as "4B"
+    weight: Weight | tuple[tuple[When, Weight], ...] = 1.0
     epochs: CountOrNone = 0  # how often its text is read at most; 0: without end
     source: Literal[
         "auto",
@@ -346,8 +348,12 @@ class Data(ConfigTable, frozen=True):
 class Batch(ConfigTable, frozen=True, rename={"global_": "global"}):
     # sequences per step over all ranks; 0: the smallest multiple of dp * micro that is at least 24
     global_: CountOrNone = 0
-    # [[step, sequences], ...]: batch-size schedule, batch.global from each of these steps on
-    growth: tuple[tuple[Count, Count], ...] = ()
+    # [[step, sequences], ...]: batch-size schedule, batch.global from each of these steps on; in place of a
+    # step, tokens read before it: "4B"
+    growth: tuple[tuple[When, Count], ...] = ()
+    # [[step, tokens], ...]: sequence-length curriculum: from these steps on (or tokens, likewise), rows of
+    # so many tokens, which sequences are cut into; the place in the data and a step's tokens don't change
+    lengths: tuple[tuple[When, Count], ...] = ()
     micro: Count = 1  # sequences per microbatch
 
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpitrain.config import DataSource
-from mpitrain.data.batch_sizes import BatchSizes
+from mpitrain.config import Data, DataSource
+from mpitrain.data.batch_sizes import BatchSizes, value_at
 from mpitrain.data.packed_rows import SourceSampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DataError
@@ -229,25 +229,26 @@ def _in_phase(phase: BlendPhase, slots: np.ndarray) -> tuple[np.ndarray, np.ndar
     return sources, numbers + phase.before[sources]
 
 
-def blends_of(sources: Sequence[DataSource], batch: BatchSizes) -> list[Blend]:
-    """Return the weights of a configuration, from each slot on where one changes."""
-    tables = [
-        [(1, source.weight)] if isinstance(source.weight, float) else sorted(source.weight)
-        for source in sources
-    ]
+def weights_by_step(data: Data, batch: BatchSizes) -> list[tuple[int, tuple[float, ...]]]:
+    """Return the weights of all sources, from each step on where one changes."""
+    tables = [_table_of(source, batch, data.sequence) for source in data.sources]
     steps = sorted({1, *(step for table in tables for step, _ in table)})
-    return [Blend(batch.before(step), tuple(_weight_at(table, step) for table in tables)) for step in steps]
+    return [(step, tuple(value_at(table, step) for table in tables)) for step in steps]
 
 
-def _weight_at(table: Sequence[tuple[int, float]], step: int) -> float:
-    """Return the weight that holds at a step; 0 before the first one that is given."""
-    return next((weight for begin, weight in reversed(table) if begin <= step), 0.0)
+def _table_of(source: DataSource, batch: BatchSizes, sequence: int) -> list[tuple[int, float]]:
+    """Return a source's weights by steps; 0 before the first one that is given."""
+    if isinstance(source.weight, float):
+        return [(1, source.weight)]
+    key = "data.sources, weight"
+    return [(1, 0.0), *sorted((batch.step_of(when, sequence, key), weight) for when, weight in source.weight)]
 
 
-def mixture_of(sources: Sequence[DataSource], batch: BatchSizes, sizes: Sequence[int]) -> Mixture:
+def mixture_of(data: Data, batch: BatchSizes, sizes: Sequence[int]) -> Mixture:
     """Return the mixture of a configuration. sizes: sequences of each source, of one epoch."""
-    most = [source.epochs * size for source, size in zip(sources, sizes, strict=True)]
-    return Mixture(blends_of(sources, batch), most)
+    most = [source.epochs * size for source, size in zip(data.sources, sizes, strict=True)]
+    blends = [Blend(batch.before(step), weights) for step, weights in weights_by_step(data, batch)]
+    return Mixture(blends, most)
 
 
 class MixtureSampler:

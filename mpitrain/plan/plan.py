@@ -13,12 +13,16 @@ Each part is made when it is first asked for. Ranks that differ only in their pl
 dp are described once.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from mpitrain.config import Batch, Data
+from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.plan import program
 from mpitrain.plan.axes import Axes, axes_of
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Sizes
@@ -48,6 +52,7 @@ class Plan:
 
     config: ResolvedConfig
     model: ModelLayers
+    run_tables: tuple[Data, Batch] | None = None  # of the run, if this is the plan of some of its steps
 
     @cached_property
     def table(self) -> Table:
@@ -117,14 +122,40 @@ class Plan:
         batch = self.config.batch
         rows = number * self.config.parallel.dp * batch.micro
         batch = msgspec.structs.replace(batch, global_=rows)
-        return Plan(msgspec.structs.replace(self.config, batch=batch), self.model)
+        return self.changed(batch=batch)
+
+    def changed(self, **tables: Any) -> "Plan":
+        """Return the plan of the same model with other tables of the configuration."""
+        return dataclasses.replace(self, config=msgspec.structs.replace(self.config, **tables))
+
+    def at_step(self, step: int) -> "Plan":
+        """Return the plan of a step, whose batch or rows may have another size (batch.growth, lengths)."""
+        config = self.config
+        batch = config.batch
+        if not (batch.growth or batch.lengths):
+            return self
+        sizes = BatchSizes(batch)
+        length = sizes.length_at(step) or config.data.sequence
+        rows = config.data.sequence // length
+        own = Batch(global_=sizes.at(step) * rows, micro=batch.micro * rows)
+        plan = self.changed(batch=own, data=msgspec.structs.replace(config.data, sequence=length))
+        return dataclasses.replace(plan, run_tables=(config.data, batch))
+
+    @property
+    def run_config(self) -> ResolvedConfig:
+        """The configuration of the whole run, of which this may be the plan of some steps."""
+        if self.run_tables is None:
+            return self.config
+        data, batch = self.run_tables
+        return msgspec.structs.replace(self.config, data=data, batch=batch)
 
     @property
     def growing(self) -> tuple["Plan", ...]:
-        """The plans of all batches that batch.growth names, each proved; none if it names none."""
-        per_round = self.config.parallel.dp * self.config.batch.micro
-        sizes = dict.fromkeys(size for _, size in self.config.batch.growth)
-        plans = tuple(self.with_microbatches(size // per_round) for size in sizes)
+        """The plans of all batches and lengths of rows of a run, each proved; none if they never change."""
+        batch = self.config.batch
+        if not (batch.growth or batch.lengths):
+            return ()
+        plans = tuple(self.at_step(step) for step in BatchSizes(batch).firsts)
         assert all(plan.training for plan in plans)
         return plans
 

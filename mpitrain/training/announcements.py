@@ -72,7 +72,7 @@ class Announcements:
         )
 
     def _validation_line(self) -> str:
-        config = self.plan.config
+        config = self.plan.run_config
         asked = config.run.eval_batches * BatchSizes(config.batch).at(1)
         known = self.corpora.validation.num_sequences
         fewer = (

@@ -112,7 +112,7 @@ class PreparedCorpus:
             for place, whole in zip(places, converse, strict=True)
         ]
         batch = BatchSizes(self._config.batch)
-        mixture = mixture_of(data.sources, batch, [sampler.num_sequences for sampler in samplers])
+        mixture = mixture_of(data, batch, [sampler.num_sequences for sampler in samplers])
         last = batch.before(self._config.run.steps + 1) - 1
         mixture.require(int(places_after_skips([last], data.skip)[0]) + 1)
         how = parts.description + self._left_out([*samplers, validation])

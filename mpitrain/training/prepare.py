@@ -78,6 +78,7 @@ class PreparedRun:
     saved: the newest on disk.
     memory: the folder of its copies in memory, None without.
     notes: for the user.
+    passed: the place in the data and the spikes of what this start has done so far, with another batch.
     prompt: for a sample of what it trains; on rank 0.
     """
 
@@ -89,6 +90,7 @@ class PreparedRun:
     memory: Path | None
     notes: list[str]
     prompt: str
+    passed: tuple[int, dict[str, Any]] | None = None
 
 
 def open_run(
@@ -553,20 +555,33 @@ class _Opening:
         before = saved_config(newest, self.config) if newest and newest.step else None
         if newest is None or before is None:
             return
+        self._require_same_growth(newest, before)
         self._require_same_skip(newest, before)
         train = train.whole if isinstance(train, SkippingSampler) else train
         if not isinstance(train, MixtureSampler):
             return
         sizes = train.sizes
         batch = BatchSizes(self.config.batch)
-        past = mixture_of(before.data.sources, batch, sizes)
         read = batch.before(newest.step + 1)
-        if len(before.data.sources) != len(sizes) or past.until(read) != train.mixture.until(read):
+        same = len(before.data.sources) == len(sizes)
+        if not same or mixture_of(before.data, batch, sizes).until(read) != train.mixture.until(read):
             raise CheckpointError(
                 f"{self.rundir.checkpoints}: data.sources had other weights in the {newest.step} steps that "
                 "are done; keep those, and give new ones from a later step on: weight = [[1, ...], "
                 f"[{newest.step + 1}, ...]]"
             )
+
+    def _require_same_growth(self, newest: Newest, before: Config) -> None:
+        """Raise CheckpointError if batches or rows changed for steps that the run has done already."""
+        past, now = (BatchSizes(config.batch) for config in (before, self.config))
+        first = now.first_difference(past, newest.step, self.config.data.sequence)
+        if first is None:
+            return
+        raise CheckpointError(
+            f"{self.rundir.checkpoints}: batch.growth or batch.lengths was another one from step {first} on, "
+            f"and {newest.step} steps are done; keep what it was for these, and give new ones from step "
+            f"{newest.step + 1} on"
+        )
 
     def _require_same_skip(self, newest: Newest, before: Config) -> None:
         """Raise CheckpointError if data.skip changed for sequences that were passed already."""

@@ -76,6 +76,8 @@ class Recovery:
         folder = self._opened.newest.folder
         if step:
             self._go_back_to(step, folder)
+            if self._opened.passed is not None:
+                self._counts.sequences, self._spikes.state = self._opened.passed
         else:
             self._begin_with_weights()
         cut = self._world.on_first_rank(
@@ -188,7 +190,7 @@ class Recovery:
             meta = saved.meta
             counts.step, counts.tokens = meta["step"], meta["tokens"]
             counts.updates, counts.skipped = meta["updates"], meta["skipped"]
-            counts.sequences = sequences_read(saved, self._config)
+            counts.sequences = sequences_read(saved, self._plan.run_config)
             counts.skipped_in_a_row = meta.get("skipped_in_a_row", 0)
             self._spikes.state = meta.get("spikes") or NONE_YET
 

@@ -60,12 +60,13 @@ class StepDocuments:
         batch = BatchSizes(self.config.batch).at(step)
         first = self._first_place(step, batch)
         self.positions: np.ndarray | None = None
+        length = BatchSizes(self.config.batch).length_at(step) or self.config.data.sequence
         self.places = range(first, first + batch)
         if rank is not None:
             at = _coordinates(self.config, rank)
             local = batch // self.config.parallel.dp
             self.places = self.places[at["dp"] * local : (at["dp"] + 1) * local]
-            self.positions = _positions(self.config, at["cp"])
+            self.positions = _positions(self.config, at["cp"], length)
         self._ends = np.asarray(open_ends(self.rundir.data))
         self._tokens = open_tokens(self.rundir.data)
         self._sources = _Sources(self.config, self.rundir.data)
@@ -136,15 +137,19 @@ def _coordinates(config: Config, rank: int) -> dict[str, int]:
     return grid.coordinates(rank)
 
 
-def _positions(config: Config, cp_rank: int) -> np.ndarray | None:
-    """Return the positions of a sequence that a rank of the context-parallel axis has."""
+def _positions(config: Config, cp_rank: int, length: int) -> np.ndarray | None:
+    """Return the positions of a sequence that a rank of the context-parallel axis has.
+
+    length: of the rows that sequences are cut into.
+    """
     parallel, model = config.parallel, config.model
     if parallel.cp == 1:
         return None
     heads = (model.heads or 1) // parallel.tp
     kv_heads = max(1, (model.kv_heads or model.heads or 1) // parallel.tp)
-    placement = placement_of(parallel.context, config.data.sequence, parallel.cp, heads, kv_heads)
-    return placement.positions(cp_rank)
+    placement = placement_of(parallel.context, length, parallel.cp, heads, kv_heads)
+    begins = np.arange(0, config.data.sequence, length)
+    return (begins[:, None] + placement.positions(cp_rank)).reshape(-1)
 
 
 def order_of_run(rundir: RunDir, config: Config) -> str:

@@ -10,12 +10,18 @@ from mpitrain.parallel.microbatch import Microbatch
 
 
 class StepRows:
-    """This rank's sequences of each step. separate: documents are."""
+    """This rank's sequences of each step. separate: documents are.
+
+    num_sequences: of a step, over all ranks.
+    """
 
     def __init__(self, actor: Actor, separate: bool, dp_rank: int):
         self._actor = actor
         self._separate = separate
         self._dp_rank = dp_rank
+        plan = actor.plan
+        self._rows_each = plan.run_config.data.sequence // plan.config.data.sequence
+        self.num_sequences = plan.config.batch.global_ // self._rows_each
 
     def microbatches(self, sampler: Samplers, first: int, most: int | None = None) -> list[Microbatch]:
         """Return this rank's microbatches of the step that begins at place `first` of the order.
@@ -32,17 +38,17 @@ class StepRows:
         ends = None if rows.ends is None else torch.from_numpy(rows.ends).to(device)
         scored = None if rows.scored is None else torch.from_numpy(rows.scored[:, 1:]).to(device)
         if most is not None:
-            counted = torch.tensor([[slot < most] for slot in self._slots(first)], device=device)
+            slots = [slot for slot in self._slots(first) for _ in range(self._rows_each)]
+            counted = torch.tensor([[slot < most] for slot in slots], device=device)
             scored = counted if scored is None else scored & counted
         return self._actor.cutter.cut(tokens, ends, scored)
 
     def rows(self, sampler: Samplers, first: int) -> TokenRows:
         """Return the rows themselves."""
-        return sampler.rows(self._slots(first))
+        return sampler.rows(self._slots(first)).divided(self._rows_each)
 
     def _slots(self, first: int) -> range:
         """Return the places of this rank's sequences in the order of the text."""
-        config = self._actor.config
-        local = config.batch.global_ // config.parallel.dp
+        local = self.num_sequences // self._actor.config.parallel.dp
         begin = first + self._dp_rank * local
         return range(begin, begin + local)

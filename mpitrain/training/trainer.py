@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -85,22 +85,47 @@ def run(
         calibration = world.on_first_rank(
             "looking at --calibrate", lambda: CalibrationFile.require(calibrate, machine)
         )
-    while True:
-        with built(opened, world, guard, record) as trainer:
-            code = trainer.train(calibration)
-        if code is not None:
-            return code
-        step, folder = trainer.counts.step, opened.rundir.checkpoints
-        newest = opened.saved._replace(step=step, folder=folder)
-        opened = replace(opened, newest=newest, saved=newest, notes=[])
+    with Trainers(opened, world, guard, record) as trainers:
+        while (code := trainers.now.train(calibration)) is None:
+            trainers.advance()
+    return code
 
 
-def _with_batch(opened: PreparedRun) -> PreparedRun:
-    """Return a run with the plan of the batch that its next step has (batch.growth)."""
-    config = opened.plan.config
-    size = BatchSizes(config.batch).at(opened.newest.step + 1)
-    number = size // (config.parallel.dp * config.batch.micro)
-    return replace(opened, plan=opened.plan.with_microbatches(number))
+class Trainers:
+    """The trainers of a run, one after the other, each with a plan of its own.
+
+    Batches (batch.growth) or rows (batch.lengths) of the next one have another size.
+    now: the one that trains.
+    """
+
+    def __init__(self, opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None):
+        self._opened = opened
+        self._world, self._guard, self._record = world, guard, record
+        self._stack = ExitStack()
+        self.now: Trainer
+
+    def __enter__(self) -> "Trainers":
+        """Build the first one. Collective over all ranks; raises as built() does."""
+        self._build()
+        return self
+
+    def __exit__(self, *error: Any) -> bool:
+        return bool(self._stack.__exit__(*error))
+
+    def advance(self) -> None:
+        """Free the communicators, and build the trainer of the next step: it resumes from a saved one.
+
+        Collective over all ranks; raises as built() does.
+        """
+        self._stack.close()
+        opened, counts = self._opened, self.now.counts
+        newest = opened.saved._replace(step=counts.step, folder=opened.rundir.checkpoints)
+        passed = counts.sequences, self.now.spikes.state
+        self._opened = replace(opened, newest=newest, saved=newest, notes=[], passed=passed)
+        self._build()
+
+    def _build(self) -> None:
+        self.now = self._stack.enter_context(built(self._opened, self._world, self._guard, self._record))
 
 
 def _compared(run: MeasuredRun, calibration: CalibrationFile | None) -> str:
@@ -127,7 +152,7 @@ def built(
     Raises, alike on all ranks, InputError if a device or a checkpoint isn't what the configuration
     needs, and StoppedEarly if one has to leave before the first step.
     """
-    opened = _with_batch(opened)
+    opened = replace(opened, plan=opened.plan.at_step(opened.newest.step + 1))
     config = opened.plan.config
     place = guard.place
     guard.leave_if_asked(world)
@@ -186,7 +211,7 @@ class Trainer:
     """The loop of one rank.
 
     code: the exit code, when the run is over before run.steps.
-    last_step: with this batch (batch.growth).
+    steps_here: those of this plan (batch.growth, batch.lengths).
     """
 
     def __init__(
@@ -199,7 +224,7 @@ class Trainer:
         limit: Limit,
         record: RecordRequest | None,
     ):
-        self.config = config = opened.plan.config
+        self.config = config = opened.plan.run_config
         self.rundir = opened.rundir
         self.corpora = opened.corpora
         self.mesh = mesh
@@ -218,18 +243,16 @@ class Trainer:
         self.actor = Actor(
             self.plan, mesh, self.device, self.recorder, self.place, compiled=placement.compiled
         )
-        # read, whether their targets carry loss or not
-        self.step_tokens = config.batch.global_ * config.data.sequence
         self.num_validated = _num_validated(opened)
         self.counts = RunCounts()
-        self.last_step = BatchSizes(config.batch).last_alike(opened.newest.step + 1, config.run.steps)
+        self.steps_here = BatchSizes(config.batch).alike(opened.newest.step + 1, config.run.steps)
         self.code: int | None = None
         self.last_words = ""
         self.urgency = STAY
         self.spikes = Spikes(config.spikes)
         self.report = RunReport(mesh.rank, config.run.steps, log_pace(config.run))
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
-        attended = self.corpora.train.attended_length
+        attended = min(self.corpora.train.attended_length, self.plan.config.data.sequence)
         self._flops = self.plan.flops_per_token(attended) / self.peak.flops
         self._recomputed_flops = self.plan.recomputed_flops_per_token(attended) / self.peak.flops
         self.ledger = Ledger(mesh)
@@ -237,6 +260,8 @@ class Trainer:
         self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)
         self.checks = Checks(self.actor, mesh, world, self.place, self.rundir, self.report.say, record)
         self.rows = StepRows(self.actor, self.corpora.separate, mesh["dp"].rank)
+        # read, whether their targets carry loss or not
+        self.step_tokens = self.rows.num_sequences * config.data.sequence
         say = self.report.say
         self.side_files = SideFiles(self.actor, self.recorder, world, self.rundir, self.place, say)
         self.profiling = Profiling(self.actor, world, self.rundir, self.place, self.report.say)
@@ -254,14 +279,19 @@ class Trainer:
     def train(self, calibration: CalibrationFile | None = None) -> int | None:
         """Run the steps that are left; return the exit code, the same on all ranks.
 
-        None: the batch grows; the step is saved, and another plan resumes from it.
+        None: the next step has another plan, which resumes from this one, which is saved.
         """
         self.begin()
         with self.report:
             for _ in self.steps():
                 pass
-        grows = self.code is None and self.counts.step < self.config.run.steps
-        return None if grows else self.finish(calibration)
+        return None if self.is_followed else self.finish(calibration)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the next step is another trainer's, after the last one of this."""
+        step = self.counts.step
+        return self.code is None and step < self.config.run.steps and step + 1 not in self.steps_here
 
     def begin(self) -> None:
         """Say what is trained, and settle which steps are traced, recorded and measured.
@@ -303,7 +333,7 @@ class Trainer:
         if self.counts.step == 0:
             self._log({"step": 0, **self.validate()})
         self.guard.requests.begin_steps()
-        while self.counts.step < self.last_step and self.code is None:
+        while self.counts.step + 1 in self.steps_here and self.code is None:
             yield self._one_step()
 
     def finish(self, calibration: CalibrationFile | None = None) -> int:
@@ -418,7 +448,7 @@ class Trainer:
         """Count a step that is done."""
         self.counts.step += 1
         self.counts.tokens += self.step_tokens
-        self.counts.sequences += self.config.batch.global_
+        self.counts.sequences += self.rows.num_sequences
         without = result.skipped or result.spike
         self.counts.updates += not without
         self.counts.skipped += without
@@ -463,7 +493,7 @@ class Trainer:
         run = self.config.run
         step = self.counts.step
         over = step == run.steps or self.urgency > STAY
-        grows = step == self.last_step and not over
+        grows = step + 1 not in self.steps_here and not over
         saving = over or grows or bool(run.save_every and step % run.save_every == 0)
         if corruption := self.checks.corruption(step, saving):
             return self._corrupted(corruption)
@@ -500,7 +530,8 @@ class Trainer:
         run = self.config.run
         check_every = self.config.numerics.check_every
         due = any(period and step % period == 0 for period in (run.eval_every, run.save_every, check_every))
-        return due or self.memory.due(step) or step in (self.watched, self.last_step) or stop > STAY
+        edge = step == self.watched or step + 1 not in self.steps_here
+        return due or edge or self.memory.due(step) or stop > STAY
 
     def _end(self, reason: str) -> int:
         """Return the exit code after the last step, when nothing is being saved any more.
@@ -577,7 +608,7 @@ class Trainer:
         totals = []
         begin_s = time.monotonic()
         with self.place.at("validation", "reading tokens"):
-            for first in range(0, self.num_validated, self.config.batch.global_):
+            for first in range(0, self.num_validated, self.rows.num_sequences):
                 microbatches = self.rows.microbatches(self.corpora.validation, first, self.num_validated)
                 *total, stop = self.actor.evaluate(self.counts.step, microbatches, StepRequests(urgency))
                 totals.append(total)
@@ -673,7 +704,7 @@ class Trainer:
 
 def _num_validated(opened: PreparedRun) -> int:
     """Return the number of sequences of a validation."""
-    config = opened.plan.config
+    config = opened.plan.run_config
     asked = config.run.eval_batches * BatchSizes(config.batch).at(1)
     corpora = opened.corpora
     return min(asked, corpora.validation.num_sequences) if corpora.by_documents else asked

@@ -1,32 +1,54 @@
-"""A batch that grows, weights that change, a source that ends, an epoch's end: restarts change no bit.
+"""A batch and rows that grow, weights that change, a source that ends, an epoch's end: no bit changes
+by restarts.
 
 MPITRAIN_EFFORT=10 restarts ten times in a row; by default twice.
 """
 
 import json
 import random
+import shutil
+import sys
 from itertools import accumulate
+from pathlib import Path
 
+import spiked
 from effort import numbers
-from launch import MPITRAIN, mpirun, tail
+from launch import MPITRAIN, mpirun, run_tiny, several, tail, tiny, write_text
 from test_run_mixture import DOCUMENTS, losses, run, written
 
 RESTARTS = numbers(range(2), 10)
 STEPS = max(8, len(RESTARTS) + 4)
-GROWTH = "[[3,24],[6,48]]"
+GROWTH = '[["256",24],[6,48]]'  # from step 3 on: two steps have read so many tokens
+LENGTHS = '[[1,4],[4,8],["1.5K",16]]'  # from step 7 on
 SIZES = [8] * 2 + [24] * 3 + [48] * (STEPS - 5)
 
 
 def growing(config, run_dir, steps, num_ranks=1, **more):
     layout = {"parallel_pp": num_ranks, "batch_global": 8, "batch_micro": 4, "batch_growth": GROWTH}
+    layout |= {"batch_lengths": LENGTHS}
     layout |= {"schedule_steps": STEPS, "run_preflight": "off"}
     layout |= {"run_steps": steps, "run_eval_every": 0, "run_eval_batches": 1}
     return run(num_ranks, config, run_dir, **layout, **more)
 
 
+# the last start of a run, from a script
+STEPPED = """
+import sys
+from mpitrain import api
+with api.open_run(sys.argv[2] + "/config.toml", f"run.dir={sys.argv[2]}", f"run.steps={sys.argv[3]}") as run:
+    steps = [line["step"] for line in run.steps()]
+    assert run.config.batch.growth and run.step == steps[-1]
+print(steps)
+"""
+
+
 def read_tokens(run_dir):
+    return [line["read"] for line in steps_of(run_dir)]
+
+
+def steps_of(run_dir):
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [line["read"] for line in lines if line["step"]]
+    return [line for line in lines if line["step"]]
 
 
 def test_restarts_in_a_row_have_the_bits_of_a_run_without(tmp_path):
@@ -36,11 +58,55 @@ def test_restarts_in_a_row_have_the_bits_of_a_run_without(tmp_path):
     assert read_tokens(tmp_path / "whole") == [16 * read for read in accumulate(SIZES)]
     dice = random.Random(58)
     stops = sorted(dice.sample(range(1, STEPS), len(RESTARTS)))
-    for steps in (*stops, STEPS):
+    for steps in stops:
         done = growing(config, tmp_path / "again", steps, dice.choice((1, 2)))
         assert done.returncode == 0, tail(done.output)
+    stepped = mpirun(1, sys.executable, "-c", STEPPED, str(config), str(tmp_path / "again"), str(STEPS))
+    assert stepped.returncode == 0, tail(stepped.output)
+    assert stepped.output.splitlines()[-1] == str(list(range(stops[-1] + 1, STEPS + 1)))
     assert losses(tmp_path / "again") == losses(tmp_path / "whole")
     assert read_tokens(tmp_path / "again") == read_tokens(tmp_path / "whole")
+
+
+def test_sizes_of_steps_that_are_done_do_not_change(tmp_path):
+    text = write_text(tmp_path / "text.txt")
+    run_dir = tmp_path / "run"
+    assert run_tiny(1, run_dir, text, run_steps=4, batch_growth="[[3,16]]").returncode == 0
+    for changes in (
+        {"batch_growth": "[[3,24]]"},
+        {},
+        {"batch_growth": "[[3,16]]", "batch_lengths": "[[4,8]]"},
+    ):
+        refused = run_tiny(1, run_dir, text, run_steps=6, **changes)
+        assert refused.returncode == 2 and "one from step " in refused.output, tail(refused.output)
+    later = {"batch_growth": "[[3,16],[5,24]]", "batch_lengths": "[[6,8]]"}
+    done = run_tiny(1, run_dir, text, run_steps=6, **later)
+    assert done.returncode == 0, tail(done.output)
+
+
+def test_a_rollback_over_a_change_of_the_batch_reads_what_a_run_without_those_sequences_reads(tmp_path):
+    text = write_text(tmp_path / "text.txt")
+    keys = {
+        "run_steps": 12,
+        "run_save_every": 4,
+        "run_keep": 9,
+        "batch_growth": "[[10,16]]",
+        "run_eval_every": 0,
+    }
+    keys |= {"optimizer_lr": 0.01, "schedule_name": "constant"}
+    spikes = {"spikes_window": 4, "spikes_threshold": 3.0, "spikes_do": "rollback"}
+    one, other = tmp_path / "one", tmp_path / "other"
+    rolled = ("run", *tiny(one, text, **keys, **spikes))
+    (done,) = several(1, rolled, program=Path(spiked.__file__), env={"NOISE": "[9,10]"})
+    assert "rolled back to step 8, rollback 1" in done.output, tail(done.output)
+    shutil.copytree(one, other)
+    for step in (9, 12):
+        shutil.rmtree(other / "checkpoints" / f"step-{step:08d}")
+    # steps 9 and 10 had sequences 64 to 87
+    again = run_tiny(1, other, text, **keys, data_skip="[[64,88]]")
+    assert again.returncode == 0, tail(again.output)
+    assert [line["loss"] for line in steps_of(one)] == [line["loss"] for line in steps_of(other)]
+    assert [line["read"] // 32 for line in steps_of(one)][8:] == [96, 112, 128, 144]
 
 
 def test_skipped_sequences_are_not_read(tmp_path):
@@ -64,9 +130,18 @@ def test_what_is_wrong_with_a_growing_batch_is_refused_before_the_first_step(tmp
     for keys, message in (
         ({"batch_growth": "[[3,15]]", "parallel_dp": 2}, "15 sequences from step 3 on don't divide"),
         ({"batch_growth": "[[3,16],[3,32]]"}, "found steps 1, 3, 3"),
+        ({"batch_growth": '[["256",16],[3,32]]'}, "found steps 1, 3, 3"),
+        ({"batch_growth": '[["soon",16]]'}, "found 'soon'"),
+        ({"batch_lengths": "[[1,5]]"}, "data.sequence = 16 doesn't divide into rows of 5 tokens"),
+        ({"batch_lengths": "[[1,2]]", "parallel_cp": 2}, "batch.lengths, rows of 2 tokens: "),
         ({"data_skip": "[[9,3]]"}, "data.skip: found [9, 3]"),
     ):
         keys = {"batch_global": 8, "run_steps": 5, **keys}
-        done = run(keys.get("parallel_dp", 1), written(tmp_path), tmp_path / "run", **keys)
+        done = run(
+            max(keys.get("parallel_dp", 1), keys.get("parallel_cp", 1)),
+            written(tmp_path),
+            tmp_path / "run",
+            **keys,
+        )
         assert done.returncode == 2 and message in done.output, tail(done.output)
         assert not (tmp_path / "run").exists()

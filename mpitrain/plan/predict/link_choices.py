@@ -192,7 +192,7 @@ def _changed(plan: Plan, **tables: dict[str, Any]) -> Plan:
     changes = {
         name: msgspec.structs.replace(getattr(plan.config, name), **keys) for name, keys in tables.items()
     }
-    return Plan(msgspec.structs.replace(plan.config, **changes), plan.model)
+    return plan.changed(**changes)
 
 
 def _fetched(plan: Plan, bucket: HeldBucket) -> Counter[str]:

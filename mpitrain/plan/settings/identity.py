@@ -14,6 +14,7 @@ BY_CONTENT = (
     *("data.ends", "data.dtype", "data.damaged", "data.sources"),
     "data.skip",
     "batch.growth",
+    "batch.lengths",
 )
 IDENTITY = (
     "run.seed",

@@ -4,7 +4,7 @@ together, before anything is built.
 
 import itertools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from mpitrain.config import (
     Run,
 )
 from mpitrain.data.batch_sizes import BatchSizes
-from mpitrain.data.mixture import blends_of
+from mpitrain.data.mixture import weights_by_step
 from mpitrain.data.source import SOURCES
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import shown
@@ -85,7 +85,6 @@ def resolve(
     config = with_schedule(config, lambda closed: resolve(closed, *machine))
     SOURCES.find(config.data.source)  # or raise ConfigError
     _refuse_skip(config.data)
-    _refuse_mixture(config.data)
     preset = _preset(config.model)
     model = _model(config.model, preset, vocab, needed or vocab)
     family = family_of(model)
@@ -98,8 +97,8 @@ def resolve(
     if own is not None:
         require_size_of(own, parallel, batch)
     pipeline = _pipeline(config.pipeline, own, parallel, model.layers)
-    _refuse_unseen(model, config.data.sequence)
-    _refuse_undivided(model, config.data.sequence, parallel)
+    _refuse_rows(config.data, batch, model, parallel)
+    _refuse_mixture(config.data, batch)
     refuse_unfolded(model, experts, parallel, config)
     tables = dict(model=model, attention=attention, experts=experts, parallel=parallel, batch=batch)
     resolved = filled(ResolvedConfig, config, pipeline=pipeline, **tables)
@@ -453,10 +452,10 @@ def _layout(
     if zero is None:
         zero = 1  # with_reduce() makes it 0 where there is nothing to divide, of experts neither
     parallel = filled(ResolvedParallel, config.parallel, dp=dp, pp=pp, zero=zero)
-    return parallel, _batch(batch, own, dp)
+    return parallel, _batch(batch, own, dp, config.data.sequence)
 
 
-def _batch(batch: Batch, own: Table | None, dp: int) -> Batch:
+def _batch(batch: Batch, own: Table | None, dp: int, sequence: int) -> Batch:
     """Fill in the sequences of a step: 24 at least, or the microbatches of the user's own table."""
     per_round = dp * batch.micro
     rounds = -(-24 // per_round) if own is None else microbatches_in(own)
@@ -466,7 +465,17 @@ def _batch(batch: Batch, own: Table | None, dp: int) -> Batch:
             f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} "
             f"on parallel.dp = {dp} ranks; use a multiple of {per_round}"
         )
-    return Batch(global_=total, micro=batch.micro, growth=_growth(batch, total, dp * batch.micro))
+    filled_in = Batch(global_=total, micro=batch.micro)
+    growth = _changes("batch.growth", batch.growth, total, filled_in, sequence)
+    for step, size in growth:
+        if size % per_round:
+            raise ConfigError(
+                f"batch.growth: {size:,} sequences from step {step:,} on don't divide into microbatches "
+                f"of all data-parallel ranks; give multiples of {per_round:,}"
+            )
+    filled_in = msgspec.structs.replace(filled_in, growth=growth)
+    lengths = _changes("batch.lengths", batch.lengths, sequence, filled_in, sequence)
+    return msgspec.structs.replace(filled_in, lengths=lengths)
 
 
 def _first_of_growth(batch: Batch) -> int:
@@ -474,22 +483,26 @@ def _first_of_growth(batch: Batch) -> int:
     return next((size for step, size in batch.growth if step == 1), 0)
 
 
-def _growth(batch: Batch, first: int, per_round: int) -> tuple[tuple[int, int], ...]:
-    """Return batch.growth from step 1 on; refuse steps out of order, and undivided batches."""
-    if not batch.growth:
+def _changes(
+    key: str, given: Sequence[tuple[int | str, int]], first: int, batch: Batch, sequence: int
+) -> tuple[tuple[int, int], ...]:
+    """Return changes by steps, from step 1 on; refuse steps out of order.
+
+    given: may have tokens in place of steps.  first: the value before the first change.
+    batch: with the growth that is known; changes of batch.growth itself are added one by one.
+    """
+    if not given:
         return ()
-    growth = batch.growth if batch.growth[0][0] == 1 else ((1, first), *batch.growth)
-    steps = [step for step, _ in growth]
+    changes = () if given[0][0] == 1 else ((1, first),)
+    for when, value in given:
+        growth = changes if key == "batch.growth" else batch.growth
+        sizes = BatchSizes(msgspec.structs.replace(batch, growth=growth))
+        changes = (*changes, (sizes.step_of(when, sequence, key), value))
+    steps = [step for step, _ in changes]
     if steps != sorted(set(steps)):
         found = ", ".join(map(str, steps))
-        raise ConfigError(f"batch.growth: found steps {found}; give each step once, in their order")
-    for step, size in growth:
-        if size % per_round:
-            raise ConfigError(
-                f"batch.growth: {size:,} sequences from step {step:,} on don't divide into microbatches "
-                f"of all data-parallel ranks; give multiples of {per_round:,}"
-            )
-    return growth
+        raise ConfigError(f"{key}: found steps {found}; give each step once, in their order")
+    return changes
 
 
 def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
@@ -515,14 +528,33 @@ def _refuse_skip(data: Data) -> None:
         )
 
 
-def _refuse_mixture(data: Data) -> None:
+def _refuse_rows(data: Data, batch: Batch, model: ResolvedModel, parallel: ResolvedParallel) -> None:
+    """Refuse rows, those of batch.lengths too, that a sequence or a layout doesn't divide into."""
+    _refuse_unseen(model, data.sequence)
+    _refuse_undivided(model, data.sequence, parallel)
+    if batch.lengths and any(SOURCES.find(kind).converse for kind in data.kinds):
+        raise ConfigError("batch.lengths with conversations would cut answers; leave it out")
+    for _, length in batch.lengths:
+        if data.sequence % length:
+            raise ConfigError(
+                f"batch.lengths: data.sequence = {data.sequence} doesn't divide into rows of {length} "
+                "tokens; give lengths that divide it"
+            )
+        try:
+            _refuse_unseen(model, length)
+            _refuse_undivided(model, length, parallel)
+        except ConfigError as error:
+            raise ConfigError(f"batch.lengths, rows of {length} tokens: {error.args[0]}") from None
+
+
+def _refuse_mixture(data: Data, batch: Batch) -> None:
     """Refuse sources beside keys that mean a single one, and weights that leave a step without data."""
     if not data.sources:
         return
     for key, value in (("data.path", data.path), ("data.val_path", data.val_path)):
         if value:
             raise ConfigError(f"{key} has no use with data.sources; leave it out")
-    for blend in blends_of(data.sources, BatchSizes(Batch(global_=1))):
-        if not any(blend.weights):
-            found = f"data.sources: all weights are 0 from step {blend.begin + 1} on"
+    for step, weights in weights_by_step(data, BatchSizes(batch)):
+        if not any(weights):
+            found = f"data.sources: all weights are 0 from step {step} on"
             raise ConfigError(f"{found}; give one of them a weight above 0")

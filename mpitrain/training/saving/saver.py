@@ -216,7 +216,7 @@ def about_steps(actor: Actor, world: World) -> StepInfo:
         "MPI": library.name(),
         **code_identity.code(),
     }
-    return StepInfo(to_toml(actor.plan.config), writer)
+    return StepInfo(to_toml(actor.plan.run_config), writer)
 
 
 class Saver:

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from conftest import WITH_LONG
 
-from mpitrain.config import Batch, DataSource
+from mpitrain.config import Batch, Data, DataSource
 from mpitrain.data import mixture as mixture_module
 from mpitrain.data.batch_sizes import BatchSizes
-from mpitrain.data.mixture import Blend, Mixture, MixtureSampler, Shares, blends_of, in_integers
+from mpitrain.data.mixture import Blend, Mixture, MixtureSampler, Shares, in_integers, weights_by_step
 from mpitrain.data.order import Sampler
+from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DataError
 
 SLOTS = 20_000
@@ -113,12 +114,35 @@ def test_a_weight_below_a_millionth_is_read_too(monkeypatch):
 
 
 def test_weights_from_steps_on():
-    sources = [DataSource(path="a", weight=2.0), DataSource(path="b", weight=((5, 1.0), (9, 0.0)))]
-    blends = [Blend(0, (2, 0)), Blend(40, (2, 1)), Blend(80, (2, 0))]
-    assert blends_of(sources, BatchSizes(Batch(global_=10))) == blends
-    growing = BatchSizes(Batch(global_=10, growth=((1, 10), (3, 20), (7, 40))))
-    assert [blend.begin for blend in blends_of(sources, growing)] == [0, 60, 180]
+    def data(*changes):
+        return Data(
+            sequence=16, sources=(DataSource(path="a", weight=2.0), DataSource(path="b", weight=changes))
+        )
+
+    alike = BatchSizes(Batch(global_=10))
+    steps = [(1, (2, 0)), (5, (2, 1)), (9, (2, 0))]
+    assert weights_by_step(data((5, 1.0), (9, 0.0)), alike) == steps
+    assert weights_by_step(data(("640", 1.0), (9, 0.0)), alike) == steps
+    assert weights_by_step(data((9, 0.0), ("0.481K", 1.0)), alike) == steps
+
+
+def test_sizes_of_steps_are_functions_of_their_numbers():
+    growing = BatchSizes(Batch(global_=10, growth=((1, 10), (3, 20), (7, 40)), lengths=((1, 8), (5, 16))))
     assert [growing.at(step) for step in (1, 2, 3, 6, 7, 99)] == [10, 10, 20, 20, 40, 40]
+    assert [growing.before(step) for step in (1, 3, 5, 7, 8)] == [0, 20, 60, 100, 140]
+    assert [growing.length_at(step) for step in (1, 4, 5, 9)] == [8, 8, 16, 16]
+    assert growing.alike(3, 9) == range(3, 5) and growing.alike(9, 9) == range(7, 10)
+    for tokens in range(1, 3_000, 7):
+        step = growing.step_of(str(tokens), 16, "batch.growth")
+        assert 16 * growing.before(step) >= tokens > 16 * growing.before(step - 1)
+    past = BatchSizes(Batch(global_=10, growth=((1, 10), (3, 20)), lengths=((1, 8), (5, 16))))
+    assert growing.first_difference(past, 6, 16) is None and growing.first_difference(past, 7, 16) == 7
+
+
+def test_rows_are_divided_with_the_next_token_at_their_ends():
+    rows = TokenRows(np.arange(14).reshape(2, 7), None, np.arange(14).reshape(2, 7) % 2 == 0).divided(3)
+    assert rows.tokens.tolist() == [[0, 1, 2], [2, 3, 4], [4, 5, 6], [7, 8, 9], [9, 10, 11], [11, 12, 13]]
+    assert rows.ends is None and (rows.scored == (rows.tokens % 2 == 0)).all()
 
 
 # ---------------------------------------------------------------- rows

@@ -147,6 +147,7 @@ INSTEAD = {  # keys of the same tables that claim to save none of these
             "parallel.dp",
             "batch.global",
             "batch.growth",
+            "batch.lengths",
             "pipeline.chunks",
             "pipeline.stages",
             "pipeline.times",
