@@ -213,6 +213,7 @@ class PlanAnswer(NamedTuple):
             "ranks": self.asked.ranks,
             "parameters": self.model.num_parameters,
             "active_parameters": self.model.num_active,
+            "flops_per_token": self.model.flops_per_token(self.chosen[0].candidate.layout.sequence),
             "layouts_tried": self.found.tried,
             "left_out": dict(self.found.refused),
             "notes": self.notes,

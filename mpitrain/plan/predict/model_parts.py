@@ -50,11 +50,9 @@ def model_parts(plan: Plan) -> dict[str, ModelPart]:
     """Return the parts of a model, from the embedding to the head; one embedding, if it is tied."""
     config = plan.config
     parts: defaultdict[str, ModelPart] = defaultdict(ModelPart)
-    share = config.experts.active / config.experts.count if config.experts.count else 1.0
     for spec in plan.parameters():
         part = part_of(spec.name)
-        active = spec.numel * (share if part == "experts" else 1.0)
-        parts[part] = parts[part].plus(ModelPart(spec.numel, active))
+        parts[part] = parts[part].plus(ModelPart(spec.numel, spec.numel * spec.active))
     for layer in plan.layers:
         for part, flops in _flops_of(layer, config.data.sequence):
             parts[part] = parts[part].plus(ModelPart(flops=flops))

@@ -8,6 +8,7 @@ from mpitrain import config as settings
 from mpitrain.commands.inspect import show_memory
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import FAMILIES
+from mpitrain.plan.declared.parameters import Spec
 from mpitrain.plan.predict.model_parts import activation_line, model_parts, parts_table
 from mpitrain.plan.settings.resolve import resolve
 
@@ -65,7 +66,7 @@ class Mixer:
     """A layer of a user's own, whose names nobody knows here."""
 
     def __init__(self, *names, flops=0.0):
-        self._specs = [SimpleNamespace(name=name, numel=16, shape=(4, 4)) for name in names]
+        self._specs = [Spec(name, (4, 4)) for name in names]
         self._flops = flops
 
     def parameters(self):

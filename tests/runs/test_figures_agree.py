@@ -1,0 +1,123 @@
+"""A model has the same parameters and FLOPs in `mpitrain plan`, `mpitrain memory` and a run's MFU."""
+
+import json
+import random
+import re
+import sys
+
+import pytest
+from conftest import LONG
+from effort import numbers
+from launch import mpirun, tail
+from new_family import CAPPED
+
+from mpitrain.commands.inspect import show_memory
+from mpitrain.commands.plan.plan_command import answer
+from mpitrain.plan.declared.family import FAMILIES, presets
+from mpitrain.plan.predict.step_time.machine import find_machine
+
+SHORT, MEDIUM, LONGEST = 1024, 8192, 131072  # tokens of a sequence
+ALL = {**FAMILIES.built_in(), "new_family:CAPPED": CAPPED}
+
+# each model in turn as a run: of a short sequence one step, of longer ones what MFU is counted by
+RUNS = f"""
+import json, math, sys, tempfile
+from mpitrain.cluster import entry
+from mpitrain.cluster.guard import Guard
+from mpitrain.training.prepare import open_run
+from mpitrain.training.trainer import built
+
+entry.settle_libraries()
+guard = Guard()
+for overrides in json.loads(sys.argv[1]):
+    with tempfile.TemporaryDirectory() as folder:
+        prepared, world = open_run(None, (*overrides, "run.dir=" + folder + "/run"), guard)
+        with prepared.rundir, built(prepared, world, guard) as trainer:
+            flops = trainer.plan.flops_per_token(trainer.corpora.train.attended_length)
+            lines = trainer.steps() if trainer.config.data.sequence == {SHORT} else ()
+            for line in lines:
+                flops = line["mfu"] * trainer.peak.flops / line["tokens_per_s"]
+            stored = trainer.plan.stored_weights().values()
+            print("FIGURES", sum(math.prod(shape) for _, shape in stored), flops)
+guard.leave(0)
+"""
+
+
+def random_model(seed):
+    """Return settings of a model of any family, with what it can have."""
+    draw = random.Random(seed)
+    name = draw.choice(sorted(ALL))
+    family = ALL[name]
+    heads, sequence = draw.choice([2, 4, 8]), draw.choice([SHORT, MEDIUM, LONGEST])
+    tied, biased = (draw.choice(["true", "false"]) for _ in range(2))
+    model = dict(
+        family=name, layers=draw.randint(1, 9), width=draw.choice([64, 128, 192]), heads=heads,
+        ffn=draw.choice([96, 200]), vocab=draw.choice([256, 1001, 5000]), tied=tied,
+    )  # fmt: skip
+    learned = "positions" in family.model
+    model |= dict(positions=sequence) if learned else dict(mtp=draw.choice([0, 0, 1, 2]))
+    model |= dict(kv_heads=heads // draw.choice([1, 2])) if family.grouped else {}
+    model |= dict(ffn_biased=biased) if "ffn_biased" in family.model else {}
+    keys = {f"model.{key}": value for key, value in model.items()}
+    keys |= {f"attention.{key}": value for key, value in random_attention(draw, family).items()}
+    if family.experts is not None:
+        count, active, every = draw.choice([8, 16]), draw.choice([1, 2, 3]), draw.choice([1, 2, 3])
+        experts = dict(count=count, active=active, width=draw.choice([32, 72]), every=every)
+        experts |= draw.choice([{}, dict(shared=draw.choice([1, 2])), dict(first=1)])
+        keys |= {f"experts.{key}": value for key, value in experts.items()}
+    return [f"{key}={value}" for key, value in keys.items()] + [f"data.sequence={sequence}"]
+
+
+def random_attention(draw, family):
+    """Return keys of the table attention that a family has: latent, windows by block, biases."""
+    if "kv_rank" in family.attention:
+        ranks = dict(kv_rank=draw.choice([16, 40]), q_rank=draw.choice([24, 32]), rotary_width=8)
+        return dict(head_width=draw.choice([16, 24]), value_width=draw.choice([16, 20]), **ranks)
+    keys = dict(
+        head_width=[8, 48], window=[16, 100, 2048], biases=["none", "qkv", "all"], score_width=[0, 12]
+    )
+    drawn = {key: draw.choice(values) for key, values in keys.items() if key in family.attention}
+    if "window_blocks" in family.attention:
+        drawn |= dict(window_blocks=draw.choice(["w", "wf", "ffw", "wwwf"]))
+    return drawn
+
+
+def figures(settings):
+    """Return parameters and FLOPs of a token, which plan and memory agree on."""
+    options = {"ranks": "1", "json": True, "top": 1, "memory": 1e6, "machine": "h100-80gb"}
+    tree = json.loads(answer(None, None, tuple(settings), options))
+    text = show_memory(None, tuple(settings), 1)
+    row = re.search(r"\n  all +([\d,]+) +100\.0 +([\d,]+) +(\S+) +100\.0", text)
+    count = f"{tree['parameters']:,}"
+    active, flops = tree["active_parameters"], tree["flops_per_token"]
+    assert [count, f"{active:,.0f}", f"{flops:.3g}"] == list(row.groups()), settings
+    assert f"\n{count} parameters, " in text
+    (best,) = tree["best"]
+    tokens = best["layout"]["batch"] * best["layout"]["sequence"]
+    peak = find_machine("h100-80gb").products["bf16"].peak
+    assert best["mfu"] * best["seconds"] * peak / tokens == pytest.approx(flops, rel=1e-12), settings
+    return tree["parameters"], flops
+
+
+def test_random_models_have_the_figures_of_their_runs(tmp_path):
+    (tmp_path / "text").write_bytes(8 * LONGEST * b"a")
+    models = [random_model(seed) for seed in numbers(range(3), 300)]
+    wanted = [figures(model) for model in models]
+    text = ("data.source=text", f"data.path={tmp_path / 'text'}")
+    short = (*text, "batch.global=1", "run.steps=1", "run.eval_batches=1")
+    found = []
+    for first in range(0, len(models), 10):
+        asked = json.dumps([[*model, *short] for model in models[first : first + 10]])
+        done = mpirun(1, sys.executable, "-c", RUNS, asked)
+        assert done.returncode == 0, tail(done.output)
+        found += [line.split()[1:] for line in done.output.splitlines() if line.startswith("FIGURES")]
+    assert [int(count) for count, _ in found] == [count for count, _ in wanted]
+    assert [float(flops) for _, flops in found] == pytest.approx([flops for _, flops in wanted], rel=1e-9)
+
+
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=LONG) for n in range(1, len(presets())))])
+def test_a_preset_has_the_same_figures(number):
+    preset = sorted(presets(), key=lambda name: (name != "gpt2", name))[number]
+    sequence = (SHORT, MEDIUM, LONGEST)[number % 3]
+    learned = [f"model.positions={sequence}"] if presets()[preset]["family"] == "gpt2" else []
+    figures([f"model.preset={preset}", f"data.sequence={sequence}", *learned])
