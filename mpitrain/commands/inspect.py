@@ -207,6 +207,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     plan = _plan_of(chosen, num_ranks)
     limit = limit_of_rank(chosen.config, num_ranks, _nodes_of(chosen.config, num_ranks)[1])
     with ProgressBar("mpitrain memory"):
+        plan.shortest.training  # noqa: B018  # a schedule that can't run has no memory: proved here
         usages = predict(plan)
         ranks = range(plan.config.parallel.pp)
         copies = [copy_bytes(plan, rank) for rank in ranks]

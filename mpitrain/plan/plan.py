@@ -4,7 +4,7 @@
     table     who computes what, in which order (schedules/)
     stages    the layers, parameters, parts and buckets of each stage (plan/division/stages.py)
     training  the program of every pipeline rank, proved (plan/program.py); evaluation: without
-              backwards
+              backwards; both not proved yet: lowered_training, lowered_evaluation, for predictions
     axes      which ranks share what (plan/axes.py)
     sizes     how much of a microbatch a rank has (plan/declared/layer.py)
 
@@ -30,7 +30,7 @@ from mpitrain.plan.declared.parameters import Spec, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.sequence import SequencePlacement, placement_of
 from mpitrain.plan.division.stages import StagePlan, stages_of
-from mpitrain.plan.program import Programs
+from mpitrain.plan.program import LoweredPrograms, Programs
 from mpitrain.plan.routing import RoutingTrace
 from mpitrain.plan.settings.pipeline_table import (
     fewest_microbatches,
@@ -74,12 +74,20 @@ class Plan:
         return with_every(stages, (self if self.holds_all else self.shortest).table, self.sizes)
 
     @cached_property
-    def training(self) -> Programs:
+    def lowered_training(self) -> LoweredPrograms:
         return program.training(self.config, self.table, self.stages)
 
     @cached_property
-    def evaluation(self) -> Programs:
+    def lowered_evaluation(self) -> LoweredPrograms:
         return program.evaluation(self.config, self.table, self.stages)
+
+    @cached_property
+    def training(self) -> Programs:
+        return self.lowered_training.proved()
+
+    @cached_property
+    def evaluation(self) -> Programs:
+        return self.lowered_evaluation.proved()
 
     @cached_property
     def axes(self) -> Axes:

@@ -34,11 +34,37 @@ class Programs(NamedTuple):
         return {action: at for program in self.ranks for at, action in enumerate(program) if action in wanted}
 
 
-def training(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> Programs:
-    """Return the programs of a training step.
+class LoweredPrograms(NamedTuple):
+    """Programs before their proof: predictions read them, nobody runs them.
 
-    Raises ScheduleError with the flaw, and ConfigError for a choice that does nothing.
+    The rest is what they were lowered with. reduces: None for an evaluation.
     """
+
+    table: Table
+    ranks: list[list[Action]]
+    reduces: list[Reduction] | None
+    residency: Residency | None
+    reduce_each: bool
+
+    def proved(self) -> Programs:
+        """Return the programs, proved. Raises ScheduleError with the flaw."""
+        table = self.table
+        proof = check(
+            self.ranks,
+            table.num_stages,
+            table.num_microbatches,
+            copies=table.copies,
+            segments=table.segments,
+            reduces=self.reduces,
+            train=self.reduces is not None,
+            residency=self.residency,
+            reduce_each=self.reduce_each,
+        )
+        return Programs(table, self.ranks, proof)
+
+
+def training(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> LoweredPrograms:
+    """Return the programs of a training step. Raises ConfigError for a choice that does nothing."""
     parallel = config.parallel
     _refuse_idle_pairs(config, table)
     reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
@@ -58,16 +84,15 @@ def training(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) 
     )
     if parallel.zero in (1, 2):
         programs = [[*program, SPREAD] for program in programs]
-    proof = _proved(table, programs, reduces=reduces, residency=residency, reduce_each=reduce_each)
-    return Programs(table, programs, proof)
+    return LoweredPrograms(table, programs, reduces, residency, reduce_each)
 
 
-def evaluation(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> Programs:
+def evaluation(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> LoweredPrograms:
     """Return the programs that only run a table's forwards, in its order."""
     forward = forwards(table)
     residency = _residency(config, table, stages)
     programs = lower(forward, [], train=False, residency=residency)
-    return Programs(forward, programs, _proved(forward, programs, train=False, residency=residency))
+    return LoweredPrograms(forward, programs, None, residency, reduce_each=False)
 
 
 def _refuse_idle_pairs(config: ResolvedConfig, table: Table) -> None:
@@ -92,25 +117,3 @@ def _residency(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]
         return None
     uses = tuple(stages[stage % table.depth].uses for stage in range(table.num_stages))
     return Residency(uses, config.parallel.ahead, gather_of(config.parallel))
-
-
-def _proved(
-    table: Table,
-    programs: list[list[Action]],
-    *,
-    reduces: Sequence[Reduction] | None = None,
-    train: bool = True,
-    residency: Residency | None,
-    reduce_each: bool = False,
-) -> Proof:
-    return check(
-        programs,
-        table.num_stages,
-        table.num_microbatches,
-        copies=table.copies,
-        segments=table.segments,
-        reduces=reduces,
-        train=train,
-        residency=residency,
-        reduce_each=reduce_each,
-    )

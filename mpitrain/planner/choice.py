@@ -268,7 +268,10 @@ def _held(candidate: Candidate, space: SearchSpace, limit: MemoryLimit) -> int:
         held = predict_rank(plan, candidate.found.footprint.stage, on_gpu=True).on_device
         if held > limit.usable:
             return held
-    return limit.needed(held_by_ranks(plan, limit.on_gpu))
+    held = limit.needed(held_by_ranks(plan, limit.on_gpu))
+    if held <= limit.usable:
+        plan.training  # noqa: B018  # what can be printed is proved
+    return held
 
 
 def _nothing_fits(

@@ -120,7 +120,7 @@ def _played(plan: Plan, rank: int, shards: Mapping[str, int] | None, on_gpu: boo
     """Return what a rank holds of the microbatches of a step."""
     config = plan.config
     table = plan.table
-    training = plan.training.ranks[rank]
+    training = plan.lowered_training.ranks[rank]
     narrow, wide = itemsizes_of(config)
     stages = held_by(plan, rank)
     buckets = [bucket for stage in stages.values() for bucket in stage.buckets]

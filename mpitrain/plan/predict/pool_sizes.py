@@ -49,11 +49,12 @@ def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
     lends = lends_gradients(plan.config.parallel)
     tree = plan.config.numerics.reproducible == "layout"
     stages = held_by(plan, rank, place)
-    training = plan.training.ranks[rank]
-    evaluation = plan.evaluation.ranks[rank]
+    training = plan.lowered_training.ranks[rank]
     dropped = {name for name in domains_of(plan.config) if drops_weights(plan.config, name)}
-    programs = {TRAINING: training, EVALUATION: evaluation}
-    weights = {name: weights_of(program, stages, dropped) for name, program in programs.items()}
+    weights: dict[str, Borrowed] = {TRAINING: {}, EVALUATION: {}}
+    if dropped:
+        programs = {TRAINING: training, EVALUATION: plan.lowered_evaluation.ranks[rank]}
+        weights = {name: weights_of(program, stages, dropped) for name, program in programs.items()}
     alone = alone_in(plan)
     borrowed: Borrowed = {}
     waits: list[int] = []
@@ -165,7 +166,7 @@ def reductions_of(plan: Plan, rank: int) -> list[tuple[Any, str, int]]:
     """
     stages = held_by(plan, rank)
     tree = plan.config.numerics.reproducible == "layout"
-    program = plan.training.ranks[rank]
+    program = plan.lowered_training.ranks[rank]
     player = _Gradients(program, stages, plan.table, True, tree, alone_in(plan))
     for group in grouped(program):
         player.play(group)

@@ -105,7 +105,7 @@ def _copied_away(plan: Plan, rank: int) -> int:
     plan = plan if plan.holds_all else plan.shortest
     table = plan.table
     formulas = {stage: Activations(plan.stage(stage), plan.sizes) for stage in table.chunks[rank]}
-    return put_away(plan.training.ranks[rank], table, formulas)
+    return put_away(plan.lowered_training.ranks[rank], table, formulas)
 
 
 def _kernels(plan: Plan, rank: int) -> int:

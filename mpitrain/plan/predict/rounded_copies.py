@@ -34,7 +34,7 @@ def _reduced_once(plan: Plan, rank: int) -> list[int]:
     alone = alone_in(plan)
     stages = held_by(plan, rank)
     sizes = []
-    for action in plan.training.ranks[rank]:
+    for action in plan.lowered_training.ranks[rank]:
         if action.kind != "REDUCE":
             continue
         bucket = stages[action.stage].buckets[action.index]
