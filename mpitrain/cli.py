@@ -9,7 +9,8 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,30 +20,42 @@ from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault, s
 from mpitrain.inputs import as_argument, printable, shown
 from mpitrain.plan.declared.screen import columns, folded
 
+if TYPE_CHECKING:
+    from mpitrain.cluster.guard import Guard
+    from mpitrain.cluster.team import Team
+    from mpitrain.training.replay.record_request import RecordRequest
+
 MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
 INTEGERS = 2**31 - 1  # larger ones mean nothing here
 # no rank is slower, and a sleep of 2**63 ns or more is refused by the system
 SLOWEST_TFLOPS = 0.001
 
 
-def _require_name(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuse an empty name: in a script it is a variable that isn't set, and not what is meant by
-    leaving it out.
+class Name(click.Path):
+    """A path. An empty one is refused: in a script it is a variable that isn't set, and not what is
+    meant by leaving it out.
     """
-    if value == "":
-        what = parameter.name.upper()
-        raise ConfigError(
-            f"{what} is empty; give "
-            f"{'the path of a TOML file, or leave it out' if what == 'CONFIG' else 'a run directory'}"
-        )
-    return value
+
+    def convert(self, value: str, param: click.Parameter, ctx: click.Context) -> str:
+        if value == "":
+            what = param.name.upper()
+            config = "the path of a TOML file, or leave it out"
+            raise ConfigError(f"{what} is empty; give {config if what == 'CONFIG' else 'a run directory'}")
+        return super().convert(value, param, ctx)
 
 
-def _require_number(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Refuse nan, which is in every range, and inf."""
-    if value is not None and not math.isfinite(value):
-        raise ConfigError(f"{parameter.opts[0]} {value}: give a finite number")
-    return value
+class Finite(click.FloatRange):
+    """A number that is neither nan, which is in every range, nor inf."""
+
+    def convert(self, value: str, param: click.Parameter, ctx: click.Context) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            raise ConfigError(f"{param.opts[0]} {number}: give a finite number")
+        return number
+
+
+COUNT = click.IntRange(1, INTEGERS)
+NAME = Name()
 
 
 class MissingCommand(click.UsageError):
@@ -112,13 +125,9 @@ class CommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-CONFIG = click.argument("config", required=False, type=click.Path(), callback=_require_name)
+CONFIG = click.argument("config", required=False, type=NAME)
 NUM_RANKS = click.option(
-    "--ranks",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, MOST_RANKS),
-    help="Number of ranks of the layout.",
+    "--ranks", default=1, type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the layout."
 )
 OVERRIDE = click.option(
     "--set",
@@ -171,23 +180,48 @@ def _answer(text: str) -> None:
     std_streams.require_written(sys.stdout)
 
 
-def _on_all_ranks(work: Callable[..., int], **asked) -> int:
-    """Do work on files, alone or with the ranks that a launcher started; return the exit code."""
-    from mpitrain.cluster.team import together
+def guarded_command(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the guard of its process; what it can't import is reported as any other trouble."""
 
-    return together(lambda team: work(team, say=_answer, **asked), entry.report_error)
+    @wraps(command)
+    def start(**asked) -> int:
+        from mpitrain.cluster.guard import guarded
 
+        return guarded(lambda guard: command(guard, **asked), entry.report_error)
 
-def _on_first_rank(what: str, work: Callable[[], int]) -> int:
-    """Do the same on the first rank alone, while the others wait."""
-    from mpitrain.cluster.team import together
-
-    return together(lambda team: team.on_first_rank(what, work), entry.report_error)
+    return start
 
 
-@click.group(
-    cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+def team_command(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command its team: this process, or the ranks that a launcher started."""
+
+    @wraps(command)
+    def start(**asked) -> int:
+        from mpitrain.cluster.team import together
+
+        return together(lambda team: command(team, **asked), entry.report_error)
+
+    return start
+
+
+def first_rank_command(what: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Run a command on the first rank alone, while the others wait."""
+
+    def on_first_rank(command: Callable[..., int]) -> Callable[..., int]:
+        @wraps(command)
+        @team_command
+        def start(team: "Team", **asked) -> int:
+            return team.on_first_rank(what, partial(command, **asked))
+
+        return start
+
+    return on_first_rank
+
+
+HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+
+
+@click.group(cls=CommandGroup, context_settings=HELP_SETTINGS)
 @click.version_option(__version__, prog_name="mpitrain")
 def cli() -> None:
     """Train language models on any cluster that speaks MPI.
@@ -221,19 +255,15 @@ def cli() -> None:
     is_flag=True,
     help="Send without computing: real ranks, communicators, messages; 512 ranks fit on one host.",
 )
-@click.option(
-    "--steps", type=click.IntRange(1, INTEGERS), help="With --dry-run: number of steps; default: 3."
-)
+@click.option("--steps", type=COUNT, help="With --dry-run: number of steps; default: 3.")
 @click.option(
     "--share",
-    type=click.FloatRange(0, 1, min_open=True),
-    callback=_require_number,
+    type=Finite(0, 1, min_open=True),
     help="With --dry-run: share of each message's bytes to send; default: 1.",
 )
 @click.option(
     "--tflops",
-    type=click.FloatRange(SLOWEST_TFLOPS),
-    callback=_require_number,
+    type=Finite(SLOWEST_TFLOPS),
     help="With --dry-run: sleep for the compute time of a rank with this rate.",
 )
 @click.option(
@@ -257,45 +287,51 @@ def run(
 
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (run it again to resume).
     """
-    from mpitrain.cluster.guard import Guard, guarded
-    from mpitrain.cluster.status_board import BUSY
     from mpitrain.training.replay.record_request import RecordRequest
 
     record_request = RecordRequest.read(record)
-
     if time_limit is not None:
         overrides += (f"run.time_limit={time_limit}",)
-
     chosen = {name: value for name, value in dry.items() if value is not None}
     if {"tflops", "machine"} <= chosen.keys():
         raise ConfigError("--tflops and --machine both say how long ranks compute; leave one of them out")
     if dry_run and calibrate is not None:
         raise ConfigError("--calibrate does nothing with --dry-run, which measures nothing; leave it out")
     if dry_run:
-        return guarded(partial(_dry_run, config, overrides, chosen), entry.report_error)
+        return _dry_run(config=config, overrides=overrides, chosen=chosen)
     if chosen:
         name = next(iter(chosen))
         key = {"steps": "run.steps", "machine": "run.machine"}.get(name)
         instead = f"use --set {key}={shown(chosen[name])}" if key else f"leave --{name} out"
         raise ConfigError(f"--{name} does nothing without --dry-run; add it, or {instead}")
 
-    def body(guard: Guard) -> int:
-        # here: what can't be imported on one node is reported as any other trouble
+    return _train(config=config, overrides=overrides, record_request=record_request, calibrate=calibrate)
+
+
+@guarded_command
+def _train(
+    guard: "Guard",
+    config: str | None,
+    overrides: tuple[str, ...],
+    record_request: "RecordRequest",
+    calibrate: str | None,
+) -> int:
+    from mpitrain.cluster.status_board import BUSY
+
+    with entry.loading():
+        from mpitrain.training.prepare import open_run
+
+    opened, world = open_run(config, overrides, guard, record_request)
+    with opened.rundir:
+        guard.place.enter("build", "loading torch", BUSY)
         with entry.loading():
-            from mpitrain.training.prepare import open_run
+            from mpitrain.training.trainer import run as train
 
-        opened, world = open_run(config, overrides, guard, record_request)
-        with opened.rundir:
-            guard.place.enter("build", "loading torch", BUSY)
-            with entry.loading():
-                from mpitrain.training.trainer import run as train
-
-            return train(opened, world, guard, record_request, calibrate)
-
-    return guarded(body, entry.report_error)
+        return train(opened, world, guard, record_request, calibrate)
 
 
-def _dry_run(config: str | None, overrides: tuple[str, ...], chosen: dict[str, float], guard) -> int:
+@guarded_command
+def _dry_run(guard: "Guard", config: str | None, overrides: tuple[str, ...], chosen: dict[str, float]) -> int:
     from mpitrain.dryrun.dry_run import DryRunOptions
     from mpitrain.dryrun.dry_run import run as walk
 
@@ -385,28 +421,28 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
             num_ranks,
             ["verify", *([config] if config else []), "--layout", layout, *(f"--set={o}" for o in overrides)],
         )
-    from mpitrain.cluster.guard import Guard, guarded
+    return _compare_layouts(config=config, overrides=overrides)
 
-    def body(guard: Guard) -> int:
-        from mpitrain.commands.verify import main
 
-        return main(config, overrides, guard, _say)
+@guarded_command
+def _compare_layouts(guard: "Guard", config: str | None, overrides: tuple[str, ...]) -> int:
+    from mpitrain.commands.verify import main
 
-    return guarded(body, entry.report_error)
+    return main(config, overrides, guard, _say)
 
 
 @cli.command("import", short_help="Create a run from the weights of a Hugging Face folder.")
-@click.argument("path", type=click.Path(), callback=_require_name)
+@click.argument("path", type=NAME)
 @click.option(
     "--to",
     "target",
     required=True,
-    type=click.Path(),
-    callback=_require_name,
+    type=NAME,
     help="New run directory, or a step, RUN/checkpoints/step-00000000.",
 )
 @OVERRIDE
-def import_weights(**asked) -> int:
+@team_command
+def import_weights(team: "Team", **asked) -> int:
     """Create a run directory with the weights, sizes and tokenizer of a Hugging Face folder.
 
     Under mpirun all ranks share the work. To train without a copy on disk, run with model.init = PATH.
@@ -415,27 +451,26 @@ def import_weights(**asked) -> int:
     """
     from mpitrain.commands.weights import import_folder
 
-    return _on_all_ranks(import_folder, **asked)
+    return import_folder(team, say=_answer, **asked)
 
 
 @cli.command(short_help="Export a step as a Hugging Face folder, and verify it.")
-@click.argument("path", metavar="RUN", type=click.Path(), callback=_require_name)
-@click.option("--to", "target", required=True, type=click.Path(), callback=_require_name, help="New folder.")
+@click.argument("path", metavar="RUN", type=NAME)
+@click.option("--to", "target", required=True, type=NAME, help="New folder.")
 @click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
 @click.option(
     "--dtype",
     type=click.Choice(("fp64", "fp32", "fp16", "bf16")),
     help="Tensor type; default: the run's compute type.",
 )
-@click.option(
-    "--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Maximum size of a file."
-)
+@click.option("--shard-size", default="5GB", metavar="SIZE", help="Maximum size of a file.")
 @click.option(
     "--prove/--no-prove",
     default=None,
     help="Compare logits with transformers; default: for small models, where it is installed.",
 )
-def export(path: str, target: str, **asked) -> int:
+@team_command
+def export(team: "Team", path: str, target: str, **asked) -> int:
     """Export a step as a Hugging Face folder, read it back, and compare every weight.
 
     Under mpirun all ranks share the work.
@@ -444,7 +479,7 @@ def export(path: str, target: str, **asked) -> int:
     """
     from mpitrain.commands.weights import ExportOptions, export_step
 
-    return _on_all_ranks(export_step, path=path, target=target, options=ExportOptions(**asked))
+    return export_step(team, path, target, ExportOptions(**asked), _answer)
 
 
 @cli.group(short_help="Write, explain and submit a job script.")
@@ -455,13 +490,7 @@ def job() -> None:
     """
 
 
-MOST_STARTS = click.option(
-    "--most",
-    default=100,
-    show_default=True,
-    type=click.IntRange(1, INTEGERS),
-    help="Maximum number of starts.",
-)
+MOST_STARTS = click.option("--most", default=100, type=COUNT, help="Maximum number of starts.")
 JOB_OPTIONS = (  # of every scheduler, in the order of --help
     click.option("--nodes", required=True, type=click.IntRange(1, MOST_RANKS), help="Number of nodes."),
     click.option(
@@ -474,19 +503,17 @@ JOB_OPTIONS = (  # of every scheduler, in the order of --help
     click.option(
         "--ranks-per-node",
         default=4,
-        show_default=True,
         type=click.IntRange(1, 4096),
         help="Ranks per node: one per GPU, or one per few cores.",
     ),
-    click.option(
-        "--cores", default=8, show_default=True, type=click.IntRange(1, 4096), help="CPU cores per rank."
-    ),
-    click.option("--gpus", default=0, show_default=True, type=click.IntRange(0, 4096), help="GPUs per node."),
-    click.option("--account", default="", help="Account, project or bank to charge."),
-    click.option("--queue", default="", help="Queue or partition."),
+    click.option("--cores", default=8, type=click.IntRange(1, 4096), help="CPU cores per rank."),
+    click.option("--gpus", default=0, type=click.IntRange(0, 4096), help="GPUs per node."),
+    click.option("--account", default="", show_default=False, help="Account, project or bank to charge."),
+    click.option("--queue", default="", show_default=False, help="Queue or partition."),
     click.option(
         "--launch",
         default="",
+        show_default=False,
         metavar="COMMAND",
         help="Command that starts the ranks, for example 'srun --mpi=pmi2'.",
     ),
@@ -496,17 +523,11 @@ JOB_OPTIONS = (  # of every scheduler, in the order of --help
         metavar="LINE",
         help="Shell line before the ranks start, such as 'module load mpi'.",
     ),
-    click.option("--image", default="mpitrain", show_default=True, help="Kubernetes: the container's image."),
-    click.option(
-        "--claim",
-        default="runs",
-        show_default=True,
-        help="Kubernetes: the volume claim that holds this folder.",
-    ),
+    click.option("--image", default="mpitrain", help="Kubernetes: the container's image."),
+    click.option("--claim", default="runs", help="Kubernetes: the volume claim that holds this folder."),
     click.option(
         "--mpi",
         default="MPICH",
-        show_default=True,
         type=click.Choice(["MPICH", "OpenMPI", "Intel"]),
         help="Kubernetes: the image's MPI.",
     ),
@@ -633,55 +654,41 @@ def _is_mpitrain(words: tuple[str, ...]) -> bool:
 
 
 @cli.command()
-@click.argument("run_dir", type=click.Path(), callback=_require_name)
+@click.argument("run_dir", type=NAME)
 @click.option("--prompt", help="Text to continue.")
 @click.option(
     "--prompts",
     metavar="FILE",
     help='One prompt per line, or .jsonl objects with a "prompt"; prints one object per prompt.',
 )
-@click.option(
-    "--tokens", default=200, show_default=True, type=click.IntRange(1, 1_000_000), help="Tokens to sample."
-)
-@click.option(
-    "--temperature",
-    default=0.8,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Sampling temperature; 0: greedy.",
-)
+@click.option("--tokens", default=200, type=click.IntRange(1, 1_000_000), help="Tokens to sample.")
+@click.option("--temperature", default=0.8, type=click.FloatRange(0), help="Sampling temperature; 0: greedy.")
 @click.option(
     "--top-k",
     default=0,
-    show_default=True,
     type=click.IntRange(0, INTEGERS),
     help="Sample from this many most likely tokens; 0: all.",
 )
 @click.option(
     "--top-p",
     default=1.0,
-    show_default=True,
     type=click.FloatRange(0, 1, min_open=True),
     help="Sample from the fewest tokens that reach this total probability.",
 )
 @click.option(
     "--min-p",
     default=0.0,
-    show_default=True,
     type=click.FloatRange(0, 1),
     help="Sample from tokens with at least this share of the top probability.",
 )
 @click.option(
     "--repetition-penalty",
     default=1.0,
-    show_default=True,
     type=click.FloatRange(0, min_open=True),
     help="Above 1: tokens that the text already has become less likely.",
 )
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
-@click.option(
-    "--seed", default=1, show_default=True, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling."
-)
+@click.option("--seed", default=1, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling.")
 @click.option("--tokenizer", metavar="FILE", help="Tokenizer of the run, if its file lies outside RUN_DIR.")
 @click.option("--chat", is_flag=True, help="Answer the prompt as a chat, by the tokenizer's chat template.")
 @click.option("--system", metavar="TEXT", help="With --chat: the system message.")
@@ -719,18 +726,10 @@ def generate(
 
 @cli.command(short_help="Write a page that shows a run, or compares several.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
-@click.option(
-    "--out",
-    default="report.html",
-    show_default=True,
-    metavar="FILE",
-    callback=_require_name,
-    help="The page.",
-)
+@click.option("--out", default="report.html", metavar="FILE", type=NAME, help="The page.")
 @click.option(
     "--over",
     default="step",
-    show_default=True,
     type=click.Choice(("step", "tokens", "hours")),
     help="Horizontal axis of the curves.",
 )
@@ -745,7 +744,7 @@ def report(runs: tuple[str, ...], out: str, over: str) -> int:
 
 
 @cli.command("eval", short_help="Evaluate a step on texts and tasks, in any layout.")
-@click.argument("path", metavar="RUN", type=click.Path(), callback=_require_name)
+@click.argument("path", metavar="RUN", type=NAME)
 @click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
 @click.option(
     "--data", multiple=True, metavar="FILE", help="Text, .jsonl or .parquet: loss, perplexity, bits per byte."
@@ -759,21 +758,12 @@ def report(runs: tuple[str, ...], out: str, over: str) -> int:
 @click.option(
     "--shots",
     default=0,
-    show_default=True,
     type=click.IntRange(0, 1000),
     help="Few-shot: solved examples before each question, the first ones of its file.",
 )
-@click.option(
-    "--context",
-    type=click.IntRange(1, INTEGERS),
-    help="Context length in tokens; default: the model's, 2048 at most.",
-)
-@click.option(
-    "--stride",
-    type=click.IntRange(1, INTEGERS),
-    help="Tokens scored per window of a longer text; default: the context.",
-)
-@click.option("--text-key", default="text", show_default=True, help="Key or column of --data's text.")
+@click.option("--context", type=COUNT, help="Context length in tokens; default: the model's, 2048 at most.")
+@click.option("--stride", type=COUNT, help="Tokens scored per window of a longer text; default: the context.")
+@click.option("--text-key", default="text", help="Key or column of --data's text.")
 @click.option(
     "--tokenizer",
     "tokenizer_file",
@@ -782,43 +772,31 @@ def report(runs: tuple[str, ...], out: str, over: str) -> int:
 )
 @click.option("--out", metavar="FILE", help="Also write the result with all answers as JSON.")
 @OVERRIDE
-def evaluate(path: str, out: str | None, overrides: tuple[str, ...], **asked) -> int:
+@guarded_command
+def evaluate(guard: "Guard", path: str, out: str | None, overrides: tuple[str, ...], **asked) -> int:
     """Evaluate a step on texts and tasks: loss, perplexity, accuracies.
 
     Under mpirun in the run's layout, or in another by --set, such as --set parallel.tp=2. The result is added
     to RUN/evaluations.jsonl. RUN need not be trusted: no file outside it is read.
     """
-    from mpitrain.cluster.guard import Guard, guarded
+    with entry.loading():
+        from mpitrain.commands.evaluation import main
+        from mpitrain.evaluation.evaluated_run import EvaluationRequest
 
-    def body(guard: Guard) -> int:
-        with entry.loading():
-            from mpitrain.commands.evaluation import main
-            from mpitrain.evaluation.evaluated_run import EvaluationRequest
-
-        return main(EvaluationRequest(path, **asked), out, overrides, guard, _say)
-
-    return guarded(body, entry.report_error)
+    return main(EvaluationRequest(path, **asked), out, overrides, guard, _say)
 
 
 @cli.command()
 @click.argument("name", metavar="NAME|FILE|auto|compare|frontier")
-@click.option("--stages", type=click.IntRange(1, INTEGERS), help="Pipeline ranks; a FILE has its own.")
+@click.option("--stages", type=COUNT, help="Pipeline ranks; a FILE has its own.")
 @click.option(
     "--microbatches",
-    type=click.IntRange(1, INTEGERS),
+    type=COUNT,
     help="Microbatches of a step, over both copies of the model; a FILE has its own.",
 )
-@click.option(
-    "--chunks", type=click.IntRange(1, INTEGERS), help="Stages per rank, where the schedule leaves a choice."
-)
-@click.option(
-    "--group",
-    type=click.IntRange(1, INTEGERS),
-    help="Microbatches through a chunk before the next chunk (interleaved).",
-)
-@click.option(
-    "--segments", type=click.IntRange(1, INTEGERS), help="Segments of a microbatch's sequence (seq1f1b)."
-)
+@click.option("--chunks", type=COUNT, help="Stages per rank, where the schedule leaves a choice.")
+@click.option("--group", type=COUNT, help="Microbatches through a chunk before the next chunk (interleaved).")
+@click.option("--segments", type=COUNT, help="Segments of a microbatch's sequence (seq1f1b).")
 @click.option(
     "--times",
     metavar="F,I,W,C",
@@ -888,10 +866,8 @@ def explain_config(key: str | None, run: str | None) -> None:
 
 
 @cli.command("plan", short_help="Find the best layout by predicted time and memory.")
-@click.argument(
-    "config", metavar="[CONFIG|PRESET|backtest]", required=False, type=click.Path(), callback=_require_name
-)
-@click.argument("rows", metavar="[ROWS.csv]", required=False, type=click.Path(), callback=_require_name)
+@click.argument("config", metavar="[CONFIG|PRESET|backtest]", required=False, type=NAME)
+@click.argument("rows", metavar="[ROWS.csv]", required=False, type=NAME)
 @click.option("--ranks", metavar="NUMBER[,...]", help="Number of ranks; several numbers print one line each.")
 @click.option(
     "--machine",
@@ -900,8 +876,7 @@ def explain_config(key: str | None, run: str | None) -> None:
 )
 @click.option(
     "--memory",
-    type=click.FloatRange(0, 1_000_000, min_open=True),
-    callback=_require_number,
+    type=Finite(0, 1_000_000, min_open=True),
     metavar="GB",
     help="Memory limit of a rank; default: memory.limit_gb, or 90 % of the machine's.",
 )
@@ -921,23 +896,16 @@ def explain_config(key: str | None, run: str | None) -> None:
 )
 @click.option(
     "--node-hours",
-    type=click.FloatRange(1, 10_000_000),
-    callback=_require_number,
+    type=Finite(1, 10_000_000),
     help="With --tokens: mean hours between failures of a node; default: 6334.",
 )
 @click.option(
     "--save-s",
-    type=click.FloatRange(0, 1_000_000, min_open=True),
-    callback=_require_number,
+    type=Finite(0, 1_000_000, min_open=True),
     metavar="SECONDS",
     help="With --tokens: seconds that a save stalls training (stall_s); default: predicted.",
 )
-@click.option(
-    "--price",
-    type=click.FloatRange(0, 1_000_000, min_open=True),
-    callback=_require_number,
-    help="With --tokens: price of a GPU-hour.",
-)
+@click.option("--price", type=Finite(0, 1_000_000, min_open=True), help="With --tokens: price of a GPU-hour.")
 @click.option(
     "--measure",
     type=click.IntRange(1, 6),
@@ -968,12 +936,14 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
     if not asked["measure"]:
         _answer(plans.answer(config, rows, overrides, asked))
         return 0
-    from mpitrain.cluster.guard import Guard, guarded
+    return _measure_layouts(config=config, rows=rows, overrides=overrides, asked=asked)
 
-    def body(guard: Guard) -> int:
-        return plans.measure(config, rows, overrides, asked, guard, _say)
 
-    return guarded(body, entry.report_error)
+@guarded_command
+def _measure_layouts(guard: "Guard", **asked) -> int:
+    from mpitrain.commands.plan.plan_command import measure
+
+    return measure(guard=guard, say=_say, **asked)
 
 
 @cli.command(short_help="Measure several layouts in turn, on the same ranks.")
@@ -996,13 +966,7 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
     metavar="N,N,...",
     help="With --scaling: numbers of ranks; default: powers of two up to all ranks.",
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(1, INTEGERS),
-    default=5,
-    show_default=True,
-    help="Timed steps of each layout.",
-)
+@click.option("--steps", type=COUNT, default=5, help="Timed steps of each layout.")
 @click.option(
     "--machine",
     metavar="NAME|FILE",
@@ -1010,13 +974,12 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
 )
 @click.option("--out", metavar="FILE", help="Write all rows as CSV.")
 @click.option(
-    "--svg",
-    metavar="FILE",
-    help="Draw: scaling as curves, layouts that differ in two keys as a heat map.",
+    "--svg", metavar="FILE", help="Draw: scaling as curves, layouts that differ in two keys as a heat map."
 )
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 @OVERRIDE
-def sweep(**asked) -> int:
+@guarded_command
+def sweep(guard: "Guard", **asked) -> int:
     """Run a few steps of each layout; print step time, tokens/s and memory beside predictions.
 
     Under mpirun on all its ranks: mpirun -n 4 mpitrain sweep --layout parallel.pp=2 --layout parallel.pp=4
@@ -1025,27 +988,21 @@ def sweep(**asked) -> int:
     A layout that can't run is reported with the reason. --scaling runs the first 1, 2, 4, ... ranks,
     while the others wait, and also prints efficiency and communication time.
     """
-    from mpitrain.cluster.guard import Guard, guarded
+    from mpitrain.commands.plan.layout_sweep import sweep as sweep_layouts  # torch
+    from mpitrain.commands.plan.scaling_sweep import sweep_ranks
+    from mpitrain.commands.plan.sweep_request import SweepRequest
 
-    def body(guard: Guard) -> int:
-        from mpitrain.commands.plan.sweep_command import measure_all  # torch
-
-        return measure_all(asked, guard, _say)
-
-    return guarded(body, entry.report_error)
+    request = SweepRequest(**asked)
+    return (sweep_layouts if request.scaling is None else sweep_ranks)(request, guard, _say)
 
 
 @cli.command(short_help="Report on MPI, launcher, ranks, nodes, GPUs and bandwidth.")
-def doctor() -> int:
+@guarded_command
+def doctor(guard: "Guard") -> int:
     """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun, all ranks report."""
-    from mpitrain.cluster.guard import Guard, guarded
+    from mpitrain.commands.doctor import main
 
-    def body(guard: Guard) -> int:
-        from mpitrain.commands.doctor import main
-
-        return main(guard, _say)
-
-    return guarded(body, entry.report_error)
+    return main(guard, _say)
 
 
 @cli.group()
@@ -1061,20 +1018,16 @@ def bench() -> None:
 @click.option("--like", metavar="NAME|FILE", help="Machine whose figures replace what can't be measured.")
 @click.option("--storage", metavar="FOLDER", help="Also measure write bandwidth to this checkpoint folder.")
 @OVERRIDE
-def bench_machine(**asked) -> int:
+@guarded_command
+def bench_machine(guard: "Guard", **asked) -> int:
     """Measure the machine of these ranks, and write its file for mpitrain plan --machine.
 
     Measures matrix products, attention, memory bandwidth and kernel launches; under mpirun on all ranks
     at the same time, and also their links. --set takes run.device, run.threads and comm.device.
     """
-    from mpitrain.cluster.guard import Guard, guarded
+    from mpitrain.commands.bench import bench as measure
 
-    def body(guard: Guard) -> int:
-        from mpitrain.commands.bench import bench as measure
-
-        return measure(guard=guard, say=_say, **asked)
-
-    return guarded(body, entry.report_error)
+    return measure(guard=guard, say=_say, **asked)
 
 
 @cli.group()
@@ -1086,10 +1039,11 @@ def data() -> None:
 
 
 @data.command("show", short_help="Print the documents that a step has read.")
-@click.argument("run_dir", metavar="RUN", type=click.Path(), callback=_require_name)
-@click.option("--step", required=True, type=click.IntRange(1, INTEGERS), help="Step of the run.")
+@click.argument("run_dir", metavar="RUN", type=NAME)
+@click.option("--step", required=True, type=COUNT, help="Step of the run.")
 @click.option("--rank", type=click.IntRange(0), help="Only this rank; default: all ranks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all tokens.")
+@first_rank_command("reading the tokens of a step")
 def show_data(**asked) -> int:
     """Print what a step has read: source, document, offset and text, from the run directory alone.
 
@@ -1097,43 +1051,35 @@ def show_data(**asked) -> int:
     """
     from mpitrain.commands.data.provenance import show
 
-    def print_it() -> int:
-        _answer(show(**asked))
-        return 0
-
-    return _on_first_rank("reading the tokens of a step", print_it)
+    _answer(show(**asked))
+    return 0
 
 
 @data.command("prepare", short_help="Tokenize the text of a configuration, on all ranks.")
 @CONFIG
 @OVERRIDE
-def prepare_data(config: str | None, overrides: tuple[str, ...]) -> int:
+@guarded_command
+def prepare_data(guard: "Guard", config: str | None, overrides: tuple[str, ...]) -> int:
     """Tokenize the text of a configuration into data.tokens, or into its run directory.
 
     The same command resumes after a kill, on any number of ranks, with the same bytes.
 
     Exit codes: 0 done, 2 bad input, 75 stopped early (run it again).
     """
-    from mpitrain.cluster.guard import Guard, guarded
+    with entry.loading():
+        from mpitrain.training.token_preparation import prepare_tokens
 
-    def body(guard: Guard) -> int:
-        with entry.loading():
-            from mpitrain.training.token_preparation import prepare_tokens
-
-        return prepare_tokens(config, overrides, guard, _say)
-
-    return guarded(body, entry.report_error)
+    return prepare_tokens(config, overrides, guard, _say)
 
 
 @data.command("inspect", short_help="Print statistics and samples of prepared tokens.")
-@click.argument("path", type=click.Path(), callback=_require_name)
+@click.argument("path", type=NAME)
 @click.option(
     "--tokenizer", "tokenizer_file", metavar="FILE", help="Tokenizer for the samples; default: the run's own."
 )
-@click.option(
-    "--samples", default=3, show_default=True, type=click.IntRange(0, 1000), help="Documents to print."
-)
+@click.option("--samples", default=3, type=click.IntRange(0, 1000), help="Documents to print.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@first_rank_command("reading prepared tokens")
 def inspect_data(**asked) -> int:
     """Print statistics, samples and defects of prepared tokens.
 
@@ -1144,18 +1090,14 @@ def inspect_data(**asked) -> int:
     """
     from mpitrain.commands.data.inspection import inspect
 
-    def print_it() -> int:
-        _answer(inspect(**asked))
-        return 0
-
-    return _on_first_rank("reading prepared tokens", print_it)
+    _answer(inspect(**asked))
+    return 0
 
 
 @data.command("convert", short_help="Write prepared tokens for other trainers.")
-@click.argument("path", type=click.Path(), callback=_require_name)
-@click.option(
-    "--to", "target", required=True, type=click.Path(), callback=_require_name, help="FILE .bin, .ds or .npy."
-)
+@click.argument("path", type=NAME)
+@click.option("--to", "target", required=True, type=NAME, help="FILE .bin, .ds or .npy.")
+@first_rank_command("writing tokens")
 def convert_data(**asked) -> int:
     """Write prepared tokens as .bin and .idx of Megatron-LM, .ds of datatrove, or .npy.
 
@@ -1165,11 +1107,8 @@ def convert_data(**asked) -> int:
     """
     from mpitrain.commands.data.inspection import convert
 
-    def write_it() -> int:
-        _answer(convert(**asked))
-        return 0
-
-    return _on_first_rank("writing tokens", write_it)
+    _answer(convert(**asked))
+    return 0
 
 
 @cli.group()
@@ -1181,7 +1120,7 @@ def ckpt() -> None:
     """
 
 
-PATH = click.argument("path", type=click.Path(), callback=_require_name)
+PATH = click.argument("path", type=NAME)
 STEP = click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
 
 
@@ -1190,6 +1129,7 @@ STEP = click.option("--step", type=click.IntRange(0), help="Step; default: the n
 @click.option("--step", type=click.IntRange(0), help="Only this step; default: all steps.")
 @click.option("--arrays", is_flag=True, help="Also print a line for each array.")
 @click.option("--json", is_flag=True, help="Print one JSON object.")
+@first_rank_command("looking at checkpoints")
 def inspect_checkpoints(**asked) -> int:
     """Print who wrote checkpoints, their contents, and damage. Reads no arrays.
 
@@ -1197,42 +1137,39 @@ def inspect_checkpoints(**asked) -> int:
     """
     from mpitrain.commands.ckpt.inspect import inspect
 
-    def print_it() -> int:
-        text, code = inspect(**asked)
-        _answer(text)
-        return code
-
-    return _on_first_rank("looking at checkpoints", print_it)
+    text, code = inspect(**asked)
+    _answer(text)
+    return code
 
 
 @ckpt.command("verify", short_help="Read a step and compare every byte with its digests.")
 @PATH
 @STEP
 @click.option("--all", "every", is_flag=True, help="Every step.")
-@click.option(
-    "--sample",
-    default=1.0,
-    type=click.FloatRange(0, 1, min_open=True),
-    callback=_require_number,
-    help="Share of the chunks to read.",
-)
-def verify_checkpoints(**asked) -> int:
+@click.option("--sample", default=1.0, type=Finite(0, 1, min_open=True), help="Share of the chunks to read.")
+@team_command
+def verify_checkpoints(team: "Team", **asked) -> int:
     """Read a step and compare every byte with its digests; check that its index is valid HDF5.
 
     Exit codes: 0 intact, 1 damaged, or an index that other programs can't open; 2 there is none.
     """
     from mpitrain.commands.ckpt.maintenance import verify
 
-    return _on_all_ranks(verify, **asked)
+    return verify(team, say=_answer, **asked)
 
 
 @ckpt.command("diff")
-@click.argument("one", metavar="A", type=click.Path(), callback=_require_name)
-@click.argument("other", metavar="B", type=click.Path(), callback=_require_name)
+@click.argument("one", metavar="A", type=NAME)
+@click.argument("other", metavar="B", type=NAME)
 @click.option(
-    "--only", default="", metavar="PREFIX", help="Only arrays with this prefix, such as parameters/"
+    "--only",
+    default="",
+    show_default=False,
+    metavar="PREFIX",
+    help="Only arrays with this prefix, such as parameters/",
 )
-def diff_checkpoints(**asked) -> int:
+@team_command
+def diff_checkpoints(team: "Team", **asked) -> int:
     """Print the differences between two steps, whatever layouts wrote them.
 
     Exit codes: 0 the arrays have equal digests, 1 they differ or can't be read, 2 there is no
@@ -1240,33 +1177,29 @@ def diff_checkpoints(**asked) -> int:
     """
     from mpitrain.commands.ckpt.diff import diff
 
-    return _on_all_ranks(diff, **asked)
+    return diff(team, say=_answer, **asked)
 
 
 @ckpt.command("reshard", short_help="Rewrite a step in another number of files.")
 @PATH
-@click.argument("target", type=click.Path(), callback=_require_name)
+@click.argument("target", type=NAME)
 @STEP
-@click.option(
-    "--shards",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, MOST_RANKS),
-    help="Files that hold the arrays.",
-)
-def reshard_checkpoint(**asked) -> int:
+@click.option("--shards", default=1, type=click.IntRange(1, MOST_RANKS), help="Files that hold the arrays.")
+@team_command
+def reshard_checkpoint(team: "Team", **asked) -> int:
     """Write a step into the folder TARGET in another number of files; one file holds every array whole.
 
     Exit codes: 0 done, the root digest is the same; 1 or 2 it could not be read or written.
     """
     from mpitrain.commands.ckpt.maintenance import rewrite
 
-    return _on_all_ranks(rewrite, **asked)
+    return rewrite(team, say=_answer, **asked)
 
 
 @ckpt.command("repair", short_help="Repair the index of steps that HDF5 refuses.")
 @PATH
 @click.option("--step", type=click.IntRange(0), help="Only this step; default: all steps.")
+@first_rank_command("writing indexes anew")
 def repair_checkpoints(**asked) -> int:
     """Rewrite the index of steps that other programs can't open: those written with h5py before 3.16.
 
@@ -1277,7 +1210,7 @@ def repair_checkpoints(**asked) -> int:
     """
     from mpitrain.commands.ckpt.maintenance import repair
 
-    return _on_first_rank("writing indexes anew", partial(repair, say=_answer, **asked))
+    return repair(say=_answer, **asked)
 
 
 @ckpt.command("prune")
@@ -1293,6 +1226,7 @@ def repair_checkpoints(**asked) -> int:
     help="Also keep this many steps with the lowest validation loss.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
+@first_rank_command("removing steps")
 def prune_checkpoints(**asked) -> int:
     """Remove old steps. The newest intact step is verified first and kept.
 
@@ -1300,4 +1234,4 @@ def prune_checkpoints(**asked) -> int:
     """
     from mpitrain.commands.ckpt.maintenance import prune
 
-    return _on_first_rank("removing steps", partial(prune, say=_answer, **asked))
+    return prune(say=_answer, **asked)
