@@ -490,6 +490,12 @@ def job() -> None:
     """
 
 
+OVER = click.option(
+    "--over",
+    default="step",
+    type=click.Choice(("step", "tokens", "hours")),
+    help="Horizontal axis of the curves.",
+)
 MOST_STARTS = click.option("--most", default=100, type=COUNT, help="Maximum number of starts.")
 JOB_OPTIONS = (  # of every scheduler, in the order of --help
     click.option("--nodes", required=True, type=click.IntRange(1, MOST_RANKS), help="Number of nodes."),
@@ -727,12 +733,7 @@ def generate(
 @cli.command(short_help="Write a page that shows a run, or compares several.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
 @click.option("--out", default="report.html", metavar="FILE", type=NAME, help="The page.")
-@click.option(
-    "--over",
-    default="step",
-    type=click.Choice(("step", "tokens", "hours")),
-    help="Horizontal axis of the curves.",
-)
+@OVER
 def report(runs: tuple[str, ...], out: str, over: str) -> int:
     """Write one HTML file that shows a run, or compares several. It needs no network.
 
@@ -741,6 +742,25 @@ def report(runs: tuple[str, ...], out: str, over: str) -> int:
     from mpitrain.commands.report_page import main
 
     return main(runs, out, over, _answer)
+
+
+@cli.command(short_help="Draw curves of one run or several for a paper.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
+@click.option("--out", required=True, metavar="FILE", type=NAME, help="The picture: .svg or .png.")
+@click.option(
+    "--curve",
+    "curves",
+    multiple=True,
+    default=("loss",),
+    metavar="NAME",
+    help="A number of metrics.jsonl, such as loss, val_loss or grad_norm; a panel each.",
+)
+@OVER
+def plot(runs: tuple[str, ...], out: str, curves: tuple[str, ...], over: str) -> int:
+    """Draw curves of one run or several, a panel each, in the width of a paper's column."""
+    from mpitrain.commands.report_page import plot
+
+    return plot(runs, out, curves, over, _answer)
 
 
 @cli.command("eval", short_help="Evaluate a step on texts and tasks, in any layout.")

@@ -35,6 +35,11 @@ FILES = {
     "trace.json": (
         Writer("mpitrain.actor.trace", "write_trace"),
         Writer("mpitrain.actor.trace", "_event", "traceEvents[]."),
+        Writer("mpitrain.actor.trace", "read", "traceEvents[].args."),
+    ),
+    "summary.json": (
+        Writer("mpitrain.training.run_summary", "run_summary"),
+        Writer("mpitrain.training.run_summary", "_axis", "comm.AXIS."),
     ),
     "profile.json": (Writer("mpitrain.actor.profile_events", "merged"),),
     "ends.jsonl": (Writer("mpitrain.commands.job.again", "main"),),

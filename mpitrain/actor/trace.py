@@ -11,9 +11,12 @@ over. They are read after the step.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
@@ -23,23 +26,66 @@ from mpitrain.inputs import replacing
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class InstructionMeters:
+    """What an instruction of this rank sent and waited for, by axis, and what it left in memory."""
+
+    def __init__(self, mesh: Mesh, device: torch.device, clock: Clock):
+        self._accounts = {name: axis.account for name, axis in mesh.axes.items() if axis.size > 1}
+        self._device = device
+        self._late = clock.late  # then nobody may ask within a step how long a wait was
+        self._before = self._now()
+
+    def _now(self) -> dict[str, tuple[int, float]]:
+        return {
+            name: (account.num_bytes, 0.0 if self._late else account.read().blocked_s)
+            for name, account in self._accounts.items()
+        }
+
+    def read(self) -> dict[str, Any]:
+        """Return what was counted since the last reading."""
+        now = self._now()
+        used = {name: (now[name][0] - sent, now[name][1] - s) for name, (sent, s) in self._before.items()}
+        self._before = now
+        return {
+            "bytes": sum(sent for sent, _ in used.values()),  # bytes that the rank sent meanwhile
+            # seconds that it stood still meanwhile for an axis, by axis; on a GPU nobody knows
+            "blocked_s": {name: s for name, (_, s) in used.items() if s > 0},
+            # bytes after it: that torch has allocated on a GPU, or of the process that no file backs
+            "held": self._held(),
+        }
+
+    def _held(self) -> int | None:
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device)
+        try:
+            _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+        except (OSError, ValueError):  # not Linux
+            return None
+        return (int(resident) - int(shared)) * PAGE
+
 
 class Recorder:
     """The events of this rank. `steps` are recorded, no others, by the times of a clock."""
 
-    def __init__(self, steps: range, clock: Clock = HOST):
+    def __init__(self, steps: range, clock: Clock = HOST, meters: InstructionMeters | None = None):
         self.steps = steps
         self._clock = clock
+        self._meters = meters
         # step, instruction, begin, end, of time.perf_counter()
         self.events: list[tuple[int, str, float, float]] = []
+        self.counted: list[dict[str, Any]] = []  # what meters read of each event
         # of the step under way, if it is recorded
-        self._marked: list[tuple[tuple[Action, ...], Mark, Mark]] | None = None
+        self._marked: list[tuple[tuple[Action, ...], Mark, Mark, dict[str, Any]]] | None = None
 
     def begin(self, step: int) -> None:
         """A step begins. Waits for a device to be idle, if the step is recorded."""
         if step in self.steps:
             self._marked = []
             self._step = step
+            self._read()
             self._first, self._first_s = self._clock.now()
 
     def mark(self) -> Mark:
@@ -49,36 +95,45 @@ class Recorder:
     def add(self, action: Action, begin: Mark, end: Mark) -> None:
         """Record one instruction."""
         if self._marked is not None:
-            self._marked.append(((action,), begin, end))
+            self._marked.append(((action,), begin, end, self._read()))
 
     def add_pair(self, pair: Action, forward: Action, backward: Action, begin: Mark, end: Mark) -> None:
         """Record a pair, of which only the whole time is known."""
         if self._marked is not None:
-            self._marked += [((pair,), begin, begin), ((forward, backward), begin, end)]
+            self._marked += [((pair,), begin, begin, {}), ((forward, backward), begin, end, self._read())]
+
+    def _read(self) -> dict[str, Any]:
+        return {} if self._meters is None else self._meters.read()
 
     def end(self) -> None:
         """The step is over: read when its instructions were. Waits for a device."""
         marked = self._marked or ()
         self._marked = None
-        for actions, *marks in marked:
+        for actions, *marks, counted in marked:
             begin, end = (self._first_s + self._clock.seconds(self._first, mark) for mark in marks)
             between = begin + (end - begin) / 3
             spans = [(begin, end)] if len(actions) == 1 else [(begin, between), (between, end)]
             self.events += [(self._step, str(action), *span) for action, span in zip(actions, spans)]
+            # of a pair the backward has what both counted
+            self.counted += [{}] * (len(actions) - 1) + [counted]
 
     def forget(self, step: int) -> None:
         """Drop what was recorded after a step, which comes again."""
-        self.events = [event for event in self.events if event[0] <= step]
+        kept = [pair for pair in zip(self.events, self.counted) if pair[0][0] <= step]
+        self.events, self.counted = [event for event, _ in kept], [counted for _, counted in kept]
 
 
-# of each rank: replica, pipeline rank, (step, name, begin, duration)
-Events = list[tuple[int, int, list[tuple[int, str, float, float]]]]
+# of each rank: replica, pipeline rank, (step, name, begin, duration, what meters read)
+Events = list[tuple[int, int, list[tuple[int, str, float, float, dict[str, Any]]]]]
 
 
 def gather_events(recorder: Recorder, mesh: Mesh, world: World) -> Events | None:
     """Return on rank 0 the events of all ranks on its clock, None on others. Collective over all ranks."""
     offset = offset_to_first_rank(world)
-    mine = [(step, name, begin + offset, end - begin) for step, name, begin, end in recorder.events]
+    mine = [
+        (step, name, begin + offset, end - begin, counted)
+        for (step, name, begin, end), counted in zip(recorder.events, recorder.counted)
+    ]
     # the ranks of tp run the same program, each its own part
     replica = mesh["data"].rank * mesh["tp"].size + mesh["tp"].rank
     return world.gather("their part of the trace", (replica, mesh["pp"].rank, mine))
@@ -112,7 +167,14 @@ def write_trace(
 
 
 def _event(
-    dp: int, pp: int, zero: float, step: int, name: str, begin: float, duration: float
+    dp: int,
+    pp: int,
+    zero: float,
+    step: int,
+    name: str,
+    begin: float,
+    duration: float,
+    counted: dict[str, Any],
 ) -> dict[str, Any]:
     kind = name.rstrip("0123456789@/")
     category = (
@@ -130,7 +192,7 @@ def _event(
         "tid": pp,  # pipeline rank
         "ts": (begin - zero) * 1e6,  # begin in microseconds, on the clock of rank 0
         "dur": duration * 1e6,  # duration in microseconds
-        "args": {"step": step},  # the number of the step, as args.step
+        "args": {"step": step, **counted},  # args.step: the number of the step; and what was counted
     }
 
 

@@ -15,6 +15,8 @@ trace.json     when each instruction of each rank ran (run.trace)
 profile.json   operators and kernels of some ranks, by instruction (run.profile)
 routing.npz    which experts tokens were sent to (run.routing)
 loads.svg      how evenly experts are used, if there are some
+run.svg        its losses, and what communication cost
+summary.json   what its end has found: memory, communication of all ranks, what was predicted
 """
 
 import errno
@@ -37,8 +39,15 @@ from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, repla
 from mpitrain.origins import FILE, Origins
 from mpitrain.plan.settings.identity import identity
 
-DRAWN = ("trace.json", "profile.json", "loads.svg", "routing.npz")
-WRITTEN = ("metrics.jsonl", "ends.jsonl", "evaluations.jsonl", "recovery.json", "metrics.jsonl.damaged")
+DRAWN = ("trace.json", "profile.json", "loads.svg", "run.svg", "routing.npz")
+WRITTEN = (
+    "metrics.jsonl",
+    "ends.jsonl",
+    "evaluations.jsonl",
+    "recovery.json",
+    "summary.json",
+    "metrics.jsonl.damaged",
+)
 FILES = ("config.toml", *WRITTEN, *DRAWN, LOCK)
 FOLDERS = ("data", "checkpoints", "logs", "huggingface")
 IMPORTED = "step-00000000"  # the step that `mpitrain import` makes
@@ -121,6 +130,16 @@ class RunDir:
     @property
     def loads(self) -> Path:
         return self.path / "loads.svg"
+
+    @property
+    def summary(self) -> Path:
+        """What it knows at its end alone."""
+        return self.path / "summary.json"
+
+    @property
+    def picture(self) -> Path:
+        """Its losses and its communication."""
+        return self.path / "run.svg"
 
     def take(self, lost: Callable[[str], object], still_waiting: Callable[[str], object]) -> tuple[str, str]:
         """Make the directory, if need be, and take its lock.
@@ -371,7 +390,7 @@ class RunDir:
         """Leave the lines up to `step`: where they lie, which takes no room, if nothing is between them."""
         survey = _survey(self.metrics, step)
         if survey.damaged:
-            with replacing(self.metrics.with_name("metrics.jsonl.damaged")) as file:
+            with replacing(self.metrics.with_name("summary.json", "metrics.jsonl.damaged")) as file:
                 file.writelines(line for line, _ in lines_of(self.metrics))
         with open(open_regular(self.metrics, os.O_RDWR), "r+b") as file:
             # another name may be that of a file elsewhere

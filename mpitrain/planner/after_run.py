@@ -9,7 +9,8 @@ memory`.
     computing  what is left of the step: the update, too
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,6 +18,7 @@ from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned, megabytes
+from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.machine import (
     MachineFile,
@@ -28,8 +30,9 @@ from mpitrain.plan.predict.step_time.machine import (
     machine_of,
 )
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
+from mpitrain.plan.predict.step_time.stage_seconds import stages_of
 from mpitrain.plan.predict.step_time.step import predict_step
-from mpitrain.plan.predict.step_time.step_model import step_model
+from mpitrain.plan.predict.step_time.step_model import StepModel, step_model
 from mpitrain.planner.measured_run import MeasuredRun
 
 MOST_REHEARSED = 2_000  # instructions of a rank: a second or two
@@ -52,12 +55,41 @@ PART_OF = {  # of each axis that a run counts, see plan/axes.py
 }  # of others: dp, gradients and weights
 
 
-def compare(run: MeasuredRun) -> str:
-    """Return the table, or nothing of a run of one step."""
+class StepParts(NamedTuple):
+    """Seconds of a step by part; predicted has none where formulas don't have the run. source: by what.
+
+    stages: predicted seconds of a microbatch by kind of instruction, of each stage.
+    """
+
+    predicted: Mapping[str, float]
+    measured: Mapping[str, float]
+    source: str
+    stages: Sequence[Mapping[str, float]]
+
+
+def step_parts(run: MeasuredRun) -> StepParts | None:
+    """Return a step as predicted and as measured; None of a run of one step."""
     if not run.num_steps or not run.counted:
-        return ""
+        return None
     measured = measured_parts(run)
-    predicted, source = _predicted_parts(run)
+    try:
+        machine, source = machine_of_run(run)
+        rates = machine_of(machine)
+        predicted = parts_predicted(run, rates)
+        stages = [
+            {"F": s.forward, "I": s.inputs, "W": s.weights, "B": s.inputs + s.weights}
+            for s in stages_of(*_modelled(run, rates))
+        ]
+    except NO_PREDICTION as error:
+        return StepParts({}, measured, f"no step is predicted: {_reason(error)}", ())
+    return StepParts(predicted, measured, f"predicted by the figures of {source}", stages)
+
+
+def compare(run: MeasuredRun, parts_of_step: StepParts | None) -> str:
+    """Return the table of what step_parts() has."""
+    if parts_of_step is None:
+        return ""
+    predicted, measured, source, _ = parts_of_step
     predicted_sent, unknown = _sent(run)
     parts = [name for name in PARTS if name in measured or name in predicted]
     sent = run.usages[0]
@@ -95,30 +127,24 @@ def _blocked_s(usages: Mapping[str, AxisUsage]) -> float:
     return sum(usage.blocked_s for usage in usages.values())
 
 
-def _predicted_parts(run: MeasuredRun) -> tuple[dict[str, float], str]:
-    """Return the same as predicted, and by what; nothing, and why not, where that can't be."""
-    try:
-        machine, source = machine_of_run(run)
-        parts = parts_predicted(run, machine_of(machine))
-    except NO_PREDICTION as error:
-        return {}, f"no step is predicted: {_reason(error)}"
-    return parts, f"predicted by the figures of {source}"
-
-
 def parts_predicted(run: MeasuredRun, rates: MachineRates) -> dict[str, float]:
     """Return the seconds of a step and of its parts as a machine's figures predict them.
 
     Raises one of NO_PREDICTION where formulas don't have the run.
     """
-    config = run.plan.config
-    rates = rates.with_ranks_per_node(config.comm.node_ranks or run.node_ranks)
-    layout = layout_of(config, rates, run.plan.routing)
-    found = predict_step(step_model(run.plan), layout, rates)
+    found = predict_step(*_modelled(run, rates))
     exposed = dict(found.exposed)
     exposed["ep"] += exposed.pop("etp")
     waiting = {"pp": found.bubble, **exposed}
     computing = found.seconds - sum(waiting.values())
     return {"computing": computing, **{name: took for name, took in waiting.items() if took > 0}}
+
+
+def _modelled(run: MeasuredRun, rates: MachineRates) -> tuple[StepModel, StepLayout, MachineRates]:
+    """Return what formulas are given of a run."""
+    config = run.plan.config
+    rates = rates.with_ranks_per_node(config.comm.node_ranks or run.node_ranks)
+    return step_model(run.plan), layout_of(config, rates, run.plan.routing), rates
 
 
 def machine_of_run(run: MeasuredRun) -> tuple[MachineFile, str]:

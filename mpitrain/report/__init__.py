@@ -1,7 +1,11 @@
 """Pages of runs: what a run directory holds, read with limits, and shown. Nothing here trains.
 
 recorded_run   a run directory's steps, ends, evaluations, configuration, traced step
-series         a run's steps as columns, thinned so that spikes stay
-figures        curves over steps, communication, a step's timeline (bokeh)
-page           one HTML file that needs no network
+series         a run's steps as columns, read as they come, thinned so that spikes stay
+curves         what is drawn of them, in which colours
+figures        curves and a step's timeline on a page (bokeh)
+page, tables   one HTML file that needs no network
+run_ends       how reliable a run was
+paper_picture  curves for a paper (matplotlib)
+run_picture    what a run draws of itself at its end (no library)
 """

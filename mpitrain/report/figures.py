@@ -1,95 +1,60 @@
-"""Figures of a page: curves over steps, communication by axis, a step over all ranks.
+"""Figures of a page (bokeh): curves over steps, a step over all ranks, its memory, loads of experts.
 
 Labels are this file's own words: a run's texts stand in the page around them, where they are quoted.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh.models import ColumnDataSource, HoverTool, Range1d
 from bokeh.plotting import figure
 
+from mpitrain.report.curves import COLOURS, CURVES, Curve, Points, points
 from mpitrain.report.recorded_run import Instruction, RecordedRun
-from mpitrain.report.series import thinned
+from mpitrain.report.series import LoadsLine
 
-# told apart by colour-blind readers (Okabe and Ito, 2008), on light and dark
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
-DASHES = ("solid", "dashed", "dotted", "dotdash")
 GREY = "#808080"
 KINDS = {"F": 0, "B": 1, "I": 4, "W": 3, "SEND": 5, "RECV": 5, "GATHER": 2, "REDUCE": 2, "SUM": 2}
 OTHER = 6
+STAGE = re.compile(r"([FBIW])\d{1,9}@(\d{1,9})")
+MOST_NAMED = 8  # runs in a legend
+MOST_CURVES = 64  # of memory, a rank each
+MOST_BLOCKS, MOST_EXPERTS = 200, 1024
 
 
-class Curve(NamedTuple):
-    """title: with the unit. column: of metrics.jsonl. factor: to that unit."""
-
-    title: str
-    column: str
-    factor: float = 1.0
-    logarithmic: bool = False
+def curves(runs: Sequence[RecordedRun], over: str) -> dict[str, Any]:
+    """Return the figures of all numbers that some run has, by column. over: as points() has it."""
+    steps = [run.steps for run in runs]
+    drawn = {curve: points(curve, steps, over) for curve in CURVES}
+    return {c.column: _curve(c, lines, len(runs), over) for c, lines in drawn.items() if lines}
 
 
-CURVES = (
-    Curve("training loss, nats a token", "loss"),
-    Curve("validation loss, nats a token", "val_loss"),
-    Curve("gradient norm", "grad_norm", logarithmic=True),
-    Curve("learning rate", "lr"),
-    Curve("tokens a second", "tokens_per_s"),
-    Curve("model FLOPs utilisation, %", "mfu", 100),
-    Curve("hardware FLOPs utilisation, %", "hfu", 100),
-    Curve("seconds of a step", "step_s"),
-    Curve("updates left out so far", "skipped"),
-)
-
-
-def label_of(number: int) -> str:
-    """Return the short name of a run on a page: A, B, ... A2."""
-    return chr(ord("A") + number % 26) + (str(number // 26 + 1) if number >= 26 else "")
-
-
-def curves(runs: Sequence[RecordedRun], over: str) -> list[Any]:
-    """Return the figures of all numbers that some run has. over: "step", "tokens" or "hours"."""
-    return [plot for curve in CURVES if (plot := _curve(curve, runs, over)) is not None]
-
-
-def _curve(curve: Curve, runs: Sequence[RecordedRun], over: str) -> Any:
-    plot = None
-    for number, run in enumerate(runs):
-        columns = run.steps.columns
-        if curve.column not in columns:
-            continue
-        x, y = thinned(_x(run, over), columns[curve.column] * curve.factor)
-        if curve.logarithmic:
-            x, y = x[y > 0], y[y > 0]
-        if not len(x) or (curve.column == "skipped" and not y.any()):
-            continue
-        if plot is None:
-            plot = _figure(curve.title, over, logarithmic=curve.logarithmic)
-        dash = DASHES[number // len(COLOURS) % len(DASHES)]
-        colour = COLOURS[number % len(COLOURS)]
-        legend = {"legend_label": label_of(number)} if len(runs) > 1 else {}
-        plot.line(x, y, line_width=1.6, color=colour, line_dash=dash, **legend)
-        if len(x) < 40:
-            plot.scatter(x, y, size=5, color=colour)
-    if plot is not None:
-        plot.add_tools(HoverTool(tooltips=[(over, "@x{0,0.[000]}"), ("value", "@y{0,0.[000000]}")]))
+def _curve(curve: Curve, lines: Sequence[Points], num_runs: int, over: str) -> Any:
+    plot = _figure(curve.title, over, y_axis_type="log" if curve.logarithmic else "linear")
+    for line in lines:
+        # `watch` finds it by its name
+        source = ColumnDataSource({"x": line.x, "y": line.y}, name=f"{curve.column} {line.number}")
+        legend = {"legend_label": line.label} if 1 < num_runs <= MOST_NAMED else {}
+        dash = line.dash.replace("dashdot", "dotdash")
+        plot.line("x", "y", source=source, line_width=1.6, color=line.colour, line_dash=dash, **legend)
+        if len(line.x) < 40:
+            plot.scatter("x", "y", source=source, size=5, color=line.colour)
+    if plot.legend:
+        legend = plot.legend[0]
+        legend.update(orientation="horizontal", background_fill_alpha=0, border_line_alpha=0, padding=0)
+        legend.label_text_color = GREY
+        plot.add_layout(legend, "above")
+    plot.add_tools(HoverTool(tooltips=[(over, "@x{0,0.[000]}"), ("value", "@y{0,0.[000000]}")]))
     return plot
 
 
-def _x(run: RecordedRun, over: str) -> np.ndarray:
-    if over == "hours":
-        return np.nancumsum(run.steps.columns["step_s"]) / 3600
-    return run.steps.columns[over]
-
-
 def _figure(title: str, below: str, height: int = 260, **given: Any) -> Any:
-    kind = "log" if given.pop("logarithmic", False) else "linear"
     plot = figure(
         title=title,
         height=height,
         sizing_mode="stretch_width",
-        y_axis_type=kind,
         tools="xpan,xwheel_zoom,box_zoom,reset,save",
         output_backend="canvas",
         **given,
@@ -107,36 +72,128 @@ def _figure(title: str, below: str, height: int = 260, **given: Any) -> Any:
     return plot
 
 
-def timeline(events: Sequence[Instruction]) -> Any:
-    """Return a step over all ranks: a row each, a box an instruction."""
+def timeline(events: Sequence[Instruction], stages: Sequence[Mapping[str, float]]) -> Any:
+    """Return a step over all ranks: a row each, a box an instruction, below it what it waited for by axis.
+
+    stages: predicted seconds of each stage by kind of instruction, if they are known.
+    """
     rows = {place: row for row, place in enumerate(sorted({(e.pid, e.tid) for e in events}))}
-    plot = _figure("", "milliseconds", height=min(900, 120 + 26 * len(rows)), y_range=Range1d(len(rows), -1))
+    height = min(900, 120 + 26 * len(rows))
+    plot = _figure("", "milliseconds", height=height, y_range=Range1d(len(rows), -1))
     zero = min(event.ts for event in events)
-    of_colours: dict[int, list[Instruction]] = {}
+    by_colour: dict[int, list[Instruction]] = {}
     for event in events:
         kind = event.name.rstrip("0123456789@/").partition("_")[0]
-        of_colours.setdefault(KINDS.get(kind, OTHER), []).append(event)
-    for colour, boxes in of_colours.items():
-        begin = np.array([(event.ts - zero) / 1e3 for event in boxes], np.float32)
-        length = np.array([max(event.dur, 0.0) / 1e3 for event in boxes], np.float32)
-        columns = {
-            "left": begin,
-            "right": begin + length,
-            "ms": length,
-            "y": np.array([rows[event.pid, event.tid] for event in boxes], np.float32),
-            "name": [event.name[:40] for event in boxes],
+        by_colour.setdefault(KINDS.get(kind, OTHER), []).append(event)
+    for colour, of_colour in by_colour.items():
+        spans = [Span(e.name, rows[e.pid, e.tid], e.ts - zero, e.dur) for e in of_colour]
+        more = {
+            "mb": _numbers(event.megabytes for event in of_colour),
+            "waited": _numbers(sum(event.blocked_ms.values()) for event in of_colour),
+            "predicted": _numbers(_predicted_ms(event.name, stages) for event in of_colour),
         }
-        plot.hbar(
-            "y",
-            0.84,
-            "right",
-            "left",
-            source=ColumnDataSource(columns),
-            color=COLOURS[colour],
-            line_color=None,
-        )
+        _boxes(plot, spans, 0.84, COLOURS[colour], more)
+    waits = [wait for event in events for wait in _waits(event, rows[event.pid, event.tid], zero)]
+    if waits:
+        unknown = np.full(len(waits), np.nan, np.float32)
+        _boxes(plot, waits, 0.24, "#000000", dict.fromkeys(("mb", "waited", "predicted"), unknown))
     plot.yaxis.ticker = list(range(0, len(rows), max(1, len(rows) // 16)))
     plot.yaxis.axis_label = "rank of the trace"
-    tips = [("", "@name"), ("row", "@y"), ("ms", "@ms{0,0.000}"), ("begins at", "@left{0,0.000}")]
+    tips = [("", "@name"), ("row", "@y{0}"), ("ms", "@ms{0,0.000}"), ("begins at", "@left{0,0.000}")]
+    tips += [("MB sent", "@mb{0,0.000}"), ("of it waiting, ms", "@waited{0,0.000}")]
+    plot.add_tools(HoverTool(tooltips=[*tips, ("predicted, ms", "@predicted{0,0.000}")]))
+    return plot
+
+
+class Span(NamedTuple):
+    """A box: times in microseconds."""
+
+    name: str
+    row: float
+    begin: float
+    length: float
+
+
+def _waits(event: Instruction, row: int, zero: float) -> Iterator[Span]:
+    """Yield the waits within a computation, one an axis: only how long they were is known."""
+    end = event.ts - zero + event.dur
+    for axis, waited_ms in event.blocked_ms.items() if event.cat == "compute" else ():
+        end -= 1e3 * waited_ms
+        yield Span(f"{event.name} waits, {axis[:20]}", row + 0.3, end, 1e3 * waited_ms)
+
+
+def _numbers(values: Iterable[float]) -> np.ndarray:
+    return np.array(list(values), np.float32)
+
+
+def _boxes(
+    plot: Any, spans: Sequence[Span], height: float, colour: str, more: Mapping[str, np.ndarray]
+) -> None:
+    begins = _numbers(span.begin for span in spans) / 1e3
+    lengths = np.maximum(_numbers(span.length for span in spans), 0) / 1e3
+    columns = {
+        "left": begins,
+        "right": begins + lengths,
+        "ms": lengths,
+        "y": _numbers(span.row for span in spans),
+        "name": [span.name[:60] for span in spans],
+        **more,
+    }
+    source = ColumnDataSource(columns)
+    plot.hbar("y", height, "right", "left", source=source, color=colour, line_color=None)
+
+
+def _predicted_ms(name: str, stages: Sequence[Mapping[str, float]]) -> float:
+    match = STAGE.fullmatch(name.partition("/")[0])
+    if match is None or int(match[2]) >= len(stages):
+        return np.nan
+    return 1e3 * stages[int(match[2])].get(match[1], np.nan)
+
+
+def memory(events: Sequence[Instruction]) -> Any:
+    """Return the memory of ranks over a step; None of a trace without it."""
+    by_rank: dict[tuple[int, int], list[Instruction]] = {}
+    for event in events:
+        if event.held_mb is not None:
+            by_rank.setdefault((event.pid, event.tid), []).append(event)
+    if not by_rank:
+        return None
+    zero = min(event.ts for event in events)
+    plot = _figure("memory of each rank, MB", "milliseconds")
+    for number, (place, of_rank) in enumerate(sorted(by_rank.items())[:MOST_CURVES]):
+        of_rank.sort(key=lambda event: event.ts)
+        columns = {
+            "x": np.array([event.ts + event.dur - zero for event in of_rank], np.float32) / 1e3,
+            "y": np.array([event.held_mb for event in of_rank], np.float32),
+            "name": [event.name[:40] for event in of_rank],
+            "rank": [f"{place[0]}, {place[1]}"] * len(of_rank),
+        }
+        colour = COLOURS[number % len(COLOURS)]
+        plot.step("x", "y", source=ColumnDataSource(columns), mode="after", color=colour, line_width=1.4)
+    tips = [("replica, pipeline rank", "@rank"), ("after", "@name"), ("ms", "@x"), ("MB", "@y{0,0.00}")]
     plot.add_tools(HoverTool(tooltips=tips))
+    return plot
+
+
+def load_cells(line: LoadsLine) -> dict[str, np.ndarray]:
+    """Return the columns of a map of loads: a row a block, and how often the mean an expert has."""
+    blocks = [shares[:MOST_EXPERTS] for shares in line.expert_loads.values() if shares][:MOST_BLOCKS]
+    cells = [(x, y, share * len(row)) for y, row in enumerate(blocks) for x, share in enumerate(row)]
+    x, y, load = np.array(cells, np.float32).reshape(-1, 3).T
+    # light to dark, the mean half of it
+    return {"x": x, "y": y, "load": load, "alpha": np.clip(load / 2, 0.02, 1)}
+
+
+def loads(line: LoadsLine, name: str) -> Any:
+    """Return a map of the loads of experts; None if there are none. name: of the run."""
+    cells = load_cells(line)
+    if not len(cells["x"]):
+        return None
+    num_blocks = int(cells["y"].max()) + 1
+    title = f"loads of experts in step {line.step:,}; 1: the mean"
+    plot = _figure(title, "expert", min(700, 100 + 18 * num_blocks), y_range=Range1d(num_blocks, -1))
+    source = ColumnDataSource(cells, name=f"loads-{name} 0")
+    plot.rect("x", "y", 0.94, 0.9, source=source, color=COLOURS[0], fill_alpha="alpha", line_color=None)
+    plot.yaxis.axis_label = "block"
+    plot.add_tools(HoverTool(tooltips=[("expert", "@x"), ("block", "@y"), ("load", "@load{0.00}")]))
     return plot

@@ -1,206 +1,201 @@
-"""One HTML file with the figures of some runs, their ends, evaluations and configuration.
+"""One HTML file with the figures of some runs and their tables.
 
 It needs no network, and its policy refuses any: the library's script stands in it. All texts of a run
-are quoted.
+are quoted. A figure is drawn when it is scrolled to: a phone takes a second for some.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from bokeh.embed import components
+from bokeh.embed import json_item
 from bokeh.resources import Resources
 
-from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
-from mpitrain.report.figures import curves, label_of, timeline
+from mpitrain.report import figures
+from mpitrain.report.curves import CURVES, label_of, points
 from mpitrain.report.recorded_run import RecordedRun
-from mpitrain.report.series import AxisCost
+from mpitrain.report.tables import tables
 
+MOST_TIMELINES = 4  # one of 50,000 instructions is 1 MB
 STYLE = """
 :root{color-scheme:light dark;--line:#8884}
 body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1240px;padding:0 16px;
  background:Canvas;color:CanvasText;overflow-wrap:anywhere}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem;border-bottom:1px solid var(--line)}
+h3{font-size:1rem}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:12px}
-.grid>div,.wide{min-width:0}
+.figure{min-width:0;min-height:260px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;min-width:40%}
 th,td{text-align:left;padding:3px 12px 3px 0;border-bottom:1px solid var(--line);vertical-align:top}
 td,th{overflow-wrap:normal;min-width:1.5em}td{max-width:60ch}
 td.n{white-space:nowrap;text-align:right;font-variant-numeric:tabular-nums}details{margin:.5rem 0}
-@media print{.grid{display:block}details{display:none}}
+.nodes{display:flex;flex-wrap:wrap;gap:8px}.nodes>div{border:1px solid var(--line);padding:4px 6px}
+.nodes i{display:inline-block;min-width:2em;margin:1px;padding:0 4px;text-align:center;
+ font-style:normal;font-size:.8rem;border-bottom:4px solid}
+@media print{.grid{display:block}details{display:none}.figure{break-inside:avoid}}
 """
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-# of ends.jsonl
-CLASSES = {DONE: "done", FAILED: "failed", 2: "bad input", STOPPED_EARLY: "stopped early, with a checkpoint"}
-SHOWN_KEYS = 400
-
-
-def page(runs: Sequence[RecordedRun], over: str = "step") -> str:
-    """Return the page."""
-    figures = curves(runs, over)
-    steps = {number: timeline(run.trace) for number, run in enumerate(runs) if run.trace}
-    plots = [*figures, *steps.values()]
-    script, boxes = components(plots) if plots else ("", ())
-    library = Resources(mode="inline", components=["bokeh"], minified=True).render_js() if plots else ""
-    names = ", ".join(run.path for run in runs)
-    sections = [
-        _section("Runs", _runs(runs)),
-        _section("Curves", f'<div class="grid">{"".join(boxes[: len(figures)])}</div>' if figures else ""),
-        *(
-            _section(f"A step of run {label_of(number)}", f'<div class="wide">{box}</div>{_LEGEND}')
-            for number, box in zip(steps, boxes[len(figures) :])
-        ),
-        _section("Communication of rank 0, a step", _communication(runs)),
-        _section("Ends", _ends(runs)),
-        _section("Evaluation", _evaluations(runs)),
-        _section("Configuration", _configuration(runs)),
-    ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(names[:200])}</title><style>{STYLE}</style>{library}</head><body>"
-        f"<h1>A report by mpitrain</h1>{''.join(sections)}{script}</body></html>\n"
-    )
-
-
-_LEGEND = (
+LIVE_POLICY = f"{POLICY}; connect-src 'self'"
+DRAW = """
+const sources = new Map(), drawn = new Set();
+const give = (name, data) => {
+  sources.set(name, data);
+  for (const shown of Bokeh.documents) {
+    const source = shown.get_model_by_name(name);
+    if (source) source.data = data;
+  }
+};
+const draw = async (box) => {
+  if (drawn.has(box.id)) return;
+  drawn.add(box.id);
+  await Bokeh.embed.embed_item(JSON.parse(document.getElementById(box.id + "-item").textContent), box.id);
+  for (const [name, data] of sources) if ("figure-" + name.split(" ")[0] === box.id) give(name, data);
+};
+const boxes = [...document.querySelectorAll(".figure")];
+const seen = new IntersectionObserver((entries) => {
+  for (const {isIntersecting, target} of entries) if (isIntersecting) {
+    seen.unobserve(target);
+    setTimeout(draw, 0, target);
+  }
+});
+for (const box of boxes) seen.observe(box);
+addEventListener("beforeprint", () => boxes.forEach(draw));
+"""
+FOLLOW = """
+let version = document.body.dataset.version;
+const live = document.getElementById("live");
+const take = (state) => {
+  if (state.shape !== document.body.dataset.shape) return location.reload();
+  version = state.version;
+  for (const [id, content] of Object.entries(state.tables)) {
+    const place = document.getElementById(id);
+    const open = place.querySelector("details[open]") !== null;
+    place.innerHTML = content;
+    const fold = place.querySelector("details");
+    if (fold) fold.open = open;
+  }
+  for (const [name, data] of Object.entries(state.sources)) give(name, data);
+};
+const follow = async () => {
+  try {
+    const answer = await fetch("state", {headers: {"If-None-Match": version}, cache: "no-store"});
+    if (answer.status === 200) take(await answer.json());
+    live.textContent = "live, " + new Date().toLocaleTimeString();
+  } catch { live.textContent = "mpitrain watch doesn't answer"; }
+  setTimeout(follow, 1000);
+};
+setTimeout(follow, 1000);
+"""
+LEGEND = (
     "<p>Blue F, vermilion B, yellow I, purple W, light blue messages of the pipeline, green collectives, "
-    "grey the rest. Scroll to zoom, drag to move, hover for an instruction.</p>"
+    "grey the rest; the black bar below a computation is how long it waited for messages of its axes, "
+    "drawn at its end. Scroll to zoom, drag to move, hover for an instruction.</p>"
 )
 
 
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>" if content else ""
+SECTIONS = {  # by the key of its table
+    "runs": "Runs",
+    "curves": "Curves",
+    "step": "A step",
+    "memory": "Memory of rank 0",
+    "communication": "Communication",
+    "stragglers": "Stragglers",
+    "experts": "Experts",
+    "ends": "Restarts and ends",
+    "layout": "Layout over nodes",
+    "evaluation": "Evaluation",
+    "configuration": "Configuration",
+}
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table, whose cells are quoted; "" without rows."""
-    lines = [
-        "".join(
-            f"<td class=n>{_number(cell)}</td>"
-            if isinstance(cell, int | float)
-            else f"<td>{_text(cell)}</td>"
-            for cell in row
-        )
-        for row in rows
-    ]
-    if not lines:
-        return ""
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table><tr>{names}</tr>{body}</table></div>'
+class PageFigure(NamedTuple):
+    """A figure. section: of SECTIONS. title: above it."""
+
+    section: str
+    plot: Any
+    title: str = ""
 
 
-def _text(cell: object) -> str:
-    text = str(cell)
-    return escape(text if len(text) <= 300 else f"{text[:300]}...")
-
-
-def _number(value: float) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "-"
-    return f"{value:,}" if isinstance(value, int) and abs(value) < 10**15 else f"{value:,.5g}"
-
-
-def _runs(runs: Sequence[RecordedRun]) -> str:
-    head = ("", "run", "steps", "tokens", "loss", "validation", "median tokens/s", "median MFU %", "spikes")
-    notes = "".join(
-        f"<p>{escape(label_of(n))}: {_text(note)}</p>" for n, run in enumerate(runs) for note in run.notes
+def page(runs: Sequence[RecordedRun], over: str = "step", version: str = "") -> str:
+    """Return the page. version: of one that asks its server for what is new; "" for a file."""
+    plots = _figures(runs, over)
+    items = "".join(
+        f'<script type="application/json" id="figure-{name}-item">{_json(json_item(placed.plot))}</script>'
+        for name, placed in plots.items()
     )
-    return table(head, (_run(number, run) for number, run in enumerate(runs))) + notes
-
-
-def _run(number: int, run: RecordedRun) -> tuple[object, ...]:
-    columns = run.steps.columns
-
-    def last(name: str) -> float:
-        there = columns[name][np.isfinite(columns[name])] if name in columns else ()
-        return float(there[-1]) if len(there) else math.nan
-
-    def median(name: str) -> float:
-        there = columns[name][np.isfinite(columns[name])] if name in columns else ()
-        return float(np.median(there)) if len(there) else math.nan
-
-    counts = [int(x) if math.isfinite(x) else x for x in (last("step"), last("tokens"))]
+    library = Resources(mode="inline", components=["bokeh"], minified=True).render_js() if plots else ""
+    script = DRAW + FOLLOW * bool(version)
     return (
-        label_of(number), run.path, *counts, last("loss"), last("val_loss"),
-        median("tokens_per_s"), 100 * median("mfu"), run.steps.num_spikes,
-    )  # fmt: skip
-
-
-def _communication(runs: Sequence[RecordedRun]) -> str:
-    def row(number: int, name: str, cost: AxisCost, count: int) -> tuple[object, ...]:
-        return (
-            label_of(number), name, cost.bytes / 1e6 / count, 1e3 * cost.blocked_s / count,
-            1e3 * cost.overlapped_s / count,
-        )  # fmt: skip
-
-    rows = [
-        row(number, name, cost, run.steps.num_comm)
-        for number, run in enumerate(runs)
-        for name, cost in run.steps.comm.items()
-    ]
-    return table(("", "axis", "MB", "blocked, ms", "hidden, ms"), rows)
-
-
-def _ends(runs: Sequence[RecordedRun]) -> str:
-    rows = [
-        (label_of(number), end.time, CLASSES.get(end.code, f"exit code {end.code}"), end.step, end.job)
-        for number, run in enumerate(runs)
-        for end in run.ends
-    ]
-    return table(("", "time", "end", "step", "job"), rows)
-
-
-def _evaluations(runs: Sequence[RecordedRun]) -> str:
-    rows = [
-        (label_of(number), result.get("step", ""), name, _numbers(numbers))
-        for number, run in enumerate(runs)
-        for result in run.evaluations
-        for kind in ("data", "tasks")
-        for name, numbers in _objects(result.get(kind))
-    ]
-    return table(("", "step", "file", "numbers"), rows)
-
-
-def _objects(value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
-    items = value.items() if isinstance(value, dict) else ()
-    return ((name, numbers) for name, numbers in items if isinstance(numbers, dict))
-
-
-def _numbers(numbers: dict[str, Any]) -> str:
-    known = {
-        key: x for key, x in numbers.items() if isinstance(x, int | float) and not key.endswith("_stderr")
-    }
-    return ", ".join(f"{key} {_number(x)}" for key, x in known.items())
-
-
-def _configuration(runs: Sequence[RecordedRun]) -> str:
-    """Return the keys that somebody gave, or of several runs those that differ, and all in a fold."""
-    of_runs = [{key: (value, origin) for key, value, origin in run.keys} for run in runs]
-    names = list(dict.fromkeys(key for keys in of_runs for key in keys))[:SHOWN_KEYS]
-    head = ["key"]
-    for number in range(len(runs)):
-        head += [label_of(number), "from"]
-    rows = [[key, *chain(*(keys.get(key, ("", "")) for keys in of_runs))] for key in names]
-    title, is_chosen = ("Keys that were given or chosen", _is_given)
-    if len(runs) > 1:
-        title, is_chosen = ("Keys that differ", _differs)
-    short = table(head, filter(is_chosen, rows))
-    whole = table(head, rows)
-    return (f"<h3>{title}</h3>{short}" if short else "") + (
-        f"<details><summary>All keys</summary>{whole}</details>" if whole else ""
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{LIVE_POLICY if version else POLICY}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(', '.join(run.path for run in runs)[:200])}</title><style>{STYLE}</style></head>"
+        f'<body data-version="{version}" data-shape="{escape(_shape(runs))}">'
+        f"<h1>{'A run, live' if version else 'A report by mpitrain'}</h1><p id=live></p>"
+        f"{_sections(runs, plots)}{items}{library}<script>{script}</script></body></html>\n"
     )
 
 
-def _differs(row: Sequence[str]) -> bool:
-    return len(set(row[1::2])) > 1
+def state(runs: Sequence[RecordedRun], over: str, version: str) -> str:
+    """Return what has changed on a page, as its script takes it."""
+    steps = [run.steps for run in runs]
+    sources = {
+        f"{curve.column} {line.number}": {"x": line.x.tolist(), "y": line.y.tolist()}
+        for curve in CURVES
+        for line in points(curve, steps, over)
+    }
+    for number, of_run in enumerate(steps):
+        if of_run.loads is not None:
+            cells = figures.load_cells(of_run.loads)
+            sources[f"loads-{label_of(number)} 0"] = {name: cell.tolist() for name, cell in cells.items()}
+    return _json({"version": version, "shape": _shape(runs), "tables": tables(runs), "sources": sources})
 
 
-def _is_given(row: Sequence[str]) -> bool:
-    """Return whether a key's value is neither its default nor derived, nor of the model's family."""
-    return not row[2].startswith(("default", "derived", "family"))
+def _shape(runs: Sequence[RecordedRun]) -> str:
+    """Return what a page is made for: if it changes, the page is loaded anew."""
+    shapes = []
+    for run in runs:
+        known = [name for name, column in run.steps.columns.items() if np.isfinite(column).any()]
+        shapes.append([known, len(run.trace), run.steps.loads is None, list(tables([run]))])
+    return json.dumps(shapes)
+
+
+def _figures(runs: Sequence[RecordedRun], over: str) -> dict[str, PageFigure]:
+    """Return all figures of a page by name."""
+    placed = {name: PageFigure("curves", plot) for name, plot in figures.curves(runs, over).items()}
+    for number, run in enumerate(runs[:MOST_TIMELINES]):
+        name = label_of(number)
+        title = f"Run {name}" if len(runs) > 1 else ""
+        if run.trace:
+            plot = figures.timeline(run.trace, run.summary.stages)
+            placed[f"step-{name}"] = PageFigure("step", plot, title)
+            placed[f"held-{name}"] = PageFigure("step", figures.memory(run.trace))
+        if run.steps.loads is not None:
+            placed[f"loads-{name}"] = PageFigure("experts", figures.loads(run.steps.loads, name), title)
+    return {name: figure for name, figure in placed.items() if figure.plot is not None}
+
+
+def _sections(runs: Sequence[RecordedRun], plots: Mapping[str, PageFigure]) -> str:
+    content = tables(runs)
+    sections = ""
+    for key, title in SECTIONS.items():
+        boxes = "".join(
+            (f"<h3>{placed.title}</h3>" if placed.title else "")
+            + f'<div class="figure" id="figure-{name}"></div>'
+            for name, placed in plots.items()
+            if placed.section == key
+        )
+        if boxes and key == "curves":
+            boxes = f'<div class="grid">{boxes}</div>'
+        if boxes or key in content:
+            legend = LEGEND if boxes and key == "step" else ""
+            table = f'<div id="{key}">{content.get(key, "")}</div>'
+            sections += f"<section><h2>{title}</h2>{boxes}{legend}{table}</section>"
+    return sections
+
+
+def _json(value: object) -> str:
+    """Return JSON that can stand in a script: no text in it ends that."""
+    return json.dumps(value).replace("<", "\\u003c")

@@ -9,12 +9,14 @@ from mpitrain.cluster.rundir import RunDir, read_with_origins, require_run
 from mpitrain.config import flatten
 from mpitrain.errors import InputError
 from mpitrain.inputs import read_regular, shown
-from mpitrain.report.series import StepSeries, read_steps
+from mpitrain.report.series import StepReader, StepSeries
 
 MOST_TRACE_BYTES = 1 << 26
+MOST_AXES = 16  # of an instruction
+MOST_SUMMARY_BYTES = 1 << 24
 MOST_BOXES = 50_000
 MOST_ROWS = 200  # of a table
-EMPTY = StepSeries({}, 0, 0, {}, 0)
+EMPTY = StepSeries({}, 0, 0, {}, {}, 0, None)
 
 
 class Instruction(msgspec.Struct, frozen=True):
@@ -26,7 +28,32 @@ class Instruction(msgspec.Struct, frozen=True):
     tid: int = 0
     ts: float = 0.0
     dur: float = 0.0
+    cat: str = ""
     args: dict[str, Any] = {}
+
+    @property
+    def megabytes(self) -> float:
+        """What the rank sent meanwhile; 0 where nobody counted."""
+        return (_number(self.args.get("bytes")) or 0.0) / 1e6
+
+    @property
+    def held_mb(self) -> float | None:
+        """The memory of the rank after it, if somebody looked."""
+        held = _number(self.args.get("held"))
+        return None if held is None else held / 1e6
+
+    @property
+    def blocked_ms(self) -> dict[str, float]:
+        """For how long the rank stood still meanwhile, by axis."""
+        blocked = self.args.get("blocked_s")
+        if not isinstance(blocked, dict):
+            return {}
+        seconds = {axis: _number(value) for axis, value in list(blocked.items())[:MOST_AXES]}
+        return {axis: 1e3 * waited for axis, waited in seconds.items() if waited}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e18 else None
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -40,6 +67,44 @@ class RunEnd(msgspec.Struct, frozen=True):
     step: int
     time: str = ""
     job: str = ""
+    began: str = ""
+    reached: int | None = None
+
+    @property
+    def lost(self) -> int | None:
+        """Steps that the next start computes again."""
+        return None if self.reached is None else max(0, self.reached - self.step)
+
+
+class MemoryPart(msgspec.Struct, frozen=True):
+    """Bytes of rank 0. measured: None if nothing measures it alone."""
+
+    part: str
+    predicted: float
+    measured: float | None = None
+
+
+class AxisSummary(msgspec.Struct, frozen=True):
+    """What an axis cost a rank in a step, in the mean; worst_s: the rank that was blocked longest."""
+
+    bytes: float = 0.0
+    blocked_s: float = 0.0
+    overlapped_s: float = 0.0
+    worst_s: float = 0.0
+    worst_rank: int = 0
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """What summary.json has: what a run knows at its end alone."""
+
+    nodes: list[str] = []
+    axes: dict[str, int] = {}
+    comm: dict[str, AxisSummary] = {}
+    slow: dict[str, int] = {}
+    memory: list[MemoryPart] = []
+    predicted_s: dict[str, float] = {}
+    measured_s: dict[str, float] = {}
+    stages: list[dict[str, float]] = []
 
 
 class RecordedRun(NamedTuple):
@@ -51,6 +116,7 @@ class RecordedRun(NamedTuple):
     ends: list[RunEnd]
     evaluations: list[dict[str, Any]]
     trace: list[Instruction]
+    summary: RunSummary
     notes: list[str]
 
 
@@ -60,7 +126,7 @@ def read_run(path: str) -> RecordedRun:
     require_run(rundir)
     notes: list[str] = []
     try:
-        steps = read_steps(rundir.metrics)
+        steps = StepReader(rundir.metrics).read()
     except FileNotFoundError:
         steps = EMPTY
     except OSError as error:
@@ -75,6 +141,7 @@ def read_run(path: str) -> RecordedRun:
         _lines(rundir.ends, RunEnd, notes),
         _lines(rundir.evaluations, dict[str, Any], notes),
         _trace(rundir.trace, notes),
+        _summary(rundir.summary, notes),
         notes,
     )
 
@@ -107,6 +174,16 @@ def _lines(path: Path, kind: type, notes: list[str]) -> list:
     if damaged:
         notes.append(f"{path.name}: {damaged:,} lines can't be read")
     return read
+
+
+def _summary(path: Path, notes: list[str]) -> RunSummary:
+    try:
+        return msgspec.json.decode(read_regular(path, MOST_SUMMARY_BYTES), type=RunSummary)
+    except FileNotFoundError:
+        return RunSummary()
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{path.name} can't be read: {shown(error)}")
+        return RunSummary()
 
 
 def _trace(path: Path, notes: list[str]) -> list[Instruction]:

@@ -1,9 +1,12 @@
 """The steps of a metrics.jsonl as columns of numbers, thinned for a picture."""
 
+import math
+import os
+from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -38,79 +41,145 @@ class StepLine(msgspec.Struct):
     mfu: Number = None
     hfu: Number = None
     skipped: Number = None
+    rollbacks: Number = None
+    load_cv: Number = None
     spike: bool = False
 
 
-class CommLine(msgspec.Struct):
-    """The communication of a line."""
+class CostLine(msgspec.Struct):
+    """What a step of a line cost rank 0: axes, and the ranks that it waited for."""
 
     comm: dict[str, AxisCost] = {}
+    waited_for: dict[str, Number] = {}
+
+
+class LoadsLine(msgspec.Struct):
+    """The loads of experts of a line, by block."""
+
+    step: int
+    expert_loads: dict[str, list[float]] = {}
 
 
 COLUMNS = StepLine.__struct_fields__
 SAMPLED = 64  # last steps, whose communication is averaged
+MOST_NAMES = 32  # of axes or ranks
+LOADS = b'"expert_loads"'
 
 
 class StepSeries(NamedTuple):
     """columns: float64 each, NaN where a line has nothing.
 
-    damaged: lines that can't be read. comm: costs of axes, summed over a sample of steps.
+    damaged: lines that can't be read. comm: costs of axes, summed over a sample of num_sampled steps.
+    waits: seconds that rank 0 waited for others in these. loads: shares of experts by block, of the
+    newest step that has them.
     """
 
     columns: Mapping[str, np.ndarray]
     num_spikes: int
     damaged: int
     comm: dict[str, AxisCost]
-    num_comm: int
+    waits: dict[str, float]
+    num_sampled: int
+    loads: LoadsLine | None
 
 
-def read_steps(path: Path) -> StepSeries:
-    """Read a metrics.jsonl, of a run that may be writing it. Raises OSError.
+class StepReader:
+    """Reads a metrics.jsonl of a run that may be writing it: what is new, each time it is asked."""
 
-    A step that stands twice counts as its last line has it.
-    """
-    decode = msgspec.json.Decoder(StepLine).decode
-    rows: dict[int, tuple[Any, ...]] = {}
-    newest = deque[bytes](maxlen=SAMPLED)
-    damaged = 0
-    for line in _lines(path):
+    def __init__(self, path: Path):
+        self._path = path
+        self._decode = msgspec.json.Decoder(StepLine).decode
+        self._forget()
+
+    def _forget(self) -> None:
+        self._read_to = 0
+        self._inode = 0
+        self._last = b""
+        self._rows = array("d")
+        self._newest = deque[bytes](maxlen=SAMPLED)
+        self._loads = b""
+        self._damaged = 0
+
+    def read(self) -> StepSeries:
+        """Return all steps so far. A step that stands twice counts as its last line has it. Raises OSError.
+
+        A file that was cut or replaced, as a run does that resumes, is read from its beginning.
+        """
+        torn = 0
+        with open(open_regular(self._path), "rb") as file:
+            if not self._continues(file):
+                self._forget()
+                self._inode = os.fstat(file.fileno()).st_ino
+            file.seek(self._read_to)
+            for line in iter(lambda: file.readline(MOST_LINE_BYTES), b""):
+                whole = line.endswith(b"\n")
+                known = not line.strip() or self._take(line)
+                if not known and not whole:
+                    torn = 1  # it is being written, or was when the run was killed
+                    if len(line) < MOST_LINE_BYTES:
+                        break
+                self._damaged += not known and whole
+                self._read_to += len(line)
+                self._last = line[-64:]
+        return self._series(torn)
+
+    def _continues(self, file: BinaryIO) -> bool:
+        """Return whether a file still has what was read of it, by its last bytes."""
+        if os.fstat(file.fileno()).st_ino != self._inode:
+            return False
+        file.seek(self._read_to - len(self._last))
+        return file.read(len(self._last)) == self._last
+
+    def _take(self, line: bytes) -> bool:
         try:
-            read = decode(line)
+            read = self._decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            damaged += 1
-            continue
-        rows[read.step] = msgspec.structs.astuple(read)
-        newest.append(line)
-    table = np.array(list(rows.values()), np.float64).reshape(len(rows), len(COLUMNS))
-    table = table[np.argsort(table[:, 0], kind="stable")]
-    columns = dict(zip(COLUMNS, table.T))
-    comm, num_comm = _communication(newest)
-    return StepSeries(columns, int(columns.pop("spike").sum()), damaged, comm, num_comm)
+            return False
+        values = msgspec.structs.astuple(read)
+        self._rows.extend(math.nan if value is None else value for value in values)
+        self._newest.append(line)
+        if LOADS in line:
+            self._loads = line
+        return True
+
+    def _series(self, torn: int) -> StepSeries:
+        table = np.array(self._rows).reshape(-1, len(COLUMNS))
+        table = table[np.argsort(table[:, 0], kind="stable")]
+        table = table[np.append(table[1:, 0] != table[:-1, 0], True)[: len(table)]]
+        columns = dict(zip(COLUMNS, table.T))
+        return StepSeries(
+            columns,
+            int(columns.pop("spike").sum()),
+            self._damaged + torn,
+            *_costs(self._newest),
+            self._load_line(),
+        )
+
+    def _load_line(self) -> LoadsLine | None:
+        try:
+            return msgspec.json.decode(self._loads, type=LoadsLine) if self._loads else None
+        except (msgspec.MsgspecError, ValueError):
+            return None
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    with open(open_regular(path), "rb") as file:
-        for line in iter(lambda: file.readline(MOST_LINE_BYTES), b""):
-            if line.strip():
-                yield line
-
-
-def _communication(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], int]:
-    """Return what axes cost in the last steps, in all, and the number of these steps."""
+def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float], int]:
+    """Return what axes and waits cost in the last steps, in all, and the number of these steps."""
     costs: dict[str, AxisCost] = {}
+    waits: dict[str, float] = {}
     count = 0
     for line in lines:
         try:
-            read = msgspec.json.decode(line, type=CommLine).comm
+            read = msgspec.json.decode(line, type=CostLine)
         except (msgspec.MsgspecError, ValueError):
             continue
-        count += bool(read)
-        for name, cost in list(read.items())[:32]:
+        count += bool(read.comm)
+        for name, cost in list(read.comm.items())[:MOST_NAMES]:
             total = costs.setdefault(name, AxisCost(0, 0.0, 0.0))
             for field in AxisCost.__struct_fields__:
-                value = getattr(cost, field)
-                setattr(total, field, getattr(total, field) + (0 if value is None else value))
-    return costs, count
+                setattr(total, field, getattr(total, field) + (getattr(cost, field) or 0))
+        for name, seconds in list(read.waited_for.items())[:MOST_NAMES]:
+            waits[name] = waits.get(name, 0.0) + (seconds or 0.0)
+    return costs, waits, count
 
 
 def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

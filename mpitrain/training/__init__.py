@@ -14,6 +14,7 @@ step_rows               the tokens of this rank's gradient accumulation
 side_files              trace.json and routing.npz of some steps
 profiling               torch's profiler on some steps and ranks: a table and profile.json
 tokenizing              a corpus is tokenized on all ranks
+run_summary             summary.json: what a run knows at its end alone, for pages
 run_report, going_on    what a run prints, and what it advises at its end
 step_times              the seconds of the last steps
 expert_loads            load balancing of experts, as numbers

@@ -21,7 +21,7 @@ from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.step_work import StepRequests, StepResult
-from mpitrain.actor.trace import Recorder
+from mpitrain.actor.trace import InstructionMeters, Recorder
 from mpitrain.cluster import preflight
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
@@ -35,6 +35,7 @@ from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.memory_table import MemoryRow, compared
 from mpitrain.plan.predict.memory_table import compare as compare_memory
 from mpitrain.plan.predict.process_memory import ON_A_GPU, memory_of_process
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
@@ -42,6 +43,7 @@ from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.planner.calibration_file import CalibrationFile
 from mpitrain.planner.measured_run import MeasuredRun
+from mpitrain.report import run_picture
 from mpitrain.training import expert_loads
 from mpitrain.training.announcements import Announcements
 from mpitrain.training.checks.checks import Checks
@@ -61,6 +63,7 @@ from mpitrain.training.profiling import Profiling
 from mpitrain.training.recovery import Recovery, RunCounts
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
+from mpitrain.training.run_summary import run_summary, write_summary
 from mpitrain.training.saving.in_memory import MemoryCopies
 from mpitrain.training.saving.saver import saver_of
 from mpitrain.training.side_files import SideFiles
@@ -126,18 +129,6 @@ class Trainers:
 
     def _build(self) -> None:
         self.now = self._stack.enter_context(built(self._opened, self._world, self._guard, self._record))
-
-
-def _compared(run: MeasuredRun, calibration: CalibrationFile | None) -> str:
-    """Return what was predicted beside what was measured, and what that changes in the machine's file."""
-    from mpitrain.planner.after_run import compare  # at the end: a run needs no planner before
-
-    lines = [compare(run)]
-    if calibration is not None:
-        from mpitrain.planner.calibrate import calibrate
-
-        lines.append(calibrate(run, calibration, date.today()))
-    return "\n".join(filter(None, lines))
 
 
 @contextmanager
@@ -238,7 +229,7 @@ class Trainer:
         self.bare = resident()
         self.clock = clock_of(self.device)
         mesh.keep_time(self.clock)
-        self.recorder = Recorder(range(0), self.clock)
+        self.recorder = Recorder(range(0), self.clock, InstructionMeters(mesh, self.device, self.clock))
         self.plan = opened.plan
         self.actor = Actor(
             self.plan, mesh, self.device, self.recorder, self.place, compiled=placement.compiled
@@ -353,21 +344,45 @@ class Trainer:
         most = peak_resident()  # before matplotlib, which takes some 30 MB
         if self.config.experts.count and self.mesh.rank == 0:
             self.report.say(draw_in_child(self.rundir.metrics, self.rundir.loads))
+        if self.mesh.rank == 0:
+            self.report.say(run_picture.write(self.rundir))
         if code != DONE:
             self.report.say(self.last_words)
             return code
         if self.counts.step >= self.watched:  # else nothing was left to do, and nothing measured
-            run = self._report_memory(usages, most)
+            run, memory = self._report_memory(usages, most)
             if self.mesh.rank == 0:
-                self.place.enter("end", "predicting a step", BUSY)
-                self.report.say(_compared(run, calibration))
+                self._say_prediction(run, usages, memory, calibration)
         self.report.say(self.saver.gathered)
         self.report.say(self.memory.describe())
         self._say_how_to_go_on()
         self.report.say(self.checks.describe())
         return DONE
 
-    def _report_memory(self, usages: list[RankUsage], resident_most: int | None) -> MeasuredRun:
+    def _say_prediction(
+        self,
+        run: MeasuredRun,
+        usages: list[RankUsage],
+        memory: list[MemoryRow],
+        calibration: CalibrationFile | None,
+    ) -> None:
+        """Say what was predicted of a step, and leave what is known at the end in summary.json."""
+        from mpitrain.planner.after_run import compare, step_parts  # a run needs no planner before
+
+        self.place.enter("end", "predicting a step", BUSY)
+        parts = step_parts(run)
+        lines = [compare(run, parts)]
+        if calibration is not None:
+            from mpitrain.planner.calibrate import calibrate
+
+            lines.append(calibrate(run, calibration, date.today()))
+        summary = run_summary(self.plan, usages, self.ledger.num_steps, memory, self.stragglers.named, parts)
+        lines.append(write_summary(self.rundir, summary))
+        self.report.say("\n".join(filter(None, lines)))
+
+    def _report_memory(
+        self, usages: list[RankUsage], resident_most: int | None
+    ) -> tuple[MeasuredRun, list[MemoryRow]]:
         """Say what this rank was to hold and what it has; return what the run has measured."""
         rank = self.actor.pp.rank
         shards = self.actor.shards_here
@@ -377,9 +392,8 @@ class Trainer:
         predicted = predict(self.plan, shards, on_gpu)[rank]
         measured = measure(self.actor, self.watch)
         process = ON_A_GPU if on_gpu else memory_of_process(self.plan, rank, predicted)
-        self.report.say(
-            compare_memory(predicted, measured, copies, process, self.bare, resident_most, on_gpu, staged)
-        )
+        rows = compared(predicted, measured, copies, process, self.bare, resident_most, on_gpu, staged)
+        self.report.say(compare_memory(rows))
         expected = sum(predicted) + copies[0] + sum(process)
         held = resident_most
         if on_gpu:
@@ -390,7 +404,7 @@ class Trainer:
                 f"GPU of rank 0, MB at most: {held / 1e6:,.2f} allocated, with what it works with; "
                 f"{reserved / 1e6:,.2f} reserved by torch"
             )
-        return MeasuredRun(
+        run = MeasuredRun(
             self.plan,
             self.step_times.median_s if len(self.step_times) else 0.0,
             len(self.step_times),
@@ -403,6 +417,7 @@ class Trainer:
             expected,
             held,
         )
+        return run, rows
 
     def _one_step(self) -> dict:
         """Run a step, validate, save and log as is due; return its line."""

@@ -67,7 +67,7 @@ def test_time_begins_with_the_first_event_of_any_rank(tmp_path):
 
     write_trace(
         tmp_path / "trace.json",
-        [(0, 1, [(1, "F0@1", 503.0, 2.0)]), (0, 0, [(1, "F0@0", 500.0, 3.0)])],
+        [(0, 1, [(1, "F0@1", 503.0, 2.0, {})]), (0, 0, [(1, "F0@0", 500.0, 3.0, {})])],
         build("1f1b", 2, 1),
         1,
     )

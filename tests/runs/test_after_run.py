@@ -15,7 +15,7 @@ from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import step_model
-from mpitrain.planner.after_run import compare
+from mpitrain.planner import after_run
 from mpitrain.planner.measured_run import MeasuredRun
 from mpitrain.training.step_times import StepTimes
 
@@ -42,6 +42,10 @@ def cells(table):
 
 def usage(blocked_s, num_bytes=0):
     return AxisUsage(1, num_bytes * COUNTED, blocked_s * COUNTED)
+
+
+def compare(run):
+    return after_run.compare(run, after_run.step_parts(run))
 
 
 def test_a_cpu_that_is_twice_as_fast_computes_in_half_the_time():

@@ -1,6 +1,7 @@
 """What a run writes has words in the reference, and what has words is written."""
 
 import json
+import math
 import sys
 
 import pytest
@@ -56,8 +57,17 @@ def test_every_field_of_metrics_is_in_the_reference(run_dir):
 def test_every_field_of_a_trace_is_in_the_reference(run_dir):
     trace = json.loads((run_dir / "trace.json").read_text())
     events = set().union(*trace["traceEvents"])
+    counted = set().union(*(event["args"] for event in trace["traceEvents"])) - {"step", "name"}
     written = {*trace, *trace["otherData"], *(f"traceEvents[].{key}" for key in events)}
+    written |= {f"traceEvents[].args.{key}" for key in counted}
     assert written <= set(fields_of("trace.json")), written
+
+
+def test_every_field_of_a_summary_is_in_the_reference(run_dir):
+    summary = json.loads((run_dir / "summary.json").read_text())
+    axes = summary["axes"]
+    assert len(summary["nodes"]) == math.prod(axes.values())
+    assert names(summary) - {f"axes.{name}" for name in axes} == set(fields_of("summary.json"))
 
 
 def test_every_field_of_an_end_is_in_the_reference(run_dir):

@@ -36,6 +36,7 @@ AGAIN = 0
 ENOUGH = 1
 UNFINISHED = 3  # no more, though the run isn't done and its exit code was 0
 IDLE = 3  # ends in a row without progress
+TIME = "%Y-%m-%d %H:%M:%S %z"
 MOST_BYTES = 1 << 22
 
 
@@ -59,7 +60,9 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     noted = _noted(rundir.ends)
     tokens = num_prepared(rundir.data)
     end = {
-        "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),  # of the end
+        "time": time.strftime(TIME),  # of the end
+        "began": _began(rundir.config),  # of the start, which writes config.toml
+        "reached": _reached(rundir.metrics),  # last step of metrics.jsonl; what isn't saved is lost
         "job": job_of_scheduler(),  # the scheduler's number of the job
         "code": code,  # exit code of the run
         "step": max(step, in_memory),  # step of the newest checkpoint, or of copies in memory
@@ -128,6 +131,25 @@ def _noted(path: Path) -> list[tuple[int, int]]:
         ) from None
     progress = [(step_in(line), number_in(line, "tokens") or 0) for line in content.splitlines(keepends=True)]
     return [(step, tokens) for step, tokens in progress if step is not None]
+
+
+def _began(config: Path) -> str:
+    """Return when a start has written its configuration; "" if none has."""
+    try:
+        return time.strftime(TIME, time.localtime(config.stat().st_mtime))
+    except OSError:
+        return ""
+
+
+def _reached(metrics: Path) -> int:
+    """Return the last step that has a line, 0 if none has."""
+    try:
+        with open(open_regular(metrics), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_BYTES))
+            steps = [step for line in file if (step := step_in(line)) is not None]
+    except OSError:
+        return 0
+    return steps[-1] if steps else 0
 
 
 def _note(path: Path, line: dict) -> None:

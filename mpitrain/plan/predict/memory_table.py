@@ -5,6 +5,7 @@ Megabytes are of 10**6 bytes.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.declared.optimizers import num_moments
@@ -119,7 +120,15 @@ def fit_line(held: Sequence[int], limit: MemoryLimit | None, cheapest: Callable[
     return f"{who} {verb} {_shown(needed)} MB, {more} MB too much; {cheapest(limit)}"
 
 
-def compare(
+class MemoryRow(NamedTuple):
+    """Bytes of a part. measured: None where nothing measures it alone."""
+
+    part: str
+    predicted: int
+    measured: int | None
+
+
+def compared(
     predicted: MemoryUsage,
     measured: MemoryUsage,
     copies: tuple[int, int],
@@ -128,8 +137,8 @@ def compare(
     most: int | None,
     on_gpu: bool = False,
     staged: int = 0,
-) -> str:
-    """Draw what a rank was to hold, and what it has.
+) -> list[MemoryRow]:
+    """Return what a rank was to hold, and what it has, part by part.
 
     copies: to save from, predicted and measured.
     process: predicted.
@@ -144,14 +153,20 @@ def compare(
         (*predicted, copies[0], staged, *process),
         (*measured, copies[1], 0, bare or 0, 0, 0, 0),
     )
-    rows = [("memory of rank 0, MB", "predicted", "measured")]
-    for name, expected, counted_bytes in zip(names, *columns):
-        if expected or counted_bytes:
-            counted = "-" if name in UNCOUNTED else _shown(counted_bytes)
-            rows.append((_meant(name), _shown(expected), counted))
+    rows = [
+        MemoryRow(_meant(name), expected, None if name in UNCOUNTED else counted)
+        for name, expected, counted in zip(names, *columns)
+        if expected or counted
+    ]
     resident = on_host(predicted, copies[0], staged) if on_gpu else sum(columns[0])
-    rows.append(("resident at most", _shown(resident), "-" if most is None else _shown(most)))
-    return aligned(rows)
+    return [*rows, MemoryRow("resident at most", resident, most)]
+
+
+def compare(rows: Sequence[MemoryRow]) -> str:
+    """Draw the rows of compared()."""
+    head = ("memory of rank 0, MB", "predicted", "measured")
+    shown = [(row.part, *("-" if b is None else _shown(b) for b in row[1:])) for row in rows]
+    return aligned([head, *shown])
 
 
 def _meant(name: str) -> str:

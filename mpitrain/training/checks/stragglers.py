@@ -60,7 +60,7 @@ class Stragglers:
         self._busy = list[float]()
         self._waits_before = mesh.progress.waited_for()
         self._links: dict[tuple[int, int], deque[float]] = defaultdict(partial(deque, maxlen=REMEMBERED))
-        self._named = Counter[str]()
+        self.named = Counter[str]()
         self._windows = 0
 
     def step(self, step: int, step_s: float, waited_s: float) -> None:
@@ -79,13 +79,13 @@ class Stragglers:
         mine = Busy(os.uname().nodename, self._group, often, middle, self._work, tuple(longest))
         busy_of_ranks = self._world.all_gather("who is slow", mine)
         for text in (*slow_ranks(busy_of_ranks), *self._slow_links([busy.node for busy in busy_of_ranks])):
-            self._named[text.partition(":")[0]] += 1
+            self.named[text.partition(":")[0]] += 1
             self._say(f"step {step}: {text}")
         self._busy, self._waits_before, self._windows = [], waits, self._windows + 1
 
     def summary(self) -> str:
         """Say how often who was slow."""
-        times = [f"  {who}, {count} of {self._windows} times" for who, count in self._named.most_common()]
+        times = [f"  {who}, {count} of {self._windows} times" for who, count in self.named.most_common()]
         return "\n".join(["slow, looked at every so many steps (comm.slow_after):", *times]) if times else ""
 
     def _slow_links(self, nodes: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.bucket_buffers import held_by
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_limit import MemoryLimit
-from mpitrain.plan.predict.memory_table import compare, fit_line, parameter_line
+from mpitrain.plan.predict.memory_table import compare, compared, fit_line, parameter_line
 from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory, processes_memory
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.resolve import resolve
@@ -134,18 +134,19 @@ def test_nodes_are_those_of_the_machine_that_is_named():
 
 def test_the_table_at_the_end_has_the_peak_of_the_process_next_to_its_prediction():
     usage = predict(planned())[0]
-    text = compare(usage, usage._replace(activations=1_000_000), (0, 0), NO_MORE, 170_000_000, 180_000_000)
+    more = usage._replace(activations=1_000_000)
+    text = compare(compared(usage, more, (0, 0), NO_MORE, 170_000_000, 180_000_000))
     activations = next(line for line in text.splitlines() if "activations" in line)
     last = text.splitlines()[-1]
     assert activations.split()[-2:] == [f"{usage.activations / 1e6:,.2f}", "1.00"]
     assert last.split()[-1] == "180.00" and "resident at most" in last
-    assert compare(usage, usage, (0, 0), NO_MORE, None, None).splitlines()[-1].split()[-1] == "-"
+    assert compare(compared(usage, usage, (0, 0), NO_MORE, None, None)).splitlines()[-1].split()[-1] == "-"
 
 
 def test_on_a_gpu_a_process_takes_of_its_host_what_is_there_alone():
     usage = predict(planned(BF16), on_gpu=True)[0]._replace(host=5_000_000)
     copies = 2_000_000, 2_000_000
-    lines = compare(usage, usage, copies, ON_A_GPU, 430_000_000, 1_258_850_000, True).splitlines()
+    lines = compare(compared(usage, usage, copies, ON_A_GPU, 430_000_000, 1_258_850_000, True)).splitlines()
     # of the H200 that the constants are of: quickstart, with its copy of 14.57 MB
     assert lines[-1].split()[-2:] == ["1,265.00", "1,258.85"]
 

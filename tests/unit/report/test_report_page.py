@@ -12,7 +12,7 @@ from folders import ROOT
 from mpitrain.commands.report_page import main
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.report.recorded_run import MOST_BOXES, read_run
-from mpitrain.report.series import MOST_POINTS, read_steps, thinned
+from mpitrain.report.series import MOST_POINTS, StepReader, thinned
 
 GOLDEN = ROOT / "tests/golden/run-form-1"
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -57,12 +57,12 @@ def page_of(tmp_path, *runs, over="step"):
 def test_damaged_lines_are_counted_and_the_last_of_a_step_counts(run):
     odd = ['{"step": 1e400}', '{"step": -1}', "NaN", "[]", '{"step": 4, "loss": "x"}', '{"step": 9, "lo']
     path = write_metrics(run, step_line(2), step_line(1), *odd, step_line(2, loss=7.0, spike=True))
-    steps = read_steps(path)
+    steps = StepReader(path).read()
     assert steps.columns["step"].tolist() == [1, 2]
     assert steps.columns["loss"].tolist() == [1, 7]
     assert np.isnan(steps.columns["val_loss"]).all()
     assert (steps.damaged, steps.num_spikes) == (len(odd), 1)
-    assert (steps.comm["tp"].bytes, steps.comm["tp"].blocked_s, steps.num_comm) == (30, 1.5, 3)
+    assert (steps.comm["tp"].bytes, steps.comm["tp"].blocked_s, steps.num_sampled) == (30, 1.5, 3)
 
 
 def test_a_thinned_curve_keeps_its_spikes_and_ends():
@@ -93,7 +93,7 @@ def test_a_page_quotes_what_a_run_says_and_asks_for_nothing(run, tmp_path):
     assert "img" not in tags.tags and tags.links == []
     assert tags.tags.count("h1") == 1
     assert "default-src 'none'" in text
-    for said in ("stopped early", "evaluations.jsonl: 2 lines", "loss 1.5", "A step of run B"):
+    for said in ("stopped early", "evaluations.jsonl: 2 lines", "loss 1.5", "<h3>Run B</h3>"):
         assert said in text, said
 
 

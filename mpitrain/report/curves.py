@@ -1,0 +1,87 @@
+"""Curves of runs: one description for the page, pictures, and the terminal. Draws nothing itself."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mpitrain.report.series import StepSeries, thinned
+
+# told apart by colour-blind readers (Okabe and Ito, 2008), on light and dark
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+
+
+class Curve(NamedTuple):
+    """title: with the unit. column: of metrics.jsonl. factor: to that unit."""
+
+    title: str
+    column: str
+    factor: float = 1.0
+    logarithmic: bool = False
+
+
+CURVES = (
+    Curve("training loss, nats a token", "loss"),
+    Curve("validation loss, nats a token", "val_loss"),
+    Curve("gradient norm", "grad_norm", logarithmic=True),
+    Curve("learning rate", "lr"),
+    Curve("tokens a second", "tokens_per_s"),
+    Curve("model FLOPs utilisation, %", "mfu", 100),
+    Curve("hardware FLOPs utilisation, %", "hfu", 100),
+    Curve("seconds of a step", "step_s"),
+    Curve("loads of experts, coefficient of variation", "load_cv"),
+    Curve("updates left out so far", "skipped"),
+    Curve("rollbacks so far", "rollbacks"),
+)
+BY_COLUMN = {curve.column: curve for curve in CURVES}
+COUNTED = ("skipped", "rollbacks")  # shown where they count something
+
+
+class Points(NamedTuple):
+    """A curve of one run. number: of the run."""
+
+    number: int
+    x: np.ndarray
+    y: np.ndarray
+
+    @property
+    def label(self) -> str:
+        """The short name of the run."""
+        return label_of(self.number)
+
+    @property
+    def colour(self) -> str:
+        """The run's colour, the same in all curves."""
+        return COLOURS[self.number % len(COLOURS)]
+
+    @property
+    def dash(self) -> str:
+        """The run's dashes: they tell runs of one colour apart."""
+        return DASHES[self.number // len(COLOURS) % len(DASHES)]
+
+
+def label_of(number: int) -> str:
+    """Return the short name of a run: A, B, ... A2."""
+    return chr(ord("A") + number % 26) + (str(number // 26 + 1) if number >= 26 else "")
+
+
+def points(curve: Curve, runs: Sequence[StepSeries], over: str) -> list[Points]:
+    """Return a curve of all runs that have it. over: "step", "tokens" or "hours"."""
+    drawn = []
+    for number, run in enumerate(runs):
+        columns = run.columns
+        if curve.column not in columns:
+            continue
+        x, y = thinned(_x(run, over), columns[curve.column] * curve.factor)
+        if curve.logarithmic:
+            x, y = x[y > 0], y[y > 0]
+        if len(x) and (curve.column not in COUNTED or y.any()):
+            drawn.append(Points(number, x, y))
+    return drawn
+
+
+def _x(run: StepSeries, over: str) -> np.ndarray:
+    if over == "hours":
+        return np.nancumsum(run.columns["step_s"]) / 3600
+    return run.columns[over]

@@ -1,0 +1,73 @@
+"""Curves of runs as a picture for a paper. Needs matplotlib."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mpitrain.inputs import printable
+from mpitrain.report.curves import Curve, Points, points
+from mpitrain.report.recorded_run import RecordedRun
+
+PANEL = (3.4, 2.5)  # inches: a column of a paper
+ACROSS = 3
+SMALL = 8.0  # points
+LONGEST_NAME = 40
+
+
+def draw(runs: Sequence[RecordedRun], curves: Sequence[Curve], over: str, kind: str) -> bytes:
+    """Return the picture, a panel a curve. kind: svg or png. Equal runs give equal bytes.
+
+    Raises ValueError if no run has any of the curves.
+    """
+    drawn = {curve: points(curve, [run.steps for run in runs], over) for curve in curves}
+    drawn = {curve: of_runs for curve, of_runs in drawn.items() if of_runs}
+    if not drawn:
+        raise ValueError(f"no run has {' or '.join(curve.column for curve in curves)}")
+    columns = min(ACROSS, len(drawn))
+    rows = -(-len(drawn) // columns)
+    size = (columns * PANEL[0], rows * PANEL[1])
+    figure = Figure(figsize=size, facecolor="white", layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for panel, (curve, of_runs) in zip(panels, drawn.items()):
+        _panel(panel, curve, of_runs, over)
+    for panel in list(panels):
+        panel.set_axis_off()
+    if len(runs) > 1:
+        _legend(figure, runs, drawn)
+    content = io.BytesIO()
+    with rc_context({"svg.hashsalt": "mpitrain", "svg.fonttype": "none"}):  # text stays text
+        figure.savefig(content, format=kind, dpi=300, metadata={"Date": None} if kind == "svg" else None)
+    return content.getvalue()
+
+
+def _panel(panel: Axes, curve: Curve, of_runs: Sequence[Points], over: str) -> None:
+    for line in of_runs:
+        marker = "o" if len(line.x) < 40 else ""
+        panel.plot(
+            line.x, line.y, color=line.colour, linestyle=line.dash, linewidth=1.2, marker=marker, markersize=3
+        )
+    if curve.logarithmic:
+        panel.set_yscale("log")
+    panel.set_title(curve.title, fontsize=SMALL, loc="left")
+    panel.set_xlabel(over, fontsize=SMALL)
+    panel.tick_params(which="both", labelsize=SMALL)
+    panel.grid(color="#E4E4E4", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(figure: Figure, runs: Sequence[RecordedRun], drawn: dict[Curve, list[Points]]) -> None:
+    """Name the runs by their folders, as text: markup in a name stays what it is."""
+    panel = figure.axes[0]
+    lines = {line.number: line for of_runs in drawn.values() for line in of_runs}
+    handles = [
+        panel.plot([], [], color=line.colour, linestyle=line.dash)[0] for _, line in sorted(lines.items())
+    ]
+    names = [printable(Path(runs[number].path).resolve().name)[:LONGEST_NAME] for number in sorted(lines)]
+    legend = figure.legend(handles, names, loc="outside lower left", ncols=3, fontsize=SMALL, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)

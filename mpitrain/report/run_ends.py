@@ -1,0 +1,52 @@
+"""How reliable a run was, from its ends (ends.jsonl) and the seconds of its steps."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import numpy as np
+
+from mpitrain.errors import DONE, STOPPED_EARLY
+from mpitrain.report.recorded_run import RunEnd
+
+TIME = "%Y-%m-%d %H:%M:%S %z"
+
+
+class Reliability(NamedTuple):
+    """hours_between_failures: of running; share_trained: steps that count, of the time since the first start.
+
+    NaN is what isn't known.
+    """
+
+    num_failures: int
+    hours_between_failures: float
+    steps_lost: int
+    share_trained: float
+
+
+def reliability(ends: Sequence[RunEnd], step_s: np.ndarray | None) -> Reliability | None:
+    """Return it, or None of a run without ends.
+
+    step_s: seconds of all steps that count, also those since the last end: then the share is too high
+    by these, which is why it is cut at 1.
+    """
+    if not ends:
+        return None
+    failures = [end for end in ends if end.code not in (DONE, STOPPED_EARLY)]
+    spans = [(began, ended) for end in ends if (began := _time(end.began)) and (ended := _time(end.time))]
+    up_s = sum(max(0.0, (ended - began).total_seconds()) for began, ended in spans)
+    whole_s = (spans[-1][1] - spans[0][0]).total_seconds() if spans else 0.0
+    trained_s = float(np.nansum(step_s)) if step_s is not None else 0.0
+    return Reliability(
+        len(failures),
+        up_s / 3600 / len(failures) if failures and up_s else np.nan,
+        sum(end.lost or 0 for end in ends),
+        min(1.0, trained_s / whole_s) if whole_s > 0 else np.nan,
+    )
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return datetime.strptime(text, TIME)
+    except ValueError:
+        return None
