@@ -167,55 +167,83 @@ OTHER_NAMES = {
     "comm.timeout_s": "distributed_timeout_minutes timeout_minutes ddp_timeout",
 }
 OURS = {theirs: ours for ours, names in OTHER_NAMES.items() for theirs in names.split()}
-OTHER_WAYS = {  # what is reached in another way, by the names that it has elsewhere
-    "epochs num_epochs num_train_epochs max_epochs": "a run is as long as run.steps; its first lines say "
-    "how "
-    "many sequences an epoch has",
-    "gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps "
-    "accumulate_grad_batches "
-    "accum_steps batch_accumulation_per_replica": "microbatches that are accumulated follow from "
-    "batch.global / batch.micro / parallel.dp",
-    "resume resume_from_checkpoint load auto_resume load_path continue_training": "the same command "
-    "resumes "
-    "from the newest checkpoint of run.dir",
-    "lora qlora peft adapter lora_r lora_rank lora_alpha": "there are no adapters: all weights are "
-    "trained; "
-    "model.init begins with those of a folder",
-    "mixture blend data_blend data_weights dataset_weights mixture_weights weights": "there are no "
-    "mixtures "
-    "with weights; data.path may be a list of files and folders, read as one",
-    "ema ema_decay use_ema": "there is no average of weights; run.keep_best keeps the best steps",
-    "dpo rlhf reward_model sft": "there is no tuning on preferences or chats; a run predicts each next "
-    "token "
-    "of a text, and model.init begins with a folder's weights",
-    "quantization load_in_8bit load_in_4bit gptq": 'weights are not quantised; precision.compute = "fp8" '
-    "multiplies in 8 bits",
-    "flash_attention use_flash_attn attn_implementation flash_attn sdpa": "the kernel of attention "
-    "follows "
-    "from the device; a run's first lines say which",
-    "backend distributed_backend master_addr master_port nproc_per_node nnodes": "the launcher says "
-    "where "
-    "ranks run: mpirun -n RANKS mpitrain run; messages go over MPI",
-    "deepspeed megatron accelerate": "its settings are keys of parallel, pipeline and memory here; "
-    "mpitrain "
-    "config explains them",
-    "loss_scale initial_loss_scale initial_scale_power grad_scaler": 'precision.compute = "fp16" scales the '
-    "loss, and adapts the scale",
-    "shuffle shuffle_seed": "data.order says how sequences are shuffled, run.seed is the seed",
-    "early_stopping patience callbacks": "a run ends at run.steps; a script can stop it earlier "
-    "(mpitrain.api)",
-    "packing sample_packing pack_sequences": 'data.documents = "packed" puts whole documents side by side, '
-    "each by itself",
-    "train_on_inputs completion_only_loss assistant_only_loss": 'data.source = "chat" trains on answers '
-    "alone; other sources on every next token, but what a loss mask leaves out",
-    "min_lr": "schedule.final is the last learning rate as a share of optimizer.lr",
-    "wandb wandb_project report_to tensorboard mlflow": "metrics.jsonl in the run directory has one "
-    "JSON "
-    "object a step, for any logger",
-    "dropout": 'model.family = "gpt2" has model.embedding_dropout, model.attention_dropout and '
-    "model.residual_dropout; no layer of others drops out",
-}
-INSTEAD = {name: words for names, words in OTHER_WAYS.items() for name in names.split()}
+OTHER_WAYS = (  # what has no key here: its names elsewhere, and what to do instead
+    (
+        "epochs num_epochs num_train_epochs max_epochs",
+        "run.steps is the length of a run; its first lines print the number of sequences of an epoch",
+    ),
+    (
+        "gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps "
+        "accumulate_grad_batches accum_steps batch_accumulation_per_replica",
+        "gradient accumulation follows from batch.global / batch.micro / parallel.dp",
+    ),
+    (
+        "resume resume_from_checkpoint load auto_resume load_path continue_training",
+        "the same command resumes from the newest checkpoint of run.dir",
+    ),
+    (
+        "lora qlora peft adapter lora_r lora_rank lora_alpha",
+        "adapters (LoRA) are not supported, all weights are trained; model.init gives initial weights",
+    ),
+    (
+        "mixture blend data_blend data_weights dataset_weights mixture_weights weights",
+        "[[data.sources]] tables give several sources with weights",
+    ),
+    ("ema ema_decay use_ema", "weights are not averaged (EMA); run.keep_best keeps the best steps"),
+    (
+        "dpo rlhf reward_model",
+        'preference tuning is not supported; data.source = "chat" trains on the answers of conversations',
+    ),
+    (
+        "sft",
+        'data.source = "chat" trains on the answers of conversations; model.init gives initial weights',
+    ),
+    (
+        "quantization load_in_8bit load_in_4bit gptq",
+        'weights are not quantised; precision.compute = "fp8" multiplies in 8 bits',
+    ),
+    (
+        "flash_attention use_flash_attn attn_implementation flash_attn sdpa",
+        "the attention kernel follows from the device; a run's first lines name it",
+    ),
+    (
+        "backend distributed_backend master_addr master_port nproc_per_node nnodes",
+        "the launcher places ranks: mpirun -n RANKS mpitrain run; communication goes over MPI",
+    ),
+    (
+        "deepspeed megatron accelerate",
+        "its settings are keys of parallel, pipeline and memory here; mpitrain config explains them",
+    ),
+    (
+        "loss_scale initial_loss_scale initial_scale_power grad_scaler",
+        'precision.compute = "fp16" scales the loss, and adapts the scale',
+    ),
+    ("shuffle shuffle_seed", "data.order says how sequences are shuffled, run.seed is the seed"),
+    (
+        "early_stopping patience callbacks",
+        "a run ends at run.steps; a script can stop it earlier (mpitrain.api)",
+    ),
+    (
+        "packing sample_packing pack_sequences",
+        'data.documents = "packed" packs whole documents into sequences, without attention between them',
+    ),
+    (
+        "train_on_inputs completion_only_loss assistant_only_loss",
+        'data.source = "chat" trains on answers only; other sources on every token, except where a loss '
+        "mask excludes it",
+    ),
+    ("min_lr", "schedule.final is the last learning rate as a share of optimizer.lr"),
+    (
+        "wandb wandb_project report_to tensorboard mlflow",
+        "metrics.jsonl in the run directory has one JSON object a step, for any logger",
+    ),
+    (
+        "dropout",
+        'model.family = "gpt2" has model.embedding_dropout, model.attention_dropout and '
+        "model.residual_dropout; other families have no dropout",
+    ),
+)
+INSTEAD = {name: words for names, words in OTHER_WAYS for name in names.split()}
 COMMANDS = {  # what others call a command of ours
     "run": "train pretrain finetune resume start launch train.py",
     "generate": "sample infer inference chat predict",

@@ -49,7 +49,7 @@ def explain(error: ImportError | RuntimeError) -> str:
     """Return why mpi4py can't be used, and what to do."""
     reasons = str(error).splitlines()
     if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
-        return "there is no mpi4py; pip install mpi4py"
+        return "mpi4py is not installed; pip install mpi4py"
     if "cannot import name" in reasons[0] and CHOOSE[1] in os.environ:
         return f"mpi4py knows no {CHOOSE[1]}={os.environ[CHOOSE[1]]}; unset it, or set it to mpich or openmpi"
     chosen = "".join(f"; {name} is set to {os.environ[name]}" for name in CHOOSE if name in os.environ)
@@ -65,7 +65,7 @@ def explain(error: ImportError | RuntimeError) -> str:
             f"build mpi4py: {FROM_SOURCE}"
         )
     remedy = _remedy(f"load the MPI that mpi4py was built for, or build it for this one: {FROM_SOURCE}")
-    return f"mpi4py and the MPI library don't belong together: {'; '.join(reasons)}{chosen}; {remedy}"
+    return f"mpi4py and the MPI library don't match: {'; '.join(reasons)}{chosen}; {remedy}"
 
 
 def _tried(reason: str) -> bool:

@@ -22,7 +22,7 @@ def error_of_operation(what: object, error: "MPI.Exception") -> MessageError | D
     """Return what to raise for an error of MPI. what: the operation, or the agreement, that it came to."""
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return MessageError(
-            f"{what}: found a longer message than was due ({error}); "
+            f"{what}: received a longer message than expected ({error}); "
             "all ranks need the same configuration and code"
         )
     text = " ".join(str(error).split())  # MPICH's has a line for each function

@@ -340,7 +340,7 @@ def connect(
         raise _of_all(
             MeshError(
                 f"{launcher} started {size} ranks ({name}), but {found} sees {world.size}: launcher and MPI "
-                "library don't belong together; use the mpirun of this MPI, or srun --mpi with the PMI it "
+                "library don't match; use the mpirun of this MPI, or srun --mpi with the PMI it "
                 "was built for"
             )
         )

@@ -62,7 +62,7 @@ def attempt(factory: str, argument: str, limit_s: float = LIMIT_S) -> str:
         try:
             child.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return f"hadn't ended after {limit_s:.0f} s"
+            return f"did not end within {limit_s:.0f} s"
         finally:
             with suppress(ProcessLookupError):
                 # and what it has started: Open MPI 4 gives a lone process a daemon
@@ -83,7 +83,7 @@ def _text(file: IO[bytes]) -> str:
 def _failure(code: int, errors: str) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
-    last = next((line for line in reversed(errors.splitlines()) if line.strip()), "and said nothing")
+    last = next((line for line in reversed(errors.splitlines()) if line.strip()), "and printed nothing")
     return f"ended with exit code {code}: {last.strip()[:200]}"
 
 
@@ -120,4 +120,4 @@ def _send(num_bytes: int, put: Callable[..., Any], get: Callable[..., Any]) -> N
     MPI.Request.Waitall(requests)
     wrong = int((np.asarray(get(target)) != sent).sum())
     if wrong:
-        sys.exit(f"{wrong:,} of {num_bytes:,} bytes came wrong")
+        sys.exit(f"{wrong:,} of {num_bytes:,} bytes arrived wrong")

@@ -116,7 +116,7 @@ def newest_of(
     if refused:
         why = "; ".join(refused[:MOST_WARNINGS])
         more = f"; and {len(refused) - MOST_WARNINGS:,} more" if len(refused) > MOST_WARNINGS else ""
-        more += "; earlier ones weren't looked at" * (len(refused) < len(committed))
+        more += "; earlier ones were not checked" * (len(refused) < len(committed))
         what = f"{shown(folder)}: no checkpoint can be used: {why}{more}"
         raise CheckpointError(f"{what}; restore one from a copy, or change run.dir")
     return None

@@ -40,7 +40,7 @@ class Checkpoint:
         try:
             if self._index.step != self.step:
                 raise CheckpointError(
-                    f"{path.name}: {INDEX} is of step {self._index.step}; give the folder its own name again"
+                    f"{path.name}: {INDEX} is of step {self._index.step}; name the folder by it"
                 )
             self.meta: dict = read_meta(self._index.meta, self.step)
         except (CheckpointError, ValueError) as error:

@@ -137,15 +137,15 @@ def commit(
         _digest_shared_chunks(tmp, arrays, sizes)
         if expected not in ("", digest := root_digest(arrays)):
             raise CheckpointError(
-                f"{tmp}: the root digest is {digest}, needed {expected}: what was read isn't what was "
-                "written once"
+                f"{tmp}: the root digest is {digest}, needed {expected}: what was read differs "
+                "from what was written"
             )
         each(f"writing the index of {tmp}")
         try:
             write_index(tmp, step_of(tmp), meta, arrays, sizes, about)
         except ForeignError as error:
             raise CheckpointError(f"{tmp}: {error}; the step was not committed") from error
-        each(f"giving {tmp} its name")
+        each(f"renaming {tmp}")
         sync_folder(tmp)
         return publish(tmp)
 

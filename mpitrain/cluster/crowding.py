@@ -30,7 +30,7 @@ def crowded(vendor: str, ranks: int, cores: int) -> str:
     if ranks <= cores or not settings:
         return ""
     return (
-        f"{ranks} ranks on {cores} cores: set {settings}, or waiting ranks keep the cores from working ones"
+        f"{ranks} ranks on {cores} cores: set {settings}, or waiting ranks take the cores from working ones"
     )
 
 
@@ -40,7 +40,7 @@ def many(vendor: str, ranks: int, cores: int) -> str:
     if ranks < MANY or ranks <= cores or not smaller:
         return ""
     settings = " ".join(filter(None, [smaller, _unset(HINTS, vendor)]))
-    return f"{ranks} ranks on {cores} cores: env {settings} mpirun ... takes 8 MB a rank less, and less time"
+    return f"{ranks} ranks on {cores} cores: env {settings} mpirun ... saves 8 MB a rank, and time"
 
 
 def _unset(hints: dict[str, tuple[str, str]], vendor: str) -> str:

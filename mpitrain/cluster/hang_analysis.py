@@ -117,7 +117,7 @@ def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> HangReport:
             lines += _lost(rank_by_number) or _least(rank_by_number)
     for rank in causes[:MOST_NAMED]:
         lines += _owes(rank, rank_by_number)
-    lines += [f"mpitrain: node {name} doesn't answer: it is down, or the network between" for name in silent]
+    lines += [f"mpitrain: node {name} doesn't answer: it is down, or the network to it" for name in silent]
     return HangReport("\n".join(lines), tuple(rank.where.rank for rank in causes))
 
 

@@ -50,7 +50,7 @@ class LeaveRequests:
         if self.num_asked:
             return "it was asked to leave"
         return (
-            f"its time is nearly over, {self.time.end.distance()}" if self.time and self.time.is_over else ""
+            f"its time limit is near, {self.time.end.distance()}" if self.time and self.time.is_over else ""
         )
 
     def describe(self) -> str:

@@ -111,6 +111,6 @@ def _absent() -> str:
     """Name the ranks of this node that don't wait in MPI_Init, for one that does."""
     pids = sorted(elsewhere(STARTING).items())
     missing = [
-        f"rank {rank} has not come: {condition_of(pid, 'it does something else')}" for rank, pid in pids
+        f"rank {rank} has not arrived: {condition_of(pid, 'it does something else')}" for rank, pid in pids
     ]
     return f" ({'; '.join(missing[:MOST_NAMED])})" if missing else ""

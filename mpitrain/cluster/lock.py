@@ -166,7 +166,7 @@ class Lock:
             taken = _linked(mine, path)
             owner = owner if taken else read_owner(path)  # who was first, perhaps gone by now
             if owner is not None and not taken and (owner.token in gone or len(gone) == MOST_GONE):
-                what = f"{shown(path.name)} names one that is gone, again and again"
+                what = f"{shown(path.name)} names a run that has ended, again and again"
                 raise CheckpointError(
                     f"run.dir = {shown(path.parent)}: {what}; see that no run uses the directory, and remove "
                     f"{NAME}*"
@@ -182,7 +182,7 @@ class Lock:
         for path in self.path.parent.glob(f"{NAME}.after-*"):
             with suppress(IsADirectoryError, PermissionError):  # no run has made that
                 path.unlink(missing_ok=True)
-        return f"run.dir was in use by {first}, which is gone: taken over"
+        return f"run.dir was in use by {first}, which has ended: lock taken over"
 
     def _record(self) -> bytes:
         return (

@@ -247,7 +247,7 @@ def read_slot(slot: memoryview) -> Where:
                 meanwhile,
                 saved,
             )
-    return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that said nothing yet", PHASES[0], "")
+    return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that has not reported yet", PHASES[0], "")
 
 
 def _whole(note: memoryview) -> tuple | None:

@@ -64,7 +64,7 @@ def _table(measured: MeasuredMachine, out: str) -> str:
     lacking = [name for name in ("inside", "between") if f"links.{name}" not in figures]
     text = f"{made.name}\n{aligned(rows)}"
     if lacking:
-        text += f"\nlinks {' and '.join(lacking)}: no two ranks have one; those of {base.name} stand there"
+        text += f"\nlinks {' and '.join(lacking)}: no two ranks have such a link; taken from {base.name}"
     text += f"\nstart-up took {made.start_s:.2f} s, until all ranks had met"
     text += f"\n{shown(out)} is written: mpitrain plan --machine {as_argument(out)}"
     if made.disturbed:

@@ -53,9 +53,9 @@ from mpitrain.plan.predict.snapshot_bytes import copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.predict.step_time.advice import advice_for, judge
 from mpitrain.plan.predict.step_time.machine import find_machine
-from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.plan.settings.rule_table import idle_settings
 from mpitrain.planner.layout_request import LayoutRequest
 from mpitrain.planner.run_layout import choose_layout
 from mpitrain.schedules.actions import Action, format_program
@@ -173,7 +173,7 @@ def show_program(
         programs = plan.training.ranks
     if rank is None:
         if traffic:
-            raise ConfigError("--traffic: pipeline ranks send different things; give --rank too")
+            raise ConfigError("--traffic: pipeline ranks send different messages; give --rank, too")
         heads = [f"{what} {number}" for what, number in heads_of(plan.table)]
         texts = (format_program(actions, width, first=f"rank {pp}: ") for pp, actions in enumerate(programs))
         return "\n\n".join([*notes, *heads, *texts])
@@ -222,7 +222,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         regathers = by_regather(plan)
     lines = [
         *said,
-        "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
+        "Memory of each pipeline rank, of its rank with the largest shard; MB are 10**6 bytes:",
         table_of_usage(usages, copies, staged, processes),
         parameter_line(plan),
         parts_table(plan),
@@ -249,15 +249,15 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
 def _compared(key: str, layouts: Mapping[Any, int]) -> list[str]:
     """Say what the rank that holds most has with each value of a key, the rest as it is."""
     values = "; ".join(f"{value} {num_bytes / 1e6:,.2f}" for value, num_bytes in layouts.items())
-    return [f"together by {key}, of the rank that holds most: {values}"]
+    return [f"total MB of the rank with most memory, by {key}: {values}"]
 
 
 def _left_open(plan: Plan) -> str:
     """Say what a run over several nodes may choose, at the price of memory."""
     keys = " and ".join(left_open(plan))
     more = (
-        "as within a node; over several nodes a run may choose what takes more, if it fits: set it to see it "
-        "here"
+        "chosen for one node; over several nodes a run may choose a value that needs more memory: set it "
+        "to see that"
     )
     return f"\n{keys}: {more}" if keys else ""
 

@@ -40,14 +40,14 @@ def _summary(folder: ModelFolder, imported: Imported) -> str:
         f"({read / 1e6 / seconds:,.0f} MB/s); {digest_line(matched, where)}",
     ]
     if matched.ignored:
-        lines.append(f"ignored: {len(matched.ignored):,} tensors that hold nothing of the model")
+        lines.append(f"ignored: {len(matched.ignored):,} tensors that are not part of the model")
     if matched.absent:
         absent = [weight.tensors[0] for weight in matched.absent]
-        lines.append(f"absent, and 0: {listed(absent, 2)}")
+        lines.append(f"missing, set to 0: {listed(absent, 2)}")
     if where.run is None:
         return "\n".join([*lines, f"step {where.step} is in {shown(where.checkpoints)}"])
     if came:
-        lines.append(f"came along: {', '.join(came)}, in {shown(where.run.came_along)}")
+        lines.append(f"also copied: {', '.join(came)}, in {shown(where.run.came_along)}")
     run = as_argument(where.run.config)
     return "\n".join([*lines, f"done: step 0 of {shown(where.run.path)}; train it: mpitrain run {run}"])
 
@@ -62,5 +62,5 @@ def export_step(
         if exported.warning:
             say(exported.warning)
         if names := exported.left_out:
-            say(f"left out: {len(names)} weights for further tokens, as {names[0]}")
+            say(f"left out: {len(names)} weights of multi-token prediction, such as {names[0]}")
     return DONE

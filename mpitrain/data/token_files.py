@@ -100,7 +100,7 @@ def require_ascending(ends: np.ndarray, count: int, path: Path, what: str) -> np
     """Return ends of documents as int64. Raises Damaged unless they ascend up to the number of ids."""
     if ends.size and int(ends[-1]) != count:
         found = f"says that documents end at {int(ends[-1]):,}, there are {count:,} ids"
-        raise Damaged(f"{shown(path)} {found}: {what} and ids don't belong together, or one was cut")
+        raise Damaged(f"{shown(path)} {found}: {what} and ids don't match, or one was cut")
     signed = ends.astype(np.int64)
     if (signed < 0).any() or (np.diff(signed) < 0).any():
         wrong = int(np.argmax(np.append(False, np.diff(signed) < 0)))

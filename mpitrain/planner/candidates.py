@@ -17,8 +17,8 @@ from mpitrain.plan.declared.step_layout import MICROS, ExpertLoad, StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step_model import StepModel
-from mpitrain.plan.settings.idle import can_regather
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.plan.settings.rule_table import can_regather
 from mpitrain.schedules import catalog
 
 LONG = 16384  # positions from which cp is tried

@@ -52,10 +52,10 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.alternatives import zero_line
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.predict.step_time.machine import find_machine
-from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.profile_request import ProfileRequest
+from mpitrain.plan.settings.rule_table import idle_settings
 from mpitrain.training.agreed_layout import agreed_layout
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.corpora import Corpora, PreparedCorpus
@@ -206,7 +206,7 @@ def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> 
     own = os.path.basename(path or "") == here.config.name and os.path.exists(here.metrics)
     if asked or not own or os.path.realpath(here.path) == os.path.realpath(run_dir):
         return []
-    notice = f"{shown(path)} is that of a run directory, and leads to another: run.dir = {shown(run_dir)}"
+    notice = f"{shown(path)} lies in a run directory, but names another: run.dir = {shown(run_dir)}"
     own = as_override("run.dir", str(here.path))
     return [f"{notice}; --set {own} resumes the run in the same folder"]
 

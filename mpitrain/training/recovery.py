@@ -147,10 +147,11 @@ class Recovery:
                 )
         except CheckpointError as error:  # no bad input: what this run has saved
             raise MpitrainError(
-                f"after the spike in step {self._counts.step} there is nothing to go back to: {error.args[0]}"
+                f"after the spike in step {self._counts.step} there is no checkpoint to roll back to: "
+                f"{error.args[0]}"
             ) from error
         self._saver.pass_over(newest_saved.damaged)
-        self._report.say("" if newest_saved.step else "there is no checkpoint to go back to yet")
+        self._report.say("" if newest_saved.step else "there is no checkpoint to roll back to yet")
         return newest_saved.step
 
     def roll_back(self, last: int) -> None:
@@ -166,7 +167,7 @@ class Recovery:
             self._go_back_to(last, self._rundir.checkpoints)
         except CheckpointError as error:
             # no bad input: what this run has saved; the next start finds an earlier one
-            raise MpitrainError(f"step {last}, to go back to, can't be read: {error.args[0]}") from error
+            raise MpitrainError(f"step {last}, to roll back to, can't be read: {error.args[0]}") from error
         self._spikes.rolled_back(spike, last, before)
         counts.sequences = sequences
         self._world.on_first_rank("cutting metrics.jsonl", lambda: self._rundir.truncate_metrics(last))

@@ -559,7 +559,7 @@ class Trainer:
             return self._diverged(reason or last.reason)
         if last.reason:
             self.last_words = (
-                f"step {self.counts.step} could not be saved: run the same command again when it can be"
+                f"step {self.counts.step} could not be saved: fix that, then run the same command to resume"
             )
             return FAILED
         if self.counts.step < self.config.run.steps:
@@ -579,7 +579,7 @@ class Trainer:
 
     def _diverged(self, reason: str) -> int:
         self.memory.end()
-        advice = "lower optimizer.lr, or check the data, and run the same command again"
+        advice = "lower optimizer.lr, or check the data, and run the same command to resume"
         self.last_words = f"diverged: {reason}; the last good checkpoint is kept: {advice}"
         return FAILED
 

@@ -90,7 +90,7 @@ def with_origin_of_run(given: LoadedConfig, before: LoadedConfig) -> Beginning:
             f"is resumed from its own checkpoint; choose another run.dir, or leave {KEY} out"
         )
     gone = bool(recorded) and not is_there(recorded)
-    said = f"{KEY} = {shown(recorded)} isn't there any more; the run needs it no longer"
+    said = f"{KEY} = {shown(recorded)} no longer exists; the run doesn't need it any more"
     return Beginning(given, [said] * gone)
 
 

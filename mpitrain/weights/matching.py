@@ -137,7 +137,7 @@ class Matched:
     absent: weights that it lacks, which are 0 then: biases of routers, none of which is there.
     head: the tensor of a tied model's head, if it lies there besides: its numbers are the
     embedding's.
-    ignored: names of tensors that hold nothing of the model.
+    ignored: names of tensors that are not part of the model.
     """
 
     weights: tuple[Weight, ...]
@@ -213,7 +213,7 @@ def _require_like(folder: ModelFolder, name: str, weight: Weight) -> None:
 
 
 def _ignored(names: Iterable[str], plan: Plan, kind: ModelType, further: int) -> set[str]:
-    """Return the names of tensors that hold nothing of the model, by what the family says of them."""
+    """Return the names of tensors that are not part of the model, by what the family says of them."""
     patterns = [*IGNORED, *kind.ignored]
     ignored = {name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)}
     stored = family_of(plan.config.model).weight_names[FORMAT].values()

@@ -19,9 +19,9 @@ WAYS = pytest.mark.parametrize(
         ("host", ""),
         ("crashes", "was killed by SIGSEGV"),
         ("aborts", "was killed by SIGABRT"),
-        ("comes_wrong", "ended with exit code 1: 1,048,576 of 1,048,576 bytes came wrong"),
+        ("comes_wrong", "ended with exit code 1: 1,048,576 of 1,048,576 bytes arrived wrong"),
         ("is_not_there", "ended with exit code 1: RuntimeError: no HIP GPUs are available"),
-        ("ends_early", "ended with exit code 0: and said nothing"),
+        ("ends_early", "ended with exit code 0: and printed nothing"),
     ],
 )
 
@@ -136,7 +136,7 @@ def test_how_a_child_ended_is_reported(factory, expected):
 def test_a_child_that_hangs_is_ended_with_all_that_it_started(tmp_path):
     from mpitrain.comm.device.gpu_probe import attempt
 
-    assert attempt("trials:hangs", str(tmp_path / "pid"), limit_s=3.0) == "hadn't ended after 3 s"
+    assert attempt("trials:hangs", str(tmp_path / "pid"), limit_s=3.0) == "did not end within 3 s"
     for_ever = Path(f"/proc/{(tmp_path / 'pid').read_text()}/cmdline")
     ends = time.monotonic() + patience(10)
     while for_ever.exists() and for_ever.read_bytes():  # of a zombie it is empty

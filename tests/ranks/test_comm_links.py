@@ -123,7 +123,7 @@ def test_a_message_longer_than_was_due_is_named_whoever_finds_it(mesh, looks):
                 getattr(pending, looks)()
         except MessageError as error:
             said = str(error)
-    found = "F3 for stage 1 from rank 0 of links: found a longer message than was due" in said
+    found = "F3 for stage 1 from rank 0 of links: received a longer message than expected" in said
     agree(axis.comm, mesh.rank != 1 or found, said)
 
 

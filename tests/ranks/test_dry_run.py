@@ -425,19 +425,20 @@ def test_a_machine_that_cannot_be_used_is_refused(tmp_path, words, message):
 PLANTS = [
     (
         "1,all_gather,0.5",
-        r"on (axis )?tp: (found a longer message than was due|rank [01] of all sent operation \d+ of \d+ "
+        r"on (axis )?tp: (received a longer message than expected|rank [01] of all sent operation \d+ of \d+ "
         r"bytes, due was operation)",
     ),
     (
         "1,send,2",
-        r"F0 for stage 1 from rank 0 of links: (found a longer message than was due|rank [01] of all sent)",
+        r"F0 for stage 1 from rank 0 of links: (received a longer message than expected"
+        r"|rank [01] of all sent)",
     ),
     (
         "1,send,0.5",
         r"F0 for stage 1 from rank 0 of links: rank [01] of all sent operation \d+ of 512 bytes, due was .* "
         r"of 1024",
     ),
-    ("3,reduce_scatter,2", r"on (axis )?tp: (found a longer message than was due|rank [23] of all sent)"),
+    ("3,reduce_scatter,2", r"on (axis )?tp: (received a longer message than expected|rank [23] of all sent)"),
 ]
 
 

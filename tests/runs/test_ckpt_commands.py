@@ -348,7 +348,7 @@ def test_ranks_share_the_writing(folder):
 def test_what_is_damaged_is_not_made_to_look_whole(folder):
     """New digests would be right for the wrong bytes."""
     flip(folder / "run" / "checkpoints" / "step-00000030" / "shard-00001.h5", 500_000)
-    with pytest.raises(CheckpointError, match="what was read isn't what was written once"):
+    with pytest.raises(CheckpointError, match="what was read differs from what was written"):
         rewrite(
             TeamOfOne(),
             str(folder / "run"),

@@ -109,7 +109,7 @@ def test_a_copy_that_is_another_model_or_has_another_optimiser_is_refused_in_its
     """Nothing of a step is left out in silence, and what was derived from an edited key isn't compared."""
     run = begun(tmp_path / "run", text, **STILL, batch_global=4, run_steps=1, data_sequence=64)
     refused = [
-        ("layers", 1, "has what this model hasn't: blocks.1.attention.k.weight, "),
+        ("layers", 1, "has arrays that this model lacks: blocks.1.attention.k.weight, "),
         ("tied", False, "has no parameters/head.weight; it is not a checkpoint of this model"),
         ("frozen", ["embedding.weight"], "resuming after step 1"),
         ("name", "sgd", "has no sgd/momentum/blocks.0.attention.k.weight, "),

@@ -129,6 +129,6 @@ def test_a_cut_link_ends_the_job_with_a_report(tmp_path, text):
             done = job.wait(LIMIT_S + 20)
             print(tail(done.output, 12))
     assert done.returncode not in (0, None), tail(done.output)
-    assert "waited" in done.output and "doesn't answer: it is down, or the network between" in done.output, (
+    assert "waited" in done.output and "doesn't answer: it is down, or the network to it" in done.output, (
         tail(done.output)
     )

@@ -63,7 +63,7 @@ def test_a_dead_holder_of_this_host_is_taken_over_at_once_and_said(tmp_path):
     left_behind(tmp_path)
     fresh = Lock(tmp_path, never)
     said = fresh.take(nothing)
-    assert "process 4194305" in said and said.endswith("which is gone: taken over")
+    assert "process 4194305" in said and said.endswith("which has ended: lock taken over")
     assert read_owner(tmp_path / NAME).token == fresh.token
     fresh.release()
     assert not list(tmp_path.iterdir())
@@ -423,6 +423,6 @@ def test_a_run_that_was_killed_is_taken_over_and_said(tmp_path):
     done = mpirun(2, MPITRAIN, "run", *given)
     assert (
         done.returncode == 0
-        and "which is gone: taken over" in done.output
+        and "which has ended: lock taken over" in done.output
         and "resuming after step" in done.output
     ), tail(done.output)

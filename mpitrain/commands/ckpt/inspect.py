@@ -123,7 +123,7 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
         yield f"  with          code {known[CODE]}, {', '.join(versions)}, {known['MPI']}"
         yield f"  layout        {known['ranks']} ranks on {known['nodes']} nodes, {known['layout']}"
     else:
-        yield "  written by    somebody who didn't say so: version 1 of the format, or no run"
+        yield "  written by    unknown: version 1 of the format, or not by a run"
     if model := [
         f"{key} {shown(settings[f'model.{key}'])}"
         for key in MODEL
@@ -141,7 +141,7 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
         sizes = f"{count} arrays, {numbers / 1e6:.2f} M numbers, {_size(num_bytes)}"
         yield f"  {shown(what):13} {sizes}, {', '.join(sorted(dtypes))}"
     yield f"  root digest   {facts['digest']}"
-    yield f"  to be sure    mpitrain ckpt verify {as_argument(checkpoint.path)}"
+    yield f"  to verify     mpitrain ckpt verify {as_argument(checkpoint.path)}"
 
 
 def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int, set[str]]]:

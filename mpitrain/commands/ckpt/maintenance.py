@@ -45,7 +45,7 @@ def _report(step: int, verified: VerifiedStep | None, sample: float, say: Callab
     _say_some(verified.damages, "", say)
     if verified.fault:
         say(verified.fault)
-    how = "whole" if sample == 1 else f"no damage in {sample:.1%} of the chunks, taken by chance"
+    how = "whole" if sample == 1 else f"no damage in {sample:.1%} of the chunks, sampled at random"
     how = "damaged" if verified.damages else how
     how += ", but no valid HDF5" if verified.fault else ""
     rate = verified.num_bytes / verified.seconds
@@ -93,7 +93,7 @@ def repair(path: str, step: int | None, say: Callable[[str], None]) -> int:
                 if fault := format_fault(folder):
                     rewrite_index(folder)
                     say(
-                        f"step {each}: index.h5 was no valid HDF5 ({fault}); it was written anew, with the "
+                        f"step {each}: index.h5 was no valid HDF5 ({fault}); it was rewritten, with the "
                         "same root digest"
                     )
                 else:
@@ -158,7 +158,7 @@ def prune(
         f"{'left would be' if dry_run else 'left are'} {_steps(left)}"
     )
     if unreadable := retention.unreadable:
-        say(f"left because it can't be read: {_steps(unreadable)}; mpitrain ckpt verify --all says more")
+        say(f"kept, since it can't be read: {_steps(unreadable)}; for details: mpitrain ckpt verify --all")
     return FAILED if refused or unreadable else DONE
 
 

@@ -274,6 +274,6 @@ def _submit(scheduler: Scheduler, path: Path) -> int:
         code = subprocess.run(words, stdin=script if by_input else subprocess.DEVNULL, check=False).returncode
     if code:
         raise MpitrainError(
-            f"{' '.join(scheduler.submit)} {path} ended with exit code {code}; what it wants is said above"
+            f"{' '.join(scheduler.submit)} {path} ended with exit code {code}; see its message above"
         )
     return 0

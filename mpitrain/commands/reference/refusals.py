@@ -1,6 +1,6 @@
-"""The messages that refuse a key, found where the source raises them.
+"""The messages that refuse a key: of the table of rules, and those that the source raises elsewhere.
 
-A message stands in the source as a template. What a run fills in is shown as `...`; text that was
+The latter stand in the source as templates. What a run fills in is shown as `...`; text that was
 put together in the same function is filled in here.
 """
 
@@ -12,7 +12,7 @@ from functools import cache
 
 import mpitrain
 from mpitrain.commands.reference.comments import source_of, tree_of
-from mpitrain.plan.settings.idle import RULES
+from mpitrain.plan.settings.rule_table import RULES
 
 RAISED = (
     "ConfigError",
@@ -28,20 +28,10 @@ LEAST = 20  # characters of a message that say something
 
 
 def refusals_of(key: str) -> list[str]:
-    """Return the messages of the source that name a key, and the rule by which it does nothing."""
+    """Return the messages that name a key in front of what is to be changed."""
     named = re.compile(rf"(?<![\w.]){re.escape(key)}(?![\w.])(?!\.\w)")
-    refusals = [message for message in _messages() if _names(named, message)]
-    refusals += [
-        f"{key} = ... does nothing with ...; leave it out, or {rule.instead}"
-        for rule in RULES
-        if rule.key == key
-    ]
-    return list(dict.fromkeys(refusals))
-
-
-def _names(key: re.Pattern[str], message: str) -> bool:
-    """Return whether a message is about a key: it stands in front of what is to be changed."""
-    return key.search(message.partition(";")[0]) is not None
+    messages = (*(rule.template() for rule in RULES), *_messages())
+    return list(dict.fromkeys(message for message in messages if named.search(message.partition(";")[0])))
 
 
 @cache

@@ -127,8 +127,8 @@ def _legend(first: Played | None) -> str:
     if first is None:
         return ""
     return (
-        "makespan   what a step costs that ends with an update on all ranks\n"
-        "bound      no order of these stages, with this peak, takes less\n"
+        "makespan   time of a step that ends with an update on all ranks\n"
+        "bound      shortest step of any order of these stages with this peak\n"
         "dominated  another schedule takes neither more time nor more stashes\n"
         "bubble     idle share of all ranks, from the beginning to the end of the makespan\n"
         "span       a rank's longest time from first to last computation; bubble rate is of it\n"

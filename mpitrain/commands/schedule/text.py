@@ -60,10 +60,10 @@ def _numbers(played: Played) -> list[str]:
     idle = played.timeline.bubble
     above = played.timeline.makespan / played.bound - 1
     lines = [
-        f"makespan     {number(played.timeline.makespan)}, {number(played.ideal)} of it computing: bubble "
+        f"makespan     {number(played.timeline.makespan)}, of which {number(played.ideal)} compute: bubble "
         f"{idle:.2%}",
-        f"bound        {number(played.bound)}, that no order of these stages takes less than with this "
-        f"peak: {above:.2%} above it",
+        f"bound        {number(played.bound)}, the shortest step of any order with this peak: "
+        f"{above:.2%} above it",
         f"span         {number(played.span)}, a rank's longest time from first to last computation: bubble "
         f"rate {played.bubble_rate:.4f}",
         f"peak         {number(max(played.peak_stashes))} stashes of a rank's whole share of "
@@ -112,8 +112,8 @@ def _proof(played: Played) -> str:
     proof = played.proof
     if proof is None:
         return (
-            "not proved here: too large to wait for; `mpitrain check`, and every run, prove it before the "
-            "first message"
+            "not proved here: the schedule is too large; `mpitrain check` and every run prove it before "
+            "the first message"
         )
     return (
         f"proved: {proof.num_actions} instructions complete and in order, {proof.num_messages} messages "

@@ -96,7 +96,7 @@ class ModelType:
     architecture: the class in transformers, of `architectures`.
     fields: of config.json, without those that every one has. What none of them looks at is refused
     afterwards, unless it is HARMLESS.
-    ignored: patterns (re.fullmatch) of names of tensors that hold nothing of the model.
+    ignored: patterns (re.fullmatch) of names of tensors that are not part of the model.
     prefix: names of tensors may lack it, all of them alike.
     """
 

@@ -14,8 +14,8 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import held_by
 from mpitrain.plan.predict.pool_sizes import needed_by
 from mpitrain.plan.predict.schedule_promises import idle_schedule, more_than, most_bytes
-from mpitrain.plan.settings.idle import can_regather
 from mpitrain.plan.settings.resolve import with_reduce
+from mpitrain.plan.settings.rule_table import can_regather
 
 STAGES = (0, 1, 2, 3)
 COPIES = "both copies of a stage are summed first, once a step, and their gradients are whole until then"
@@ -85,8 +85,7 @@ def zero_line(given: Config, resolved: ResolvedConfig) -> str:
         return ""
     ranks = f"parallel.dp = {resolved.parallel.dp} and parallel.cp = {resolved.parallel.cp}"
     return (
-        f"parallel.zero = {given.parallel.zero} divides nothing with {ranks}, so the run takes parallel.zero "
-        "= 0"
+        f"parallel.zero = {given.parallel.zero} divides nothing with {ranks}; the run uses parallel.zero = 0"
     )
 
 
@@ -128,8 +127,8 @@ def _costs_of_use(plan: Plan) -> list[str]:
         return []
     held = f"holds {more / 1e6:,.2f} MB more than" if more else "holds as much as"
     return [
-        f'parallel.gather = "use" {held} "step" here, which sends less, too: the two blocks that are lent at '
-        "once, such as embedding and head, are most of a rank's weights"
+        f'parallel.gather = "use" {held} "step" here, although "step" sends less: two blocks are whole at '
+        "the same time, such as embedding and head, and they are most of a rank's weights"
     ]
 
 
@@ -141,9 +140,9 @@ def _costs_of_each(plan: Plan) -> list[str]:
     saved = max(_whole_gradients(plan, rank) - _lent(plan, rank) for rank in range(parallel.pp))
     if saved > 0 or (parallel.zero >= 2 and plan.num_microbatches == 1):
         return []
-    why = "so many buckets are lent at once; a smaller comm.bucket_mb lends less"
+    why = "it has several whole buckets at the same time; a smaller comm.bucket_mb needs less"
     if not parallel.zero:
-        why = "the sums of gradients are whole, too"
+        why = "the sums of gradients are also whole"
     more = f"holds {-saved / 1e6:,.2f} MB more" if saved else "saves nothing"
     statement = f'parallel.reduce = "microbatch" with parallel.zero = {parallel.zero} {more} than "step" here'
     return [f"{statement}, and sends gradients {plan.num_microbatches} times a step: {why}"]
@@ -207,11 +206,10 @@ def idle_regather(plan: Plan, bytes_by_value: Mapping[str, int]) -> list[str]:
     if not bytes_by_value or bytes_by_value["true"] < bytes_by_value["false"]:
         return []
     held = more_than(bytes_by_value["true"] - bytes_by_value["false"])
-    why = "the most is held where no block's input waits, such as in the head"
+    why = "memory peaks where no block's input is kept, such as in the head"
     if plan.config.memory.offload in ("activations", "all"):
         why = (
-            "inputs that are kept wait in host memory, which they take less of; on the device one block "
-            "has its input either way"
+            "kept inputs are in host memory, where it saves; the device has the input of one block either way"
         )
     return [f"parallel.regather = true {held} false here, and sends more: {why}"]
 
@@ -238,12 +236,10 @@ def idle_recompute(plan: Plan, bytes_by_mode: dict[str, int]) -> list[str]:
 def _reason_to_keep(plan: Plan) -> str:
     if any(action.kind == "I" for program in plan.shortest.training.ranks for action in program):
         return (
-            "what waits for its weight gradients isn't recomputed, and most memory is that; a schedule such "
-            "as 1f1b waits less"
+            "most memory is kept for weight gradients, and is not recomputed; a schedule such as 1f1b keeps "
+            "less of it"
         )
-    return (
-        "one block with all that it keeps is more than the stage's blocks keep without; its stages are short"
-    )
+    return "recomputing one block needs more than the stage's few blocks keep without"
 
 
 def _reason(plan: Plan, stage: int) -> str:
@@ -254,30 +250,29 @@ def _reason(plan: Plan, stage: int) -> str:
     """
     if stage == 1 and plan.config.memory.offload in ("optimizer", "all"):
         offload = plan.config.memory.offload
-        return f'what it divides is in host memory (memory.offload = "{offload}"), and is less there'
+        return f'the state it divides is in host memory (memory.offload = "{offload}"), where it saves'
     if plan.table.copies > 1:
         return COPIES
     if plan.config.experts.count and any(
         action.kind == "I" for program in plan.shortest.training.ranks for action in program
     ):
         return (
-            "rows of experts can come in rounds, and a backward for inputs adds those after the first; so "
-            "their gradients are whole from it to the backward for weights; a schedule that doesn't divide "
-            "backwards, such as 1f1b, lends less"
+            "experts' rows can come in rounds, so that their gradients are whole from the backward for "
+            "inputs to that for weights; a schedule that doesn't split backwards, such as 1f1b, needs less"
         )
     if plan.config.experts.count and not divided_experts(plan.config):
         return (
             f"no two ranks have the same experts (parallel.ep = {plan.config.parallel.ep}), so nothing of "
-            "them is divided, and what a microbatch adds to the gradients of a block is beside their sums; "
-            "with a smaller parallel.ep, ranks divide them"
+            "them is divided, and a microbatch's gradients are kept besides their sums; a smaller "
+            "parallel.ep lets ranks divide them"
         )
     if stage == 3:
         return (
-            "the weights that are lent, of two neighbours at most, such as embedding and head on one rank, "
-            "are more than what is divided; more data ranks divide more"
+            "the weights gathered at the same time, of up to two neighbouring blocks, such as embedding and "
+            "head on one rank, are more than what is divided; more data-parallel ranks divide more"
         )
     return (
-        "the buckets that are lent, two neighbours at most, are more than what is divided; more data ranks "
-        f"divide more, and a smaller comm.bucket_mb (here {plan.config.comm.bucket_mb:g}) lends less, down "
-        "to one block"
+        "the whole gradient buckets, up to two neighbours, are more than what is divided; more "
+        f"data-parallel ranks divide more, and a smaller comm.bucket_mb (here "
+        f"{plan.config.comm.bucket_mb:g}) needs less, down to one block"
     )

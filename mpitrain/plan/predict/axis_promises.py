@@ -74,8 +74,8 @@ def _reason(plan: Plan, axis: str, mine: MemoryUsage, without: MemoryUsage) -> s
     computed = mine.computed - without.computed
     if axis == "experts" and computed > 0:
         return (
-            "rows are counted as the most that a rank takes at once, experts.buffer = "
-            f"{plan.config.experts.buffer:g} times equal loads; a smaller experts.buffer holds less"
+            "its buffer holds experts.buffer = "
+            f"{plan.config.experts.buffer:g} times the rows of equal loads; a smaller one needs less"
         )
     if axis == "pp" and plan.table.copies > 1:
         return (
@@ -90,10 +90,10 @@ def _reason(plan: Plan, axis: str, mine: MemoryUsage, without: MemoryUsage) -> s
         )
     if messages >= lent:
         return (
-            f"windows and buffers of messages take {messages / 1e6:,.2f} MB more, which is more than "
-            "dividing saves; it saves more of a larger model, or of longer sequences"
+            f"communication buffers take {messages / 1e6:,.2f} MB more, which is more than dividing saves; "
+            "it saves more with a larger model or longer sequences"
         )
     return (
-        f"weights and gradients that are lent for one computation take {lent / 1e6:,.2f} MB more, which is "
+        f"weights and gradients that are whole for one computation take {lent / 1e6:,.2f} MB more, which is "
         "more than dividing saves"
     )

@@ -14,7 +14,7 @@ from typing import Any
 from mpitrain.config import Config, flatten, with_values
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.settings.idle import can_regather
+from mpitrain.plan.settings.rule_table import can_regather
 
 Keys = Mapping[str, Any]
 # which of ZeRO's keys does nothing, or is refused, below a stage

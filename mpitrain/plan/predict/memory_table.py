@@ -17,19 +17,19 @@ from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory
 
 MEANING = {
     "weights": "with 16-bit types their fp32 masters, too",
-    "gathered": "lent: whole weights of ZeRO-3, one block and one ahead",
-    "unreduced": "lent: whole gradients until they are reduced",
-    "activations": "kept by microbatches in flight",
-    "recomputed": "made again for one backward",
-    "working": "one block's forward or backward",
-    "messages": "windows, scratch, receives",
+    "gathered": "whole weights of ZeRO-3, of blocks in use and prefetched",
+    "unreduced": "whole gradients, until they are reduced",
+    "activations": "kept for microbatches in flight",
+    "recomputed": "recomputed for one backward",
+    "working": "temporaries of one forward or backward",
+    "messages": "buffers of communication",
     "host": "offloaded",
     COPY: "in host memory",
     "staged": "pinned copies of messages, in host memory",
     "library": "Python, torch, MPI, data",
-    "first uses": "what torch, MPI and HDF5 make then, and keep",
-    "kernels": "oneDNN's, one of each shape in 16 bits",
-    "holes": "of the heap, between tensors",
+    "first uses": "of torch, MPI and HDF5, kept",
+    "kernels": "of oneDNN, one for each shape in 16 bits",
+    "holes": "heap fragmentation",
 }
 OF_A_PROCESS = "library", "first uses", "kernels", "holes"
 STAGED = "staged"
@@ -55,17 +55,17 @@ def table_of_usage(
     columns = [
         (*usage, copy, *process) for usage, copy, process in zip(usages, copies, processes, strict=True)
     ]
-    rows = [("MB of a rank of pp", *map(str, range(len(columns))))]
+    rows = [("MB of pipeline rank", *map(str, range(len(columns))))]
     for name, numbers in zip(names, zip(*columns)):
         if any(numbers):
             rows.append((_meant(name), *map(_shown, numbers)))
     rows.append(("on the device", *(_shown(usage.on_device) for usage in usages)))
-    rows.append(("the process, on a CPU", *(_shown(sum(column)) for column in columns)))
+    rows.append(("process on a CPU", *(_shown(sum(column)) for column in columns)))
     hosted = (on_host(usage, copy) for usage, copy in zip(usages, copies))
     rows.append(("host memory of a process on a GPU", *map(_shown, hosted)))
     if any(staged):
         hosted = (on_host(*rank_bytes) for rank_bytes in zip(usages, copies, staged))
-        rows.append(("host memory, messages staged there", *map(_shown, hosted)))
+        rows.append(("host memory with staged messages", *map(_shown, hosted)))
     return aligned(rows)
 
 
@@ -82,9 +82,7 @@ def parameter_line(plan: Plan) -> str:
         f"gradient {wide}",
         f"moments {of_moments}",
     ]
-    why = (
-        "; where gradients are 16-bit it is 2 less, but sums of microbatches are fp32 here" if masters else ""
-    )
+    why = "; 2 less with 16-bit gradients, but microbatches are summed in fp32 here" if masters else ""
     divided = {0: "nothing", 1: "master and moments", 2: "master, moments and gradient", 3: "all of it"}[
         config.parallel.zero
     ]
@@ -103,14 +101,16 @@ def fit_line(held: Sequence[int], limit: MemoryLimit | None, cheapest: Callable[
     """
     if limit is None:
         return (
-            "whether it fits isn't known: no GPU was looked at; name the machine (run.machine, such as "
-            "h100-80gb), or a limit (memory.limit_gb)"
+            "whether it fits is unknown, since no GPU was found; set run.machine, such as h100-80gb, or "
+            "memory.limit_gb"
         )
     number = limit.ranks
-    who = f"the rank with most memory, of {limit.source},"
+    who = f"memory limit: {limit.source}; the rank with most memory"
     if limit.of_node:
         total = _shown(limit.total_bytes)
-        who = f"{number} rank{'s' if number > 1 else ''} on a node like this one, of {total} MB,"
+        who = (
+            f"memory limit: {total} MB of a node like this one; its {number} rank{'s' if number > 1 else ''}"
+        )
     needed = limit.needed(held)
     verb = "need" if limit.of_node else "needs"
     if needed <= limit.total_bytes:

@@ -58,29 +58,29 @@ def idle_schedule(plan: Plan) -> list[str]:
 def _reason(plan: Plan, mine: MemoryUsage, other: MemoryUsage) -> str:
     """Return why a schedule holds no less than another one, by the rows in which it holds more."""
     if plan.config.pipeline.schedule == "1f1b":
-        return "a step has so few microbatches that all of them are in flight either way"
+        return "a step has so few microbatches that all are in flight either way"
     state = sum(mine[:5]) - sum(other[:5])  # weights, gradients, moments and what is lent of them
     kept = mine.activations - other.activations
     computed = mine.recomputed + mine.working - other.recomputed - other.working
     if kept >= max(state, computed) and kept > 0:
         if plan.config.pipeline.schedule == "seq1f1b":
             return (
-                "keys and values of a sequence's segments are kept, with masks and waiting gradients, until "
-                "its last segment is done; fewer pipeline.segments hold less of them"
+                "keys and values of a sequence's segments, masks and pending gradients are kept until its "
+                "last segment; fewer pipeline.segments keep less of them"
             )
         return (
-            "a backward that is divided keeps both factors of each weight's gradient until that is computed; "
-            "1f1b drops them at once"
+            "a split backward keeps both factors of each weight gradient until that is computed; 1f1b frees "
+            "them at once"
         )
     both_ends = plan.table.rank_of[0] == plan.table.rank_of[plan.table.depth - 1]
     if state >= computed and both_ends:
         return (
-            "one rank has both ends of the model, embedding and head, and the activations that are halved "
-            "are less than these; with longer sequences, or larger microbatches, they are more"
+            "one rank has both ends of the model, embedding and head, and halving activations saves less "
+            "than these take; it saves more with longer sequences or larger microbatches"
         )
     if state >= computed:
-        return "its stages, or the buckets that are lent of them, are larger"
+        return "its stages, or their whole buckets, are larger"
     return (
-        "what one computation works with, such as the loss over the vocabulary, is most of what is held, "
-        "and more waits then"
+        "the temporaries of one computation, such as the loss over the vocabulary, are most of the memory, "
+        "and more is kept at that time"
     )

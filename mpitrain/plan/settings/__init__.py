@@ -6,7 +6,8 @@ fp8_sizes                      the sides of matrices that are multiplied in fp8
 pipeline_table                 the table of the configured schedule, or the user's own
 schedule_choice                pipeline.schedule = "auto", and the times of pipeline.trace
 recompute                      activation recomputation: how many blocks are recomputed together
-idle, log_pace                 keys that would do nothing; how often a step is shown
+rule_table                     which combinations are refused, because of what, and what to take instead
+log_pace                       how often a step is printed
 profile_request                which steps and ranks are profiled
 key_origins                    where the keys that were filled in come from
 identity                       which keys make two runs the same computation

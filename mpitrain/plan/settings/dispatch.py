@@ -13,7 +13,6 @@ experts_near (N ranks). DeepSeek-V3 does so between InfiniBand and NVLink (arXiv
 a node first.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +52,6 @@ def resolve_dispatch(config: ResolvedConfig, num_nodes: int, node_ranks: int) ->
     parallel = config.parallel
     if not experts.count:
         return experts, config.comm
-    _refuse_idle_wire(config)
     chosen = experts.dispatch
     obstacle = _obstacle(parallel, num_nodes, node_ranks)
     if chosen == "hierarchical" and obstacle:
@@ -87,22 +85,6 @@ def _obstacle(parallel: ResolvedParallel, num_nodes: int, node_ranks: int) -> st
             f"parallel.etp = {parallel.etp} divides an expert over several nodes, of {node_ranks} ranks each"
         )
     return ""
-
-
-def _refuse_idle_wire(config: ResolvedConfig) -> None:
-    experts = config.experts
-    parallel = config.parallel
-    wire = f"experts.wire = {json.dumps(experts.wire)}"
-    compute = config.precision.compute
-    if experts.wire and parallel.ep * parallel.etp == 1:
-        raise ConfigError(
-            f"{wire} does nothing with parallel.ep = 1 and etp = 1: no row travels; use parallel.ep = 2, or "
-            "leave it out"
-        )
-    if experts.wire == BF16 and compute in ("bf16", "fp16"):
-        raise ConfigError(
-            f'{wire} sends no less with precision.compute = "{compute}"; use "fp8", or leave it out'
-        )
 
 
 def _refuse_small_buffer(config: ResolvedConfig) -> None:

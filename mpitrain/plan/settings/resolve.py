@@ -3,7 +3,6 @@ together, before anything is built.
 """
 
 import itertools
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,13 +15,8 @@ from mpitrain.config import (
     Batch,
     Config,
     Data,
-    Memory,
     Model,
-    Numerics,
-    Parallel,
     Pipeline,
-    Precision,
-    Run,
 )
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.mixture import weights_by_step
@@ -42,9 +36,8 @@ from mpitrain.plan.division.domains import divided
 from mpitrain.plan.division.sequence import placement_of
 from mpitrain.plan.settings.attention import resolve_attention, with_heads
 from mpitrain.plan.settings.dispatch import resolve_dispatch
-from mpitrain.plan.settings.experts import refuse_unfolded, resolve_experts
+from mpitrain.plan.settings.experts import resolve_experts
 from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
-from mpitrain.plan.settings.idle import refuse_idle_keys, refuse_long_decay, without_idle
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.pipeline_table import (
     chunks_in,
@@ -55,6 +48,7 @@ from mpitrain.plan.settings.pipeline_table import (
     segments_of,
 )
 from mpitrain.plan.settings.profile_request import ProfileRequest
+from mpitrain.plan.settings.rule_table import refuse, without_idle
 from mpitrain.plan.settings.schedule_choice import with_schedule
 from mpitrain.schedules.catalog import chunks_of
 from mpitrain.schedules.limits import MOST_FORWARDS
@@ -97,135 +91,34 @@ def resolve(
     if own is not None:
         require_size_of(own, parallel, batch)
     pipeline = _pipeline(config.pipeline, own, parallel, model.layers)
-    _refuse_rows(config.data, batch, model, parallel)
     _refuse_mixture(config.data, batch)
-    refuse_unfolded(model, experts, parallel, config)
     tables = dict(model=model, attention=attention, experts=experts, parallel=parallel, batch=batch)
     resolved = filled(ResolvedConfig, config, pipeline=pipeline, **tables)
+    _refuse_layout(resolved)
+    _refuse_rows(resolved)
     experts, comm = resolve_dispatch(resolved, num_nodes, node_ranks)
-    _refuse_unsharded(parallel)
     parallel = with_reduce(parallel, msgspec.structs.replace(resolved, experts=experts))
     if config.precision.compute == "fp8":
         width = attention.head_width or model.width // model.heads
         refuse_odd_sides(model, width, config.data.sequence, batch.micro, parallel)
-    _refuse_of_tables(config, parallel)
+    log_pace(config.run)
+    ProfileRequest.read(config.run.profile)
     segments = segments_of(pipeline, own)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
     optimizer = optimizer_kind(config.optimizer).resolve(config.optimizer)
-    resolved = msgspec.structs.replace(
+    return msgspec.structs.replace(
         resolved, experts=experts, parallel=parallel, optimizer=optimizer, comm=comm
     )
-    refuse_idle_keys(resolved)
-    _refuse_regathered_latents(resolved)
-    refuse_long_decay(resolved)
-    return resolved
-
-
-def _refuse_of_tables(config: Config, parallel: ResolvedParallel) -> None:
-    """Raise ConfigError for what tables of their own can't be."""
-    _refuse_idle(config.memory, parallel.zero)
-    _refuse_unkept(config.run)
-    log_pace(config.run)
-    ProfileRequest.read(config.run.profile)
-    _refuse_unrounded(config.precision)
-    _refuse_irreproducible(config, parallel)
-    _refuse_incomparable(config.numerics)
 
 
 def on_one_rank(config: ResolvedConfig) -> ResolvedConfig:
     """Return a resolved configuration for the same model on one rank, in one stage."""
-    experts = msgspec.structs.replace(config.experts, dispatch="auto", wire="")
+    experts = msgspec.structs.replace(config.experts, dispatch="auto")
     alone = ResolvedParallel(dp=1, pp=1, zero=0, reduce="step")
     one = msgspec.structs.replace(
         config, experts=experts, parallel=alone, pipeline=ResolvedPipeline(chunks=1, tail=1)
     )
     return without_idle(one, config)
-
-
-def _refuse_unkept(run: Run) -> None:
-    """Raise ConfigError for a choice of checkpoints to keep that would keep none, or others than it
-    seems to.
-    """
-    for key in ("keep_every", "keep_best"):
-        if (value := getattr(run, key)) and not run.keep:
-            raise ConfigError(
-                f"run.{key} = {value} does nothing with run.keep = 0, which keeps all; set run.keep, the "
-                "newest to keep"
-            )
-    if run.keep_every and (not run.save_every or run.keep_every % run.save_every):
-        raise ConfigError(
-            f"run.keep_every = {run.keep_every} is no multiple of run.save_every = {run.save_every}: few of "
-            "these steps are saved, or none; let it be one"
-        )
-    if run.keep_best and (not run.eval_every or not run.save_every or run.save_every % run.eval_every):
-        raise ConfigError(
-            f"run.keep_best = {run.keep_best} needs a validation at each step that is saved: run.save_every "
-            f"= {run.save_every} is no multiple of run.eval_every = {run.eval_every}; let it be one"
-        )
-
-
-def _refuse_unrounded(precision: Precision) -> None:
-    """Raise ConfigError for a choice of products that are of the type of their sum anyway."""
-    if precision.products != "auto" and precision.compute in ("fp32", "fp64"):
-        raise ConfigError(
-            f'precision.products = "{precision.products}" does nothing with precision.compute = '
-            f'"{precision.compute}", whose products are '
-            "of the type they are summed in; leave it out, or use bf16, fp16 or fp8"
-        )
-
-
-def _refuse_incomparable(numerics: Numerics) -> None:
-    """Raise ConfigError for a step that is computed twice, where two times needn't give the same bits."""
-    if numerics.rerun_every and not numerics.deterministic:
-        raise ConfigError(
-            f"numerics.rerun_every = {numerics.rerun_every} with numerics.deterministic = false: kernels "
-            "that give other bits each time would be found each time; leave one of them out"
-        )
-
-
-def _refuse_irreproducible(config: Config, parallel: ResolvedParallel) -> None:
-    """Raise ConfigError unless sums over ranks are part of the tree that sums over microbatches are."""
-    if config.numerics.reproducible == "run":
-        return
-    if parallel.dp & (parallel.dp - 1):
-        raise ConfigError(
-            f'numerics.reproducible = "layout" with parallel.dp = {parallel.dp}: pairs of ranks, and pairs '
-            "of pairs, are summed; use a "
-            "power of 2"
-        )
-    if parallel.reduce == "microbatch":
-        raise ConfigError(
-            'numerics.reproducible = "layout" sums over microbatches first, parallel.reduce = "microbatch" '
-            "over ranks; leave one out"
-        )
-    if config.precision.reduce != "same":
-        raise ConfigError(
-            f'numerics.reproducible = "layout" with precision.reduce = "{config.precision.reduce}": each '
-            'rank rounds its sum; use "same"'
-        )
-
-
-def _refuse_unsharded(parallel: ResolvedParallel) -> None:
-    """Raise ConfigError unless the data-parallel ranks can divide the state among them as asked."""
-    if parallel.dp_shard and not parallel.zero:
-        raise ConfigError(
-            f"parallel.dp_shard = {parallel.dp_shard} with parallel.zero = 0 divides nothing; set "
-            "parallel.zero to 1, 2 or 3"
-        )
-    for key, least in (("gather", 3), ("ahead", 3)):
-        value = getattr(parallel, key)
-        idle = (getattr(Parallel(), key), "use")
-        if parallel.zero < least and value not in idle:
-            raise ConfigError(
-                f"parallel.{key} = {value!r} does nothing with parallel.zero = {parallel.zero}; set "
-                f"parallel.zero = {least}"
-            )
-    if parallel.dp_shard and parallel.dp % parallel.dp_shard:
-        fitting = ", ".join(str(n) for n in range(1, parallel.dp + 1) if parallel.dp % n == 0)
-        raise ConfigError(
-            f"parallel.dp_shard = {parallel.dp_shard} doesn't divide parallel.dp = {parallel.dp}; use "
-            f"{fitting}"
-        )
 
 
 def with_reduce(parallel: ResolvedParallel, config: ResolvedConfig) -> ResolvedParallel:
@@ -239,74 +132,13 @@ def with_reduce(parallel: ResolvedParallel, config: ResolvedConfig) -> ResolvedP
     return msgspec.structs.replace(parallel, reduce="microbatch" if per_microbatch else "step")
 
 
-def _refuse_idle(memory: Memory, zero: int) -> None:
-    """Raise ConfigError for a key of the memory table that would do nothing."""
-    if memory.every and memory.recompute != "every-k":
-        raise ConfigError(
-            f"memory.every = {memory.every} does nothing with memory.recompute = "
-            f'{json.dumps(memory.recompute)}; set it to "every-k", or '
-            "leave memory.every out"
-        )
-    if memory.recompute == "every-k" and zero == 3 and memory.every != 1:
-        raise ConfigError(
-            'memory.recompute = "every-k" with parallel.zero = 3: weights are fetched and dropped block by '
-            'block, and so blocks are computed again one by one; use memory.recompute = "full"'
-        )
-
-
-def _refuse_unseen(model: ResolvedModel, sequence: int) -> None:
-    """Raise ConfigError for tokens that are never predicted, and for a weight of none."""
-    if model.mtp >= sequence:
-        raise ConfigError(
-            f"model.mtp = {model.mtp} with data.sequence = {sequence}: no position has so many tokens after "
-            f"the next one; use a model.mtp below {sequence}"
-        )
-    if not model.mtp and model.mtp_weight != NEUTRAL["model"]["mtp_weight"]:
-        raise ConfigError(
-            f"model.mtp_weight = {model.mtp_weight} does nothing with model.mtp = 0; leave it out, or set "
-            "model.mtp"
-        )
-
-
-def _refuse_undivided(model: ResolvedModel, sequence: int, parallel: ResolvedParallel) -> None:
-    """Raise ConfigError unless each layer can be divided over the tensor-parallel axis."""
-    tp = parallel.tp
-    if parallel.async_tp and not parallel.sequence:
-        raise ConfigError(
-            "parallel.async_tp = true with parallel.sequence = false: it computes while parts of the "
-            "sequence travel; use parallel.sequence = true, or leave parallel.async_tp out"
-        )
-    for key, number in (("model.heads", model.heads), ("model.ffn", model.ffn)):
-        if number % tp:
-            raise ConfigError(
-                f"{key} = {number} doesn't divide over parallel.tp = {tp}; use a tp that divides it"
-            )
-    if model.kv_heads % tp and tp % model.kv_heads:
-        raise ConfigError(
-            f"model.kv_heads = {model.kv_heads} and parallel.tp = {tp}: one must divide the other, so that "
-            "heads are divided or repeated"
-        )
-    if model.vocab < tp:
-        raise ConfigError(
-            f"model.vocab = {model.vocab} is less than parallel.tp = {tp}; every rank needs a row of the "
-            "embedding"
-        )
+def _refuse_layout(config: ResolvedConfig) -> None:
+    """Raise ConfigError for what the table of rules refuses, and for sequences that cp can't divide."""
+    refuse(config)
+    model, parallel = config.model, config.parallel
     if parallel.cp > 1:
-        placement_of(parallel.context, sequence, parallel.cp, model.heads // tp, max(1, model.kv_heads // tp))
-    if parallel.sequence and sequence // parallel.cp % tp:
-        raise ConfigError(
-            f"data.sequence = {sequence} / parallel.cp = {parallel.cp} doesn't divide over parallel.tp = "
-            f"{tp}; change one of them, or use parallel.sequence = false"
-        )
-
-
-def _refuse_regathered_latents(config: ResolvedConfig) -> None:
-    """Raise ConfigError for latent vectors that would be gathered again: they are narrow, and kept."""
-    if config.parallel.regather and config.attention.kv_rank:
-        raise ConfigError(
-            f"parallel.regather = true with attention.kv_rank = {config.attention.kv_rank}: latent "
-            "attention gathers narrow vectors, which are kept; leave parallel.regather out"
-        )
+        heads, kv_heads = model.heads // parallel.tp, max(1, model.kv_heads // parallel.tp)
+        placement_of(parallel.context, config.data.sequence, parallel.cp, heads, kv_heads)
 
 
 def _refuse_endless(
@@ -528,21 +360,20 @@ def _refuse_skip(data: Data) -> None:
         )
 
 
-def _refuse_rows(data: Data, batch: Batch, model: ResolvedModel, parallel: ResolvedParallel) -> None:
-    """Refuse rows, those of batch.lengths too, that a sequence or a layout doesn't divide into."""
-    _refuse_unseen(model, data.sequence)
-    _refuse_undivided(model, data.sequence, parallel)
-    if batch.lengths and any(SOURCES.find(kind).converse for kind in data.kinds):
+def _refuse_rows(config: ResolvedConfig) -> None:
+    """Refuse rows of batch.lengths that conversations, a sequence or a layout don't divide into."""
+    data, lengths = config.data, config.batch.lengths
+    if lengths and any(SOURCES.find(kind).converse for kind in data.kinds):
         raise ConfigError("batch.lengths with conversations would cut answers; leave it out")
-    for _, length in batch.lengths:
+    for _, length in lengths:
         if data.sequence % length:
             raise ConfigError(
                 f"batch.lengths: data.sequence = {data.sequence} doesn't divide into rows of {length} "
                 "tokens; give lengths that divide it"
             )
+        rows = msgspec.structs.replace(config, data=msgspec.structs.replace(data, sequence=length))
         try:
-            _refuse_unseen(model, length)
-            _refuse_undivided(model, length, parallel)
+            _refuse_layout(rows)
         except ConfigError as error:
             raise ConfigError(f"batch.lengths, rows of {length} tokens: {error.args[0]}") from None
 

@@ -126,7 +126,7 @@ def _judge(reports: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVer
     named = [
         f"rank {rank} on {node}, {_place(event)}" for rank, (node, event, *_) in enumerate(reports) if event
     ]
-    who = "; ".join(named[:MOST_NAMED]) or "no rank alone: messages came that were not those sent"
+    who = "; ".join(named[:MOST_NAMED]) or "no single rank: received messages differ from those sent"
     how = (
         "transient: two of three passes agree, the step uses them"
         if transient

@@ -86,7 +86,7 @@ class Stragglers:
     def summary(self) -> str:
         """Say how often who was slow."""
         times = [f"  {who}, {count} of {self._windows} times" for who, count in self.named.most_common()]
-        return "\n".join(["slow, looked at every so many steps (comm.slow_after):", *times]) if times else ""
+        return "\n".join(["slow, by windows of comm.slow_after steps:", *times]) if times else ""
 
     def _slow_links(self, nodes: Sequence[str]) -> list[str]:
         """Measure links between nodes, and name those that are slow. Alike on all ranks."""

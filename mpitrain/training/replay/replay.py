@@ -285,7 +285,7 @@ class Replay:
         if wrong:
             say(f"not the same bits: the gradient of {shown(wrong[0])}, and {len(wrong) - 1} more")
             return FAILED
-        say("all that this rank gave to others, and all gradients, have the recorded bits")
+        say("all sent messages and all gradients have the recorded bits")
         return DONE
 
 
@@ -294,5 +294,5 @@ def main(path: str, at: str | None, say: Callable[[str], None]) -> int:
     try:
         return Replay(path, at).run(say)
     except bdb.BdbQuit:
-        say("the debugger was left: nothing was compared")
+        say("left the debugger: nothing was compared")
         return FAILED

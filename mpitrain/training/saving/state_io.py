@@ -114,8 +114,8 @@ def _require_same_state(saved: Checkpoint, actor: Actor) -> None:
     weights = {name.partition("/")[2] for name in stored if name.startswith(f"{PARAMETERS}/")}
     if unread := sorted(name for name in weights - own if not name.startswith(FURTHER)):
         raise CheckpointError(
-            f"{shown(saved.path)} has what this model hasn't: {listed(unread, 2)}; put back the keys of the "
-            "model that it was trained with"
+            f"{shown(saved.path)} has arrays that this model lacks: {listed(unread, 2)}; put back the keys "
+            "of the model that it was trained with"
         )
     needed = {f"{what}/{piece.spec.name}" for what, piece, _ in _tensors(actor, actor.gradients.pieces)}
     if lost := sorted(needed - stored):

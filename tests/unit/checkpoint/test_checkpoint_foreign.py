@@ -441,7 +441,7 @@ def test_renamed_step_is_refused_by_name(folder):
     said = []
     with open_latest(folder, warn=said.append) as checkpoint:
         assert (checkpoint.step, checkpoint.meta["step"]) == (10, 10)
-    assert said[0] == "step-00000030: index.h5 is of step 20; give the folder its own name again"
+    assert said[0] == "step-00000030: index.h5 is of step 20; name the folder by it"
     with pytest.raises(CheckpointError, match="is of step 20"):
         open_step(folder, 30)
 

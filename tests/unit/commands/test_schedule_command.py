@@ -111,8 +111,8 @@ def test_text_shows_grid_numbers_and_proof():
         "rank 0 F0 F1 .  .  B0--- .  B1---",
         "rank 1 .  F0 B0--- F1 B1--- .  .",
     ]
-    assert lines[7] == "makespan     9, 6 of it computing: bubble 33.33%"
-    assert lines[8].startswith("bound        7, that no order of these stages takes less than")
+    assert lines[7] == "makespan     9, of which 6 compute: bubble 33.33%"
+    assert lines[8].startswith("bound        7, the shortest step of any order")
     assert lines[13:15] == ["   0       0     3  33.33%          2              2         2", lines[14]]
     assert (
         lines[-1]

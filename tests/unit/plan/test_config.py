@@ -42,7 +42,7 @@ def resolved(*overrides, ranks=1, vocab=256):
             "run.wandb=x",
             "unknown key run.wandb; metrics.jsonl in the run directory has one JSON object a step",
         ),
-        ("gradient_accumulation_steps=4", "follow from batch.global / batch.micro / parallel.dp"),
+        ("gradient_accumulation_steps=4", "gradient accumulation follows from batch.global"),
         ("optimizer.lr=.0001", "optimizer.lr: expected `float`, got `str`: '.0001'; write 0.0001"),
         ("run.steps=1e3", "run.steps: expected `int`, got `float`: 1000.0; write 1000"),
         ("model.layers='12'", "model.layers: expected `int`, got `str`: '12'; write 12"),
@@ -242,7 +242,7 @@ def test_bad_keys_and_values_are_named(override, message):
         (
             ["schedule.name=wsd", "schedule.decay=111"],
             1,
-            "run.steps = 120 and schedule.warmup = 10: 110 steps follow .* use at most 110",
+            "schedule.warmup = 10: 110 of run.steps = 120 follow .* use at most 110",
         ),
     ],
 )
@@ -1175,9 +1175,9 @@ def test_a_list_of_names_and_a_length_of_time_stay_what_they_are():
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("data.mixture", "there are no mixtures with weights; data.path may be a list"),
-        ("lora", "there are no adapters: all weights are trained; model.init begins"),
-        ("training.gradient_accumulation", "follow from batch.global / batch.micro / parallel.dp"),
+        ("data.mixture", "[[data.sources]] tables give several sources with weights"),
+        ("lora", "adapters (LoRA) are not supported, all weights are trained"),
+        ("training.gradient_accumulation", "gradient accumulation follows from batch.global"),
         ("parallel.tensor", "use parallel.tp"),
         ("parallel.pipeline", "use parallel.pp"),
         ("parallel.data", "use parallel.dp"),

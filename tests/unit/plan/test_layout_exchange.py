@@ -12,8 +12,8 @@ from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.division.domains import gather_of
 from mpitrain.plan.predict.link_choices import Machine, axes_between, choose, exchanged, left_open, took
-from mpitrain.plan.settings.idle import idle_settings
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.plan.settings.rule_table import idle_settings
 
 LAYERS = 4
 WIDTH = 64

@@ -90,7 +90,7 @@ def test_a_comment_of_a_program_stays_one():
 @pytest.mark.parametrize("width", [60, 80, 100])
 @pytest.mark.parametrize("number", [1, 2, 16, 64])
 def test_a_table_is_divided_and_keeps_every_number_under_its_title(width, number):
-    titles = ("MB of a rank of pp", *(f"c{column}" for column in range(number)))
+    titles = ("MB of pipeline rank", *(f"c{column}" for column in range(number)))
     rows = [(f"row{row} (and a remark)", *(f"{1000 * row + c:,}" for c in range(number))) for row in range(3)]
     found = {}
     for line in aligned([titles, *rows], width).splitlines():

@@ -13,6 +13,7 @@ from mpitrain.cli import cli
 from mpitrain.commands.reference import comments, refusals, show
 from mpitrain.commands.reference.keys import every_key, in_words, tables
 from mpitrain.errors import ConfigError
+from mpitrain.plan.settings import rule_table
 
 sys.path.append(str(ROOT / "docs"))
 from building import outputs, pages
@@ -81,7 +82,7 @@ def test_families_and_optimisers_say_which_keys_they_have():
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("parallel.dp_shard", "parallel.dp_shard = ... with parallel.zero = 0 divides nothing"),
+        ("parallel.dp_shard", "parallel.dp_shard = ... with parallel.zero = ... divides nothing"),
         ("memory.every", "memory.every = ... does nothing with memory.recompute = ..."),
         ("pipeline.tail", "leave it out, or use one stage"),
         ("model.vocab", "but the tokenizer has ... tokens"),
@@ -89,6 +90,14 @@ def test_families_and_optimisers_say_which_keys_they_have():
 )
 def test_messages_that_refuse_a_key_are_found_in_the_source(key, message):
     assert any(message in each for each in refusals.refusals_of(key)), refusals.refusals_of(key)
+
+
+@pytest.mark.parametrize("rule", rule_table.RULES, ids=lambda rule: rule.key)
+def test_rules_name_keys_that_there_are(rule):
+    named = [
+        match[2] for match in rule_table.KEY.finditer(f"{rule.because} {rule.instead}") if "." in match[2]
+    ]
+    assert {rule.key, *named} <= every_key().keys()
 
 
 def test_a_key_that_others_contain_is_not_taken_for_them():

@@ -1,0 +1,586 @@
+"""The table of rules: which combinations of keys are refused, because of what, and what to take instead.
+
+A rule holds of a resolved configuration, and needs nothing else. Messages, the reference of keys, the
+planner's search and hints read them here. `idle` rules are of keys that would do nothing in a layout:
+whoever sets one expects something of it. A value that asks for something else than the default does is
+refused, whoever it comes from. A default that --set gives is only reported: a file with all keys stays
+one for every layout.
+
+What depends on ranks, nodes, files or a table of the user's own is refused where that is read.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mpitrain.config import NEUTRAL, Config, flatten
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+from mpitrain.origins import NONE, SET, Origins
+from mpitrain.plan.declared.family import family_of, with_experts
+from mpitrain.plan.declared.optimizers import optimizer_kind
+from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.division.domains import divided
+from mpitrain.plan.settings.experts import (
+    fitting_degrees,
+    open_to_token,
+    positions,
+    ranks_of_pipeline_rank,
+    rows_at_once,
+)
+
+KEY = re.compile(r"\{(=?)(\w+(?:\.\w+)?)\}")
+DEFAULTS = Config()
+
+
+def _nothing(config: ResolvedConfig) -> dict[str, Any]:
+    return {}
+
+
+class Rule(NamedTuple):
+    """A combination of keys that is refused.
+
+    key: the key that is refused, as --set takes it.
+    because, instead: templates. `{parallel.tp}` is a key with its value, `{=parallel.tp}` the value alone,
+    `{ranks}` one of `computed`.
+    is_idle: the key does nothing then, and is refused only if it isn't the default.
+    """
+
+    key: str
+    when: Callable[[ResolvedConfig], bool]
+    because: str
+    instead: str
+    computed: Callable[[ResolvedConfig], Mapping[str, Any]] = _nothing
+    is_idle: bool = False
+
+    def refuses(self, config: ResolvedConfig) -> bool:
+        return self.when(config) and not (self.is_idle and _value(config, self.key) == default_of(self.key))
+
+    def reason(self, config: ResolvedConfig) -> str:
+        return _filled(self.because, config, self.computed(config))
+
+    def message(self, config: ResolvedConfig) -> str:
+        return f"{self.reason(config)}; {_filled(self.instead, config, self.computed(config))}"
+
+    def template(self) -> str:
+        """Return the message with `...` for what a configuration fills in."""
+        text = f"{self.because}; {self.instead}"
+        return KEY.sub(lambda match: f"{match[2]} = ..." if "." in match[2] and not match[1] else "...", text)
+
+
+def _filled(template: str, config: ResolvedConfig, computed: Mapping[str, Any]) -> str:
+    def text(match: re.Match[str]) -> str:
+        alone, name = match[1], match[2]
+        if "." not in name:
+            return str(computed[name])
+        value = shown(json.dumps(flatten(config)[name]))
+        return value if alone else f"{name} = {value}"
+
+    return KEY.sub(text, template)
+
+
+def _value(config: ResolvedConfig, key: str) -> Any:
+    table, _, name = key.partition(".")
+    return getattr(getattr(config, table), name)
+
+
+def default_of(key: str) -> Any:
+    """Return the value of a key that nobody set."""
+    table, _, name = key.partition(".")
+    return NEUTRAL.get(table, {}).get(name, getattr(getattr(DEFAULTS, table), name))
+
+
+def idle(key: str, when: Callable[[ResolvedConfig], bool], because: str, instead: str = "") -> Rule:
+    """Return the rule of a key that does nothing with what `because` says.
+
+    instead: what would let it do something.
+    """
+    reason = f"{{{key}}} does nothing with {because}"
+    return Rule(key, when, reason, "leave it out" + f", or {instead}" * bool(instead), is_idle=True)
+
+
+def _has_experts(config: ResolvedConfig) -> bool:
+    return family_of(config.model).experts is not None
+
+
+def _no_experts(key: str, instead: str) -> Rule:
+    """Return the rule of a key that only families with experts have."""
+    return Rule(
+        key,
+        lambda c: not _has_experts(c) and _value(c, key) != default_of(key),
+        f"{{{key}}}: {{model.family}} has no experts",
+        instead,
+        lambda c: dict(families=", ".join(with_experts())),
+    )
+
+
+def _needs_some(name: str) -> Rule:
+    """Return the rule of a number of the table `experts` that can't be 0 in a family with experts."""
+    return Rule(
+        f"experts.{name}",
+        lambda c: _has_experts(c) and not getattr(c.experts, name),
+        f"experts.{name} = 0 in a family with experts; needed 1 or more",
+        "leave it out for the family's own number, or choose another model.family",
+    )
+
+
+def _ranks(config: ResolvedConfig) -> dict[str, Any]:
+    """Return the ranks that experts are spread over, and the degrees that fit."""
+    ranks = ranks_of_pipeline_rank(config.parallel)
+    return dict(ranks=ranks, fitting=fitting_degrees(config.experts.count, ranks, config.parallel.etp))
+
+
+def _spreads_experts(config: ResolvedConfig) -> bool:
+    return config.parallel.ep * config.parallel.etp > 1
+
+
+def _holds_all_rows(config: ResolvedConfig) -> bool:
+    """Return whether one rank has all experts, and room for all rows of a microbatch at once.
+
+    It never needs a second round.
+    """
+    return not _spreads_experts(config) and config.experts.buffer >= 1
+
+
+def _least_buffer(config: ResolvedConfig) -> dict[str, Any]:
+    tokens = config.batch.micro * positions(config, config.parallel)
+    return dict(least=f"{1 / (tokens * config.experts.active):.2g}")
+
+
+def _steps_after_warmup(config: ResolvedConfig) -> int:
+    return max((config.schedule.steps or config.run.steps) - config.schedule.warmup, 0)
+
+
+def _divisors(config: ResolvedConfig) -> dict[str, Any]:
+    dp = config.parallel.dp
+    return dict(divisors=", ".join(str(n) for n in range(1, dp + 1) if dp % n == 0))
+
+
+def _drops_weights(config: ResolvedConfig) -> bool:
+    """Return whether ZeRO-3 is asked for. An unresolved configuration may leave it open."""
+    return (config.parallel.zero or 0) == 3
+
+
+def _is_uneven(key: str, config: ResolvedConfig) -> bool:
+    return bool(_value(config, key) % config.parallel.tp)
+
+
+def _many_stages(config: ResolvedConfig) -> bool:
+    return config.parallel.pp * (config.pipeline.chunks or 1) > 1
+
+
+EXPERTS = (
+    _no_experts("run.routing", "leave it out"),
+    _no_experts("run.expert_load", "leave it out"),
+    _no_experts("parallel.ep", "use {families}"),
+    _no_experts("parallel.etp", "use {families}"),
+    *map(_needs_some, NEUTRAL["experts"]),
+    Rule(
+        "experts.active",
+        lambda c: c.experts.active > c.experts.count,
+        "{experts.active} of {experts.count}",
+        "send a token to fewer, or have more",
+    ),
+    Rule(
+        "experts.groups",
+        lambda c: _has_experts(c) and c.experts.count % c.experts.groups > 0,
+        "{experts.groups} doesn't divide {experts.count}",
+        "use a divisor",
+    ),
+    Rule(
+        "experts.groups_active",
+        lambda c: c.experts.groups_active > c.experts.groups,
+        "{experts.groups_active} of {experts.groups}",
+        "use at most as many",
+    ),
+    Rule(
+        "experts.active",
+        lambda c: _has_experts(c) and c.experts.active > open_to_token(c.experts),
+        "{experts.active}, but {=experts.groups_active} of {=experts.groups} groups have {open} experts",
+        "raise experts.groups_active, or send a token to fewer",
+        lambda c: dict(open=open_to_token(c.experts)),
+    ),
+    Rule(
+        "experts.bias_rate",
+        lambda c: _has_experts(c) and c.experts.balance != "bias" and c.experts.bias_rate is not None,
+        "{experts.bias_rate} does nothing with {experts.balance}",
+        'use "bias"',
+    ),
+    Rule(
+        "experts.balance_weight",
+        lambda c: c.experts.balance == "none" and bool(c.experts.balance_weight),
+        "{experts.balance_weight} does nothing with {experts.balance}",
+        'use "microbatch", "sequence", "global" or "bias"',
+    ),
+    Rule(
+        "run.expert_load",
+        lambda c: bool(c.run.expert_load) and not 1 <= c.run.expert_load <= c.experts.count,
+        "{run.expert_load}: tokens of the most loaded rank over the mean are 1 to {experts.count}",
+        "leave it out for an estimate",
+    ),
+    Rule(
+        "run.expert_load",
+        lambda c: bool(c.run.expert_load and c.experts.replay),
+        "{run.expert_load} with experts.replay, which says how tokens load experts",
+        "leave one out",
+    ),
+    Rule(
+        "parallel.ep",
+        lambda c: ranks_of_pipeline_rank(c.parallel) % (c.parallel.ep * c.parallel.etp) > 0,
+        "parallel.ep x parallel.etp = {=parallel.ep} x {=parallel.etp} doesn't divide "
+        "parallel.tp x parallel.cp x parallel.dp = {=parallel.tp} x {=parallel.cp} x {=parallel.dp} = "
+        "{ranks} ranks, over which experts are folded",
+        "use {fitting}",
+        _ranks,
+    ),
+    Rule(
+        "experts.count",
+        lambda c: c.experts.count % c.parallel.ep > 0,
+        "{experts.count} doesn't divide over {parallel.ep}",
+        "use {fitting}",
+        _ranks,
+    ),
+    Rule(
+        "experts.width",
+        lambda c: c.experts.width % c.parallel.etp > 0,
+        "{experts.width} doesn't divide over {parallel.etp}",
+        "use an etp that divides it",
+    ),
+    Rule(
+        "parallel.sequence",
+        lambda c: _has_experts(c) and c.parallel.tp > 1 and not c.parallel.sequence,
+        "{parallel.sequence} with experts and parallel.tp > 1: each rank sends its own tokens to the experts",
+        "use parallel.sequence = true",
+    ),
+    Rule(
+        "numerics.reproducible",
+        lambda c: c.numerics.reproducible == "layout" and _spreads_experts(c),
+        "{numerics.reproducible} with parallel.ep x parallel.etp > 1: tokens of several ranks meet in one "
+        "product, not in a tree of sums",
+        "use ep = 1",
+    ),
+    Rule(
+        "experts.capacity",
+        lambda c: bool(c.experts.capacity) and c.pipeline.schedule == "seq1f1b",
+        "{experts.capacity} with {pipeline.schedule}: an expert has room for its part of a microbatch, and "
+        "segments come one after another",
+        "leave experts.capacity out, or use another schedule",
+    ),
+    Rule(
+        "optimizer.name",
+        lambda c: _has_experts(c) and optimizer_kind(c.optimizer).whole_matrices,
+        "{optimizer.name} with experts: their matrices are stored together, and it knows single ones",
+        'use "adamw"',
+    ),
+    Rule(
+        "memory.offload",
+        lambda c: _has_experts(c) and c.memory.offload in ("activations", "all"),
+        "{memory.offload} with experts: numbers of rows vary, and buffers in host memory have one length",
+        'use "optimizer", or memory.recompute',
+    ),
+    Rule(
+        "precision.compute",
+        lambda c: _has_experts(c) and c.precision.compute == "fp8",
+        "{precision.compute} with experts: their grouped products have no fp8 yet",
+        'use "bf16"',
+    ),
+    Rule(
+        "experts.buffer",
+        lambda c: (
+            _has_experts(c) and positions(c, c.parallel) > 0 and rows_at_once(c, c.experts, c.parallel) < 1
+        ),
+        "{experts.buffer}: a rank can't receive one token at once",
+        "use {least} or more",
+        _least_buffer,
+    ),
+    idle(
+        "experts.buffer",
+        _holds_all_rows,
+        "{parallel.ep} and {parallel.etp}",
+        "use parallel.ep = 2, or a buffer below 1",
+    ),
+    idle(
+        "experts.wire",
+        lambda c: not _spreads_experts(c),
+        "{parallel.ep} and {parallel.etp}",
+        "use parallel.ep = 2",
+    ),
+    Rule(
+        "experts.wire",
+        lambda c: c.experts.wire == "bf16" and c.precision.compute in ("bf16", "fp16"),
+        "{experts.wire} sends no less with {precision.compute}",
+        'use "fp8", or leave it out',
+    ),
+)
+
+DIVISION = (
+    Rule(
+        "parallel.async_tp",
+        lambda c: c.parallel.async_tp and not c.parallel.sequence,
+        "{parallel.async_tp} with {parallel.sequence}: it computes while parts of the sequence travel",
+        "use parallel.sequence = true, or leave parallel.async_tp out",
+    ),
+    *(
+        Rule(
+            key,
+            partial(_is_uneven, key),
+            f"{{{key}}} doesn't divide over {{parallel.tp}}",
+            "use a tp that divides it",
+        )
+        for key in ("model.heads", "model.ffn")
+    ),
+    Rule(
+        "model.kv_heads",
+        lambda c: c.model.kv_heads % c.parallel.tp > 0 and c.parallel.tp % c.model.kv_heads > 0,
+        "{model.kv_heads} and {parallel.tp}: one must divide the other, to divide or repeat heads",
+        "change one of them",
+    ),
+    Rule(
+        "model.vocab",
+        lambda c: c.model.vocab < c.parallel.tp,
+        "{model.vocab} is less than {parallel.tp}: every rank needs a row of the embedding",
+        "use a smaller tp",
+    ),
+    Rule(
+        "data.sequence",
+        lambda c: (
+            c.parallel.sequence
+            and c.data.sequence % c.parallel.cp == 0
+            and c.data.sequence // c.parallel.cp % c.parallel.tp > 0
+        ),
+        "{data.sequence} / {parallel.cp} doesn't divide over {parallel.tp}",
+        "change one of them, or use parallel.sequence = false",
+    ),
+    Rule(
+        "parallel.dp_shard",
+        lambda c: c.parallel.dp_shard > 0 and c.parallel.zero == 0,
+        "{parallel.dp_shard} with {parallel.zero} divides nothing",
+        "set parallel.zero to 1, 2 or 3",
+    ),
+    Rule(
+        "parallel.dp_shard",
+        lambda c: c.parallel.dp_shard > 0 and c.parallel.dp % c.parallel.dp_shard > 0,
+        "{parallel.dp_shard} doesn't divide {parallel.dp}",
+        "use {divisors}",
+        _divisors,
+    ),
+    idle(
+        "parallel.gather",
+        lambda c: not _drops_weights(c) and c.parallel.gather != "use",
+        "{parallel.zero}",
+        "set parallel.zero = 3",
+    ),
+    idle("parallel.ahead", lambda c: not _drops_weights(c), "{parallel.zero}", "set parallel.zero = 3"),
+    idle("parallel.context", lambda c: c.parallel.cp == 1, "{parallel.cp}", "use parallel.cp = 2"),
+    idle("parallel.async_tp", lambda c: c.parallel.tp == 1, "{parallel.tp}", "use parallel.tp = 2"),
+    idle("parallel.sequence", lambda c: c.parallel.tp == 1, "{parallel.tp}", "use parallel.tp = 2"),
+    idle("parallel.regather", lambda c: c.parallel.tp == 1, "{parallel.tp}", "use parallel.tp = 2"),
+    idle(
+        "parallel.regather",
+        lambda c: not c.parallel.sequence,
+        "{parallel.sequence}",
+        "use parallel.sequence = true",
+    ),
+    idle(
+        "parallel.regather",
+        lambda c: c.parallel.async_tp,
+        "{parallel.async_tp}",
+        "use parallel.async_tp = false",
+    ),
+    idle(
+        "parallel.regather",
+        lambda c: c.memory.recompute in ("full", "every-k"),
+        "{memory.recompute}, which gathers it again already",
+        'use memory.recompute = "selective"',
+    ),
+    idle(
+        "parallel.regather",
+        lambda c: bool(c.attention.kv_rank),
+        "{attention.kv_rank}: latent attention gathers narrow vectors, which are kept",
+    ),
+    idle("pipeline.tail", _many_stages, "{parallel.pp} and {pipeline.chunks}", "use one stage"),
+    idle(
+        "pipeline.weight_memory",
+        lambda c: not c.pipeline.memory_limit,
+        "no pipeline.memory_limit",
+        "set the limit",
+    ),
+    idle("comm.synchronous", lambda c: c.parallel.pp == 1, "{parallel.pp}", "use parallel.pp = 2"),
+)
+
+TRAINING = (
+    Rule(
+        "model.mtp",
+        lambda c: c.model.mtp >= c.data.sequence,
+        "{model.mtp} with {data.sequence}: no position has so many tokens after the next one",
+        "use a model.mtp below {=data.sequence}",
+    ),
+    idle("model.mtp_weight", lambda c: not c.model.mtp, "{model.mtp}", "set model.mtp"),
+    idle("data.val_fraction", lambda c: bool(c.data.val_path), "{data.val_path}", "leave data.val_path out"),
+    idle(
+        "schedule.decay", lambda c: c.schedule.name != "wsd", "{schedule.name}", 'use schedule.name = "wsd"'
+    ),
+    *(
+        idle(
+            key,
+            lambda c: c.schedule.name == "constant",
+            "{schedule.name}",
+            'use schedule.name = "cosine" or "wsd"',
+        )
+        for key in ("schedule.steps", "schedule.final")
+    ),
+    Rule(
+        "schedule.decay",
+        lambda c: c.schedule.name == "wsd" and c.schedule.decay > _steps_after_warmup(c),
+        "{schedule.decay} with {schedule.warmup}: {after} of {steps} follow the warm-up",
+        "use at most {after}",
+        lambda c: dict(
+            after=_steps_after_warmup(c),
+            steps=f"schedule.steps = {c.schedule.steps}"
+            if c.schedule.steps
+            else f"run.steps = {c.run.steps}",
+        ),
+    ),
+    *(
+        idle(
+            key,
+            lambda c: c.spikes.do == "nothing",
+            "{spikes.do}",
+            'use spikes.do = "count", "skip" or "rollback"',
+        )
+        for key in ("spikes.window", "spikes.threshold")
+    ),
+    idle("spikes.most", lambda c: c.spikes.do != "rollback", "{spikes.do}", 'use spikes.do = "rollback"'),
+    *(
+        idle(key, lambda c: not c.run.keep, "{run.keep}, which keeps all", "set run.keep, the newest to keep")
+        for key in ("run.keep_every", "run.keep_best")
+    ),
+    Rule(
+        "run.keep_every",
+        lambda c: c.run.keep_every > 0 and (not c.run.save_every or c.run.keep_every % c.run.save_every > 0),
+        "{run.keep_every} is no multiple of {run.save_every}: few of these steps are saved, or none",
+        "make it a multiple",
+    ),
+    Rule(
+        "run.keep_best",
+        lambda c: (
+            c.run.keep_best > 0
+            and (not c.run.eval_every or not c.run.save_every or c.run.save_every % c.run.eval_every > 0)
+        ),
+        "{run.keep_best} needs a validation at each step that is saved: {run.save_every} is no multiple of "
+        "{run.eval_every}",
+        "make it a multiple",
+    ),
+)
+
+NUMBERS = (
+    idle(
+        "memory.every",
+        lambda c: c.memory.recompute != "every-k",
+        "{memory.recompute}",
+        'use memory.recompute = "every-k"',
+    ),
+    Rule(
+        "memory.recompute",
+        lambda c: (
+            c.memory.recompute == "every-k" and c.memory.every != 1 and c.parallel.zero == 3 and divided(c)
+        ),
+        "{memory.recompute} with {parallel.zero}: weights are fetched and dropped block by block, and blocks "
+        "are recomputed one by one",
+        'use memory.recompute = "full"',
+    ),
+    idle(
+        "precision.products",
+        lambda c: c.precision.compute in ("fp32", "fp64"),
+        "{precision.compute}, whose products have the type of their sums",
+        "use bf16, fp16 or fp8",
+    ),
+    Rule(
+        "numerics.reproducible",
+        lambda c: c.numerics.reproducible == "layout" and c.parallel.dp & (c.parallel.dp - 1) > 0,
+        "{numerics.reproducible} with {parallel.dp}: pairs of ranks, and pairs of pairs, are summed",
+        "use a power of 2",
+    ),
+    Rule(
+        "numerics.reproducible",
+        lambda c: c.numerics.reproducible == "layout" and c.parallel.reduce == "microbatch",
+        "{numerics.reproducible} sums over microbatches first, {parallel.reduce} over ranks",
+        "leave one out",
+    ),
+    Rule(
+        "numerics.reproducible",
+        lambda c: c.numerics.reproducible == "layout" and c.precision.reduce != "same",
+        "{numerics.reproducible} with {precision.reduce}: each rank rounds its sum",
+        'use "same"',
+    ),
+    idle(
+        "precision.reduce",
+        lambda c: c.parallel.dp * c.parallel.cp == 1,
+        "{parallel.dp} and {parallel.cp}",
+        "use parallel.dp = 2",
+    ),
+    Rule(
+        "numerics.rerun_every",
+        lambda c: c.numerics.rerun_every > 0 and not c.numerics.deterministic,
+        "{numerics.rerun_every} with {numerics.deterministic}: kernels that give other bits each time would "
+        "be reported each time",
+        "leave one of them out",
+    ),
+)
+
+RULES = (*EXPERTS, *DIVISION, *TRAINING, *NUMBERS)
+IDLE = tuple(rule for rule in RULES if rule.is_idle)
+
+
+def refuse(config: ResolvedConfig) -> None:
+    """Raise ConfigError for the first rule that refuses a resolved configuration."""
+    for rule in RULES:
+        if rule.refuses(config):
+            raise ConfigError(rule.message(config))
+
+
+def without_idle(config: ResolvedConfig, before: ResolvedConfig) -> ResolvedConfig:
+    """Return a configuration of another layout, without what does nothing there and did before.
+
+    These keys have their default, and aren't refused.
+    """
+    keys = [rule.key for rule in IDLE if rule.when(config) and not rule.when(before)]
+    for table, key in (name.split(".") for name in keys):
+        changed = msgspec.structs.replace(getattr(config, table), **{key: default_of(f"{table}.{key}")})
+        config = msgspec.structs.replace(config, **{table: changed})
+    return config
+
+
+def can_regather(config: ResolvedConfig) -> bool:
+    """Return whether parallel.regather = true would do something in a layout."""
+    return not any(rule.when(config) for rule in IDLE if rule.key == "parallel.regather")
+
+
+def idle_settings(config: ResolvedConfig, origins: Origins = NONE) -> list[str]:
+    """Say which keys of a resolved configuration are set and do nothing, of those that aren't refused.
+
+    origins: of its keys. A default that --set gives is named, too.
+
+    A run before wrote parallel.gather = "use" down whatever its ZeRO was, and a bucket's size is
+    one of several that stages of ZeRO are compared with.
+    """
+    return [*_idle_defaults(config, origins), *_idle_with_zero(config)]
+
+
+def _idle_defaults(config: ResolvedConfig, origins: Origins) -> Iterator[str]:
+    for rule in IDLE:
+        if origins.of(rule.key).kind == SET and rule.when(config):
+            yield rule.reason(config)
+
+
+def _idle_with_zero(config: ResolvedConfig) -> Iterator[str]:
+    parallel = config.parallel
+    if parallel.gather == "use" and parallel.zero < 3:
+        yield f'parallel.gather = "use" does nothing with parallel.zero = {parallel.zero}: weights are whole'
+    if config.comm.bucket_mb != DEFAULTS.comm.bucket_mb and parallel.zero == 3:
+        bucket = f"comm.bucket_mb = {config.comm.bucket_mb:g} does nothing with parallel.zero = 3"
+        yield f"{bucket}: each block is reduced by itself, as it is fetched"
