@@ -123,9 +123,10 @@ class Mesh:
                 axis.account.clock = clock
 
     def listen(self, tap: Tap | None) -> None:
-        """Let a tap hear what is started on every axis from now on; None: nobody."""
+        """Let a tap hear from now on what is started on every axis that it is to hear; None: nobody."""
         for axis in self.axes.values():
-            axis.listen(tap)
+            if axis.carried.heard:
+                axis.listen(tap)
 
     def usage(self) -> dict[str, AxisUsage]:
         """Return what each axis of more than one rank has cost so far, by its name."""

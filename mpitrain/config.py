@@ -483,8 +483,11 @@ class SpikesTable(ConfigTable, frozen=True):
 class RecoveryTable(ConfigTable, frozen=True):
     """Restarts that lose little: copies of the state in memory of the node, beside checkpoints on disk."""
 
-    every: CountOrNone = 0  # steps between copies in memory, for runs on one node; 0: none
-    folder: str = "/dev/shm"  # memory file system of the node for these copies
+    every: CountOrNone = 0  # steps between copies in memory; 0: none
+    folder: str = "/dev/shm"  # memory file system of each node for these copies
+    # the partner of a rank is so many ranks after it, modulo all, and keeps a copy of what only that
+    # rank has; "auto": as many as a node has, where there are several nodes; 0: no partner
+    partner: CountOrNone | Literal["auto"] = "auto"
 
 
 class OptimizerTable(ConfigTable, frozen=True):

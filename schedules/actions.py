@@ -19,7 +19,9 @@
                 has added to it
     PAIR        run the next two together, a forward and a backward, or a part of each: what one
                 waits for is hidden behind the other
-    NORM        global gradient norm
+    COPY        start sending what was copied of the state after the last step to a rank on another
+                node
+    NORM        global gradient norm; waits for all that was started
     UPDATE      optimiser on the owned shard
     SPREAD      send updated parameters back
 
@@ -44,7 +46,7 @@ REPEATED = ("GATHER", "RELEASE")  # as often as it takes; of the others each sta
 OF_GRADIENTS = ("SUM", "REDUCE")
 INDEXED = (*COMPUTE, *SENDS, *RECEIVES, *REPEATED, *OF_GRADIENTS)
 AT_END = ("NORM", "UPDATE", "SPREAD")  # once per step, for all stages of the rank
-PLAIN = (*AT_END, "PAIR")  # without index and stage
+PLAIN = (*AT_END, "PAIR", "COPY")  # without index and stage
 
 
 class Action(NamedTuple):
@@ -119,7 +121,7 @@ def REDUCE(bucket: int, stage: int, microbatch: int | None = None) -> Action:
     return Action("REDUCE", bucket, stage, microbatch)
 
 
-NORM, UPDATE, SPREAD, PAIR = map(Action, PLAIN)
+NORM, UPDATE, SPREAD, PAIR, COPY = map(Action, PLAIN)
 
 # ---------------------------------------------------------------- text
 

@@ -36,10 +36,12 @@ class AxisOperations(NamedTuple):
     """What is started on an axis.
 
     most_bytes: of the largest buffer, if that is known to be small; only speed depends on it.
+    heard: a tap hears what is started.
     """
 
     operations: frozenset[str]
     most_bytes: int | None = None
+    heard: bool = True
 
     def needs_second(self, transport: str) -> bool:
         """Tell whether an axis of several ranks needs a second communicator."""

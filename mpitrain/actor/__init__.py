@@ -8,6 +8,7 @@ update                     NORM, UPDATE and SPREAD
 step_work                  what is under way in a step
 communicators, contexts    the communicators of this rank; what its blocks are given of a microbatch
 stage, stage_state         a pipeline stage: activations in flight; weights and gradients in buckets
+partner_copies             COPY: copies of the state on their way to another node
 reductions                 gradients of data parallelism: all-reduce, reduce-scatter
 step_totals                loss, gradient norm and flags, in two small exchanges
 memory, memory_meter       what this rank holds

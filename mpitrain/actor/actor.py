@@ -9,8 +9,9 @@ for instruction in program:  what stands in the list happens, in this order; `pl
     SEND         starts and returns; all sends are waited for before the update (pipeline_messages.py)
     RECV         waits; the next receives of the list are posted ahead, so that messages don't wait
                  for us
+    COPY         starts sending a copy of the state to another node (partner_copies.py)
     SUM, REDUCE  start the sum of one bucket over one axis (bucket_collectives.py); NORM waits for
-                 all of them (update.py)
+                 all of them, and for COPY (update.py)
 """
 
 import math
@@ -22,6 +23,7 @@ import torch
 
 from mpitrain.actor.bucket_collectives import BucketCollectives
 from mpitrain.actor.memory_meter import Watch
+from mpitrain.actor.partner_copies import PartnerCopies
 from mpitrain.actor.pipeline_messages import PipelineMessages
 from mpitrain.actor.profiler import Profiler
 from mpitrain.actor.reductions import Gradients
@@ -132,6 +134,7 @@ class Actor:
         compute, messages, update = self._compute, self._messages, self._update
         buckets = BucketCollectives(self.stages, self.gradients)
         return {
+            "COPY": update.copy,
             "F": compute.forward,
             "B": compute.backward,
             "I": compute.input_backward,
@@ -170,6 +173,11 @@ class Actor:
     @recorded.setter
     def recorded(self, taker: list | None) -> None:
         self._compute.recorded = taker
+
+    @property
+    def partner_copies(self) -> PartnerCopies | None:
+        """What sends copies of the state to another node; None: no part of it is on one node only."""
+        return self._update.partner_copies
 
     @property
     def shards_here(self) -> dict[str, int]:

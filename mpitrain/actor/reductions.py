@@ -36,6 +36,7 @@ class Gradients:
 
     counted: those of them that count for the norm and are saved here; each element of the model is
     counted by one rank.
+    replicas: by domain, those that are counted here or by another rank of its axis `replicate`.
     waits: see Needed in plan/predict/pool_sizes.py.
     """
 
@@ -62,15 +63,19 @@ class Gradients:
         ]
         self.pieces = [piece for _, _, piece in placed_pieces]
         self.most_bytes = 0  # of rounded copies that are sent, at once
-        self.counted = [
-            piece for number, bucket, piece in placed_pieces if self._counts(number, bucket, piece)
-        ]
+        self.replicas: dict[str, list[ParameterShard]] = {}
+        self.counted: list[ParameterShard] = []
+        for number, bucket, piece in placed_pieces:
+            if self._counts_or_replicates(number, bucket, piece):
+                self.replicas.setdefault(bucket.plan.domain, []).append(piece)
+                if bucket.gradients[0].zero_group.first:
+                    self.counted.append(piece)
         self._begin()
 
-    def _counts(self, number: int, bucket: BucketState, piece: ParameterShard) -> bool:
-        """Return whether this rank counts elements of a bucket, of all ranks that have the same."""
+    def _counts_or_replicates(self, number: int, bucket: BucketState, piece: ParameterShard) -> bool:
+        """Return whether this rank, or another one of its axis `replicate`, counts elements of a bucket."""
         owns_embedding = self.mesh["pp"].rank == self.table.rank_of[0]
-        first = number < self.table.depth and piece.spec.copy == 0 and bucket.gradients[0].zero_group.first
+        first = number < self.table.depth and piece.spec.copy == 0
         return first and (owns_embedding or not bucket.plan.tied)
 
     # ------------------------------------------------------------ a step

@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from mpitrain.actor.actor import Actor
+from mpitrain.actor.partner_copies import CopyExchange
 from mpitrain.actor.step_totals import Measure, Totals
 from mpitrain.actor.uncomputed import Uncomputed
 from mpitrain.cluster.processes import signal_when_parent_ends
@@ -39,8 +40,13 @@ from mpitrain.plan.declared.layer import Layer
 from mpitrain.plan.declared.traffic import Started, Traffic
 from mpitrain.plan.division.stages import StagePlan
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.predict.snapshot_bytes import sent_copy_bytes
 
 META = torch.device("meta")  # shapes without memory
+
+
+def _do_nothing() -> None:
+    """Hear of a copy that has no bytes."""
 
 
 class Rehearsal:
@@ -59,6 +65,7 @@ class Rehearsal:
                 measure=_Nothing(),
             )
         self._microbatches = [Microbatch()] * (plan.table.copies * plan.table.num_microbatches)
+        self._copy_bytes = sent_copy_bytes(plan)
 
     def recipe(self) -> list[Event]:
         """Return what a training step starts and waits for, in order, and between which instructions.
@@ -69,8 +76,7 @@ class Rehearsal:
         """
         self._mesh.script.take()
         for step in (1, 2):
-            with Uncomputed():
-                self._actor.run_step(step, self._microbatches, 0.0)
+            self._run_step(step)
             events = self._mesh.script.take()
         return events
 
@@ -80,9 +86,16 @@ class Rehearsal:
         Of axes of one rank, nothing.
         """
         self._mesh.script.take()
-        with Uncomputed():
-            self._actor.run_step(1, self._microbatches, 0.0)
+        self._run_step(1)
         return _by_axis(self._mesh.script.take())
+
+    def _run_step(self, step: int) -> None:
+        """Run a step that follows one after which the state was copied."""
+        if self._actor.partner_copies is not None:
+            own, partners = (torch.empty(self._copy_bytes, dtype=torch.uint8, device=META) for _ in range(2))
+            self._actor.partner_copies.give(CopyExchange(own, partners, _do_nothing))
+        with Uncomputed():
+            self._actor.run_step(step, self._microbatches, 0.0)
 
     def sent(self) -> dict[str, int]:
         """Return the bytes that a training step sends over each axis, the way that `way` says."""

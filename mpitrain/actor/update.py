@@ -1,8 +1,9 @@
-"""NORM, UPDATE, SPREAD: the end of a step, in which the optimiser updates the weights of a rank."""
+"""COPY, and NORM, UPDATE, SPREAD: the end of a step, in which the optimiser updates the weights of a rank."""
 
 import math
 from collections.abc import Mapping
 
+from mpitrain.actor.partner_copies import PartnerCopies
 from mpitrain.actor.reductions import Gradients
 from mpitrain.actor.stage import Stage
 from mpitrain.actor.step_totals import StepTotals
@@ -13,6 +14,7 @@ from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.norm import norm
 from mpitrain.optim.protocol import Optimizer
 from mpitrain.parallel.zero.shards import Weights
+from mpitrain.plan.axes import COPIES
 from mpitrain.plan.declared.layer import is_loss
 from mpitrain.plan.plan import Plan
 from mpitrain.schedules.actions import Action
@@ -48,10 +50,18 @@ class Update:
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self._totals = totals
+        self.partner_copies = PartnerCopies(mesh[COPIES]) if plan.axes.unreplicated else None
+
+    def copy(self, action: Action, work: Work) -> None:
+        """Start sending the copy that was made after the last step, if there was one."""
+        assert self.partner_copies is not None, "a program with COPY has an axis for it"
+        self.partner_copies.start()
 
     def norm(self, action: Action, work: Work) -> None:
-        """Wait for all sums, and measure the step: loss, gradient norm, what to skip."""
+        """Wait for all sums and copies, and measure the step: loss, gradient norm, what to skip."""
         self._gradients.wait()
+        if self.partner_copies is not None:
+            self.partner_copies.wait()
         self._compare_loads(work)
         counted = (piece.grad for piece in self._gradients.counted if piece.spec.updated)
         parts = self._totals.of(work, self._totals.measure.squares(counted))

@@ -49,7 +49,7 @@ from mpitrain.plan.predict.memory_table import (
 from mpitrain.plan.predict.model_parts import activation_line, parts_table
 from mpitrain.plan.predict.process_memory import processes_memory
 from mpitrain.plan.predict.schedule_promises import idle_schedule
-from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.predict.snapshot_bytes import copy_bytes, memory_copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.predict.step_time.advice import advice_for, judge
 from mpitrain.plan.predict.step_time.machine import find_machine
@@ -211,6 +211,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         usages = predict(plan)
         ranks = range(plan.config.parallel.pp)
         copies = [copy_bytes(plan, rank) for rank in ranks]
+        in_memory = [memory_copy_bytes(plan, rank) for rank in ranks]
         processes = processes_memory(plan, usages)
         held = held_by_ranks(plan, limit.on_gpu) if limit else []
         planned = _planned_from(chosen, num_ranks)
@@ -223,7 +224,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     lines = [
         *said,
         "Memory of each pipeline rank, of its rank with the largest shard; MB are 10**6 bytes:",
-        table_of_usage(usages, copies, staged, processes),
+        table_of_usage(usages, copies, staged, processes, in_memory),
         parameter_line(plan),
         parts_table(plan),
         activation_line(plan),

@@ -19,6 +19,7 @@ experts                    ranks over which the experts of a block are spread: e
                            of tp x cp x dp (plan/settings/experts.py)
 experts_near, experts_far  of these, the ones on this rank's node; those with its place on every
                            node (plan/settings/dispatch.py)
+copies                     ranks with the same place on their nodes, which keep copies of one another's state
 expert_shard,              for experts what shard, replicate and matrix are for the rest
 expert_replicate,
 expert_matrix
@@ -26,6 +27,7 @@ expert_matrix
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mpitrain.comm.base.axis_operations import NOTHING, AxisOperations, carried
 from mpitrain.comm.base.grid import Grid
@@ -39,6 +41,7 @@ from mpitrain.schedules.table import Table
 # bytes that a rank tells all others at the end of a step, or less, and more for each number that
 # layers tell
 TOTALS = 1024
+COPIES = "copies"
 METRIC_BYTES = 320
 # what an axis shared by several ranks carries; `data` and `model` by their size, `cp` by the kind
 # of its attention
@@ -52,6 +55,7 @@ CARRIED = {
     "experts": carried("all_gather", "all_to_all_v"),
     "experts_near": carried("all_to_all_v"),
     "experts_far": carried("all_to_all_v"),
+    COPIES: carried("shift")._replace(heard=False),  # no part of what a step computes
 }
 MEANINGS = {  # for the table at the end of a run: what travels, between which ranks
     "tp": "parts of each layer's activations, between ranks that divide the layers",
@@ -69,6 +73,7 @@ MEANINGS = {  # for the table at the end of a run: what travels, between which r
     "experts": "rows of tokens, between ranks that have other experts of a block",
     "experts_near": "rows of tokens, between ranks of a node with other experts",
     "experts_far": "rows of tokens, between nodes with other experts",
+    COPIES: "copies of the state, from node to node (recovery.every)",
     "expert_shard": "gradients and weights of experts, between ranks that divide them",
     "expert_replicate": "gradients of experts, between ranks that have the same shard",
     "expert_matrix": "parts of experts' matrices for the optimiser, between the ranks that have them",
@@ -101,6 +106,7 @@ class Axes:
     folded: ep, etp, and ranks that divide the state of experts among them; None: there are no
     experts.
     near: ranks of the experts on one node, if rows are sent to nodes first; else 0.
+    partner: so many ranks further on is the one that keeps a copy of a rank's state; 0: none.
     """
 
     grid: Grid
@@ -113,6 +119,7 @@ class Axes:
     num_metrics: int = 0
     folded: tuple[int, int, int] | None = None
     near: int = 0
+    partner: int = 0
 
     def of(self, rank: int) -> dict[str, Sequence[int]]:
         """Return the ranks of each axis that `rank` is on, itself included, in the order of the axis."""
@@ -141,6 +148,7 @@ class Axes:
                 if self.matrices
                 else (rank,),
             }
+            | ({COPIES: self.partners(rank)} if self.partner else {})
             | self._expert_axes(rank)
         )
 
@@ -171,6 +179,30 @@ class Axes:
             domain.matrix: matrix,
         }
 
+    def partners(self, rank: int) -> Sequence[int]:
+        """Return the ranks with the same place on their nodes; each sends copies to the next one."""
+        return range(rank % self.partner, self.grid.size, self.partner)
+
+    def holders(self, rank: int, replicate: str) -> tuple[int, int | None]:
+        """Return the ranks that copy the part of a domain that `rank` has.
+
+        The first of those that have the same, and the first of these on another node; None: there is
+        no such node.
+        """
+        first, *others = self.of(rank)[replicate]
+        near = self.partner or self.grid.size
+        return first, next((other for other in others if other // near != first // near), None)
+
+    @cached_property
+    def unreplicated(self) -> tuple[str, ...]:
+        """The domains of which some part is on one node only, and is sent to another one."""
+        names = [name for name in DOMAINS if self.partner and (self.folded is not None or name != EXPERT)]
+        return tuple(
+            name
+            for name in names
+            if any(self.holders(rank, DOMAINS[name].replicate)[1] is None for rank in range(self.grid.size))
+        )
+
     def _along_pp(self, rank: int, pp: int, others: Sequence[int]) -> tuple[int, ...]:
         """Return the ranks at pipeline ranks `others`, if `pp` is among them; else `rank` alone."""
         stride = self.grid.size // self.grid.degrees["pp"]
@@ -194,6 +226,8 @@ class Axes:
             "kv": self.repeats,
             "matrix": tp * self.divided if self.matrices else 1,
         }
+        if self.partner:
+            sizes[COPIES] = len(self.partners(0)) if self.unreplicated else 1
         if self.folded is not None:
             ep, etp, shards = self.folded
             domain = DOMAINS[EXPERT]
@@ -237,4 +271,18 @@ def axes_of(config: ResolvedConfig, table: Table, tied: bool, num_metrics: int =
         if config.experts.count
         else None,
         near=near_ranks(config),
+        partner=partner_of(config),
     )
+
+
+def partner_of(config: ResolvedConfig) -> int:
+    """Return how many ranks further on a rank's copies are kept; 0: on no other node.
+
+    A layout that is compared with another one can have too few ranks for its partner.
+    """
+    partner = config.recovery.partner
+    parallel = config.parallel
+    num_ranks = parallel.dp * parallel.cp * parallel.tp * parallel.pp
+    if partner == "auto" or not partner or num_ranks % partner:
+        return 0
+    return partner if partner < num_ranks else 0

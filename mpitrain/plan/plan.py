@@ -75,7 +75,8 @@ class Plan:
 
     @cached_property
     def lowered_training(self) -> LoweredPrograms:
-        return program.training(self.config, self.table, self.stages)
+        copies = bool(self.axes.unreplicated)
+        return program.training(self.config, self.table, self.stages, copies=copies)
 
     @cached_property
     def lowered_evaluation(self) -> LoweredPrograms:

@@ -10,7 +10,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import gather_of
 from mpitrain.plan.division.stages import StagePlan
-from mpitrain.schedules.actions import PAIR, RECEIVES, SENDS, SPREAD, Action
+from mpitrain.schedules.actions import COPY, PAIR, RECEIVES, SENDS, SPREAD, Action
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.needs import partner
 from mpitrain.schedules.lowering.reductions import Reduction
@@ -63,8 +63,13 @@ class LoweredPrograms(NamedTuple):
         return Programs(table, self.ranks, proof)
 
 
-def training(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> LoweredPrograms:
-    """Return the programs of a training step. Raises ConfigError for a choice that does nothing."""
+def training(
+    config: ResolvedConfig, table: Table, stages: Sequence[StagePlan], *, copies: bool = False
+) -> LoweredPrograms:
+    """Return the programs of a training step. Raises ConfigError for a choice that does nothing.
+
+    copies: a copy of the state goes to another node.
+    """
     parallel = config.parallel
     _refuse_idle_pairs(config, table)
     reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
@@ -84,6 +89,8 @@ def training(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) 
     )
     if parallel.zero in (1, 2):
         programs = [[*program, SPREAD] for program in programs]
+    if copies:
+        programs = [[COPY, *program] for program in programs]
     return LoweredPrograms(table, programs, reduces, residency, reduce_each)
 
 

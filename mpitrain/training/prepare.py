@@ -45,7 +45,7 @@ from mpitrain.data.tokens import (
     keep_trained,
     num_prepared,
 )
-from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly
+from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly, StorageError
 from mpitrain.inputs import is_there, kind_of, shown
 from mpitrain.origins import PLANNER, KeyOrigin
 from mpitrain.plan.plan import Plan
@@ -63,7 +63,7 @@ from mpitrain.training.going_on import change_of_rate, order_of, prompt_for, sav
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
 from mpitrain.training.run_report import RunReport
-from mpitrain.training.saving.memory_folder import make_memory_folder, memory_folder
+from mpitrain.training.saving.memory_folder import NodeMemory
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
 from mpitrain.training.tokenizing import OneTokenizer
 
@@ -76,7 +76,7 @@ class PreparedRun:
 
     newest: what it resumes from, on disk or in memory.
     saved: the newest on disk.
-    memory: the folder of its copies in memory, None without.
+    memory: where its copies in memory are, None without.
     notes: for the user.
     passed: the place in the data and the spikes of what this start has done so far, with another batch.
     prompt: for a sample of what it trains; on rank 0.
@@ -87,7 +87,7 @@ class PreparedRun:
     corpora: Corpora
     newest: Newest
     saved: Newest
-    memory: Path | None
+    memory: NodeMemory | None
     notes: list[str]
     prompt: str
     passed: tuple[int, dict[str, Any]] | None = None
@@ -178,12 +178,6 @@ def _require_files(plan: Plan, world: World) -> None:
     """Refuse a model.init or a run.machine that can't be read. Collective over all ranks."""
     checkpoints = RunDir(plan.config.run.dir).checkpoints
     world.on_first_rank("looking at model.init", lambda: _require_init(plan, checkpoints))
-    recovery = plan.config.recovery
-    if recovery.every and world.num_nodes > 1:
-        raise ConfigError(
-            f"recovery.every = {recovery.every}: copies in memory are for runs on one node, found "
-            f"{world.num_nodes}; leave it out, or lower run.save_every"
-        )
     if plan.config.run.machine:
         world.on_first_rank("reading run.machine", lambda: _require_machine(plan.config.run.machine))
 
@@ -379,7 +373,7 @@ class _Opening:
             if self.config.run.logs:
                 self._open_logs()
             world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.asked, self.resolved))
-            memory = world.on_first_rank("making a folder in memory", self._memory)
+            memory = self._memory()
         except (InputError, StoppedEarly) as error:
             if world.rank == 0:
                 self.rundir.undo(keep_data=isinstance(error, StoppedEarly))
@@ -405,34 +399,40 @@ class _Opening:
         None of the last step: that has to be saved on disk. Collective over all ranks.
         """
         world = self.world
-        folder = world.on_first_rank("looking into memory", lambda: memory_folder(self.rundir))
-        if folder is None:
+        memory = NodeMemory(world, self.rundir, self.plan.axes.partner)
+        if not memory.is_used():
             return saved
         from mpitrain.training.saving.copied_step import save_copied_step
 
         steps = self.config.run.steps
         try:
-            save_copied_step(world, folder)
+            memory.make(self.config.recovery.folder)
+            self.notes += filter(None, [save_copied_step(memory, saved.step)])
             newest = newest_whole(
                 world,
-                folder,
+                memory.own_folder,
                 self.config.run.verify,
                 needs,
                 self.notes.append,
                 each,
                 lambda step: saved.step < step < steps,
             )
-        except CheckpointError as error:
+        except (CheckpointError, StorageError) as error:
             self.notes.append(f"not from memory: {error.args[0]}")
             return saved
         return newest if newest.step else saved
 
-    def _memory(self) -> Path | None:
-        """Return the folder in memory, made if copies are to be; None if there is none."""
-        recovery = self.config.recovery
-        return (
-            make_memory_folder(self.rundir, recovery.folder) if recovery.every else memory_folder(self.rundir)
-        )
+    def _memory(self) -> NodeMemory | None:
+        """Return where the run is in memory, made if copies are to be; None if it isn't there.
+
+        Collective over all ranks.
+        """
+        memory = NodeMemory(self.world, self.rundir, self.plan.axes.partner)
+        if self.config.recovery.every:
+            memory.make(self.config.recovery.folder)
+        elif not memory.is_used():
+            return None
+        return memory
 
     def _require_steps(self, step: int) -> None:
         """Raise ConfigError for a run that is longer already than asked. Changes nothing."""

@@ -38,7 +38,7 @@ from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import MemoryRow, compared
 from mpitrain.plan.predict.memory_table import compare as compare_memory
 from mpitrain.plan.predict.process_memory import ON_A_GPU, memory_of_process
-from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.predict.snapshot_bytes import copy_bytes, memory_copy_bytes
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.planner.calibration_file import CalibrationFile
@@ -259,7 +259,7 @@ class Trainer:
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.watched = 0  # the step in which activations are counted
         self.saver = saver_of(self.actor, world, self.place, self.rundir, opened.saved, self.report.say)
-        self.memory = MemoryCopies(self.actor, world, self.place, self.rundir, opened.memory, self.report.say)
+        self.memory = MemoryCopies(self.actor, world, self.place, opened.memory, self.report.say)
         self.recovery = Recovery(
             opened, world, self.actor, self.place, self.counts, self.spikes, self.saver, self.report
         )
@@ -387,12 +387,14 @@ class Trainer:
         rank = self.actor.pp.rank
         shards = self.actor.shards_here
         copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
+        in_memory = memory_copy_bytes(self.plan, rank, shards), self.memory.own_bytes
         on_gpu = self.device.type == "cuda"
         staged = 0 if self.mesh.device_aware or not on_gpu else staged_bytes(self.plan, rank)
         predicted = predict(self.plan, shards, on_gpu)[rank]
         measured = measure(self.actor, self.watch)
         process = ON_A_GPU if on_gpu else memory_of_process(self.plan, rank, predicted)
-        rows = compared(predicted, measured, copies, process, self.bare, resident_most, on_gpu, staged)
+        bytes_held = predicted, measured, copies, process, self.bare, resident_most, on_gpu, staged
+        rows = compared(*bytes_held, in_memory)
         self.report.say(compare_memory(rows))
         expected = sum(predicted) + copies[0] + sum(process)
         held = resident_most

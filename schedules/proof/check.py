@@ -126,6 +126,7 @@ def _prove(
     rules.needs_come_first(needs)
     rules.messages_matched(needs)
     rules.gradients_ascend(needs)
+    rules.copy_at_begin(needs, train)
     rules.update_at_end(needs, train)
 
 

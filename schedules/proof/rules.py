@@ -13,6 +13,7 @@ from mpitrain.schedules.actions import (
     ADD_TO_GRADIENTS,
     AT_END,
     COMPUTE,
+    COPY,
     INDEXED,
     PAIR,
     RECEIVES,
@@ -208,7 +209,22 @@ def pairs_fit(needs: Needs) -> None:
                 )
 
 
-# ---------------------------------------------------------------- update
+# ---------------------------------------------------------------- copies, and the update
+
+
+def copy_at_begin(needs: Needs, train: bool) -> None:
+    """Demand that COPY stands at the beginning of all training programs, or in none.
+
+    It has the whole step to travel, and all ranks of its axis start it together.
+    """
+    copies = train and any(COPY in program for program in needs.programs)
+    for rank, program in enumerate(needs.programs):
+        if copies and program[:1] != [COPY]:
+            raise Flaw(ActionPlace(rank, 0), "the program doesn't begin with COPY, which others have")
+        for position, action in enumerate(program):
+            if action == COPY and not (copies and position == 0):
+                needed = "at the beginning" if train else "none"
+                raise Flaw(ActionPlace(rank, position), f"COPY stands out of place: needed {needed}")
 
 
 def update_at_end(needs: Needs, train: bool) -> None:

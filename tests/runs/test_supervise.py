@@ -1,6 +1,6 @@
 """`mpitrain supervise`: ranks are killed with -9 at any moment, and the run ends as if nothing had been.
 
-Copies in memory (recovery.every) are made after every step, checkpoints on disk every tenth one.
+Copies in memory (recovery.every) are made after every step, checkpoints on disk every fifth one.
 MPITRAIN_EFFORT=200 kills as often, over all layouts; by default a few.
 """
 
@@ -31,13 +31,15 @@ from launch import (
     write_text,
 )
 
+from mpitrain.checkpoint.folders import TMP
 from mpitrain.checkpoint.load import steps
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.training.saving.memory_folder import memory_folder, newest_step_in_memory
+from mpitrain.training.saving.memory_folder import memory_folders, named_folder, newest_step_in_memory
 
 KILLS = numbers(range(0 if WITH_LONG else 1, 2), 200)
 STEPS = 16
-WITHOUT = dict(run_steps=STEPS, run_save_every=10, run_eval_every=6)
+SAVE_EVERY = 5
+WITHOUT = dict(run_steps=STEPS, run_save_every=SAVE_EVERY, run_eval_every=6)
 SETTINGS = WITHOUT | dict(recovery_every=1)
 LAYOUTS = [
     (2, dict(parallel_dp=2, parallel_zero=1)),
@@ -63,16 +65,43 @@ def supervised(num_ranks, run_dir, text, settings, *, most=1000):
 
 
 def wait_for_step(job, run_dir, step):
-    job.wait_for(lambda: job.process.poll() is not None or lines_in(run_dir) >= step, 60)
+    job.wait_for(lambda: has_ended(job) or lines_in(run_dir) >= step, 60)
+
+
+def has_ended(job):
+    return job.process.poll() is not None
+
+
+def wait_for_moment(job, run_dir, dice):
+    """Wait for a moment of a step, of a save on disk, or of a start that has no rank in a step yet."""
+    moment = dice.choice(["step", "step", "save", "start"])
+    if moment == "save":
+        last = lines_in(run_dir) + SAVE_EVERY
+        job.wait_for(
+            lambda: has_ended(job) or lines_in(run_dir) > min(last, STEPS - 2) or is_saving(run_dir), 60
+        )
+    if moment == "step":
+        wait_for_step(job, run_dir, dice.randrange(1, STEPS - 2))
+        time.sleep(dice.expovariate(5))
+    if moment == "start":
+        time.sleep(dice.random())
+
+
+def is_saving(run_dir):
+    """Return whether a checkpoint is being written, which is renamed when it is whole."""
+    return any(run_dir.glob(f"checkpoints/*{TMP}"))
 
 
 def kill_some(job, dice):
-    """Kill a rank, two, or mpirun; what ends just now is let go."""
-    victims = [pid for pid in job.ranks() if pid != job.process.pid]
-    count = dice.choice([1, 1, 2])
-    if dice.random() < 0.2:
-        victims = children(job.process.pid)
-    for pid in dice.sample(victims, min(count, len(victims))):
+    """Kill a rank, two, or mpirun, as soon as there is one; what ends just now is let go."""
+    of_launcher = dice.random() < 0.2
+
+    def victims():
+        return children(job.process.pid) if of_launcher else set(job.ranks()) - {job.process.pid}
+
+    job.wait_for(lambda: has_ended(job) or victims(), 60)
+    some = [] if has_ended(job) else sorted(victims())
+    for pid in dice.sample(some, min(dice.choice([1, 1, 2]), len(some))):
         with suppress(ProcessLookupError, AssertionError):
             job.signal(pid, signal.SIGKILL)
 
@@ -89,16 +118,73 @@ def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, text, number):
     whole = run_tiny(num_ranks, tmp_path / "whole", text, **settings)
     assert whole.returncode == 0, tail(whole.output)
     run_dir = tmp_path / "run"
-    with started(0, *supervised(num_ranks, run_dir, text, settings)) as job:
+    # a supervisor that is no fork is none of the ranks
+    with started(0, *supervised(num_ranks, run_dir, text, settings), forked=False) as job:
         for _ in range(2):
-            wait_for_step(job, run_dir, dice.randrange(1, STEPS - 2))
-            time.sleep(dice.expovariate(5))
+            wait_for_moment(job, run_dir, dice)
             kill_some(job, dice)
         done = job.wait(120)
     assert done.returncode == 0, tail(done.output)
     assert loss_lines(run_dir) == loss_lines(tmp_path / "whole"), tail(done.output)
     assert digest_of(run_dir / "checkpoints", STEPS) == digest_of(tmp_path / "whole/checkpoints", STEPS)
     assert not RunDir(run_dir).recovery.exists() and "done" in done.output.splitlines()[-1]
+
+
+NODES = [
+    (2, 1, dict(parallel_dp=2, parallel_zero=1)),
+    (4, 2, dict(parallel_pp=2, parallel_tp=2, pipeline_schedule="zbv", pipeline_chunks=2)),
+    (4, 2, dict(parallel_dp=4, parallel_zero=2, parallel_dp_shard=2)),
+    (4, 1, dict(parallel_dp=2, parallel_zero=3, parallel_pp=2)),
+    (4, 2, dict(parallel_ep=2, parallel_dp=4, model_family="mixtral", model_layers=2, experts_count=4)),
+    (3, 1, dict(parallel_pp=3, model_layers=6)),
+]
+
+
+@pytest.mark.few_cases(2)
+@pytest.mark.parametrize(("num_ranks", "node_ranks", "layout"), NODES)
+def test_a_lost_node_is_restored_from_its_partner(tmp_path, text, num_ranks, node_ranks, layout):
+    """All ranks of a node are killed and its memory is gone; no checkpoint is on disk yet."""
+    settings = SETTINGS | layout | dict(comm_node_ranks=node_ranks, run_save_every=0)
+    whole = run_tiny(num_ranks, tmp_path / "whole", text, **settings)
+    assert whole.returncode == 0, tail(whole.output)
+    run_dir = tmp_path / "run"
+    with started(0, *supervised(num_ranks, run_dir, text, settings), forked=False) as job:
+        wait_for_step(job, run_dir, 5)
+        lose_nodes(job, run_dir, node_ranks, [1])
+        done = job.wait(120)
+    assert done.returncode == 0 and "resuming after step" in done.output, tail(done.output)
+    assert loss_lines(run_dir) == loss_lines(tmp_path / "whole"), tail(done.output)
+    assert digest_of(run_dir / "checkpoints", STEPS) == digest_of(tmp_path / "whole/checkpoints", STEPS)
+
+
+def lose_nodes(job, run_dir, node_ranks, nodes):
+    """Kill all ranks of some nodes and remove their folders."""
+    folder = named_folder(RunDir(run_dir))
+    ranks = [pid for pid in job.ranks() if pid != job.process.pid]
+    for node in nodes:
+        first = node * node_ranks
+        for pid in ranks[first : first + node_ranks]:
+            with suppress(ProcessLookupError, AssertionError):
+                job.signal(pid, signal.SIGKILL)
+    for node in nodes:
+        subprocess.run(["rm", "-rf", str(folder.with_name(f"{folder.name}.{node * node_ranks}"))], check=True)
+
+
+def test_partners_that_die_together_leave_the_checkpoint(tmp_path, text):
+    run_dir = tmp_path / "run"
+    settings = SETTINGS | dict(parallel_dp=4, parallel_zero=1, comm_node_ranks=1)
+    whole = run_tiny(4, tmp_path / "whole", text, **settings)
+    with started(4, MPITRAIN, "run", *tiny(run_dir, text, **settings)) as job:
+        job.wait_for(lambda: steps(run_dir / "checkpoints"), 60)
+        wait_for_step(job, run_dir, lines_in(run_dir) + 2)
+        lose_nodes(job, run_dir, 1, [1, 2])
+        job.wait(60)
+    saved = max(steps(run_dir / "checkpoints"))
+    done = run_tiny(4, run_dir, text, **settings)
+    assert done.returncode == whole.returncode == 0, tail(done.output)
+    assert "of the state: the nodes that had it are gone" in done.output, tail(done.output)
+    assert f"resuming after step {saved} of {run_dir}/checkpoints" in done.output, tail(done.output)
+    assert loss_lines(run_dir) == loss_lines(tmp_path / "whole")
 
 
 def test_what_is_lost_is_the_step_under_way(tmp_path, text):
@@ -111,7 +197,7 @@ def test_what_is_lost_is_the_step_under_way(tmp_path, text):
         job.wait(60)
     step = newest_step_in_memory(RunDir(run_dir))
     assert step in (lines_in(run_dir) - 1, lines_in(run_dir)) and not steps(run_dir / "checkpoints")
-    folder = memory_folder(RunDir(run_dir))
+    (folder,) = memory_folders(RunDir(run_dir))
     done = run_tiny(4, run_dir, text, **settings, parallel_pp=2, parallel_dp=2)  # in another layout
     assert done.returncode == 0 and f"resuming after step {step} of {folder}" in done.output, tail(
         done.output
@@ -129,7 +215,7 @@ def test_what_is_not_this_run_s_is_not_read(tmp_path, text, change):
             job.signal(pid, signal.SIGKILL)
         job.wait(60)
     rundir = RunDir(run_dir)
-    folder = memory_folder(rundir)
+    (folder,) = memory_folders(rundir)
     assert newest_step_in_memory(rundir) >= 2
     try:
         (binary,) = folder.glob("copies-*/shard-0.bin")

@@ -14,7 +14,7 @@ from mpitrain.plan.predict.cheapest_change import cheapest_change
 from mpitrain.plan.predict.gpu_share import GpuShare, may_have_gpus
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL, processes_memory
-from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.predict.snapshot_bytes import copy_bytes, memory_copy_bytes
 from mpitrain.plan.predict.step_time.machine import find_machine, rates_of
 
 USABLE = 0.9  # of a memory that was found: predictions are a little low
@@ -103,7 +103,7 @@ def held_by_ranks(plan: Plan, on_gpu: bool) -> list[int]:
         return [usage.on_device for usage in usages]
     processes = processes_memory(plan, usages)
     return [
-        sum(usage) + copy_bytes(plan, rank) + sum(process)
+        sum(usage) + copy_bytes(plan, rank) + memory_copy_bytes(plan, rank) + sum(process)
         for rank, (usage, process) in enumerate(zip(usages, processes))
     ]
 

@@ -33,6 +33,7 @@ MEANING = {
 }
 OF_A_PROCESS = "library", "first uses", "kernels", "holes"
 STAGED = "staged"
+IN_MEMORY = "copies in memory of the node (recovery.every)"
 UNCOUNTED = "working", STAGED, *OF_A_PROCESS[1:]  # by a run; they are in what is resident
 
 
@@ -46,10 +47,12 @@ def table_of_usage(
     copies: Sequence[int],
     staged: Sequence[int],
     processes: Sequence[ProcessMemory],
+    in_memory: Sequence[int] = (),
 ) -> str:
     """Draw what a rank of each pipeline rank holds, a column each, and together with what its process has.
 
     staged: pinned memory of messages, where MPI can't read a GPU's.
+    in_memory: copies of the state in memory of the node.
     """
     names = *PARTS, COPY, *OF_A_PROCESS
     columns = [
@@ -66,6 +69,8 @@ def table_of_usage(
     if any(staged):
         hosted = (on_host(*rank_bytes) for rank_bytes in zip(usages, copies, staged))
         rows.append(("host memory with staged messages", *map(_shown, hosted)))
+    if any(in_memory):
+        rows.append((IN_MEMORY, *map(_shown, in_memory)))
     return aligned(rows)
 
 
@@ -137,6 +142,7 @@ def compared(
     most: int | None,
     on_gpu: bool = False,
     staged: int = 0,
+    in_memory: tuple[int, int] = (0, 0),
 ) -> list[MemoryRow]:
     """Return what a rank was to hold, and what it has, part by part.
 
@@ -144,6 +150,7 @@ def compared(
     process: predicted.
 
     staged: pinned memory of messages.
+    in_memory: copies of the state in memory of the node, predicted and measured.
 
     bare, most: bytes of the process that no file backs, before it has a model and at most; None:
     nobody knows. What one block works with, first uses, kernels and holes are measured in the last alone.
@@ -159,7 +166,8 @@ def compared(
         if expected or counted
     ]
     resident = on_host(predicted, copies[0], staged) if on_gpu else sum(columns[0])
-    return [*rows, MemoryRow("resident at most", resident, most)]
+    rows.append(MemoryRow("resident at most", resident, most))
+    return [*rows, *([MemoryRow(IN_MEMORY, *in_memory)] if any(in_memory) else [])]
 
 
 def compare(rows: Sequence[MemoryRow]) -> str:

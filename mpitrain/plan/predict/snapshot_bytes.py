@@ -1,8 +1,8 @@
-"""What a rank copies to host memory to save it beside the steps (run.save = "background"): each
-element of the model by one rank.
+"""What a rank copies to host memory: to save it beside the steps (run.save = "background"), each
+element of the model by one rank; and to resume from it after a death (recovery.every), by two.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import itemsizes_of
@@ -10,6 +10,12 @@ from mpitrain.plan.division.domains import domains_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import held_by
 from mpitrain.plan.predict.memory import moment_bytes
+
+GENERATIONS = 2  # the newest copy in memory, and the one before it while that is replaced
+MARKS = 64  # bytes: two marks, and the length of the meta
+META_BYTES = 1 << 20
+ALIGNMENT = 64  # bytes: a cache line, at which each tensor of a copy in memory begins
+DIGEST_BYTES = 64  # at the end of a copy that is sent
 
 
 def copy_bytes(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -> int:
@@ -20,6 +26,49 @@ def copy_bytes(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -
     """
     if plan.config.run.save == "blocking":
         return 0
+    return _state_bytes(plan, rank, domains_of(plan.config), shards)
+
+
+def sent_copy_bytes(plan: Plan) -> int:
+    """Return the bytes that each rank sends to its partner at COPY, as many as the largest copy; 0: none."""
+    names = plan.axes.unreplicated
+    if not names:
+        return 0
+    ranks = range(plan.config.parallel.pp)
+    return DIGEST_BYTES + max(_state_bytes(plan, rank, names, None, ALIGNMENT) for rank in ranks)
+
+
+def memory_copy_bytes(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -> int:
+    """Return the bytes of memory of the node that the copies of a rank take (recovery.every).
+
+    Its own, and those that it keeps for a partner; of the ranks that copy all that they have.
+    """
+    if not plan.config.recovery.every:
+        return 0
+    sent = sent_copy_bytes(plan)
+    others = [name for name in domains_of(plan.config) if name not in plan.axes.unreplicated]
+    if sent:
+        apart = [_state_bytes(plan, rank, [name], shards, ALIGNMENT) for name in others]
+        return 2 * file_bytes(sent) + sum(file_bytes(num_bytes) for num_bytes in apart if num_bytes)
+    return file_bytes(_state_bytes(plan, rank, others, shards, ALIGNMENT))
+
+
+def file_bytes(num_bytes: int) -> int:
+    """Return the bytes of a file of copies of so many bytes each."""
+    return GENERATIONS * (MARKS + META_BYTES + num_bytes)
+
+
+def aligned_bytes(num_bytes: int, alignment: int = ALIGNMENT) -> int:
+    return -(-num_bytes // alignment) * alignment
+
+
+def _state_bytes(
+    plan: Plan, rank: int, names: Collection[str], shards: Mapping[str, int] | None, alignment: int = 1
+) -> int:
+    """Return the bytes of masters and moments of some domains on a rank of one pipeline rank.
+
+    alignment: of each tensor.
+    """
     owns_embedding = rank == plan.table.rank_of[0]
     stages = {number: stage for number, stage in held_by(plan, rank).items() if number < plan.table.depth}
     buckets = [
@@ -30,6 +79,8 @@ def copy_bytes(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -
     ]
     total, (_, wide), moment = 0, itemsizes_of(plan.config), moment_bytes(plan.config)
     for name, domain in domains_of(plan.config).items():
+        if name not in names:
+            continue
         mine = [bucket.weights.layout for bucket in buckets if bucket.plan.domain == name]
         shard_numbers = range(domain.num_shards(plan.config)) if shards is None else (shards[name],)
         runs = (
@@ -38,7 +89,10 @@ def copy_bytes(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -
         )
         total += max(
             sum(
-                n * (wide + spec.updated * num_moments(plan.config.optimizer, spec.group) * moment)
+                aligned_bytes(n * wide, alignment)
+                + spec.updated
+                * num_moments(plan.config.optimizer, spec.group)
+                * aligned_bytes(n * moment, alignment)
                 for spec, n in part
             )
             for part in runs

@@ -4,6 +4,7 @@ resolve                        the whole configuration: degrees, batch, vocabula
 attention, experts, dispatch   what a family left open; how rows travel to experts
 fp8_sizes                      the sides of matrices that are multiplied in fp8
 pipeline_table                 the table of the configured schedule, or the user's own
+partner                        which rank keeps copies of another one's state
 schedule_choice                pipeline.schedule = "auto", and the times of pipeline.trace
 recompute                      activation recomputation: how many blocks are recomputed together
 rule_table                     which combinations are refused, because of what, and what to take instead

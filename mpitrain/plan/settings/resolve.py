@@ -39,6 +39,7 @@ from mpitrain.plan.settings.dispatch import resolve_dispatch
 from mpitrain.plan.settings.experts import resolve_experts
 from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
 from mpitrain.plan.settings.log_pace import log_pace
+from mpitrain.plan.settings.partner import resolve_recovery
 from mpitrain.plan.settings.pipeline_table import (
     chunks_in,
     microbatches_in,
@@ -106,9 +107,9 @@ def resolve(
     segments = segments_of(pipeline, own)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
     optimizer = optimizer_kind(config.optimizer).resolve(config.optimizer)
-    return msgspec.structs.replace(
-        resolved, experts=experts, parallel=parallel, optimizer=optimizer, comm=comm
-    )
+    tables = dict(experts=experts, parallel=parallel, optimizer=optimizer, comm=comm)
+    recovery = resolve_recovery(config.recovery, num_ranks, num_nodes, node_ranks)
+    return msgspec.structs.replace(resolved, recovery=recovery, **tables)
 
 
 def on_one_rank(config: ResolvedConfig) -> ResolvedConfig:
@@ -116,7 +117,11 @@ def on_one_rank(config: ResolvedConfig) -> ResolvedConfig:
     experts = msgspec.structs.replace(config.experts, dispatch="auto")
     alone = ResolvedParallel(dp=1, pp=1, zero=0, reduce="step")
     one = msgspec.structs.replace(
-        config, experts=experts, parallel=alone, pipeline=ResolvedPipeline(chunks=1, tail=1)
+        config,
+        experts=experts,
+        parallel=alone,
+        pipeline=ResolvedPipeline(chunks=1, tail=1),
+        recovery=msgspec.structs.replace(config.recovery, partner=0),
     )
     return without_idle(one, config)
 

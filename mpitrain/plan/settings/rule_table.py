@@ -409,6 +409,12 @@ DIVISION = (
         "no pipeline.memory_limit",
         "set the limit",
     ),
+    idle(
+        "recovery.partner",
+        lambda c: not c.recovery.every,
+        "{recovery.every}",
+        "use recovery.every = 1",
+    ),
     idle("comm.synchronous", lambda c: c.parallel.pp == 1, "{parallel.pp}", "use parallel.pp = 2"),
 )
 

@@ -13,7 +13,7 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.link_choices import Machine, axes_between, choose, left_open
 from mpitrain.plan.predict.memory import predict_rank
 from mpitrain.plan.predict.node_memory import require_gpu_memory
-from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.predict.snapshot_bytes import copy_bytes, memory_copy_bytes
 from mpitrain.training.machine.device_placement import DevicePlacement
 from mpitrain.training.machine.peak_flops import peak_of_all
 
@@ -68,6 +68,7 @@ def _fits(plan: Plan, world: World, placement: DevicePlacement) -> bool:
             return all(world.all_gather("whether whole weights fit", False))
         return all(world.all_gather("whether whole weights fit", True))
     rank = coordinate(world.rank)["pp"]
-    needed = sum(world.of_node("how much they hold", sum(predict_rank(plan, rank)) + copy_bytes(plan, rank)))
+    copied = copy_bytes(plan, rank) + memory_copy_bytes(plan, rank)
+    needed = sum(world.of_node("how much they hold", sum(predict_rank(plan, rank)) + copied))
     node_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return all(world.all_gather("whether whole weights fit", needed <= MOST * node_bytes))

@@ -1,62 +1,230 @@
-"""The checkpoint that a start makes of what an earlier one has copied in memory."""
+"""The checkpoint that a start makes, in memory of each node, of what an earlier one has copied there.
 
+    1  every node says what it has: checkpoints of earlier starts, and parts of the state with steps
+    2  all choose the newest step of which every part is on some node
+    3  ranks write the parts of their node as shards of a checkpoint, and send them to the others
+    4  each node commits it, and removes the copies
+
+A node that is new has nothing at first, and everything in the end.
+"""
+
+import os
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from mpitrain.checkpoint import save
 from mpitrain.checkpoint.dtypes import DTYPES
-from mpitrain.checkpoint.folders import find
+from mpitrain.checkpoint.folders import TMP, find, name_of, publish
 from mpitrain.checkpoint.meta import StepInfo
-from mpitrain.comm.base.world import World
+from mpitrain.checkpoint.shards import file_name
 from mpitrain.errors import CheckpointError
-from mpitrain.inputs import remove, shown
-from mpitrain.training.saving.memory_folder import CopiedStep, copies_in, newest_copied, read_copy
+from mpitrain.inputs import listed, open_regular, shown
+from mpitrain.training.saving.memory_folder import NodeMemory, copied_starts, read_copy
+
+PIECE = 1 << 24  # bytes of a file that are sent at once to each node
 
 
-def save_copied_step(world: World, folder: Path) -> None:
-    """Make a checkpoint, in the same folder, of the newest step that copies hold, and remove these.
+class NodeInventory(NamedTuple):
+    """What a node has in memory. saved: checkpoints by step.
 
-    Do nothing if a checkpoint there is as new. Collective over all ranks; raises CheckpointError
-    alike on all.
+    shards: by the name of a start, how many parts its state has, and the steps of those that are here.
     """
-    copied = world.on_first_rank("looking for copies in memory", lambda: _newer(folder))
-    if copied is None:
-        return
-    tmp = world.on_first_rank("making a folder in memory", lambda: save.begin(folder, copied.step))
+
+    first: int
+    ranks: list[int]
+    saved: dict[int, Path]
+    shards: dict[str, tuple[int, dict[int, set[int]]]]
+
+
+class CopiedStep(NamedTuple):
+    """A step that is in memory.
+
+    start: that has copied it; "": it is a checkpoint already.
+    holders: by the number of a shard, the node that has it, as an index; of a checkpoint one alone.
+    lost: the newest step of a start of which nobody has some shards, and these.
+    """
+
+    step: int
+    start: str
+    holders: dict[int, int]
+    lost: tuple[int, list[int]] | None = None
+
+
+def save_copied_step(memory: NodeMemory, than: int) -> str:
+    """Make a checkpoint on each node of the newest step in memory, if it is later than step `than`.
+
+    Return what is to be said. Collective over all ranks; raises InputError alike on all.
+    """
+    world = memory.world
+    inventories = world.all_gather("looking into memory", _inventory(memory) if memory.leads else None)
+    nodes = [inventory for inventory in inventories if inventory is not None]
+    newest = newest_in(nodes)
+    lost = ""
+    if newest.lost and newest.lost[0] > than:
+        step, shards = newest.lost
+        lost = (
+            f"step {step} in memory lacks part{'s' * (len(shards) > 1)} {listed(shards, 4)} of the state: "
+            "the nodes that had it are gone"
+        )
+    if newest.step > than:
+        if newest.start:
+            _make_checkpoint(memory, nodes, newest)
+        else:
+            _complete_nodes(memory, nodes, newest)
+    return lost
+
+
+def newest_in(nodes: Sequence[NodeInventory]) -> CopiedStep:
+    """Return the newest step that nodes have together; step 0: there is none."""
+    saved = [CopiedStep(max(node.saved), "", {0: index}) for index, node in enumerate(nodes) if node.saved]
+    starts = sorted({start for node in nodes for start in node.shards})
+    copied = [_newest_of(start, nodes) for start in starts]
+    newest = max([*saved, *copied], key=lambda step: step.step, default=CopiedStep(0, "", {}))
+    lost = max((step.lost for step in copied if step.lost), default=None)
+    return newest._replace(lost=lost) if lost and lost[0] > newest.step else newest
+
+
+def _newest_of(start: str, nodes: Sequence[NodeInventory]) -> CopiedStep:
+    """Return the newest step of which what a start has copied is whole.
+
+    Of one under way some parts aren't there yet, and the step before is whole: nothing is lost.
+    """
+    held = [(index, *node.shards[start]) for index, node in enumerate(nodes) if start in node.shards]
+    num_shards = held[0][1]
+    seen = {step for _, _, shards in held for steps in shards.values() for step in steps}
+    for step in sorted(seen, reverse=True):
+        holders = {
+            number: index
+            for index, _, shards in reversed(held)
+            for number, steps in shards.items()
+            if step in steps
+        }
+        if len(holders) == num_shards:
+            return CopiedStep(step, start, holders)
+    there = {number for _, _, shards in held for number in shards}
+    lost = max(seen, default=0), sorted(set(range(num_shards)) - there)
+    return CopiedStep(0, start, {}, lost)
+
+
+def _inventory(memory: NodeMemory) -> NodeInventory:
+    folders = memory.folders()
+    saved: dict[int, Path] = {}
+    for folder in folders:
+        with suppress(CheckpointError):
+            saved |= find(folder)
+    shards = {
+        name: (start.num_shards, {number: steps for number, (_, steps) in start.shards.items()})
+        for name, start in copied_starts(folders).items()
+    }
+    return NodeInventory(memory.first, memory.ranks, saved, shards)
+
+
+def _make_checkpoint(memory: NodeMemory, nodes: Sequence[NodeInventory], copied: CopiedStep) -> None:
+    """Write the shards that this rank is to write, send them to other nodes, and commit the step."""
+    world = memory.world
+    tmp = memory.own_folder / f"{name_of(copied.step)}{TMP}"
+    memory.on_each_node("making a folder in memory", lambda: save.begin(memory.own_folder, copied.step))
+    mine = [
+        number
+        for number, index in copied.holders.items()
+        if world.rank == nodes[index].ranks[number % len(nodes[index].ranks)]
+    ]
+    starts = copied_starts(memory.folders()) if mine or memory.leads else {}
 
     def write() -> None:
-        for number in range(world.rank, copied.num_shards, world.size):
-            save.write_shard(tmp, number, _parts(copied, number))
+        for number in mine:
+            save.write_shard(tmp, number, _parts(starts[copied.start].shards[number][0], number, copied.step))
 
     def commit() -> None:
-        manifest, copies = read_copy(copied, 0)
-        meta = copies.meta(copies.generation_of(copied.step))
-        save.commit(tmp, meta, copied.num_shards, about=StepInfo(manifest.config, manifest.writer))
-        for path in copies_in(folder):
-            remove(path)
+        save.commit(tmp, meta, len(copied.holders), about=about)
 
     world.on_every_rank("writing what was copied", write)
-    world.on_first_rank("committing what was copied", commit)
+    to_others = [node.first for node in nodes if node.first != memory.first]
+    _send(memory, tmp, [tmp / file_name(number) for number in mine], to_others)
+    meta, about = _meta_of(memory, starts, copied, mine)
+    memory.on_each_node("committing what was copied", commit)
+    memory.on_each_node("removing what was copied", memory.remove_copies)
 
 
-def _newer(folder: Path) -> CopiedStep | None:
-    copied = newest_copied(folder)
-    return copied if copied and copied.step > max(find(folder), default=0) else None
+def _meta_of(
+    memory: NodeMemory, starts: Mapping, copied: CopiedStep, mine: Sequence[int]
+) -> tuple[dict, StepInfo]:
+    """Return what the step says besides arrays, of the rank that writes its first shard."""
+    said = None
+    if 0 in mine:
+        manifest, copies = read_copy(starts[copied.start].shards[0][0], 0)
+        meta = copies.meta(copies.generation_of(copied.step))
+        said = meta, manifest.config, manifest.writer
+    found = memory.world.all_gather("what was copied", said)
+    meta, config, writer = next(filter(None, found))
+    return meta, StepInfo(config, writer)
 
 
-def _parts(copied: CopiedStep, number: int) -> dict[str, list[tuple[np.ndarray, save.Extent]]]:
+def _complete_nodes(memory: NodeMemory, nodes: Sequence[NodeInventory], copied: CopiedStep) -> None:
+    """Send a checkpoint that an earlier start has made to the nodes that haven't got it."""
+    (holder,) = copied.holders.values()
+    lacking = [node.first for node in nodes if copied.step not in node.saved]
+    if not lacking:
+        return
+    tmp = memory.own_folder / f"{name_of(copied.step)}{TMP}"
+    lacks = memory.first in lacking
+    files: list[Path] = []
+    if memory.leads and memory.first == nodes[holder].first:
+        files = sorted(path for path in nodes[holder].saved[copied.step].iterdir() if path.is_file())
+
+    def begin() -> None:
+        if lacks:
+            save.begin(memory.own_folder, copied.step)
+
+    def commit() -> None:
+        if lacks:
+            publish(tmp)
+
+    memory.on_each_node("making a folder in memory", begin)
+    _send(memory, tmp, files, lacking)
+    memory.on_each_node("committing what was copied", commit)
+
+
+def _send(memory: NodeMemory, folder: Path, files: Sequence[Path], receivers: Sequence[int]) -> None:
+    """Send files to the folder of other nodes, piece by piece. Collective over all ranks."""
+    world = memory.world
+    sizes = [path.stat().st_size for path in files] if receivers else []
+    rounds = max(world.all_gather("what is sent from memory", sum(-(-size // PIECE) for size in sizes)))
+    pieces = _pieces(files if receivers else [])
+    for _ in range(rounds):
+        piece = next(pieces, None)
+        sent = [piece if rank in receivers else None for rank in range(world.size)]
+        came = world.all_to_all("sending what is in memory", sent)
+        world.on_every_rank("writing what was sent", lambda came=came: _append(folder, came))
+
+
+def _pieces(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+    for path in files:
+        with open(open_regular(path), "rb") as file:
+            while piece := file.read(PIECE):
+                yield path.name, piece
+
+
+def _append(folder: Path, pieces: Sequence[tuple[str, bytes] | None]) -> None:
+    for name, piece in filter(None, pieces):
+        with open(open_regular(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
+            file.write(piece)
+
+
+def _parts(folder: Path, number: int, step: int) -> dict[str, list[tuple[np.ndarray, save.Extent]]]:
     """Return what a shard holds, in its memory. Raises CheckpointError."""
-    manifest, copies = read_copy(copied, number)
-    generation = copies.generation_of(copied.step)
+    manifest, copies = read_copy(folder, number)
+    generation = copies.generation_of(step)
     parts = defaultdict(list)
     try:
         for part in manifest.parts:
             array = copies.array(generation, part.at, DTYPES[part.dtype], part.shape)
             parts[part.name].append((array, save.Extent(tuple(part.whole), tuple(part.offset))))
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{shown(copied.folder)}: shard {number} of copies can't be read: {error}"
-        ) from None
+        raise CheckpointError(f"{shown(folder)}: shard {number} of copies can't be read: {error}") from None
     return parts

@@ -1,50 +1,71 @@
-"""Copies of the state in memory of the node, after every few steps.
+"""Copies of the state in memory of the nodes, after every few steps.
 
     after step 57   each rank copies what it would write as a shard of a checkpoint, without a message
+    in step 58      a part that no rank of another node copies, too, goes to one there (COPY)
     a rank dies     the two newest copies of each rank are still there (memory_folder.py says where)
+    a node dies     of its ranks' parts other nodes have them
     the next start  makes a checkpoint of step 57 of them (copied_step.py); any layout can read it
 
 No rank can be two copies ahead of another, as every step ends with sums over all ranks: of the two
-newest copies one is of a step that all have.
+newest copies one is of a step that all have. COPY is over before these sums, and so it is the same
+with what lies on other nodes.
 """
 
 import secrets
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+import xxhash
 
 from mpitrain.actor.actor import Actor
+from mpitrain.actor.partner_copies import CopyExchange
 from mpitrain.checkpoint.dtypes import NAMES
-from mpitrain.checkpoint.folders import find
 from mpitrain.checkpoint.meta import StepInfo
-from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.status_board import BUSY, RankStatus
 from mpitrain.comm.base.world import World
 from mpitrain.errors import CheckpointError, StorageError
-from mpitrain.inputs import remove, replacing
+from mpitrain.inputs import read_regular, replacing
+from mpitrain.parallel.zero.shards import ParameterShard
+from mpitrain.plan.axes import COPIES as COPIES_AXIS
+from mpitrain.plan.division.domains import DOMAINS
+from mpitrain.plan.predict.snapshot_bytes import DIGEST_BYTES, GENERATIONS, aligned_bytes, file_bytes
 from mpitrain.training.saving.memory_folder import (
     COPIES,
-    GENERATIONS,
+    MOST_MANIFEST_BYTES,
     CopiedPart,
     CopyFile,
     Manifest,
-    copies_in,
-    remove_memory_folder,
+    NodeMemory,
 )
 from mpitrain.training.saving.saver import about_steps
 from mpitrain.training.saving.state_io import Parts, Snapshot
 
-ALIGNMENT = 64  # bytes: a cache line
+PartKey = tuple[int, str]  # the first rank that has a part of the state; its domain, "" of those sent
+
+
+@dataclass(frozen=True)
+class CopiedPieces:
+    """A part of the state that this rank copies. num_bytes: of a copy."""
+
+    key: PartKey
+    pieces: Sequence[ParameterShard]
+    num_bytes: int
 
 
 class MemoryCopies:
     """Copies of an actor's state in memory, between two steps.
 
-    folder: of the run in memory; None: there is none.
-    num_bytes: of one copy, of all ranks.  say: prints a line on the first rank.
+    memory: where; None: there are none.
+    num_bytes, own_bytes: of memory that they take, of all ranks and of this one.
+    say: prints a line on the first rank.
 
     Making it, forget() and end() are collective over all ranks; copy() is not.
     """
@@ -54,114 +75,212 @@ class MemoryCopies:
         actor: Actor,
         world: World,
         place: RankStatus,
-        rundir: RunDir,
-        folder: Path | None,
+        memory: NodeMemory | None,
         say: Callable[[str], None],
     ):
+        self._actor = actor
         self._world = world
         self._place = place
-        self._rundir = rundir
-        self._folder = folder
-        self._every = actor.plan.config.recovery.every if folder else 0
+        self._memory = memory
+        self._every = actor.plan.config.recovery.every if memory else 0
         self._say = say
         self._count = 0
         self._seconds = 0.0
-        self._file: CopyFile | None = None
-        self._snapshots: list[Snapshot] = []
-        self.num_bytes = 0
-        if self._every:
-            self._begin(actor, about_steps(actor, world))
+        self._files: list[CopyFile] = []
+        self._snapshots: list[list[Snapshot]] = []  # of each file, by generation
+        self._exchange: PartnerExchange | None = None
+        self.num_bytes = self.own_bytes = 0
+        if memory and self._every:
+            self._begin(memory, about_steps(actor, world))
 
-    def _begin(self, actor: Actor, about: StepInfo) -> None:
+    def _begin(self, memory: NodeMemory, about: StepInfo) -> None:
         """Make the files of all ranks. Without room for them there are no copies: that is said."""
         world = self._world
-        mine = _aligned_bytes(actor)
-        sizes = world.all_gather("what is copied in memory", mine)
-        owners = [rank for rank, num_bytes in enumerate(sizes) if num_bytes]
-        self.num_bytes = sum(sizes)
+        parts = copied_pieces(self._actor)
+        sizes = world.all_gather("what is copied in memory", {part.key: part.num_bytes for part in parts})
+        numbers = {key: number for number, key in enumerate(sorted({key for mine in sizes for key in mine}))}
+        sent = max(mine.get((rank, ""), 0) for rank, mine in enumerate(sizes)) + DIGEST_BYTES
+        exchanges = self._actor.partner_copies is not None
+        name = world.on_first_rank("naming copies", lambda: f"{COPIES}{secrets.token_hex(4)}")
+        folder = memory.own_folder / name
 
-        def make_folder() -> Path:
-            self._remove_copies()  # of earlier starts: a checkpoint was made of them, or none could be
-            folder = self._folder / f"{COPIES}{secrets.token_hex(4)}"
+        def make() -> None:
+            for part in parts:
+                is_sent = exchanges and part.key[1] == ""
+                self._add(part, folder, numbers, sent if is_sent else part.num_bytes, about)
+
+        def make_folder() -> None:
+            memory.remove_copies()  # of earlier starts: a checkpoint was made of them, or none could be
             folder.mkdir(mode=0o700)
-            return folder
-
-        def make_file() -> None:
-            if mine:
-                path = folder / f"shard-{owners.index(world.rank)}"
-                self._make(actor, path, mine, len(owners), about)
 
         try:
-            folder = world.on_first_rank("making a folder in memory", make_folder)
-            world.on_every_rank("making room for copies in memory", make_file)
+            memory.on_each_node("making a folder in memory", make_folder)
+            world.on_every_rank("making room for copies in memory", make)
+            if exchanges:
+                own = next((file for part, file in zip(parts, self._files) if part.key[1] == ""), None)
+                name = f"shard-{numbers.get((world.rank, ''))}.json"
+                self._exchange = PartnerExchange(self._actor, world, folder / name, own, sent)
+            taken = [file_bytes(file.num_bytes) for file in [*self._files, *self._received()]]
+            self.own_bytes = sum(taken)
+            self.num_bytes = sum(world.all_gather("what is copied in memory", self.own_bytes))
         except (CheckpointError, StorageError) as error:
             self._every = 0
-            world.on_first_rank("removing what is in memory", self._remove_copies)
+            self._files = []
+            memory.on_each_node("removing what is in memory", memory.remove_copies)
             self._say(f"no copies in memory (recovery.every): {error.args[0]}")
 
-    def _make(self, actor: Actor, path: Path, num_bytes: int, num_shards: int, about: StepInfo) -> None:
-        """Make the file of this rank, and beside it what its copies hold."""
-        self._file = CopyFile.make(path.with_suffix(".bin"), num_bytes)
-        self._snapshots = [
-            Snapshot(actor, copied=True, allocate=_Allocator(self._file, generation).take)
+    def _add(
+        self, part: CopiedPieces, folder: Path, numbers: dict[PartKey, int], num_bytes: int, about: StepInfo
+    ) -> None:
+        """Make the file of a part of the state, and beside it what its copies hold."""
+        path = folder / f"shard-{numbers[part.key]}"
+        file = CopyFile.make(path.with_suffix(".bin"), num_bytes)
+        snapshots = [
+            Snapshot(self._actor, True, _Allocator(file, generation).take, part.pieces)
             for generation in range(GENERATIONS)
         ]
-        start = self._file.address(0)
-        parts = _described(self._snapshots[0].parts(), start)
-        manifest = Manifest(num_shards, num_bytes, parts, about.config, dict(about.writer))
-        with replacing(path.with_suffix(".json")) as file:
-            file.write(msgspec.json.encode(manifest))
+        start = file.bytes_of(0).ctypes.data
+        parts = _described(snapshots[0].parts(), start)
+        writer = dict(about.writer)
+        manifest = Manifest(len(numbers), num_bytes, parts, about.config, writer, self._world.num_nodes)
+        with replacing(path.with_suffix(".json")) as json_file:
+            json_file.write(msgspec.json.encode(manifest))
+        self._files.append(file)
+        self._snapshots.append(snapshots)
+
+    def _received(self) -> list[CopyFile]:
+        received = self._exchange.received if self._exchange else None
+        return [] if received is None else [received]
 
     def due(self, step: int) -> bool:
         return bool(self._every) and step % self._every == 0
 
-    def copy(self, step: int, meta: dict) -> None:
-        """Copy the state as it is after a step. It sends nothing."""
+    def copy(self, step: int, meta: dict[str, Any]) -> None:
+        """Copy the state as it is after a step. It sends nothing: the next step's COPY does."""
         begin_s = time.monotonic()
         with self._place.at("save", f"copying step {step} in memory", BUSY):
-            if self._file is not None:
-                generation = self._count % GENERATIONS
-                self._file.begin(generation)
-                self._snapshots[generation].take()
-                self._file.end(generation, step, meta)
-            if self._count == 1 and self._world.rank == 0:  # all ranks have made their first copy
-                self._remove_steps()
+            generation = self._count % GENERATIONS
+            for file, snapshots in zip(self._files, self._snapshots):
+                file.begin(generation)
+                snapshots[generation].take()
+                file.end(generation, step, meta)
+            if self._exchange is not None:
+                self._exchange.offer(generation, step, meta)
+            if self._count == 1 and self._memory and self._memory.leads:  # all have made their first copy
+                self._memory.remove_steps()
         self._count += 1
         self._seconds += time.monotonic() - begin_s
 
     def forget(self) -> None:
         """Give up all that is there: the run goes back to an earlier step."""
-        for generation in range(GENERATIONS if self._file is not None else 0):
-            self._file.begin(generation)
-        if self._folder:
-            self._world.on_first_rank("removing what is in memory", self._remove_steps)
+        if self._actor.partner_copies is not None:
+            self._actor.partner_copies.give(None)
+        for file in [*self._files, *self._received()]:
+            for generation in range(GENERATIONS):
+                file.begin(generation)
+        if self._memory:
+            self._memory.on_each_node("removing what is in memory", self._memory.remove_steps)
 
     def end(self) -> None:
         """Remove everything of the run in memory, at its end."""
-        if self._folder:
-            self._world.on_first_rank(
-                "removing what is in memory", lambda: remove_memory_folder(self._rundir)
-            )
+        if self._memory:
+            self._memory.remove()
 
     def describe(self) -> str:
         """Say what copies have cost, if there were any."""
         if not self._count:
             return ""
         each_ms = 1e3 * self._seconds / self._count
-        total = GENERATIONS * self.num_bytes / 1e6
-        return (
+        line = (
             f"copies in memory: {self._count:,}, {each_ms:,.2f} ms each on rank 0, for which a step "
-            f"waits; they take {total:,.2f} MB of the node's memory"
+            f"waits; they take {self.num_bytes / 1e6:,.2f} MB of all nodes' memory"
+        )
+        if self._exchange is not None:
+            line = f"{line}; {self._exchange.num_bytes / 1e6:,.2f} MB each go to another node, under the step"
+        return line
+
+
+class PartnerExchange:
+    """What is sent to a partner on another node, and what comes from one.
+
+    path: of what says what is sent.
+    own: copies of this rank that are sent; None: it has nothing that no other node has.
+    num_bytes: of a copy that is sent, alike on all ranks. At its end is the digest of the rest.
+    received: copies of the other's state; None: it sends nothing of use.
+
+    Making it is collective over all ranks.
+    """
+
+    def __init__(self, actor: Actor, world: World, path: Path, own: CopyFile | None, num_bytes: int):
+        assert actor.partner_copies is not None
+        axis = actor.mesh[COPIES_AXIS]
+        self.num_bytes = num_bytes
+        self._own = own
+        self._copies = actor.partner_copies
+        self.source = axis.ranks[axis.rank - 1]
+        manifests = axis.all_gather_objects(
+            None if own is None else (path.name, read_regular(path, MOST_MANIFEST_BYTES))
+        )
+        self.received: CopyFile | None = None
+        name_and_text = manifests[axis.rank - 1]
+        # what is sent by a rank that has nothing, and what comes of it
+        self._nothing = np.zeros(num_bytes, np.uint8)
+        self._unread = np.zeros(num_bytes if name_and_text is None else 0, np.uint8)
+
+        def make() -> None:
+            if name_and_text is not None:
+                name, text = name_and_text
+                self.received = CopyFile.make(path.with_name(name).with_suffix(".bin"), num_bytes)
+                with replacing(path.with_name(name)) as file:
+                    file.write(text)
+
+        world.on_every_rank("making room for copies of another node", make)
+
+    def offer(self, generation: int, step: int, meta: dict[str, Any]) -> None:
+        """Have the copy of a step sent at the next COPY."""
+        own = self._nothing if self._own is None else self._own.bytes_of(generation)
+        partners = self._unread
+        if self.received is not None:
+            self.received.begin(generation)
+            partners = self.received.bytes_of(generation)
+        if self._own is not None:
+            _digest_in(own)[0] = _digest_of(own)
+        arrived = partial(self._arrived, generation, step, meta)
+        self._copies.give(CopyExchange(own, partners, arrived))
+
+    def _arrived(self, generation: int, step: int, meta: dict[str, Any]) -> None:
+        """Mark what came as a copy, if it has the digest that it was sent with."""
+        if self.received is None:
+            return
+        came = self.received.bytes_of(generation)
+        if _digest_in(came)[0] == _digest_of(came):
+            self.received.end(generation, step, meta)
+            return
+        print(
+            f"mpitrain: the copy of rank {self.source}'s state after step {step} came with another digest "
+            "than it was sent with: a memory or a link errs, and this copy isn't kept",
+            file=sys.stderr,
+            flush=True,
         )
 
-    def _remove_copies(self) -> None:
-        for path in copies_in(self._folder):
-            remove(path)
 
-    def _remove_steps(self) -> None:
-        """Remove the checkpoints that starts have made of copies."""
-        for path in find(self._folder).values():
-            remove(path)
+def copied_pieces(actor: Actor) -> list[CopiedPieces]:
+    """Return the parts of the state that this rank copies.
+
+    What no rank of another node copies, too, is one part, and is sent there.
+    """
+    rank = actor.mesh.rank
+    alone: list[ParameterShard] = []
+    parts: list[tuple[PartKey, Sequence[ParameterShard]]] = []
+    for name, pieces in actor.gradients.replicas.items():
+        first, second = actor.plan.axes.holders(rank, DOMAINS[name].replicate)
+        if second is None:
+            alone += pieces if rank == first else []
+        elif rank in (first, second):
+            parts.append(((first, name), pieces))
+    parts.append(((rank, ""), alone))
+    sized = [CopiedPieces(key, pieces, _bytes_of(actor, pieces)) for key, pieces in parts]
+    return [part for part in sized if part.num_bytes]
 
 
 class _Allocator:
@@ -177,14 +296,13 @@ class _Allocator:
         if not num_bytes:
             return torch.empty(0, dtype=dtype)
         memory = self._file.memory(self._generation, self._used, num_bytes)
-        self._used += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        self._used += aligned_bytes(num_bytes)
         return torch.frombuffer(memory, dtype=dtype)
 
 
-def _aligned_bytes(actor: Actor) -> int:
-    """Return what one copy of this rank's state takes; each tensor begins at a cache line."""
-    live = Snapshot(actor, copied=False)
-    return sum(-(-num_bytes // ALIGNMENT) * ALIGNMENT for num_bytes in live.sizes)
+def _bytes_of(actor: Actor, pieces: Sequence[ParameterShard]) -> int:
+    """Return what one copy of some pieces takes; each tensor begins at a cache line."""
+    return sum(map(aligned_bytes, Snapshot(actor, copied=False, pieces=pieces).sizes))
 
 
 def _described(parts: Parts, start: int) -> list[CopiedPart]:
@@ -201,3 +319,12 @@ def _described(parts: Parts, start: int) -> list[CopiedPart]:
         for name, held in parts.items()
         for array, extent in held
     ]
+
+
+def _digest_of(copy: np.ndarray) -> int:
+    return xxhash.xxh3_64_intdigest(copy[:-DIGEST_BYTES].data)
+
+
+def _digest_in(copy: np.ndarray) -> np.ndarray:
+    """Return the digest that a copy was sent with, to read and to write, [1]."""
+    return copy[-DIGEST_BYTES:][:8].view(np.uint64)

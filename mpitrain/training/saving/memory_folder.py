@@ -1,26 +1,29 @@
-"""Where a run keeps copies of its state in memory of the node, and how they are read.
+"""Where a run keeps copies of its state in memory of its nodes, and how they are read.
 
     /dev/shm/mpitrain-3f9a2c61d0b47e58    of one run; outlives its processes, not the node
         run                               the absolute path of the run directory
-        copies-5d1c/shard-0.json          what of which arrays the copies of a rank hold, and where
+        copies-5d1c/shard-0.json          what of which arrays a part of the state holds, and where
         copies-5d1c/shard-0.bin           its two newest copies, byte for byte
         step-00000057                     the checkpoint that a start has made of copies
-    runs/my/recovery.json                 names that folder; without it nothing is read there
+    /dev/shm/mpitrain-3f9a2c61d0b47e58.4  the same of the node whose first rank was 4
+    runs/my/recovery.json                 names the first; without it nothing is read there
 
 A copied run directory names a folder of another run, and one that was removed names none: neither
 is resumed from what isn't its own. A copy counts if its two marks say the same step: a rank that is
-killed while it copies leaves different ones. A step counts if every shard has a copy of it.
+killed while it copies leaves different ones. A step counts if every part has a copy of it, on
+whatever node.
 """
 
 import json
 import math
 import mmap
 import os
+import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -28,17 +31,16 @@ from msgspec import Meta
 
 from mpitrain.checkpoint.folders import find
 from mpitrain.cluster.rundir import RunDir
+from mpitrain.comm.base.world import World
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, remove, replacing, shown
+from mpitrain.plan.predict.snapshot_bytes import GENERATIONS, MARKS, META_BYTES, file_bytes
 
 PREFIX = "mpitrain-"
 COPIES = "copies-"
 RUN = "run"
 MOST_BYTES = 1 << 14
 MOST_MANIFEST_BYTES = 1 << 28
-GENERATIONS = 2  # the newest copy, and the one before it while that is replaced
-MARKS = 64  # bytes: two marks, and the length of the meta
-META_BYTES = 1 << 20
 Natural = Annotated[int, Meta(ge=0, le=2**62)]
 
 
@@ -54,9 +56,10 @@ class CopiedPart(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What the copies of one rank hold.
+    """What the copies of one part of the state hold.
 
-    num_bytes: of one copy.  config, writer: as of a checkpoint.
+    num_shards: parts of the whole state.  num_bytes: of one copy.  config, writer: as of a checkpoint.
+    num_nodes: on which they are; of several, a node sees some.
     """
 
     num_shards: Annotated[int, Meta(ge=1, le=1 << 24)]
@@ -64,20 +67,21 @@ class Manifest(msgspec.Struct, frozen=True):
     parts: list[CopiedPart]
     config: str
     writer: dict
+    num_nodes: Natural = 1
 
 
 class CopyFile:
-    """The copies of one rank in memory, each of `num_bytes` bytes."""
+    """The copies of one part of the state in memory, each of `num_bytes` bytes."""
 
     def __init__(self, memory: mmap.mmap, num_bytes: int):
         self._memory = memory
         self._stride = MARKS + META_BYTES + num_bytes
-        self._num_bytes = num_bytes
+        self.num_bytes = num_bytes
 
     @classmethod
     def make(cls, path: Path, num_bytes: int) -> "CopyFile":
         """Make the file, and allocate all of it: short memory is an OSError now, and no signal later."""
-        size = GENERATIONS * (MARKS + META_BYTES + num_bytes)
+        size = file_bytes(num_bytes)
         file = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             os.posix_fallocate(file, 0, size)
@@ -88,7 +92,7 @@ class CopyFile:
     @classmethod
     def read(cls, path: Path, num_bytes: int) -> "CopyFile":
         """Open the file to read. Raises OSError, ValueError of another size."""
-        size = GENERATIONS * (MARKS + META_BYTES + num_bytes)
+        size = file_bytes(num_bytes)
         file = open_regular(path)
         try:
             if os.fstat(file).st_size != size:
@@ -128,8 +132,8 @@ class CopyFile:
 
     def memory(self, generation: int, at: int, num_bytes: int) -> memoryview:
         """Return bytes of a copy. Raises ValueError where it ends before them."""
-        if at + num_bytes > self._num_bytes:
-            raise ValueError(f"{num_bytes:,} bytes at byte {at:,} of {self._num_bytes:,}")
+        if at + num_bytes > self.num_bytes:
+            raise ValueError(f"{num_bytes:,} bytes at byte {at:,} of {self.num_bytes:,}")
         begin = generation * self._stride + MARKS + META_BYTES + at
         return memoryview(self._memory)[begin : begin + num_bytes]
 
@@ -138,10 +142,9 @@ class CopyFile:
         memory = self.memory(generation, at, math.prod(shape) * dtype.itemsize)
         return np.frombuffer(memory, dtype).reshape(shape)
 
-    def address(self, generation: int) -> int:
-        """Return the address at which a copy begins, in this process."""
-        begin = generation * self._stride + MARKS + META_BYTES
-        return np.frombuffer(self._memory, np.uint8).ctypes.data + begin
+    def bytes_of(self, generation: int) -> np.ndarray:
+        """Return a whole copy, in its memory."""
+        return np.frombuffer(self.memory(generation, 0, self.num_bytes), np.uint8)
 
     def _marks(self, generation: int) -> np.ndarray:
         return np.frombuffer(self._memory, np.int64, 3, generation * self._stride)
@@ -151,75 +154,165 @@ class CopyFile:
         return first if first == second else 0
 
 
-class CopiedStep(NamedTuple):
-    """The newest step of which every shard has a copy."""
-
-    folder: Path
-    step: int
-    num_shards: int
+# ---------------------------------------------------------------- folders of a run
 
 
-# ---------------------------------------------------------------- the folder of a run
-
-
-def memory_folder(rundir: RunDir) -> Path | None:
-    """Return the folder in memory that a run directory names, if it is this run's; else None."""
-    own = str(rundir.path.absolute())
+def named_folder(rundir: RunDir) -> Path | None:
+    """Return the folder in memory that a run directory names; None: it names none."""
     try:
         folder = Path(json.loads(read_regular(rundir.recovery, MOST_BYTES))["folder"])
-        is_own = folder.name.startswith(PREFIX) and folder.lstat().st_uid == os.getuid()
-        if not is_own or kind_of(folder) != "a folder":
-            return None
-        return folder if read_regular(folder / RUN, MOST_BYTES).decode() == own else None
+        return folder if folder.name.startswith(PREFIX) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # of another boot of the node, of another node, or a stranger's
+        return None
 
 
-def make_memory_folder(rundir: RunDir, parent: str) -> Path:
-    """Return the folder of a run in memory; make it if need be. For one rank.
+def memory_folders(rundir: RunDir) -> list[Path]:
+    """Return the folders in memory of this machine that are this run's, of each of its nodes here."""
+    named = named_folder(rundir)
+    if named is None:
+        return []
+    with suppress(OSError):
+        names = [name for name, is_folder in names_in(named.parent) if is_folder]
+        same = [name for name in names if name == named.name or name.startswith(f"{named.name}.")]
+        folders = [named.parent / name for name in same if _first_rank(name) >= 0]
+        return sorted(
+            (folder for folder in folders if _is_own(folder, rundir)), key=lambda f: _first_rank(f.name)
+        )
+    return []
 
-    Raises CheckpointError.
-    """
-    if folder := memory_folder(rundir):
-        return folder
-    folder = Path(parent).absolute() / f"{PREFIX}{secrets.token_hex(8)}"
+
+def _first_rank(name: str) -> int:
+    """Return the first rank of the node whose folder has this name; -1 of any other name."""
+    number = name.partition(".")[2]
+    return int(number or 0) if re.fullmatch("[0-9]{0,9}", number) else -1
+
+
+def _is_own(folder: Path, rundir: RunDir) -> bool:
     try:
-        folder.mkdir(mode=0o700)
-        for path, text in (
-            (folder / RUN, str(rundir.path.absolute())),
-            (rundir.recovery, json.dumps({"folder": str(folder)}) + "\n"),
-        ):
-            with replacing(path) as file:
-                file.write(text.encode())
-    except OSError as error:
-        what = f"recovery.folder = {shown(parent)}: {error.strerror}"
-        raise CheckpointError(
-            f"{what}; choose a directory in memory that can be written to, or leave recovery.every out"
-        ) from None
-    return folder
+        if kind_of(folder) != "a folder" or folder.lstat().st_uid != os.getuid():
+            return False
+        return read_regular(folder / RUN, MOST_BYTES).decode() == str(rundir.path.absolute())
+    except (OSError, ValueError):
+        return False  # a stranger's, or none any more
 
 
-def remove_memory_folder(rundir: RunDir) -> None:
-    """Remove what a run directory has in memory, and the name of it. For one rank."""
-    folder = memory_folder(rundir)
-    with suppress(OSError):  # then the node's next boot does
-        if folder:
-            remove(folder)
-        remove(rundir.recovery)
+class NodeMemory:
+    """The folders of a run in memory, as the ranks of one node see them.
+
+    partner: ranks of a node, as the plan has it; 0: ranks that share memory are a node.
+    first: the first rank of this node; it makes and removes what all its ranks use.
+    ranks: of this node.  num_nodes: of all of them.
+
+    Making it, and what makes or removes, is collective over all ranks.
+    """
+
+    def __init__(self, world: World, rundir: RunDir, partner: int):
+        self.world = world
+        self._rundir = rundir
+        mine = world.rank // partner * partner if partner else min(world.of_node("its ranks", world.rank))
+        firsts = world.all_gather("the nodes of copies in memory", mine)
+        self.first = mine
+        self.ranks = [rank for rank, first in enumerate(firsts) if first == mine]
+        self._nodes = sorted(set(firsts))
+        self.num_nodes = len(self._nodes)
+        # nodes that share a machine divide what they find there
+        self._divides = world.num_nodes == 1 and self.num_nodes > 1
+        self._partner = partner
+        self._folder: Path | None = None
+
+    @property
+    def own_folder(self) -> Path:
+        """The folder of this node, once it is made."""
+        assert self._folder is not None, "make() comes first"
+        return self._folder
+
+    @property
+    def leads(self) -> bool:
+        return self.world.rank == self.first
+
+    def folders(self) -> list[Path]:
+        """Return the folders that this node reads and removes, of this start and earlier ones."""
+        folders = memory_folders(self._rundir)
+        if not self._divides:
+            return folders
+        mine = self._nodes.index(self.first)
+        return [
+            folder for folder in folders if _first_rank(folder.name) // self._partner % self.num_nodes == mine
+        ]
+
+    def is_used(self) -> bool:
+        """Return whether the run has something in memory of some node."""
+        found = self.leads and bool(self.folders())
+        return any(self.world.all_gather("looking into memory", found))
+
+    def make(self, parent: str) -> None:
+        """Make the folder of each node, unless it is there. Raises CheckpointError."""
+        used = self.is_used()
+        base = self.world.on_first_rank("naming a folder in memory", lambda: self._base(used, parent))
+        folder = base.with_name(f"{base.name}.{self.first}" if self.first else base.name)
+        self.on_each_node("making a folder in memory", lambda: self._make(folder, parent))
+        self._folder = folder
+
+    def on_each_node(self, what: str, action: Callable[[], object]) -> None:
+        """Do something on the first rank of each node. An InputError is raised on all ranks."""
+        self.world.on_every_rank(what, action if self.leads else _nothing)
+
+    def remove_copies(self) -> None:
+        """Remove what starts have copied, of this node. For its first rank."""
+        for folder in self.folders():
+            for path in copies_in(folder):
+                remove(path)
+
+    def remove_steps(self) -> None:
+        """Remove the checkpoints that starts have made of copies, of this node. For its first rank."""
+        for folder in self.folders():
+            for path in find(folder).values():
+                remove(path)
+
+    def remove(self) -> None:
+        """Remove everything of the run in memory, and the name of it."""
+
+        def remove_all() -> None:
+            for folder in self.folders():
+                with suppress(OSError):  # then the node's next boot does
+                    remove(folder)
+
+        def forget() -> None:
+            with suppress(OSError):
+                remove(self._rundir.recovery)
+
+        self.on_each_node("removing what is in memory", remove_all)
+        self.world.on_first_rank("removing what is in memory", forget)
+
+    def _base(self, used: bool, parent: str) -> Path:
+        """Return the folder that the run directory names; name one, unless it has something there."""
+        named = named_folder(self._rundir)
+        if used and named is not None:
+            return named
+        folder = Path(parent).absolute() / f"{PREFIX}{secrets.token_hex(8)}"
+        with replacing(self._rundir.recovery) as file:
+            file.write((json.dumps({"folder": str(folder)}) + "\n").encode())
+        return folder
+
+    def _make(self, folder: Path, parent: str) -> None:
+        if _is_own(folder, self._rundir):
+            return
+        try:
+            folder.mkdir(mode=0o700)
+            with replacing(folder / RUN) as file:
+                file.write(str(self._rundir.path.absolute()).encode())
+        except OSError as error:
+            what = f"recovery.folder = {shown(parent)}: {error.strerror}"
+            raise CheckpointError(
+                f"{what}; choose a directory in memory that can be written to, or leave recovery.every out"
+            ) from None
 
 
-def newest_step_in_memory(rundir: RunDir) -> int:
-    """Return the newest step that a run directory has in memory of this node; 0 for none."""
-    folder = memory_folder(rundir)
-    if folder is None:
-        return 0
-    copied = newest_copied(folder)
-    with suppress(CheckpointError):
-        return max([copied.step if copied else 0, *find(folder)])
-    return 0
+def _nothing() -> None:
+    """Do nothing, on ranks that aren't the first of their node."""
 
 
-# ---------------------------------------------------------------- copies that a start left
+# ---------------------------------------------------------------- copies that starts left
 
 
 def copies_in(folder: Path) -> list[Path]:
@@ -231,31 +324,57 @@ def copies_in(folder: Path) -> list[Path]:
     return []
 
 
-def newest_copied(folder: Path) -> CopiedStep | None:
-    """Return the newest step that copies of one start hold in whole; None if there is none."""
-    whole = [step for path in copies_in(folder) if (step := _whole_step(path))]
-    return max(whole, key=lambda copied: copied.step, default=None)
+class CopiedStart(msgspec.Struct):
+    """What a start has copied that is on a node. shards: by number, the folder and the steps it has."""
+
+    num_shards: int
+    num_nodes: int
+    shards: dict[int, tuple[Path, set[int]]]
 
 
-def read_copy(copied: CopiedStep, number: int) -> tuple[Manifest, CopyFile]:
-    """Return what one shard holds. Raises CheckpointError."""
+def copied_starts(folders: Sequence[Path]) -> dict[str, CopiedStart]:
+    """Return what starts have copied into some folders, by their names; what is damaged doesn't count."""
+    starts: dict[str, CopiedStart] = {}
+    for path in (path for folder in folders for path in copies_in(folder)):
+        for number in _numbers(path):
+            with suppress(CheckpointError):
+                manifest, copies = read_copy(path, number)
+                start = starts.setdefault(path.name, CopiedStart(manifest.num_shards, manifest.num_nodes, {}))
+                known = start.shards.get(number, (path, set()))
+                steps = copies.steps()
+                if max(steps, default=0) >= max(known[1], default=0):
+                    start.shards[number] = path, steps
+    return starts
+
+
+def _numbers(folder: Path) -> list[int]:
+    with suppress(OSError):
+        names = [re.fullmatch(r"shard-([0-9]{1,9})\.json", name) for name, _ in names_in(folder)]
+        return sorted(int(name[1]) for name in names if name)
+    return []
+
+
+def read_copy(folder: Path, number: int) -> tuple[Manifest, CopyFile]:
+    """Return one part of what a start has copied. Raises CheckpointError."""
     try:
-        text = read_regular(copied.folder / f"shard-{number}.json", MOST_MANIFEST_BYTES)
+        text = read_regular(folder / f"shard-{number}.json", MOST_MANIFEST_BYTES)
         manifest = msgspec.json.decode(text, type=Manifest)
-        return manifest, CopyFile.read(copied.folder / f"shard-{number}.bin", manifest.num_bytes)
+        return manifest, CopyFile.read(folder / f"shard-{number}.bin", manifest.num_bytes)
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{shown(copied.folder)}: shard {number} of copies can't be read: {error}"
-        ) from None
+        raise CheckpointError(f"{shown(folder)}: shard {number} of copies can't be read: {error}") from None
 
 
-def _whole_step(folder: Path) -> CopiedStep | None:
-    try:
-        first = CopiedStep(folder, 0, 1)
-        manifest, copies = read_copy(first, 0)
-        steps = copies.steps()
-        for number in range(1, manifest.num_shards):
-            steps &= read_copy(first, number)[1].steps()
-        return CopiedStep(folder, max(steps), manifest.num_shards) if steps else None
-    except CheckpointError:
-        return None
+def newest_step_in_memory(rundir: RunDir) -> int:
+    """Return the newest step that a run directory has in memory of this machine; 0 for none.
+
+    Of copies on several machines it is the newest that is whole as far as this one sees.
+    """
+    folders = memory_folders(rundir)
+    newest = 0
+    for start in copied_starts(folders).values():
+        if start.num_nodes > 1 or len(start.shards) == start.num_shards:
+            newest = max(newest, *set.intersection(*(steps for _, steps in start.shards.values())), 0)
+    for folder in folders:
+        with suppress(CheckpointError):
+            newest = max(newest, *find(folder), 0)
+    return newest

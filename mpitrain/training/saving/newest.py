@@ -45,6 +45,7 @@ def newest_whole(
 ) -> Newest:
     """Return the newest step in `folder` that no rank finds damaged. Collective over all ranks.
 
+    folder: of this rank; in memory each node has its own, with the same steps.
     share: of the chunks of a step that are read, taken by chance, by some rank each.
     needs: arrays that it must have, with dtypes and shapes.
     warn: hears why a step is passed over, on every rank.
@@ -58,10 +59,11 @@ def newest_whole(
     from mpitrain.checkpoint.folders import find, step_of
     from mpitrain.checkpoint.verify import VerifiedShare
 
-    def look() -> tuple[str, list[Path]]:
-        return secrets.token_hex(8), [path for step, path in find(folder).items() if among(step)]
+    def look() -> tuple[str, list[str]]:
+        return secrets.token_hex(8), [path.name for step, path in find(folder).items() if among(step)]
 
-    seed, committed = world.on_first_rank("looking for checkpoints", look)
+    seed, names = world.on_first_rank("looking for checkpoints", look)
+    committed = [folder / name for name in names]
     part = VerifiedShare(share, world.rank, world.size, seed)
     damaged = list[int]()
 

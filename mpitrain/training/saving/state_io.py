@@ -40,6 +40,7 @@ class Snapshot:
     copied: into host memory of this object's own, which every snapshot uses again; else it is good
     until the next update. sizes: bytes of each tensor.  num_bytes, own_bytes: of all of them.
     allocate: gives that memory, of a number of elements of a dtype; default: pinned for a GPU.
+    pieces: of which; default: what this rank counts.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class Snapshot:
         actor: Actor,
         copied: bool,
         allocate: Callable[[int, torch.dtype], torch.Tensor] | None = None,
+        pieces: Sequence[ParameterShard] | None = None,
     ):
         streams = streams_of(actor.site.device)
         allocate = allocate or streams.on_host
         self._actor = actor
+        self._pieces = actor.gradients.counted if pieces is None else pieces
         self._compute = streams.compute
         self.copied = copied
         live = self._live()
@@ -78,7 +81,7 @@ class Snapshot:
         return self._copy_parts if self.copied else _parts(self._live())
 
     def _live(self) -> list[Held]:
-        return list(_tensors(self._actor, self._actor.gradients.counted))
+        return list(_tensors(self._actor, self._pieces))
 
 
 def _parts(held: Sequence[Held]) -> Parts:

@@ -262,3 +262,24 @@ def test_reductions_of_microbatches_are_refused_where_there_is_one_a_step():
     assert said("F0@0 B0@0/0 REDUCE0@0 REDUCE0@0/0 NORM UPDATE", None, reduces=ONE) == (
         "position 3: REDUCE0@0/0: stage 0 has 1 buckets, reduced once"
     )
+
+
+ONE_RANK = "F0@0 B0@0 NORM UPDATE"
+
+
+@pytest.mark.parametrize(
+    ("programs", "flaw"),
+    [
+        ([f"COPY {ONE_RANK}"], ""),
+        (["F0@0 COPY B0@0 NORM UPDATE"], "rank 0, position 0: the program doesn't begin with COPY"),
+        ([f"COPY COPY {ONE_RANK}"], "rank 0, position 1: COPY stands out of place"),
+        ([f"{ONE_RANK} COPY"], "rank 0, position 0: the program doesn't begin with COPY"),
+    ],
+)
+def test_copies_are_sent_from_the_beginning_of_a_step(programs, flaw):
+    parsed = [parse_program(program) for program in programs]
+    if not flaw:
+        check(parsed, 1, 1)
+        return
+    with pytest.raises(ScheduleError, match=flaw):
+        check(parsed, 1, 1)

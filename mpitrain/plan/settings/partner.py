@@ -1,0 +1,32 @@
+"""Which rank keeps a copy of a rank's state on another node (recovery.partner)."""
+
+import msgspec
+
+from mpitrain.config import RecoveryTable
+from mpitrain.errors import ConfigError
+
+
+def resolve_recovery(
+    recovery: RecoveryTable, num_ranks: int, num_nodes: int, node_ranks: int
+) -> RecoveryTable:
+    """Return the table with a number for its partner: so many ranks further on; 0: there is none.
+
+    node_ranks: neighbours on each node, 0 if nodes differ.
+    """
+    partner = recovery.partner
+    if not recovery.every:
+        return recovery  # a partner that is set is refused as idle
+    if partner == "auto":
+        if num_nodes > 1 and (not node_ranks or num_ranks % node_ranks):
+            raise ConfigError(
+                f"recovery.every = {recovery.every}: found {num_ranks} ranks on {num_nodes} nodes with "
+                "different numbers of them, needed as many on each, side by side; start as many on each, or "
+                "leave recovery.every out"
+            )
+        partner = node_ranks if num_nodes > 1 else 0
+    if partner and (num_ranks % partner or partner == num_ranks):
+        raise ConfigError(
+            f"recovery.partner = {partner} of {num_ranks} ranks: found no whole number of nodes above 1, "
+            'each of so many ranks; use "auto", or 0 for none'
+        )
+    return msgspec.structs.replace(recovery, partner=partner)
