@@ -38,7 +38,6 @@ TWINS = {
     "latent_attention.py": "model/layers what it declares, model what computes it",
     "memory.py": "plan/predict what a rank will hold; actor what it holds",
     "messages.py": "schedules/lowering when they are sent; comm/transports how",
-    "mlp.py": "model/layers what it declares, model what computes it",
     "multi_token.py": "model/layers what it declares, model what computes it",
     "nodes.py": "comm/base which ranks are on which; cluster how their watchdogs talk",
     "offload.py": "of activations in model; of optimizer state in optim",

@@ -5,7 +5,7 @@ layers/                                        what a layer declares: integers, 
 blocks, build_context                          builds the layers of a stage, over the axes of this rank
 attention, latent_attention, rotary            attention: projections, positions
 attention_functions                            attention as autograd functions, by each kernel
-feed_forward, mlp                              the feed-forward, gated and without a gate
+feed_forward                                   the feed-forward, gated or without a gate
 linear                                         products with weights, and their gradients
 regather                                       inputs that are gathered again for the backward
 width_norm                                     RMSNorm of queries and keys over all heads together

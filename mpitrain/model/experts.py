@@ -113,14 +113,11 @@ class ExpertMixture:
         self.activation = numbers.activation
         self.tokens = site.tokens
         self.wide = wide(site.dtype)
-        shared = (
-            [own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down")]
-            if self.settings.shared
-            else None
-        )
-        self.shared = (
-            FeedForwardSegment(None, *shared, activation=numbers.shared_activation) if shared else None
-        )
+        self.shared = None
+        if self.settings.shared:
+            gate, up, down = (own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down"))
+            activation = numbers.shared_activation
+            self.shared = FeedForwardSegment(None, (gate, up), down, activation=activation)
         self.dispatch = dispatch_of(site.plan.config, site.plan.table.segments)
         self.exchange = self._exchange()
         segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)

@@ -1,9 +1,9 @@
-"""What computes the gated feed-forward.
+"""What computes the dense feed-forward, gated or not.
 
 B sequences of a microbatch, T tokens each, D width, F hidden units.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,26 +15,28 @@ from mpitrain.parallel.walk import Item
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def feed_forward(own: Mapping[str, Parameter], site: BuildContext, activation: Activation) -> list[Item]:
-    """Return the items of the layer.
+def feed_forward(
+    own: Mapping[str, Parameter], site: BuildContext, activation: Activation, after: Sequence[Item] = ()
+) -> list[Item]:
+    """Return the items of the layer. after: its dropout.
 
-    own: which norm and biases there are, their names say.
+    own: which norm, gate and biases there are, their names say.
     """
-    weights = (own[f"ffn.{name}.weight"] for name in ("gate", "up", "down"))
     (norm,) = norm_segment(own, "ffn.norm") or [None]
-    biased = "ffn.down.bias" in own
-    biases = tuple(own[f"ffn.{name}.bias"] for name in ("gate", "up")) if biased else ()
-    inner = FeedForwardSegment(None if site.tp else norm, *weights, site.fp8, activation, biases)
-    added = [Bias(own["ffn.down.bias"])] if biased else []
-    return site.sublayer(norm, inner, added)
+    opening = [name for name in ("ffn.gate", "ffn.up") if f"{name}.weight" in own]
+    weights = tuple(own[f"{name}.weight"] for name in opening)
+    biases = tuple(own[f"{name}.bias"] for name in opening if f"{name}.bias" in own)
+    normed = None if site.tp else norm
+    inner = FeedForwardSegment(normed, weights, own["ffn.down.weight"], site.fp8, activation, biases)
+    added = [Bias(own["ffn.down.bias"])] if biases else []
+    return site.sublayer(norm, inner, [*added, *after])
 
 
 class FeedForwardSegment(Segment):
-    """down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202).
+    """down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202); without a gate
+    down(activation(up(norm(x)))). Without `norm`, x is normalised already.
 
-    Without `norm`, x is normalised already.
-    activation: silu, if no other is given.
-    biases: of gate and up.
+    opening: weights of gate and up, or of up alone. biases: of the same, or none.
 
     With tensor parallelism its weights are those of some hidden units, and the output is partial.
     """
@@ -42,25 +44,24 @@ class FeedForwardSegment(Segment):
     def __init__(
         self,
         norm: NormSegment | None,
-        gate: Parameter,
-        up: Parameter,
+        opening: tuple[Parameter, ...],
         down: Parameter,
         fp8: bool = False,
         activation: Activation = SILU,
         biases: tuple[Parameter, ...] = (),
     ):
         self.norm = norm
-        self.gate = gate
-        self.up = up
+        self.opening = opening
         self.down = down
         self.fp8 = fp8
-        self.activation = activation
         self.biases = biases
+        self.activation = activation
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         h_BTD, recompute = tape.normed_by(x_BTD, self.norm)
-        gate_BTF, up_BTF = tape.linears(h_BTD, (self.gate, self.up), recompute, self.fp8)
+        opened = tape.linears(h_BTD, self.opening, recompute, self.fp8)
         if self.biases:
-            gate_BTF, up_BTF = (tape.plus(x, bias) for x, bias in zip((gate_BTF, up_BTF), self.biases))
-        h_BTF, gated_recompute = tape.gated(gate_BTF, up_BTF, self.activation)
-        return tape.linears(h_BTF, (self.down,), gated_recompute, self.fp8)[0]
+            opened = [tape.plus(x, bias) for x, bias in zip(opened, self.biases)]
+        activate = tape.gated if len(self.opening) > 1 else tape.activated
+        h_BTF, activated_again = activate(*opened, self.activation)
+        return tape.linears(h_BTF, (self.down,), activated_again, self.fp8)[0]

@@ -9,7 +9,6 @@ stochastic_rounding        of bf16 moments
 norm                       the global gradient norm, for gradient clipping
 rates                      learning rate schedules
 loss_scale                 loss scaling for fp16 gradients
-frozen                     weights that aren't trained (optimizer.frozen)
 offload                    master weights and moments in host memory (ZeRO-Offload)
-expert_bias                the bias of each expert, for load balancing without a loss
+expert_bias                what isn't trained: the bias of each expert, frozen weights
 """

@@ -35,7 +35,8 @@ def inequality(loads: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 class Balanced:
-    """An optimiser of what is trained, and beside it the rules of what isn't.
+    """An optimiser of what is trained, and beside it the rules of what isn't: frozen weights
+    (optimizer.frozen) stay, and of them nothing is kept.
 
     rate: how far a bias moves in a step.
     """
@@ -57,8 +58,8 @@ class Balanced:
                 )
 
     def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what is kept of one of the pieces: of those that are counted, nothing."""
-        if piece.spec.trained:
+        """Yield what is kept of one of the pieces: of those that are counted or frozen, nothing."""
+        if piece.spec.updated:
             yield from self._trained.moments(piece)
 
     @property

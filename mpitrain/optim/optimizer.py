@@ -8,7 +8,6 @@ import torch
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
 from mpitrain.optim.expert_bias import Balanced
-from mpitrain.optim.frozen import WithFrozen
 from mpitrain.optim.matrices import MatrixRound, deal, holdings
 from mpitrain.optim.offload import Offloaded
 from mpitrain.optim.protocol import Optimizer, OptimizerParts
@@ -47,11 +46,9 @@ def optimizer_of(
         optimizer = Offloaded(trained, device, make, whole=kind.whole_matrices, cores=cores)
     else:
         optimizer = make(trained)
-    if config.optimizer.frozen:
-        optimizer = WithFrozen(optimizer)
-    return (
-        Balanced(optimizer, counted, config.experts.bias_rate or 0.0) if config.experts.count else optimizer
-    )
+    if config.experts.count or config.optimizer.frozen:
+        return Balanced(optimizer, counted, config.experts.bias_rate or 0.0)
+    return optimizer
 
 
 def _rounds(config: Config, stages: Sequence[StagePlan], mesh: Mesh, like: torch.Tensor) -> list[MatrixRound]:

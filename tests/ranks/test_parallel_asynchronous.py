@@ -68,7 +68,7 @@ def segments(axis, length):
     heads = [(BATCH, n, whole, 4) for n in (3, 1, 1)]
     return {
         "both": (
-            FeedForwardSegment(None, gate, up, down),
+            FeedForwardSegment(None, (gate, up), down),
             (gate, up, down),
             (BATCH, length, WIDTH),
             [(BATCH, length, WIDTH)],

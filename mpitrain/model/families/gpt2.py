@@ -17,7 +17,7 @@ from mpitrain.kernels.activation_functions import Gelu
 from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.fields import Flag, Ignored, Share, Unwritten, VocabularySize, Whole, eps
 from mpitrain.model.families.names import HUGGING_FACE
-from mpitrain.model.layers.mlp import Mlp
+from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.plan.declared.family import ModelFamily, width_of_head
 from mpitrain.plan.declared.hugging_face import Fields, ModelType, Shape, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
@@ -55,7 +55,17 @@ def _gpt2(config: Config) -> ModelLayers:
         )
     rate = model.residual_dropout
     gelu = Gelu("none" if model.gelu == "exact" else "tanh")
-    ffn = Mlp(model.width, model.ffn, 2 * model.layers, model.eps, gelu, dropout=rate)
+    ffn = FeedForward(
+        model.width,
+        model.ffn,
+        2 * model.layers,
+        model.eps,
+        gelu,
+        KIND,
+        biased=True,
+        gated=False,
+        dropout=rate,
+    )
     dropout = dict(dropout=model.attention_dropout, residual_dropout=rate)
     blocks = tuple(
         (replace(attention, block=number), replace(ffn, block=number))

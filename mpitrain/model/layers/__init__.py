@@ -4,8 +4,7 @@
     attention, rope     causal attention with grouped queries, sliding window, sinks, soft cap; rotary
                         positions
     latent_attention    multi-head latent attention (DeepSeek)
-    feed_forward        the gated feed-forward (SwiGLU, or with another activation)
-    mlp                 the feed-forward without a gate
+    feed_forward        the feed-forward, gated (SwiGLU, or another activation) or without a gate
     post_norm         a norm after any of these (post-norm)
     experts             a mixture of experts: router, experts, shared experts
     multi_token         heads that predict further tokens

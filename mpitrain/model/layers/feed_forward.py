@@ -1,4 +1,5 @@
-"""The gated feed-forward (SwiGLU, arXiv:2002.05202), after an RMSNorm.
+"""The dense feed-forward, after a norm: gated (SwiGLU, arXiv:2002.05202), or not (arXiv:1706.03762,
+section 3.3; GPT-2 with GELU).
 
 Kept of it, with n = B T positions on this rank, width D, F hidden units:
 
@@ -9,14 +10,22 @@ Kept of it, with n = B T positions on this rank, width D, F hidden units:
     working      3 n D, 3 n F       forward, backward; selective 2 n F, 5 n F: what isn't kept is
                                     made, and made again
 
+and without a gate
+
+    none         2 n D + n + 2 n F  unit and normed input | before and after the activation
+    selective    n D + n + n F      input | before the activation
+    from I to W  2 n D + 2 n F      both factors of each weight gradient, in every mode
+    working      3 n D, 3 n F       forward, backward
+
 tp divides F. What fp8, tp, `sequence` and cp change stands in layers/attention.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mpitrain.kernels.activation_functions import SILU, Activation
+from mpitrain.plan.declared.dropout_sites import AFTER_FFN
 from mpitrain.plan.declared.layer import Layer, Sizes, Working
 from mpitrain.plan.declared.layer_traffic import sublayer
 from mpitrain.plan.declared.parameters import (
@@ -45,7 +54,9 @@ class FeedForward(Layer):
     """depth, eps, kind: as in layers/attention.py.
 
     activation: its function (kernels/activation_functions.py).
-    biased: the three products have a bias.
+    biased: the products have a bias.
+    gated: the activation's result is multiplied by a further product.
+    dropout: the share that is dropped of what block `block` adds to the residual stream.
     """
 
     width: int
@@ -55,47 +66,66 @@ class FeedForward(Layer):
     activation: Activation = SILU
     kind: NormKind = NormKind.RMS
     biased: bool = False
+    gated: bool = True
+    dropout: float = 0.0
+    block: int = field(default=0, compare=False)
 
     def parameters(self) -> tuple[Spec, ...]:
-        biases = (
-            bias("ffn.gate.bias", self.ffn),
-            bias("ffn.up.bias", self.ffn),
-            bias("ffn.down.bias", self.width, None),
-        )
-        return (
-            *norm("ffn.norm", self.width, self.eps, self.kind),
-            matrix("ffn.gate.weight", self.ffn, self.width, ROWS),
-            matrix("ffn.up.weight", self.ffn, self.width, ROWS),
-            matrix("ffn.down.weight", self.width, self.ffn, COLUMNS, std=residual_std(self.depth)),
-            *(biases if self.biased else ()),
-        )
+        pairs = {
+            name: (
+                matrix(f"ffn.{name}.weight", self.ffn, self.width, ROWS),
+                bias(f"ffn.{name}.bias", self.ffn),
+            )
+            for name in ("gate", "up")
+        }
+        std = residual_std(self.depth)
+        down = matrix("ffn.down.weight", self.width, self.ffn, COLUMNS, std=std)
+        pairs["down"] = down, bias("ffn.down.bias", self.width, None)
+        if self.gated:  # biases after all weights: buckets and checkpoints keep their order
+            ordered = [spec for kind in zip(*pairs.values()) for spec in kind]
+        else:
+            ordered = [*pairs["up"], *pairs["down"]]
+        kept = [spec for spec in ordered if self.biased or spec.name.endswith(".weight")]
+        return *norm("ffn.norm", self.width, self.eps, self.kind), *kept
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        return (
-            sizes.normed(self.width, sizes.factor, self.kind)
-            + sizes.positions * sizes.gated(sizes.factor, self.activation == SILU) * self.ffn // sizes.tp
-        )
+        if self.gated:
+            of_unit = sizes.gated(sizes.factor, self.activation == SILU)
+        else:
+            of_unit = sizes.itemsize + (0 if sizes.selective else sizes.factor)
+        normed = sizes.normed(self.width, sizes.factor, self.kind)
+        return normed + sizes.positions * of_unit * self.ffn // sizes.tp
 
     def left(self, sizes: Sizes) -> int:
-        return (2 * self.width + 3 * self.ffn // sizes.tp) * sizes.factor * sizes.positions
+        num_products = 3 if self.gated else 2
+        hidden = num_products * self.ffn // sizes.tp
+        return (2 * self.width + hidden) * sizes.factor * sizes.positions
 
     def working(self, sizes: Sizes) -> Working:
         stream = sizes.stream(self.width)
         hidden = sizes.positions * self.ffn // sizes.tp * sizes.itemsize
         gathered = sizes.gathered(self.width)
         returned = gathered + sizes.regathered(self.width)
-        if sizes.selective or self.activation != SILU:
-            return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 5 * hidden) + returned)
-        return Working(3 * stream + gathered, 3 * max(stream, hidden) + returned)
+        if self.gated and self.activation == SILU and not sizes.selective:
+            return Working(3 * stream + gathered, 3 * max(stream, hidden) + returned)
+        # hidden units aren't there when what is added is dropped from
+        dropping = 3 * stream + (sizes.dropped(self.width) if self.dropout else 0)
+        made = (5 if self.gated else 4) * hidden
+        return Working(max(dropping, 2 * hidden) + gathered, max(dropping, made) + returned)
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         normed = self.kind is not NormKind.NONE
-        return sublayer(sizes, self.width, normed=normed, num_behind=int(self.biased))
+        local_items = self.biased + bool(self.dropout)
+        return sublayer(sizes, self.width, normed=normed, num_behind=local_items)
 
     def work(self, layout: StepLayout, load: float) -> PartWork:
-        return feed_forward_work(layout, self.width, self.ffn, gated=True)
+        dropped = bool(self.dropout)
+        return feed_forward_work(layout, self.width, self.ffn, gated=self.gated, dropped=dropped)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.feed_forward import feed_forward  # torch
+        from mpitrain.model.residual_dropout import ResidualDropout
 
-        return feed_forward(own, site, self.activation)
+        rate = self.dropout
+        dropout_items = [ResidualDropout(rate, self.block, AFTER_FFN, site)] if rate else []
+        return feed_forward(own, site, self.activation, dropout_items)
