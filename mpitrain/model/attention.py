@@ -6,6 +6,7 @@ model/build_context.py.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -262,23 +263,17 @@ class AttentionSegment(Segment):
         return self.output.of(a_BHTC, recompute, tape)
 
 
+@dataclass(eq=False)
 class SpreadAttention:
     """The same with the sequence spread over the context-parallel axis.
 
     A segment, what the ranks exchange, a segment.
     """
 
-    def __init__(
-        self,
-        projection: Sequence[Item],
-        core: Core,
-        over_cp: ContextAttention,
-        output: Item,
-    ):
-        self.projection = projection
-        self.core = core
-        self.over_cp = over_cp
-        self.output = output
+    projection: Sequence[Item]
+    core: Core
+    over_cp: ContextAttention
+    output: Item
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         qkv, projected = yield from forward(self.projection, x, context)

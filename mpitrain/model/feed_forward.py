@@ -4,6 +4,7 @@ B sequences of a microbatch, T tokens each, D width, F hidden units.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -32,6 +33,7 @@ def feed_forward(
     return site.sublayer(norm, inner, [*added, *after])
 
 
+@dataclass(eq=False)
 class FeedForwardSegment(Segment):
     """down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202); without a gate
     down(activation(up(norm(x)))). Without `norm`, x is normalised already.
@@ -41,21 +43,12 @@ class FeedForwardSegment(Segment):
     With tensor parallelism its weights are those of some hidden units, and the output is partial.
     """
 
-    def __init__(
-        self,
-        norm: NormSegment | None,
-        opening: tuple[Parameter, ...],
-        down: Parameter,
-        fp8: bool = False,
-        activation: Activation = SILU,
-        biases: tuple[Parameter, ...] = (),
-    ):
-        self.norm = norm
-        self.opening = opening
-        self.down = down
-        self.fp8 = fp8
-        self.biases = biases
-        self.activation = activation
+    norm: NormSegment | None
+    opening: tuple[Parameter, ...]
+    down: Parameter
+    fp8: bool = False
+    activation: Activation = SILU
+    biases: tuple[Parameter, ...] = ()
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         h_BTD, recompute = tape.normed_by(x_BTD, self.norm)

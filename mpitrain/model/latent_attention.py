@@ -7,6 +7,7 @@ width of a head's queries and keys.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -74,24 +75,16 @@ def latent_attention(
     return [Residual([down, *attended(up, core, heads, output, site)])]
 
 
+@dataclass(eq=False)
 class Down(Segment):
     """Of norm(x): what queries are made of, what keys and values are, and rotary keys, side by side."""
 
-    def __init__(
-        self,
-        widths: LatentWidths,
-        norm: Parameter,
-        q_down: Parameter | None,
-        q_norm: Parameter | None,
-        kv_down: Parameter,
-        kv_norm: Parameter,
-    ):
-        self.widths = widths
-        self.norm = norm
-        self.q_down = q_down
-        self.q_norm = q_norm
-        self.kv_down = kv_down
-        self.kv_norm = kv_norm
+    widths: LatentWidths
+    norm: Parameter
+    q_down: Parameter | None
+    q_norm: Parameter | None
+    kv_down: Parameter
+    kv_norm: Parameter
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         h_BTD, recompute = tape.normed(x_BTD, self.norm)
@@ -104,6 +97,7 @@ class Down(Segment):
         return torch.cat((queries, tape.norm(of_kv, self.kv_norm), rotary), -1)
 
 
+@dataclass(eq=False)
 class Up(Segment):
     """Queries, keys and values of the heads that are here, [B, H, T, C]: values padded to the width
     of keys.
@@ -111,19 +105,11 @@ class Up(Segment):
     magnitude: of the rotary features, by which the others are multiplied, too.
     """
 
-    def __init__(
-        self,
-        widths: LatentWidths,
-        q_up: Parameter,
-        kv_up: Parameter,
-        rotary: Rotary,
-        magnitude: float,
-    ):
-        self.widths = widths
-        self.q_up = q_up
-        self.kv_up = kv_up
-        self.rotary = rotary
-        self.magnitude = magnitude
+    widths: LatentWidths
+    q_up: Parameter
+    kv_up: Parameter
+    rotary: Rotary
+    magnitude: float
 
     def compute(
         self, latent_BTL: torch.Tensor, context: Context, tape: Tape

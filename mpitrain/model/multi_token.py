@@ -8,7 +8,7 @@ loss sees.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -78,23 +78,17 @@ class Depth(NamedTuple):
     head: Sequence[Item]
 
 
+@dataclass(eq=False)
 class MultiTokenHead:
     """The head, and depth after depth; without targets, or gradients, the head alone.
 
     weight: of each depth's loss.
     """
 
-    def __init__(
-        self,
-        main: Sequence[Item],
-        depths: Sequence[Depth],
-        weight: float,
-        site: BuildContext,
-    ):
-        self.main = main
-        self.depths = depths
-        self.weight = weight
-        self.site = site
+    main: Sequence[Item]
+    depths: Sequence[Depth]
+    weight: float
+    site: BuildContext
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         """Return the loss of the next token, and tell the mean over depths of the others'."""

@@ -9,6 +9,7 @@ another has them in the sum of squares, too; its gradient is that of its own que
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -30,23 +31,17 @@ class SavedNorms(NamedTuple):
     start: int
 
 
+@dataclass(eq=False)
 class WidthNorms:
     """norm(q), norm(k) and v, head by head and turned by their positions.
 
     Collective over tp. norms: weights of the features here.
     """
 
-    def __init__(
-        self,
-        norms: Sequence[Parameter],
-        axis: Axis,
-        rotary: Rotary | None,
-        head_width: int,
-    ):
-        self.norms = norms
-        self.axis = axis
-        self.rotary = rotary
-        self.head_width = head_width
+    norms: Sequence[Parameter]
+    axis: Axis
+    rotary: Rotary | None
+    head_width: int
 
     def forward(self, x: tuple[torch.Tensor, ...], context: Context) -> Walk:
         *inputs, v_BTF = x

@@ -42,7 +42,11 @@ def decoder(
         (attention, ffn) for attention in attentions(config, kind=kind, **more)
     )
     if norm_after is not NormKind.NONE:
-        blocks = tuple(_with_norms(block, model.width, model.eps, norm_after) for block in blocks)
+        norm = model.width, model.eps, norm_after
+        blocks = tuple(
+            (PostNorm(attention, "attention", *norm), PostNorm(ffn, "ffn", *norm))
+            for attention, ffn in blocks
+        )
     return with_ends(config, blocks, kind=kind if norm_after is NormKind.NONE else norm_after, scale=scale)
 
 
@@ -100,12 +104,3 @@ def _rope(config: Config, windowed: bool) -> Rope | None:
         return None
     width = own.rotary_width or head_width(config)
     return Rope(width, own.window_theta) if windowed and own.window_theta else rope_of(own, width)
-
-
-def _with_norms(
-    block: tuple[Layer, ...],
-    width: int,
-    eps: float,
-    kind: NormKind,
-) -> tuple[Layer, ...]:
-    return tuple(PostNorm(layer, name, width, eps, kind) for layer, name in zip(block, ("attention", "ffn")))

@@ -7,6 +7,7 @@ their own.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mpitrain.config import Config
@@ -25,15 +26,10 @@ from mpitrain.plan.settings.attention import head_width
 KIND = NormKind.RMS_PLUS_ONE
 
 
-def _gemma2(config: Config) -> ModelLayers:
-    """Return the layers of a resolved configuration's model."""
-    return decoder(config, kind=KIND, norm_after=KIND, activation=Gelu(), scale=config.model.width**0.5)
-
-
-def _gemma3(config: Config) -> ModelLayers:
-    """Return the layers of a resolved configuration's model."""
+def _gemma(config: Config, normed: bool = False) -> ModelLayers:
+    """Return the layers of a resolved configuration's model. normed: queries and keys are."""
     scale = config.model.width**0.5
-    return decoder(config, kind=KIND, norm_after=KIND, activation=Gelu(), scale=scale, normed=True)
+    return decoder(config, kind=KIND, norm_after=KIND, activation=Gelu(), scale=scale, normed=normed)
 
 
 _KEYS = dict(ROTARY, **WINDOWS | dict(window=4096), biases="none", score_width=0)
@@ -116,7 +112,7 @@ _GEMMA3_FIELDS = (
 
 GEMMA2 = ModelFamily(
     name="gemma2",
-    layers=_gemma2,
+    layers=_gemma,
     attention=dict(_KEYS, window_blocks="wf", score_cap=50.0),
     model=dict(eps=1e-6, logit_cap=30.0),
     weight_names={HUGGING_FACE: DENSE | NORMS_AROUND | BIASES},
@@ -138,7 +134,7 @@ GEMMA2 = ModelFamily(
 )  # fmt: skip
 GEMMA3 = ModelFamily(
     name="gemma3",
-    layers=_gemma3,
+    layers=partial(_gemma, normed=True),
     attention=dict(_KEYS, window_blocks="wwwwwf", theta=1_000_000.0, window_theta=10_000.0),
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: DENSE | NORMS_AROUND | BIASES | NORMS_OF_HEADS},

@@ -7,7 +7,6 @@ sigmoid of the router, with a bias that chooses, and a shared expert.
 from typing import Any
 
 from mpitrain.config import Config
-from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.expert_fields import shared_and_routed
 from mpitrain.model.families.fields import SILU, Biases, Flag, HeadWidth, Ignored, Unwritten, eps, sizes
 from mpitrain.model.families.names import (
@@ -19,16 +18,10 @@ from mpitrain.model.families.names import (
     SHARED_AND_BIAS,
 )
 from mpitrain.model.families.rope_fields import RopeField
-from mpitrain.model.families.sparse import sparse_blocks
+from mpitrain.model.families.sparse import sparse_model
 from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily, plain_heads, width_of_head
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
-from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.settings.attention import head_width
-
-
-def _glm(config: Config) -> ModelLayers:
-    """Return the layers of a resolved configuration's model."""
-    return with_ends(config, sparse_blocks(config, attentions(config)))
 
 
 def _half_of_heads(model: Any, keys: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +76,7 @@ _FIELDS = (
 
 GLM4_MOE = ModelFamily(
     name="glm-4.5",
-    layers=_glm,
+    layers=sparse_model,
     # None: half of a head
     attention=dict(ROTARY, theta=1_000_000.0, rotary_width=None, biases="qkv", normed=False),
     model=dict(eps=1e-5),

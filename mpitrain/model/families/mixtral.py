@@ -1,21 +1,12 @@
 """Mixtral (arXiv:2401.04088): Llama's attention, and experts instead of its feed-forward."""
 
-from mpitrain.config import Config
-from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.expert_fields import WidthOfExperts, routed
 from mpitrain.model.families.fields import SILU, HeadWidth, eps, optional, sizes
 from mpitrain.model.families.names import ATTENTION, ENDS, HUGGING_FACE, NORMS, in_block
 from mpitrain.model.families.rope_fields import RopeField
-from mpitrain.model.families.sparse import sparse_blocks
+from mpitrain.model.families.sparse import sparse_model
 from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
 from mpitrain.plan.declared.hugging_face import ModelType
-from mpitrain.plan.declared.layer import ModelLayers
-
-
-def _mixtral(config: Config) -> ModelLayers:
-    """Return the layers of a resolved configuration's model."""
-    return with_ends(config, sparse_blocks(config, attentions(config)))
-
 
 _ROUTED = in_block(
     {
@@ -40,7 +31,7 @@ _FIELDS = (
 
 MIXTRAL = ModelFamily(
     name="mixtral",
-    layers=_mixtral,
+    layers=sparse_model,
     attention=dict(ROTARY, window=0),
     model=dict(eps=1e-5),
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=8, active=2, balance="microbatch"),

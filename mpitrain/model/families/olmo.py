@@ -4,7 +4,8 @@ Llama with norms after sublayers, and none before; queries and keys are normed o
 together. OLMo 3 has windows in three of four blocks, and scales the positions of the others only.
 """
 
-from mpitrain.config import Config
+from functools import partial
+
 from mpitrain.model.families.decoder import decoder
 from mpitrain.model.families.fields import SILU, Biases, HeadWidth, eps, sizes
 from mpitrain.model.families.names import (
@@ -20,14 +21,7 @@ from mpitrain.model.families.rope_fields import RopeByKind, RopeField
 from mpitrain.model.families.window_fields import Windows
 from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
 from mpitrain.plan.declared.hugging_face import ModelType
-from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
-
-
-def _olmo(config: Config) -> ModelLayers:
-    """Return the layers of a resolved configuration's model."""
-    return decoder(config, kind=NormKind.NONE, norm_after=NormKind.RMS, normed_whole=True)
-
 
 _NAMES = (
     ENDS
@@ -42,6 +36,7 @@ _NAMES = (
         }
     )
 )
+_layers = partial(decoder, kind=NormKind.NONE, norm_after=NormKind.RMS, normed_whole=True)
 _OLMO2 = dict(vocab=100352, tied=False)
 _7B = dict(layers=32, width=4096, heads=32, kv_heads=32, ffn=11008)
 _32B = dict(layers=64, width=5120, heads=40, kv_heads=8, ffn=27648)
@@ -54,7 +49,7 @@ _OLMO3_FIELDS = (*_COMMON, Windows("wwwf"), RopeByKind(500_000.0, 500_000.0))
 
 OLMO2 = ModelFamily(
     name="olmo2",
-    layers=_olmo,
+    layers=_layers,
     attention=dict(ROTARY, theta=500_000.0, biases="none"),
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: _NAMES},
@@ -68,7 +63,7 @@ OLMO2 = ModelFamily(
 )
 OLMO3 = ModelFamily(
     name="olmo3",
-    layers=_olmo,
+    layers=_layers,
     attention=dict(
         ROTARY,
         **WINDOWS | dict(window=4096, window_blocks="wwwf"),

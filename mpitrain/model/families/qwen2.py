@@ -3,7 +3,8 @@
 Llama whose queries, keys and values have biases; later blocks can have a window.
 """
 
-from mpitrain.config import Config
+from functools import partial
+
 from mpitrain.model.families.decoder import decoder
 from mpitrain.model.families.fields import SILU, HeadWidth, eps, sizes
 from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE
@@ -11,13 +12,6 @@ from mpitrain.model.families.rope_fields import RopeField
 from mpitrain.model.families.window_fields import WindowsIfUsed
 from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
 from mpitrain.plan.declared.hugging_face import ModelType
-from mpitrain.plan.declared.layer import ModelLayers
-
-
-def _qwen2(config: Config) -> ModelLayers:
-    """Return the layers of a resolved configuration's model."""
-    return decoder(config, biased=True)
-
 
 _SMALL = dict(vocab=151936, tied=True)
 _LARGE = dict(vocab=152064, tied=False)
@@ -26,7 +20,7 @@ _FIELDS = (*sizes(32), HeadWidth(), SILU, RopeField(10_000.0), eps(1e-6), Window
 
 QWEN2 = ModelFamily(
     name="qwen2",
-    layers=_qwen2,
+    layers=partial(decoder, biased=True),
     attention=dict(ROTARY, **WINDOWS, theta=1_000_000.0),
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: DENSE | BIASES},

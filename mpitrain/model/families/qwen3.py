@@ -3,28 +3,17 @@
 Llama with heads as wide as one likes, whose queries and keys are normed; dense, or with experts.
 """
 
-from mpitrain.config import Config
-from mpitrain.model.families.decoder import attentions, decoder, with_ends
+from functools import partial
+
+from mpitrain.model.families.decoder import decoder
 from mpitrain.model.families.expert_fields import SparseBlocks
 from mpitrain.model.families.fields import SILU, Biases, Flag, HeadWidth, Unwritten, Whole, eps, sizes
 from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED
 from mpitrain.model.families.rope_fields import RopeField
-from mpitrain.model.families.sparse import sparse_blocks
+from mpitrain.model.families.sparse import sparse_model
 from mpitrain.model.families.window_fields import WindowOfAll, WindowsIfUsed
 from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, WINDOWS, ModelFamily
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
-from mpitrain.plan.declared.layer import ModelLayers
-
-
-def _qwen3(config: Config) -> ModelLayers:
-    """Return the layers of a resolved configuration's model."""
-    return decoder(config, normed=True)
-
-
-def _qwen3_moe(config: Config) -> ModelLayers:
-    """Return the layers of a resolved configuration's model."""
-    return with_ends(config, sparse_blocks(config, attentions(config, normed=True)))
-
 
 _KEYS = dict(ROTARY, **WINDOWS, theta=1_000_000.0, biases="none")
 _DENSE = dict(kv_heads=8, vocab=151936, attention=dict(head_width=128))
@@ -60,7 +49,7 @@ _MOE_FIELDS = (
 
 QWEN3 = ModelFamily(
     name="qwen3",
-    layers=_qwen3,
+    layers=partial(decoder, normed=True),
     attention=_KEYS,
     model=dict(eps=1e-6),
     weight_names={HUGGING_FACE: DENSE | BIASES | NORMS_OF_HEADS},
@@ -76,7 +65,7 @@ QWEN3 = ModelFamily(
 )
 QWEN3_MOE = ModelFamily(
     name="qwen3-moe",
-    layers=_qwen3_moe,
+    layers=partial(sparse_model, normed=True),
     attention=_KEYS,
     model=dict(eps=1e-6),
     experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=128, active=8, balance="global"),

@@ -1,12 +1,19 @@
-"""The blocks of a model with experts: which of them have experts, and which a plain feed-forward."""
+"""A model with experts: which of them have experts, and which a plain feed-forward."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from mpitrain.config import Config
 from mpitrain.kernels.activation_functions import SILU, Activation
+from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.layers.experts import Experts
 from mpitrain.model.layers.feed_forward import FeedForward
-from mpitrain.plan.declared.layer import Layer
+from mpitrain.plan.declared.layer import Layer, ModelLayers
+
+
+def sparse_model(config: Config, **more: Any) -> ModelLayers:
+    """Return the layers of a model. more: fields of Attention."""
+    return with_ends(config, sparse_blocks(config, attentions(config, **more)))
 
 
 def sparse_blocks(
