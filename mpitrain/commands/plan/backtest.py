@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpitrain.commands.output_file import require_file, require_plotting, write
+from mpitrain.commands.output_file import rendered, require_file, require_plotting, write
 from mpitrain.commands.plan.backtest_text import as_text
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.planner.backtest_errors import BacktestOutcome, by_row, predict_rows, report
 from mpitrain.planner.fitted_machine import machine_text
 
 KINDS_OF_PICTURES = (".svg", ".png")
+SIZE = (8, 5)  # inches
 KINDS_OF_FILES = (*KINDS_OF_PICTURES, ".csv", ".toml")
 
 
@@ -46,9 +47,7 @@ def _write(outcome: BacktestOutcome, out: str, source: str) -> None:
         text = machine_text([each.row for each in own], [each.sample for each in own], source)
         write("--out", out, text.encode())
     else:
-        from mpitrain.commands.plan.backtest_picture import draw
-
-        draw(_points(outcome), out)
+        write("--out", out, _picture(outcome, Path(out).suffix[1:]))
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -66,6 +65,23 @@ def _text(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.6g}" if math.isfinite(value) else ""
     return value
+
+
+def _picture(outcome: BacktestOutcome, kind: str) -> bytes:
+    """Draw predicted over published seconds, one colour for each machine."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE)
+    axes = figure.subplots()
+    points = _points(outcome)
+    every = [number for x, y in points.values() for number in (*x, *y)] or [1.0]
+    ends = [min(every), max(every)]
+    axes.plot(ends, ends, color="0.5", linewidth=1)
+    for name, (x, y) in sorted(points.items()):
+        axes.scatter(x, y, s=14, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="published, s a step", ylabel="predicted, s a step")
+    axes.legend(fontsize=8)
+    return rendered(figure, kind)
 
 
 def _points(outcome: BacktestOutcome) -> dict[str, tuple[list[float], list[float]]]:

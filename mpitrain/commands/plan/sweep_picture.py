@@ -4,16 +4,15 @@ Only pictures import this, and with it matplotlib. Colours are those of schedule
 colour-blind readers tell apart; what is measured is drawn through, what is predicted dashed.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from mpitrain.commands.output_file import rendered
 from mpitrain.commands.plan.scaled_step import ScaledStep
 from mpitrain.commands.schedule.cells import COLOURS
 
@@ -54,7 +53,7 @@ def scaling_curves(curves: Mapping[str, Sequence[ScaledStep]], scaling: str) -> 
     ]
     figure.suptitle(f"{scaling} scaling", fontsize=13, fontweight="bold", x=0.01, ha="left")
     figure.legend(handles=entries, loc="outside lower left", ncols=4, fontsize=SMALL, frameon=False)
-    return _rendered(figure)
+    return rendered(figure, "svg")
 
 
 def _curve(
@@ -106,7 +105,7 @@ def heat_map(keys: tuple[str, str], measured: Cells, predicted: Cells, title: st
         for spine in axes.spines.values():
             spine.set_visible(False)
     figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
-    return _rendered(figure)
+    return rendered(figure, "svg")
 
 
 def _values(found: Sequence[str]) -> list[str]:
@@ -122,10 +121,3 @@ def _label(axes: Axes, x: int, y: int, cells: Cells, at: tuple[str, str], most: 
     dark = value is not None and value < 0.55 * most
     colour = "white" if dark else "black"
     axes.text(x, y, text, ha="center", va="center", fontsize=SMALL, color=colour)
-
-
-def _rendered(figure: Figure) -> bytes:
-    content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "mpitrain", "svg.fonttype": "none"}):
-        figure.savefig(content, format="svg", metadata={"Date": None})
-    return content.getvalue()

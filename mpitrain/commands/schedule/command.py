@@ -5,6 +5,8 @@ Neither MPI nor torch.
 
 import math
 import os
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +46,17 @@ class Files(NamedTuple):
         if self.table is not None:
             require_file("--table", self.table, KINDS_OF_TABLES)
 
+    def draw(self, text: Callable[[], str], picture: str, *what: object) -> None:
+        """Write --out, if it is asked for: a text, or what a module of this folder draws."""
+        if self.out is None:
+            return
+        kind = Path(self.out).suffix[1:]
+        if kind == "txt":
+            write("--out", self.out, (text() + "\n").encode())
+        else:
+            drawing = import_module(f"mpitrain.commands.schedule.{picture}")  # matplotlib
+            write("--out", self.out, drawing.draw(*what, kind))
+
     def text_of(self, table: Table) -> str:
         """Return what --table's file is to hold. Raises ScheduleError for what its form can't say."""
         if self.form in FORMS:
@@ -76,15 +89,9 @@ def show(request: Request, files: Files, json: bool) -> str:
     """
     files.require()
     played = play(request)
-    out = files.out
     if files.table:
         write("--table", files.table, files.text_of(played.table).encode())
-    if out and Path(out).suffix == ".txt":
-        write("--out", out, (as_text(played, WIDTH, whole=True) + "\n").encode())
-    elif out:
-        from mpitrain.commands.schedule.picture import draw
-
-        write("--out", out, draw(played, Path(out).suffix[1:]))
+    files.draw(lambda: as_text(played, WIDTH, whole=True), "picture", played)
     return as_json(played) if json else as_text(played, _screen())
 
 
@@ -96,15 +103,9 @@ def show_trace(trace: str, files: Files, json: bool) -> str:
     from mpitrain.schedules.play.measurement import Measurement
 
     files.require()
-    out = files.out
-    found = Measurement(measured(trace))
-    if out and Path(out).suffix == ".txt":
-        write("--out", out, (as_text(found, WIDTH) + "\n").encode())
-    elif out:
-        from mpitrain.commands.schedule.measured_picture import draw
-
-        write("--out", out, draw(found, Path(out).suffix[1:]))
-    return as_json(found) if json else as_text(found, _screen())
+    measurement = Measurement(measured(trace))
+    files.draw(lambda: as_text(measurement, WIDTH), "measured_picture", measurement)
+    return as_json(measurement) if json else as_text(measurement, _screen())
 
 
 def measured(trace: str) -> MeasuredTrace:
@@ -162,12 +163,7 @@ def show_frontier(request: Request, files: Files, json: bool) -> str:
     require_searchable("frontier", size.num_ranks, size.num_microbatches)
     found = frontier(size)
     text = report.as_text(found, size)
-    if files.out and Path(files.out).suffix == ".txt":
-        write("--out", files.out, (text + "\n").encode())
-    elif files.out:
-        from mpitrain.commands.schedule.frontier_picture import draw
-
-        write("--out", files.out, draw(found, size, Path(files.out).suffix[1:]))
+    files.draw(lambda: text, "frontier_picture", found, size)
     return report.as_json(found) if json else text
 
 

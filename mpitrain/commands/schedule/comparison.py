@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpitrain.commands.schedule.request import Request, play
-from mpitrain.commands.schedule.text import number
+from mpitrain.commands.schedule.text import number, times_in_words
 from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.schedules import catalog
@@ -95,13 +95,9 @@ def as_text(comparison: Comparison) -> str:
 
 
 def _headline(played: Played) -> str:
-    forward, grad, weight, message = map(number, played.times)
     limit = "" if played.memory_limit is None else f"; memory limit {number(played.memory_limit)} stashes"
     size = f"{played.num_ranks} ranks, {played.num_microbatches} microbatches"
-    return (
-        f"{size}; times F {forward}, I {grad}, W {weight}, message {message}{limit}; ideal "
-        f"{number(played.ideal)}"
-    )
+    return f"{size}; {times_in_words(played.times)}{limit}; ideal {number(played.ideal)}"
 
 
 def _cells(played: Played, dominated: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,14 +6,12 @@ Measures are inches, fixed from the top and the left, so that nothing is cut off
 pictures have larger letters.
 """
 
-import io
-
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
+from mpitrain.commands.output_file import rendered
 from mpitrain.commands.schedule.cells import BUBBLE, PAIR_EDGE, Look, draw_rows, kinds, label_width, tint
 from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.play.simulate import Timeline
@@ -136,13 +134,8 @@ class Frame:
         )
 
     def render(self, kind: str) -> bytes:
-        """Return the figure as an .svg or .png file. The same figure gives the same bytes."""
-        content = io.BytesIO()
-        with rc_context({"svg.hashsalt": "mpitrain", "svg.fonttype": "none"}):  # text stays text
-            self.figure.savefig(
-                content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
-            )
-        return content.getvalue()
+        """Return the figure as an .svg or .png file."""
+        return rendered(self.figure, kind)
 
 
 def _width(timeline: Timeline, look: Look) -> float:

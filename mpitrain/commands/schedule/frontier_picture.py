@@ -1,12 +1,11 @@
 """The picture of time against memory. Only pictures import this, and with it matplotlib."""
 
-import io
 from collections.abc import Sequence
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mpitrain.commands.output_file import rendered
 from mpitrain.commands.schedule.cells import COLOURS
 from mpitrain.schedules.time_and_memory import Frontier, Point, StepSize
 
@@ -40,10 +39,7 @@ def draw(found: Frontier, size: StepSize, kind: str) -> bytes:
     figure.suptitle(
         f"{size.num_ranks} ranks, {size.num_microbatches} microbatches", fontsize=13, x=0.01, ha="left"
     )
-    content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "mpitrain", "svg.fonttype": "none"}):
-        figure.savefig(content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-    return content.getvalue()
+    return rendered(figure, kind)
 
 
 def _scatter(axes: Axes, points: Sequence[Point], colour: str, label: str) -> None:

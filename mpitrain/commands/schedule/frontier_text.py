@@ -2,7 +2,7 @@
 
 import json
 
-from mpitrain.commands.schedule.text import number
+from mpitrain.commands.schedule.text import number, times_in_words
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.schedules.time_and_memory import Frontier, Point, StepSize
 
@@ -11,11 +11,8 @@ TITLES = ("peak stashes", "makespan", "bound", "above it", "schedule")
 
 def as_text(found: Frontier, size: StepSize) -> str:
     """Return the front and the others as two tables."""
-    forward, grad, weight, message = map(number, size.times)
-    head = (
-        f"{size.num_ranks} ranks, {size.num_microbatches} microbatches; times F {forward}, I {grad}, W "
-        f"{weight}, message {message}"
-    )
+    ranks = f"{size.num_ranks} ranks, {size.num_microbatches} microbatches"
+    head = f"{ranks}; {times_in_words(size.times)}"
     front = aligned([TITLES, *map(_cells, found.front)])
     others = aligned([TITLES, *map(_cells, found.others)]) if found.others else "none"
     return "\n\n".join(

@@ -2,6 +2,7 @@
 
 import json
 
+from mpitrain.commands.schedule.text import right_aligned
 from mpitrain.schedules.play.measurement import Measurement
 from mpitrain.schedules.play.scale import to_scale
 
@@ -60,10 +61,7 @@ def _ranks(measurement: Measurement) -> str:
     for rank, numbers in enumerate(measurement.ranks()):
         share = numbers["simulated_end"] / numbers["end"] - 1 if numbers["end"] else 0.0
         rows.append((str(rank), *(f"{value:.3f}" for value in numbers.values()), f"{share:+.1%}"))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    )
+    return right_aligned(rows)
 
 
 def _times(measurement: Measurement) -> str:

@@ -1,9 +1,10 @@
 """What `mpitrain schedule NAME` prints: the grid and the numbers, or one JSON object."""
 
 import json
+from collections.abc import Sequence
 
 from mpitrain.schedules.formats.notation import operations
-from mpitrain.schedules.options import UNIT_TIMES
+from mpitrain.schedules.options import UNIT_TIMES, Times
 from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
 from mpitrain.schedules.played import Played
 
@@ -47,8 +48,13 @@ def headline(played: Played) -> str:
     words += [f"{stages} stages a rank"] * (stages > 1)
     words += ["two copies of the model, half of the microbatches each"] * (table.copies > 1)
     words += [f"{table.segments} segments a microbatch"] * (table.segments > 1)
-    forward, grad, weight, message = map(number, played.times)
-    return f"{table.name}: {', '.join(words)}; times F {forward}, I {grad}, W {weight}, message {message}"
+    return f"{table.name}: {', '.join(words)}; {times_in_words(played.times)}"
+
+
+def times_in_words(times: Times) -> str:
+    """Write the times of --times."""
+    forward, grad, weight, message = map(number, times)
+    return f"times F {forward}, I {grad}, W {weight}, message {message}"
 
 
 def number(value: float) -> str:
@@ -104,8 +110,14 @@ def _ranks(played: Played) -> str:
     if len(rows) > MOST_RANKS + 1:
         half = MOST_RANKS // 2
         rows = [*rows[: half + 1], ("...",) * len(rows[0]), *rows[-half:]]
+    return right_aligned(rows)
+
+
+def right_aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of numbers."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows)
+    lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _proof(played: Played) -> str:
