@@ -1038,7 +1038,7 @@ def given_toml(given: LoadedConfig) -> str:
 
 def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
     """Write what was asked as TOML that load() reads, and what was derived from it in a table that
-    only parse_resolved() reads; both with their origins.
+    only resolved_with_origins() reads; both with their origins.
     """
     tables = _as_tables(asked.config)
     whole = _as_tables(resolved.config)
@@ -1064,17 +1064,12 @@ def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
     )
 
 
-def parse_resolved(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Config:
-    """Check what a run has written to its directory, its derived keys included, and return the
-    resolved Config.
-
-    typed: as parse() takes it.
-    """
-    return resolved_with_origins(tree, "config.toml", typed).config
-
-
 def resolved_with_origins(tree: Mapping[str, Any], path: object, typed: Collection[str] = ()) -> LoadedConfig:
-    """Check as parse_resolved() does, and return the origins, too. path: for messages."""
+    """Check what a run has written to its directory, its derived keys included; return the resolved
+    configuration and the origins.
+
+    path: for messages. typed: as parse() takes it.
+    """
     asked = dict(tree)
     record = asked.pop(origins.TABLE, None)
     derived = asked.pop(DERIVED, {})

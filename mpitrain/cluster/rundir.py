@@ -61,85 +61,32 @@ MOST_LINE_BYTES = 1 << 24  # the loads of 100 blocks of 512 experts take 1 MB
 
 
 class RunDir:
-    """The paths of a run. Only the rank that writes calls anything but the properties."""
+    """The paths of a run. Only the rank that writes calls its methods."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.data = self.path / "data"
+        self.tokenizer = self.data / "tokenizer.json"  # a copy, of runs that have one
+        self.checkpoints = self.path / "checkpoints"
+        self.came_along = self.path / "huggingface"
+        self.logs = self.path / "logs"
+        self.ends = self.path / "ends.jsonl"
+        self.evaluations = self.path / "evaluations.jsonl"
+        self.recovery = self.path / "recovery.json"  # names the folder of its copies in memory
+        self.trace = self.path / "trace.json"
+        self.profile = self.path / "profile.json"
+        self.routing = self.path / "routing.npz"
+        self.loads = self.path / "loads.svg"
+        self.summary = self.path / "summary.json"  # what it knows at its end alone
+        self.picture = self.path / "run.svg"  # its losses and its communication
         self._lock: Lock | None = None
         self._made: list[Path] = []  # directories, the innermost first
         self._fresh_data = False
         # of metrics.jsonl
         self._unwritten = b""
         self._failing = False
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def data(self) -> Path:
-        return self.path / "data"
-
-    @property
-    def tokenizer(self) -> Path:
-        """A copy of the tokenizer's file, of runs that have one."""
-        return self.data / "tokenizer.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def came_along(self) -> Path:
-        """What came along with weights of a Hugging Face folder."""
-        return self.path / "huggingface"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def ends(self) -> Path:
-        return self.path / "ends.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def recovery(self) -> Path:
-        """Names the folder of its copies in memory."""
-        return self.path / "recovery.json"
-
-    @property
-    def trace(self) -> Path:
-        return self.path / "trace.json"
-
-    @property
-    def profile(self) -> Path:
-        return self.path / "profile.json"
-
-    @property
-    def routing(self) -> Path:
-        return self.path / "routing.npz"
-
-    @property
-    def loads(self) -> Path:
-        return self.path / "loads.svg"
-
-    @property
-    def summary(self) -> Path:
-        """What it knows at its end alone."""
-        return self.path / "summary.json"
-
-    @property
-    def picture(self) -> Path:
-        """Its losses and its communication."""
-        return self.path / "run.svg"
 
     def take(self, lost: Callable[[str], object], still_waiting: Callable[[str], object]) -> tuple[str, str]:
         """Make the directory, if need be, and take its lock.

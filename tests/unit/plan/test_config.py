@@ -403,7 +403,7 @@ def test_what_was_asked_and_what_was_derived_are_apart(tmp_path, overrides, rank
     file.write_text(settings.to_toml_with_derived(loaded, with_resolved(loaded, config)), encoding="utf-8")
     assert settings.read(file).origins.is_given("run.dir")
     assert settings.load(file) == asked and resolve(settings.load(file), ranks, 256) == config
-    assert settings.parse_resolved(tomllib.loads(file.read_text())) == config
+    assert settings.resolved_with_origins(tomllib.loads(file.read_text()), file).config == config
     assert settings.load(file, ["run.steps=7"]).run.steps == 7
     (tmp_path / "mine.toml").write_text('base = "config.toml"\n[run]\nsteps = 9\n')
     assert settings.load(tmp_path / "mine.toml").run.steps == 9
@@ -420,7 +420,7 @@ def test_what_was_asked_and_what_was_derived_are_apart(tmp_path, overrides, rank
 )
 def test_a_damaged_table_of_what_was_derived_is_bad_input(tmp_path, derived):
     with pytest.raises(ConfigError):
-        settings.parse_resolved(tomllib.loads(derived))
+        settings.resolved_with_origins(tomllib.loads(derived), "config.toml")
 
 
 def test_no_key_is_derived_on_a_command_line():
