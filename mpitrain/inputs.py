@@ -12,6 +12,7 @@ And both are quoted in messages: on one line, without what a terminal would obey
 """
 
 import errno
+import io
 import os
 import shlex
 import stat
@@ -20,7 +21,10 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 MATPLOTLIBRC = "matplotlibrc"
@@ -115,6 +119,17 @@ def load_matplotlib() -> None:
     except UnicodeDecodeError:
         raise OSError(errno.EINVAL, "it isn't UTF-8") from None
     matplotlib.rcdefaults()
+
+
+def rendered(figure: "Figure", kind: str, dpi: int = 150) -> bytes:
+    """Return a figure as an .svg or .png file. The same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    content = io.BytesIO()
+    with rc_context({"svg.hashsalt": "mpitrain", "svg.fonttype": "none"}):  # text stays text
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(content, format=kind, dpi=dpi, metadata=metadata)
+    return content.getvalue()
 
 
 def kind_of(path: Path) -> str | None:

@@ -1,16 +1,11 @@
 """A file that a command was asked to write: refused before any work if it can't be, written at once."""
 
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import MATPLOTLIBRC, load_matplotlib, replacing, shown
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def require_file(option: str, out: str, kinds: Sequence[str] = ()) -> None:
@@ -53,17 +48,6 @@ def require_plotting(out: str, option: str = "--out") -> None:
                 f"{option} {shown(out)}: matplotlib reads {MATPLOTLIBRC} of the current folder: "
                 f"{error.strerror}; remove it, or change the folder"
             ) from None
-
-
-def rendered(figure: "Figure", kind: str) -> bytes:
-    """Return a figure as an .svg or .png file. The same figure gives the same bytes."""
-    from matplotlib import rc_context
-
-    content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "mpitrain", "svg.fonttype": "none"}):  # text stays text
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(content, format=kind, dpi=150, metadata=metadata)
-    return content.getvalue()
 
 
 def write(option: str, out: str, content: bytes) -> None:

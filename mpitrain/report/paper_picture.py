@@ -1,14 +1,12 @@
 """Curves of runs as a picture for a paper. Needs matplotlib."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpitrain.inputs import printable
+from mpitrain.inputs import printable, rendered
 from mpitrain.report.curves import Curve, Points, points
 from mpitrain.report.recorded_run import RecordedRun
 
@@ -38,10 +36,7 @@ def draw(runs: Sequence[RecordedRun], curves: Sequence[Curve], over: str, kind: 
         panel.set_axis_off()
     if len(runs) > 1:
         _legend(figure, runs, drawn)
-    content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "mpitrain", "svg.fonttype": "none"}):  # text stays text
-        figure.savefig(content, format=kind, dpi=300, metadata={"Date": None} if kind == "svg" else None)
-    return content.getvalue()
+    return rendered(figure, kind, dpi=300)
 
 
 def _panel(panel: Axes, curve: Curve, of_runs: Sequence[Points], over: str) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpitrain.commands.output_file import rendered, require_file, require_plotting, write
+from mpitrain.commands.output_file import require_file, require_plotting, write
 from mpitrain.commands.plan.backtest_text import as_text
+from mpitrain.inputs import rendered
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.planner.backtest_errors import BacktestOutcome, by_row, predict_rows, report
 from mpitrain.planner.fitted_machine import machine_text

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from mpitrain.commands.output_file import rendered
 from mpitrain.commands.plan.scaled_step import ScaledStep
 from mpitrain.commands.schedule.cells import COLOURS
+from mpitrain.inputs import rendered
 
 SMALL = 8.0  # points
 GREY = "#808080"

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
-from mpitrain.commands.output_file import rendered
 from mpitrain.commands.schedule.cells import BUBBLE, PAIR_EDGE, Look, draw_rows, kinds, label_width, tint
+from mpitrain.inputs import rendered
 from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.play.simulate import Timeline
 

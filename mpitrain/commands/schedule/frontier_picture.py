@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpitrain.commands.output_file import rendered
 from mpitrain.commands.schedule.cells import COLOURS
+from mpitrain.inputs import rendered
 from mpitrain.schedules.time_and_memory import Frontier, Point, StepSize
 
 SMALL = 8.0  # points
