@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from mpitrain.data.cutting import MEMORY_PER_BYTE, PIECE_BYTES
-from mpitrain.data.memory_left import available_bytes
+from mpitrain.data.memory_left import shortage
 from mpitrain.data.source import Document
 from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer import Tokenizer
@@ -127,12 +127,10 @@ def _require_memory(name: str, text: bytes, tokenizer: Tokenizer) -> None:
     needed = len(text) * tokenizer.memory_per_byte
     if needed <= MEMORY_PER_BYTE * 4 * PIECE_BYTES:
         return
-    found = available_bytes()
-    if found is not None and needed > found:
+    if lacking := shortage(needed):
         raise DataError(
             f"data.path: {shown(name)} has {len(text):,} bytes that this tokenizer can't be given in pieces: "
-            f"they need {needed / 1e9:,.1f} GB of memory, {found / 1e9:,.1f} GB are available; "
-            "divide the document, or use another data.tokenizer"
+            f"{lacking}; divide the document, or use another data.tokenizer"
         )
 
 

@@ -5,12 +5,21 @@ from pathlib import Path
 from mpitrain.inputs import read_text
 
 MOST_BYTES = 1 << 20
+LEAST_JUDGED = 1 << 28  # bytes that any node has
 
 
 def available_bytes() -> int | None:
     """Return how much memory this process can still have, by node and control group; None: unknown."""
     found = [_of_node(), _of_group()]
     return min((each for each in found if each is not None), default=None)
+
+
+def shortage(needed: int) -> str:
+    """Return how much memory is needed and available, if the one is more than the other; else ""."""
+    found = available_bytes() if needed > LEAST_JUDGED else None
+    if found is None or needed <= found:
+        return ""
+    return f"{needed / 1e9:,.1f} GB of memory are needed, {found / 1e9:,.1f} GB are available"
 
 
 def _of_node() -> int | None:

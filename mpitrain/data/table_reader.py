@@ -15,7 +15,9 @@ from mpitrain.inputs import listed, shown
 SCORED = ("loss_mask", "assistant_masks", "completion_mask")  # columns of 0 and 1, one for each id
 ROWS = 64  # read at once
 PART_BYTES = 1 << 24
+MOST_TEXT_BYTES = 1 << 26  # as of a line of JSON
 FILE, PARQUET = b"ARROW1", b"PAR1"
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class TableRequest(msgspec.Struct):
@@ -57,6 +59,8 @@ def answer(given: bytes) -> Iterator[bytes]:
         if head.startswith(PARQUET):
             yield from _framed(_of_parquet(parquet.ParquetFile(file), request), request)
         else:
+            if head.startswith(END_OF_STREAM[:4]):
+                _require_end(file)
             reader = ipc.open_file(file) if head == FILE else ipc.open_stream(file)
             batches = (
                 (reader.get_batch(number) for number in range(reader.num_record_batches))
@@ -65,6 +69,14 @@ def answer(given: bytes) -> Iterator[bytes]:
             )
             _require(request.column, reader.schema.names)
             yield from _framed(_after(batches, request.first), request)
+
+
+def _require_end(file: Any) -> None:
+    """Raise ValueError for a stream without its mark of the end: a cut one is read as a shorter one."""
+    file.seek(max(0, file.size() - len(END_OF_STREAM)))
+    if file.read(len(END_OF_STREAM)) != END_OF_STREAM:
+        raise ValueError("it has no mark of its end: it was cut")
+    file.seek(0)
 
 
 def _of_parquet(table: Any, request: TableRequest) -> Iterator[Any]:
@@ -135,6 +147,8 @@ def _rows(batch: Any, request: TableRequest) -> Iterator[TableRow]:
 
 
 def _text(value: Any) -> TableRow:
+    if value.as_buffer().size > MOST_TEXT_BYTES:
+        return TableRow(damage=f"found a text of more than {MOST_TEXT_BYTES:,} bytes")
     content = value.as_buffer().to_pybytes()
     try:
         content.decode()

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
+from mpitrain.data.memory_left import shortage
 from mpitrain.data.source import NO_TEXT, Damaged, Document, File, Position, TokenFile, TokenRule
 from mpitrain.inputs import open_file, shown
 
 BLOCK = 1 << 20  # ids that are read at once
 LONGEST = 1 << 28  # ids of a document, which is in memory at once
 MOST_BYTES = 1 << 60
+INDEX_COPIES = 5  # of an index, until the ends of documents are made of it
 LOSS = ".loss"  # what the name of a mask has after that of the ids
 TYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "uint32", "uint64")}
 
@@ -78,9 +80,12 @@ def head_of(path: Path, count: int) -> bytes:
 
 def read_part(path: Path, dtype: np.dtype, begin: int, count: int) -> np.ndarray:
     """Return `count` numbers that begin at a byte of a file. Raises Damaged, OSError."""
+    size = count * dtype.itemsize
+    if lacking := shortage(INDEX_COPIES * size):
+        raise Damaged(f"{shown(path)} declares {count:,} numbers: {lacking}")
     with open(open_file(path, MOST_BYTES), "rb", buffering=0) as file:
-        content = _pread(file.fileno(), count * dtype.itemsize, begin)
-    if len(content) != count * dtype.itemsize:
+        content = _pread(file.fileno(), size, begin)
+    if len(content) != size:
         raise Damaged(f"{shown(path)} became shorter while it was read")
     return np.frombuffer(content, dtype)
 
@@ -143,6 +148,7 @@ def _by_index(file: File, tokens: TokenFile, begin: Position, rule: TokenRule) -
     while number < len(ends):
         first = int(ends[number - 1]) if number else 0
         behind = max(number + 1, int(np.searchsorted(ends, first + BLOCK, side="right")))
+        behind = min(behind, number + BLOCK)
         _require_length(file, int(ends[number]) - first)
         last = int(ends[behind - 1])
         ids = tokens.ids.read(first, last)

@@ -8,9 +8,10 @@ NAME.npy.loss    loss mask, a byte for each id
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tokenize import TokenError
+from typing import TextIO
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def tokens(file: File, rule: TokenRule) -> TokenFile:
         ids = StoredArray(file.path, type_of_ids(rule, least_type(rule.vocab)))
         require_type(ids)
     table = _table_of(file.path)
-    ends = _ends(table, ids.count) if table.exists() else None
+    ends = _ends(file.path, ids.count) if table.exists() else None
     return TokenFile(ids, ends, mask_of(file.path, ids.count))
 
 
@@ -94,17 +95,28 @@ def _table_of(path: Path) -> Path:
     return path.with_suffix(".csv.gz")
 
 
-def _ends(table: Path, count: int) -> np.ndarray:
-    """Return where documents end, by dolma's table of them."""
+def _short_lines(lines: TextIO, table: Path) -> Iterator[str]:
+    while line := lines.readline(LINE_BYTES):
+        if len(line) == LINE_BYTES:
+            raise Damaged(f"{shown(table)} has a line of more than {LINE_BYTES:,} characters")
+        yield line
+
+
+def _ends(path: Path, count: int) -> np.ndarray:
+    """Return where documents end, by dolma's table of them. count: ids in the file of this path."""
+    table = _table_of(path)
     ends = []
     last = 0
     try:
         with open(open_file(table, MOST_BYTES), "rb") as opened:
             lines = io.TextIOWrapper(unpacked(opened, table), newline="")
-            for number, row in enumerate(csv.reader(iter(lambda: lines.readline(LINE_BYTES), "")), start=1):
+            for number, row in enumerate(csv.reader(_short_lines(lines, table)), start=1):
                 begin, end = int(row[0]), int(row[1])
-                if begin != last or end < begin:
-                    raise Damaged(f"{shown(table)}, line {number:,}: {begin:,} to {end:,} after {last:,}")
+                if begin != last or not begin <= end <= count:
+                    found = f"{begin:,} to {end:,} after {last:,}, of {count:,} ids"
+                    raise Damaged(f"{shown(table)}, line {number:,}: {found}")
+                if number > count:
+                    raise Damaged(f"{shown(table)} has more documents than {shown(path)} has ids")
                 ends.append(end)
                 last = end
     except (ValueError, IndexError, csv.Error) as error:

@@ -4,15 +4,20 @@ import codecs
 from collections.abc import Iterator
 
 from mpitrain.data.file_kinds import HEAD_BYTES, UTF_16, kind_of, markup_of, with_advice
+from mpitrain.data.memory_left import shortage
 from mpitrain.data.source import NO_TEXT, Damaged, Document, File, Position, Source
 from mpitrain.inputs import read_file, shown
 
 MOST_BYTES = 1 << 32  # a document is in memory at once
+COPIES = 4  # of a document: its pieces, the whole, and as text
 BINARY = "no text but "
 
 
 def whole_text(file: File, begin: Position) -> Document:
     """Return a file as a document. Raises Damaged if it is no UTF-8."""
+    size = file.path.stat().st_size
+    if size <= MOST_BYTES and (lacking := shortage(COPIES * size)):
+        raise Damaged(f"{shown(file.path)} is one document: {lacking}", "")
     text = read_file(file.path, MOST_BYTES)
     try:
         text.decode()

@@ -221,14 +221,14 @@ def test_a_text_without_a_place_is_one_piece_and_a_place_is_found_far_behind(tmp
 
 
 def test_a_document_that_memory_does_not_hold_is_refused(tmp_path, monkeypatch):
-    from mpitrain.data import encoding
+    from mpitrain.data import memory_left
 
     tokenizer = trained(tmp_path / "t.json", "gpt2")
-    monkeypatch.setattr(encoding, "available_bytes", lambda: 2 * 10**9)
+    monkeypatch.setattr(memory_left, "available_bytes", lambda: 2 * 10**9)
     long = Document("long.txt", b"1" * 50_000_000, None)
     with pytest.raises(
         DataError,
-        match=r"long\.txt has 50,000,000 bytes that .* need 8\.0 GB of memory, 2\.0 GB are available; divide",
+        match=r"long\.txt has 50,000,000 bytes .*: 8\.0 GB of memory are needed, 2\.0 GB are",
     ):
         list(encoded([long], tokenizer, LocalEncoder(tokenizer)))
 
