@@ -763,6 +763,27 @@ def plot(runs: tuple[str, ...], out: str, curves: tuple[str, ...], over: str) ->
     return plot(runs, out, curves, over, _answer)
 
 
+@cli.command(short_help="Watch runs under way: a page that stays new, or curves in the terminal.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
+@click.option("--terminal", is_flag=True, help="Draw here, instead of a page for a browser.")
+@click.option(
+    "--host", default="127.0.0.1", metavar="ADDRESS", type=NAME, help="Address to serve the page on."
+)
+@click.option(
+    "--port", default=0, type=click.IntRange(0, 65535), help="Port of the page; 0: one that is free."
+)
+@OVER
+def watch(runs: tuple[str, ...], terminal: bool, host: str, port: int, over: str) -> int:
+    """Watch runs under way, by their run directories alone. Nothing is written.
+
+    The page of `mpitrain report` stays new within two seconds. Its address has a secret; by default only
+    this machine is answered.
+    """
+    from mpitrain.commands import watch
+
+    return watch.show(runs, over) if terminal else watch.serve(runs, over, host, port, _answer)
+
+
 @cli.command("eval", short_help="Evaluate a step on texts and tasks, in any layout.")
 @click.argument("path", metavar="RUN", type=NAME)
 @click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")

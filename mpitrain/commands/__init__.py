@@ -10,7 +10,7 @@ ckpt/, weights       checkpoints; import and export
 data/                training data: what a step has read
 job/                 a batch script
 bench                a machine, measured
-report_page          a page or a picture of runs
+report_page, watch   a page or a picture of runs, and runs under way
 reference/           pages made from the source
 output_file          a file that --out or --svg names: checked before any work, and written at once
 """

@@ -7,5 +7,7 @@ figures        curves and a step's timeline on a page (bokeh)
 page, tables   one HTML file that needs no network
 run_ends       how reliable a run was
 paper_picture  curves for a paper (matplotlib)
+live           a page of runs under way, served on this machine
+terminal       runs in a terminal
 run_picture    what a run draws of itself at its end (no library)
 """

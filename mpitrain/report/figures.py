@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from bokeh.models import ColumnDataSource, HoverTool, Range1d
+from bokeh.models import ColumnDataSource, HoverTool, Range1d, WheelZoomTool
 from bokeh.plotting import figure
 
 from mpitrain.report.curves import COLOURS, CURVES, Curve, Points, points
@@ -20,6 +20,7 @@ KINDS = {"F": 0, "B": 1, "I": 4, "W": 3, "SEND": 5, "RECV": 5, "GATHER": 2, "RED
 OTHER = 6
 STAGE = re.compile(r"([FBIW])\d{1,9}@(\d{1,9})")
 MOST_NAMED = 8  # runs in a legend
+MOST_DRAWN_WAITS = 5000  # the longest
 MOST_CURVES = 64  # of memory, a rank each
 MOST_BLOCKS, MOST_EXPERTS = 200, 1024
 
@@ -55,11 +56,14 @@ def _figure(title: str, below: str, height: int = 260, **given: Any) -> Any:
         title=title,
         height=height,
         sizing_mode="stretch_width",
-        tools="xpan,xwheel_zoom,box_zoom,reset,save",
+        tools="xpan,box_zoom,reset,save",
         output_backend="canvas",
         **given,
     )
     plot.toolbar.logo = None
+    zoom = WheelZoomTool(dimensions="width", modifiers="ctrl")  # the wheel alone scrolls the page
+    plot.add_tools(zoom)
+    plot.toolbar.active_scroll = zoom
     plot.background_fill_color = plot.border_fill_color = None
     plot.outline_line_color = None
     plot.title.text_color = GREY
@@ -95,6 +99,7 @@ def timeline(events: Sequence[Instruction], stages: Sequence[Mapping[str, float]
         _boxes(plot, spans, 0.84, COLOURS[colour], more)
     waits = [wait for event in events for wait in _waits(event, rows[event.pid, event.tid], zero)]
     if waits:
+        waits = sorted(waits, key=lambda wait: wait.length)[-MOST_DRAWN_WAITS:]
         unknown = np.full(len(waits), np.nan, np.float32)
         _boxes(plot, waits, 0.24, "#000000", dict.fromkeys(("mb", "waited", "predicted"), unknown))
     plot.yaxis.ticker = list(range(0, len(rows), max(1, len(rows) // 16)))

@@ -91,7 +91,7 @@ setTimeout(follow, 1000);
 LEGEND = (
     "<p>Blue F, vermilion B, yellow I, purple W, light blue messages of the pipeline, green collectives, "
     "grey the rest; the black bar below a computation is how long it waited for messages of its axes, "
-    "drawn at its end. Scroll to zoom, drag to move, hover for an instruction.</p>"
+    "drawn at its end. Ctrl and the wheel zoom, drag to move, hover for an instruction.</p>"
 )
 
 

@@ -120,30 +120,74 @@ class RecordedRun(NamedTuple):
     notes: list[str]
 
 
-def read_run(path: str) -> RecordedRun:
-    """Read a run directory. Raises CheckpointError for a folder that is none."""
-    rundir = RunDir(path)
-    require_run(rundir)
-    notes: list[str] = []
+class RunReader:
+    """Reads a run directory, again and again of a run under way.
+
+    Raises CheckpointError for a folder that is none.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._rundir = RunDir(path)
+        require_run(self._rundir)
+        self._steps = StepReader(self._rundir.metrics)
+        self._trace: tuple[object, list[Instruction], list[str]] = (None, [], [])
+
+    def seen(self) -> list[tuple[int, ...]]:
+        """Return what changes with any of the files that are read."""
+        run = self._rundir
+        files = (run.config, run.metrics, run.ends, run.evaluations, run.trace, run.summary)
+        return [_stamp(path) for path in files]
+
+    def read(self) -> RecordedRun:
+        """Return what the directory holds now."""
+        notes: list[str] = []
+        steps = self._read_steps(notes)
+        rundir = self._rundir
+        return RecordedRun(
+            self._path,
+            steps,
+            _keys(rundir, notes),
+            _lines(rundir.ends, RunEnd, notes),
+            _lines(rundir.evaluations, dict[str, Any], notes),
+            self._read_trace(notes),
+            _summary(rundir.summary, notes),
+            notes,
+        )
+
+    def _read_steps(self, notes: list[str]) -> StepSeries:
+        try:
+            steps = self._steps.read()
+        except FileNotFoundError:
+            return EMPTY
+        except OSError as error:
+            notes.append(f"metrics.jsonl can't be read: {error.strerror}")
+            return EMPTY
+        if steps.damaged:
+            notes.append(f"metrics.jsonl: {steps.damaged:,} lines can't be read")
+        return steps
+
+    def _read_trace(self, notes: list[str]) -> list[Instruction]:
+        """Return the trace, which is large, as it was read if its file is the same."""
+        stamp = _stamp(self._rundir.trace)
+        if stamp != self._trace[0]:
+            said: list[str] = []
+            self._trace = (stamp, _trace(self._rundir.trace, said), said)
+        notes += self._trace[2]
+        return self._trace[1]
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
     try:
-        steps = StepReader(rundir.metrics).read()
-    except FileNotFoundError:
-        steps = EMPTY
-    except OSError as error:
-        steps = EMPTY
-        notes.append(f"metrics.jsonl can't be read: {error.strerror}")
-    if steps.damaged:
-        notes.append(f"metrics.jsonl: {steps.damaged:,} lines can't be read")
-    return RecordedRun(
-        path,
-        steps,
-        _keys(rundir, notes),
-        _lines(rundir.ends, RunEnd, notes),
-        _lines(rundir.evaluations, dict[str, Any], notes),
-        _trace(rundir.trace, notes),
-        _summary(rundir.summary, notes),
-        notes,
-    )
+        stat = path.lstat()
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def read_run(path: str) -> RecordedRun:
+    """Read a run directory once. Raises CheckpointError for a folder that is none."""
+    return RunReader(path).read()
 
 
 def _keys(rundir: RunDir, notes: list[str]) -> list[tuple[str, str, str]]:

@@ -1,0 +1,142 @@
+"""Runs in a terminal: curves of dots, and what communication costs. Codes in a run's texts are left out."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from mpitrain.inputs import printable
+from mpitrain.report.curves import CURVES, Curve, Points, label_of, points
+from mpitrain.report.recorded_run import RecordedRun
+
+ACROSS = 2
+SHOWN = ("loss", "val_loss", "tokens_per_s", "grad_norm")
+MOST_AXES = 6
+LABEL = 9  # columns left of a curve
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a Braille character, by row and column
+BRAILLE = 0x2800
+
+
+def screen(runs: Sequence[RecordedRun], over: str, width: int, height: int, plain: bool) -> Group:
+    """Return what fits. plain: without Braille."""
+    curves = [curve for curve in sorted(CURVES, key=_place) if curve.column in SHOWN]
+    steps = [run.steps for run in runs]
+    drawn = [(curve, lines) for curve in curves if (lines := points(curve, steps, over))]
+    tables = [_numbers(runs), _communication(runs[0])]
+    rows = -(-len(drawn) // ACROSS)
+    lines_used = sum(table.row_count + 1 for table in tables)
+    each = max(3, (height - lines_used - 1) // max(1, rows) - 2)
+    room = (width - 2 * (ACROSS - 1)) // ACROSS
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    panels = [_panel(curve, lines, over, room, each, plain) for curve, lines in drawn]
+    for first in range(0, len(panels), ACROSS):
+        grid.add_row(*panels[first : first + ACROSS])
+    notes = [Text(printable(note)[:width]) for run in runs for note in run.notes[:1]]
+    return Group(tables[0], grid, tables[1], *notes)
+
+
+def _place(curve: Curve) -> int:
+    return SHOWN.index(curve.column) if curve.column in SHOWN else len(SHOWN)
+
+
+def _panel(curve: Curve, lines: Sequence[Points], over: str, width: int, height: int, plain: bool) -> Text:
+    """Return a curve with its axes, `width` columns wide."""
+    columns = width - LABEL - 1
+    x = np.concatenate([line.x for line in lines])
+    y = np.concatenate([_scaled(curve, line.y) for line in lines])
+    frame = (*_wide(x.min(), x.max()), *_wide(y.min(), y.max()))
+    cells = np.zeros((height, columns), int)
+    colours = np.full((height, columns), "", object)
+    for line in lines:
+        dots = _dots(line.x, _scaled(curve, line.y), frame, columns, height)
+        cells |= dots
+        colours[dots > 0] = line.colour
+    text = Text(f"{'':{LABEL}} {curve.title}"[:width] + "\n", no_wrap=True)
+    marks = {0: frame[3], height - 1: frame[2]}
+    for row in range(height):
+        mark = f"{_unscaled(curve, marks[row]):.4g}" if row in marks else ""
+        text.append(f"{mark:>{LABEL}} ")
+        for cell, colour in zip(cells[row], colours[row]):
+            text.append(_character(cell, plain), colour or None)
+        text.append("\n")
+    left, right = f"{frame[0]:,.4g}", f"{frame[1]:,.6g} {over}"
+    text.append(f"{'':{LABEL}} {left}{right:>{max(1, columns - len(left))}}")
+    return text
+
+
+def _scaled(curve: Curve, y: np.ndarray) -> np.ndarray:
+    return np.log10(y) if curve.logarithmic else y
+
+
+def _unscaled(curve: Curve, y: float) -> float:
+    return 10.0**y if curve.logarithmic else y
+
+
+def _wide(low: float, high: float) -> tuple[float, float]:
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _dots(
+    x: np.ndarray, y: np.ndarray, frame: tuple[float, float, float, float], columns: int, height: int
+) -> np.ndarray:
+    """Return the Braille dots of a line, [height, columns]: joined, and every point of its own there."""
+    low_x, high_x, low_y, high_y = frame
+    wide, tall = 2 * columns, 4 * height
+
+    def row_of(values: np.ndarray) -> np.ndarray:
+        return np.rint((high_y - values) / (high_y - low_y) * (tall - 1)).astype(int)
+
+    at = np.linspace(low_x, high_x, wide)
+    inside = (at >= x[0]) & (at <= x[-1])
+    rows = row_of(np.interp(at, x, y))
+    grid = np.zeros((tall, wide), bool)
+    for column in np.flatnonzero(inside):
+        before = rows[column - 1] if column and inside[column - 1] else rows[column]
+        top, bottom = sorted((before, rows[column]))
+        grid[top + (before < rows[column]) : max(bottom, top + 1) + (before > rows[column]), column] = True
+        grid[rows[column], column] = True
+    grid[row_of(y), np.rint((x - low_x) / (high_x - low_x) * (wide - 1)).astype(int)] = True
+    return sum(grid[r::4, c::2] * DOTS[r][c] for r in range(4) for c in range(2))
+
+
+def _character(dots: int, plain: bool) -> str:
+    if not dots:
+        return " "
+    return "*" if plain else chr(BRAILLE + dots)
+
+
+def _numbers(runs: Sequence[RecordedRun]) -> Table:
+    table = _table("", "run", "step", "loss", "val", "tokens/s", "MFU")
+    for number, run in enumerate(runs):
+        numbers = [_last(run, name) for name in ("step", "loss", "val_loss", "tokens_per_s", "mfu")]
+        forms = ("{:,.0f}", "{:.4f}", "{:.4f}", "{:,.0f}", "{:.1%}")
+        shown = [form.format(x) if np.isfinite(x) else "-" for form, x in zip(forms, numbers)]
+        table.add_row(label_of(number), Text(printable(run.path)), *shown)
+    return table
+
+
+def _communication(run: RecordedRun) -> Table:
+    table = _table("axis", "MB a step", "blocked ms", "hidden ms")
+    count = max(1, run.steps.num_sampled)
+    costs = sorted(run.steps.comm.items(), key=lambda item: -(item[1].blocked_s or 0))
+    for name, cost in costs[:MOST_AXES]:
+        megabytes = f"{(cost.bytes or 0) / 1e6 / count:,.3f}"
+        times = (f"{1e3 * (s or 0) / count:,.1f}" for s in (cost.blocked_s, cost.overlapped_s))
+        table.add_row(Text(printable(name)[:20]), megabytes, *times)
+    return table
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        text = name in ("", "run", "axis")
+        table.add_column(name, justify="left" if text else "right", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _last(run: RecordedRun, name: str) -> float:
+    column = run.steps.columns.get(name, np.empty(0))
+    known = column[np.isfinite(column)]
+    return float(known[-1]) if len(known) else np.nan
