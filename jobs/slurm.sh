@@ -3,7 +3,7 @@
 # Submit it with: sbatch @script@
 # ---------------------------------------------------------------- the site: see sbatch(1)
 #SBATCH --job-name=@name@
-#SBATCH --nodes=@nodes@
+#SBATCH --nodes=@all_nodes@
 #SBATCH --ntasks-per-node=@ranks_per_node@
 #SBATCH --cpus-per-task=@cores@
 #SBATCH --time=@time@

@@ -500,6 +500,12 @@ MOST_STARTS = click.option("--most", default=100, type=COUNT, help="Maximum numb
 JOB_OPTIONS = (  # of every scheduler, in the order of --help
     click.option("--nodes", required=True, type=click.IntRange(1, MOST_RANKS), help="Number of nodes."),
     click.option(
+        "--spare",
+        default=0,
+        type=click.IntRange(0, MOST_RANKS),
+        help="Slurm: nodes beyond --nodes, which replace lost ones within the job.",
+    ),
+    click.option(
         "--time",
         "time_limit",
         required=True,
@@ -623,8 +629,19 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @MOST_STARTS
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, MOST_RANKS),
+    help="In a Slurm job with more nodes: start srun on this many that answer.",
+)
+@click.option(
+    "--ranks-per-node",
+    default=1,
+    type=click.IntRange(1, MOST_RANKS),
+    help="With --nodes: ranks on each node.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def supervise(command: tuple[str, ...], most: int) -> int:
+def supervise(command: tuple[str, ...], most: int, nodes: int | None, ranks_per_node: int) -> int:
     """Run COMMAND, such as mpirun -n 4 mpitrain run, and restart it until the run is done.
 
     With --set recovery.every=1 the run resumes after its last step, from copies in the node's memory.
@@ -633,10 +650,12 @@ def supervise(command: tuple[str, ...], most: int) -> int:
 
     Exit code: that of the last start.
     """
+    from mpitrain.commands.job.spare_nodes import SpareNodes
     from mpitrain.commands.job.supervise import main
 
     config, overrides = _run_options(command)
-    return main(command, config, overrides, most, _say)
+    spares = None if nodes is None else SpareNodes(nodes, ranks_per_node)
+    return main(command, config, overrides, most, _say, spares)
 
 
 def _run_options(command: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:

@@ -20,6 +20,7 @@ from conftest import LONG
 from launch import MPITRAIN, finished, patience
 
 from mpitrain.cli import cli
+from mpitrain.commands.job import spare_nodes, supervise
 from mpitrain.commands.job.again import IDLE, judge
 from mpitrain.commands.job.render import template
 from mpitrain.commands.job.schedulers import SCHEDULERS
@@ -460,6 +461,65 @@ def test_a_job_ends_as_its_run_does_and_comes_again_where_that_helps(
             "flux": f"flux --parent batch {script}\n",
         }
         assert (found, called) == (expected, how[kind] if again else ""), said
+
+
+# nodes in `silent` don't answer, and a run on one of them fails; on others it is done at once
+SRUN = """#!/bin/bash
+nodes=$(printf '%s\n' "$@" | sed -n 's/^--nodelist=//p' | tr , '\n')
+if [ "${@: -1}" = true ]; then
+    if grep -qx "$nodes" silent; then exec sleep 60; fi
+    exit 0
+fi
+echo "$@" >>called
+if grep -qx "$nodes" silent; then exit 1; fi
+mkdir -p "runs/my run/checkpoints/step-00000007"
+"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "silent", "starts", "code", "said"),
+    [
+        ("abcd", "", ["a,b"], 0, "mpitrain supervise: done"),
+        ("abcd", "b", ["a,b", "a,c"], 0, "excluded b, without an answer within"),
+        ("abcd", "d", ["a,b"], 0, "mpitrain supervise: done"),
+        ("abc", "ab", ["a,b"], 1, "2 nodes are needed, and 1 answer: the queue has to give others"),
+        ("a", "", [], 2, "--nodes 2: found 1 nodes in this job"),
+    ],
+)
+def test_a_job_with_spares_restarts_on_nodes_that_answer(
+    folder, monkeypatch, nodes, silent, starts, code, said
+):
+    monkeypatch.setattr(spare_nodes, "ANSWER_S", 2.0)
+    Path("bin").mkdir()
+    Path("silent").write_text("\n".join(silent))
+    Path("called").touch()
+    command(folder / "bin/srun", SRUN)
+    command(folder / "bin/scontrol", f"#!/bin/sh\nprintf '%s\\n' {' '.join(nodes)}\n")
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "site")
+    lines = []
+    run = ["srun", "mpitrain", "run", "my run.toml"]
+    try:
+        spares = spare_nodes.SpareNodes(2, ranks_per_node=4)
+        found = supervise.main(run, "my run.toml", (), 100, lines.append, spares)
+    except ConfigError as error:
+        found = error.exit_code
+        lines.append(error.args[0])
+    assert [line.split()[:3] for line in Path("called").read_text().splitlines()] == [
+        ["--nodes=2", "--ntasks=8", f"--nodelist={chosen}"] for chosen in starts
+    ], lines
+    assert found == code and said in "\n".join(lines), lines
+
+
+def test_a_job_asks_for_its_spares(folder):
+    script = written("slurm", "--spare", "2", "--ranks-per-node", "4", "--launch", "srun --mpi=pmi2")
+    asked = "#SBATCH --nodes=5", "#SBATCH --no-kill", "#SBATCH --ntasks-per-node=4"
+    assert all(f"\n{line}\n" in script for line in asked), script
+    assert 'mpitrain supervise --nodes 3 --ranks-per-node 4 --most 100 "${LAUNCH[@]}" mpitrain run' in script
+    assert "supervise" not in written("slurm", "--force") and "no-kill" not in written("slurm", "--force")
+    for options in (["pbs", "--spare", "1"], ["slurm", "--spare", "1", "--launch", "mpirun -n 12"]):
+        done = job(*options, "--force")
+        assert isinstance(done.exception, ConfigError) and "needed" in str(done.exception), done.output
 
 
 @pytest.mark.parametrize("kind", ["slurm", pytest.param("pbs", marks=LONG), "lsf"])

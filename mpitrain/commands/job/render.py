@@ -44,6 +44,7 @@ def main(
     scheduler = SCHEDULERS[kind]
     path = Path(out or f"{_name(config)}.{kind}{Path(scheduler.template).suffix}")
     _require_lines(config, overrides, asked, path)
+    _require_spares(scheduler, asked)
     seen = _seen_by_ranks(config) if scheduler.mount else config
     if asked.ranks > MOST_RANKS:
         product = (
@@ -61,6 +62,23 @@ def main(
     return _submit(scheduler, path) if submit else 0
 
 
+def _require_spares(scheduler: Scheduler, asked: JobRequest) -> None:
+    """Raise ConfigError for spare nodes where nothing starts ranks on others of the job's nodes."""
+    launch = (asked.launch or scheduler.launch(asked)).split()
+    if not asked.spare:
+        return
+    if not scheduler.spare:
+        raise ConfigError(
+            f"--spare {asked.spare}: found {scheduler.title}, needed Slurm, whose srun starts ranks on "
+            "chosen nodes; leave it out"
+        )
+    if launch[:1] != ["srun"]:
+        raise ConfigError(
+            f"--spare {asked.spare} with --launch {shown(asked.launch)}: needed srun, which starts ranks on "
+            "chosen nodes"
+        )
+
+
 def render(
     scheduler: Scheduler, config: str | None, overrides: tuple[str, ...], asked: JobRequest, path: Path
 ) -> str:
@@ -73,6 +91,8 @@ def render(
         "script": shlex.quote(str(path if mount else path.absolute())),
         "name": _name(config),
         "nodes": str(asked.nodes),
+        "all_nodes": str(asked.nodes + asked.spare),
+        "supervisor": asked.supervisor,
         "ranks": str(asked.ranks),
         "ranks_per_node": str(asked.ranks_per_node),
         "cores": str(asked.cores),
@@ -234,6 +254,11 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path
         "watch": scheduler.watch,
         "leave": f"{scheduler.leave}: with a checkpoint, and resubmits itself",
     }
+    if asked.spare:
+        spares = f"{asked.spare} node{'s' * (asked.spare > 1)} more"
+        rows["spares"] = (
+            f"{spares}: a lost node is excluded, and the run restarts at once on {asked.nodes} that answer"
+        )
     if scheduler.mount:
         rows["volume"] = (
             f"{asked.claim} holds what is in {shown(Path.cwd())}; pods see it as {scheduler.mount}"

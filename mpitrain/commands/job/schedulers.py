@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a job is to have. seconds: of one allocation.  setup: lines of shell before the ranks start."""
+    """What a job is to have. seconds: of one allocation.  setup: lines of shell before the ranks start.
+
+    spare: nodes beyond `nodes`, for those that are lost.
+    """
 
     nodes: int
+    spare: int
     ranks_per_node: int
     cores: int
     seconds: int
@@ -27,6 +31,14 @@ class JobRequest:
     most: int
     setup: tuple[str, ...]
     directive: tuple[str, ...]
+
+    @property
+    def supervisor(self) -> str:
+        """What stands before the launcher: it starts the ranks again on nodes that answer."""
+        if not self.spare:
+            return ""
+        options = f"--nodes {self.nodes} --ranks-per-node {self.ranks_per_node} --most {self.most}"
+        return f"mpitrain supervise {options} "
 
     @property
     def ranks(self) -> int:
@@ -43,6 +55,7 @@ class Scheduler:
     prefix: what begins a line that the scheduler reads.
     mount: where the ranks see the working directory, if not under the path that it has here.
     console: the file that rank 0's console is in.
+    spare: directives for a job that goes on when it loses a node; (): it can't have spares.
     """
 
     title: str
@@ -57,6 +70,7 @@ class Scheduler:
     console: str = ""
     watch: str = ""
     leave: str = ""
+    spare: tuple[str, ...] = ()
 
     def lines(self, asked: JobRequest) -> list[str]:
         """Return the directives that only some sites need."""
@@ -66,7 +80,8 @@ class Scheduler:
             for name, value in values.items()
             if value and name in self.directives
         ]
-        return [self.prefix + line for line in (*known, *(asked.directive if self.prefix else ()))]
+        given = (*known, *(self.spare if asked.spare else ()), *(asked.directive if self.prefix else ()))
+        return [self.prefix + line for line in given]
 
     def ignored(self, asked: JobRequest) -> list[str]:
         """Return the options that were given, and that this scheduler has nothing for."""
@@ -96,6 +111,7 @@ SCHEDULERS = {
         "Slurm", "slurm.sh", ("sbatch",), lambda asked: "srun", _clock, "#SBATCH ",
         {"account": "--account=", "queue": "--partition=", "gpus": "--gpus-per-node="},
         console="{name}-JOB.out", watch="squeue --me", leave="scancel --signal=USR1 JOB",
+        spare=("--no-kill",),
     ),
     "pbs": Scheduler(
         "PBS", "pbs.sh", ("qsub",), _mpirun, _clock, "#PBS ",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from mpitrain.commands.job import again
+from mpitrain.commands.job.spare_nodes import SpareNodes
 from mpitrain.errors import BAD_INPUT, FAILED, STOPPED_EARLY, ConfigError
 from mpitrain.inputs import shown
 
@@ -54,15 +55,17 @@ def main(
     overrides: tuple[str, ...],
     most: int,
     say: Callable[[str], None],
+    nodes: SpareNodes | None = None,
 ) -> int:
     """Start `command` until its run is done; return the exit code of the last start, 1 for a false 0.
 
     config, overrides: of the run that it starts.  say: prints a line.
+    nodes: of an allocation with spares; srun starts `command` on some that answer.
 
     It isn't started again after bad input, nor where somebody asked it to leave.
     """
     while True:
-        launch = _Launch(command)
+        launch = _Launch(nodes.command(command) if nodes else command)
         code = launch.wait()
         if launch.asked or code in (BAD_INPUT, STOPPED_EARLY):
             return code
@@ -70,3 +73,12 @@ def main(
         say(f"mpitrain supervise: {why}")
         if verdict != again.AGAIN:
             return FAILED if verdict == again.UNFINISHED else code
+        if nodes and _lacks_nodes(nodes, say):
+            return code or FAILED
+
+
+def _lacks_nodes(nodes: SpareNodes, say: Callable[[str], None]) -> bool:
+    """Exclude nodes that were lost, and return whether too few are left; say both."""
+    for line in filter(None, (nodes.exclude_lost(), lack := nodes.lack())):
+        say(f"mpitrain supervise: {line}")
+    return bool(lack)

@@ -1,0 +1,88 @@
+"""The nodes of a Slurm allocation that is larger than a run: the others are spares.
+
+4 nodes, 1 of them spare   srun --nodes=3 --ntasks=12 --nodelist=a,b,c mpitrain run ...
+b is lost                  every node is asked for `true`; b doesn't answer, and is excluded
+the next start             srun --nodes=3 --ntasks=12 --nodelist=a,c,d mpitrain run ...
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+
+ANSWER_S = 30.0  # in which a node has to answer
+NODES = "SLURM_JOB_NODELIST"
+
+
+class SpareNodes:
+    """Chooses `count` nodes of this allocation, each for so many ranks. excluded: those that were lost."""
+
+    def __init__(self, count: int, ranks_per_node: int):
+        self._count = count
+        self._ranks_per_node = ranks_per_node
+        self._names = _names_of(os.environ.get(NODES, ""))
+        self.excluded: list[str] = []
+        if len(self._names) < count:
+            raise ConfigError(
+                f"--nodes {count}: found {len(self._names)} nodes in this job ({NODES}), needed as many or "
+                "more; ask for --nodes and --spare together by mpitrain job slurm"
+            )
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return a command of srun for nodes that aren't excluded. Raises ConfigError for no srun."""
+        launcher, *words = command
+        if os.path.basename(launcher) != "srun":
+            raise ConfigError(f"COMMAND begins with {shown(launcher)}, needed is srun with --nodes")
+        ranks = self._count * self._ranks_per_node
+        nodes = ",".join(self._usable()[: self._count])
+        placed = f"--nodes={self._count}", f"--ntasks={ranks}", f"--nodelist={nodes}"
+        return [launcher, *placed, *words]
+
+    def exclude_lost(self) -> str:
+        """Exclude the nodes that don't answer; return what is to be said of it."""
+        asked = {name: _asked(name) for name in self._usable()}
+        end = time.monotonic() + ANSWER_S
+        lost = [name for name, process in asked.items() if not _answers(process, end)]
+        self.excluded += lost
+        return f"excluded {', '.join(lost)}, without an answer within {ANSWER_S:.0f} s" if lost else ""
+
+    def lack(self) -> str:
+        """Say so if fewer nodes are left than are needed."""
+        left = self._usable()
+        if len(left) >= self._count:
+            return ""
+        return f"{self._count} nodes are needed, and {len(left)} answer: the queue has to give others"
+
+    def _usable(self) -> list[str]:
+        return [name for name in self._names if name not in self.excluded]
+
+
+def _names_of(nodes: str) -> list[str]:
+    """Return the names of a list of Slurm's, such as node[1-3]."""
+    if not nodes:
+        return []
+    try:
+        command = ["scontrol", "show", "hostnames", nodes]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"{NODES} = {shown(nodes)}: scontrol doesn't say which nodes: {error}") from None
+    return done.stdout.split()
+
+
+def _asked(name: str) -> subprocess.Popen[bytes]:
+    command = ["srun", "--mpi=none", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "true"]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+
+
+def _answers(process: subprocess.Popen[bytes], end: float) -> bool:
+    """Return whether a node has answered by a moment of the clock."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(max(0.0, end - time.monotonic())) == 0
+    process.kill()
+    process.wait()
+    return False
