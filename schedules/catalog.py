@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from mpitrain.errors import ScheduleError, nearest
 from mpitrain.schedules import families
+from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B
 from mpitrain.schedules.families.seq1f1b import SEGMENTS
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.limits import require_size
@@ -45,6 +46,8 @@ def _by_name() -> dict[str, ScheduleFamily]:
 
 FAMILIES = _by_name()
 NAMES = tuple(FAMILIES)
+SIMPLEST = ONE_F_ONE_B.name  # of one stage, and where nothing else is asked for
+PROPOSED = tuple(name for name, family in FAMILIES.items() if family.proposed)  # by a planner
 LOOPED = tuple(name for name, family in FAMILIES.items() if family.placed == "looped")
 
 
@@ -75,6 +78,11 @@ def chunks_of(name: str, asked: int | None, family: ScheduleFamily | None = None
             f"{name}: found {asked} chunks, needed {fixed} a rank; leave it out or choose {', '.join(LOOPED)}"
         )
     return fixed
+
+
+def segments_of(family: ScheduleFamily, asked: int | None) -> int:
+    """Return into how many segments a schedule cuts a sequence. asked: pipeline.segments."""
+    return asked or SEGMENTS if "segments" in family.takes else 1
 
 
 def placement(name: str, num_ranks: int, chunks: int) -> tuple[int, ...]:
@@ -114,7 +122,7 @@ def build(
     for option in ("chunks", "group", "segments"):
         if (number := getattr(options, option)) is not None and number < 1:
             raise ScheduleError(f"{name}: found {option} = {number}, needed at least 1")
-    segments = options.segments or SEGMENTS if "segments" in family.takes else 1
+    segments = segments_of(family, options.segments)
     chunks = chunks_of(name, options.chunks, family)
     size = f"found {num_ranks:,} ranks x {num_microbatches:,} microbatches"
     size += f" x {chunks:,} chunks" * (chunks > 1) + f" x {segments:,} segments" * (segments > 1)

@@ -25,8 +25,13 @@ class ScheduleFamily(NamedTuple):
     all ranks.
 
     name: what users type; one with a name in a file of schedules/families/ is in the catalogue.
+    aliases: names of it in published tables.
     held: what ranks hold of activations in a step of more microbatches: once all ranks are busy no more
         ("bounded"), or more with each microbatch ("all"); "": not known, as of a user's own.
+    bubble: by its paper, over 1F1B's, (p - 1)(F + B), with F = I = W; None: 1 / chunks.
+    stashes: most microbatches in flight over those that 1F1B, or an order placed alike, has.
+    less_than, no_more_than: schedules than which it promises to hold less, and no more.
+    proposed: whether a planner tries it: "always", or as the more complex one, "if faster".
     """
 
     rows: Callable[[int, int, Options], Rows]
@@ -35,12 +40,18 @@ class ScheduleFamily(NamedTuple):
     placed: Literal["plain", "looped", "v"] = "plain"
     name: str = ""
     held: Literal["bounded", "all", ""] = ""
+    aliases: tuple[str, ...] = ()
+    bubble: float | None = None
+    stashes: float = 1.0
+    less_than: "tuple[ScheduleFamily, ...]" = ()
+    no_more_than: "tuple[ScheduleFamily, ...]" = ()
+    proposed: Literal["always", "if faster", ""] = ""
 
 
 def stage_per_rank(
     order: Callable[[int, int, int], list[Action]], name: str = "", held: Literal["bounded", "all", ""] = ""
 ) -> ScheduleFamily:
-    """Place stage s on rank s."""
+    """Place stage s on rank s. What else is known of the schedule is added by _replace()."""
 
     def rows(num_ranks: int, num_microbatches: int, _: Options) -> Rows:
         return [order(num_ranks, num_microbatches, stage) for stage in range(num_ranks)]

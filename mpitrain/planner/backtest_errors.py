@@ -280,7 +280,7 @@ def _bars(outcome: BacktestOutcome, held_out: Sequence[int]) -> dict[str, Any]:
 
 def _machines(outcome: BacktestOutcome, counted: Sequence[int]) -> dict[str, Any]:
     """Return what is never calibrated, of all rows of a machine: the median over systems."""
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for machine, ats in _by(counted, lambda at: outcome.rows[at].row.machine.name).items():
         by_system = _by(ats, lambda at: outcome.rows[at].row.whole_system)
         found[machine] = {"rows": len(ats), "systems": len(by_system)}

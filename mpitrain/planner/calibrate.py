@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from mpitrain.inputs import shown
 from mpitrain.plan.predict.step_time.machine import Figure, MachineFile, machine_of
@@ -114,11 +114,11 @@ def _of_link(
     def latency(given: MachineFile, factor: float) -> MachineFile:
         name = f"{link}_latency_s"
         took = _rounded(min(1.0, getattr(given.links, name) / factor))
-        return _with(given, links=_with(given.links, **{name: took}))
+        return replace(given, links=replace(given.links, **{name: took}))
 
     def bandwidth(given: MachineFile, factor: float) -> MachineFile:
         changed = {link: _faster(getattr(given.links, link), factor)}
-        return _with(given, links=_with(given.links, **changed))
+        return replace(given, links=replace(given.links, **changed))
 
     words = f"{LINKS[link]} ({', '.join(parts)})"
     kinds = {f"latency of {words}": latency, f"bandwidth of {words}": bandwidth}
@@ -196,13 +196,9 @@ def _here(machine: MachineFile, run: MeasuredRun) -> MachineFile:
     """Return a machine begun with the figures of another, with the memory and the ranks of this node."""
     near = run.node_ranks if run.node_ranks > 1 else machine.ranks_per_node
     if machine.device != "cpu":
-        return _with(machine, ranks_per_node=near)
+        return replace(machine, ranks_per_node=near)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(1, run.node_ranks)
-    return _with(machine, ranks_per_node=near, memory_bytes=memory, cores_per_node=run.node_cores)
-
-
-def _with(given, **changes):
-    return msgspec.structs.replace(given, **changes)
+    return replace(machine, ranks_per_node=near, memory_bytes=memory, cores_per_node=run.node_cores)
 
 
 def _rounded(value: float) -> float:
@@ -213,8 +209,8 @@ def _faster(figure: Figure, factor: float) -> Figure:
     """Return a figure with another sustained rate, and a peak that isn't below it."""
     sustained = _rounded(figure.sustained * factor)
     if sustained <= figure.peak:
-        return _with(figure, sustained=sustained)
-    return _with(figure, sustained=sustained, peak=sustained, peak_source="as calibrated")
+        return replace(figure, sustained=sustained)
+    return replace(figure, sustained=sustained, peak=sustained, peak_source="as calibrated")
 
 
 def _with_throughput(given: MachineFile, dtype: str, factor: float) -> MachineFile:
@@ -223,7 +219,7 @@ def _with_throughput(given: MachineFile, dtype: str, factor: float) -> MachineFi
         name: _faster(figure, factor) if name.partition("_")[0] == dtype else figure
         for name, figure in given.products.items()
     }
-    return _with(
+    return replace(
         given,
         products=products,
         attention={name: _faster(figure, factor) for name, figure in given.attention.items()},
@@ -232,4 +228,4 @@ def _with_throughput(given: MachineFile, dtype: str, factor: float) -> MachineFi
 
 
 def _with_launches(given: MachineFile, factor: float) -> MachineFile:
-    return _with(given, launch_s=_rounded(min(1.0, given.launch_s / factor)))
+    return replace(given, launch_s=_rounded(min(1.0, given.launch_s / factor)))

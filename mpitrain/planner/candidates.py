@@ -192,10 +192,12 @@ def _experts(space: SearchSpace, model: StepModel, ranks: int, tp: int) -> list[
 
 def _schedules(space: SearchSpace, model: StepModel, pp: int) -> list[tuple[str, int | None]]:
     """Return schedules with their pipeline.chunks: nothing more complex than is needed."""
-    names: tuple[str, ...] = ("1f1b",) if pp == 1 else ("1f1b", "interleaved", "zbv")
     chunks = space.fixed.get("pipeline.chunks")
-    if pp == 1 and chunks and chunks > 1:
-        names = ("interleaved", "zbv")
+    names = catalog.PROPOSED
+    if pp == 1:
+        several = chunks and chunks > 1
+        names = tuple(name for name in names if catalog.FAMILIES[name].placed != "plain")
+        names = names if several else (catalog.SIMPLEST,)
     return [
         (name, number)
         for name in space.choices("pipeline.schedule", names)

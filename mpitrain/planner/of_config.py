@@ -48,7 +48,6 @@ def _alone(config: Config, vocabulary: Vocabulary | None, batch: settings.Batch)
         experts=replace(config.experts, dispatch="auto", wire=""),
         precision=replace(config.precision, reduce="same"),
     )  # fmt: skip
-    if vocabulary is None:
-        vocabulary = tokenizer_of(config.data)
-        separator(config.data, vocabulary)
-    return resolve(alone, 1, vocabulary.vocab, 1, 0, "there are", vocabulary.needed)
+    tokenizer = vocabulary or tokenizer_of(config.data)
+    separator(config.data, tokenizer)
+    return resolve(alone, 1, tokenizer.vocab, 1, 0, "there are", tokenizer.needed)

@@ -105,7 +105,9 @@ def read_rows(path: str, machine: str = "") -> tuple[list[Row], list[Refused]]:
         raise ConfigError(f"{shown(path)}: {shown(error)}; give a CSV file of published steps") from None
 
 
-def _rows(path: str, reader: csv.DictReader, own: MachineFile | None) -> tuple[list[Row], list[Refused]]:
+def _rows(
+    path: str, reader: "csv.DictReader[str]", own: MachineFile | None
+) -> tuple[list[Row], list[Refused]]:
     if (columns := len(reader.fieldnames or ())) > MOST_COLUMNS:
         raise ConfigError(
             f"{shown(path)}: found {columns:,} columns, at most {MOST_COLUMNS:,} are read; leave some out"

@@ -12,6 +12,8 @@ from mpitrain.plan.declared.step_layout import MICROS, StepLayout
 from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.planner.assumed import Convention
 from mpitrain.planner.of_config import published_model
+from mpitrain.schedules import catalog
+from mpitrain.schedules.families.interleaved import INTERLEAVED
 
 DIFFER = 0.12  # of one row: two figures that should say the same, parameters and what its sizes make
 MOST_LAYERS = 1 << 14
@@ -283,15 +285,14 @@ def _recompute(
 def _schedule(text: str, chunks: int, pp: int) -> tuple[str, int]:
     """Return the schedule's name here, and its chunks."""
     name = text.lower().replace("_", "-").split("+")[0].split("*")[0].strip()
-    known = {"zb-1p": ("zb-h1", 1), "zb-2p": ("zb-h2", 1), "gpipe": ("gpipe", 1), "afab": ("gpipe", 1)}
-    v_shaped = {"zbv": "zbv", "v-zb": "zbv", "v-half": "v-half", "v-min": "v-min", "dualpipev": "dualpipev"}
+    simplest = catalog.SIMPLEST
     if pp == 1:
-        return "1f1b", 1
-    if name in v_shaped:
-        return v_shaped[name], 2
-    if name in known:
-        return known[name]
-    return ("interleaved", chunks) if chunks > 1 else ("1f1b", 1)
+        return simplest, 1
+    known = (one for one in catalog.FAMILIES.values() if name in (one.name, *one.aliases))
+    family = next(known, INTERLEAVED)
+    if family.name in (INTERLEAVED.name, simplest):
+        return (INTERLEAVED.name, chunks) if chunks > 1 else (simplest, 1)
+    return family.name, chunks if family.placed == "looped" else catalog.chunks_of(family.name, None)
 
 
 def _dtype(fields: Mapping[str, str]) -> str:

@@ -122,7 +122,7 @@ class _Choice:
         if found is None or seconds is None:
             return AnsweredLayout(given, ["layout: the default; no other layout fits"])
         gain = 1 - found.seconds / seconds
-        by = f"by figures of {self._machine.name}"
+        by = f"by figures of {self._rates().name}"
         if gain < GAIN:
             return AnsweredLayout(
                 given,
@@ -228,8 +228,9 @@ class _Choice:
 
     def _is_measured(self) -> bool:
         """Return whether the figures of run.machine were measured on it, and nothing disturbed that."""
-        is_known = self._machine is not None and not self._machine.disturbed
-        figures = self._machine.products.values() if is_known else ()
+        if self._machine is None or self._machine.disturbed:
+            return False
+        figures = self._machine.products.values()
         return any(each.sustained_source.startswith(MEASURED) for each in figures)
 
     def _held(self, plan: Plan) -> int:

@@ -24,10 +24,12 @@ from mpitrain.plan.predict.step_time.step import (
 )
 from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.planner.candidates import CONTEXT, GATHER, SearchSpace, candidates, regathering
+from mpitrain.schedules.catalog import FAMILIES, PROPOSED
 
 FASTEST = 6  # layouts by formulas, of a schedule and of an amount of memory, besides those wanted
 LEVELS = 4  # amounts of memory in a doubling
 BY_FORMULA = 0.97  # of a step as it is played, what formulas say at least, mostly
+SIMPLE = tuple(name for name in PROPOSED if FAMILIES[name].proposed == "always")
 SLACK = 1.15  # formulas of memory may be too high by this much
 FEW = 1.0  # microbatches over stages, at least
 ENOUGH = 0.005  # what a more complex layout must gain
@@ -50,7 +52,7 @@ class Candidate(NamedTuple):
         used = (
             layout.tp > 1, layout.pp > 1, layout.cp > 1, layout.zero == 3, layout.chunks > 1,
             layout.context != "zigzag", layout.gather == "step", layout.regathers,
-            layout.recompute != "none", layout.schedule not in ("1f1b", "interleaved"),
+            layout.recompute != "none", layout.schedule not in SIMPLE,
         )  # fmt: skip
         return sum(used)
 

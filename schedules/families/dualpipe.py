@@ -53,7 +53,7 @@ def dualpipe(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Act
     return rows
 
 
-DUALPIPE = ScheduleFamily(dualpipe, name="dualpipe", copies=2, held="bounded")
+DUALPIPE = ScheduleFamily(dualpipe, name="dualpipe", copies=2, held="bounded", bubble=1 / 6)
 
 
 def dualpipev(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Action]]:

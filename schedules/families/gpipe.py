@@ -17,4 +17,4 @@ def gpipe(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     return forward + [B(m, stage) for m in range(num_microbatches)]
 
 
-GPIPE = stage_per_rank(gpipe, "gpipe", held="all")
+GPIPE = stage_per_rank(gpipe, "gpipe", held="all")._replace(aliases=("afab",))

@@ -76,8 +76,9 @@ def _small_groups(num_ranks: int, num_microbatches: int, chunks: int, group: int
 
 
 INTERLEAVED = ScheduleFamily(
-    interleaved, name="interleaved", takes=("chunks", "group"), placed="looped", held="bounded"
-)
+    interleaved, name="interleaved", takes=("chunks", "group"), placed="looped", held="bounded",
+    proposed="always",
+)  # fmt: skip
 
 
 def interleaved_zb(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:

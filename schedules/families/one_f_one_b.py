@@ -1,6 +1,7 @@
 """1F1B: alternate forwards and backwards as early as possible, so that few microbatches are in flight."""
 
 from mpitrain.schedules.actions import Action, B, F
+from mpitrain.schedules.families.gpipe import GPIPE
 from mpitrain.schedules.family import stage_per_rank
 
 
@@ -22,7 +23,9 @@ def one_f_one_b(num_stages: int, num_microbatches: int, stage: int) -> list[Acti
     return alternate(forwards, backwards, warmup=num_stages - 1 - stage)
 
 
-ONE_F_ONE_B = stage_per_rank(one_f_one_b, "1f1b", held="bounded")
+ONE_F_ONE_B = stage_per_rank(one_f_one_b, "1f1b", held="bounded")._replace(
+    less_than=(GPIPE,), proposed="always"
+)
 
 
 def eager_1f1b(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:

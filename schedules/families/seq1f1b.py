@@ -1,7 +1,7 @@
 """Seq1F1B: 1F1B of segments of sequences rather than of whole microbatches (arXiv:2406.03488)."""
 
 from mpitrain.schedules.actions import Action, B, F
-from mpitrain.schedules.families.one_f_one_b import alternate
+from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B, alternate
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
 
@@ -33,4 +33,6 @@ def seq1f1b(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
     return rows
 
 
-SEQ1F1B = ScheduleFamily(seq1f1b, name="seq1f1b", takes=("segments",), held="bounded")
+SEQ1F1B = ScheduleFamily(
+    seq1f1b, name="seq1f1b", takes=("segments",), held="bounded", less_than=(ONE_F_ONE_B,)
+)

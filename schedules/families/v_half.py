@@ -18,6 +18,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 
 from mpitrain.schedules.actions import Action
+from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
@@ -43,7 +44,10 @@ def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list
     return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
 
 
-V_HALF = ScheduleFamily(v_half, name="v-half", placed="v", held="bounded")
+# bubbles: arXiv:2405.15362
+V_HALF = ScheduleFamily(
+    v_half, name="v-half", placed="v", held="bounded", bubble=0.5, stashes=0.55, less_than=(ONE_F_ONE_B,)
+)
 
 
 def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
@@ -60,7 +64,10 @@ def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[
     return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
 
 
-V_MIN = ScheduleFamily(v_min, name="v-min", placed="v", held="bounded")
+V_MIN = ScheduleFamily(
+    v_min, name="v-min", placed="v", held="bounded", bubble=2 / 3, stashes=0.4,
+    less_than=(ONE_F_ONE_B, V_HALF),
+)  # fmt: skip
 
 
 def _from_building_block(

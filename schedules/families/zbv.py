@@ -1,6 +1,7 @@
 """ZB-V: a zero-bubble schedule on a V of stages, down the ranks and up again (arXiv:2401.10241 section 6)."""
 
 from mpitrain.schedules.actions import Action
+from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
 
@@ -23,7 +24,10 @@ def zbv(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Action]]
     return [_order(num_ranks, num_microbatches, rank) for rank in range(num_ranks)]
 
 
-ZBV = ScheduleFamily(zbv, name="zbv", placed="v", held="bounded")
+ZBV = ScheduleFamily(
+    zbv, name="zbv", placed="v", held="bounded", aliases=("v-zb",), bubble=0.0,
+    no_more_than=(ONE_F_ONE_B,), proposed="if faster",
+)  # fmt: skip
 
 
 def _order(num_ranks: int, num_microbatches: int, rank: int) -> list[Action]:

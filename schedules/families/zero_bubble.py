@@ -9,7 +9,7 @@ waiting.
 from collections import deque
 
 from mpitrain.schedules.actions import Action, F, I, W
-from mpitrain.schedules.families.one_f_one_b import alternate
+from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B, alternate
 from mpitrain.schedules.family import stage_per_rank
 
 
@@ -27,7 +27,10 @@ def zb_h1(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     return _split(num_microbatches, stage, warmup=num_stages - 1 - stage, lag=stage)
 
 
-ZB_H1 = stage_per_rank(zb_h1, "zb-h1", held="bounded")
+# arXiv:2401.10241, table 1
+ZB_H1 = stage_per_rank(zb_h1, "zb-h1", held="bounded")._replace(
+    aliases=("zb-1p",), bubble=1 / 3, no_more_than=(ONE_F_ONE_B,)
+)
 
 
 def zb_h2(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
@@ -44,7 +47,7 @@ def zb_h2(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     return _split(num_microbatches, stage, warmup=2 * (num_stages - 1 - stage), lag=2 * stage)
 
 
-ZB_H2 = stage_per_rank(zb_h2, "zb-h2", held="bounded")
+ZB_H2 = stage_per_rank(zb_h2, "zb-h2", held="bounded")._replace(aliases=("zb-2p",), bubble=0.0, stashes=2.0)
 
 
 def _split(num_microbatches: int, stage: int, warmup: int, lag: int) -> list[Action]:

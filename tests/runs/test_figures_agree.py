@@ -108,7 +108,7 @@ def test_random_models_have_the_figures_of_their_runs(tmp_path):
     found = []
     for first in range(0, len(models), 10):
         asked = json.dumps([[*model, *short] for model in models[first : first + 10]])
-        done = mpirun(1, sys.executable, "-c", RUNS, asked)
+        done = mpirun(1, sys.executable, "-c", RUNS, asked, timeout=600)
         assert done.returncode == 0, tail(done.output)
         found += [line.split()[1:] for line in done.output.splitlines() if line.startswith("FIGURES")]
     assert [int(count) for count, _ in found] == [count for count, _ in wanted]

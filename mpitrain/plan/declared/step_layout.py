@@ -6,6 +6,8 @@ Rank order, fastest first: tp, cp, dp, pp for dense layers; etp, ep, edp, pp for
 
 from typing import NamedTuple, Protocol
 
+from mpitrain.schedules.catalog import SIMPLEST
+
 MICROS = (1, 2, 4, 8)  # sequences of a microbatch that are tried
 ITEM = {"fp32": 4, "fp64": 8}  # bytes of a number; all others have 2, in fp8 those between products, too
 
@@ -64,7 +66,7 @@ class StepLayout(NamedTuple):
     chunks: int = 1
     sharded: int = 0
     zero: int = 1
-    schedule: str = "1f1b"
+    schedule: str = SIMPLEST
     recompute: str = "none"
     compute: str = "bf16"
     sequence_parallel: bool = True

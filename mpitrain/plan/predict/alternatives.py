@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from mpitrain.config import Config
+from mpitrain.config import Config, Pipeline
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
@@ -178,7 +178,7 @@ def idle_here(plan: Plan) -> list[str]:
     modes = by_recompute(plan, before)
     regathers = by_regather(plan) if plan.config.parallel.regather else {}
     # of the default schedule `mpitrain memory` says it, if anybody asks
-    schedule = [] if plan.config.pipeline.schedule == "1f1b" else idle_schedule(plan)
+    schedule = [] if plan.config.pipeline.schedule == Pipeline().schedule else idle_schedule(plan)
     others = [*idle_regather(plan, regathers), *schedule]
     if not (stages or modes):
         return others

@@ -9,6 +9,7 @@ from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import MemoryUsage
 from mpitrain.plan.predict.schedule_promises import fullest, more_than
+from mpitrain.schedules.catalog import SIMPLEST
 
 # by axis, what a rank that isn't divided along it has no use for
 UNDIVIDED: dict[str, Mapping[str, Any]] = {
@@ -17,7 +18,7 @@ UNDIVIDED: dict[str, Mapping[str, Any]] = {
     "pp": dict(pp=1),
     "experts": dict(ep=1, etp=1),
 }
-ONE_STAGE = dict(schedule="1f1b", chunks=1, stages=None, segments=None, group=None, pairs="whole", tail=1)
+ONE_STAGE = dict(schedule=SIMPLEST, chunks=1, stages=None, segments=None, group=None, pairs="whole", tail=1)
 
 
 def idle_axes(plan: Plan) -> list[str]:

@@ -5,17 +5,16 @@ import msgspec
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import MemoryUsage, predict
+from mpitrain.schedules import catalog
 
-# by schedule, others and whether it is there to hold less than these; else it is to hold no more
-PROMISES: dict[str, tuple[tuple[str, bool], ...]] = {
-    "1f1b": (("gpipe", True),),
-    "zb-h1": (("1f1b", False),),
-    "zbv": (("1f1b", False),),
-    "seq1f1b": (("1f1b", True),),
-    "v-half": (("1f1b", True),),
-    "v-min": (("1f1b", True), ("v-half", True)),
-}
-CHUNKS = {"v-half": 2}  # stages of a rank; of all others one
+
+def promises(schedule: str) -> list[tuple[str, bool]]:
+    """Return schedules with whether this one is to hold less than they do; else it is to hold no more."""
+    family = catalog.FAMILIES.get(schedule)
+    if family is None:  # a table of the user's own
+        return []
+    less, no_more = ([other.name for other in others] for others in (family.less_than, family.no_more_than))
+    return [*((name, True) for name in less), *((name, False) for name in no_more)]
 
 
 def fullest(plan: Plan) -> MemoryUsage:
@@ -36,11 +35,12 @@ def more_than(more: int) -> str:
 def idle_schedule(plan: Plan) -> list[str]:
     """Say so if a schedule holds more than one that it promises not to, and why."""
     pipeline = plan.config.pipeline
-    if plan.config.parallel.pp == 1 or pipeline.schedule not in PROMISES:
+    others = promises(pipeline.schedule)
+    if plan.config.parallel.pp == 1 or not others:
         return []
     mine = fullest(plan)
-    for name, less in PROMISES[pipeline.schedule]:
-        chunks = CHUNKS.get(name, 1)
+    for name, less in others:
+        chunks = catalog.chunks_of(name, None)
         # what another schedule has no use for
         own = dict(segments=None, group=None, pairs="whole")
         other = msgspec.structs.replace(pipeline, schedule=name, chunks=chunks, stages=None, **own)
@@ -57,20 +57,20 @@ def idle_schedule(plan: Plan) -> list[str]:
 
 def _reason(plan: Plan, mine: MemoryUsage, other: MemoryUsage) -> str:
     """Return why a schedule holds no less than another one, by the rows in which it holds more."""
-    if plan.config.pipeline.schedule == "1f1b":
+    if plan.config.pipeline.schedule == catalog.SIMPLEST:
         return "a step has so few microbatches that all are in flight either way"
     state = sum(mine[:5]) - sum(other[:5])  # weights, gradients, moments and what is lent of them
     kept = mine.activations - other.activations
     computed = mine.recomputed + mine.working - other.recomputed - other.working
     if kept >= max(state, computed) and kept > 0:
-        if plan.config.pipeline.schedule == "seq1f1b":
+        if plan.table.segments > 1:
             return (
                 "keys and values of a sequence's segments, masks and pending gradients are kept until its "
                 "last segment; fewer pipeline.segments keep less of them"
             )
         return (
-            "a split backward keeps both factors of each weight gradient until that is computed; 1f1b frees "
-            "them at once"
+            "a split backward keeps both factors of each weight gradient until that is computed; "
+            f"{catalog.SIMPLEST} frees them at once"
         )
     both_ends = plan.table.rank_of[0] == plan.table.rank_of[plan.table.depth - 1]
     if state >= computed and both_ends:

@@ -13,7 +13,6 @@ from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
 from mpitrain.plugins import is_plugin, load
 from mpitrain.schedules import catalog
 from mpitrain.schedules.catalog import placement
-from mpitrain.schedules.families.seq1f1b import SEGMENTS
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
@@ -64,8 +63,7 @@ def segments_of(pipeline: Pipeline, own: Table | None) -> int:
     """Return into how many segments a schedule cuts a sequence. own: the user's own table."""
     if own is not None:
         return own.segments
-    takes = schedule_of(pipeline.schedule).takes
-    return pipeline.segments or SEGMENTS if "segments" in takes else 1
+    return catalog.segments_of(schedule_of(pipeline.schedule), pipeline.segments)
 
 
 def own_table(pipeline: Pipeline) -> Table | None:

@@ -32,6 +32,7 @@ from mpitrain.plan.settings.experts import (
     ranks_of_pipeline_rank,
     rows_at_once,
 )
+from mpitrain.schedules.catalog import FAMILIES
 
 KEY = re.compile(r"\{(=?)(\w+(?:\.\w+)?)\}")
 DEFAULTS = Config()
@@ -136,6 +137,11 @@ def _ranks(config: ResolvedConfig) -> dict[str, Any]:
 
 def _spreads_experts(config: ResolvedConfig) -> bool:
     return config.parallel.ep * config.parallel.etp > 1
+
+
+def _cuts_sequences(config: ResolvedConfig) -> bool:
+    family = FAMILIES.get(config.pipeline.schedule)  # none of a file or a plug-in
+    return family is not None and "segments" in family.takes
 
 
 def _holds_all_rows(config: ResolvedConfig) -> bool:
@@ -265,7 +271,7 @@ EXPERTS = (
     ),
     Rule(
         "experts.capacity",
-        lambda c: bool(c.experts.capacity) and c.pipeline.schedule == "seq1f1b",
+        lambda c: bool(c.experts.capacity) and _cuts_sequences(c),
         "{experts.capacity} with {pipeline.schedule}: an expert has room for its part of a microbatch, and "
         "segments come one after another",
         "leave experts.capacity out, or use another schedule",

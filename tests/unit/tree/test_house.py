@@ -12,6 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))  # behind: tests/support has a trainin
 import house
 
 from mpitrain.commands.reference.keys import every_key
+from mpitrain.schedules.catalog import NAMES
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +115,17 @@ def test_pages_have_the_fields_terms():
         if OLD_PHRASES.search(line)
     ]
     assert lines == []
+
+
+def test_a_schedules_name_stands_in_its_familys_file():
+    elsewhere = {
+        (str(path.relative_to(ROOT)), node.value)
+        for room in ("mpitrain", "schedules", "comm")
+        for path in (ROOT / room).rglob("*.py")
+        if path.parent.name != "families"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in NAMES
+    }
+    others = {("mpitrain/config.py", "1f1b")}  # the default of a key
+    others |= {(path, "dualpipe") for path in ("mpitrain/cli.py", "schedules/formats/others.py")}  # a form
+    assert elsewhere - others == {("schedules/catalog.py", name) for name in NAMES}  # LISTED

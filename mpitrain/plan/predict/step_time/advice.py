@@ -22,6 +22,8 @@ from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
 from mpitrain.plan.predict.step_time.step_model import StepModel, step_model
+from mpitrain.schedules.catalog import SIMPLEST
+from mpitrain.schedules.families.interleaved import INTERLEAVED
 
 MOST_BUBBLE = 0.2
 MOST_TP = 0.3  # of a step that waits for tp
@@ -161,7 +163,7 @@ class Judged(NamedTuple):
         if self.layout.dp * self.layout.cp == 1:
             layout = layout._replace(zero=1)
         if layout.pp > 1 and self.layout.pp == 1:
-            layout = layout._replace(schedule="1f1b", chunks=1)
+            layout = layout._replace(schedule=SIMPLEST, chunks=1)
         if layout.dispatch == "hierarchical" and not can_go_by_node(layout, self.machine.ranks_per_node):
             layout = layout._replace(dispatch="alltoall")
         return layout
@@ -298,10 +300,10 @@ def _few_microbatches(judged: Judged) -> str:
         line += f" ({_percent(other.bubble / other.seconds)} with batch.global = {more.batch})"
     if layout.chunks > 1 or 2 * layout.pp > len(judged.model.blocks) or count % layout.pp:
         return line
-    interleaved = judged.changed(schedule="interleaved", chunks=2)
+    interleaved = judged.changed(schedule=INTERLEAVED.name, chunks=2)
     for _, other in judged.predicted({"": interleaved}):
         if other.seconds <= FASTER * found.seconds:
-            line += f', or use pipeline.schedule = "interleaved": {judged.instead(other)}'
+            line += f', or use pipeline.schedule = "{INTERLEAVED.name}": {judged.instead(other)}'
     return line
 
 
@@ -348,7 +350,7 @@ def _too_complex(judged: Judged) -> str:
     layout, machine, model = judged.layout, judged.machine, judged.model
     options = (("zero = 3", layout.zero == 3), ("tp", layout.tp > 1), ("pp", layout.pp > 1))
     used = [name for name, on in options if on]
-    simple = layout._replace(tp=1, pp=1, ep=1, etp=1, chunks=1, zero=1, sharded=0, schedule="1f1b")
+    simple = layout._replace(tp=1, pp=1, ep=1, etp=1, chunks=1, zero=1, sharded=0, schedule=SIMPLEST)
     if not (judged.memory_is_known and used) or model.experts is not None:
         return ""
     for _, other in judged.predicted({"": simple}):

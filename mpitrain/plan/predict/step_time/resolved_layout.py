@@ -7,7 +7,6 @@ from mpitrain.plan.predict.step_time.expert_load import expert_load
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.routing import RoutingTrace
 from mpitrain.schedules import catalog
-from mpitrain.schedules.families.seq1f1b import SEGMENTS
 
 
 def layout_of(resolved: ResolvedConfig, rates: MachineRates, trace: RoutingTrace | None = None) -> StepLayout:
@@ -45,9 +44,8 @@ def recompute_of(asked: str) -> str:
 
 def segments_in(config: Config) -> int:
     """Return into how many segments the schedule of a configuration cuts a sequence."""
-    name = config.pipeline.schedule
-    cuts = name in catalog.FAMILIES and "segments" in catalog.FAMILIES[name].takes
-    return config.pipeline.segments or SEGMENTS if cuts else 1
+    family = catalog.FAMILIES.get(config.pipeline.schedule)
+    return catalog.segments_of(family, config.pipeline.segments) if family else 1
 
 
 def compute_of(config: Config, rates: MachineRates) -> str:

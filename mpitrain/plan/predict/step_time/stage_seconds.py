@@ -110,7 +110,7 @@ def stages_of_ranks(layout: StepLayout) -> list[list[int]]:
 
     The second copy runs backwards: its stage 0 is where the last one of the first is.
     """
-    name = layout.schedule if layout.schedule in catalog.FAMILIES else "1f1b"
+    name = layout.schedule if layout.schedule in catalog.FAMILIES else catalog.SIMPLEST
     placed = catalog.placement(name, layout.pp, layout.chunks)[: layout.pp * layout.chunks]
     ranks = [[stage for stage, rank in enumerate(placed) if rank == wanted] for wanted in range(layout.pp)]
     if copies_of(layout) == 1:

@@ -34,6 +34,7 @@ from mpitrain.plan.predict.step_time.stage_seconds import (
 from mpitrain.plan.predict.step_time.step_model import StepModel, Weights
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import COMPUTE, Action
+from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B
 from mpitrain.schedules.lowering.messages import messages_of, with_messages
 from mpitrain.schedules.lowering.needs import Programs
 from mpitrain.schedules.options import Options
@@ -229,26 +230,24 @@ def play_pipeline(
 def bubble_share(schedule: str, chunks: int) -> float:
     """Return the bubble of a schedule over that of 1F1B, (p - 1)(F + B), with F = I = W.
 
-    arXiv:2104.04473, section 2.2: 1 / chunks. arXiv:2401.10241, table 1: a third of it for zb-h1;
-    zbv, zb-h2: none, arXiv:2405.15362: v-half a half, v-min two thirds.
+    arXiv:2104.04473, section 2.2: 1 / chunks, unless the schedule's own paper has another.
     """
-    known = {"zb-h1": 1 / 3, "zb-h2": 0.0, "zbv": 0.0, "v-half": 0.5, "v-min": 2 / 3, "dualpipe": 1 / 6}
-    return known.get(schedule, 1 / chunks)
+    family = catalog.FAMILIES.get(schedule)
+    return 1 / chunks if family is None or family.bubble is None else family.bubble
 
 
 def stashes_in_flight(layout: StepLayout) -> tuple[int, ...]:
     """Return how many microbatches' stashes, of one stage each, every pipeline rank holds at most."""
     pp, chunks = layout.pp, layout.chunks
     count = layout.num_microbatches
-    if layout.schedule == "gpipe":
-        return (count,) * pp
-    if layout.schedule in catalog.LOOPED:  # arXiv:2205.05198, section 4.2.3
+    family = catalog.FAMILIES.get(layout.schedule, ONE_F_ONE_B)
+    if family.held == "all":
+        return (count * chunks,) * pp
+    if family.placed == "looped":  # arXiv:2205.05198, section 4.2.3
         return tuple(min(count * chunks, 2 * (pp - rank - 1) + (chunks - 1) * pp + 1) for rank in range(pp))
     if chunks == 2:  # v-shaped: stages of both ways
-        share = {"v-half": 0.55, "v-min": 0.4}.get(layout.schedule, 1.0)
-        return (min(2 * count, int(2 * pp * share) + 1),) * pp
-    more = pp if layout.schedule == "zb-h2" else 0
-    return tuple(min(count, pp - rank + more) for rank in range(pp))
+        return (min(2 * count, int(2 * pp * family.stashes) + 1),) * pp
+    return tuple(min(count, int(pp * family.stashes) - rank) for rank in range(pp))
 
 
 def _played(layout: StepLayout) -> PlayedSize:
