@@ -21,7 +21,6 @@ import torch
 from torch.nn import functional
 
 from mpitrain.comm.collectives import all_reduce
-from mpitrain.config import ExpertsTable as Settings
 from mpitrain.kernels.activation_functions import Activation
 from mpitrain.kernels.grouped import add_sums, grouped_product, of_rows
 from mpitrain.kernels.precision import wide
@@ -42,6 +41,7 @@ from mpitrain.parallel.expert.hierarchical import Hierarchical
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, Begun, Item, Later, Residual, Walk, WeightGradients, run
 from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.plan.declared.resolved import ResolvedExperts as Settings
 from mpitrain.plan.settings.dispatch import dispatch_of
 
 

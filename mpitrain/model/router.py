@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.config import ExpertsTable as Settings
 from mpitrain.kernels.engine import gradients
+from mpitrain.plan.declared.resolved import ResolvedExperts as Settings
 
 # DeepSeek-V3's inference/model.py adds it to the sum of the chosen scores, which sigmoids can make
 # 0

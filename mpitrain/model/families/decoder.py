@@ -6,7 +6,6 @@ A key that a family doesn't have is None there, and does nothing.
 
 from typing import Any
 
-from mpitrain.config import Config
 from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
@@ -15,11 +14,12 @@ from mpitrain.model.layers.post_norm import PostNorm
 from mpitrain.model.layers.rope import Rope, rope_of
 from mpitrain.plan.declared.layer import Layer, ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.settings.attention import head_width
 
 
 def decoder(
-    config: Config,
+    config: ResolvedConfig,
     *,
     kind: NormKind = NormKind.RMS,
     norm_after: NormKind = NormKind.NONE,
@@ -51,7 +51,7 @@ def decoder(
 
 
 def with_ends(
-    config: Config,
+    config: ResolvedConfig,
     blocks: tuple[tuple[Layer, ...], ...],
     *,
     kind: NormKind = NormKind.RMS,
@@ -65,7 +65,7 @@ def with_ends(
     return ModelLayers(first, blocks, last)
 
 
-def attentions(config: Config, **more: Any) -> list[Attention]:
+def attentions(config: ResolvedConfig, **more: Any) -> list[Attention]:
     """Return the attention of each block, by its letters in window_blocks and rotary_blocks.
 
     more: fields of Attention.
@@ -94,7 +94,7 @@ def _letter(blocks: str | None, number: int) -> str:
     return blocks[number % len(blocks)] if blocks else ""
 
 
-def _rope(config: Config, windowed: bool) -> Rope | None:
+def _rope(config: ResolvedConfig, windowed: bool) -> Rope | None:
     """Return the rotary positions of a block, None where the family has none.
 
     With a window they may have a theta of their own, unscaled.

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.decoder import with_ends
 from mpitrain.model.families.expert_fields import shared_and_routed
@@ -20,12 +19,13 @@ from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily
 from mpitrain.plan.declared.hugging_face import Fields, ModelType, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.settings.attention import head_width
 
 LATENT_EPS = 1e-6  # of norms of latent vectors in the published code, whatever rms_norm_eps says
 
 
-def _deepseek_v3(config: Config) -> ModelLayers:
+def _deepseek_v3(config: ResolvedConfig) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     model = config.model
     own = config.attention
@@ -46,16 +46,16 @@ def _pairs_of_halves(ours: np.ndarray, theirs: np.ndarray, group: int, rotary: i
     return [(ours[:, :plain], theirs[:, :plain]), (halves, pairs)]
 
 
-def _queries(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+def _queries(ours: np.ndarray, theirs: np.ndarray, config: ResolvedConfig) -> Views:
     rotary = config.attention.rotary_width
     return _pairs_of_halves(ours, theirs, head_width(config) + rotary, rotary)
 
 
-def _keys(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+def _keys(ours: np.ndarray, theirs: np.ndarray, config: ResolvedConfig) -> Views:
     return _pairs_of_halves(ours, theirs, len(ours), config.attention.rotary_width)
 
 
-def _name_of_queries(config: Config) -> str:
+def _name_of_queries(config: ResolvedConfig) -> str:
     return f"{BLOCK}self_attn.{'q_b_proj' if config.attention.q_rank else 'q_proj'}.weight"
 
 
@@ -88,7 +88,7 @@ class AllHeads:
             fields.refuse("num_key_value_heads", "latent attention has keys for each of num_attention_heads")
         fields.lines = [line for line in fields.lines if not line.startswith("model.kv_heads")]
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {}
 
 
@@ -100,7 +100,7 @@ class WidthsOfHeads:
         fields.only("head_dim", rotary)
         fields.only("qk_head_dim", rotary + fields.keys["attention.head_width"])
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return dict(qk_nope_head_dim=head_width(config))
 
 
@@ -118,7 +118,7 @@ class LatentRope(RopeField):
             fields.refuse(name, "needed mscale and mscale_all_dim, equal, and no attention_factor")
         fields.give("attention.yarn_mscale", float(sharper), f"{name}.mscale_all_dim")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         own = config.attention
         rope = super().write(config)
         if (rope["rope_scaling"] or {}).get("rope_type") == "yarn":

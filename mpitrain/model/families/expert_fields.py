@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.fields import Flag, Number, Whole
 from mpitrain.model.families.sparse import has_experts
 from mpitrain.plan.declared.hugging_face import ConfigField, Fields
+from mpitrain.plan.declared.resolved import ResolvedConfig
 
 
 class WidthOfExperts:
@@ -17,7 +17,7 @@ class WidthOfExperts:
     def read(self, fields: Fields) -> None:
         fields.give("experts.width", fields.keys["model.ffn"], "intermediate_size")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return dict(intermediate_size=config.experts.width)
 
 
@@ -47,7 +47,7 @@ class SparseBlocks:
                 return
         fields.refuse("mlp_only_layers", "no experts.first and experts.every mean these blocks")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         first, every = config.experts.first, config.experts.every
         if first == 0:
             return dict(decoder_sparse_step=every, mlp_only_layers=[])
@@ -74,7 +74,7 @@ class DenseBlocks:
     def read(self, fields: Fields) -> None:
         fields.integer("first_k_dense_replace", self.default, least=0, to="experts.first")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         experts = config.experts
         blocks = has_experts(config.model.layers, experts.first, experts.every)
         first = (*blocks, True).index(True)
@@ -92,7 +92,7 @@ class NoFurtherTokens:
     def read(self, fields: Fields) -> None:
         pass
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return dict(num_nextn_predict_layers=0)
 
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.hugging_face import MOST, REQUIRED, ConfigField, Fields
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.settings.attention import head_width
 
 MOST_LAYERS = 10_000  # as model.layers: what a stranger's file has of each layer is gone through
 
 
-def value_of(config: Config, key: str) -> Any:
+def value_of(config: ResolvedConfig, key: str) -> Any:
     """Return the value of a key, such as model.width."""
     table, _, name = key.partition(".")
     return getattr(getattr(config, table), name)
@@ -46,7 +46,7 @@ class Whole:
         default = self.default(fields) if callable(self.default) else self.default
         fields.integer(name, default, to=self.key, least=self.least, most=self.most, null=self.null)
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         value = value_of(config, self.key)
         return {self.name: value or None if self.or_null else value}
 
@@ -67,7 +67,7 @@ class Number:
     def read(self, fields: Fields) -> None:
         fields.number(self.name, self.default, to=self.key)
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {self.name: value_of(config, self.key)}
 
 
@@ -90,7 +90,7 @@ class Flag:
     def read(self, fields: Fields) -> None:
         fields.flag(self.name, self.default, to=self.key)
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {self.name: bool(value_of(config, self.key))}
 
 
@@ -107,14 +107,14 @@ class Only:
     def read(self, fields: Fields) -> None:
         fields.only(self.name, *self.allowed)
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {self.name: self.allowed[0]}
 
 
 class Unwritten(Only):
     """A field that is like that where it is there."""
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {}
 
 
@@ -127,7 +127,7 @@ class Ignored:
     def read(self, fields: Fields) -> None:
         fields.take_no_notice(*self.names)
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {}
 
 
@@ -142,7 +142,7 @@ def eps(default: float, name: str = "rms_norm_eps") -> Number:
 # ---------------------------------------------------------------- sizes
 
 
-def longest(config: Config) -> int:
+def longest(config: ResolvedConfig) -> int:
     """Return max_position_embeddings: dynamic scaling begins there."""
     return config.attention.dynamic_length or config.data.sequence
 
@@ -153,7 +153,7 @@ class VocabularySize:
     def read(self, fields: Fields) -> None:
         fields.integer("vocab_size", to="model.vocab")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return dict(vocab_size=config.model.vocab - (config.model.padding or 0))
 
 
@@ -167,7 +167,7 @@ class KeyValueHeads:
         heads = fields.keys["model.heads"]
         fields.integer("num_key_value_heads", self.default or heads, to="model.kv_heads", null=heads)
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return dict(num_key_value_heads=config.model.kv_heads)
 
 
@@ -177,7 +177,7 @@ class Length:
     def read(self, fields: Fields) -> None:
         pass
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return dict(max_position_embeddings=longest(config), initializer_range=0.02)
 
 
@@ -215,7 +215,7 @@ class HeadWidth:
                 "head_dim", "absent, it means hidden_size / num_attention_heads, which is no number"
             )
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         model = config.model
         if self.divides and model.width % model.heads:
             raise ConfigError(
@@ -240,7 +240,7 @@ class Biases:
         biased = fields.flag("attention_bias", False)
         fields.give("attention.biases", self.where if biased else "none", "attention_bias")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         biases = config.attention.biases
         if biases not in (self.where, "none", None):
             raise ConfigError(f"attention.biases = {self.unlike}")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mpitrain.config import Config
 from mpitrain.kernels.activation_functions import Gelu
 from mpitrain.model.families.decoder import decoder
 from mpitrain.model.families.fields import Biases, HeadWidth, Ignored, Only, Whole, eps, sizes, value_of
@@ -21,12 +20,13 @@ from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.settings.attention import head_width
 
 KIND = NormKind.RMS_PLUS_ONE
 
 
-def _gemma(config: Config, normed: bool = False) -> ModelLayers:
+def _gemma(config: ResolvedConfig, normed: bool = False) -> ModelLayers:
     """Return the layers of a resolved configuration's model. normed: queries and keys are."""
     scale = config.model.width**0.5
     return decoder(config, kind=KIND, norm_after=KIND, activation=Gelu(), scale=scale, normed=normed)
@@ -40,7 +40,7 @@ _LONG = dict(head_width=256, score_width=256, window=1024, linear_factor=8.0)
 
 
 class ScoreWidth(Whole):
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {self.name: config.attention.score_width or head_width(config)}
 
 
@@ -58,7 +58,7 @@ class Cap:
         else:
             fields.number(self.name, self.default, to=self.key)
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {self.name: value_of(config, self.key) or None}
 
 
@@ -68,7 +68,7 @@ class NoCaps:
             if fields.take(name, None, null=0):
                 fields.refuse(name, "needed null in a model of this family")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {}
 
 

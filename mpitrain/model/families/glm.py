@@ -6,7 +6,6 @@ sigmoid of the router, with a bias that chooses, and a shared expert.
 
 from typing import Any
 
-from mpitrain.config import Config
 from mpitrain.model.families.expert_fields import shared_and_routed
 from mpitrain.model.families.fields import SILU, Biases, Flag, HeadWidth, Ignored, Unwritten, eps, sizes
 from mpitrain.model.families.names import (
@@ -21,6 +20,7 @@ from mpitrain.model.families.rope_fields import RopeField
 from mpitrain.model.families.sparse import sparse_model
 from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily, plain_heads, width_of_head
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.settings.attention import head_width
 
 
@@ -54,7 +54,7 @@ class PartialRope(RopeField):
         fields.give("attention.rotary_width", turning, "partial_rotary_factor")
         super().read(fields, rope)
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         width = head_width(config)
         share = (config.attention.rotary_width or width) / width
         return dict(super().write(config), partial_rotary_factor=share)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.config import Config, Model
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.activation_functions import Gelu
 from mpitrain.model.families.decoder import attentions, with_ends
@@ -22,6 +21,7 @@ from mpitrain.plan.declared.family import ModelFamily, width_of_head
 from mpitrain.plan.declared.hugging_face import Fields, ModelType, Shape, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
+from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedModel
 
 KIND = NormKind.LAYER
 DROPOUTS = {  # fields of config.json, and our keys
@@ -38,7 +38,7 @@ GELU = {  # activation_function, and model.gelu
 }
 
 
-def _gpt2(config: Config) -> ModelLayers:
+def _gpt2(config: ResolvedConfig) -> ModelLayers:
     """Return the layers of a resolved configuration's model.
 
     Raises ConfigError for a sequence without positions, and for further tokens.
@@ -77,7 +77,7 @@ def _gpt2(config: Config) -> ModelLayers:
 _BIASED = dict(biased=True, biased_output=True)
 
 
-def _heads(model: Model, keys: Mapping[str, Any]) -> dict[str, Any]:
+def _heads(model: ResolvedModel, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return nothing. Raises ConfigError if heads don't divide the model's width."""
     width_of_head(model)
     return {}
@@ -94,10 +94,10 @@ def _transposed(name: str) -> Stored:
 def _part(name: str, number: int) -> Stored:
     """Return the form of queries, keys or values, which lie side by side in one tensor. number: of these."""
 
-    def shape(ours: Shape, config: Config) -> Shape:
+    def shape(ours: Shape, config: ResolvedConfig) -> Shape:
         return (*ours[1:], 3 * ours[0])
 
-    def views(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+    def views(ours: np.ndarray, theirs: np.ndarray, config: ResolvedConfig) -> Views:
         part = theirs[..., number * len(ours) : (number + 1) * len(ours)]
         return [(ours, part.T)]
 
@@ -140,7 +140,7 @@ class GeluField:
         name = fields.take("activation_function", "gelu_new")
         fields.give("model.gelu", GELU[name], "activation_function")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return dict(activation_function="gelu" if config.model.gelu == "exact" else "gelu_new")
 
 

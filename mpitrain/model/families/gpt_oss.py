@@ -5,7 +5,6 @@ Biases everywhere, sinks, a window in every other block, experts whose gates are
 
 import numpy as np
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.activation_functions import Clamped
 from mpitrain.model.families.decoder import attentions, with_ends
@@ -18,11 +17,12 @@ from mpitrain.model.families.window_fields import Windows
 from mpitrain.plan.declared.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
 from mpitrain.plan.declared.hugging_face import ModelType, Shape, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
+from mpitrain.plan.declared.resolved import ResolvedConfig
 
 LIMIT = 7.0
 
 
-def _gpt_oss(config: Config) -> ModelLayers:
+def _gpt_oss(config: ResolvedConfig) -> ModelLayers:
     """Return the layers of a resolved configuration's model.
 
     Raises ConfigError where the biases of experts can't be divided.
@@ -39,20 +39,20 @@ def _gpt_oss(config: Config) -> ModelLayers:
     return with_ends(config, blocks)
 
 
-def _shape_of_both(ours: Shape, config: Config) -> Shape:
+def _shape_of_both(ours: Shape, config: ResolvedConfig) -> Shape:
     """Return the shape of gate and up in one: [E, D, 2 I] of [E, I, D], [E, 2 I] of [E, I]."""
     return (ours[0], *ours[2:], 2 * ours[1])
 
 
-def _gate(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+def _gate(ours: np.ndarray, theirs: np.ndarray, config: ResolvedConfig) -> Views:
     return [(ours, theirs[..., 0::2].swapaxes(1, -1))]
 
 
-def _up(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+def _up(ours: np.ndarray, theirs: np.ndarray, config: ResolvedConfig) -> Views:
     return [(ours, theirs[..., 1::2].swapaxes(1, -1))]
 
 
-def _turned(ours: np.ndarray, theirs: np.ndarray, config: Config) -> Views:
+def _turned(ours: np.ndarray, theirs: np.ndarray, config: ResolvedConfig) -> Views:
     return [(ours, theirs.swapaxes(1, 2))]
 
 

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.hugging_face import ROPE_KEYS, Fields
+from mpitrain.plan.declared.resolved import ResolvedConfig
 
 MAX_POSITIONS = "max_position_embeddings"
 ORIGINAL_POSITIONS = "original_max_position_embeddings"
@@ -33,7 +33,7 @@ class RopeField:
         if kind != "default":
             _give_scaling(fields, name, kind, rope)
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         """Return the fields as 4.x writes them, which every reader understands."""
         rope = _scaling(config)
         theta = config.attention.theta
@@ -131,7 +131,7 @@ def _magnitude(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0
 
 
-def _scaling(config: Config) -> dict[str, Any]:
+def _scaling(config: ResolvedConfig) -> dict[str, Any]:
     """Return rope_type, and what it has besides."""
     attention = config.attention
     if (attention.linear_factor or 1) > 1:
@@ -196,7 +196,7 @@ class RopeByKind:
             local = 0
         fields.give("attention.window_theta", float(local), name or "rope_theta")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         """Raises ConfigError for what transformers passes over."""
         own = config.attention
         if own.yarn_factor > 1 and not own.yarn_rounded:

@@ -4,7 +4,6 @@
 
 from typing import Any
 
-from mpitrain.config import Config
 from mpitrain.model.families.decoder import decoder
 from mpitrain.model.families.fields import FFN_BIASES, SILU, Biases, HeadWidth, eps, sizes
 from mpitrain.model.families.names import BIASES, DENSE, FEED_FORWARD_BIASES, HUGGING_FACE
@@ -12,6 +11,7 @@ from mpitrain.model.families.rope_fields import RopeField
 from mpitrain.model.families.window_fields import WindowsIfUsed, in_turns
 from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
 from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.declared.resolved import ResolvedConfig
 
 
 class BlocksWithPositions:
@@ -32,7 +32,7 @@ class BlocksWithPositions:
         fields.give("attention.rotary_blocks", in_turns(letters), "no_rope_layers")
         self.windows.read(fields, letters.replace("r", "f").replace("n", "w"))
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         letters = config.attention.rotary_blocks
         turned = [int(letters[number % len(letters)] == "r") for number in range(config.model.layers)]
         windows = self.windows.write(config)

@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mpitrain.config import Config
 from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.layers.experts import Experts
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.plan.declared.layer import Layer, ModelLayers
+from mpitrain.plan.declared.resolved import ResolvedConfig
 
 
-def sparse_model(config: Config, **more: Any) -> ModelLayers:
+def sparse_model(config: ResolvedConfig, **more: Any) -> ModelLayers:
     """Return the layers of a model. more: fields of Attention."""
     return with_ends(config, sparse_blocks(config, attentions(config, **more)))
 
 
 def sparse_blocks(
-    config: Config,
+    config: ResolvedConfig,
     attention: Sequence[Layer],
     *,
     biased: bool = False,

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.rope_fields import KINDS
 from mpitrain.plan.declared.hugging_face import Fields
+from mpitrain.plan.declared.resolved import ResolvedConfig
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Windows:
             return
         fields.give("attention.window_blocks", in_turns(letters), "layer_types")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         kinds = [KINDS[letter] for letter in window_letters(config)]
         return dict(sliding_window=config.attention.window or self.written, layer_types=kinds)
 
@@ -62,7 +62,7 @@ class WindowsIfUsed:
         letters = letters or "".join("fw"[number >= first] for number in range(layers))
         Windows(letters, self.absent).read(fields)
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         first = (window_letters(config) + "w").index("w")
         used = first < config.model.layers
         windows = Windows(written=None).write(config)
@@ -79,7 +79,7 @@ class WindowOfAll:
             fields.take_no_notice("sliding_window")
             fields.give("attention.window", 0, "use_sliding_window")
 
-    def write(self, config: Config) -> dict[str, Any]:
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
         own = config.attention
         letters = set(window_letters(config))
         if len(letters) > 1:
@@ -103,7 +103,7 @@ def _letters(fields: Fields) -> str:
     return "".join(known[kind] for kind in kinds)
 
 
-def window_letters(config: Config) -> str:
+def window_letters(config: ResolvedConfig) -> str:
     """Return a letter for each block: w, it has the window, or f."""
     letters = config.attention.window_blocks if config.attention.window else "f"
     return "".join(letters[number % len(letters)] for number in range(config.model.layers))

@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mpitrain.config import Parallel
 from mpitrain.model.layers.rope import Rope
 from mpitrain.plan.declared import probabilities
 from mpitrain.plan.declared.dropout_sites import AFTER_ATTENTION, MASK_BYTES
@@ -43,6 +42,7 @@ from mpitrain.plan.declared.parameters import (
     product_flops,
     residual_std,
 )
+from mpitrain.plan.declared.resolved import ResolvedParallel
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Traffic
 from mpitrain.plan.declared.work import HeadSizes, PartWork, Product, attention_work
@@ -260,7 +260,7 @@ def seen(sequence: int, window: int = 0) -> float:
     return window * (1 - window / (2 * sequence))
 
 
-def _kv_heads_at_once(parallel: Parallel, kv_heads: int) -> int:
+def _kv_heads_at_once(parallel: ResolvedParallel, kv_heads: int) -> int:
     """Return of how many heads a rank has keys when it attends, as long as its own positions."""
     if parallel.cp > 1 and parallel.context == "gather":
         return kv_heads * parallel.cp

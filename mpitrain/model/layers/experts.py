@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.config import ExpertsTable as Settings
 from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.plan.declared.expert_work import experts_work
 from mpitrain.plan.declared.layer import Layer, Sizes, Working
@@ -39,6 +38,7 @@ from mpitrain.plan.declared.parameters import (
     residual_std,
     stack,
 )
+from mpitrain.plan.declared.resolved import ResolvedExperts as Settings
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Started, Traffic
 from mpitrain.plan.declared.work import PartWork

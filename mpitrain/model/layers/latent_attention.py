@@ -30,7 +30,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.config import Model
 from mpitrain.errors import ConfigError
 from mpitrain.model.layers.attention import kept_by_core, seen, working_of_core
 from mpitrain.model.layers.rope import Rope
@@ -47,6 +46,7 @@ from mpitrain.plan.declared.parameters import (
     product_flops,
     residual_std,
 )
+from mpitrain.plan.declared.resolved import ResolvedModel
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Traffic
 from mpitrain.plan.declared.work import HeadSizes, PartWork, Product, attention_work
@@ -187,7 +187,7 @@ class LatentAttention(Layer):
         return latent_attention(own, site, self.heads // site.plan.sizes.tp, widths, self.rope)
 
 
-def latent_heads(model: Model, keys: Mapping[str, Any]) -> dict[str, Any]:
+def latent_heads(model: ResolvedModel, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of latent attention that are open, by the width of a head.
 
     DeepSeek-V2, arXiv:2405.04434, section 3.1.2; V3's are the same. Raises ConfigError for what

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpitrain.config import AttentionTable
+from mpitrain.plan.declared.resolved import ResolvedAttention
 
 
 class Llama3(NamedTuple):
@@ -63,7 +63,7 @@ class Rope:
         return 1.0 if self.factor == 1 else 0.1 * self.mscale * math.log(self.factor) + 1.0
 
 
-def rope_of(attention: AttentionTable, width: int, *, rounded: bool = True) -> Rope:
+def rope_of(attention: ResolvedAttention, width: int, *, rounded: bool = True) -> Rope:
     """Return what a resolved configuration says. rounded: where the family has no key for it."""
     llama3 = None
     if (attention.llama3_factor or 1) > 1:
