@@ -27,7 +27,7 @@ from mpitrain.cluster.leave_requests import ASKS, BEFORE_STEPS, LeaveRequests
 from mpitrain.cluster.listening_thread import LOOK_S, THREAD, ListeningThread
 from mpitrain.cluster.status_board import HUNG, LEFT, NOT_KNOWN, WAITING, RankStatus, with_saved
 from mpitrain.cluster.watchdog_client import VERDICT_S, WatchdogClient
-from mpitrain.comm.base.world import World, abort, finalize, flush
+from mpitrain.comm.base.world import World, abort, connect, finalize, flush
 from mpitrain.errors import (
     FAILED,
     STOPPED_EARLY,
@@ -78,6 +78,15 @@ class Guard:
                 if signal.getsignal(name) is _heard_by_the_thread:
                     signal.signal(name, signal.SIG_DFL)
             self.watchdog.close_lifeline()
+
+    def connect(self, may_be_alone: bool = False) -> World:
+        """Start MPI and join its world. Collective over all ranks; raises MeshError.
+
+        may_be_alone: see comm.base.world.connect().
+        """
+        world = connect(self.place, may_be_alone=may_be_alone)
+        self.join(world)
+        return world
 
     def join(self, world: World) -> None:
         """Have one watchdog for the ranks of this node, which knows those of other nodes.

@@ -52,11 +52,9 @@ def together(body: Callable[[Team], int], report: Callable[[InputError], None]) 
         return body(TeamOfOne())
     from mpitrain.cluster.guard import Guard, guarded
     from mpitrain.cluster.status_board import BUSY
-    from mpitrain.comm.base.world import connect
 
     def on_ranks(guard: Guard) -> int:
-        world = connect(guard.place)
-        guard.join(world)
+        world = guard.connect()
         guard.place.name(f"rank {world.rank} of {world.size}", LIMIT_S)
         guard.place.enter("start", "at work on checkpoints", BUSY)
         return body(world)

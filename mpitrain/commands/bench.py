@@ -6,7 +6,6 @@ import msgspec
 
 from mpitrain.cluster.allocation import age_s
 from mpitrain.cluster.guard import Guard
-from mpitrain.comm.base.world import connect
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.config import Config, load
 from mpitrain.errors import DONE, FAILED, ConfigError
@@ -30,8 +29,7 @@ def bench(
 
     Collective over all ranks; the exit code is 1 if it was disturbed. Raises ConfigError.
     """
-    world = connect(guard.place, may_be_alone=True)
-    guard.join(world)
+    world = guard.connect(may_be_alone=True)
     start_s = max(world.all_gather("how long they took to start", age_s()))
     world.on_first_rank("looking at --out", lambda: require_file("--out", out))
     if storage is not None:

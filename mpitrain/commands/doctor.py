@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.comm.base import library
-from mpitrain.comm.base.world import connect
 from mpitrain.errors import DONE, MeshError
 from mpitrain.measuring.environment import Line, environment, without_mpi
 
@@ -27,8 +26,7 @@ def main(guard: Guard, say: Callable[[str], None]) -> int:
         else:
             time.sleep(PATIENCE_S)  # the first report ends the job
         raise
-    world = connect(guard.place, may_be_alone=True)
-    guard.join(world)
+    world = guard.connect(may_be_alone=True)
     sections = environment(world, guard.place)
     if world.rank == 0:
         _print(say, sections.lines)

@@ -7,7 +7,6 @@ from typing import Any
 from mpitrain.cluster.entry import warn
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.comm.base.world import connect
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.config import read
 from mpitrain.errors import DONE, ConfigError
@@ -32,8 +31,7 @@ def main(
     for option, names in (("--data", request.data), ("--tasks", request.tasks)):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"{option} {shown(twice)} is given twice; give it once")
-    world = connect(guard.place, may_be_alone=True)
-    guard.join(world)
+    world = guard.connect(may_be_alone=True)
     if out is not None:
         world.on_first_rank("looking at --out", lambda: require_file("--out", out))
     given = world.on_every_rank("reading --set", lambda: read(None, overrides))

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from mpitrain.cluster import code_identity
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
-from mpitrain.comm.base.world import connect
 from mpitrain.commands.inspect import planned
 from mpitrain.config import Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED
@@ -23,8 +22,7 @@ def main(
 
     Collective over all ranks.
     """
-    world = connect(guard.place, may_be_alone=True)
-    guard.join(world)
+    world = guard.connect(may_be_alone=True)
     nodes = world.num_nodes, world.node_ranks
     config = world.on_every_rank(
         "checking the configuration", lambda: planned(path, overrides, world.size, *nodes)

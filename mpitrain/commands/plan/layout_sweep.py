@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mpitrain.cluster.guard import Guard
-from mpitrain.comm.base.world import World, connect
+from mpitrain.comm.base.world import World
 from mpitrain.commands.output_file import write
 from mpitrain.commands.plan.measured_steps import measured_step
 from mpitrain.commands.plan.sweep_request import (
@@ -51,8 +51,7 @@ def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
 
     Raises InputError, alike on all ranks, for what no layout can do.
     """
-    world = connect(guard.place, may_be_alone=True)
-    guard.join(world)
+    world = guard.connect(may_be_alone=True)
     layouts = world.on_every_rank("reading the layouts", lambda: _read(asked, world.node_ranks))
     world.require_same({"the layouts": repr(layouts)})
     rows = []

@@ -16,7 +16,7 @@ from mpitrain.actor.actor import Actor
 from mpitrain.actor.communicators import build_mesh
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
-from mpitrain.comm.base.world import World, connect
+from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.commands.plan.planner import PlanAnswer, PlanRequest, find_layouts
 from mpitrain.config import Config
@@ -46,8 +46,7 @@ class ToMeasure(NamedTuple):
 
 def measure(asked: PlanRequest, count: int, guard: Guard, say: Callable[[str], None]) -> int:
     """Plan on rank 0, have all ranks take steps, and print both. Collective over all ranks."""
-    world = connect(guard.place, may_be_alone=True)
-    guard.join(world)
+    world = guard.connect(may_be_alone=True)
     world.on_every_rank("checking --ranks", lambda: _require_ranks(asked.ranks, world.size))
     asked = asked._replace(ranks=world.size, node_ranks=world.node_ranks, top=max(asked.top, count))
     text, chosen, rates = world.on_first_rank("planning", lambda: _planned_here(find_layouts(asked), count))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.first_ranks import on_first_ranks
-from mpitrain.comm.base.world import World, connect
+from mpitrain.comm.base.world import World
 from mpitrain.commands.output_file import write
 from mpitrain.commands.plan.measured_steps import MeasuredStep, measured_step
 from mpitrain.commands.plan.scaled_step import ScaledStep
@@ -48,8 +48,7 @@ def sweep_ranks(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -
 
     Raises InputError, alike on all ranks, before the first step if a number can't have a layout.
     """
-    world = connect(guard.place, may_be_alone=True)
-    guard.join(world)
+    world = guard.connect(may_be_alone=True)
     plans = world.on_every_rank("planning each number of ranks", lambda: _read(asked, world))
     world.require_same({"the layouts": repr([(each.typed, each.ranks) for each in plans])})
     rows: list[ScaledStep] = []
