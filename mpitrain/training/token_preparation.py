@@ -22,6 +22,7 @@ from mpitrain.data.preparation import Reporter, prepare, prepare_store
 from mpitrain.data.tokens import describe, keep_tokenizer, num_prepared
 from mpitrain.errors import InputError, StoppedEarly
 from mpitrain.inputs import shown
+from mpitrain.plan.settings.resolve import require_vocabulary
 from mpitrain.training.agreement import attempt, require_same_configuration
 from mpitrain.training.prepare import begun_from_init, tokenizer_or_copy
 from mpitrain.training.tokenizing import OneTokenizer
@@ -45,7 +46,11 @@ def prepare_tokens(
     begun = world.on_every_rank("reading model.init", lambda: begun_from_init(asked))[1]
     tokenizer = OneTokenizer(world, begun.config.data)
     with guard.place.at("start", "reading the tokenizer", BUSY):
-        tokenizer.read(lambda: tokenizer_or_copy(begun.config))
+        vocabulary = tokenizer.read(lambda: tokenizer_or_copy(begun.config))
+    model = begun.config.model
+    world.on_every_rank(
+        "checking the vocabulary", lambda: require_vocabulary(model, vocabulary.vocab, vocabulary.needed)
+    )
     preparation = _Preparation(begun.config, world, guard, tokenizer, say)
     with guard.place.at("tokens", "preparing the tokens", BUSY):
         world.on_first_rank("preparing the tokens", preparation.run, tokenizer.help)

@@ -222,11 +222,11 @@ def prefix_of_texts(run: RunDir, data: Data) -> int | None:
 
 
 def exported(
-    files: Mapping[str, bytes], described: Mapping[str, Any], replaced: frozenset[str], tokenizer: str
+    files: Mapping[str, bytes], described: Mapping[str, Any], replaced: frozenset[str], data: Data
 ) -> Files:
     """Return the files of an export beside its weights and config.json.
 
-    files: what belongs to the run. described: the config.json. tokenizer: data.tokenizer.
+    files: what belongs to the run. described: the config.json. data: the run's keys.
     replaced: see SpecialTokens; these fields, and those that are open, change in what came along.
     """
     out = {name: content for name, content in files.items() if name != CONFIG}
@@ -237,13 +237,26 @@ def exported(
     }
     if GENERATION not in out:
         generation = {"_from_model_config": True}
+    if "chat" in data.kinds:
+        changed |= _with_stop_token(generation | changed, files)
     if GENERATION not in out or changed:
         out[GENERATION] = as_json(generation | changed)
-    if TOKENIZER not in out and tokenizer == BYTES:
+    if TOKENIZER not in out and data.tokenizer == BYTES:
         out[TOKENIZER] = byte_tokenizer_json()
     if TOKENIZER in out:
         out |= _tokenizer_config(out, special, replaced, described)
     return out
+
+
+def _with_stop_token(generation: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the ends of text with the token that ends an answer, which transformers asks nobody else for."""
+    name = ENDS[1]
+    end = object_of(files.get(TOKENIZER_CONFIG)).get(name.removesuffix("_id"))
+    text = end.get("content") if isinstance(end, dict) else end
+    names = _special_names(files.get(TOKENIZER, b"{}"))
+    ends = [number for number in _as_list(generation.get(name)) if number is not None]
+    stops = [number for number, known in names.items() if known == text and number not in ends]
+    return {name: [*ends, *stops]} if stops else {}
 
 
 def _tokenizer_config(

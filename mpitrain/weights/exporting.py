@@ -240,7 +240,7 @@ def _write_others(written: ExportPlan, source: ExportSource, syncing: Syncing) -
     data = source.config.data
     tokens = special_tokens(source.run, source.companions, data)
     described = config_json(source.config, NAMED[written.dtype], tokens.kept, tokens.own)
-    others = exported(source.companions, described, tokens.replaced, data.tokenizer)
+    others = exported(source.companions, described, tokens.replaced, data)
     files = {CONFIG: as_json(described), **others}
     if len(written.shards) > 1:
         files[INDEX] = as_json(_index(written))

@@ -68,6 +68,13 @@ def test_a_run_takes_what_is_prepared_and_prepares_what_is_missing(tmp_path, cor
     assert said["path"] == said["files"] == ""  # content and tokenizer alone
 
 
+def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path, corpus):
+    done = mpirun(1, MPITRAIN, *words(corpus, tmp_path / "store"), "--set=model.vocab=90")
+    assert done.returncode == 2, tail(done.output)
+    assert "model.vocab = 90, but the tokenizer has " in done.output, tail(done.output)
+    assert not (tmp_path / "store").exists()
+
+
 def test_without_a_store_the_run_directory_has_them(tmp_path, corpus):
     text, run_dir = corpus / "texts.jsonl", tmp_path / "run"
     settings = {"data.source": "jsonl", "data.path": text, "run.dir": run_dir}

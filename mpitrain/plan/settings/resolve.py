@@ -213,6 +213,11 @@ def _refusal_of_name(name: str, known: Collection[str]) -> str:
     return f"; did you mean {near}?" if near else f"; known: {', '.join(known)}"
 
 
+def require_vocabulary(model: Model, vocab: int, needed: int | None) -> None:
+    """Raise ConfigError for a tokenizer that the model has no rows for; its layout may still be open."""
+    _model(model, _preset(model), vocab, needed or vocab)
+
+
 def _model(model: Model, preset: Mapping[str, Any], vocab: int, needed: int) -> ResolvedModel:
     values = {f: getattr(model, f) for f in model.__struct_fields__}
     given = {key: value for key, value in values.items() if value is not None and value != ""}

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mpitrain.config import Data
 from mpitrain.data.byte_level import byte_tokenizer_json
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.weights.companions import SpecialTokens, exported, length_of, with_tokenizer_files
@@ -43,15 +44,26 @@ def test_an_end_that_the_user_named_goes_before_those_that_came():
 def test_generation_settings_that_came_stay_but_for_what_they_leave_open():
     files = {"generation_config.json": b'{"eos_token_id": [7], "top_p": 0.5}'}
     described = {"eos_token_id": 3, "pad_token_id": 1}
-    kept = exported(files, described, frozenset(), "t.json")
+    kept = exported(files, described, frozenset(), Data(tokenizer="t.json"))
     expected = {"eos_token_id": [7], "top_p": 0.5, "pad_token_id": 1}
     assert json.loads(kept["generation_config.json"]) == expected
-    given = exported(files, described, frozenset(["eos_token_id"]), "t.json")
+    given = exported(files, described, frozenset(["eos_token_id"]), Data(tokenizer="t.json"))
     assert json.loads(given["generation_config.json"]) == expected | {"eos_token_id": 3}
 
 
+def test_an_export_of_a_chat_run_names_the_token_that_ends_an_answer():
+    tokens = [{"id": 3, "content": "<|endoftext|>"}, {"id": 4, "content": "<|im_end|>"}]
+    files = {"tokenizer.json": json.dumps({"added_tokens": tokens}).encode()}
+    for end in ("<|im_end|>", {"content": "<|im_end|>"}):
+        files["tokenizer_config.json"] = json.dumps({"eos_token": end}).encode()
+        made = exported(files, {"eos_token_id": 3}, frozenset(), Data(source="chat", tokenizer="t.json"))
+        assert json.loads(made["generation_config.json"])["eos_token_id"] == [3, 4]
+    joined = exported(files, {"eos_token_id": 3}, frozenset(), Data(tokenizer="t.json"))
+    assert json.loads(joined["generation_config.json"])["eos_token_id"] == 3
+
+
 def test_an_export_of_bytes_has_a_tokenizer_by_which_a_token_is_a_byte(tmp_path):
-    files = exported({}, {"eos_token_id": 0, "max_position_embeddings": 32}, frozenset(), "bytes")
+    files = exported({}, {"eos_token_id": 0, "max_position_embeddings": 32}, frozenset(), Data())
     assert json.loads(files["tokenizer_config.json"])["eos_token"] == "<|endoftext|>"
     (tmp_path / "tokenizer.json").write_bytes(byte_tokenizer_json())
     text = "".join(map(chr, range(1, 0x250))) + "\u2028 \U0001f600\n"
