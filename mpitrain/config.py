@@ -100,6 +100,9 @@ class Run(ConfigTable, frozen=True):
     # profile.json with operators and kernels under their instructions; default of ranks: 0; "":
     # none
     profile: str = ""
+    # loggers beside metrics.jsonl: tensorboard, csv, wandb, mlflow; or "module:name", a class of
+    # your own
+    loggers: str | tuple[str, ...] = ()
     # device to compute on; cuda is torch's name for GPUs, both NVIDIA's and AMD's
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # fuse the operations between matrix products with torch.compile. It needs a C++ compiler on
@@ -112,6 +115,11 @@ class Run(ConfigTable, frozen=True):
     layout: Literal["auto", "planned", "default"] = "auto"
     # torch threads per rank; 0: OMP_NUM_THREADS, else 1. Bits depend on it
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0
+
+    @property
+    def logger_names(self) -> tuple[str, ...]:
+        """Return the loggers, one or several."""
+        return (self.loggers,) if isinstance(self.loggers, str) else self.loggers
 
 
 class Model(ConfigTable, frozen=True):

@@ -234,8 +234,8 @@ OTHER_WAYS = (  # what has no key here: its names elsewhere, and what to do inst
     ),
     ("min_lr", "schedule.final is the last learning rate as a share of optimizer.lr"),
     (
-        "wandb wandb_project report_to tensorboard mlflow",
-        "metrics.jsonl in the run directory has one JSON object a step, for any logger",
+        "wandb wandb_project report_to tensorboard mlflow csv logger",
+        'run.loggers = ["tensorboard", "csv"] names loggers: tensorboard, csv, wandb, mlflow, module:name',
     ),
     (
         "dropout",

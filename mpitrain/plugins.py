@@ -2,6 +2,7 @@
 
     model.family = "my_models:GEMMA"        the object GEMMA of my_models.py, on Python's path (PYTHONPATH)
     optimizer.name = "my_optimizers:LION"   likewise; so do data.source and pipeline.schedule
+    run.loggers = ["my_loggers:Mine"]       a class, which a process beside the run imports
 
 To load a module is to run it. So only a name that the user typed in this command is loaded: in a
 configuration file of his own, in --set, or in the variable MPITRAIN_PLUGINS. The config.toml of a run
@@ -25,7 +26,8 @@ from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import read_file, shown
 
 T = TypeVar("T")
-KEYS = ("model.family", "optimizer.name", "data.source", "pipeline.schedule")
+OF_COMPUTATION = ("model.family", "optimizer.name", "data.source", "pipeline.schedule")
+KEYS = (*OF_COMPUTATION, "run.loggers")
 VARIABLE = "MPITRAIN_PLUGINS"  # names that may be loaded wherever they stand, with commas or spaces between
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 MOST_SHOWN = 8  # names in a message
@@ -43,8 +45,9 @@ def names_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         table, _, name = key.partition(".")
         keys = tree.get(table)
         value = keys.get(name) if isinstance(keys, Mapping) else None
-        if is_plugin(value):
-            yield key, value
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if is_plugin(item):
+                yield key, item
 
 
 def refuse_untyped(tree: Mapping[str, Any], typed: Collection[str] = ()) -> None:
@@ -53,12 +56,12 @@ def refuse_untyped(tree: Mapping[str, Any], typed: Collection[str] = ()) -> None
     typed: the names in files of the user's own and in --set.
     """
     allowed = {*typed, *re.split(r"[,\s]+", os.environ.get(VARIABLE, ""))}
-    not_allowed = {key: name for key, name in names_in(tree) if name not in allowed}
+    not_allowed = [(key, name) for key, name in names_in(tree) if name not in allowed]
     if not_allowed:
-        settings = " and ".join(f'{key} = "{shown(name)}"' for key, name in not_allowed.items())
+        settings = " and ".join(f'{key} = "{shown(name)}"' for key, name in not_allowed)
         raise ConfigError(
             f"found {settings} in a run directory: it names code, which would be run; if you trust it, set "
-            f"the variable in front of the command: {allowing(not_allowed.values())}"
+            f"the variable in front of the command: {allowing(name for _, name in not_allowed)}"
         )
 
 
@@ -133,9 +136,12 @@ def _objects(package: str, kind: type[T]) -> dict[str, T]:
 
 
 def sources(tree: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the source of each module that a tree of tables names, imported already; b"" if it has none."""
+    """Return the source of each module of the computation that a tree of tables names, imported already.
+
+    b"" if it has none.
+    """
     source_by_module = {}
-    for _, name in names_in(tree):
+    for name in (name for key, name in names_in(tree) if key in OF_COMPUTATION):
         module = importlib.import_module(name.partition(":")[0])
         source_by_module[module.__name__] = _source(module)
     return source_by_module

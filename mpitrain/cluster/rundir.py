@@ -7,6 +7,7 @@ metrics.jsonl  one object per step
 data/          the tokens
 checkpoints/   one directory per saved step
 logs/          one file per rank (run.logs)
+loggers/       a folder per logger (run.loggers)
 huggingface/   what came along with weights of others: their config.json, tokenizer, generation_config.json
 ends.jsonl     how the run ended each time, as its jobs have noted (mpitrain job again)
 evaluations.jsonl  results of mpitrain eval
@@ -49,7 +50,7 @@ WRITTEN = (
     "metrics.jsonl.damaged",
 )
 FILES = ("config.toml", *WRITTEN, *DRAWN, LOCK)
-FOLDERS = ("data", "checkpoints", "logs", "huggingface")
+FOLDERS = ("data", "checkpoints", "logs", "loggers", "huggingface")
 IMPORTED = "step-00000000"  # the step that `mpitrain import` makes
 OF_A_MODEL = ("model", "attention", "experts")  # the tables that say what its weights are
 # a link would be written through, too
@@ -72,6 +73,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.came_along = self.path / "huggingface"
         self.logs = self.path / "logs"
+        self.loggers = self.path / "loggers"
         self.ends = self.path / "ends.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
         self.recovery = self.path / "recovery.json"  # names the folder of its copies in memory

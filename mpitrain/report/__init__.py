@@ -10,4 +10,5 @@ paper_picture  curves for a paper (matplotlib)
 live           a page of runs under way, served on this machine
 terminal       runs in a terminal
 run_picture    what a run draws of itself at its end (no library)
+loggers/       TensorBoard, CSV, W&B, MLflow and others, each in a process of its own
 """

@@ -2,6 +2,7 @@
 learning rate of its next step.
 """
 
+import json
 import os
 import shlex
 import shutil
@@ -42,9 +43,10 @@ def commands(config: Config, run_dir: Path, prompt: str, num_ranks: int, num_nod
     path = as_argument(run_dir)
     ranks = " ".join([*command_of_ranks(num_ranks, num_nodes), *ours])
     copied = f"cp -i {as_argument(run_dir / 'config.toml')} my.toml"
-    own = dict(plugins.names_in(msgspec.to_builtins(config)))
-    allowed = f"{plugins.allowing(own.values())} " if own else ""
-    named = "".join(f"--set {as_override(key, name)} " for key, name in own.items())
+    own = list(plugins.names_in(msgspec.to_builtins(config)))
+    allowed = f"{plugins.allowing(name for _, name in own)} " if own else ""
+    values = flatten(config)
+    named = "".join(f"--set {_as_given(key, values[key])} " for key in dict.fromkeys(key for key, _ in own))
     further = f"{named}{_further(config, run_dir)}"
     rows = {
         "sample text": f"{allowed}{' '.join(ours)} generate {path} --prompt "
@@ -54,6 +56,11 @@ def commands(config: Config, run_dir: Path, prompt: str, num_ranks: int, num_nod
         "run.dir",
     }
     return "\n".join(f"  {name:16}{command}" for name, command in rows.items())
+
+
+def _as_given(key: str, value: str | list[str]) -> str:
+    """Return `key=value` as a word for a shell after --set."""
+    return as_override(key, value) if isinstance(value, str) else as_argument(f"{key}={json.dumps(value)}")
 
 
 def prompt_for(tokenizer: Tokenizer, beginning: list[int], source: str) -> str:

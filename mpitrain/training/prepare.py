@@ -56,6 +56,8 @@ from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.plan.settings.rule_table import idle_settings
+from mpitrain.report.loggers.catalog import require_loggers
+from mpitrain.report.loggers.logger_children import Loggers
 from mpitrain.training.agreed_layout import agreed_layout
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.corpora import Corpora, PreparedCorpus
@@ -77,6 +79,7 @@ class PreparedRun:
     newest: what it resumes from, on disk or in memory.
     saved: the newest on disk.
     memory: where its copies in memory are, None without.
+    loggers: of rank 0; none on others.
     notes: for the user.
     passed: the place in the data and the spikes of what this start has done so far, with another batch.
     prompt: for a sample of what it trains; on rank 0.
@@ -88,6 +91,7 @@ class PreparedRun:
     newest: Newest
     saved: Newest
     memory: NodeMemory | None
+    loggers: Loggers
     notes: list[str]
     prompt: str
     passed: tuple[int, dict[str, Any]] | None = None
@@ -175,7 +179,12 @@ def begun_from_init(asked: LoadedConfig) -> tuple[LoadedConfig, LoadedConfig, li
 
 
 def _require_files(plan: Plan, world: World) -> None:
-    """Refuse a model.init or a run.machine that can't be read. Collective over all ranks."""
+    """Refuse a model.init or run.machine that can't be read, and loggers that aren't there.
+
+    Collective over all ranks.
+    """
+    loggers = plan.config.run.logger_names
+    world.on_first_rank("looking at run.loggers", lambda: require_loggers(loggers))
     checkpoints = RunDir(plan.config.run.dir).checkpoints
     world.on_first_rank("looking at model.init", lambda: _require_init(plan, checkpoints))
     if plan.config.run.machine:
@@ -378,11 +387,19 @@ class _Opening:
             if world.rank == 0:
                 self.rundir.undo(keep_data=isinstance(error, StoppedEarly))
             raise
-        prompt = ""
-        if world.rank == 0:
-            beginning = corpora.train.sequences(range(1))[0].tolist()
-            prompt = prompt_for(self.tokenizer.whole, beginning, corpus_of(self.config.data).source)
-        return PreparedRun(self.plan, self.rundir, corpora, newest, saved, memory, self.notes, prompt)
+        prompt = self._prompt(corpora) if world.rank == 0 else ""
+        loggers = self._loggers()
+        return PreparedRun(
+            self.plan, self.rundir, corpora, newest, saved, memory, loggers, self.notes, prompt
+        )
+
+    def _prompt(self, corpora: Corpora) -> str:
+        beginning = corpora.train.sequences(range(1))[0].tolist()
+        return prompt_for(self.tokenizer.whole, beginning, corpus_of(self.config.data).source)
+
+    def _loggers(self) -> Loggers:
+        names = self.config.run.logger_names if self.world.rank == 0 else ()
+        return Loggers(self.rundir, names, plugins_of(self.config))
 
     def _open_logs(self) -> None:
         world = self.world

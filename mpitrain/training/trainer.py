@@ -44,6 +44,7 @@ from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.planner.calibration_file import CalibrationFile
 from mpitrain.planner.measured_run import MeasuredRun
 from mpitrain.report import run_picture
+from mpitrain.report.loggers.logger_children import HURRIED_S, PATIENCE_S
 from mpitrain.training import expert_loads
 from mpitrain.training.announcements import Announcements
 from mpitrain.training.checks.checks import Checks
@@ -322,13 +323,20 @@ class Trainer:
         Collective over all ranks.
         """
         if self.counts.step == 0:
-            self._log({"step": 0, **self.validate()})
+            self._log({"step": 0, **self.validate(), "time": time.time()})
         self.guard.requests.begin_steps()
         while self.counts.step + 1 in self.steps_here and self.code is None:
             yield self._one_step()
 
     def finish(self, calibration: CalibrationFile | None = None) -> int:
         """Say how it went, after the last step; return the exit code. Collective over all ranks."""
+        code = self._say_how_it_went(calibration)
+        with self.place.at("end", "waiting for loggers", BUSY):
+            patience_s = {STAY: PATIENCE_S, HURRY: 0.0}.get(self.urgency, HURRIED_S)
+            self.report.say(self.opened.loggers.end(patience_s))
+        return code
+
+    def _say_how_it_went(self, calibration: CalibrationFile | None) -> int:
         code = DONE if self.code is None else self.code
         self.place.enter("end", "printing the summary")
         self.report.say(self.rundir.lost())
@@ -652,6 +660,7 @@ class Trainer:
             "read": self.counts.sequences * self.config.data.sequence,
             "tokens_per_s": tokens_per_s,  # of all ranks, in this step
             "step_s": step_s,  # seconds of the step on rank 0
+            "time": time.time(),  # when the step was over on rank 0, in seconds since 1970
             "mfu": tokens_per_s * self._flops,  # model FLOPs utilisation, a share of the peak of all ranks
             # hardware FLOPs utilisation: the same with what memory.recompute computes again
             "hfu": tokens_per_s * (self._flops + self._recomputed_flops),
@@ -674,6 +683,8 @@ class Trainer:
             return
         self.place.enter("step", f"writing {self.rundir.metrics}")
         self.report.say(self.rundir.append_to_metrics(json.dumps(finite(line), allow_nan=False) + "\n"))
+        if self.counts.step:
+            self.report.say(self.opened.loggers.advance())
         self.place.enter("step", "printing the step")
         if self.counts.step:
             self.report.step(line, waited_share)

@@ -40,7 +40,7 @@ def resolved(*overrides, ranks=1, vocab=256):
         ("tensor-parallel-size=2", "unknown key tensor-parallel-size; use parallel.tp"),
         (
             "run.wandb=x",
-            "unknown key run.wandb; metrics.jsonl in the run directory has one JSON object a step",
+            "unknown key run.wandb; run.loggers = .* names loggers",
         ),
         ("gradient_accumulation_steps=4", "gradient accumulation follows from batch.global"),
         ("optimizer.lr=.0001", "optimizer.lr: expected `float`, got `str`: '.0001'; write 0.0001"),
@@ -1185,7 +1185,7 @@ def test_a_list_of_names_and_a_length_of_time_stay_what_they_are():
         ("optimizer.adam_epsilon", "use optimizer.eps"),
         ("run.save_total_limit", "use run.keep"),
         ("tp", "did you mean parallel.tp"),
-        ("trainer.report_to", "metrics.jsonl"),
+        ("trainer.report_to", "run.loggers"),
         ("model.rope_theta", "use attention.theta"),
         ("model.sliding_window", "use attention.window"),
         ("use_flash_attn", "follows from the device"),

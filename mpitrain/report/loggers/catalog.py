@@ -1,0 +1,110 @@
+"""Which loggers `run.loggers` can name, and what a logger is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from mpitrain.errors import ConfigError, nearest
+from mpitrain.inputs import shown
+from mpitrain.plugins import is_plugin
+from mpitrain.plugins import load as load_plugin
+
+KEY = "run.loggers"
+HERE = "mpitrain.report.loggers"
+
+
+class LoggedRun(NamedTuple):
+    """What a logger knows of the run.
+
+    folder: the logger's own, there already. config: all keys, as {"run.steps": 120, ...}.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+
+
+class Logger(Protocol):
+    """What `module:name` in run.loggers names: a class with these methods, made for each start.
+
+    It gets all lines of metrics.jsonl from the first one, those of earlier starts too. After a
+    rollback it is ended, and another one is made. Whatever it raises ends the logger, not the run.
+    """
+
+    def __init__(self, run: LoggedRun) -> None: ...
+
+    def log(self, step: int, values: Mapping[str, float], time: float) -> None:
+        """Take the numbers of a step. time: when it was over, in seconds since 1970."""
+
+    def flush(self) -> None:
+        """Make visible what was logged; called about once a second."""
+
+    def end(self) -> None:
+        """Close what is open."""
+
+
+METHODS = ("log", "flush", "end")
+
+
+@dataclass(frozen=True)
+class LoggerPackage:
+    """A logger that comes along. place: its class. package: what it needs, "" for nothing."""
+
+    place: str
+    package: str
+
+
+BUILT_IN = {
+    "tensorboard": LoggerPackage(f"{HERE}.tensorboard_events:TensorBoardLogger", "tensorboard"),
+    "csv": LoggerPackage(f"{HERE}.csv_files:CsvLogger", ""),
+    "wandb": LoggerPackage(f"{HERE}.wandb_run:WandbLogger", "wandb"),
+    "mlflow": LoggerPackage(f"{HERE}.mlflow_run:MlflowLogger", "mlflow"),
+}
+
+
+def require_loggers(names: Sequence[str]) -> None:
+    """Raise ConfigError for a logger that isn't known, or not installed. Imports none of them."""
+    for number, name in enumerate(names):
+        _require(name)
+        if name in names[:number]:
+            raise ConfigError(f"{KEY}: {shown(repr(name))} stands twice; name it once")
+
+
+def _require(name: str) -> None:
+    package, install = name.partition(":")[0].partition(".")[0], "set PYTHONPATH to its folder"
+    if not is_plugin(name):
+        if name not in BUILT_IN:
+            raise ConfigError(f"{KEY}: found {shown(repr(name))}; {_instead(name)}")
+        package = BUILT_IN[name].package
+        install = f"pip install {package}"
+    if package and not _is_there(package):
+        raise ConfigError(
+            f'{KEY}: "{name}" needs the package {package}, which is not installed on the node of rank 0; '
+            f"{install}, or leave it out"
+        )
+
+
+def _instead(name: str) -> str:
+    if "," in name:
+        return 'write a list: run.loggers = ["tensorboard", "csv"]'
+    near = nearest(name, BUILT_IN)
+    known = f"known: {', '.join(BUILT_IN)}, and module:name for a class of your own"
+    return f"did you mean {near}?" if near else known
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # of a module that has no specification
+        return False
+
+
+def load_logger(name: str) -> type[Logger]:
+    """Import a logger's class. Raises ConfigError."""
+    place = BUILT_IN[name].place if name in BUILT_IN else name
+    logger = load_plugin(KEY, place, type, f"a class with the methods {', '.join(METHODS)}")
+    if missing := [method for method in METHODS if not callable(getattr(logger, method, None))]:
+        raise ConfigError(f'{KEY} = "{shown(name)}": it has no method {missing[0]}; add it')
+    return logger

@@ -1,0 +1,96 @@
+"""The loggers of a run, on rank 0: a process each. Nothing here waits for one before the run's end."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.comm.base.interpreter import python
+from mpitrain.comm.base.launchers import without_launcher
+from mpitrain.inputs import shown
+from mpitrain.report.loggers.logger_process import MOST_WORDS, LoggerTask
+
+PATIENCE_S = 60  # of a run that is done, for what is still to be logged: libraries take 10 s to load
+HURRIED_S = 5  # of one that leaves early
+ONE_CORE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+WITHOUT = "the run continues without it, and metrics.jsonl has all lines"
+
+
+class Loggers:
+    """names: of run.loggers; none on ranks but the first."""
+
+    def __init__(self, rundir: RunDir, names: Sequence[str], plugins: Collection[str]):
+        self._rundir = rundir
+        self._plugins = sorted(plugins)
+        self._names = list(names)
+        self._starting: threading.Thread | None = None
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._not_started: list[str] = []  # what is to be said of them
+
+    def advance(self) -> str:
+        """Start them after the first step; return what is to be said of one that has failed."""
+        if self._names and self._starting is None:
+            self._starting = threading.Thread(target=self._start, daemon=True)
+            self._starting.start()
+        words = [self._not_started.pop() for _ in [*self._not_started]]
+        for name, child in [*self._running.items()]:
+            if child.poll() is not None:
+                del self._running[name]
+                words.append(f'logger "{shown(name)}" has stopped: {_why(child)}; {WITHOUT}')
+        return "\n".join(words)
+
+    def end(self, patience_s: float = PATIENCE_S) -> str:
+        """Let them log the last lines, in patience_s at most; return what is to be said."""
+        words = [self.advance()] if patience_s else []
+        if self._starting is not None:
+            self._starting.join(patience_s)
+            words.append(self.advance())
+        for child in self._running.values():
+            with suppress(OSError):
+                child.stdin.close()
+        end = time.monotonic() + patience_s
+        for name, child in [*self._running.items()] if patience_s else ():
+            try:
+                code = child.wait(max(0.0, end - time.monotonic()))
+                why = _why(child) if code else ""
+            except subprocess.TimeoutExpired:
+                why = f"it was not done {patience_s:g} s after the end of the run"
+                with suppress(OSError):
+                    os.killpg(child.pid, signal.SIGKILL)
+            if why:
+                words.append(f'logger "{shown(name)}": {why}; metrics.jsonl has all lines')
+        self._running.clear()
+        return "\n".join(filter(None, words))
+
+    def _start(self) -> None:
+        for name in self._names:
+            try:
+                self._running[name] = self._started(name)
+            except OSError as error:
+                self._not_started.append(
+                    f'logger "{shown(name)}" can\'t be started: {error.strerror}; {WITHOUT}'
+                )
+
+    def _started(self, name: str) -> subprocess.Popen[bytes]:
+        task = LoggerTask(name, str(self._rundir.path), self._plugins, PATIENCE_S)
+        return subprocess.Popen(
+            python("-m", "mpitrain.report.loggers.logger_process", msgspec.json.encode(task).decode()),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=without_launcher(os.environ) | ONE_CORE,
+            start_new_session=True,
+        )
+
+
+def _why(child: subprocess.Popen[bytes]) -> str:
+    """Return why a process that is over has ended."""
+    os.set_blocking(child.stdout.fileno(), False)
+    words = (child.stdout.read(4 * MOST_WORDS) or b"").decode(errors="replace").strip()
+    return shown(words) if words else f"its process ended with code {child.returncode}"

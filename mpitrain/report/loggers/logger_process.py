@@ -1,0 +1,149 @@
+"""A logger's process: it follows metrics.jsonl until its parent, rank 0, closes its stdin or is gone.
+
+It runs at low priority. Its last word, why it failed, goes to the pipe that was its stdout; what
+the logger's library prints is dropped.
+"""
+
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from mpitrain.cluster.rundir import MOST_LINE_BYTES, RunDir, read_config, step_in
+from mpitrain.config import flatten
+from mpitrain.errors import FAILED, InputError
+from mpitrain.inputs import kind_of, open_regular, shown
+from mpitrain.report.loggers.catalog import LoggedRun, Logger, load_logger
+from mpitrain.report.loggers.value_names import values_of
+
+EVERY_S = 1.0
+NICENESS = 10
+MOST_WORDS = 2000  # characters of a last word
+
+
+class LoggerTask(msgspec.Struct):
+    """What a logger's process is given. plugins: of the run's configuration, which has checked them.
+
+    patience_s: how long it may take after the end of the run.
+    """
+
+    name: str
+    run: str
+    plugins: list[str]
+    patience_s: int
+
+
+class FollowedFile:
+    """metrics.jsonl while it is written: its new lines, and whether it was cut."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._offset = 0
+        self._last = b""  # the line that ends at the offset
+
+    def is_cut(self) -> bool:
+        """Return whether lines that were read are gone, as after a rollback."""
+        try:
+            with open(open_regular(self._path), "rb") as file:
+                file.seek(self._offset - len(self._last))
+                return file.read(len(self._last)) != self._last
+        except FileNotFoundError:
+            return bool(self._offset)
+
+    def new_lines(self) -> Iterator[bytes]:
+        """Yield the lines that are whole and were not read yet."""
+        try:
+            descriptor = open_regular(self._path)
+        except FileNotFoundError:
+            return
+        with open(descriptor, "rb") as file:
+            file.seek(self._offset)
+            while (line := file.readline(MOST_LINE_BYTES)).endswith(b"\n"):
+                self._offset += len(line)
+                self._last = line
+                yield line
+
+
+def follow(metrics: Path, begin: Callable[[], Logger], over: threading.Event) -> None:
+    """Give all lines to a logger until `over`; begin another one when the file was cut."""
+    logger = begin()
+    followed = FollowedFile(metrics)
+    ends = False
+    while not ends:
+        ends = over.is_set()  # before reading: what was written until then is read
+        if followed.is_cut():
+            logger.end()
+            if ends:  # another start of the run cuts it, whose logger takes over
+                return
+            logger = begin()
+            followed = FollowedFile(metrics)
+        for line in followed.new_lines():
+            if (step := step_in(line)) is not None:
+                numbers = json.loads(line)
+                logger.log(step, values_of(numbers), numbers.get("time") or time.time())
+        logger.flush()
+        over.wait(0 if ends else EVERY_S)
+    logger.end()
+
+
+def _wait_for_end(over: threading.Event, patience_s: int) -> None:
+    while os.read(0, 1):
+        pass
+    signal.alarm(patience_s)  # which ends this process, whatever a library is at
+    over.set()
+
+
+def _limit_files(folder: Path) -> None:
+    """Leave half of the disk's free space to the run: no file of a logger grows beyond."""
+    most = max(1, shutil.disk_usage(folder).free // 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _run(task: LoggerTask, over: threading.Event) -> None:
+    rundir = RunDir(task.run)
+    folder = rundir.loggers / task.name.replace(":", ".")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (rundir.loggers, folder):
+        if kind_of(path) != "a folder":
+            raise InputError(f"{shown(path)} is {kind_of(path)}, needed a folder; move it away")
+    _limit_files(folder)
+    lock = open_regular(folder / "lock", os.O_RDWR | os.O_CREAT)
+    with suppress(OSError):  # of a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the logger of an earlier start may still be at its end
+    config = flatten(read_config(rundir.config, task.plugins))
+    run = LoggedRun(rundir.path.resolve().name, folder, config)
+    logger_class = load_logger(task.name)
+    follow(rundir.metrics, lambda: logger_class(run), over)
+
+
+def main() -> None:
+    """Log a run until its end."""
+    task = msgspec.json.decode(sys.argv[1], type=LoggerTask)
+    words = os.dup(1)
+    os.dup2(2, 1)  # stderr leads nowhere
+    os.nice(NICENESS)
+    over = threading.Event()
+    threading.Thread(target=_wait_for_end, args=(over, task.patience_s), daemon=True).start()
+    code = 0
+    try:
+        _run(task, over)
+    except BaseException as error:
+        why = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        os.write(words, " ".join(why[:MOST_WORDS].split()).encode(errors="backslashreplace"))
+        code = FAILED
+    os._exit(code)  # threads of a library may not end
+
+
+if __name__ == "__main__":
+    main()
