@@ -33,7 +33,7 @@ from mpitrain.schedules.family import Rows, ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, Options, StageTimes
 from mpitrain.schedules.search.improve import search
-from mpitrain.schedules.search.problem import Problem, stage_costs
+from mpitrain.schedules.search.problem import Problem, is_large, stage_costs
 from mpitrain.schedules.search_progress import Notify
 
 TAKES = ("times", "stage_times", "memory_limit", "weight_memory")
@@ -134,6 +134,8 @@ def _plain(num_ranks: int, num_microbatches: int, _: int, plan: SearchPlan) -> I
 def _looped(num_ranks: int, num_microbatches: int, chunks: int, _: SearchPlan) -> Iterator[Rows]:
     options = DEFAULTS._replace(chunks=chunks)
     groups = range(smallest_group(num_ranks), min(2 * num_ranks, num_microbatches) + 1)
+    if is_large(num_ranks * chunks, num_microbatches):
+        groups = groups[:: num_ranks // 2]  # p/2, p, 3p/2, 2p: each takes seconds
     for group in chain((None,), groups):
         yield interleaved(num_ranks, num_microbatches, options._replace(group=group))
     for rows in (interleaved_zb, looped_bfs):

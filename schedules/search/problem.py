@@ -8,6 +8,12 @@ from mpitrain.schedules.options import StageTimes, Times
 
 ROUNDING = 1e-9  # sums of floats that differ by less are equal
 SMALL = 600  # operations of a step for which smaller limits are tried, too
+LARGE = 50_000  # operations from which a play takes half a second and more
+
+
+def is_large(num_stages: int, num_microbatches: int) -> bool:
+    """Whether there is no time to play a step many times."""
+    return 3 * num_stages * num_microbatches > LARGE
 
 
 class StageCosts(NamedTuple):

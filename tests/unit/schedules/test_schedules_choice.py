@@ -13,6 +13,7 @@ from mpitrain.schedules.play.measured import read_trace
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.play.stage_work import StageWork, stage_work
 from mpitrain.schedules.played import played
+from mpitrain.schedules.search import problem
 from mpitrain.schedules.time_and_memory import StepSize, frontier
 
 TIMES = Times(10, 20, 10, 3)
@@ -45,6 +46,13 @@ def test_auto_is_the_shortest_of_the_catalogue(num_ranks, num_microbatches, limi
     again = build(choice.name, num_ranks, num_microbatches, choice.options)
     assert again.ranks == choice.table.ranks
     assert choice.table.notes[0].startswith(f"auto: {choice.name} is the shortest of ")
+
+
+def test_auto_searches_no_large_steps_unless_nothing_else_fits(monkeypatch):
+    monkeypatch.setattr(problem, "LARGE", 100)
+    searched = {"plain-auto", "interleaved-auto", "v-auto"}
+    assert not searched & fastest(3, 6, Options(times=TIMES)).makespans.keys()
+    assert searched & fastest(3, 6, Options(times=TIMES, chunks=3, memory_limit=1)).makespans.keys()
 
 
 def test_auto_chooses_the_simplest_of_those_that_take_as_long():
