@@ -5,11 +5,16 @@ that is ordered by its sources is validated with all of them. Of a document that
 that is held out its end is taken instead.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from mpitrain.errors import DataError
+
+BLOCK = 1 << 18  # documents that are looked at together
+SHIFT = np.uint64(48)
+GROUPS = 1 << 16  # of documents, by the first bits of their hashes
 
 
 class Split(NamedTuple):
@@ -34,15 +39,13 @@ def split(ends: np.ndarray, val_fraction: float, sequence: int, seed: int) -> Sp
     count = int(ends[-1])
     window = sequence + 1
     _require_enough(count, val_fraction, sequence)
-    begins = np.concatenate([[0], ends[:-1]])
-    lengths = ends - begins
-    is_long = lengths > count * val_fraction
-    whole = _chosen(np.flatnonzero(~is_long), lengths, val_fraction, seed)
-    long = np.flatnonzero(is_long)
-    tails = (lengths[long] * val_fraction).astype(np.int64)
-    held_out = np.stack(
-        [np.append(begins[whole], ends[long] - tails), np.append(ends[whole], ends[long])], axis=1
-    )
+    chosen = _Chosen(ends, val_fraction, seed)
+    whole = chosen.whole()
+    long = chosen.long
+    begins, lasts = _bounds(ends, whole)
+    long_begins, long_lasts = _bounds(ends, long)
+    tails = ((long_lasts - long_begins) * val_fraction).astype(np.int64)
+    held_out = np.stack([np.append(begins, long_lasts - tails), np.append(lasts, long_lasts)], axis=1)
     held_out = held_out[held_out[:, 1] > held_out[:, 0]]
     held_out = held_out[np.argsort(held_out[:, 0])]
     num_held_out = int((held_out[:, 1] - held_out[:, 0]).sum())
@@ -129,15 +132,62 @@ def _require_enough(count: int, val_fraction: float, sequence: int) -> None:
         )
 
 
-def _chosen(documents: np.ndarray, lengths: np.ndarray, val_fraction: float, seed: int) -> np.ndarray:
-    """Return the first of `documents`, in the order of their hashes, that have `val_fraction` of
-    their tokens together.
+def _bounds(ends: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where some documents begin and end."""
+    begins = np.where(numbers, ends[np.maximum(numbers - 1, 0)], 0)
+    return begins, np.asarray(ends[numbers])
+
+
+class _Chosen:
+    """Which documents are held out: the first, in the order of their hashes, that have a share of the tokens.
+
+    Documents are looked at BLOCK at a time: only those near the last one that is chosen are sorted.
+    long: documents longer than all that is held out.
     """
-    if not documents.size:
-        return documents
-    order = documents[np.argsort(_hashes(documents, seed), kind="stable")]
-    sums = np.cumsum(lengths[order])
-    return order[: int(np.searchsorted(sums, sums[-1] * val_fraction)) + 1]
+
+    def __init__(self, ends: np.ndarray, val_fraction: float, seed: int):
+        self._ends = ends
+        self._share = val_fraction
+        self._seed = seed
+        self._longest = int(ends[-1]) * val_fraction
+        sums = np.zeros(GROUPS, np.int64)
+        long = []
+        for numbers, lengths, hashes in self._blocks():
+            short = lengths <= self._longest
+            long.append(numbers[~short])
+            np.add.at(sums, hashes[short] >> SHIFT, lengths[short])
+        self.long = np.concatenate(long)
+        self._sums = np.cumsum(sums)
+
+    def whole(self) -> np.ndarray:
+        """Return the short documents that are chosen, in the order of their hashes within the last group."""
+        if len(self.long) == len(self._ends):
+            return np.empty(0, np.int64)
+        needed = int(self._sums[-1]) * self._share
+        last = int(np.searchsorted(self._sums, needed))
+        before, group = [], []
+        for numbers, lengths, hashes in self._blocks():
+            groups = hashes >> SHIFT
+            short = lengths <= self._longest
+            before.append(numbers[short & (groups < last)])
+            here = short & (groups == last)
+            group.append(
+                np.stack([hashes[here], numbers[here].astype(np.uint64), lengths[here].astype(np.uint64)])
+            )
+        hashes, numbers, lengths = np.concatenate(group, axis=1)
+        order = np.argsort(hashes, kind="stable")
+        earlier = int(self._sums[last - 1]) if last else 0
+        sums = earlier + np.cumsum(lengths[order].astype(np.int64))
+        chosen = order[: int(np.searchsorted(sums, needed)) + 1]
+        return np.concatenate([*before, numbers[chosen].astype(np.int64)])
+
+    def _blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield number, length and hash of documents."""
+        for begin in range(0, len(self._ends), BLOCK):
+            ends = np.array(self._ends[begin : begin + BLOCK])
+            first = int(self._ends[begin - 1]) if begin else 0
+            numbers = np.arange(begin, begin + len(ends))
+            yield numbers, np.diff(ends, prepend=first), _hashes(numbers, self._seed)
 
 
 def _hashes(places: np.ndarray, seed: int) -> np.ndarray:

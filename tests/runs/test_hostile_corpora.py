@@ -13,7 +13,7 @@ from effort import numbers
 from launch import options, several, tail
 
 NUMBERS = numbers(range(12), 500)
-AT_ONCE = 100
+AT_ONCE = 25
 MOST_RESIDENT = 2 << 30  # of a process: the interpreter with its libraries takes 0.3 GB of it
 
 

@@ -224,7 +224,7 @@ def bombs(folder: Path, dice: random.Random) -> HostileCorpus:
     import pyarrow as pa
     from pyarrow import parquet
 
-    table = pa.table({"text": ["x", "y" * (300 << 20)]})
+    table = pa.table({"text": ["x", "y" * (80 << 20)]})
     parquet.write_table(table, folder / "a.parquet", compression="zstd", use_dictionary=False)
     return HostileCorpus("parquet", folder, "a.parquet, row 2")
 

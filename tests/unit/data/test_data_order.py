@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpitrain.data import split as split_module
 from mpitrain.data.order import Sampler
 from mpitrain.data.permutation import ORDERS
 from mpitrain.data.split import split, tail
@@ -203,6 +204,21 @@ def test_which_documents_are_held_out_is_the_same_in_every_version():
         [10, 11, 77, 84, 90, 116, 133, 143, 151, 164],
         [10, 27, 31, 35, 47, 55, 81, 133, 146, 152],
     ]
+
+
+def test_documents_are_held_out_in_the_order_of_their_hashes_whatever_the_blocks(monkeypatch):
+    monkeypatch.setattr(split_module, "BLOCK", 7)
+    dice = np.random.default_rng(3)
+    for seed in range(60):
+        lengths = dice.integers(1, 40, dice.integers(50, 300))
+        ends = np.cumsum(lengths)
+        hashes = split_module._hashes(np.arange(len(ends)), seed).tolist()
+        order = sorted(range(len(ends)), key=hashes.__getitem__)
+        sums = np.cumsum(lengths[order])
+        number = int(np.argmax(sums >= sums[-1] * 0.2)) + 1
+        expected = {token for one in order[:number] for token in range(ends[one] - lengths[one], ends[one])}
+        stretches = split(ends, 0.2, 8, seed).validation.tolist()
+        assert {token for begin, end in stretches for token in range(begin, end)} == expected
 
 
 def test_of_long_documents_the_end_is_held_out():
