@@ -130,6 +130,15 @@ def describe(folder: str | Path) -> Description:
     if description.dtype != (needed := dtype_for(description.origin.vocab).str):
         found = f"dtype {shown(repr(description.dtype))} for {description.origin.vocab} tokens"
         raise DataError(f"{file} is damaged: {found}, needed {needed!r}; remove it and start again")
+    origin = description.origin
+    special = max(
+        (token for token in (origin.end_of_text, origin.begin_of_text) if token is not None), default=0
+    )
+    if special >= origin.vocab:
+        raise DataError(
+            f"{file} is damaged: token {special} between documents, of {origin.vocab} tokens; remove it and "
+            "start again"
+        )
     return description
 
 
@@ -234,10 +243,10 @@ def _has(file: Path, dtype: np.dtype, wanted: str, below: int, each: Callable[[s
 
 
 def _blocks(file: Path, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """Yield the numbers by reading: a map of a disk that fails ends the process."""
+    """Yield the whole numbers by reading: a map of a disk that fails ends the process."""
     with open(open_regular(file, own=OWN), "rb") as opened:
-        while block := opened.read(BLOCK_BYTES):
-            yield np.frombuffer(block, dtype)
+        while count := len(block := opened.read(BLOCK_BYTES)) // dtype.itemsize:
+            yield np.frombuffer(block, dtype, count)
 
 
 def require_own(folder: Path) -> None:

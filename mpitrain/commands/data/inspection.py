@@ -13,7 +13,7 @@ from mpitrain.commands.data.provenance import MOST_TEXT
 from mpitrain.data.statistics import CorpusStatistics, statistics_of
 from mpitrain.data.token_export import write_tokens
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
-from mpitrain.data.tokens import DESCRIPTION, Description, describe, open_ends, open_tokens
+from mpitrain.data.tokens import DESCRIPTION, Description, describe, is_whole, open_ends, open_tokens
 from mpitrain.errors import DataError
 from mpitrain.inputs import is_there, shown
 from mpitrain.plan.declared.formatting import aligned
@@ -24,7 +24,7 @@ GIVE = "give a run directory, or a folder of data.tokens"
 
 
 def folder_of_tokens(path: str) -> Path:
-    """Return the folder with prepared tokens that a path means. Raises DataError if there is none."""
+    """Return the folder with prepared tokens that a path means. Raises DataError for none, or damage."""
     given = Path(path)
     inner = [given, given / "data"]
     found = [folder for folder in inner if is_there(folder / DESCRIPTION)]
@@ -33,7 +33,12 @@ def folder_of_tokens(path: str) -> Path:
     if len(found) != 1:
         many = f"holds {len(found)} corpora: give one of them" if found else f"no {DESCRIPTION}: {GIVE}"
         raise DataError(f"{shown(given)}: {many}")
-    return found[0]
+    (folder,) = found
+    if not is_whole(folder, describe(folder), lambda what: None):
+        raise DataError(
+            f"{shown(folder)}: tokens or ends aren't those that {DESCRIPTION} describes; prepare them again"
+        )
+    return folder
 
 
 def inspect(path: str, tokenizer_file: str | None, samples: int, as_json: bool) -> str:

@@ -1,12 +1,14 @@
 """Prepared tokens: what is counted in them, and what other formats give when they are read again."""
 
 import struct
+from functools import partial
 from itertools import chain
 
 import corpus_formats as formats
 import numpy as np
 import pytest
 
+from mpitrain.commands.data.inspection import convert, inspect
 from mpitrain.data.corpus import Corpus
 from mpitrain.data.preparation import prepare
 from mpitrain.data.statistics import statistics_of
@@ -74,3 +76,18 @@ def test_faults_of_a_corpus_are_counted():
     assert (found.documents, found.tokens, found.lengths[0], found.lengths[-1]) == (6, 48, 2, 32)
     assert (found.duplicates, found.most_copies, found.example) == (2, 3, 2)
     assert found.double_begins == (1, 0) and found.constant == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "ends.bin", "tokens.json"])
+def test_damaged_tokens_are_refused_by_inspect_and_convert(tmp_path, stored, name):
+    content = (stored / name).read_bytes()
+    damages = [content[:-3], content[:8] + b"\xff" * 5 + content[13:]]
+    if name == "tokens.json":
+        damages = [content.replace(b'"end_of_text": 0', b'"end_of_text": 256')]
+    for damaged in damages:
+        assert damaged != content
+        (stored / name).write_bytes(damaged)
+        for command in (partial(inspect, tokenizer_file=None, samples=2, as_json=False), convert):
+            with pytest.raises(DataError, match=r"prepare them again|is damaged|needed"):
+                command(str(stored), *[str(tmp_path / "a.ds")] * (command is convert))
+    assert not (tmp_path / "a.ds").exists()
