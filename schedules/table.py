@@ -171,7 +171,7 @@ def read_lines(
             elif line and read is not None:
                 _read_loosely(line, written[:1].isspace(), ranks, read)
             elif line:
-                ranks.append([parse(token) for token in _of_rank(_LINE, line, len(ranks)).split()])
+                ranks.append([parse(token) for token in _actions_of_rank(_LINE, line, len(ranks)).split()])
         except ScheduleError as error:
             raise ScheduleError(f"{where}: {error.args[0]}") from None
     return ranks, heads
@@ -184,7 +184,7 @@ def add_head(heads: dict[str, int], what: str, number: int) -> None:
     heads[what] = number
 
 
-def _of_rank(pattern: re.Pattern[str], line: str, rank: int) -> str:
+def _actions_of_rank(pattern: re.Pattern[str], line: str, rank: int) -> str:
     match = pattern.fullmatch(line)
     if match is None or int(match[1]) != rank:
         raise ScheduleError(f"found {line[:30]!r}, needed 'rank {rank}: ' and its actions")
@@ -193,7 +193,7 @@ def _of_rank(pattern: re.Pattern[str], line: str, rank: int) -> str:
 
 def _read_loosely(line: str, indented: bool, ranks: Rows, read: Callable[[str], list[Action]]) -> None:
     is_named = line.startswith("rank")
-    tokens = _of_rank(_LOOSE_LINE, line, len(ranks)) if is_named else line
+    tokens = _actions_of_rank(_LOOSE_LINE, line, len(ranks)) if is_named else line
     actions = [action for token in re.split(r"[\s,]+", tokens) for action in read(token)]
     if indented and ranks and not is_named:
         ranks[-1] += actions

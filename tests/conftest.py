@@ -231,7 +231,7 @@ def _thinned(items):
 
     Who names a file, or fewer, gets every case.
     """
-    from covering import once, spread
+    from pairwise_cases import once, spread
 
     tests = {}
     for item in items:

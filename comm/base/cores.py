@@ -7,7 +7,7 @@ if TYPE_CHECKING:  # a login node has no MPI library
     from mpi4py import MPI
 
 
-def of_this_process() -> frozenset[int]:
+def cores_of_process() -> frozenset[int]:
     """Return the numbers of the cores that this process may use; where a system doesn't say, all."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
@@ -16,4 +16,4 @@ def of_this_process() -> frozenset[int]:
 
 def num_of_node(node: "MPI.Comm") -> int:
     """Return how many cores the ranks of a node may use, together. Collective over `node`."""
-    return len(frozenset().union(*node.allgather(of_this_process())))
+    return len(frozenset().union(*node.allgather(cores_of_process())))

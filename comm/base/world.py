@@ -140,7 +140,7 @@ class World:
                     self.comm.allreduce(self._is_asked(), MPI.LOR)
                 state, result, error = self.comm.bcast(None)
         if error is not None:
-            raise _of_all(error)
+            raise _on_all_ranks(error)
         return result
 
     def share(self, items: Sequence[Any]) -> list[Any]:
@@ -189,7 +189,7 @@ class World:
         with self._waiting(f"for the first rank of this node: {what}"):
             return self.node.bcast(result)
 
-    def of_node(self, what: str, mine: Any) -> list[Any]:
+    def node_gather(self, what: str, mine: Any) -> list[Any]:
         """Return what each rank of this node gives, in their order."""
         with self._waiting(f"for the ranks of this node: {what}"):
             return self.node.allgather(mine)
@@ -230,7 +230,7 @@ class World:
                 "environment)"
             )
             alone = alone if len(failed) < self.size else ""
-            raise _of_all(type(errors[failed[0]])(f"{errors[failed[0]].args[0]}{alone}"))
+            raise _on_all_ranks(type(errors[failed[0]])(f"{errors[failed[0]].args[0]}{alone}"))
         return result
 
     def require_same(self, what: Mapping[str, str]) -> None:
@@ -242,7 +242,7 @@ class World:
             different = [rank for rank, values in enumerate(every) if values.get(name) != wanted]
             if different:
                 values = every[different[0]].get(name, "none")
-                raise _of_all(
+                raise _on_all_ranks(
                     MeshError(
                         f"{name}: found {values} on {self._names(different)}, {wanted} on rank 0; start "
                         "every rank with the same one"
@@ -304,7 +304,7 @@ def _no_help(item: Any) -> Any:
     raise TypeError("share() needs an on_first_rank() with help")
 
 
-def _of_all(error: MpitrainError) -> MpitrainError:
+def _on_all_ranks(error: MpitrainError) -> MpitrainError:
     error.everywhere = True
     return error
 
@@ -337,7 +337,7 @@ def connect(
         launcher = next(
             launcher_kind.name for launcher_kind in launchers.LAUNCHERS if name in launcher_kind.sizes
         )
-        raise _of_all(
+        raise _on_all_ranks(
             MeshError(
                 f"{launcher} started {size} ranks ({name}), but {found} sees {world.size}: launcher and MPI "
                 "library don't match; use the mpirun of this MPI, or srun --mpi with the PMI it "
@@ -352,7 +352,7 @@ def _require_no_copy(left: launchers.Launch | None, unset: str, copies: tuple[in
     be ranks of one job.
     """
     if copies and copies[1] > 1:
-        raise _of_all(
+        raise _on_all_ranks(
             MeshError(
                 f"torchrun started {copies[1]} copies ({launchers.TORCHRUN}), which MPI doesn't connect: "
                 f"each would train the whole model alone; start ranks with mpirun -n {copies[1]} mpitrain "
@@ -360,7 +360,7 @@ def _require_no_copy(left: launchers.Launch | None, unset: str, copies: tuple[in
             )
         )
     if left and left.size > 1:
-        raise _of_all(
+        raise _on_all_ranks(
             MeshError(
                 f"{left.name} started {left.size} ranks ({left.variable}), and this process has their "
                 "variables, but is none of them: a rank, or a shell that was one, started it; let mpirun "

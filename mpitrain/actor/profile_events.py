@@ -202,7 +202,7 @@ def merged(ranks: Mapping[int, RankProfile]) -> dict[str, Any]:
     traced: list[Event] = []
     for rank, part in ranks.items():
         traced += _process(rank, part.title)
-        traced += [_of_rank(event, rank, ids) for event in part.events]
+        traced += [_event_of_rank(event, rank, ids) for event in part.events]
     traced += _arrows(ranks, ids)
     zero = _first(ranks)
     traced = [_from(zero, event) for event in traced]
@@ -230,7 +230,7 @@ def _process(rank: int, title: str) -> list[Event]:
     return [{"ph": "M", "name": what, "pid": rank, "tid": 0, "args": args} for what, args in names]
 
 
-def _of_rank(event: Event, rank: int, ids: Mapping[tuple, int]) -> Event:
+def _event_of_rank(event: Event, rank: int, ids: Mapping[tuple, int]) -> Event:
     """Return an event in the process of its rank; numbers of arrows are one rank's own."""
     if "id" in event:
         event = {**event, "id": ids[rank, event.get("cat"), event["id"]]}

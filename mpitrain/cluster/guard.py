@@ -107,7 +107,7 @@ class Guard:
         """
         phase = self.place.phase
         if why := world.first_of("whether to leave", self.requests.why()):
-            raise _of_all(StoppedEarly(phase, why, *kept))
+            raise _on_all_ranks(StoppedEarly(phase, why, *kept))
 
     # ------------------------------------------------------------ how a rank ends
 
@@ -190,7 +190,7 @@ def guarded(body: Callable[[Guard], int], report: Callable[[MpitrainError], None
     return code
 
 
-def _of_all(error: StoppedEarly) -> StoppedEarly:
+def _on_all_ranks(error: StoppedEarly) -> StoppedEarly:
     error.everywhere = True
     return error
 

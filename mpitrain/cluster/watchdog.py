@@ -397,7 +397,7 @@ class Watchdog:
         if not (self.met or self.ended):
             self._lose_ended()
         if self.phase is WatchdogPhase.DOUBTING:
-            self._end(HangReport(self.doubted.text + self._of_launcher()))
+            self._end(HangReport(self.doubted.text + self._lost_launcher()))
         if not self.in_order and any(
             rank.where.state not in (ABSENT, LEFT) for rank in self.connections.ranks
         ):
@@ -419,11 +419,11 @@ class Watchdog:
         launcher = ""
         if self.launcher_lost or self.launcher.is_gone(LAUNCHER_S):
             self._forget_launcher()
-            launcher = self._of_launcher()
+            launcher = self._lost_launcher()
         little = too_little(self.shared_bytes, self.num_ranks)
         return launcher + (f"; {little}" if little else "")
 
-    def _of_launcher(self) -> str:
+    def _lost_launcher(self) -> str:
         """Return what a report of a rank says besides when the launcher is gone as well.
 
         MPICH's crashes when it can't answer a rank that was killed in MPI_Init; and when it is

@@ -27,13 +27,13 @@ def at_rate(plan: Plan, tflops: float) -> Asleep:
     parallel = config.parallel
     tokens = config.batch.micro * config.data.sequence / table.segments
 
-    def of_stage(number: int) -> float:
+    def seconds_of_stage(number: int) -> float:
         stage = plan.stage(number)
         layers = [placed.layer for block in stage.blocks for placed in block]
         flops = sum(layer.flops(config.data.sequence) for layer in layers) * tokens
         return flops / (parallel.tp * parallel.cp) / (tflops * 1e12)
 
-    whole = [of_stage(number) for number in range(table.num_stages)]
+    whole = [seconds_of_stage(number) for number in range(table.num_stages)]
 
     def seconds(action: Action) -> float:
         if action.kind not in COMPUTE:

@@ -16,7 +16,7 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_tensor
 from mpitrain.cluster.entry import warn
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
-from mpitrain.comm.base.cores import of_this_process
+from mpitrain.comm.base.cores import cores_of_process
 from mpitrain.config import Batch, Config, Memory, Numerics, OptimizerTable
 from mpitrain.data.chat_template import (
     WITHOUT_CHAT,
@@ -234,7 +234,7 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
     Raises ConfigError before anything is allocated.
     """
     one = on_one_rank(config)
-    threads = min(one.run.threads, len(of_this_process()))
+    threads = min(one.run.threads, len(cores_of_process()))
     one = msgspec.structs.replace(
         one,
         run=msgspec.structs.replace(one.run, threads=threads, device="cpu"),

@@ -69,7 +69,7 @@ def _at_once(x_NX: torch.Tensor, weights_EYX: torch.Tensor) -> bool:
     return fit and all(width * x_NX.itemsize % ALIGNED == 0 for width in weights_EYX.shape[1:])
 
 
-def of_rows(vectors_EY: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+def row_vectors(vectors_EY: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """Return the vector of each row's group, [N, Y]."""
     repeats = on_device(np.array(sizes, dtype=np.int64), vectors_EY.device)
     return vectors_EY.repeat_interleave(repeats, 0, output_size=sum(sizes))

@@ -170,7 +170,7 @@ def _products(
     A product is y = x W^T, the gradient of x and, added, the gradient of W. Groups take turns, so that one
     isn't measured in a slow second alone.
     """
-    make = _of_fp8 if dtype == "fp8" else _in_place
+    make = _fp8_product if dtype == "fp8" else _in_place
     tiles = OF_GPU if device.type == "cuda" else OF_CPU
     exact = [sum(6.0 * math.prod(sides) for sides in each) / share_of_all(each, tiles) for each in groups]
     works = [[make(device, dtype, sides) for sides in each] for each in groups]
@@ -215,7 +215,7 @@ def _in_place(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> 
     return work
 
 
-def _of_fp8(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Callable[[], None]:
+def _fp8_product(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Callable[[], None]:
     rows, k, n = shape
     by_rows, by_columns = fp8.MatrixOrder.ROWS, fp8.MatrixOrder.COLUMNS
     x, weight, grad = (

@@ -14,7 +14,7 @@ from mpitrain.cluster import shared_memory
 from mpitrain.cluster.crowding import SMALLER, crowded
 from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.base import launchers, library
-from mpitrain.comm.base.cores import of_this_process
+from mpitrain.comm.base.cores import cores_of_process
 from mpitrain.comm.base.world import World
 from mpitrain.comm.device import gpu_support
 from mpitrain.errors import LibraryError, library_fault
@@ -60,7 +60,7 @@ def without_mpi() -> Iterator[Line]:
     yield "MPI", "can't be loaded, see below"
     started = launchers.launch()
     yield "launcher", _launcher(started.name if started else None)
-    yield "cores", str(len(of_this_process()))
+    yield "cores", str(len(cores_of_process()))
     yield "shared memory", shared_memory.describe()
     try:
         from mpitrain.training.machine import gpus
@@ -98,7 +98,7 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
         f"{mesh.size} on {world.num_nodes} nodes: "
         + ", ".join(f"{host} {count}" for host, count in hosts.items()),
     )
-    cores = len(of_this_process())
+    cores = len(cores_of_process())
     hint = crowded(library.vendor(), world.node.size, world.node_cores)
     yield "cores", "; ".join(filter(None, [f"{cores} for rank 0", hint]))
     if many := launcher_options(library.vendor(), world.node.size, world.node_cores):

@@ -71,7 +71,7 @@ def measured_machine(
     if placement.use:
         placement.use()
     base = world.on_every_rank("looking for a machine like it", lambda: _like(like, placement))
-    node = world.of_node("who is on this node", world.rank)
+    node = world.node_gather("who is on this node", world.rank)
     near = max(world.all_gather("their nodes", len(node)))
     cores = min(world.all_gather("their cores", world.node_cores))
     with place.waiting("measuring the device"):
@@ -90,7 +90,7 @@ def measured_machine(
         with place.waiting("measuring storage"):
             samples += storage.measured(world, folder, near)
     if placement.gpu is None:
-        samples = [of_a_core(each, near, cores) for each in samples]
+        samples = [samples_of_core(each, near, cores) for each in samples]
     figures = together(world.all_gather("what they measured", samples))
     mine = rounds.lost_more(max(0.0, 1 - cores / near)), rounds.unsettled()
     lost_more, unsettled = zip(*world.all_gather("whether they were disturbed", mine))
@@ -130,7 +130,7 @@ def _like(name: str | None, placement: DevicePlacement) -> MachineFile:
     )
 
 
-def of_a_core(samples: Samples, near: int, cores: int) -> Samples:
+def samples_of_core(samples: Samples, near: int, cores: int) -> Samples:
     """Return samples as they were if each of the ranks of a node had a core; links and disks stay."""
     turns = max(1.0, near / cores)
     if samples.name.startswith(("links.", "storage.")):

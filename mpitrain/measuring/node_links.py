@@ -25,7 +25,7 @@ def axes_of(world: World) -> dict[str, list[int]]:
 
     One alone where nodes have different numbers of ranks, or there is one; and where a node is one pair.
     """
-    mine = world.of_node("who is on this node", world.rank)
+    mine = world.node_gather("who is on this node", world.rank)
     nodes = sorted(set(map(tuple, world.all_gather("the ranks of their nodes", tuple(mine)))))
     alike = len({len(node) for node in nodes}) == 1
     between = [node[mine.index(world.rank)] for node in nodes] if alike else [world.rank]

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from mpitrain.comm.collectives import all_reduce
 from mpitrain.kernels.activation_functions import Activation
-from mpitrain.kernels.grouped import add_sums, grouped_product, of_rows
+from mpitrain.kernels.grouped import add_sums, grouped_product, row_vectors
 from mpitrain.kernels.precision import wide
 from mpitrain.model import router
 from mpitrain.model.build_context import BuildContext
@@ -225,7 +225,7 @@ class ExpertMixture:
         yield None
         for made, bias in zip((gate, up), self.biases):
             if bias is not None:
-                made += of_rows(bias.data, dispatched.loads)
+                made += row_vectors(bias.data, dispatched.loads)
         return ExpertRows(dispatched.x, dispatched.weights, gate, up, dispatched.loads)
 
     def _made(self, rows: ExpertRows) -> torch.Tensor:
@@ -234,7 +234,7 @@ class ExpertMixture:
         hidden = self.activation.activation(rows.gate).mul_(self.activation.scale(rows.up)).mul_(weights)
         made = grouped_product(hidden, self.down.data, rows.loads)
         if (bias := self.biases[-1]) is not None:
-            made[:, _features(bias)] += of_rows(bias.data, rows.loads) * weights
+            made[:, _features(bias)] += row_vectors(bias.data, rows.loads) * weights
         return made
 
     def _record_metrics(
@@ -318,7 +318,9 @@ class ExpertMixture:
         of_up = self.activation.grad_of_up(of_hidden.mul_(activated), rows.up)
         if (bias := self.biases[-1]) is not None:
             here = grad[:, _features(bias)]
-            of_weights += (here * of_rows(bias.data, rows.loads)).to(of_weights.dtype).sum(-1, keepdim=True)
+            of_weights += (
+                (here * row_vectors(bias.data, rows.loads)).to(of_weights.dtype).sum(-1, keepdim=True)
+            )
             for parameter, product in zip(self.biases, (of_gate, of_up, here * weights)):
                 add_sums(parameter.grad, product, rows.loads)
         of_x = grouped_product(of_gate, self.gate.data.transpose(1, 2), rows.loads)

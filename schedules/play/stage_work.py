@@ -52,21 +52,21 @@ def measured_stages(trace: MeasuredTrace) -> tuple[StageTimes, ...]:
     times = typical(trace.timelines)
     depth = (1 + max(stage for _, stage, _ in times if stage is not None)) // trace.copies
     return tuple(
-        StageTimes(*(trace.segments * time for time in _of_stage(times, stage, depth)))
+        StageTimes(*(trace.segments * time for time in _times_of_stage(times, stage, depth)))
         for stage in range(depth)
     )
 
 
-def _of_stage(times: dict[Key, float], stage: int, depth: int) -> tuple[float, float, float]:
+def _times_of_stage(times: dict[Key, float], stage: int, depth: int) -> tuple[float, float, float]:
     """Return F, I and W of a stage, a mean over its copies."""
 
-    def of_kind(kind: str) -> float:
+    def time_of_kind(kind: str) -> float:
         stages = {number for found, number, _ in times if found == kind and number is not None}
         copies = [_whole(times, kind, number) for number in stages if number % depth == stage]
         return mean(copies) if copies else 0.0
 
-    whole = of_kind("B")
-    return of_kind("F"), of_kind("I") or whole / 2, of_kind("W") or whole / 2
+    whole = time_of_kind("B")
+    return time_of_kind("F"), time_of_kind("I") or whole / 2, time_of_kind("W") or whole / 2
 
 
 def _whole(times: dict[Key, float], kind: str, stage: int) -> float:

@@ -8,7 +8,7 @@ import re
 
 import pytest
 from folders import SUPPORT
-from launch import options, several, tail, tiny, write_text
+from launch import options, run_commands, tail, tiny, write_text
 
 PROGRAM = SUPPORT / "planted_gpus.py"
 H100 = dict(name="NVIDIA H100 PCIe", memory_gib=80, architecture="9.0", vendor="cuda")
@@ -30,7 +30,7 @@ def run(tmp_path, num_ranks, *commands, each=(), **planted):
     used = tmp_path / "used"
     used.write_text("")
     gpus = json.dumps([planted | others | {"used": str(used)} for others in each or ({},)])
-    done = several(num_ranks, *commands, program=PROGRAM, env={"GPUS": gpus})
+    done = run_commands(num_ranks, *commands, program=PROGRAM, env={"GPUS": gpus})
     return done, {tuple(line.split()) for line in used.read_text().splitlines()}
 
 

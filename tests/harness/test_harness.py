@@ -56,7 +56,7 @@ def project(tmp_path):
 
     def start(text, *options):
         shutil.copy(TESTS / "conftest.py", tmp_path)
-        for name in ("effort.py", "folders.py", "launch.py", "preload.py", "reaper.py", "stand_in.py"):
+        for name in ("effort.py", "folders.py", "launch.py", "preload.py", "reaper.py", "rank_proxy.py"):
             shutil.copy(SUPPORT / name, tmp_path)
         (tmp_path / "test_it.py").write_text(text)
         temporary = tmp_path / "temporary"

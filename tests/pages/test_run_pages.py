@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-import searched
+import search_queries
 from launch import HERE, environment
 from pages import DOCS, ROOT, SWITCH, blocks, commands, run
 
@@ -85,7 +85,7 @@ def test_the_site_loads_nothing_from_elsewhere(site):
 def test_the_search_finds_the_page_that_is_about_a_word_among_the_first_three(site):
     """By the site's own scripts: the words of users of other trainers, and their pages."""
     node = shutil.which("node") or pytest.skip("needs node")
-    wanted = {word: page for page, words in searched.PAGES.items() for word in words}
+    wanted = {word: page for page, words in search_queries.PAGES.items() for word in words}
     command = [node, ROOT / "tests" / "support" / "site_search.js", site]
     done = subprocess.run(command, input=json.dumps([*wanted]), capture_output=True, text=True, check=True)
     pages = [[link.partition("#")[0] for link in links] for links in json.loads(done.stdout)]

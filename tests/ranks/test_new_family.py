@@ -6,7 +6,7 @@ It trains like plain torch in each layout, holds what its layers predict and sen
 
 import pytest
 from conftest import EVERY, agree, but_for
-from covering import covering
+from pairwise_cases import pairwise_cases
 from test_model_new_layer import differences
 
 VOCAB = 64
@@ -44,7 +44,7 @@ LONGER = [
     (4, "cp=2 tp=2 context=gather", 5), (2, "dp=2 zero=3", 0), (1, "memory.recompute=full", 0),
     (1, "memory.recompute=selective", 0), (1, "pipeline.schedule=seq1f1b", 0),
 ]  # fmt: skip
-CASES = CASES if EVERY else but_for(covering(CASES, features, lambda case: case[0]), LONGER)
+CASES = CASES if EVERY else but_for(pairwise_cases(CASES, features, lambda case: case[0]), LONGER)
 
 
 def plan_with(world_size, layout, window):

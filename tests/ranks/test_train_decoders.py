@@ -4,8 +4,8 @@ what their layers declare. MPITRAIN_EFFORT=all takes every layout for every fami
 
 import pytest
 from conftest import EVERY, WITH_LONG, agree, but_for
-from covering import covering
 from family_settings import FAMILIES
+from pairwise_cases import pairwise_cases
 from support.quick_schedules import NAMES
 from test_model_new_layer import differences
 
@@ -74,7 +74,7 @@ CASES += [
     ],
 ]  # fmt: skip
 if not EVERY:
-    CASES = covering(CASES, features if WITH_LONG else keys_of, lambda case: case[1])
+    CASES = pairwise_cases(CASES, features if WITH_LONG else keys_of, lambda case: case[1])
     LONGER = [
         ("llama", 4, "cp=2 tp=2 context=gather"), ("llama", 4, "cp=2 context=zigzag tp=2 async_tp=true"),
         ("glm-4.5", 4, "tp=2 ep=4"), ("glm-4.5", 4, "ep=2 dp=2 pp=2 zero=2"),

@@ -8,9 +8,9 @@ few for some.
 
 import pytest
 from conftest import EVERY, agree, but_for
-from covering import covering
 from oracle_families import further_loss
 from oracle_families import loss as plain_loss
+from pairwise_cases import pairwise_cases
 from support.quick_schedules import NAMES
 from training import of_tensors
 
@@ -203,7 +203,7 @@ LONGER = [
     ("latent", 2, "model.mtp=2 dp=2 zero=2 data.documents=separate model.tied=false"),
     ("qwen3-moe", 4, "ep=2 etp=2 tp=2"),
 ]
-CASES = CASES if EVERY else but_for(covering(CASES, features, lambda case: case[1]), LONGER)
+CASES = CASES if EVERY else but_for(pairwise_cases(CASES, features, lambda case: case[1]), LONGER)
 
 
 def family(config):

@@ -11,8 +11,8 @@ import math
 import numpy as np
 import pytest
 from conftest import EVERY, agree, but_for
-from covering import covering
 from oracle import adamw, loss_and_grads
+from pairwise_cases import pairwise_cases
 from training import initial_weights, once, part
 
 pytestmark = pytest.mark.mpi
@@ -55,7 +55,7 @@ PLAIN = [
 PLAIN = (
     PLAIN
     if EVERY
-    else covering(PLAIN, lambda case: [*enumerate(map(str, case))], lambda case: case[0] * case[1])
+    else pairwise_cases(PLAIN, lambda case: [*enumerate(map(str, case))], lambda case: case[0] * case[1])
 )
 DIVIDED = [
     (tp, dp, pp, schedule, sequence, tied, kv_heads)

@@ -215,9 +215,9 @@ def test_a_folder_for_checkpoints_that_is_none_is_refused_before_anything_is_mea
 
 def test_ranks_that_share_cores_are_measured_as_if_each_had_one():
     rate, launch, link = (Samples(name, [8.0]) for name in ("products.fp32", "launch_s", "links.inside"))
-    of_two = [measured_machine.of_a_core(each, 8, 2).values for each in (rate, launch, link)]
+    of_two = [measured_machine.samples_of_core(each, 8, 2).values for each in (rate, launch, link)]
     assert of_two == [[32.0], [2.0], [8.0]]
-    assert measured_machine.of_a_core(rate, 1, 2) == rate
+    assert measured_machine.samples_of_core(rate, 1, 2) == rate
 
 
 def test_a_host_updates_and_is_copied_to():

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 from launch import MPITRAIN, finished
-from sampled import make_run
+from sampling_runs import make_run
 
 from mpitrain.data.chat_template import MOST_TEMPLATE_BYTES, ids_of_ends, messages_of, read_chat_template
 from mpitrain.data.tokenizer import load_tokenizer

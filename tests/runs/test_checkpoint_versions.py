@@ -20,7 +20,7 @@ import pytest
 from checkpoints import digest_of, killed_at, meta_of
 from conftest import LONG
 from folders import GOLDEN, SUPPORT, files_of_tests
-from launch import several
+from launch import run_commands
 from other_h5py import arrays, as_seen, read, summary, write
 
 from mpitrain.checkpoint.arrays import LogicalArray, StoredPart
@@ -187,7 +187,7 @@ def test_an_index_of_an_older_h5py_is_read_named_and_repaired(old, num_ranks):
         known = checkpoint.digest, checkpoint.meta, checkpoint.about
     shards = shards_of(step)
     commands = [["ckpt", verb, str(old.parent)] for verb in ("verify", "repair", "verify", "repair")]
-    named, repaired, whole, again = several(num_ranks, *commands)
+    named, repaired, whole, again = run_commands(num_ranks, *commands)
     assert named.returncode == 1, named.output
     assert "index.h5 is no valid HDF5: the checksum of the superblock at 0 is wrong" in named.output, (
         named.output

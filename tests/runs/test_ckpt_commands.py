@@ -15,7 +15,7 @@ import pytest
 from checkpoints import digest_of, meta_of, save
 from conftest import LONG
 from folders import GOLDEN
-from launch import MPIRUN, finished, several, started
+from launch import MPIRUN, finished, run_commands, started
 
 from mpitrain.checkpoint.dtypes import BF16
 from mpitrain.checkpoint.load import open_step, steps
@@ -58,7 +58,7 @@ def flip(path, position):
 
 
 def run(*commands, num_ranks=0):
-    return several(num_ranks, *(["ckpt", *map(str, command)] for command in commands))
+    return run_commands(num_ranks, *(["ckpt", *map(str, command)] for command in commands))
 
 
 # ---------------------------------------------------------------- inspect

@@ -8,7 +8,7 @@ import pytest
 from conftest import LONG
 from launch import MPIRUN, MPITRAIN, mpirun, tail, tiny, write_text
 
-FORBIDDING = str(Path(__file__).parents[1] / "support" / "forbidding.py")
+FORBIDDING = str(Path(__file__).parents[1] / "support" / "without_ptrace.py")
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter is one for x86-64")
 
 

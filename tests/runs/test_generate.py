@@ -10,8 +10,8 @@ import tomllib
 
 import numpy as np
 import pytest
-from launch import several, write_text
-from sampled import command, make_run, text
+from launch import run_commands, write_text
+from sampling_runs import command, make_run, text
 
 from mpitrain.data.corpus import Corpus
 from mpitrain.data.preparation import prepare
@@ -74,7 +74,7 @@ def bad(run_dir):
         ]
         for each in given
     ]
-    return dict(zip(BAD, several(0, *commands), strict=True))
+    return dict(zip(BAD, run_commands(0, *commands), strict=True))
 
 
 @pytest.mark.parametrize("which", BAD, ids=lambda which: ascii("-".join(map(str, which))))

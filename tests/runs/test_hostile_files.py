@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from conftest import WITH_LONG
 from effort import cases
 from hostile import Hang, Watched, tree
-from launch import MPITRAIN, lines_in, mpirun, several, started, tail, tiny, write_text
+from launch import MPITRAIN, lines_in, mpirun, run_commands, started, tail, tiny, write_text
 
 from mpitrain.cli import cli
 from mpitrain.errors import FAILED, InputError, MpitrainError
@@ -354,7 +354,7 @@ def test_a_run_goes_on_or_refuses_it_once(run_dir, tmp_path):
         }
         asked.append(["run", *tiny(run, run_dir.parent / "text.txt", **keys)])
     before = [tree(run.parent / "outside") for run in runs.values()]
-    for (case, run), outside, done in zip(runs.items(), before, several(1, *asked, timeout=500)):
+    for (case, run), outside, done in zip(runs.items(), before, run_commands(1, *asked, timeout=500)):
         # a lock may have such words in it
         errors = [line for line in done.output.splitlines() if re.match(r"\w+Error: ", line)]
         assert done.returncode == (2 if errors else 0) and len(errors) <= 1, (

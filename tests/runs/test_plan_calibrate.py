@@ -5,7 +5,7 @@ from datetime import date
 
 import msgspec
 import pytest
-from launch import several, tail
+from launch import run_commands, tail
 from pages import ROOT
 
 from mpitrain.comm.meters.account import AxisUsage
@@ -206,7 +206,7 @@ def test_a_file_that_is_not_the_runs_own_is_refused(tmp_path):
 def test_a_run_writes_a_file_that_predicts_the_next(tmp_path):
     path = str(tmp_path / "m.toml")
     words = ["run", *(f"--set={key}" for key in (*SMALL, "run.steps=4", "run.eval_batches=1"))]
-    first, refused, dry = several(
+    first, refused, dry = run_commands(
         2,
         [*words, f"--set=run.dir={tmp_path / 'one'}", "--calibrate", path],
         [*words, f"--set=run.dir={tmp_path / 'two'}", "--calibrate", str(tmp_path / "no" / "m.toml")],

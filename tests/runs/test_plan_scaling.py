@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 from conftest import LONG
-from launch import MPITRAIN, mpirun, several, tail
+from launch import MPITRAIN, mpirun, run_commands, tail
 
 from mpitrain.commands.plan.layout_sweep import two_keys
 from mpitrain.commands.plan.scaled_step import ScaledStep
@@ -22,7 +22,7 @@ BATCH = ("--set", "batch.global=8")
 def test_the_first_ranks_take_steps_while_others_wait(tmp_path):
     out, svg = tmp_path / "rows.csv", tmp_path / "curves.svg"
     words = ("--layout", "parallel.pp=1", "--out", str(out), "--svg", str(svg))
-    strong, weak = several(
+    strong, weak = run_commands(
         3,
         ["sweep", *MODEL, *BATCH, "--scaling", "strong", "--over", "2,1", *words],
         ["sweep", *MODEL, *BATCH, "--scaling", "weak", "--json"],
@@ -66,7 +66,7 @@ def test_what_no_number_of_ranks_can_have_is_said_before_a_step():
         ("--scaling", "weak", "--over", "2", "--svg", "a.pdf"): "--svg a.pdf: found '.pdf'",
     }
     commands = [["sweep", *MODEL, *BATCH, "--scaling", "strong", *words] for words in asked]
-    for done, message in zip(several(2, *commands), asked.values(), strict=True):
+    for done, message in zip(run_commands(2, *commands), asked.values(), strict=True):
         assert done.returncode == 2 and done.output.count(message) == 1, tail(done.output)
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from conftest import LONG
-from launch import loss_lines, several, tail, tiny, write_text
+from launch import loss_lines, run_commands, tail, tiny, write_text
 
 from mpitrain.actor.profile_events import OUTSIDE, Cost, Operation, ProfilerOutput, merged, rank_profile
 from mpitrain.errors import ConfigError
@@ -152,7 +152,7 @@ def test_two_pipeline_ranks_are_profiled_with_the_same_bits(folder):
         ("run", *tiny(folder / "refused", folder / "text.txt", **SHORT, run_profile=text))
         for text in refused.values()
     ]
-    plain, profiled, *others = several(2, *commands)
+    plain, profiled, *others = run_commands(2, *commands)
     assert (plain.returncode, profiled.returncode) == (0, 0), tail(plain.output + profiled.output)
     assert loss_lines(folder / "plain") == loss_lines(folder / "profiled")
     for words, done in zip(refused, others):
@@ -200,7 +200,7 @@ def test_a_run_alone_is_profiled_and_not_again(folder):
     commands = [
         ("run", *tiny(folder / "alone", folder / "text.txt", **keys | {"run_steps": n})) for n in (3, 4)
     ]
-    first, later = several(1, *commands)
+    first, later = run_commands(1, *commands)
     assert first.returncode == 0, tail(first.output)
     assert "(mean of 2 steps of rank 0):" in first.output, tail(first.output)
     assert later.returncode == 0, tail(later.output)

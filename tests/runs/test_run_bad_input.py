@@ -9,7 +9,18 @@ import resource
 
 import pytest
 from conftest import LONG
-from launch import MPITRAIN, lines_in, mpirun, options, run_tiny, several, started, tail, tiny, write_text
+from launch import (
+    MPITRAIN,
+    lines_in,
+    mpirun,
+    options,
+    run_commands,
+    run_tiny,
+    started,
+    tail,
+    tiny,
+    write_text,
+)
 
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import RankStatus
@@ -71,7 +82,7 @@ def all_refused(folder, num_ranks, commands):
     Return how each ended, and whether none has written anything.
     """
     before = tree(fill(folder))
-    done = several(num_ranks, *commands, cwd=folder)
+    done = run_commands(num_ranks, *commands, cwd=folder)
     return done, tree(folder) == before
 
 

@@ -11,7 +11,7 @@ import tomllib
 import hosts
 import pytest
 from conftest import LONG
-from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
+from launch import MPITRAIN, loss_lines, mpirun, run_commands, tail, tiny, write_text
 
 # tokens: to fetch the weights for them takes longer than to compute
 FEW = {"data_sequence": 4, "batch_global": 2, "batch_micro": 1}
@@ -45,7 +45,7 @@ def test_the_choice_is_reported_and_gives_the_same_bits(tmp_path):
     }
     every = dict(STEPS, parallel_dp=2, parallel_reduce="step")
     commands = [("run", *tiny(tmp_path / name, text, **every, **keys)) for name, keys in runs.items()]
-    done = dict(zip(runs, several(2, *commands)))
+    done = dict(zip(runs, run_commands(2, *commands)))
     assert all(each.returncode == 0 for each in done.values()), {
         name: tail(each.output) for name, each in done.items()
     }
@@ -103,7 +103,7 @@ def test_nothing_is_measured_where_data_ranks_exchange_within_nodes(tmp_path):
         ("run", *tiny(tmp_path / "stages", text, **keys, parallel_pp=2, comm_node_ranks=2)),
         ("run", *tiny(tmp_path / "segments", text, **keys | cut, comm_node_ranks=2)),
     ]
-    stages, segments = several(4, *commands)
+    stages, segments = run_commands(4, *commands)
     assert stages.returncode == 0, tail(stages.output)
     assert not chosen(stages.output), tail(stages.output)
     assert "exchange of data ranks" not in stages.output, tail(stages.output)

@@ -13,7 +13,7 @@ from changes import ChangedLearner
 from conftest import WITH_LONG
 from effort import cases
 from journeys import ENDS, WORDS, ids_of, make_folder, word_tokenizer, words_of
-from launch import options, several, tail
+from launch import options, run_commands, tail
 from tokenizers import Tokenizer
 
 SETTINGS = {
@@ -212,7 +212,7 @@ def test_runs_compute_what_their_changed_settings_say(tmp_path, world):
     chains = [Chain(number, world, tmp_path / str(number)) for number in range(NUM_CHAINS)]
     for phase in range(NUM_RUNS):
         commands = [chain.next_command(phase) for chain in chains]
-        for number, done in enumerate(several(RANKS, *commands, timeout=900)):
+        for number, done in enumerate(run_commands(RANKS, *commands, timeout=900)):
             chain = chains[number]
             said = f"chain {number}, {chain.family}, {chain.story}\n{chain.settings}"
             assert done.returncode == 0, f"{said}\n{tail(done.output, 20)}"

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 import tomli_w
-from launch import MPITRAIN, mpirun, run_tiny, several, tail, tiny, write_text
+from launch import MPITRAIN, mpirun, run_commands, run_tiny, tail, tiny, write_text
 
 # weights don't move, so the loss of a step names the sequences that it has read
 STILL = dict(
@@ -123,7 +123,7 @@ def test_a_copy_that_is_another_model_or_has_another_optimiser_is_refused_in_its
         config = tmp_path / f"copy{number}" / "config.toml"
         config.write_text(tomli_w.dumps(tables))
         commands.append(["run", str(config)])
-    for done, (*change, says) in zip(several(1, *commands), refused):
+    for done, (*change, says) in zip(run_commands(1, *commands), refused):
         assert says in done.output, (change, tail(done.output, 5))
         assert done.returncode == (0 if "resuming" in says else 2)
 

@@ -12,8 +12,8 @@ from launch import (
     finished,
     loss_lines,
     mpirun,
+    run_commands,
     run_tiny,
-    several,
     tail,
     tiny,
     write_text,
@@ -79,7 +79,7 @@ def test_program_reads_back_as_the_schedule_that_wrote_it():
         ("program", *copies),
         *(("program", *layout, "--rank", str(rank)) for rank in (1, 3)),
     ]
-    whole, other, *each = several(0, *commands)
+    whole, other, *each = run_commands(0, *commands)
     assert whole.returncode == 0, whole.output
     table = read_any(whole.output, "1f1b")
     assert table._replace(notes=()) == build("1f1b", 2, 4) and len(table.notes) == 2, table.notes
@@ -120,7 +120,7 @@ def test_check_counts_what_zero_repeats_for_each_microbatch():
         ("check", *layout, f"--set=parallel.reduce={reduce}", f"--set=parallel.gather={gather}")
         for reduce, gather, *_ in cases
     ]
-    for (_, gather, reductions, fetches), done in zip(cases, several(0, *commands), strict=True):
+    for (_, gather, reductions, fetches), done in zip(cases, run_commands(0, *commands), strict=True):
         assert done.returncode == 0, done.output
         assert f"per pipeline rank: {reductions}\n" in done.output, done.output
         assert f'(parallel.gather = "{gather}"): {fetches};' in done.output, done.output
@@ -130,7 +130,7 @@ def test_generate_is_a_function_of_its_seed_and_one_rank_has_no_communication_to
     run_dir = tmp_path / "run"
     sample = ("generate", str(run_dir), "--prompt", "def é", "--tokens", "40", "--seed")
     run = ("run", *tiny(run_dir, write_text(tmp_path / "text.txt"), run_steps=2))
-    trained, first, again, other, absent = several(
+    trained, first, again, other, absent = run_commands(
         1,
         run,
         (*sample, "3"),
@@ -257,7 +257,7 @@ def test_a_table_from_a_file_trains_as_its_name_and_the_run_needs_it_no_more(tmp
     table = tmp_path / "zbv.csv"
     table.write_text(torch_table("ZBVZeroBubble", 2, 8, 2, "compute_comms"))
     sizes = {"run_steps": 2, "batch_micro": 1, "pipeline_schedule": table}
-    named, read, verified = several(
+    named, read, verified = run_commands(
         2,
         ("run", *tiny(tmp_path / "named", text, **sizes | {"parallel_pp": 2, "pipeline_schedule": "zbv"})),
         ("run", *tiny(tmp_path / "read", text, **sizes)),
@@ -272,7 +272,7 @@ def test_a_table_from_a_file_trains_as_its_name_and_the_run_needs_it_no_more(tmp
     ), read.output
     assert "chunks = 2" in (tmp_path / "read" / "config.toml").read_text()
     table.unlink()
-    sample, checked = several(
+    sample, checked = run_commands(
         0,
         ("generate", str(tmp_path / "read"), "--prompt", "x", "--tokens", "3"),
         ("check", str(tmp_path / "read" / "config.toml")),

@@ -8,7 +8,7 @@ import re
 
 import pytest
 from conftest import LONG
-from launch import run_tiny, several, tail, tiny, write_text
+from launch import run_commands, run_tiny, tail, tiny, write_text
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_the_same_is_known_before(tmp_path):
     """24 microbatches of one sequence of 128 tokens, width 128, in fp32."""
     layout = ("--ranks", "4", "--set", "parallel.pp=2", "--set", "parallel.tp=2")
     rank = ("program", *layout, "--rank", "1")
-    plain, done, refused = several(0, rank, (*rank, "--traffic"), ("program", *layout, "--traffic"))
+    plain, done, refused = run_commands(0, rank, (*rank, "--traffic"), ("program", *layout, "--traffic"))
     assert done.returncode == 0 and done.output.startswith(plain.output.rstrip()), done.output
     rows = [
         line.split()[1:] for line in done.output[len(plain.output) :].splitlines() if line.startswith("#   ")
@@ -99,8 +99,8 @@ def test_what_is_gathered_for_a_validation_a_save_or_the_end_is_a_step_s(tmp_pat
     # what comes between two steps
     keys |= dict(run_eval_every=3, run_save_every=4, numerics_check_every=5)
     runs = {name: tiny(tmp_path / name, text, **keys, comm_transport=name) for name in TRANSPORTS}
-    ended = several(2, *(("run", *given) for given in runs.values()))
-    before = several(
+    ended = run_commands(2, *(("run", *given) for given in runs.values()))
+    before = run_commands(
         0, *(("program", "--ranks", "2", "--rank", "0", "--traffic", *given) for given in runs.values())
     )
     for name, done, known in zip(runs, ended, before):

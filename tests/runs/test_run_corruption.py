@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-import flipped
+import bit_flip
 import pytest
 from conftest import LONG
 from launch import loss_lines, mpirun, run_tiny, tail, tiny, write_text
@@ -23,7 +23,7 @@ def run(run_dir: Path, text: Path, plan: dict, env: dict[str, str] | None = None
     return mpirun(
         4,
         sys.executable,
-        flipped.__file__,
+        bit_flip.__file__,
         json.dumps(plan),
         "run",
         *tiny(run_dir, text, **SETTINGS | changes),

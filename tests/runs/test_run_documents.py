@@ -8,7 +8,7 @@ import re
 
 import pytest
 from conftest import LONG
-from launch import MPITRAIN, loss_lines, mpirun, run_tiny, several, tail, tiny, words_file
+from launch import MPITRAIN, loss_lines, mpirun, run_commands, run_tiny, tail, tiny, words_file
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def ended(corpus):
         ("run", *tiny(folder, corpus, **SHORT | changes))
         for folder, changes in zip(folders, runs.values(), strict=True)
     ]
-    return dict(zip(runs, several(1, *commands), strict=True))
+    return dict(zip(runs, run_commands(1, *commands), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_no_sequence_counts_twice_in_a_validation(tmp_path):
         "halves": dict(run_eval_batches=1),
     }
     commands = [("run", *tiny(tmp_path / name, file, **short | changes)) for name, changes in runs.items()]
-    ended = dict(zip(runs, several(1, *commands), strict=True))
+    ended = dict(zip(runs, run_commands(1, *commands), strict=True))
     for done in ended.values():
         assert done.returncode == 0, tail(done.output)
     loss = {name: json.loads(loss_lines(tmp_path / name)[0])["val_loss"] for name in runs}

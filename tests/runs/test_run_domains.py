@@ -6,12 +6,12 @@ import json
 
 import pytest
 from conftest import LONG
-from launch import several, tail
+from launch import run_commands, tail
 
 TWO_DOMAINS = """
 import json, sys
 from pathlib import Path
-import several
+import command_sequence
 from mpitrain.plan.division import stages
 from mpitrain.plan.division.buckets import buckets_of
 from mpitrain.plan.division.domains import DENSE, DOMAINS, Domain
@@ -27,7 +27,7 @@ def two_domains(number):
     stages.buckets_of = buckets
 
 commands = json.loads(sys.argv[2])
-several.main(Path(sys.argv[1]), commands, before=two_domains)
+command_sequence.main(Path(sys.argv[1]), commands, before=two_domains)
 """
 SETTINGS = (
     "model.layers=2",
@@ -62,12 +62,12 @@ def test_a_checkpoint_of_two_domains_is_whole(tmp_path):
         ("run", *given, *sharded, "--set", "run.steps=2", "--set", f"run.dir={folder}")
         for folder in folders.values()
     ]
-    for done in several(4, *on_four, program=tmp_path / "two.py"):
+    for done in run_commands(4, *on_four, program=tmp_path / "two.py"):
         assert done.returncode == 0, tail(done.output)
     assert [
         len(list(folder.glob("checkpoints/step-00000002/shard-*.h5"))) for folder in folders.values()
     ] == [2, 3]
-    for done in several(
+    for done in run_commands(
         2,
         *(
             ("run", *given, "--set", "run.steps=3", "--set", f"run.dir={folder}")

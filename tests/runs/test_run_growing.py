@@ -11,9 +11,9 @@ import sys
 from itertools import accumulate
 from pathlib import Path
 
-import spiked
+import loss_spikes
 from effort import numbers
-from launch import MPITRAIN, mpirun, run_tiny, several, tail, tiny, write_text
+from launch import MPITRAIN, mpirun, run_commands, run_tiny, tail, tiny, write_text
 from test_run_mixture import DOCUMENTS, losses, run, written
 
 RESTARTS = numbers(range(2), 10)
@@ -97,7 +97,7 @@ def test_a_rollback_over_a_change_of_the_batch_reads_what_a_run_without_those_se
     spikes = {"spikes_window": 4, "spikes_threshold": 3.0, "spikes_do": "rollback"}
     one, other = tmp_path / "one", tmp_path / "other"
     rolled = ("run", *tiny(one, text, **keys, **spikes))
-    (done,) = several(1, rolled, program=Path(spiked.__file__), env={"NOISE": "[9,10]"})
+    (done,) = run_commands(1, rolled, program=Path(loss_spikes.__file__), env={"NOISE": "[9,10]"})
     assert "rolled back to step 8, rollback 1" in done.output, tail(done.output)
     shutil.copytree(one, other)
     for step in (9, 12):

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import hosts
-import noted
 import pytest
+import rank_positions
 from conftest import LONG
 from effort import numbers
 from launch import (
@@ -69,7 +69,7 @@ def test_a_rank_stopped_at_any_moment_is_named_with_its_instruction(tmp_path, te
         **keys,
     )
     nodes = several_nodes(num_ranks) if apart else []
-    program = preloaded([sys.executable, noted.__file__, str(tmp_path), "run", *given])
+    program = preloaded([sys.executable, rank_positions.__file__, str(tmp_path), "run", *given])
     with started(0, MPIRUN, *nodes, "-n", str(num_ranks), *program) as job:
         job.wait_for(lambda: lines_in(tmp_path / "run") >= 3, 90)
         time.sleep(2 * dice.random())
@@ -78,7 +78,7 @@ def test_a_rank_stopped_at_any_moment_is_named_with_its_instruction(tmp_path, te
         pid = int(path.suffix[1:])
         job.signal(pid, signal.SIGSTOP)
         job.wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", 5)
-        where = noted.read(path)
+        where = rank_positions.read(path)
         done = job.wait(LIMIT_S + 10)
     assert done.returncode not in (0, None), tail(done.output)
     print(tail(done.output, 12))

@@ -9,8 +9,8 @@ import sys
 import time
 from contextlib import contextmanager
 
-import noted
 import pytest
+import rank_positions
 from conftest import LONG, but_for
 from launch import (
     MPITRAIN,
@@ -97,10 +97,13 @@ def validating(run_dir, text):
     notes = run_dir.with_name("notes")
     notes.mkdir()
     endless = command(run_dir, text, run_eval_batches=10**6, **long | {"run_eval_every": 2})
-    program = sys.executable, noted.__file__, str(notes), *endless[1:]
+    program = sys.executable, rank_positions.__file__, str(notes), *endless[1:]
     with started(2, *program) as job:
         job.wait_for(
-            lambda: sum("in phase validation" in min(noted.read(path)) for path in notes.iterdir()) == 2, 60
+            lambda: (
+                sum("in phase validation" in min(rank_positions.read(path)) for path in notes.iterdir()) == 2
+            ),
+            60,
         )
         yield job
 

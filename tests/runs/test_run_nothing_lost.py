@@ -18,8 +18,8 @@ from launch import (
     lines_in,
     loss_lines,
     mpirun,
+    run_commands,
     run_several,
-    several,
     tail,
     tiny,
     words_file,
@@ -145,7 +145,7 @@ def ended(whole, text):
             before.append(contents(folder / name))
             asked = asked | ({"data_path": folder / asked["data_path"]} if "data_path" in asked else {})
             commands.append(("run", *tiny(folder / name, text, **SETTINGS | asked)))
-        done = several(num_ranks, *commands, timeout=180)
+        done = run_commands(num_ranks, *commands, timeout=180)
         found |= {name: (folder / name, *each) for name, *each in zip(cases, before, done, strict=True)}
     return found
 
@@ -191,13 +191,13 @@ def test_another_tokenizer_is_named(tmp_path):
         ("run", *tiny(tmp_path / name, text, data_tokenizer=file, run_steps=1))
         for name, file in files.items()
     ]
-    first = several(1, *commands)
+    first = run_commands(1, *commands)
     assert [done.returncode for done in first] == [0, 0, 0], tail(first[0].output)
     before = contents(tmp_path / "other"), contents(tmp_path / "more")
     for name, order in orders.items():
         words_file(files[name], order)
     files["spaced"].write_text(json.dumps(json.loads(files["spaced"].read_text())))
-    other, more, spaced = several(1, *commands)
+    other, more, spaced = run_commands(1, *commands)
     said = (
         "trained on other data than text gives now, with another tokenizer (data.tokenizer = "
         f'"{files["other"]}")'
@@ -369,7 +369,7 @@ def test_the_configuration_of_a_moved_run_says_where_it_leads(tmp_path, text):
     run_several(1, text, {first: dict(SETTINGS, run_steps=1)})
     shutil.copytree(first, moved)
     here = ("run", str(moved / "config.toml"), "--set", "run.steps=2")
-    goes_on, asked = several(1, here, (*here, "--set", f"run.dir={moved}"))
+    goes_on, asked = run_commands(1, here, (*here, "--set", f"run.dir={moved}"))
     said = f"{moved}/config.toml lies in a run directory, but names another: run.dir = {first}"
     assert goes_on.returncode == 0, tail(goes_on.output)
     assert f"{said}; --set run.dir={moved} goes on" in goes_on.output, tail(goes_on.output)

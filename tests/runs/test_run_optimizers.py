@@ -6,7 +6,7 @@ import json
 
 import pytest
 from conftest import EVERY, LONG, WITH_LONG
-from launch import loss_lines, several, tail, tiny, write_text
+from launch import loss_lines, run_commands, tail, tiny, write_text
 
 KEYS = dict(run_save_every=4, run_eval_every=4, schedule_name="constant", parallel_dp=2)
 STEPS = 10
@@ -55,8 +55,8 @@ def ended(folder):
         ("moments", 6, KEYS | dict(parallel_dp=1, parallel_pp=2) | MOMENTS),
         ("moments", 8, KEYS | dict(parallel_dp=1, parallel_pp=2)),
     ]
-    done = several(1, *(("run", *each) for each in alone))
-    done += several(
+    done = run_commands(1, *(("run", *each) for each in alone))
+    done += run_commands(
         2,
         *(("run", *tiny(folder / run, text, run_steps=steps, **keys)) for run, steps, keys in both),
         timeout=180,

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import EVERY, WITH_LONG
-from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
+from launch import MPITRAIN, loss_lines, mpirun, run_commands, tail, tiny, write_text
 
 from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import Config
@@ -58,7 +58,7 @@ def recorded(tmp_path_factory, text):
         )
     commands[2].append(("run", *tiny(folder / "tp-alone", text, **KEYS, **LAYOUTS["tp"][0])))
     for num_ranks, each in commands.items():
-        for done in several(num_ranks, *each, timeout=180) if each else ():
+        for done in run_commands(num_ranks, *each, timeout=180) if each else ():
             assert done.returncode == 0, tail(done.output)
     return {name: folder / name / f"record-{LAYOUTS[name][1]}-2.npz" for name in names}
 
@@ -175,7 +175,7 @@ REQUESTS = {
 
 
 def test_a_record_request_that_cannot_be_granted_is_refused(tmp_path, text):
-    every = several(
+    every = run_commands(
         2, *(("run", "--record", request, *tiny(tmp_path / "run", text, **KEYS)) for request in REQUESTS)
     )
     for done, message in zip(every, REQUESTS.values(), strict=True):
@@ -189,7 +189,7 @@ def test_a_step_that_is_over_is_not_recorded(recorded, tmp_path, text):
     """The same command as before, whose recording is there, is no reason to stop."""
     folder = shutil.copytree(recorded["tp"].parent, tmp_path / "run")
     keys = KEYS | LAYOUTS["tp"][0] | {"run_steps": 4}
-    past, again = several(
+    past, again = run_commands(
         2, *(("run", "--record", request, *tiny(folder, text, **keys)) for request in ("0:3", "1:2"))
     )
     assert (

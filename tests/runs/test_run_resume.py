@@ -13,8 +13,8 @@ from launch import (
     lines_in,
     loss_lines,
     mpirun,
+    run_commands,
     run_tiny,
-    several,
     started,
     tail,
     tiny,
@@ -124,7 +124,9 @@ def test_an_altered_checkpoint_is_refused_by_name_and_a_finished_run_is_left_as_
     shard.write_bytes(content)
     there = (finished / "metrics.jsonl").read_bytes()
 
-    done, again = several(1, *(("run", *tiny(run_dir, text, **SETTINGS)) for run_dir in (altered, finished)))
+    done, again = run_commands(
+        1, *(("run", *tiny(run_dir, text, **SETTINGS)) for run_dir in (altered, finished))
+    )
     assert (before, newest) == (f"step-{STEPS - 4:08d}", f"step-{STEPS:08d}")
     assert done.returncode == 0, tail(done.output)
     words = (newest, f"using {before}", f"resuming after step {STEPS - 4}")

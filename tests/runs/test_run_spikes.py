@@ -8,11 +8,11 @@ import math
 import shutil
 from pathlib import Path
 
+import loss_spikes
 import numpy as np
 import pytest
-import spiked
 from conftest import LONG
-from launch import lines_in, loss_lines, several, tail, tiny, write_text
+from launch import lines_in, loss_lines, run_commands, tail, tiny, write_text
 
 from mpitrain.config import SpikesTable as Settings
 from mpitrain.training.checks.spikes import Spikes
@@ -64,7 +64,7 @@ def train(text, runs):
     Batch 20, which step 21 reads, is noise.
     """
     commands = [("run", *tiny(path, text, **KEYS, spikes_do=do)) for do, path in runs.items()]
-    done = several(2, *commands, program=Path(spiked.__file__), env=NOISE)
+    done = run_commands(2, *commands, program=Path(loss_spikes.__file__), env=NOISE)
     assert all(each.returncode == 0 for each in done), tail(done[0].output + done[1].output)
     return {do: each.output for do, each in zip(runs, done, strict=True)}
 
@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_decides_alike(tmp_path, text, whole, step, later):
 @LONG
 def test_a_step_that_is_undone_may_have_no_finite_gradients_besides(tmp_path, text, whole):
     overflow = ("run", *tiny(tmp_path / "overflow", text, **KEYS, spikes_do="rollback"))
-    (done,) = several(2, overflow, program=Path(spiked.__file__), env=NOISE | {"OVERFLOW": "21"})
+    (done,) = run_commands(2, overflow, program=Path(loss_spikes.__file__), env=NOISE | {"OVERFLOW": "21"})
     assert "rolled back to step 16" in done.output, tail(done.output)
     assert loss_lines(tmp_path / "overflow") == loss_lines(whole[0]["rollback"]), tail(done.output)
 
@@ -131,7 +131,7 @@ def test_routing_is_recorded_of_the_steps_that_were_not_undone(tmp_path, text):
     replayed = tmp_path / "replayed"
     first = ("run", *tiny(recorded, text, **keys, run_routing=14))
     again = ("run", *tiny(replayed, text, **keys, experts_replay=recorded / "routing.npz"))
-    done = several(1, first, again, program=Path(spiked.__file__), env={"NOISE": "[10]"})
+    done = run_commands(1, first, again, program=Path(loss_spikes.__file__), env={"NOISE": "[10]"})
     assert [each.returncode for each in done] == [0, 0], tail(done[0].output + done[1].output)
     assert all("rolled back to step 8, rollback 1" in each.output for each in done), tail(done[0].output)
     assert (
@@ -158,15 +158,15 @@ def test_a_rollback_goes_to_a_step_that_a_run_which_never_left_has_too_and_that_
         path: ("run", *tiny(path, text, **keys, run_keep=1, run_trace=1)) for path in (left, damaged, lost)
     }
     run[whole] = "run", *tiny(whole, text, **keys, run_trace=22)
-    first = several(
-        2, run[whole], (*run[left], "--set", "run.steps=19"), program=Path(spiked.__file__), env=noise
+    first = run_commands(
+        2, run[whole], (*run[left], "--set", "run.steps=19"), program=Path(loss_spikes.__file__), env=noise
     )
     assert [each.returncode for each in first] == [0, 0], tail(first[0].output + first[1].output)
     for path in (damaged, lost):
         alter(shutil.copytree(left, path), 16)
     shutil.copytree(whole / "checkpoints" / "step-00000008", damaged / "checkpoints" / "step-00000008")
-    here, there, nowhere = several(
-        2, run[left], run[damaged], run[lost], program=Path(spiked.__file__), env=noise
+    here, there, nowhere = run_commands(
+        2, run[left], run[damaged], run[lost], program=Path(loss_spikes.__file__), env=noise
     )
     assert "resuming after step 19" in here.output, tail(here.output)
     assert "rolled back to step 16" in here.output, tail(here.output)
@@ -201,7 +201,7 @@ def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text
     skip = dict(KEYS, run_save_every=1, spikes_do="skip", run_max_skips=3)
     runs = (("run", *tiny(tmp_path / keys["spikes_do"], text, **keys)) for keys in (rollback, skip, skip))
     noise = {"NOISE": json.dumps(list(range(20, 40)))}
-    rolled, skipped, again = several(2, *runs, program=Path(spiked.__file__), env=noise)
+    rolled, skipped, again = run_commands(2, *runs, program=Path(loss_spikes.__file__), env=noise)
     assert "diverged: 1 rollback was not enough (spikes.most = 1)" in rolled.output, tail(rolled.output)
     for each in (skipped, again):
         assert "diverged: 3 steps were skipped in a row (run.max_skips = 3)" in each.output, tail(each.output)
@@ -214,11 +214,11 @@ def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text
 @LONG
 def test_a_rollback_goes_to_what_this_run_went_on_from_not_to_what_it_refused(tmp_path, text):
     run = ("run", *tiny(tmp_path / "run", text, **KEYS, spikes_do="rollback"))
-    (done,) = several(1, run, program=Path(spiked.__file__), env={"NOISE": "[]"})
+    (done,) = run_commands(1, run, program=Path(loss_spikes.__file__), env={"NOISE": "[]"})
     assert done.returncode == 0, tail(done.output)
     for step in (24, 28):
         alter(tmp_path / "run", step)
-    (done,) = several(1, run, program=Path(spiked.__file__), env={"NOISE": "[20]"})
+    (done,) = run_commands(1, run, program=Path(loss_spikes.__file__), env={"NOISE": "[20]"})
     assert "using step-00000016" in done.output, tail(done.output)
     assert "step 21 is a spike" in done.output, tail(done.output)
     assert "rolled back to step 16, rollback 1; 5 batches are not read again" in done.output, tail(

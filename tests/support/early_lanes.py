@@ -88,7 +88,7 @@ class EarlyLanes:
             Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
         )
         if lane in OF_NO_RANK:
-            program = folders.SUPPORT / "behind.py"
+            program = folders.SUPPORT / "low_priority.py"
             command = [sys.executable, str(program), *LANE[3:], "-rfE", *map(str, OF_NO_RANK[lane])]
         else:
             behind = ("--beside", *hang_limit(patience(SLOWEST_S)))

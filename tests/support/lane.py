@@ -11,13 +11,13 @@ import sys
 
 import pytest
 import torch
-from behind import stay_behind
+from low_priority import lower_priority
 from mpi4py import MPI
 
 if __name__ == "__main__":
     if sys.argv[1] == "--beside":
         del sys.argv[1]
-        stay_behind()
+        lower_priority()
     torch.set_num_threads(1)  # which is what it takes where mpirun starts it
     if not MPI.Is_initialized():  # where mpitrain was loaded before
         MPI.Init_thread()

@@ -4,7 +4,7 @@ This environment's mpirun and its `mpitrain`, with what more ranks than cores ne
 
     done = mpirun(2, MPITRAIN, "run", "--set", "run.steps=3")  waits, at most `timeout` seconds
     with started(2, MPITRAIN, "run", ...) as job:              to do something to it meanwhile
-    one, two = several(2, ["run", ...], ["run", ...])          one after the other in the same
+    one, two = run_commands(2, ["run", ...], ["run", ...])          one after the other in the same
                                                                ranks: torch is loaded once
 
 Whatever happens, no process of a job outlives the call, nor pytest if that is killed
@@ -306,7 +306,7 @@ def mpirun(
 
 # the variables that Python and its loader read, which a fork can't do again
 READ_AT_START = ("PYTHONIO", "PYTHONUTF8", "PYTHONCOERCE", "PYTHONUN", "PYTHONHASH", "LD_", "LC_", "LANG")
-PRELOAD, STAND_IN = (str(Path(__file__).with_name(name)) for name in ("preload.py", "stand_in.py"))
+PRELOAD, STAND_IN = (str(Path(__file__).with_name(name)) for name in ("preload.py", "rank_proxy.py"))
 UNTOUCHED = {"LD_PRELOAD", VISIBLE}  # in an environment: what is to be there when Python starts
 
 
@@ -355,32 +355,34 @@ def _server() -> str:
 
 
 LONGEST_ARGUMENT = 100_000  # Linux takes 131,071 characters
-SEVERAL = Path(__file__).with_name("several.py")
+SEQUENCE = Path(__file__).with_name("command_sequence.py")
 
 
-def several(
+def run_commands(
     num_ranks: int,
     *commands: Sequence[str],
-    program: Path = SEVERAL,
+    program: Path = SEQUENCE,
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
     timeout: float = 90,
 ) -> list[Done]:
-    """Run commands of mpitrain one after the other in the same ranks, as tests/support/several.py says.
+    """Run commands of mpitrain one after the other in the same ranks, by tests/support/command_sequence.py.
 
     Return how each ended.
 
-    program: one that calls several.main(). More of them than one argument holds are run in two
+    program: one that calls command_sequence.main(). More of them than one argument holds are run in two
     jobs.
     """
     if len(json.dumps(commands)) > LONGEST_ARGUMENT:
         how = dict(program=program, env=env, cwd=cwd, timeout=timeout)
         half = len(commands) // 2
-        return several(num_ranks, *commands[:half], **how) + several(num_ranks, *commands[half:], **how)
+        return run_commands(num_ranks, *commands[:half], **how) + run_commands(
+            num_ranks, *commands[half:], **how
+        )
     with tempfile.TemporaryDirectory(prefix="mpitrain-test-") as folder:
         env = {
             **(env or {}),
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(SEVERAL.parent), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(SEQUENCE.parent), os.environ.get("PYTHONPATH")))),
         }
         job = mpirun(
             num_ranks,
@@ -417,7 +419,7 @@ def run_several(
 ) -> None:
     """Train the tiny model in each of some run directories, with its changes, in the same ranks."""
     commands = [("run", *tiny(run_dir, text, **changes)) for run_dir, changes in runs.items()]
-    for done in several(num_ranks, *commands, timeout=timeout):
+    for done in run_commands(num_ranks, *commands, timeout=timeout):
         assert done.returncode == 0, tail(done.output)
 
 

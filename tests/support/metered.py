@@ -9,10 +9,10 @@ import resource
 import sys
 from pathlib import Path
 
-import several
+import command_sequence
 
 if __name__ == "__main__":
-    several.main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    command_sequence.main(Path(sys.argv[1]), json.loads(sys.argv[2]))
     most = [
         1024 * resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     ]

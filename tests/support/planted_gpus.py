@@ -7,7 +7,7 @@ What torch says of them is planted, and they compute on the CPU all the same.
 
 One for each command, or one for all.
 seen: the identities that each rank sees, by index; the first list again for ranks that have none.
-used: a line for each time that a thread makes a GPU its own. Commands as in tests/support/several.py.
+used: a line for each time that a thread makes a GPU its own. Commands as in command_sequence.py.
 """
 
 import json
@@ -16,7 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-import several
+import command_sequence
 
 from mpitrain.training.machine import gpus
 
@@ -45,7 +45,7 @@ def plant(planted: dict[str, object]) -> None:
 
 if __name__ == "__main__":
     planted = json.loads(os.environ["GPUS"])
-    several.main(
+    command_sequence.main(
         Path(sys.argv[1]),
         json.loads(sys.argv[2]),
         before=lambda number: plant(planted[number % len(planted)]),

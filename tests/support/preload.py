@@ -2,7 +2,7 @@
 
 To load torch is most of what a short run costs, and tests start hundreds.
 
-    mpirun -n 2 python -S -E stand_in.py SOCKET mpitrain run ...  what mpirun starts: small, it
+    mpirun -n 2 python -S -E rank_proxy.py SOCKET mpitrain run ...  what mpirun starts: small, it
                                                                   stands for the rank
     python preload.py SOCKET                                      has loaded everything, and forks a
                                                                   rank when asked

@@ -95,13 +95,13 @@ class Attention(Layer):
     block: int = field(default=0, compare=False)  # blocks that differ in it alone do the same
 
     @property
-    def of_head(self) -> int:
+    def head_size(self) -> int:
         """The width of a head."""
         return self.head_width or self.rope.width
 
     def parameters(self) -> tuple[Spec, ...]:
-        features = self.of_head * self.heads
-        kv_features = self.of_head * self.kv_heads
+        features = self.head_size * self.heads
+        kv_features = self.head_size * self.kv_heads
         specs = [
             *norm("attention.norm", self.width, self.eps, self.kind),
             matrix("attention.q.weight", features, self.width, ROWS),
@@ -113,7 +113,7 @@ class Attention(Layer):
             specs += [bias(f"attention.{name}.bias", kv_features, pieces=self.kv_heads) for name in "kv"]
         if self.normed:
             for name in "qk":
-                specs += norm(f"attention.{name}_norm", self.of_head, self.eps, self.kind, met_apart=True)
+                specs += norm(f"attention.{name}_norm", self.head_size, self.eps, self.kind, met_apart=True)
         if self.normed_whole:
             for name, length, pieces in (("q", features, 0), ("k", kv_features, self.kv_heads)):
                 (weight,) = norm(f"attention.{name}_norm", length, self.eps)
@@ -128,20 +128,20 @@ class Attention(Layer):
         return tuple(specs)
 
     def cost(self, sequence: int) -> float:
-        return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.of_head * seen(
+        return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.head_size * seen(
             sequence, self.window
         )
 
     def flops(self, sequence: int) -> float:
         """Half of the scores are masked, and what is before the window."""
-        return product_flops(self.parameters()) + 12.0 * self.heads * self.of_head * seen(
+        return product_flops(self.parameters()) + 12.0 * self.heads * self.head_size * seen(
             sequence, self.window
         )
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         heads = self.heads // sizes.tp
         kv_heads = self._kv_heads(sizes)
-        width = self.of_head
+        width = self.head_size
         by_tiles = bool(self.window or self.sinks or self.soft_cap or self.dropout)
         kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles, self.normed_whole)
         if self.normed:
@@ -155,11 +155,11 @@ class Attention(Layer):
 
     def left(self, sizes: Sizes) -> int:
         heads = 2 * self.heads // sizes.tp + 2 * self._kv_heads(sizes)
-        return (2 * self.width + heads * self.of_head) * sizes.factor * sizes.positions
+        return (2 * self.width + heads * self.head_size) * sizes.factor * sizes.positions
 
     def working(self, sizes: Sizes) -> Working:
         heads = self.heads // sizes.tp
-        forward, backward = working_of_core(sizes, self.width, heads, self._kv_heads(sizes), self.of_head)
+        forward, backward = working_of_core(sizes, self.width, heads, self._kv_heads(sizes), self.head_size)
         if self.soft_cap:
             capped = _scores_at_once(sizes, heads) * sizes.wide
             forward, backward = forward + 3 * capped, backward + 5 * capped
@@ -178,24 +178,24 @@ class Attention(Layer):
         scores = _scores_at_once(sizes, heads)
         at_once = scores * sizes.wide
         masks = scores * MASK_BYTES
-        grads = sizes.positions * self.of_head * (heads + 2 * self._kv_heads(sizes)) * sizes.wide
+        grads = sizes.positions * self.head_size * (heads + 2 * self._kv_heads(sizes)) * sizes.wide
         mask = scores  # a byte of each
         return Working(max(3 * at_once + mask, masks), max(5 * at_once + mask + 2 * grads, masks))
 
     def history(self, sizes: Sizes) -> int:
         """Keys and values."""
-        return 2 * sizes.positions * self._kv_heads(sizes) * self.of_head * sizes.itemsize
+        return 2 * sizes.positions * self._kv_heads(sizes) * self.head_size * sizes.itemsize
 
     def cache_bytes(self, positions: int, itemsize: int) -> int:
         """Keys and values, of a window if there is one."""
-        return 2 * min(self.window or positions, positions) * self.kv_heads * self.of_head * itemsize
+        return 2 * min(self.window or positions, positions) * self.kv_heads * self.head_size * itemsize
 
     def _kv_heads(self, sizes: Sizes) -> int:
         """Of this rank; fewer than ranks are repeated."""
         return max(1, self.kv_heads // sizes.tp)
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
-        heads = self.heads // sizes.tp, self._kv_heads(sizes), self.of_head
+        heads = self.heads // sizes.tp, self._kv_heads(sizes), self.head_size
         normed = self.kind is not NormKind.NONE
         items = attended(
             sizes, heads, self.width, self.width, normed=normed, with_width_norms=self.normed_whole
@@ -204,7 +204,7 @@ class Attention(Layer):
         return *items, *local_items * (LOCAL,)
 
     def work(self, layout: StepLayout, load: float) -> PartWork:
-        n, width = layout.positions, self.of_head
+        n, width = layout.positions, self.head_size
         heads, kv_heads = self.heads // layout.tp, max(1, self.kv_heads // layout.tp)
         products = (
             Product(n, (heads + 2 * kv_heads) * width, self.width),
@@ -223,7 +223,7 @@ class Attention(Layer):
         from mpitrain.model.residual_dropout import ResidualDropout
 
         sizes = site.plan.sizes
-        heads = Heads(self.heads // sizes.tp, self._kv_heads(sizes), self.of_head)
+        heads = Heads(self.heads // sizes.tp, self._kv_heads(sizes), self.head_size)
         request = AttentionRequest(
             scale=self.scale,
             window=self.window,

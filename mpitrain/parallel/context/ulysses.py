@@ -57,7 +57,7 @@ class Ulysses:
         packed = torch.cat([x.unflatten(1, (self.axis.size, -1)) for x in spread], 2).flatten(1, 2)
         q, k, v = (yield from self._to_heads(packed)).split(self._counts, 1)
         visible = self._visible(request.documents)
-        asked = self._of_heads_here(request)
+        asked = self._for_own_heads(request)
         if request.window or request.sinks is not None:
             out, lse = attend_in_window(q, k, v, asked, visible)
         else:
@@ -74,7 +74,7 @@ class Ulysses:
         visible = self._visible(documents_BT)
         grad = yield from self._to_heads(grad_of_out)
         sinks_H = request.sinks
-        asked = self._of_heads_here(request)
+        asked = self._for_own_heads(request)
         if request.window or sinks_H is not None:
             grads = attend_in_window_backward(grad, q, k, v, out, lse, asked, visible)
         else:
@@ -90,7 +90,7 @@ class Ulysses:
         every = TokenPositions(documents_BT, None)
         return tile_mask(every, every, self._tile, 0)[1]
 
-    def _of_heads_here(self, request: AttentionRequest) -> AttentionRequest:
+    def _for_own_heads(self, request: AttentionRequest) -> AttentionRequest:
         asked = request if request.sinks is None else request.given(sinks=self._here(request.sinks))
         if asked.dropout is None:
             return asked

@@ -40,7 +40,7 @@ def _cross(names: Sequence[str], plan: Plan, world: World) -> bool:
     mine = plan.axes.of(world.rank)
     if world.num_nodes == 1 and not node_ranks:
         return False
-    first = min(world.of_node("who is on this node", world.rank))
+    first = min(world.node_gather("who is on this node", world.rank))
     nodes = (
         [rank // node_ranks for rank in range(world.size)]
         if node_ranks
@@ -69,6 +69,6 @@ def _fits(plan: Plan, world: World, placement: DevicePlacement) -> bool:
         return all(world.all_gather("whether whole weights fit", True))
     rank = coordinate(world.rank)["pp"]
     copied = copy_bytes(plan, rank) + memory_copy_bytes(plan, rank)
-    needed = sum(world.of_node("how much they hold", sum(predict_rank(plan, rank)) + copied))
+    needed = sum(world.node_gather("how much they hold", sum(predict_rank(plan, rank)) + copied))
     node_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return all(world.all_gather("whether whole weights fit", needed <= MOST * node_bytes))

@@ -124,7 +124,7 @@ def _require_fp8(config: Config, placement: DevicePlacement) -> None:
 def take_turns(node_gpus: Gpus, world: World) -> DevicePlacement:
     """Return a GPU of this rank's, and who shares it. Collective over the ranks of the node."""
     seen = [gpu.identity for gpu in node_gpus.seen]
-    ranks, visible = zip(*world.of_node("which GPUs they see", (world.rank, seen)))
+    ranks, visible = zip(*world.node_gather("which GPUs they see", (world.rank, seen)))
     taken = dict(zip(ranks, share_out(visible)))
     mine = taken[world.rank]
     if mine is None:

@@ -84,7 +84,7 @@ def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) ->
         for one in world.all_gather("the peaks of their devices", _of(placement, dtype) if asked else None)
         if one
     ]
-    return gpus_peak(peaks) if placement.gpu else of_ranks(peaks[0], world.size)
+    return gpus_peak(peaks) if placement.gpu else peak_of_ranks(peaks[0], world.size)
 
 
 def gpus_peak(peaks: Sequence[One]) -> PeakFlops:
@@ -100,7 +100,7 @@ def gpus_peak(peaks: Sequence[One]) -> PeakFlops:
     return PeakFlops(sum(one.flops for one in peaks), " + ".join(parts))
 
 
-def of_ranks(one: One, num_ranks: int) -> PeakFlops:
+def peak_of_ranks(one: One, num_ranks: int) -> PeakFlops:
     """Return the peak of ranks that have each as much."""
     return PeakFlops(one.flops * num_ranks, f"{one.flops / 1e9:,.0f} GFLOP/s a rank ({one.source})")
 

@@ -209,7 +209,7 @@ class NodeMemory:
     def __init__(self, world: World, rundir: RunDir, partner: int):
         self.world = world
         self._rundir = rundir
-        mine = world.rank // partner * partner if partner else min(world.of_node("its ranks", world.rank))
+        mine = world.rank // partner * partner if partner else min(world.node_gather("its ranks", world.rank))
         firsts = world.all_gather("the nodes of copies in memory", mine)
         self.first = mine
         self.ranks = [rank for rank, first in enumerate(firsts) if first == mine]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from launch import patience
-from watched import PlayedRank, listener_at
+from watchdog_peer import PlayedRank, listener_at
 
 from mpitrain.cluster import nodes, watchdog, watchdog_connections
 from mpitrain.cluster.hang_analysis import Rank, at_fault, report

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 from launch import finished, patience
-from watched import PlayedRank, listener_at
+from watchdog_peer import PlayedRank, listener_at
 
 from mpitrain.cluster import console
 from mpitrain.cluster.nodes import Meeting, WatchdogNodes

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from sampled import make_run, text
+from sampling_runs import make_run, text
 
 from mpitrain.cli import cli
 from mpitrain.commands.generate import read_prompts

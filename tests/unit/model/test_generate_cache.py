@@ -6,7 +6,7 @@ import pytest
 from conftest import WITH_LONG, but_for
 from family_settings import FAMILIES
 from folders import TESTS
-from sampled import make_run, text
+from sampling_runs import make_run, text
 from test_families_logits import our_model
 from transformers_models import MODELS as THEIRS
 from transformers_models import TOKENS, their_model

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 
-def stay_behind() -> None:
+def lower_priority() -> None:
     """Leave the cores to others that want them, all but a few hundredths.
 
     Who gets nothing at all for a minute runs into its limits.
@@ -22,5 +22,5 @@ def stay_behind() -> None:
 
 
 if __name__ == "__main__":
-    stay_behind()
+    lower_priority()
     sys.exit(pytest.main(sys.argv[1:]))

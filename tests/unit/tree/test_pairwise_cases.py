@@ -2,7 +2,7 @@
 
 import itertools
 
-from covering import covering, once, spread
+from pairwise_cases import once, pairwise_cases, spread
 
 SIZES = (1, 2, 4)
 LAYOUTS = ("tp=2", "tp=2 dp=2", "dp=2 zero=3", "zero=3")
@@ -37,7 +37,7 @@ def test_a_name_of_several_words_is_one_value():
 
 def test_cases_have_every_pair_that_meets_in_the_list():
     cases = list(itertools.product("ab", "cd", "ef"))
-    few = covering(cases, lambda case: case, lambda case: 1)
+    few = pairwise_cases(cases, lambda case: case, lambda case: 1)
     assert len(few) < len(cases)
     for pair in itertools.product("ab", "cdef"):
         assert any(set(pair) <= set(case) for case in few)

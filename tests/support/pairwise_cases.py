@@ -11,7 +11,7 @@ from typing import TypeVar
 Case = TypeVar("Case")
 
 
-def covering(
+def pairwise_cases(
     cases: Sequence[Case], features: Callable[[Case], Iterable[object]], cost: Callable[[Case], float]
 ) -> list[Case]:
     """Return some of `cases`, in their order, that have every pair of features that any of them has.

@@ -1,6 +1,6 @@
 """A run of mpitrain each rank of which notes for the test where it is, in a file that is only memory.
 
-    mpirun -n 2 python noted.py FOLDER run --set ...
+    mpirun -n 2 python rank_positions.py FOLDER run --set ...
 
 FOLDER/RANK.PID holds two notes: of the place that the rank is about to tell its watchdog of, and of
 the one it has told last. A rank that is stopped between the two may be reported at either; anywhere

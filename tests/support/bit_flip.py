@@ -1,17 +1,17 @@
 """A run of mpitrain in which one rank's memory errs once: PLAN says where.
 
-    mpirun -n 4 python flipped.py '{"rank": 1, "step": 3, "what": "weight"}' run --set ...
+    mpirun -n 4 python bit_flip.py '{"rank": 1, "step": 3, "what": "weight"}' run --set ...
 
 weight: before the forwards of that step a bit of a weight flips.
 gradient: a bit of a gradient, once it is computed, before it is reduced; in the first pass of that
-step. With NOISE in the environment batches are noise, too, as tests/support/spiked.py says.
+step. With NOISE in the environment batches are noise, too, as tests/support/loss_spikes.py says.
 """
 
 import json
 import os
 import sys
 
-import spiked
+import loss_spikes
 import torch
 
 from mpitrain import cli
@@ -52,7 +52,7 @@ def main(plan: dict) -> None:
         Actor.run_step = stepped
         Gradients.reduce = reduced
     if "NOISE" in os.environ:
-        spiked.main()
+        loss_spikes.main()
     cli.main()
 
 

@@ -1,6 +1,6 @@
 """What mpirun starts in place of a rank, which tests/support/preload.py forks; it ends as that does.
 
-    python -S -E stand_in.py SOCKET mpitrain run ...
+    python -S -E rank_proxy.py SOCKET mpitrain run ...
 
 Thousands are started: it imports what Python has in C, which takes 25 ms less each time.
 """

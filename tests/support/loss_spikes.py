@@ -1,8 +1,8 @@
 """Runs of mpitrain on text of which some batches are noise.
 
-Commands as tests/support/several.py takes them, batches from NOISE in the environment.
+Commands as tests/support/command_sequence.py takes them, batches from NOISE in the environment.
 
-    mpirun -n 2 python spiked.py FOLDER '[["run", ...], ...]'
+    mpirun -n 2 python loss_spikes.py FOLDER '[["run", ...], ...]'
 
 OVERFLOW in the environment is a step whose gradients are not finite when it comes first.
 """
@@ -13,8 +13,8 @@ import os
 import sys
 from pathlib import Path
 
+import command_sequence
 import numpy as np
-import several
 
 from mpitrain.actor.actor import Actor
 from mpitrain.data.order import Sampler
@@ -62,4 +62,4 @@ def _overflow(at: int) -> None:
 
 if __name__ == "__main__":
     main()
-    several.main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    command_sequence.main(Path(sys.argv[1]), json.loads(sys.argv[2]))

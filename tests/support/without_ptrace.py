@@ -1,6 +1,6 @@
 """Run a command that may not read other processes' memory, as in some containers.
 
-python forbidding.py mpirun -n 2 mpitrain run ...
+python without_ptrace.py mpirun -n 2 mpitrain run ...
 
 A filter of system calls (seccomp), as containers have one, answers process_vm_readv with EPERM. x86-64 only.
 """

@@ -2,7 +2,7 @@
 
 Torch is loaded and MPI started once for all of them.
 
-    mpirun -n 2 python several.py FOLDER '[["run", "--set", ...], ["run", ...]]'
+    mpirun -n 2 python command_sequence.py FOLDER '[["run", "--set", ...], ["run", ...]]'
 
 What command 3 says goes to FOLDER/3, of all ranks together, and each rank's exit code to a line of
 FOLDER/3.codes. Everything else is as when a user starts it: the command line, the guard and its
