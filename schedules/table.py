@@ -158,7 +158,7 @@ def read_lines(
     """Return what each rank's line says, and the heads. Raises ScheduleError naming the line.
 
     read: what a token says, for users' own files. In these `rank 0:` and its colon may be left out,
-    commas may stand between tokens, and an indented line goes on with the rank above.
+    commas may stand between tokens, and an indented line continues the rank above.
     """
     ranks: Rows = []
     heads: dict[str, int] = {}

@@ -61,7 +61,7 @@ class StatusReporter(Protocol):
 
 
 class NullReporter:
-    """A place that nobody reads."""
+    """A status reporter that discards."""
 
     phase, what = "start", ""
 

@@ -33,7 +33,7 @@ class LossScale:
 
     @property
     def state(self) -> list[float]:
-        """What a run that goes on has to know."""
+        """The state that a resumed run needs."""
         return [self.value, self.steps]
 
     @state.setter

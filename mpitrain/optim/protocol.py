@@ -16,7 +16,7 @@ class Optimizer(Protocol):
     """The optimiser of one rank, over the pieces that it owns.
 
     What is kept of a piece has the piece's elements, one for one: whoever has a box of the
-    parameter can go on with that of its state.
+    parameter can resume with that of its state.
     """
 
     def step(self, lr: float) -> None:

@@ -123,7 +123,7 @@ def saved_config(newest: Newest, config: Config) -> Config | None:
 
 
 def change_of_rate(before: Config, now: Config, step: int) -> str:
-    """Say so if a run that goes on after `step` has another learning rate than it would have had;
+    """Say so if a run that resumes after `step` has another learning rate than it would have had;
     "" if not.
     """
     had = learning_rate(before, step)
@@ -142,7 +142,7 @@ def change_of_rate(before: Config, now: Config, step: int) -> str:
 
 
 def _further(config: Config, run_dir: Path) -> str:
-    """Return the settings that train as long again, and go on with the rate that the run has reached."""
+    """Return the settings that train as long again, at the rate that the run has reached."""
     steps = config.run.steps
     schedule = config.schedule
     longer = f"--set run.steps={LONGER * steps}"

@@ -1,6 +1,6 @@
 """model.init: the model and the first weights of a run, of a folder or a checkpoint.
 
-A run that has a checkpoint of its own goes on from it, whatever became of model.init.
+A run that has a checkpoint of its own resumes from it, whatever became of model.init.
 """
 
 import os

@@ -319,7 +319,7 @@ def _read(folder: Path, names: Iterable[str]) -> Files:
 
 def _extends(content: bytes, before: bytes) -> bool:
     """Return whether a tokenizer has all tokens of another one, with the same numbers."""
-    more, fewer = (_vocabulary(each) for each in (content, before))
+    more, fewer = map(_vocabulary, (content, before))
     return bool(fewer) and fewer.items() <= more.items()
 
 

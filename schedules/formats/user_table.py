@@ -1,7 +1,7 @@
 """Read a user's own table from a file, in whichever form people have it.
 
     rank 0: F0@0 F1@0 B0@0 B1@0     our text, as write_table() writes it (see table)
-      F2@0 B2@0                     an indented line goes on with the rank above
+      F2@0 B2@0                     an indented line continues the rank above
     F0 F1 B0 B1                     one stage a rank: `rank 0:` and stages may be left out
     0F0,0F1,,0B0,0B1                CSV: our tokens, or PyTorch's, as its schedules' _dump_csv
                                     writes them (see csv_table)

@@ -115,7 +115,7 @@ def names_for(key: str) -> list[str]:
 
 
 def is_fixed(key: str) -> bool:
-    """Return whether a run that goes on needs the value that it began with."""
+    """Return whether a resumed run needs the value that it began with."""
     return key in identity(Config())
 
 

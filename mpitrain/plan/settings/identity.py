@@ -1,4 +1,4 @@
-"""What makes two runs the same computation: a run goes on only if these keys are as they were."""
+"""What makes two runs the same computation: a run resumes only if these keys are unchanged."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ IDENTITY = (
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Return the keys that define the computation: a run may only go on if they are unchanged."""
+    """Return the keys that define the computation: a run may only resume if they are unchanged."""
     value_by_key = {
         key: value
         for key, value in flatten(config).items()
@@ -44,7 +44,7 @@ def identity(config: Config) -> dict[str, Any]:
     # its digest; checkpoints have the order, too
     for key in BY_CONTENT:
         del value_by_key[key]
-    del value_by_key["model.init"]  # a run goes on from its own checkpoint, wherever it began
+    del value_by_key["model.init"]  # a run resumes from its own checkpoint, whatever its initial weights
     # likewise: checkpoints have the digest of the routing
     value_by_key["experts.replay"] = bool(value_by_key["experts.replay"])
     value_by_key["model.family"] = value_by_key["model.family"] or FIRST_FAMILY

@@ -7,8 +7,8 @@ its gradients (comm/tap.py). Where the first difference is in what came, another
 where it is in what this rank gives, this rank is: from the same input it has made another output.
 Then all ranks compute a third time, and two of three tell which was wrong.
 
-    A B alike                    the step goes on with B
-    A B differ, C like one       transient: the step goes on with C
+    A B alike                    the step uses B
+    A B differ, C like one       transient: the step uses C
     all three differ             persistent: the run ends
 
 An error that comes back alike every time isn't seen so: replicas see it (replicas.py), or `mpitrain
@@ -118,7 +118,7 @@ class RecomputeCheck:
 
 
 def _judge(reports: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVerdict:
-    """Return the verdict: who computed differently, and whether it goes on.
+    """Return the verdict: who computed differently, and whether the run continues.
 
     reports: of each rank (node, its own difference, third pass like the first, like the second).
     """

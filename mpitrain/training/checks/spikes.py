@@ -8,7 +8,7 @@ All ranks find the same: they know the same losses.
     a spike            a loss of more than median + `spikes.threshold` deviations, once half a
                        window is known
 
-What was skipped on the way is part of a checkpoint, and so are the losses: a run that goes on
+What was skipped on the way is part of a checkpoint, and so are the losses: a run that resumes
 decides as one that never stopped. After a rollback to step c from a spike at step s the batches of
 steps c + 1 to s are not read again: step c + 1 reads the one after them.
 """

@@ -44,7 +44,7 @@ class RecordRequest(NamedTuple):
             )
 
     def require_open(self, step: int, folder: Path) -> None:
-        """Raise ConfigError if a run that goes on after `step` is past this one; not if it is
+        """Raise ConfigError if a run that resumes after `step` is past this one; not if it is
         recorded, since jobs start one command again.
         """
         if self.step <= step and not self.path_in(folder).exists():

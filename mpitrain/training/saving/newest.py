@@ -1,4 +1,4 @@
-"""The checkpoint that a run goes on from: the newest one that is whole, of which each rank verifies
+"""The checkpoint that a run resumes from: the newest one that is whole, of which each rank verifies
 a part.
 """
 
@@ -14,7 +14,7 @@ VERIFYING = "verifying the newest checkpoint"
 
 
 class Newest(NamedTuple):
-    """The checkpoint to go on from.
+    """The checkpoint to resume from.
 
     Its step, 0 if there is none, and digests of the tokens it was trained on and of experts.replay.
 

@@ -1,4 +1,4 @@
-"""Saving while training goes on.
+"""Saving while training continues.
 
 What threads write beside the steps, and the step at which all ranks know that it is saved.
 
@@ -171,7 +171,7 @@ def saver_of(
     A shard from each rank that is the first to have its part of a domain's state, or of a group of
     ranks.
 
-    newest: what to go on from.
+    newest: what to resume from.
     say: prints a line on the first rank.
 
     Collective over all ranks.
@@ -224,7 +224,7 @@ class Saver:
 
     sync: called before a step is committed.
     me: what sorts the ranks that write; None of one that has nothing to write.
-    background: training goes on beside.
+    background: training continues meanwhile.
     patience_s: for which a rank may do one thing while it saves.
     staging: a directory of this node to write to first.
     last: how the last save went.
@@ -412,7 +412,7 @@ class Saver:
         except CheckpointError as error:  # the step is saved all the same
             return [], error.args[0]
 
-    # ------------------------------------------------------------ how it goes on
+    # ------------------------------------------------------------ progress of a save
 
     def _begin(self, step: int) -> str:
         try:
