@@ -19,7 +19,7 @@ export SLURM_KILL_BAD_EXIT=1     # a rank that dies before it reaches the others
 
 if [ "${LAUNCH[0]}" = srun ]; then
     # Under --mpi=pmi2 MPICH names its shared memory after job and step, and what a killed step has left keeps the next one of
-    # that name from starting. A job that comes again counts its steps from 0: go on where it was.
+    # that name from starting. A requeued job counts its steps from 0: continue the count.
     for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do
         srun --mpi=none --nodes=1 --ntasks=1 true
     done

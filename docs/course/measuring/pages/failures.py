@@ -60,7 +60,7 @@ def _saves(run: Run) -> list[str]:
 
 
 def _killed(report: Report, whole: Run) -> list[str]:
-    """kill -9 of a rank after a dozen steps; the same command goes on."""
+    """kill -9 of a rank after a dozen steps; the same command resumes."""
     seconds, code, _ = _disturbed(report, "killed", KEYS, signal.SIGKILL)
     report.run(command_of(2, "killed", KEYS))
     again = read(report, "killed")
@@ -71,7 +71,7 @@ def _killed(report: Report, whole: Run) -> list[str]:
 
 
 def _damaged(report: Report, whole: Run) -> list[str]:
-    """One byte of the newest checkpoint flips; the run goes on from the one before."""
+    """One byte of the newest checkpoint flips; the run resumes from the one before."""
     folder = report.folder / "runs" / "killed" / "checkpoints"
     shard = max(folder.glob("step-*/shard-*.h5"))
     content = bytearray(shard.read_bytes())
