@@ -10,7 +10,7 @@ from pathlib import Path
 import hostile_corpora
 import pytest
 from effort import numbers
-from launch import options, several, tail
+from launch import options, run_commands, tail
 
 NUMBERS = numbers(range(12), 500)
 AT_ONCE = 25
@@ -39,7 +39,7 @@ def test_a_hostile_corpus_is_named_and_refused(tmp_path, first):
     commands = [command(number, case, tmp_path / f"out-{number}") for number, case in cases.items()]
     usage = tmp_path / "usage.json"
     program = Path(__file__).parents[1] / "support" / "metered.py"
-    ended = several(1, *commands, program=program, env={"USAGE": str(usage)}, timeout=600)
+    ended = run_commands(1, *commands, program=program, env={"USAGE": str(usage)}, timeout=600)
     faults = {}
     for (number, case), done in zip(cases.items(), ended, strict=True):
         said = [line for line in done.output.splitlines() if not line.startswith("tokenizing: ")]
