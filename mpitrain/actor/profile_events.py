@@ -95,7 +95,7 @@ def rank_profile(recorded: ProfilerOutput, title: str, replica: int) -> RankProf
     }
     launched = _launched(events, instructions)
     costs = defaultdict[Operation, Cost](lambda: Cost(0, 0.0))
-    own = _own_names(recorded)
+    own = recorded.instructions.keys() | recorded.steps
     for event, self_us, time_us in _device_times(events) or _host_times(events):
         if steps.at(time_us) is not None:
             number = instructions.at(time_us)
@@ -115,10 +115,6 @@ def _is_of_rank(event: Event) -> bool:
 
 def _shifted(event: Event, shift_us: float) -> Event:
     return {**event, "ts": event["ts"] + shift_us} if "ts" in event else dict(event)
-
-
-def _own_names(recorded: ProfilerOutput) -> Set[str]:
-    return recorded.instructions.keys() | recorded.steps
 
 
 def _host_times(events: Iterable[Event]) -> Iterator[tuple[Event, float, float]]:

@@ -47,7 +47,8 @@ class Names(NamedTuple):
 
 def compared(a: Checkpoint, b: Checkpoint, only: str) -> Names:
     """Compare what is known of the arrays without reading them."""
-    names = Names(lone=_lone(a, b, only), unlike=[], equal=[], differing=[])
+    lone = [name for name in sorted({*a.names()} ^ {*b.names()}) if name.startswith(only)]
+    names = Names(lone=lone, unlike=[], equal=[], differing=[])
     there = set(b.names())
     for name in a.names():
         if name not in there or not name.startswith(only):
@@ -70,10 +71,6 @@ def require_some(a: Checkpoint, b: Checkpoint, only: str) -> None:
         raise CheckpointError(
             f"--only {shown(only)}: no array has a name that begins so; names begin with {shown(groups)}"
         )
-
-
-def _lone(a: Checkpoint, b: Checkpoint, only: str) -> list[str]:
-    return [name for name in sorted({*a.names()} ^ {*b.names()}) if name.startswith(only)]
 
 
 def kind_of(array: LogicalArray) -> str:

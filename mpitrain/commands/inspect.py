@@ -277,21 +277,17 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
             *idle_here(plan),
         ]
         said += advice_for(plan, held=held)
+    notes = "".join(f"{note}\n" for note in plan.table.notes)  # of a table from a file
     peaks = ", ".join(map(str, report.peak_in_flight))
     parallel = plan.config.parallel
     name = plan.config.pipeline.schedule
     return (
         f"{_picture(plan)}\n\ntp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, "
-        f"{name}, {report.num_microbatches} microbatches each\n{_notes(plan)}proved: {report.num_actions} "
+        f"{name}, {report.num_microbatches} microbatches each\n{notes}proved: {report.num_actions} "
         f"instructions complete and in order, {report.num_messages} messages matched, no deadlock without "
         "buffering\nmicrobatches in flight at most, per pipeline rank: "
         f"{peaks}{_divided(programs, report, parallel)}" + "".join(f"\n{line}" for line in filter(None, said))
     )
-
-
-def _notes(plan: Plan) -> str:
-    """Say what was left out or changed of a table from a file, in a line each."""
-    return "".join(f"{note}\n" for note in plan.table.notes)
 
 
 def _picture(plan: Plan) -> str:

@@ -164,7 +164,8 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
     rest = there.keys() - {name for weight in (*weights, *zeros) for name in weight.tensors}
     head = head_of(plan) if plan.config.model.tied else ""
     head = head if head in rest else ""
-    ignored = _ignored(rest - {head}, plan, kind, further) | _empty(rest, folder)
+    empty = {name for name in rest if 0 in folder.entry(name).shape}  # shared experts of a model without
+    ignored = _ignored(rest - {head}, plan, kind, further) | empty
     if unused := sorted(rest - {head} - ignored):
         raise WeightsError(
             f"{shown(folder.path)}: {len(unused):,} tensor{'s' * (len(unused) > 1)} that no weight of "
@@ -221,11 +222,6 @@ def _ignored(names: Iterable[str], plan: Plan, kind: ModelType, further: int) ->
     layers = plan.config.model.layers
     behind = [f"{front}{layers + number}." for front in fronts for number in range(min(further, 16))]
     return ignored | {name for name in names if name.startswith(tuple(behind) or ("\0",))}
-
-
-def _empty(names: Iterable[str], folder: ModelFolder) -> set[str]:
-    """Return the names of tensors without numbers: of shared experts, where the model has none."""
-    return {name for name in names if 0 in folder.entry(name).shape}
 
 
 def tensors_of(weights: Sequence[Weight]) -> dict[str, list[tuple[Weight, int]]]:

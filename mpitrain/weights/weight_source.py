@@ -76,7 +76,8 @@ class FolderSource:
 
     def _read(self, weight: Weight, tensor: str, box: Box, out: np.ndarray) -> None:
         if not weight.stored.plain:
-            self._take(tensor, out, self._whole(weight, tensor)[box.seen_from(_from_zero(box))])
+            whole = Box((0,) * len(box.start), box.stop)
+            self._take(tensor, out, self._whole(weight, tensor)[box.seen_from(whole)])
             return
         entry = self._folder.entry(tensor)
         row_bytes = math.prod(entry.shape[1:]) * DTYPES[entry.code].itemsize
@@ -108,10 +109,6 @@ class FolderSource:
                 view[...] = other
             self._assembled = key, ours
         return self._assembled[1]
-
-
-def _from_zero(box: Box) -> Box:
-    return Box((0,) * len(box.start), box.stop)
 
 
 def require_tied_head(folder: ModelFolder, matched: Matched, source: FolderSource) -> None:

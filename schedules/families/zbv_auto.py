@@ -9,6 +9,7 @@ v_shape.
 
 from collections import deque
 from itertools import product
+from operator import attrgetter
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
@@ -88,7 +89,7 @@ def _published(
     progress.expect(len(choices) * 2 * num_microbatches)
     searches = [_shortest(num_ranks, num_microbatches, plan, choice, progress) for choice in choices]
     done = [search for search in searches if search]
-    return [[rank.order for rank in min(done, key=_longest_wait).ranks]] if done else []
+    return [[rank.order for rank in min(done, key=attrgetter("longest_wait")).ranks]] if done else []
 
 
 def _shortest(
@@ -111,10 +112,6 @@ def _shortest(
         best = search
         granted = [rank.waited for rank in search.ranks]
         progress.expect(2 * num_microbatches)
-
-
-def _longest_wait(search: "_VSearch") -> float:
-    return search.longest_wait
 
 
 class _VRank:
