@@ -454,10 +454,27 @@ def import_weights(team: "Team", **asked) -> int:
     return import_folder(team, say=_answer, **asked)
 
 
+class StepOrBest(click.ParamType):
+    """A number, or "best"."""
+
+    name = "step"
+
+    def convert(self, value, param, ctx):
+        return value if value == "best" else click.IntRange(0).convert(value, param, ctx)
+
+
+STEP_OR_BEST = click.option(
+    "--step",
+    type=StepOrBest(),
+    metavar="STEP",
+    help="Step, or best: the least validation loss; default: the newest.",
+)
+
+
 @cli.command(short_help="Export a step as a Hugging Face folder, and verify it.")
 @click.argument("path", metavar="RUN", type=NAME)
 @click.option("--to", "target", required=True, type=NAME, help="New folder.")
-@click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
+@STEP_OR_BEST
 @click.option(
     "--dtype",
     type=click.Choice(("fp64", "fp32", "fp16", "bf16")),
@@ -805,7 +822,7 @@ def watch(runs: tuple[str, ...], terminal: bool, host: str, port: int, over: str
 
 @cli.command("eval", short_help="Evaluate a step on texts and tasks, in any layout.")
 @click.argument("path", metavar="RUN", type=NAME)
-@click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
+@STEP_OR_BEST
 @click.option(
     "--data", multiple=True, metavar="FILE", help="Text, .jsonl or .parquet: loss, perplexity, bits per byte."
 )

@@ -68,6 +68,7 @@ class Run(ConfigTable, frozen=True):
     keep_best: CountOrNone = 0  # number of checkpoints with the lowest validation loss to keep
     eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
     eval_batches: Count = 2  # validation batches of batch.global sequences each
+    eval_sources: bool = False  # of data.sources: also validate each by itself, on as many batches
     # skipped steps in a row that end the run as diverged; 0: never. fp16 skips a few at first
     max_skips: CountOrNone = 50
     # steps whose routing is recorded in routing.npz, for models with experts

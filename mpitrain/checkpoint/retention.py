@@ -108,6 +108,18 @@ class Retention:
         return [step for step, loss in self._losses.items() if loss is UNREADABLE]
 
 
+def best_step(folder: Path) -> int:
+    """Return the step with the least validation loss, the later of two. Raises CheckpointError."""
+    losses = {step: _loss_of(path) for step, path in find(folder).items()}
+    validated = [(loss, -step) for step, loss in losses.items() if isinstance(loss, float)]
+    if not validated:
+        raise CheckpointError(
+            f"{shown(folder)}: found no whole step that was validated when it was saved; give --step a number"
+        )
+    return -min(validated)[1]
+
+
+BEST = "best"  # in place of a step's number
 UNREADABLE = object()
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.folders import find, find_one, step_of
 from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.retention import BEST, best_step
 from mpitrain.cluster.team import Team
 from mpitrain.config_hints import RUN_DIRECTORY, recognised
 from mpitrain.errors import CheckpointError
@@ -49,12 +50,15 @@ class Steps(NamedTuple):
         return open_step(self.folder, step)
 
 
-def steps_at(given: str, step: int | None = None) -> Steps:
+def steps_at(given: str, step: int | Literal["best"] | None = None) -> Steps:
     """Return what a path means; `step` picks one. Raises CheckpointError if there is none."""
     path = Path(given)
     holds_checkpoints = _holds_checkpoints(given, path)
     absolute = path.absolute()
     of_name = step_of(absolute)
+    folder = path / CHECKPOINTS if holds_checkpoints else path
+    if step == BEST:
+        step = best_step(folder)
     if of_name is not None and step in (None, of_name):
         committed = find(absolute.parent)
         if of_name in committed and committed[of_name].name != absolute.name:
@@ -63,7 +67,6 @@ def steps_at(given: str, step: int | None = None) -> Steps:
                 f"{shown(committed[of_name])}"
             )
         return _chosen(given, absolute.parent, committed, of_name)
-    folder = path / CHECKPOINTS if holds_checkpoints else path
     return _chosen(given, folder, find(folder), step)
 
 

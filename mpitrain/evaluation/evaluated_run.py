@@ -2,9 +2,10 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mpitrain.checkpoint import load
+from mpitrain.checkpoint.retention import BEST, best_step
 from mpitrain.cluster.entry import warn
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.cluster.status_board import BUSY, RankStatus
@@ -32,12 +33,13 @@ MOST_CONTEXT = 2048  # by default: models read up to a million tokens, which no 
 class EvaluationRequest:
     """What is evaluated.
 
-    step: None: the newest that is whole. context: tokens that the model sees; None: its own length,
-    2,048 at most. stride: tokens that each window after the first scores; None: all of them.
+    step: None: the newest that is whole; BEST: that of the least validation loss.
+    context: tokens that the model sees; None: its own length, 2,048 at most.
+    stride: tokens that each window after the first scores; None: all of them.
     """
 
     path: str
-    step: int | None = None
+    step: int | Literal["best"] | None = None
     data: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     shots: int = 0
@@ -137,10 +139,12 @@ def _checked(plan: Plan) -> Plan:
     return plan
 
 
-def _step_of(run: EvaluatedRun, step: int | None) -> int:
+def _step_of(run: EvaluatedRun, step: int | Literal["best"] | None) -> int:
     """Return the step whose weights are read: a given one, or the newest that is whole."""
     needs = run.plan.stored_weights()
     folder = run.rundir.checkpoints
+    if step == BEST:
+        step = best_step(folder)
     if step is not None:
         with load.open_step(folder, step, needs):
             return step

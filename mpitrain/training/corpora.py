@@ -1,12 +1,13 @@
 """The prepared tokens of a run as its steps read them: split, mixed, in their order."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from mpitrain.config import Config
+from mpitrain.config import Config, DataSource
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.copies import copies_of
 from mpitrain.data.mixture import (
@@ -33,6 +34,7 @@ class Corpora:
 
     order: name of the permutation, which a checkpoint notes.
     separate: rows say where documents end.
+    validation_of_sources: likewise of each of data.sources that has some, by its name.
     validation_description: how it was chosen.
     by_documents: whether held-out data was chosen by documents; older runs hold the tail of all
     tokens out.
@@ -40,6 +42,7 @@ class Corpora:
 
     train: Samplers
     validation: SourceSampler
+    validation_of_sources: Mapping[str, SourceSampler]
     digest: str
     order: str
     separate: bool
@@ -65,11 +68,14 @@ class PreparedCorpus:
         """Open what the run trains on and validates with."""
         ends = open_ends(self._folder)
         description = describe(self._folder)
-        train, validation, how = self.samplers(
-            open_tokens(self._folder), ends, description.tally, open_unscored(self._folder)
-        )
+        unscored = open_unscored(self._folder)
+        tokens = open_tokens(self._folder)
+        train, validation, how = self.samplers(tokens, ends, description.tally, unscored)
         separate = self._config.data.separates
-        return Corpora(train, validation, description.content, self._order, separate, how, bool(ends.size))
+        of_sources = self._validation_of_sources(tokens, ends, description.tally, unscored)
+        return Corpora(
+            train, validation, of_sources, description.content, self._order, separate, how, bool(ends.size)
+        )
 
     def find_copies(self) -> np.ndarray:
         """Return the documents that are copies of held-out ones; none for older runs."""
@@ -89,27 +95,16 @@ class PreparedCorpus:
         seed = self._config.run.seed
         whole = self._split(len(tokens), ends, tally.training)
         parts = without(whole, ends, self.copies, data.sequence)
-        known = None
-        if data.separates:
-            known = ends if ends.size else self._vocabulary.older_end_of_text
         converse = [SOURCES.find(kind).converse is not None for kind in data.kinds]
-
-        def sampler_of(stretches: np.ndarray, whole: bool, seed: int | None) -> SourceSampler:
-            text = Text(tokens, stretches, known, unscored)
-            if data.documents == "packed":
-                return PackedSampler(text, data.sequence, seed, self._order, whole)
-            return Sampler(text, data.sequence, seed, self._order)
-
+        sampler_of = partial(self._sampler, tokens, ends, unscored)
         validation = sampler_of(parts.validation, all(converse), None)
         if not data.sources:
             train = sampler_of(parts.train, converse[0], seed)
             how = parts.description + self._left_out([train, validation])
             return self._skipping(train), validation, how
-        lasts = np.asarray(ends)[np.cumsum(tally.parts) - 1].tolist()
-        places = zip([0, *lasts], lasts, strict=False)
         samplers = [
             sampler_of(within(parts.train, *place), whole, seed)
-            for place, whole in zip(places, converse, strict=True)
+            for place, whole in zip(_places(ends, tally), converse, strict=True)
         ]
         batch = BatchSizes(self._config.batch)
         mixture = mixture_of(data, batch, [sampler.num_sequences for sampler in samplers])
@@ -117,6 +112,43 @@ class PreparedCorpus:
         mixture.require(int(places_after_skips([last], data.skip)[0]) + 1)
         how = parts.description + self._left_out([*samplers, validation])
         return self._skipping(MixtureSampler(samplers, mixture)), validation, how
+
+    def _sampler(
+        self,
+        tokens: np.ndarray,
+        ends: np.ndarray,
+        unscored: np.ndarray | None,
+        stretches: np.ndarray,
+        whole: bool,
+        seed: int | None,
+    ) -> SourceSampler:
+        """Return the sequences of stretches of the tokens. whole: conversations are. seed: None: in order."""
+        data = self._config.data
+        known = None
+        if data.separates:
+            known = ends if ends.size else self._vocabulary.older_end_of_text
+        text = Text(tokens, stretches, known, unscored)
+        if data.documents == "packed":
+            return PackedSampler(text, data.sequence, seed, self._order, whole)
+        return Sampler(text, data.sequence, seed, self._order)
+
+    def _validation_of_sources(
+        self, tokens: np.ndarray, ends: np.ndarray, tally: ReadCounts, unscored: np.ndarray | None
+    ) -> dict[str, SourceSampler]:
+        """Return what is held out of each source by its path, of those that have a sequence of it."""
+        data = self._config.data
+        if not self._config.run.eval_sources or not data.sources:
+            return {}
+        held_out = self._split(len(tokens), ends, tally.training).validation
+        samplers = {}
+        for source, place in zip(data.sources, _places(ends, tally)):
+            converse = SOURCES.find(source.source).converse is not None
+            stretches = within(held_out, *place)
+            if len(stretches):
+                sampler = self._sampler(tokens, ends, unscored, stretches, converse, None)
+                if sampler.num_sequences:
+                    samplers[_name_of(source, samplers)] = sampler
+        return samplers
 
     def _skipping(self, sampler: SourceSampler | MixtureSampler) -> Samplers:
         skip = self._config.data.skip
@@ -143,3 +175,16 @@ class PreparedCorpus:
         if training is not None:
             return apart(ends, training, data.sequence)
         return split(ends, data.val_fraction, data.sequence, self._config.run.seed)
+
+
+def _places(ends: np.ndarray, tally: ReadCounts) -> list[tuple[int, int]]:
+    """Return where the tokens of each of data.sources begin and end."""
+    lasts = np.asarray(ends)[np.cumsum(tally.parts) - 1].tolist()
+    return list(zip([0, *lasts], lasts, strict=False))
+
+
+def _name_of(source: DataSource, taken: Collection[str]) -> str:
+    """Return the last part of a source's path, with a number where another has it."""
+    path = source.path if isinstance(source.path, str) else source.path[0]
+    name = Path(path).name or source.source
+    return name if name not in taken else f"{name}-{len(taken) + 1}"

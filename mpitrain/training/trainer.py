@@ -30,6 +30,7 @@ from mpitrain.cluster.status_board import BUSY, WAITING
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.data.batch_sizes import BatchSizes
+from mpitrain.data.packed_rows import SourceSampler
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, StoppedEarly
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
@@ -619,32 +620,46 @@ class Trainer:
             return f"{self.counts.skipped_in_a_row} steps were skipped in a row (run.max_skips = {most})"
         return ""
 
-    def validate(self) -> dict[str, float]:
-        """Return the mean loss over the validation sequences, none of them twice.
+    def validate(self) -> dict[str, Any]:
+        """Return the mean loss over the validation sequences, none of them twice, and of each source.
 
         Nothing if a rank is in a hurry before all are computed.
 
         Raises StoppedEarly on all ranks if one has to leave before the first step: there is nothing
         to save.
         """
+        begin_s = time.monotonic()
+        losses = {"": self._validated(self.corpora.validation, self.num_validated)}
+        for name, sampler in self.corpora.validation_of_sources.items():
+            losses[name] = self._validated(sampler, min(self.num_validated, sampler.num_sequences))
+        if self.urgency == HURRY:
+            return {}
+        self.leaving.validated(time.monotonic() - begin_s)
+        line: dict[str, Any] = {
+            "val_loss": losses.pop(""),  # mean cross-entropy of the validation batches, in nats
+        }
+        if losses:
+            # by source, what was evaluated of it: {"loss": ...} (run.eval_sources)
+            line["evaluations"] = {name: {"loss": loss} for name, loss in losses.items()}
+        return line
+
+    def _validated(self, sampler: SourceSampler, most: int) -> float:
+        """Return the mean loss of the first sequences, `most` of them; of fewer if a rank is in a hurry."""
         urgency = (
             self.leaving.urgency if self.counts.step else lambda: LEAVE if self.guard.requests.why() else STAY
         )
         totals = []
-        begin_s = time.monotonic()
         with self.place.at("validation", "reading tokens"):
-            for first in range(0, self.num_validated, self.rows.num_sequences):
-                microbatches = self.rows.microbatches(self.corpora.validation, first, self.num_validated)
+            for first in range(0, most, self.rows.num_sequences):
+                if self.urgency == HURRY:
+                    break
+                microbatches = self.rows.microbatches(sampler, first, most)
                 *total, stop = self.actor.evaluate(self.counts.step, microbatches, StepRequests(urgency))
                 totals.append(total)
                 if stop and self.counts.step == 0:
                     self.guard.leave_if_asked(self.world)
                 self.urgency = max(self.urgency, stop)
-                if self.urgency == HURRY:
-                    return {}
-        self.leaving.validated(time.monotonic() - begin_s)
-        loss = sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)
-        return {"val_loss": loss}  # mean cross-entropy of the validation batches, in nats
+        return sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)
 
     # --------------------------------------------------------- what the user and other programs see
 
@@ -661,6 +676,8 @@ class Trainer:
             "tokens_per_s": tokens_per_s,  # of all ranks, in this step
             "step_s": step_s,  # seconds of the step on rank 0
             "time": time.time(),  # when the step was over on rank 0, in seconds since 1970
+            # seconds that the model FLOPs of the step take at the peak of all ranks: step_s * mfu
+            "theoretical_s": self.step_tokens * self._flops,
             "mfu": tokens_per_s * self._flops,  # model FLOPs utilisation, a share of the peak of all ranks
             # hardware FLOPs utilisation: the same with what memory.recompute computes again
             "hfu": tokens_per_s * (self._flops + self._recomputed_flops),

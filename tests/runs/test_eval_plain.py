@@ -39,7 +39,7 @@ def test_the_loss_of_texts_is_that_of_a_plain_loop(run_dir, tmp_path):
     wanted = loss_of_documents(weights_of(run_dir), documents, HAS).item()
     for num_ranks, layout in ((1, ()), (2, ("--set", "parallel.pp=2"))):
         out = tmp_path / f"{num_ranks}.json"
-        words = ("--data", str(texts), "--out", str(out), "--context", "64", *layout)
+        words = ("--data", str(texts), "--out", str(out), "--context", "64", "--step", "best", *layout)
         done = mpirun(num_ranks, MPITRAIN, "eval", str(run_dir), *words)
         assert done.returncode == 0, tail(done.output)
         (result,) = json.loads(out.read_text())["data"].values()

@@ -15,6 +15,7 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ KEYS = dict(model_layers=2, model_width=16, model_heads=2, model_kv_heads=1, mod
     model_family="mixtral", experts_count=4,
             experts_active=2, run_steps=3, run_save_every=1, run_eval_every=2, run_trace=1, run_routing=2,
             run_logs="true")  # fmt: skip
+BOKEH = find_spec("bokeh")
 BATCH = ("--set=batch.global=8", "--set=data.sequence=32")  # of tiny()
 LOCK = {
     "token": "a" * 32,
@@ -46,12 +48,21 @@ LOCK = {
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
 SECRET = "root:x:0:0:"
 STEP = "checkpoints/step-00000003"
-FILES = ["config.toml", "metrics.jsonl", "ends.jsonl", "trace.json", "loads.svg", "routing.npz",
+FILES = ["config.toml", "metrics.jsonl", "ends.jsonl", "evaluations.jsonl",
+    "trace.json", "loads.svg", "routing.npz",
     "record-0-2.npz", "logs/rank-00000.log",
          "data/tokens.bin", "data/tokens.json", "tokenizer.json", f"{STEP}/index.h5", f"{STEP}/index.xxh3",
          f"{STEP}/shard-00000.h5",
          "run.lock", f"run.lock.after-{'a' * 32}", "metrics.jsonl.damaged"]  # fmt: skip
-FOLDERS = ["data", "checkpoints", "logs", STEP, "checkpoints/step-00000009", "checkpoints/step-00000003.old"]
+FOLDERS = [
+    "data",
+    "checkpoints",
+    "logs",
+    "loggers",
+    STEP,
+    "checkpoints/step-00000009",
+    "checkpoints/step-00000003.old",
+]
 
 
 def bytes_file(path: Path) -> Path:
@@ -79,10 +90,13 @@ def run_dir(tmp_path_factory):
     done = mpirun(1, MPITRAIN, "run", "--record", "0:2", *tiny(run, text, data_tokenizer=tokenizer, **KEYS))
     assert done.returncode == 0, tail(done.output)
     (run / "ends.jsonl").write_text('{"time": "t", "job": "", "code": 75, "step": 1}\n')
+    (run / "evaluations.jsonl").write_text('{"step": 1, "data": {"a.txt": {"loss": 2.5}}}\n')
+    (run / "loggers").mkdir()
     (run / "metrics.jsonl.damaged").write_text("{\n")
     missing = [name for name in FILES if not (run / name).exists() and "lock" not in name]
     assert missing == ["loads.svg"] * ("loads.svg" in missing), missing
     copy = copied(run, folder / "copy" / "run")
+    (copy.parent / "target").mkdir()
     # each can do its work, and has loaded its libraries when time and memory are bounded
     for command in commands(copy):
         done = CliRunner().invoke(cli, command, standalone_mode=False)
@@ -250,6 +264,7 @@ def commands(run: Path) -> list[list[str]]:
         ["ckpt", "prune", str(run), "--keep", "2"],
         ["replay", str(run / "record-0-2.npz")],
         ["schedule", "compare", "--trace", str(run / "trace.json")],
+        *([["report", str(run), "--out", str(run.parent / "target" / "a.html")]] if BOKEH else []),
         ["check", str(run / "config.toml")],
         ["check", "--set", f"experts.replay={run / 'routing.npz'}", *experts(), *BATCH],
         ["check", "--set", f"data.tokenizer={run / 'tokenizer.json'}"],
@@ -279,6 +294,7 @@ CHECKPOINTS = (
 READ_BY = {
     "config.toml": ("generate", "check"),
     "ends.jsonl": ("job again",),
+    "evaluations.jsonl": ("report",),
     "trace.json": ("schedule compare",),
     "routing.npz": ("check --set experts.replay",),
     "record": ("replay",),

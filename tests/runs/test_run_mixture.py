@@ -1,6 +1,9 @@
 """A run on a mixture of formats: the same bits after restarts, on any layout."""
 
+import json
+
 import corpus_formats as formats
+import pytest
 from launch import MPITRAIN, TINY, loss_lines, mpirun, options, tail
 
 DOCUMENTS = [list(f"document {number} says {number * number} ".encode() * 6) for number in range(90)]
@@ -40,7 +43,7 @@ def losses(run_dir):
 
 def test_a_mixture_has_the_same_bits_after_restarts_and_on_another_layout(tmp_path):
     config = written(tmp_path)
-    whole = run(1, config, tmp_path / "whole", run_steps=7)
+    whole = run(1, config, tmp_path / "whole", run_steps=7, run_eval_sources="true")
     assert whole.returncode == 0, tail(whole.output)
     assert "sequences of mixture" in whole.output
     for steps in (2, 5, 7):
@@ -68,3 +71,28 @@ def test_what_is_wrong_with_a_mixture_is_refused(tmp_path):
         done = run(1, written(tmp_path, change=change), tmp_path / "run", run_steps=1)
         assert done.returncode == 2 and message in done.output, (change, tail(done.output))
         assert not (tmp_path / "run").exists()
+
+
+def test_each_source_is_validated_as_if_it_stood_first(tmp_path):
+    """Initial weights are the same for both orders, and validation begins with the first source."""
+    for name, text in (("a", "abc def " * 400), ("b", "1 22 333 4444 " * 200)):
+        (tmp_path / f"{name}.txt").write_text(text)
+    tables = [f'[[data.sources]]\npath = "{tmp_path}/{name}.txt"\n' for name in "ab"]
+    lines = []
+    for name, order in (("ab", tables), ("ba", tables[::-1])):
+        config = tmp_path / f"{name}.toml"
+        config.write_text("[data]\n" + "".join(order))
+        more = dict(run_eval_batches=1, run_eval_sources="true", run_loggers="csv", batch_global=4)
+        done = run(1, config, tmp_path / name, run_steps=1, data_val_fraction=0.2, **more)
+        assert done.returncode == 0, tail(done.output)
+        first = (tmp_path / name / "metrics.jsonl").read_text().splitlines()[0]
+        lines.append(json.loads(first))
+    first, second = (line["evaluations"] for line in lines)
+    assert first["a.txt"]["loss"] == lines[0]["val_loss"]
+    assert second["b.txt"]["loss"] == lines[1]["val_loss"]
+    assert set(first) == set(second) == {"a.txt", "b.txt"}
+    for name in first:  # what is held out differs by a few tokens
+        assert first[name]["loss"] == pytest.approx(second[name]["loss"], rel=1e-2)
+    assert first["a.txt"]["loss"] != pytest.approx(first["b.txt"]["loss"], rel=1e-2)
+    header = (tmp_path / "ab/loggers/csv/metrics.csv").read_text().splitlines()[0]
+    assert "eval/a.txt/loss" in header.split(",")

@@ -20,6 +20,7 @@ NAMES = {  # of keys of metrics.jsonl; None: not logged, and nothing under it
     "evaluations": "eval",
     "tokens_per_s": "perf/tokens_per_second",
     "step_s": "perf/step_seconds",
+    "theoretical_s": "perf/theoretical_step_seconds",
     "mfu": "perf/mfu",
     "hfu": "perf/hfu",
     "peak_in_flight": "perf/microbatches_in_flight",

@@ -12,8 +12,9 @@ from checkpoints import killed_at, meta_of
 from conftest import WITH_LONG
 
 from mpitrain.checkpoint.load import open_latest, steps
-from mpitrain.checkpoint.retention import Policy, Retention
+from mpitrain.checkpoint.retention import Policy, Retention, best_step
 from mpitrain.checkpoint.save import begin, commit, write_shard
+from mpitrain.errors import CheckpointError
 
 
 def save(folder, step, loss=None):
@@ -113,3 +114,14 @@ def test_killed_at_every_call_of_a_removal_leaves_whole_steps(tmp_path):
         assert os.listdir(folder) == ["step-00000040"]
         events += 1 if WITH_LONG else 3
     assert events > 10 and steps(folder) == [30]
+
+
+def test_the_best_step_has_the_least_loss_and_is_whole(folder, tmp_path_factory):
+    assert best_step(folder) == 50
+    shard = folder / "step-00000050" / "shard-00000.h5"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert best_step(folder) == 20
+    empty = tmp_path_factory.mktemp("empty")
+    save(empty, 10)
+    with pytest.raises(CheckpointError, match="found no whole step that was validated"):
+        best_step(empty)
