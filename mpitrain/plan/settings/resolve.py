@@ -17,6 +17,7 @@ from mpitrain.config import (
     Data,
     Model,
     Pipeline,
+    RecoveryTable,
 )
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.mixture import weights_by_step
@@ -121,7 +122,7 @@ def on_one_rank(config: ResolvedConfig) -> ResolvedConfig:
         experts=experts,
         parallel=alone,
         pipeline=ResolvedPipeline(chunks=1, tail=1),
-        recovery=msgspec.structs.replace(config.recovery, partner=0),
+        recovery=RecoveryTable(),
     )
     return without_idle(one, config)
 
