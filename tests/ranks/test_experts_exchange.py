@@ -190,7 +190,7 @@ def test_nodes_as_they_were_started_are_known_and_go_along():
             "parallel.etp = 4 divides an expert",
         ),
         (["parallel.ep=8", "comm.node_ranks=4", "experts.buffer=0.05"], "needs 2 rows at once, it has 1"),
-        (["experts.wire=fp8"], "no row travels"),
+        (["experts.wire=fp8"], "does nothing with parallel.ep = 1"),
         (["parallel.ep=2", "experts.wire=bf16", "precision.compute=bf16"], "sends no less"),
     ],
 )

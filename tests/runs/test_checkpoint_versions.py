@@ -195,7 +195,7 @@ def test_an_index_of_an_older_h5py_is_read_named_and_repaired(old, num_ranks):
     assert f"type mpitrain ckpt repair {step}\n" in named.output, named.output
     assert "step 2: whole, but no valid HDF5; read 2 chunks" in named.output, named.output
     assert repaired.returncode == 0, repaired.output
-    assert repaired.output.count("it was written anew") == 1, repaired.output
+    assert repaired.output.count("it was rewritten") == 1, repaired.output
     assert whole.returncode == 0 and "step 2: whole; read 2 chunks" in whole.output, whole.output
     assert again.returncode == 0 and "nothing to repair in step 2\n" in again.output, again.output
     assert shards_of(step) == shards and sorted(path.name for path in old.iterdir()) == [step.name]
@@ -241,7 +241,7 @@ def test_an_index_with_another_wrong_checksum_is_repaired(written, tmp_path):
         assert checkpoint.array("parameters/large").shape == (300, 1000)
     said = []
     assert repair(str(tmp_path), None, said.append) == 0
-    assert "(parameters/large: the checksum of its sources is wrong); it was written anew" in said[0], said
+    assert "(parameters/large: the checksum of its sources is wrong); it was rewritten" in said[0], said
     require_all({path: read(path) for path in files_of(tmp_path)})
     assert digest_of(tmp_path, 1) == digest_of(written, 1)
 

@@ -84,7 +84,7 @@ def test_whatever_a_rank_is_held_in_the_run_leaves_in_time(tmp_path, text, whole
         done = job.wait(limit_s + 15)
     assert done.returncode == 75, tail(done.output)
     assert "Traceback" not in done.output, tail(done.output)
-    why = "is out of time|time is nearly over" if cause == "time" else "was asked to leave"
+    why = "is out of time|time limit is near" if cause == "time" else "was asked to leave"
     said = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
     assert len(said) == 1, tail(done.output)
     assert re.search(why, said[0]), tail(done.output)

@@ -149,7 +149,7 @@ def test_the_debugger_is_called_before_an_instruction(recorded):
     assert "(Pdb)" in done.output, tail(done.output)
     assert "actor.py" in done.output, tail(done.output)
     # it has read the end of its input
-    assert "the debugger was left" in done.output and "Traceback" not in done.output
+    assert "left the debugger" in done.output and "Traceback" not in done.output
     wrong = replay(recorded["pp"], "--stop-at", "B99@7")
     assert wrong.returncode == 2 and "has no such instruction" in wrong.output, tail(wrong.output)
 

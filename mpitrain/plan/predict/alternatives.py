@@ -268,7 +268,7 @@ def _reason(plan: Plan, stage: int) -> str:
         )
     if stage == 3:
         return (
-            "the weights gathered at the same time, of up to two neighbouring blocks, such as embedding and "
+            "the weights gathered at the same time, of up to two neighbours, such as embedding and "
             "head on one rank, are more than what is divided; more data-parallel ranks divide more"
         )
     return (

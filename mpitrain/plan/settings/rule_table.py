@@ -417,7 +417,7 @@ DIVISION = (
     ),
     idle(
         "recovery.partner",
-        lambda c: not c.recovery.every,
+        lambda c: c.recovery.partner != 0 and not c.recovery.every,
         "{recovery.every}",
         "use recovery.every = 1",
     ),

@@ -58,8 +58,8 @@ def test_a_schedule_holds_what_it_promises_or_says_that_it_does_not(schedule, ke
 @pytest.mark.parametrize(
     ("schedule", "batch", "why"),
     [
-        ("zb-h1", 8, "keeps both factors of each weight's gradient"),
-        ("1f1b", 1, "so few microbatches that all of them are in flight either way"),
+        ("zb-h1", 8, "keeps both factors of each weight gradient"),
+        ("1f1b", 1, "so few microbatches that all are in flight either way"),
     ],
 )
 def test_why_a_schedule_holds_no_less_is_said(schedule, batch, why):
@@ -89,7 +89,7 @@ def test_regather_that_holds_no_less_says_so(offload, recompute, vocab):
 def test_a_stage_of_zero_that_divides_host_memory_alone_says_so():
     given = "parallel.dp=2", "memory.offload=optimizer", "parallel.zero=1", "precision.compute=bf16"
     said = [line for line in idle_here(planned(2, *given)) if line.startswith("parallel.zero = 1 holds")]
-    assert said and "what it divides is in host memory" in said[0]
+    assert said and "the state it divides is in host memory" in said[0]
     assert said[0] in show_memory(None, (*MODEL, *given, "run.layout=default"), 2).splitlines()
 
 
@@ -132,9 +132,9 @@ def test_experts_over_ranks_of_tp_are_not_compared_with_a_rank_without_it():
 @pytest.mark.parametrize(
     ("axis", "more", "why"),
     [
-        ("tp", (), "windows and buffers of messages"),
-        ("cp", (), "windows and buffers of messages"),
-        ("pp", (), "windows and buffers of messages"),
+        ("tp", (), "communication buffers take"),
+        ("cp", (), "communication buffers take"),
+        ("pp", (), "communication buffers take"),
         ("pp", ("pipeline.schedule=gpipe", "data.sequence=2048"), "up to 8 microbatches are in flight"),
         ("pp", ("pipeline.schedule=dualpipe",), "two stages on each rank"),
     ],
