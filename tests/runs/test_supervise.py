@@ -50,6 +50,8 @@ LAYOUTS = [
     (2, dict(parallel_cp=2)),
     (4, dict(parallel_dp=2, parallel_tp=2, parallel_zero=1)),
     (2, dict(parallel_ep=2, parallel_dp=2, model_family="mixtral", model_layers=2, experts_count=4)),
+    (4, dict(parallel_dp=4, parallel_zero=1, comm_node_ranks=1)),
+    (4, dict(parallel_dp=2, parallel_pp=2, parallel_zero=3, comm_node_ranks=2)),
 ]
 
 
@@ -92,14 +94,17 @@ def is_saving(run_dir):
     return any(run_dir.glob(f"checkpoints/*{TMP}"))
 
 
-def kill_some(job, dice):
-    """Kill a rank, two, or mpirun, as soon as there is one; what ends just now is let go."""
+def kill_some(job, dice, run_dir, node_ranks):
+    """Kill a rank, two, mpirun, or an emulated node, once there is one; what ends just now is let go."""
     of_launcher = dice.random() < 0.2
 
     def victims():
         return children(job.process.pid) if of_launcher else set(job.ranks()) - {job.process.pid}
 
     job.wait_for(lambda: has_ended(job) or victims(), 60)
+    if node_ranks and named_folder(RunDir(run_dir)) and dice.random() < 0.5:
+        lose_nodes(job, run_dir, node_ranks, [dice.randrange(len(job.ranks()) // node_ranks)])
+        return
     some = [] if has_ended(job) else sorted(victims())
     for pid in dice.sample(some, min(dice.choice([1, 1, 2]), len(some))):
         with suppress(ProcessLookupError, AssertionError):
@@ -122,7 +127,7 @@ def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, text, number):
     with started(0, *supervised(num_ranks, run_dir, text, settings), forked=False) as job:
         for _ in range(2):
             wait_for_moment(job, run_dir, dice)
-            kill_some(job, dice)
+            kill_some(job, dice, run_dir, settings.get("comm_node_ranks", 0))
         done = job.wait(120)
     assert done.returncode == 0, tail(done.output)
     assert loss_lines(run_dir) == loss_lines(tmp_path / "whole"), tail(done.output)
@@ -140,7 +145,7 @@ NODES = [
 ]
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(("num_ranks", "node_ranks", "layout"), NODES)
 def test_a_lost_node_is_restored_from_its_partner(tmp_path, text, num_ranks, node_ranks, layout):
     """All ranks of a node are killed and its memory is gone; no checkpoint is on disk yet."""
@@ -167,20 +172,22 @@ def lose_nodes(job, run_dir, node_ranks, nodes):
             with suppress(ProcessLookupError, AssertionError):
                 job.signal(pid, signal.SIGKILL)
     for node in nodes:
-        subprocess.run(["rm", "-rf", str(folder.with_name(f"{folder.name}.{node * node_ranks}"))], check=True)
+        first = node * node_ranks
+        name = f"{folder.name}.{first}" if first else folder.name
+        subprocess.run(["rm", "-rf", str(folder.with_name(name))], check=True)
 
 
 def test_partners_that_die_together_leave_the_checkpoint(tmp_path, text):
     run_dir = tmp_path / "run"
-    settings = SETTINGS | dict(parallel_dp=4, parallel_zero=1, comm_node_ranks=1)
-    whole = run_tiny(4, tmp_path / "whole", text, **settings)
-    with started(4, MPITRAIN, "run", *tiny(run_dir, text, **settings)) as job:
+    settings = SETTINGS | dict(parallel_pp=3, model_layers=3, comm_node_ranks=1)
+    whole = run_tiny(3, tmp_path / "whole", text, **settings)
+    with started(3, MPITRAIN, "run", *tiny(run_dir, text, **settings)) as job:
         job.wait_for(lambda: steps(run_dir / "checkpoints"), 60)
         wait_for_step(job, run_dir, lines_in(run_dir) + 2)
         lose_nodes(job, run_dir, 1, [1, 2])
         job.wait(60)
     saved = max(steps(run_dir / "checkpoints"))
-    done = run_tiny(4, run_dir, text, **settings)
+    done = run_tiny(3, run_dir, text, **settings)
     assert done.returncode == whole.returncode == 0, tail(done.output)
     assert "of the state: the nodes that had it are gone" in done.output, tail(done.output)
     assert f"resuming after step {saved} of {run_dir}/checkpoints" in done.output, tail(done.output)
