@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from checkpoints import digest_of
 from effort import WITH_LONG, numbers
+from hosts import CHOSEN, two_hosts
 from launch import (
     MPIRUN,
     MPITRAIN,
@@ -175,6 +176,31 @@ def lose_nodes(job, run_dir, node_ranks, nodes):
         first = node * node_ranks
         name = f"{folder.name}.{first}" if first else folder.name
         subprocess.run(["rm", "-rf", str(folder.with_name(name))], check=True)
+
+
+@pytest.mark.skipif(not CHOSEN, reason="MPITRAIN_NETNS=1 makes two hosts of network namespaces")
+def test_a_lost_host_is_restored_from_its_partner(tmp_path, text):
+    """Two network namespaces, which MPI takes for two nodes; they share /dev/shm."""
+    run_dir = tmp_path / "run"
+    settings = SETTINGS | dict(parallel_dp=2, parallel_zero=1, run_save_every=0)
+    whole = run_tiny(2, tmp_path / "whole", text, **settings)
+    with two_hosts(tmp_path) as hosts:
+        command = hosts.mpirun(1, MPITRAIN, "run", *tiny(run_dir, text, **settings))
+        with started(0, *command, forked=False) as job:
+            wait_for_step(job, run_dir, 5)
+            lost = [pid for pid in job.ranks() if str(run_dir) in cmdline(pid)][-1]
+            job.signal(lost, signal.SIGKILL)
+            job.wait(60)
+        folder = named_folder(RunDir(run_dir))
+        subprocess.run(["rm", "-rf", str(folder.with_name(f"{folder.name}.1"))], check=True)
+        with started(0, *command, forked=False) as job:
+            done = job.wait(60)
+    assert done.returncode == whole.returncode == 0, tail(done.output)
+    assert f"of {folder}" in done.output and loss_lines(run_dir) == loss_lines(tmp_path / "whole")
+
+
+def cmdline(pid):
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def test_partners_that_die_together_leave_the_checkpoint(tmp_path, text):

@@ -196,6 +196,20 @@ def _is_own(folder: Path, rundir: RunDir) -> bool:
         return False  # a stranger's, or none any more
 
 
+def _identity(folder: Path) -> str:
+    """Return what tells a folder from those of the same name on other machines."""
+    with suppress(OSError):
+        stat = (folder / RUN).lstat()
+        return f"{folder.name} {stat.st_ino} {stat.st_ctime_ns}"
+    return folder.name
+
+
+def _owner(identity: str, nodes: Sequence[int], partner: int) -> int:
+    """Return which of the nodes that see a folder reads and removes it, by their first ranks."""
+    first = _first_rank(identity.partition(" ")[0])
+    return first if first in nodes else nodes[first // max(1, partner) % len(nodes)]
+
+
 class NodeMemory:
     """The folders of a run in memory, as the ranks of one node see them.
 
@@ -209,16 +223,21 @@ class NodeMemory:
     def __init__(self, world: World, rundir: RunDir, partner: int):
         self.world = world
         self._rundir = rundir
+        self._folder: Path | None = None
         mine = world.rank // partner * partner if partner else min(world.node_gather("its ranks", world.rank))
         firsts = world.all_gather("the nodes of copies in memory", mine)
         self.first = mine
         self.ranks = [rank for rank, first in enumerate(firsts) if first == mine]
-        self._nodes = sorted(set(firsts))
-        self.num_nodes = len(self._nodes)
-        # nodes that share a machine divide what they find there
-        self._divides = world.num_nodes == 1 and self.num_nodes > 1
-        self._partner = partner
-        self._folder: Path | None = None
+        self.num_nodes = len(set(firsts))
+        # nodes that share a machine, or its /dev/shm, divide what they find there
+        self._there = self._identities()
+        seen = world.all_gather("folders in memory", self._there if self.leads else [])
+        nodes = sorted(set(firsts))
+        self._others = {
+            name
+            for name in {name for names in seen for name in names}
+            if _owner(name, [node for node in nodes if name in seen[node]], partner) != mine
+        }
 
     @property
     def own_folder(self) -> Path:
@@ -233,12 +252,15 @@ class NodeMemory:
     def folders(self) -> list[Path]:
         """Return the folders that this node reads and removes, of this start and earlier ones."""
         folders = memory_folders(self._rundir)
-        if not self._divides:
-            return folders
-        mine = self._nodes.index(self.first)
-        return [
-            folder for folder in folders if _first_rank(folder.name) // self._partner % self.num_nodes == mine
-        ]
+        return [folder for folder in folders if folder == self._folder or self._is_mine(folder)]
+
+    def _is_mine(self, folder: Path) -> bool:
+        """Return whether a folder was there at the beginning, and isn't another node's."""
+        name = _identity(folder)
+        return name in self._there and name not in self._others
+
+    def _identities(self) -> list[str]:
+        return [_identity(folder) for folder in memory_folders(self._rundir)]
 
     def is_used(self) -> bool:
         """Return whether the run has something in memory of some node."""
