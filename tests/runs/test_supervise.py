@@ -100,7 +100,9 @@ def kill_some(job, dice, run_dir, node_ranks):
     of_launcher = dice.random() < 0.2
 
     def victims():
-        return children(job.process.pid) if of_launcher else set(job.ranks()) - {job.process.pid}
+        with suppress(OSError):  # one ended while it was looked at
+            return children(job.process.pid) if of_launcher else set(job.ranks()) - {job.process.pid}
+        return set()
 
     job.wait_for(lambda: has_ended(job) or victims(), 60)
     if node_ranks and named_folder(RunDir(run_dir)) and dice.random() < 0.5:
