@@ -959,7 +959,9 @@ def explain_config(key: str | None, run: str | None) -> None:
 )
 @click.option("--top", type=click.IntRange(1, 50), help="Number of layouts to print; default: 5.")
 @click.option(
-    "--all", metavar="FILE", help="Write all layouts to .csv, with the reason where one is left out."
+    "--all",
+    metavar="FILE",
+    help="Write all layouts to .csv, with the reason where one is left out; .svg, .png: time over memory.",
 )
 @click.option(
     "--what-if",

@@ -209,13 +209,13 @@ def _chosen(
         try:
             held = _held(each, space, limit)
         except MpitrainError as error:
-            found.refused[REFUSED] += 1
+            found.left_out[each.layout] = REFUSED
             refusal = refusal or error.args[0]
             continue
         if held > limit.usable:
-            found.refused["memory"] += 1
+            found.left_out[each.layout] = "memory"
         elif any(_saves_little(each, other, other.held - held, limit.usable) for other in chosen):
-            found.refused["what is slower and saves little memory"] += 1
+            found.left_out[each.layout] = "what is slower and saves little memory"
         else:
             chosen.append(RunnableLayout(each, held))
     return _ordered(chosen, space.machine, limit.usable)[:top], refusal

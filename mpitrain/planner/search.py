@@ -34,6 +34,7 @@ SLACK = 1.15  # formulas of memory may be too high by this much
 FEW = 1.0  # microbatches over stages, at least
 ENOUGH = 0.005  # what a more complex layout must gain
 REFUSED = "what a run refuses"
+UNDEFINED = "a schedule that isn't defined for so many stages and microbatches"
 NO_FASTER = "a kind of cp or of gathers that is no faster"
 SLOWER = "being slower, by formulas, than several others of their schedule that need no more memory"
 
@@ -78,18 +79,27 @@ class Tried(NamedTuple):
 class SearchResult(NamedTuple):
     """What a search found.
 
-    ranked: best first, predicted as they are asked for. refused: how many, by reason. example: what a
-    run says of the first one that it refuses. every: all layouts that were looked at.
+    ranked: best first, predicted as they are asked for. example: what a run says of the first one that
+    it refuses. every: all layouts that were looked at. left_out: after formulas, and why.
     """
 
     ranked: Iterator[Candidate]
-    refused: Counter[str]
     example: str
     every: list[Tried]
+    left_out: dict[StepLayout, str]
 
     @property
     def tried(self) -> int:
         return len(self.every)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """How many layouts are left out, by reason."""
+        return Counter(filter(None, map(self.reason_of, self.every)))
+
+    def reason_of(self, tried: Tried) -> str:
+        """Return why a layout is left out, "" for one that isn't."""
+        return tried.reason or (self.left_out.get(tried.layout, "") if tried.layout else "")
 
 
 def search(model: StepModel, space: SearchSpace, limit: float, top: int = 0) -> SearchResult:
@@ -118,9 +128,9 @@ def search(model: StepModel, space: SearchSpace, limit: float, top: int = 0) -> 
         every.append(Tried(config, layout, reason, found.seconds, held))
         if not reason:
             fitting.append(Candidate(layout, found, config))
-    refused = Counter(each.reason for each in every if each.reason)
-    ranked = _ranked(model, space.machine, _short_list(fitting, FASTEST + top, refused))
-    return SearchResult(ranked, refused, example, every)
+    left_out: dict[StepLayout, str] = {}
+    ranked = _ranked(model, space.machine, _short_list(fitting, FASTEST + top, left_out))
+    return SearchResult(ranked, example, every, left_out)
 
 
 def _ranked(model: StepModel, machine: MachineRates, listed: list[Candidate]) -> Iterator[Candidate]:
@@ -138,7 +148,7 @@ def _ranked(model: StepModel, machine: MachineRates, listed: list[Candidate]) ->
         yield heapq.heappop(played)[-1]
 
 
-def _short_list(fitting: list[Candidate], most: int, refused: Counter[str]) -> list[Candidate]:
+def _short_list(fitting: list[Candidate], most: int, left_out: dict[StepLayout, str]) -> list[Candidate]:
     """Return the fastest layouts by formulas of each schedule, for each amount of memory.
 
     Formulas of time are off by a schedule's bubble, formulas of memory by buffers. Layouts that differ
@@ -153,9 +163,9 @@ def _short_list(fitting: list[Candidate], most: int, refused: Counter[str]) -> l
             *(own for (name, at), own in by_level.items() if name == schedule and at <= level)
         )
         if len(faster - {alike}) >= most:
-            refused[SLOWER] += 1
+            left_out[each.layout] = SLOWER
         elif not is_defined(each.layout):
-            refused["a schedule that isn't defined for so many stages and microbatches"] += 1
+            left_out[each.layout] = UNDEFINED
         else:
             by_level[schedule, level].add(alike)
             listed.append(each)

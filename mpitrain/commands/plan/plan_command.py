@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpitrain.commands.plan.backtest import backtest
-from mpitrain.commands.plan.plan_variants import counts_of, what_if
+from mpitrain.commands.plan.plan_variants import changes, counts_of
 from mpitrain.commands.plan.planner import PlanRequest, make_plan, scaling
 from mpitrain.commands.plan.timeline_file import require_timeline
 from mpitrain.errors import ConfigError
@@ -75,7 +75,7 @@ def _request(config: str | None, overrides: tuple[str, ...], given: dict[str, An
         timeline=given.get("timeline"),
         price=given.get("price", 0.0),
         all=given.get("all"),
-        changed=tuple(map(what_if, given.get("what_if", ()))),
+        changed=changes(given.get("what_if", ())),
     )
 
 

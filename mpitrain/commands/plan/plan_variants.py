@@ -12,11 +12,21 @@ from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.planner.candidates import KEYS
-from mpitrain.planner.search import Tried
+from mpitrain.planner.search import SearchResult
 from mpitrain.planner.what_if import CHANGED, WhatIf
 
 MOST_RANKS = 1_000_000
 MOST_COUNTS = 16
+
+
+def changes(texts: Sequence[str]) -> tuple[WhatIf, ...]:
+    """Return what all --what-if say. Raises ConfigError, also for a figure that two of them change."""
+    changed = tuple(map(what_if, texts))
+    figures = [each.figure for each in changed]
+    twice = next((figure for figure in figures if figures.count(figure) > 1), None)
+    if twice:
+        raise ConfigError(f"--what-if {twice}: found {figures.count(twice)} factors; give one")
+    return changed
 
 
 def what_if(text: str) -> WhatIf:
@@ -80,17 +90,20 @@ def scaling_text(points: Sequence[ScalingPoint]) -> str:
     return "\n".join(lines)
 
 
-def layouts_csv(tried: Sequence[Tried], middle: float) -> str:
+def layouts_csv(found: SearchResult, chosen: Sequence[StepLayout], middle: float) -> str:
     """Return all layouts that were looked at, as a CSV.
 
-    middle: what steps take over what is predicted.
+    chosen: those of the answer, in its order. middle: what steps take over what is predicted.
     """
+    places = {layout: number for number, layout in enumerate(chosen, start=1)}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["layout", "left_out_by", "seconds_by_formula", "bytes_by_formula", *KEYS])
-    for each in tried:
+    writer.writerow(["place", "layout", "left_out_by", "seconds_by_formula", "bytes_by_formula", *KEYS])
+    for each in found.every:
         words = each.layout.describe() if each.layout else ""
         seconds = f"{middle * each.seconds:.6g}" if not math.isnan(each.seconds) else ""
         flat = flatten(each.config)
-        writer.writerow([words, each.reason, seconds, each.held or "", *(flat[key] for key in KEYS)])
+        place = places.get(each.layout, "") if each.layout else ""
+        figures = [seconds, each.held or "", *(flat[key] for key in KEYS)]
+        writer.writerow([place, words, found.reason_of(each), *figures])
     return out.getvalue()

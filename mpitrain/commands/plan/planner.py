@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mpitrain import config as settings
 from mpitrain.cluster.progress_bar import ProgressBar
-from mpitrain.commands.output_file import require_file, write
+from mpitrain.commands.output_file import require_file, require_plotting, write
 from mpitrain.commands.plan.plan_variants import ScalingPoint, WhatIf, layouts_csv, scaling_text
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.config import LoadedConfig
@@ -143,7 +143,7 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     answer = PlanAnswer(asked, tokens, *planned[1:])
     best = answer.chosen[0]
     if asked.all is not None:
-        write("--all", asked.all, layouts_csv(answer.found.every, answer.rates.spread.middle).encode())
+        write("--all", asked.all, _all_layouts(answer, Path(asked.all).suffix))
     if asked.out is not None:
         write("--out", asked.out, _written(loaded, best, tokens, asked.out).encode())
     if asked.timeline is not None:
@@ -153,12 +153,27 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
     return answer
 
 
+def _all_layouts(answer: "PlanAnswer", suffix: str) -> bytes:
+    """Return all layouts as a .csv, or as a picture of those that have a time."""
+    middle = answer.rates.spread.middle
+    if suffix == ".csv":
+        chosen = [each.candidate.layout for each in answer.chosen]
+        return layouts_csv(answer.found, chosen, middle).encode()
+    from mpitrain.commands.plan.sweep_picture import time_against_memory  # matplotlib
+
+    timed = (each for each in answer.found.every if not math.isnan(each.seconds))
+    layouts = [(float(each.held), middle * each.seconds) for each in timed]
+    return time_against_memory(layouts, answer.limit, suffix[1:])
+
+
 def _require_files(asked: PlanRequest) -> None:
     """Raise ConfigError for files that can't be written."""
     if asked.out is not None:
-        require_file("--out", asked.out)
+        require_file("--out", asked.out, (".toml",))
     if asked.all is not None:
-        require_file("--all", asked.all, (".csv",))
+        require_file("--all", asked.all, (".csv", ".svg", ".png"))
+        if not asked.all.endswith(".csv"):
+            require_plotting(asked.all, "--all")
 
 
 def _written(given: LoadedConfig, best: RunnableLayout, tokens: float, out: str) -> str:

@@ -1,4 +1,5 @@
-"""Pictures of `mpitrain sweep`: scaling as curves, layouts that differ in two keys as a heat map.
+"""Pictures of `mpitrain sweep`: scaling as curves, layouts that differ in two keys as a heat map. And of
+`mpitrain plan --all`: time against memory.
 
 Only pictures import this, and with it matplotlib. Colours are those of schedules' pictures, which
 colour-blind readers tell apart; what is measured is drawn through, what is predicted dashed.
@@ -121,3 +122,29 @@ def _label(axes: Axes, x: int, y: int, cells: Cells, at: tuple[str, str], most: 
     dark = value is not None and value < 0.55 * most
     colour = "white" if dark else "black"
     axes.text(x, y, text, ha="center", va="center", fontsize=SMALL, color=colour)
+
+
+def time_against_memory(layouts: Sequence[tuple[float, float]], limit: float, kind: str) -> bytes:
+    """Return seconds of a step over bytes of a rank, with the line of those that none beats in both.
+
+    layouts: bytes and seconds. limit: bytes that a rank may hold. kind: of the file, such as "svg".
+    """
+    figure = Figure(figsize=(7, 4.2), facecolor="white", layout="constrained")
+    axes = figure.subplots()
+    axes.scatter([held / 1e9 for held, _ in layouts], [took for _, took in layouts], s=6, color=GREY)
+    front: list[tuple[float, float]] = []
+    for held, took in sorted(layouts):
+        if not front or took < front[-1][1]:
+            front.append((held, took))
+    colour = next(iter(COLOURS.values()))
+    places = [held / 1e9 for held, _ in front], [took for _, took in front]
+    axes.plot(*places, color=colour, marker="o", markersize=4, drawstyle="steps-post")
+    axes.axvline(limit / 1e9, color="black", linewidth=0.8, linestyle=":")
+    axes.grid(**GRID)
+    axes.set(xscale="log", yscale="log", xlabel="GB of a rank, by formulas; dotted: the limit")
+    axes.set_ylabel("seconds of a step, by formulas")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.tick_params(which="both", labelsize=SMALL)
+    return rendered(figure, kind)

@@ -1,10 +1,12 @@
 """What `mpitrain plan` reads of a configuration's machine and memory, and what it writes of a layout."""
 
+import csv
 import json
 import random
 import shlex
 import subprocess
 import tomllib
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -224,3 +226,35 @@ def test_advice_loads_its_own_modules_alone():
     done = subprocess.run([*python(), "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = done.stdout.split()
     assert loaded and all(name.startswith("mpitrain.") for name in loaded)
+
+
+def test_all_layouts_say_why_they_are_left_out(tmp_path):
+    table, picture = tmp_path / "all.csv", tmp_path / "all.svg"
+    words = ("--ranks", "4", "--machine", "h100-80gb", "--top", "3", *sets(*SMALL, "batch.global=16"))
+    tree = json.loads(planned(*words, "--json", "--all", str(table)))
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert len(rows) == tree["layouts_tried"]
+    reasons = Counter(row["left_out_by"] for row in rows if row["left_out_by"])
+    assert reasons == tree["left_out"]
+    places = {int(row["place"]): row for row in rows if row["place"]}
+    assert sorted(places) == list(range(1, 1 + len(tree["best"])))
+    assert [places[1][f"parallel.{axis}"] for axis in ("tp", "pp", "dp")] == [
+        str(tree["best"][0]["layout"][axis]) for axis in ("tp", "pp", "dp")
+    ]
+    planned(*words, "--all", str(picture))
+    assert b"GB of a rank" in picture.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--out", "best.csv"), "--out best.csv: found '.csv', needed one of .toml"),
+        (("--all", "all.txt"), "--all all.txt: found '.txt', needed one of .csv .svg .png"),
+        (2 * ("--what-if", "launch_s=2x"), "--what-if launch_s: found 2 factors; give one"),
+    ],
+)
+def test_what_a_plan_cannot_write_or_change_is_refused(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["plan", "--ranks", "2", *sets(*SMALL), *words])
+    assert message in str(done.exception)
+    assert not list(tmp_path.iterdir())
