@@ -1,4 +1,4 @@
-"""Draw what a terminal shows of a run: python docs/building/run_pictures.py NAME --out FILE.
+"""Draw what a run shows: python docs/building/run_pictures.py NAME --out FILE.
 
 Each is measured, by the commands beside it in docs/gallery.md. Under `python docs/build.py --measure gallery`
 more ranks than cores share them.
@@ -75,6 +75,23 @@ def first_run() -> str:
     lines = [line for line in without_dates(done.stdout) if line.startswith(wanted)]
     lines = [re.sub(r"  [0-9.]+ s a step.*", "", line) for line in lines]
     return terminal("mpirun -n 2 mpitrain run", lines)
+
+
+def report() -> bytes:
+    """The page of a run of 8 ranks with experts, as a browser shows it. Needs bokeh and chromium."""
+    mixtral = str(ROOT / "jobs" / "tiny-mixtral.toml")
+    keys = ("parallel.pp=2", "parallel.ep=2", "run.steps=40", "run.eval_every=10")
+    words = [word for key in keys for word in ("--set", key)]
+    with tempfile.TemporaryDirectory() as folder:
+        for command in (
+            [BIN / "mpirun", "-n", "8", BIN / "mpitrain", "run", mixtral, *words, "--set", "run.trace=2",
+             "--set", "run.dir=my"],
+            [BIN / "mpitrain", "report", "my"],
+            ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1280,2400",
+             "--virtual-time-budget=9000", "--screenshot=report.png", "report.html"],
+        ):  # fmt: skip
+            subprocess.run(command, cwd=folder, capture_output=True)
+        return (Path(folder) / "report.png").read_bytes()
 
 
 def dispatch() -> str:
@@ -154,8 +171,9 @@ def straggler() -> str:
     return terminal(f"mpirun -n 2 mpitrain run jobs/tiny.toml {words}", lines)
 
 
-DRAWN: dict[str, Callable[[], str]] = {
+DRAWN: dict[str, Callable[[], str | bytes]] = {
     "run": first_run,
+    "report": report,
     "dispatch": dispatch,
     "hang": hang,
     "straggler": straggler,
@@ -168,7 +186,8 @@ def main() -> None:
     parser.add_argument("name", choices=DRAWN)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    asked.out.write_text(DRAWN[asked.name]())
+    drawn = DRAWN[asked.name]()
+    asked.out.write_bytes(drawn if isinstance(drawn, bytes) else drawn.encode())
 
 
 if __name__ == "__main__":

@@ -196,9 +196,10 @@ def loads(line: LoadsLine, name: str) -> Any:
         return None
     num_blocks = int(cells["y"].max()) + 1
     title = f"loads of experts in step {line.step:,}; 1: the mean"
-    plot = _figure(title, "expert", min(700, 100 + 18 * num_blocks), y_range=Range1d(num_blocks, -1))
+    plot = _figure(title, "expert", min(700, 100 + 18 * num_blocks), y_range=Range1d(num_blocks - 0.4, -0.6))
     source = ColumnDataSource(cells, name=f"loads-{name} 0")
     plot.rect("x", "y", 0.94, 0.9, source=source, color=COLOURS[0], fill_alpha="alpha", line_color=None)
+    plot.yaxis.ticker = list(range(0, num_blocks, max(1, num_blocks // 16)))
     plot.yaxis.axis_label = "block"
     plot.add_tools(HoverTool(tooltips=[("expert", "@x"), ("block", "@y"), ("load", "@load{0.00}")]))
     return plot

@@ -26,7 +26,7 @@ body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1240px;padding:0
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem;border-bottom:1px solid var(--line)}
 h3{font-size:1rem}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:12px}
-.figure{min-width:0;min-height:260px}
+.figure{min-width:0}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;min-width:40%}
 th,td{text-align:left;padding:3px 12px 3px 0;border-bottom:1px solid var(--line);vertical-align:top}
 td,th{overflow-wrap:normal;min-width:1.5em}td{max-width:60ch}
@@ -183,7 +183,7 @@ def _sections(runs: Sequence[RecordedRun], plots: Mapping[str, PageFigure]) -> s
     for key, title in SECTIONS.items():
         boxes = "".join(
             (f"<h3>{placed.title}</h3>" if placed.title else "")
-            + f'<div class="figure" id="figure-{name}"></div>'
+            + f'<div class="figure" id="figure-{name}" style="min-height:{placed.plot.height}px"></div>'
             for name, placed in plots.items()
             if placed.section == key
         )

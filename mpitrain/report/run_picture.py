@@ -28,7 +28,7 @@ STYLE = (
 def write(rundir: RunDir) -> str:
     """Draw a run into its directory; return why not, or nothing: a run that is done doesn't fail for it."""
     try:
-        if rundir.metrics.stat().st_size > MOST_METRICS:
+        if rundir.metrics.lstat().st_size > MOST_METRICS:
             ask = f"mpitrain plot {as_argument(rundir.path)} --out loss.svg"
             return f"{shown(rundir.picture)} isn't drawn of so many steps: {ask}"
         content = draw(StepReader(rundir.metrics).read())

@@ -115,10 +115,9 @@ class StepReader:
                 whole = line.endswith(b"\n")
                 known = not line.strip() or self._take(line)
                 if not known and not whole:
-                    torn = 1  # it is being written, or was when the run was killed
-                    if len(line) < MOST_LINE_BYTES:
-                        break
-                self._damaged += not known and whole
+                    torn = 1  # it is being written, or was when the run was killed, or is none
+                    break
+                self._damaged += not known
                 self._read_to += len(line)
                 self._last = line[-64:]
         return self._series(torn)

@@ -50,6 +50,7 @@ SECRET = "root:x:0:0:"
 STEP = "checkpoints/step-00000003"
 FILES = ["config.toml", "metrics.jsonl", "ends.jsonl", "evaluations.jsonl",
     "trace.json", "loads.svg", "routing.npz",
+    "run.svg", "summary.json",
     "record-0-2.npz", "logs/rank-00000.log",
          "data/tokens.bin", "data/tokens.json", "tokenizer.json", f"{STEP}/index.h5", f"{STEP}/index.xxh3",
          f"{STEP}/shard-00000.h5",
@@ -263,6 +264,7 @@ def commands(run: Path) -> list[list[str]]:
         ["ckpt", "reshard", str(run), str(run.parent / "target" / "resharded")],
         ["ckpt", "prune", str(run), "--keep", "2"],
         ["replay", str(run / "record-0-2.npz")],
+        ["watch", str(run), "--terminal"],
         ["schedule", "compare", "--trace", str(run / "trace.json")],
         *([["report", str(run), "--out", str(run.parent / "target" / "a.html")]] if BOKEH else []),
         ["check", str(run / "config.toml")],
@@ -292,10 +294,12 @@ CHECKPOINTS = (
 # by the beginning of a place, what reads it; all others, and all commands if all cases are tried,
 # by generate
 READ_BY = {
-    "config.toml": ("generate", "check"),
-    "ends.jsonl": ("job again",),
-    "evaluations.jsonl": ("report",),
-    "trace.json": ("schedule compare",),
+    "config.toml": ("generate", "check", "watch"),
+    "metrics.jsonl": ("watch", "generate"),
+    "summary.json": ("watch",),
+    "evaluations.jsonl": ("report", "watch"),
+    "ends.jsonl": ("job again", "watch"),
+    "trace.json": ("schedule compare", "watch"),
     "routing.npz": ("check --set experts.replay",),
     "record": ("replay",),
     "tokenizer.json": ("generate", "check --set data.tokenizer"),
@@ -344,12 +348,16 @@ def test_every_command_reads_it_as_a_strangers(run_dir, tmp_path, name, how):
 RUNS = [
     (place, how)
     for number, (place, how) in enumerate(CASES)
-    if place.partition("/")[0] not in ("loads.svg", "tokenizer.json")
+    if place.partition("/")[0] not in ("loads.svg", "run.svg", "summary.json", "tokenizer.json")
 ]
 if len(PLACES) == COUNT and not WITH_LONG:
     RUNS = RUNS[::3]  # each takes most of a second
 # as a run does at its start
-READ = [place for place in PLACES if place not in ("tokenizer.json", "loads.svg", f"{STEP}/shard-00000.h5")]
+READ = [
+    place
+    for place in PLACES
+    if place not in ("tokenizer.json", "loads.svg", "run.svg", "summary.json", f"{STEP}/shard-00000.h5")
+]
 
 
 def test_a_run_goes_on_or_refuses_it_once(run_dir, tmp_path):

@@ -48,6 +48,14 @@ def test_a_file_that_grows_is_read_piece_by_piece(run):
     assert losses(reader) == [9, 4.5, 7] and reader.read().damaged == 0
 
 
+def test_a_line_without_an_end_is_not_read_on(run):
+    with open(run.metrics, "wb") as file:
+        file.write(f"{line(1)}\n".encode())
+        file.truncate(1 << 40)
+    steps = StepReader(run.metrics).read()
+    assert steps.columns["step"].tolist() == [1] and steps.damaged == 1
+
+
 def test_a_file_that_a_resuming_run_cut_is_read_anew(run):
     reader = StepReader(run.metrics)
     run.metrics.write_text("".join(f"{line(step)}\n" for step in (1, 2, 3)))
