@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from mpitrain.config import OptimizerTable
 from mpitrain.optim.optimizers import adamw
 from mpitrain.plan.declared.optimizers import OptimizerKind
+from mpitrain.plan.declared.work import Product
 
 if TYPE_CHECKING:
     import torch
@@ -143,10 +144,18 @@ def _moments(settings: OptimizerTable, group: str) -> tuple[str, ...]:
     return ("muon/momentum",) if group == "matrix" else adamw.moments(settings, group)
 
 
+def _products(settings: OptimizerTable, rows: int, columns: int) -> tuple[Product, ...]:
+    """Return the products of Newton-Schulz iterations (optim/newton_schulz.py)."""
+    small, large = sorted((rows, columns))
+    gram, square = Product(small, small, large), Product(small, small, small)
+    return (gram, square, Product(small, large, small)) * settings.ns_steps
+
+
 MUON = OptimizerKind(
     "muon",
     dict(**adamw.KEYS, momentum=0.95, nesterov=True, ns_steps=5),
     _moments,
     build=Muon,
     whole_matrices=True,
+    products=_products,
 )

@@ -13,12 +13,17 @@ import msgspec
 
 from mpitrain.config import OptimizerTable
 from mpitrain.errors import ConfigError
+from mpitrain.plan.declared.work import Product
 from mpitrain.plugins import Catalog
 
 GROUPS = ("matrix", "table", "vector")  # of parameters that are trained: Spec.group
 MOST_NARROW = 2  # moments of a number that 32 random bits can round to 16 (optim/moments.py)
 # keys that are open in the table: each optimiser has some of them
 OPEN = tuple(key for key, value in msgspec.structs.asdict(OptimizerTable()).items() if value is None)
+
+
+def _no_products(settings: OptimizerTable, rows: int, columns: int) -> tuple[Product, ...]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class OptimizerKind:
     build: makes it of OptimizerParts (optim/protocol.py): an Optimizer.
     whole_matrices: it looks at whole matrices between layers, which ranks put together for it
     (optim/matrices.py); else at each number by itself.
+    products: that an update computes of a whole matrix, by the table and its rows and columns.
     """
 
     name: str
@@ -39,6 +45,7 @@ class OptimizerKind:
     moments: Callable[[OptimizerTable, str], tuple[str, ...]]
     build: Callable[[Any], Any]
     whole_matrices: bool = False
+    products: Callable[[OptimizerTable, int, int], tuple[Product, ...]] = _no_products
 
     def resolve(self, settings: OptimizerTable) -> OptimizerTable:
         """Fill in the keys that it has. Raises ConfigError for one that it would ignore."""

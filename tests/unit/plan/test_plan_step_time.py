@@ -8,7 +8,9 @@ import pytest
 from public_models import public_model
 from support.quick_schedules import NAMES
 
+from mpitrain.config import load
 from mpitrain.errors import ConfigError
+from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared import work
 from mpitrain.plan.declared.published import PUBLISHED, find_published
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -23,7 +25,10 @@ from mpitrain.plan.predict.step_time.compute import (
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, known, machine_of, read_machine
 from mpitrain.plan.predict.step_time.stage_seconds import EXPOSED_WITHOUT_SPARE_CORE, blocks_of_stages
-from mpitrain.plan.predict.step_time.step_model import works_of
+from mpitrain.plan.predict.step_time.step import update_seconds
+from mpitrain.plan.predict.step_time.step_model import step_model, works_of
+from mpitrain.plan.predict.step_time.tiles import Tiles
+from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 
 A100 = machine_of(find_machine("a100-80gb"))
@@ -636,3 +641,22 @@ def test_a_pair_has_a_rate_and_a_latency(tmp_path, line):
     path.write_text("\n".join(each for each in text.splitlines() if not each.startswith(line)))
     with pytest.raises(ConfigError, match=r"found one of links\.pair and links\.pair_latency_s; needed both"):
         read_machine(str(path))
+
+
+def test_an_update_with_whole_matrices_takes_the_time_of_their_products():
+    """Five times X X', its square and that times X. ZeRO divides them; AdamW has none."""
+    keys = ("model.width=256", "model.heads=4", "model.ffn=512", "model.layers=2")
+    muon, adamw = (
+        plan_of(resolve(load(None, (*keys, f"optimizer.name={name}")), 1, 256)) for name in ("muon", "adamw")
+    )
+    shapes = [sorted(spec.shape) for spec in muon.parameters() if spec.group == "matrix"]
+    flops = sum(5 * (4 * small**2 * large + 2 * small**3) for small, large in shapes)
+    # neither tiles to fill, nor memory, nor launches
+    machine = machine_of(find_machine("laptop"))._replace(
+        products={"fp32": 1e9}, tiles={"fp32": Tiles(0.0, 0.0, 1.0)}, memory_bandwidth=1e30, launch_s=0.0
+    )
+    layout = StepLayout(1, 128, 8, zero=0, compute="fp32")
+    assert update_seconds(step_model(muon), layout, machine) == pytest.approx(flops / 1e9)
+    assert update_seconds(step_model(adamw), layout, machine) < 1e-9
+    divided = layout._replace(ranks=4, zero=1)
+    assert update_seconds(step_model(muon), divided, machine) == pytest.approx(flops / 4e9)

@@ -14,7 +14,9 @@ from functools import lru_cache
 from typing import NamedTuple, cast
 
 from mpitrain.errors import ScheduleError
+from mpitrain.plan.declared.optimizers import optimizer_kind
 from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.predict.step_time.compute import product_seconds
 from mpitrain.plan.predict.step_time.footprint import Footprint, footprint_of
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import HOST_COPY, HOST_UPDATE, MachineRates
@@ -339,6 +341,34 @@ def owned_numbers(model: StepModel, layout: StepLayout) -> float:
 
 def update_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
     """Return the seconds of an update, with what master weights in host memory add to it."""
+    return _elementwise_seconds(model, layout, machine) + _whole_matrices_seconds(model, layout, machine)
+
+
+def _whole_matrices_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
+    """Return the seconds in which an optimiser computes with whole matrices, in fp32.
+
+    They are dealt to the ranks that have parts of them (optim/matrices.py); without ZeRO each data rank
+    has all of its stages.
+    """
+    kind = optimizer_kind(model.config.optimizer)
+    if not kind.whole_matrices:
+        return 0.0
+    of_kinds = [0.0] * len(model.kinds)
+    for number, block in enumerate(model.kinds):
+        for spec in (spec for layer in block for spec in layer.parameters()):
+            if spec.group == "matrix" and not spec.frozen:
+                products = kind.products(model.config.optimizer, *spec.shape)
+                took = sum(product_seconds(product, machine, "fp32") for product in products)
+                of_kinds[number] += took / (layout.tp * layout.shards)
+    blocks = blocks_of_stages(model, layout)
+    return max(
+        sum(count * took for stage in held for count, took in zip(blocks[stage], of_kinds))
+        for held in stages_of_ranks(layout)
+    )
+
+
+def _elementwise_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
+    """Return the seconds of what an optimiser does with each number by itself."""
     owned = owned_numbers(model, layout)
     here = UPDATE_BYTES * owned / machine.memory_bandwidth + 50 * machine.launch_s
     if not layout.offload_optimizer:
