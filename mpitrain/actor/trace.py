@@ -11,13 +11,13 @@ over. They are read after the step.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mpitrain.cluster.resident import anonymous
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.clock_offset import offset_to_first_rank
@@ -25,8 +25,6 @@ from mpitrain.comm.meters.clocks import HOST, Clock, Mark
 from mpitrain.inputs import replacing
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
-
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class InstructionMeters:
@@ -60,11 +58,7 @@ class InstructionMeters:
     def _held(self) -> int | None:
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device)
-        try:
-            _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
-        except (OSError, ValueError):  # not Linux
-            return None
-        return (int(resident) - int(shared)) * PAGE
+        return anonymous()
 
 
 class Recorder:

@@ -1,7 +1,9 @@
 """What this process takes of the node's memory, as Linux says (proc(5), /proc/self/status)."""
 
+import os
 from pathlib import Path
 
+PAGES = Path("/proc/self/statm")
 STATUS = Path("/proc/self/status")
 SHARES = Path("/proc/self/smaps_rollup")  # Pss_Shmem: each page divided by its number of processes
 
@@ -21,6 +23,15 @@ def resident() -> int | None:
     """Return the bytes that are resident now, anonymous and shared, of no file."""
     status = _status()
     return None if status is None else status["RssAnon"] + status["RssShmem"] - _others_bytes(status)
+
+
+def anonymous() -> int | None:
+    """Return the resident bytes that neither a file nor shared memory backs: one short line to read."""
+    try:
+        _, every, shared, *_ = PAGES.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return (int(every) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _others_bytes(status: dict[str, int]) -> int:

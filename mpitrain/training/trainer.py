@@ -629,18 +629,20 @@ class Trainer:
         to save.
         """
         begin_s = time.monotonic()
-        losses = {"": self._validated(self.corpora.validation, self.num_validated)}
-        for name, sampler in self.corpora.validation_of_sources.items():
-            losses[name] = self._validated(sampler, min(self.num_validated, sampler.num_sequences))
+        loss = self._validated(self.corpora.validation, self.num_validated)
+        sources = {
+            name: self._validated(sampler, min(self.num_validated, sampler.num_sequences))
+            for name, sampler in self.corpora.validation_of_sources.items()
+        }
         if self.urgency == HURRY:
             return {}
         self.leaving.validated(time.monotonic() - begin_s)
         line: dict[str, Any] = {
-            "val_loss": losses.pop(""),  # mean cross-entropy of the validation batches, in nats
+            "val_loss": loss,  # mean cross-entropy of the validation batches, in nats
         }
-        if losses:
-            # by source, what was evaluated of it: {"loss": ...} (run.eval_sources)
-            line["evaluations"] = {name: {"loss": loss} for name, loss in losses.items()}
+        if sources:
+            # by source, its loss (run.eval_sources)
+            line["evaluations"] = {name: dict(loss=of_source) for name, of_source in sources.items()}
         return line
 
     def _validated(self, sampler: SourceSampler, most: int) -> float:
