@@ -38,7 +38,8 @@ class SearchSpace(NamedTuple):
     """A configuration whose layout is open, and what it is for.
 
     given: with a batch. fixed: keys of KEYS that stay as given. vocab, needed: as resolve() takes
-    them. expert_load: as stated or replayed, of all layouts.
+    them. expert_load: as stated or replayed, of all layouts. may_offload: memory.offload is open, and
+    of a GPU, whose host has memory of its own.
     """
 
     given: Config
@@ -48,6 +49,7 @@ class SearchSpace(NamedTuple):
     vocab: int
     needed: int | None = None
     expert_load: ExpertLoad | None = None
+    may_offload: bool = False
 
     def resolved(self, config: Config) -> ResolvedConfig:
         """Return a configuration as a run on the machine resolves it. Raises ConfigError, as a run does."""
@@ -57,10 +59,6 @@ class SearchSpace(NamedTuple):
 
     def layout_of(self, resolved: ResolvedConfig) -> StepLayout:
         return layout_of(resolved, self.machine)._replace(expert_load=self.expert_load)
-
-    def offloading(self) -> "SearchSpace":
-        """Return the same space with the optimizer in host memory."""
-        return self._replace(given=settings.with_values(self.given, {"memory.offload": "optimizer"}))
 
     def choices(self, key: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the values of a key that are tried: that which is fixed, or these."""
@@ -116,6 +114,12 @@ def regathering(config: Config, resolved: ResolvedConfig) -> Config | None:
     if config.parallel.regather or not can_regather(resolved):
         return None
     return settings.with_values(config, {"parallel.regather": True})
+
+
+def offloading(config: Config) -> Config:
+    """Return a configuration with the optimizer in host memory."""
+    replace = msgspec.structs.replace
+    return replace(config, memory=replace(config.memory, offload="optimizer"))
 
 
 def _by_kind(space: SearchSpace, model: StepModel, config: Config) -> Iterator[Config]:

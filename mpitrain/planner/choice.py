@@ -5,7 +5,8 @@ What the user gave stays as it is, also where it is the default; the rest is sea
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from mpitrain import config as settings
@@ -27,7 +28,7 @@ from mpitrain.planner.explained import (
     idle_degrees,
 )
 from mpitrain.planner.of_config import expert_load_of, model_of
-from mpitrain.planner.search import REFUSED, Candidate, SearchResult, search
+from mpitrain.planner.search import REFUSED, SLOWER, Candidate, SearchResult, search
 from mpitrain.planner.what_if import WhatIf
 
 SAVED = 0.05  # of a rank's memory: what recomputation must save to be worth a line
@@ -37,7 +38,7 @@ EQUAL = 0.02  # of a step: layouts that differ by less are as fast
 FULL = 0.95  # of the limit: memory that is nearly full
 DOUBLED = 6  # times that ranks are doubled to see whether something fits
 GUESSED = "what its copies to the host and back, and an update there, take is a guess"
-OFFLOADED = 'nothing fits without memory.offload = "optimizer"'
+OFFLOADED = 'nothing as fast fits without memory.offload = "optimizer"'
 
 
 class RunnableLayout(NamedTuple):
@@ -88,22 +89,20 @@ def choose_layouts(
     rates, limit = _changed(rates, limit, changed)
     _refuse_type(given, rates)
     model = model_of(given)
-    space = _space(loaded, ranks, rates)
+    space = _space(loaded, ranks, rates)._replace(may_offload=_may_offload(loaded, rates))
     notes = _assumptions(given, space)
     if not origins.is_given("data.sequence"):
         notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
     if rates.doubt:
         notes.append(f"the figures of {rates.name} can't be trusted: {rates.doubt}; measure it again")
-    found = search(model, space, limit.of_tensors, top)
-    chosen, refusal = _chosen(found, top, space, limit)
-    if not chosen and _may_offload(loaded, rates):
-        offloaded = search(model, space.offloading(), limit.of_tensors, top)
-        chosen, _ = _chosen(offloaded, top, space.offloading(), limit)
-        found = offloaded if chosen else found
-        notes += [OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {GUESSED}"] * bool(chosen)
+    found = search(model, space, limit.of_tensors)
+    held = partial(_held, space=space, limit=limit)
+    chosen, refusal = best_of(found, top, rates, limit.usable, held)
     if not chosen:
         fits = _what_fits(model, space, limit) if found.refused["memory"] else ""
         raise _nothing_fits(model, space, found, limit, refusal, fits)
+    if space.may_offload and chosen[0].candidate.layout.offload_optimizer:
+        notes.append(OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {GUESSED}")
     return PlannedLayouts(ranks, model, rates, found, chosen, limit.usable, notes, space.fixed)
 
 
@@ -180,7 +179,7 @@ def _assumed_batch(config: Config, ranks: int) -> int:
 
 
 def _may_offload(given: LoadedConfig, rates: MachineRates) -> bool:
-    """Return whether memory.offload is open, and of a GPU whose host has memory of its own."""
+    """Return whether memory.offload is open, and of a GPU, whose host has memory of its own."""
     is_open = given.config.memory.offload == "none" and not given.origins.is_given("memory.offload")
     return is_open and rates.on_gpu
 
@@ -191,13 +190,16 @@ def planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
     return plan_of(SearchSpace(config, {}, ranks, rates, tokenizer.vocab, tokenizer.needed).resolved(config))
 
 
-def _chosen(
-    found: SearchResult, top: int, space: SearchSpace, limit: MemoryLimit
+def best_of(
+    found: SearchResult, top: int, rates: MachineRates, limit: float, held_by: Callable[[Candidate], int]
 ) -> tuple[list[RunnableLayout], str]:
     """Return the best layouts that a run accepts and that fit, by the run's own plan.
 
-    Further layouts are planned until enough fit; those that don't are counted. With them comes what
-    a run says of the first that it refuses, if it refuses any.
+    Of those within EQUAL of the fastest the simplest comes first. Further layouts are planned until
+    enough fit; those that don't are counted. With them comes what a run says of the first that it
+    refuses, if it refuses any.
+
+    held_by: bytes that a run's plan has on the rank with most. Raises MpitrainError if a run refuses it.
     """
     chosen: list[RunnableLayout] = []
     refusal = ""
@@ -207,18 +209,22 @@ def _chosen(
             break
         planned += bool(chosen)
         try:
-            held = _held(each, space, limit)
+            held = held_by(each)
         except MpitrainError as error:
             found.left_out[each.layout] = REFUSED
             refusal = refusal or error.args[0]
             continue
-        if held > limit.usable:
+        if held > limit:
             found.left_out[each.layout] = "memory"
-        elif any(_saves_little(each, other, other.held - held, limit.usable) for other in chosen):
+        elif any(_saves_little(each, other, other.held - held, limit) for other in chosen):
             found.left_out[each.layout] = "what is slower and saves little memory"
         else:
             chosen.append(RunnableLayout(each, held))
-    return _ordered(chosen, space.machine, limit.usable)[:top], refusal
+    accepted = {each.candidate.layout for each in chosen}
+    for tried in found.every:
+        if tried.layout is not None and tried.layout not in accepted and not found.reason_of(tried):
+            found.left_out[tried.layout] = SLOWER
+    return _first(_ordered(chosen, rates, limit), top), refusal
 
 
 def _is_enough(chosen: Sequence[RunnableLayout], top: int, planned: int, following: Candidate) -> bool:
@@ -247,11 +253,27 @@ def _ordered(chosen: list[RunnableLayout], rates: MachineRates, limit: float) ->
     return sorted(chosen, key=order)
 
 
+def _first(ordered: list[RunnableLayout], top: int) -> list[RunnableLayout]:
+    """Return the first so many layouts; of several the fastest is one, last if need be."""
+    fastest = min(ordered, key=lambda each: each.candidate.found.seconds, default=None)
+    if top == 1 or fastest is None or fastest in ordered[:top]:
+        return ordered[:top]
+    return [*ordered[: top - 1], fastest]
+
+
 def _saves_little(each: Candidate, other: RunnableLayout, saved: float, limit: float) -> bool:
-    """Return whether a layout is a faster one with more or less recomputation, for which no memory asks."""
+    """Return whether a layout is a faster one that saves memory for which nobody asks.
+
+    It has another recomputation, or kind of cp or of gathers; or the optimizer in host memory, which
+    nothing needs whose state fits.
+    """
     faster = other.candidate.layout
-    alike = each.layout._replace(recompute=faster.recompute, regathers=faster.regathers) == faster
-    return alike and saved < SAVED * limit
+    mine = each.layout._replace(
+        recompute=faster.recompute, regathers=faster.regathers, context=faster.context, gather=faster.gather
+    )
+    if mine == faster:
+        return saved < SAVED * limit
+    return each.layout.offload_optimizer and mine._replace(offload_optimizer=False) == faster
 
 
 def _held(candidate: Candidate, space: SearchSpace, limit: MemoryLimit) -> int:
@@ -323,7 +345,7 @@ def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
 
 def _least(model: StepModel, space: SearchSpace) -> int:
     """Return the bytes of the leanest layout by formulas, 0 if there is none."""
-    every = search(model, space, 0.0).every
+    every = search(model, space._replace(may_offload=False), 0.0).every
     return min((each.held for each in every if each.reason == "memory"), default=0)
 
 

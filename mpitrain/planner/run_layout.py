@@ -5,6 +5,7 @@ predicted to be faster by GAIN with another one, or if run.layout = "planned" as
 the run directory has recorded is taken again by as many ranks.
 """
 
+import math
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import is_defined, predict_step
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.planner.candidates import KEYS, SearchSpace, fixed_keys
+from mpitrain.planner.choice import best_of
 from mpitrain.planner.layout_request import AnsweredLayout, LayoutRequest
 from mpitrain.planner.of_config import model_of
 from mpitrain.planner.search import Candidate, search
@@ -181,15 +183,15 @@ class _Choice:
         )  # fmt: skip
         most = self._limit.of_tensors if self._limit else rates.memory_bytes
         model = model_of(request.config, request.vocabulary)
-        for each in search(model, space, most).ranked:
-            with suppress(MpitrainError):  # what a run refuses
-                plan = self._plan(each.config)
-                if self._fits(plan):
-                    return self._runnable(each, plan)
-        return None
+        limit = self._limit.usable if self._limit else math.inf
+        chosen, _ = best_of(search(model, space, most), 1, rates, limit, self._held_by)
+        if not chosen:
+            return None
+        layout, step, config = chosen[0].candidate
+        return PlannedLayout(config, chosen[0].held, step.seconds, layout.describe())
 
-    def _runnable(self, each: Candidate, plan: Plan) -> PlannedLayout:
-        return PlannedLayout(each.config, self._held(plan), each.found.seconds, each.layout.describe())
+    def _held_by(self, candidate: Candidate) -> int:
+        return self._held(self._plan(candidate.config))
 
     def _default_seconds(self) -> float | None:
         """Return the seconds of a step of the default layout, None if formulas don't know it."""

@@ -1,14 +1,14 @@
-"""Prune the layouts of a search space, and rank what is left by predicted time.
+"""Bound the layouts of a search space by time and memory, and yield them by their played steps.
 
-First by formulas alone, then a short list of them is played; last the memory of those that remain as
-a run would hold it (plan/predict/memory.py), by the plan of the very configuration that would be
-written. What is on the list doesn't depend on the memory limit: more memory takes no layout away.
+A layout's least seconds are a true bound of what the played step takes. So the best layout of all
+is found, however few are played: more memory and faster links never make it slower. Last comes the
+memory of those that are yielded as a run would hold it (plan/predict/memory.py).
 """
 
 import heapq
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from mpitrain.config import Config
@@ -19,24 +19,20 @@ from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.step import (
     Prediction,
     is_defined,
+    least_seconds,
     predict_step,
     stashes_in_flight,
 )
 from mpitrain.plan.predict.step_time.step_model import StepModel
-from mpitrain.planner.candidates import CONTEXT, GATHER, SearchSpace, candidates, regathering
+from mpitrain.planner.candidates import SearchSpace, candidates, offloading, regathering
 from mpitrain.schedules.catalog import FAMILIES, PROPOSED
 
-FASTEST = 6  # layouts by formulas, of a schedule and of an amount of memory, besides those wanted
-LEVELS = 4  # amounts of memory in a doubling
-BY_FORMULA = 0.97  # of a step as it is played, what formulas say at least, mostly
 SIMPLE = tuple(name for name in PROPOSED if FAMILIES[name].proposed == "always")
 SLACK = 1.15  # formulas of memory may be too high by this much
 FEW = 1.0  # microbatches over stages, at least
-ENOUGH = 0.005  # what a more complex layout must gain
 REFUSED = "what a run refuses"
 UNDEFINED = "a schedule that isn't defined for so many stages and microbatches"
-NO_FASTER = "a kind of cp or of gathers that is no faster"
-SLOWER = "being slower, by formulas, than several others of their schedule that need no more memory"
+SLOWER = "being slower"
 
 
 class Candidate(NamedTuple):
@@ -54,19 +50,15 @@ class Candidate(NamedTuple):
             layout.tp > 1, layout.pp > 1, layout.cp > 1, layout.zero == 3, layout.chunks > 1,
             layout.context != "zigzag", layout.gather == "step", layout.regathers,
             layout.recompute != "none", layout.schedule not in SIMPLE,
+            layout.offload_optimizer,
         )  # fmt: skip
         return sum(used)
-
-    @property
-    def rank(self) -> float:
-        """Seconds of a step, with what a more complex layout must gain: the least is best."""
-        return self.found.seconds * (1 + ENOUGH * self.complexity)
 
 
 class Tried(NamedTuple):
     """A layout that was looked at. reason: why it is left out, "" for a candidate.
 
-    seconds, held: of a step, and bytes, by formulas. layout: None for one that a run refuses.
+    seconds: at least, of a step. held: bytes by formulas. layout: None for one that a run refuses.
     """
 
     config: Config
@@ -79,7 +71,7 @@ class Tried(NamedTuple):
 class SearchResult(NamedTuple):
     """What a search found.
 
-    ranked: best first, predicted as they are asked for. example: what a run says of the first one that
+    ranked: fastest first, predicted as they are asked for. example: what a run says of the first one that
     it refuses. every: all layouts that were looked at. left_out: after formulas, and why.
     """
 
@@ -102,15 +94,13 @@ class SearchResult(NamedTuple):
         return tried.reason or (self.left_out.get(tried.layout, "") if tried.layout else "")
 
 
-def search(model: StepModel, space: SearchSpace, limit: float, top: int = 0) -> SearchResult:
-    """Return layouts that may fit, best first.
+def search(model: StepModel, space: SearchSpace, limit: float) -> SearchResult:
+    """Return layouts that may fit, fastest first.
 
-    limit: bytes of a rank. top: layouts that are wanted. A run holds buffers that formulas don't
-    have: the caller goes down the list to those that fit, among them ever leaner ones.
+    limit: bytes of a rank. A run holds buffers that formulas don't have: the caller goes down the
+    list to those that fit.
     """
     example = ""
-    fitting: list[Candidate] = []
-    seconds: dict[StepLayout, float] = {}
     every: list[Tried] = []
     for config, layout in _layouts(model, space):
         if isinstance(layout, InputError):
@@ -119,68 +109,36 @@ def search(model: StepModel, space: SearchSpace, limit: float, top: int = 0) -> 
             continue
         held = footprint_of(model, layout, stashes_in_flight(layout)).total
         reason = _reason_against(layout, held, limit)
-        if reason:
-            every.append(Tried(config, layout, reason, held=held))
-            continue
-        found = predict_step(model, layout, space.machine, play=False)
-        seconds[layout] = found.seconds
-        reason = NO_FASTER if _gains_nothing(layout, seconds) else ""
-        every.append(Tried(config, layout, reason, found.seconds, held))
-        if not reason:
-            fitting.append(Candidate(layout, found, config))
+        seconds = math.nan if reason else least_seconds(model, layout, space.machine)
+        every.append(Tried(config, layout, reason, seconds, held))
     left_out: dict[StepLayout, str] = {}
-    ranked = _ranked(model, space.machine, _short_list(fitting, FASTEST + top, left_out))
-    return SearchResult(ranked, example, every, left_out)
+    return SearchResult(_ranked(model, space.machine, every, left_out), example, every, left_out)
 
 
-def _ranked(model: StepModel, machine: MachineRates, listed: list[Candidate]) -> Iterator[Candidate]:
-    """Yield layouts by the time of their played steps: none is played before it is its turn.
-
-    listed: by the time of formulas, which have hardly more bubble than what is played.
-    """
+def _ranked(
+    model: StepModel, machine: MachineRates, every: list[Tried], left_out: dict[StepLayout, str]
+) -> Iterator[Candidate]:
+    """Yield layouts by the time of their played steps: none is played before it is its turn."""
     played: list[tuple[float, int, Candidate]] = []
-    for number, each in enumerate(listed):
-        while played and played[0][0] <= BY_FORMULA * each.found.seconds:
+    fitting = [tried for tried in every if not tried.reason]
+    for number, tried in enumerate(sorted(fitting, key=lambda tried: tried.seconds)):
+        while played and played[0][0] <= tried.seconds:
             yield heapq.heappop(played)[-1]
-        step = each._replace(found=predict_step(model, each.layout, machine))
-        heapq.heappush(played, (step.rank, number, step))
+        assert tried.layout is not None
+        if not is_defined(tried.layout):
+            left_out[tried.layout] = UNDEFINED
+            continue
+        step = predict_step(model, tried.layout, machine)
+        heapq.heappush(played, (step.seconds, number, Candidate(tried.layout, step, tried.config)))
     while played:
         yield heapq.heappop(played)[-1]
-
-
-def _short_list(fitting: list[Candidate], most: int, left_out: dict[StepLayout, str]) -> list[Candidate]:
-    """Return the fastest layouts by formulas of each schedule, for each amount of memory.
-
-    Formulas of time are off by a schedule's bubble, formulas of memory by buffers. Layouts that differ
-    in recomputation alone count as one.
-    """
-    listed = []
-    by_level: dict[tuple[str, float], set[StepLayout]] = defaultdict(set)
-    for each in sorted(fitting, key=lambda each: each.found.seconds):
-        schedule, level = each.layout.schedule, _level(each.found.footprint.total)
-        alike = each.layout._replace(recompute="none", regathers=False)
-        faster = set().union(
-            *(own for (name, at), own in by_level.items() if name == schedule and at <= level)
-        )
-        if len(faster - {alike}) >= most:
-            left_out[each.layout] = SLOWER
-        elif not is_defined(each.layout):
-            left_out[each.layout] = UNDEFINED
-        else:
-            by_level[schedule, level].add(alike)
-            listed.append(each)
-    return listed
-
-
-def _level(num_bytes: float) -> float:
-    """Return the number of the first amount of memory that isn't less."""
-    return math.ceil(LEVELS * math.log2(max(1.0, num_bytes))) if num_bytes < math.inf else math.inf
 
 
 def _layouts(model: StepModel, space: SearchSpace) -> Iterator[tuple[Config, StepLayout | InputError]]:
     """Yield configurations with their layouts, or why a run refuses one.
 
-    After a layout comes the same one that gathers tp's inputs again.
+    After a layout come the same one that gathers tp's inputs again, and both with the optimizer in host
+    memory.
     """
     is_open = "parallel.regather" not in space.fixed
     for config in candidates(space, model):
@@ -190,21 +148,17 @@ def _layouts(model: StepModel, space: SearchSpace) -> Iterator[tuple[Config, Ste
             yield config, error
             continue
         layout = space.layout_of(resolved)
-        yield config, layout
+        alike = [(config, layout)]
         leaner = regathering(config, resolved) if is_open else None
         if leaner is not None:
-            yield leaner, layout._replace(regathers=True)
-
-
-def _gains_nothing(layout: StepLayout, seconds: Mapping[StepLayout, float]) -> bool:
-    """Return whether a kind of cp or of gathers is no faster than the default one, which came before."""
-    usual = {layout._replace(context=CONTEXT), layout._replace(gather=GATHER)} - {layout}
-    most = seconds[layout] * (1 + ENOUGH)
-    return any(seconds.get(each, math.inf) <= most for each in usual)
+            alike.append((leaner, layout._replace(regathers=True)))
+        yield from alike
+        if space.may_offload:
+            yield from ((offloading(own), each._replace(offload_optimizer=True)) for own, each in alike)
 
 
 def _reason_against(layout: StepLayout, held: int, limit: float) -> str:
     """Return the reason that a layout is left out for that a run would take, "" for none."""
     if layout.pp > 1 and layout.num_microbatches < FEW * layout.pp / layout.chunks:
         return "fewer microbatches than stages"
-    return "memory" if _level(held) > _level(SLACK * limit) else ""
+    return "memory" if held > SLACK * limit else ""

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from contextlib import suppress
+from itertools import islice
 
 import pytest
 from click.testing import CliRunner
@@ -105,7 +106,7 @@ def test_a_small_model_needs_nothing_but_dp():
 )
 def test_what_is_fixed_stays(fixed):
     model, space = public_space("llama3-8b", H100, 16, 4096, 64, fixed)
-    found = [*search(model, space, H100.memory_bytes).ranked]
+    found = [*islice(search(model, space, H100.memory_bytes).ranked, 12)]
     assert found
     for each in found:
         for config in (each.config, space.resolved(each.config)):
@@ -134,11 +135,11 @@ def test_ulysses_is_chosen_on_slow_links_and_never_beyond_key_value_heads():
     for cp, is_possible in ((8, True), (16, False)):
         fixed = {"parallel.cp": cp, "parallel.tp": 1, "parallel.pp": 1}
         found = search(*public_space("llama3-8b", slow, 16, 16384, 32, fixed), 4 * H100.memory_bytes)
-        kinds = [each.layout.context for each in found.ranked]
+        kinds = [each.layout.context for each in islice(found.ranked, 12)]
         assert (kinds[0] == "ulysses") == ("ulysses" in kinds) == is_possible
     fixed = {"parallel.cp": 2, "parallel.tp": 1}
-    for each in search(*public_space("llama3-8b", H100, 16, 16384, 32, fixed), H100.memory_bytes).ranked:
-        assert each.layout.context == "zigzag"  # a ring hides beneath attention, an all-to-all doesn't
+    found = search(*public_space("llama3-8b", H100, 16, 16384, 32, fixed), H100.memory_bytes)
+    assert next(found.ranked).layout.context == "zigzag"  # hidden beneath attention, no all-to-all is
 
 
 def test_a_kind_sends_what_a_layer_of_it_declares():
@@ -168,12 +169,12 @@ def test_weights_are_kept_over_the_step_where_they_fit_and_gain():
     assert {each.layout.gather for each in once.ranked} == {"auto"}
 
 
-def test_the_optimizer_is_offloaded_only_where_nothing_else_fits(tmp_path):
+def test_the_optimizer_is_offloaded_only_where_nothing_as_fast_fits(tmp_path):
     out = tmp_path / "best.toml"
     words = ("--machine", "h100-80gb", *sets("model.preset=llama3-8b", "data.sequence=2048", "batch.global=8",
              "precision.compute=bf16"))  # fmt: skip
     text = planned("--ranks", "1", "--out", str(out), *words)
-    assert text.splitlines()[1].startswith('nothing fits without memory.offload = "optimizer"')
+    assert text.splitlines()[1].startswith('nothing as fast fits without memory.offload = "optimizer"')
     assert load(str(out), ()).memory.offload == "optimizer" and "proved:" in show_proof(str(out), (), 1)
     held = json.loads(planned("--ranks", "1", "--json", *words))["best"][0]["held_bytes"]
     assert 8e9 * 12 > H100.memory_bytes > held  # its moments alone are more than a rank has
@@ -193,8 +194,8 @@ def test_what_is_offloaded_by_hand_is_in_the_times_of_a_measured_host_and_else_s
 
 def test_less_memory_is_kept():
     for limit in (30e9, 50e9, 80e9):
-        found = [*search(*public_space("llama3-8b", H100, 16, 8192, 64), limit).ranked]
-        assert found and all(each.found.footprint.total < 1.4 * limit for each in found)
+        ranked = search(*public_space("llama3-8b", H100, 16, 8192, 64), limit).ranked
+        assert all(each.found.footprint.total < 1.4 * limit for each in [next(ranked), *islice(ranked, 6)])
 
 
 LLAMA_405B = (

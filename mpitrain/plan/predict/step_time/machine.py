@@ -208,6 +208,10 @@ class MachineRates(NamedTuple):
     attention_narrow: float = KERNELS["flash2"]
     spread: Spread = OF_MEASURED
 
+    def __hash__(self) -> int:
+        """Return a hash by the figures that are numbers: what was computed of a machine is kept."""
+        return hash((self.name, self.memory_bandwidth, self.inside, self.between, self.ranks_per_node))
+
     @property
     def knows_offload(self) -> bool:
         """Whether it is known what memory.offload takes, and no guess.

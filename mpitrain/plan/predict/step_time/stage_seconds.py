@@ -16,7 +16,7 @@ from mpitrain.plan.predict.step_time.compute import Seconds, seconds_of
 from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
 from mpitrain.plan.predict.step_time.machine import HOST_COPY, MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, group_of, seconds, sent_seconds
-from mpitrain.plan.predict.step_time.step_model import StepModel, Weights, works_of
+from mpitrain.plan.predict.step_time.step_model import StepModel, Weights, of_microbatch, works_of
 from mpitrain.schedules import catalog
 
 # of what travels beside computation, what it takes from it: copies and sums run on the same cores
@@ -324,13 +324,9 @@ def state_seconds(
 
 def stages_of(model: StepModel, layout: StepLayout, machine: MachineRates) -> list[StageSeconds]:
     """Return the seconds of every stage, from the embedding to the loss."""
-    works = works_of(model, layout, load_of_fullest(layout, machine))
-    kinds = [
-        _block_seconds(model, kind, works.kinds[kind], layout, machine) for kind in range(len(works.kinds))
-    ]
-    of_first, of_last = model.end_weights(layout)
-    first = part_of((works.first,), layout, machine, of_first, False)
-    last = part_of((works.last,), layout, machine, of_last, False)
+    load = load_of_fullest(layout, machine)
+    alone = not (fetches_each(layout) or layout.sums_each)  # data ranks send nothing for a microbatch
+    kinds, first, last = _parts_of(model, of_microbatch(layout) if alone else layout, machine, load)
     per_stage = blocks_of_stages(model, layout)
     stages = []
     for stage, counts in enumerate(per_stage):
@@ -338,6 +334,21 @@ def stages_of(model: StepModel, layout: StepLayout, machine: MachineRates) -> li
         parts += [(first, 1)] * (stage == 0) + [(last, 1)] * (stage == len(per_stage) - 1)
         stages.append(_together(parts, sum(counts)))
     return stages
+
+
+@lru_cache(maxsize=256)  # a search asks for many layouts that differ in their stages
+def _parts_of(
+    model: StepModel, layout: StepLayout, machine: MachineRates, load: float
+) -> tuple[list[Part], Part, Part]:
+    """Return the seconds of a block of each kind, and of both ends. load: as works_of() takes it."""
+    works = works_of(model, layout, load)
+    kinds = [
+        _block_seconds(model, kind, works.kinds[kind], layout, machine) for kind in range(len(works.kinds))
+    ]
+    of_first, of_last = model.end_weights(layout)
+    first = part_of((works.first,), layout, machine, of_first, False)
+    last = part_of((works.last,), layout, machine, of_last, False)
+    return kinds, first, last
 
 
 def _block_seconds(

@@ -11,7 +11,7 @@ needs.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.optimizers import optimizer_kind
@@ -58,6 +58,9 @@ STRAGGLERS_OF_A_CPU = 0.04
 MOST_PLAYED = 40_000  # forwards of a table that is played
 
 
+Bubble = Literal["played", "formula", "least"]  # how the bubble of a step is found
+
+
 class PlayedSize(NamedTuple):
     """A schedule and its size: the microbatches are those that are played."""
 
@@ -102,16 +105,25 @@ def predict_step(
 
     play: the schedule; else its bubble is a formula's, which is faster and knows equal stages only.
     """
+    return _predicted(model, layout, machine, "played" if play else "formula")
+
+
+def least_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
+    """Return seconds that a played step takes at least. Raises as predict_step() does."""
+    return _predicted(model, layout, machine, "least").seconds
+
+
+def _predicted(model: StepModel, layout: StepLayout, machine: MachineRates, bubble: Bubble) -> Prediction:
     require_possible(layout, model)
-    found = _undisturbed(model, layout, machine, play)
+    found = _undisturbed(model, layout, machine, bubble)
     here = min(layout.ranks, machine.ranks_per_node)
     if not 0 < machine.cores_per_node < here:
         return found
     turns = here / machine.cores_per_node
     slowed = machine.slowed(TURN * turns)
     if layout.ranks // layout.pp >= here:  # of one stage: they wait for others at the same time
-        return _undisturbed(model, layout, slowed, play)
-    in_turns = _undisturbed(model, layout, slowed, play=False)
+        return _undisturbed(model, layout, slowed, bubble)
+    in_turns = _undisturbed(model, layout, slowed, "formula")
     nodes = -(-layout.ranks // here)
     waiting = (min(nodes, layout.pp) - 1) / layout.num_microbatches
     sends = 2 * layout.num_microbatches * _message_seconds(model, layout, machine, nodes > 1)
@@ -127,11 +139,11 @@ def stragglers_share(layout: StepLayout, machine: MachineRates) -> float:
     return STRAGGLERS_OF_A_CPU if share_a_cpu else STRAGGLERS
 
 
-def _undisturbed(model: StepModel, layout: StepLayout, machine: MachineRates, play: bool) -> Prediction:
+def _undisturbed(model: StepModel, layout: StepLayout, machine: MachineRates, bubble: Bubble) -> Prediction:
     """Return the step of ranks that have a core each."""
     stages = stages_of(model, layout, machine)
     message = message_seconds(model, layout, machine)
-    pipeline, in_flight = _pipeline_seconds(stages, layout, message, machine.sends_meanwhile, play)
+    pipeline, in_flight = _pipeline_seconds(stages, layout, message, machine.sends_meanwhile, bubble)
     slowest = max(ranks_of(stages, layout), key=lambda held: sum(each.total for each in held))
     count = layout.num_microbatches
     exposed = {axis: 0.0 for axis in ("tp", "cp", "ep", "etp", "dp")}
@@ -187,14 +199,16 @@ def _message_seconds(model: StepModel, layout: StepLayout, machine: MachineRates
 
 
 def _pipeline_seconds(
-    stages: list[StageSeconds], layout: StepLayout, message: float, meanwhile: bool, play: bool
+    stages: list[StageSeconds], layout: StepLayout, message: float, meanwhile: bool, bubble: Bubble
 ) -> tuple[float, tuple[int, ...]]:
     """Return the seconds of all microbatches, and stashes in flight by rank."""
     count = layout.num_microbatches
     slowest = max(sum(stage.total for stage in held) for held in ranks_of(stages, layout))
     if layout.pp == 1:
         return count * slowest, (1,)
-    table = table_of(layout) if play else None
+    if bubble == "least" and layout.schedule in catalog.FAMILIES and not _is_too_large(_played(layout)):
+        return _least_pipeline_seconds(stages, layout), stashes_in_flight(layout)
+    table = table_of(layout) if bubble == "played" else None
     if table is None:
         waiting = (layout.pp - 1) * bubble_share(layout.schedule, layout.chunks)
         return (count + waiting) * slowest, stashes_in_flight(layout)
@@ -202,6 +216,34 @@ def _pipeline_seconds(
     in_flight = tuple(-(-timeline.peak_in_flight(rank) // table.segments) for rank in range(layout.pp))
     played = table.num_microbatches * table.copies // table.segments
     return timeline.makespan + (count - played) * slowest, in_flight
+
+
+def _least_pipeline_seconds(stages: list[StageSeconds], layout: StepLayout) -> float:
+    """Return the seconds that no order of a pipeline's computations can do without.
+
+    A rank waits for the forwards before its first stage. After its last one come the backwards before
+    that stage; where they are split, only after the last gradient of inputs, and some gradients of
+    weights may be put off until then.
+    """
+    count = layout.num_microbatches
+    whole = max(count * sum(stage.total for stage in held) for held in ranks_of(stages, layout))
+    if copies_of(layout) > 1:
+        return whole
+    splits = _splits_backwards(layout)
+    for held in stages_of_ranks(layout):
+        before = stages[: min(held)]
+        busy = count * sum(stages[stage].total for stage in held)
+        put_off = splits * count * sum(stages[stage].weights for stage in held)
+        filled = sum(stage.forward for stage in before) / layout.segments
+        drained = sum(stage.inputs + (not splits) * stage.weights for stage in before) / layout.segments
+        whole = max(whole, filled + busy, filled + busy - put_off + drained)
+    return whole
+
+
+def _splits_backwards(layout: StepLayout) -> bool:
+    """Return whether a schedule puts gradients of weights off: its table of two ranks says so."""
+    table = _table(PlayedSize(layout.schedule, 2, 4, layout.chunks, layout.segments))
+    return table is None or any(action.kind == "I" for actions in table.ranks for action in actions)
 
 
 def play_pipeline(
@@ -278,15 +320,18 @@ def is_defined(layout: StepLayout) -> bool:
     """
     if layout.schedule not in catalog.FAMILIES or table_of(layout) is not None:
         return True
-    size = layout.pp * _few(layout.num_microbatches, layout) * layout.chunks * layout.segments
-    return size > MOST_PLAYED
+    return _is_too_large(_played(layout))
+
+
+def _is_too_large(played: PlayedSize) -> bool:
+    return played.pp * played.num_microbatches * played.chunks * played.segments > MOST_PLAYED
 
 
 @lru_cache(maxsize=256)
 def _table(played: PlayedSize) -> Table | None:
     """Return the table of a schedule, or None where it isn't defined or too large to be played."""
     family = catalog.FAMILIES.get(played.schedule)
-    if family is None or played.pp * played.num_microbatches * played.chunks * played.segments > MOST_PLAYED:
+    if family is None or _is_too_large(played):
         return None
     options = Options(
         chunks=played.chunks if "chunks" in family.takes else None,

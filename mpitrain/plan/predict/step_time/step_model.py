@@ -110,9 +110,21 @@ def step_model(plan: Plan, name: str = "") -> StepModel:
     return StepModel(plan.config, plan.model, name or plan.config.model.preset)
 
 
-@lru_cache(maxsize=16)  # of one layout its seconds, its memory and its balance are asked for
+def of_microbatch(layout: StepLayout) -> StepLayout:
+    """Return a layout with as few ranks and stages, whose microbatches are alike."""
+    ranks = layout.tp * layout.cp * layout.etp * layout.ep
+    return layout._replace(
+        ranks=ranks, batch=layout.micro * ranks, pp=1, chunks=1, schedule="1f1b", sharded=0, zero=0
+    )
+
+
 def works_of(model: StepModel, layout: StepLayout, load: float) -> ModelWork:
     """Return the work of a model's parts. load: rows of the rank whose experts have most, over the mean."""
+    return _works_of(model, of_microbatch(layout), load)
+
+
+@lru_cache(maxsize=256)  # a search asks for many layouts that differ in their stages
+def _works_of(model: StepModel, layout: StepLayout, load: float) -> ModelWork:
     width = model.sizes.width
     kinds = tuple(tuple(work_of(layer, layout, load, width) for layer in kind) for kind in model.kinds)
     ends = (work_of(layer, layout, load, width) for layer in (model.layers.first, model.layers.last))
