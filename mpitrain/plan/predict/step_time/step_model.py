@@ -114,7 +114,7 @@ def of_microbatch(layout: StepLayout) -> StepLayout:
     """Return a layout with as few ranks and stages, whose microbatches are alike."""
     ranks = layout.tp * layout.cp * layout.etp * layout.ep
     return layout._replace(
-        ranks=ranks, batch=layout.micro * ranks, pp=1, chunks=1, schedule="1f1b", sharded=0, zero=0
+        ranks=ranks, batch=layout.micro * ranks, pp=1, chunks=1, schedule="", sharded=0, zero=0
     )
 
 
