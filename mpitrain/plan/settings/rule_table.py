@@ -421,6 +421,7 @@ DIVISION = (
         "{recovery.every}",
         "use recovery.every = 1",
     ),
+    idle("run.eval_sources", lambda c: not c.data.sources, "one source", "list them as [[data.sources]]"),
     idle("comm.synchronous", lambda c: c.parallel.pp == 1, "{parallel.pp}", "use parallel.pp = 2"),
 )
 
