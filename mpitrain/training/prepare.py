@@ -590,6 +590,8 @@ class _Opening:
 
     def _require_same_growth(self, newest: Newest, before: Config) -> None:
         """Raise CheckpointError if batches or rows changed for steps that the run has done already."""
+        if not any(config.batch.growth or config.batch.lengths for config in (before, self.config)):
+            return  # another batch.global reads on from where the run is
         past, now = (BatchSizes(config.batch) for config in (before, self.config))
         first = now.first_difference(past, newest.step, self.config.data.sequence)
         if first is None:

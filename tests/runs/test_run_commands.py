@@ -197,7 +197,7 @@ def test_many_ranks_on_few_cores_take_less_memory_with_a_hint(monkeypatch):
     for variable, _ in (HINTS["MPICH"], SMALLER["MPICH"]):
         monkeypatch.delenv(variable, raising=False)
     both = f"env {SMALLER['MPICH'][1]} {HINTS['MPICH'][1]} mpirun"
-    assert f"64 ranks on 2 cores: {both} ... takes 8 MB a rank less" in many("MPICH", 64, 2)
+    assert f"64 ranks on 2 cores: {both} ... saves 8 MB a rank, and time" in many("MPICH", 64, 2)
     assert many("MPICH", 64, 64) == many("MPICH", 4, 2) == many("Open MPI", 64, 2) == ""
     monkeypatch.setenv(SMALLER["MPICH"][0], "ucx")
     assert many("MPICH", 64, 2) == ""
