@@ -339,7 +339,7 @@ class RunDir:
         """Leave the lines up to `step`: where they lie, which takes no room, if nothing is between them."""
         survey = _survey(self.metrics, step)
         if survey.damaged:
-            with replacing(self.metrics.with_name("summary.json", "metrics.jsonl.damaged")) as file:
+            with replacing(self.metrics.with_name("metrics.jsonl.damaged")) as file:
                 file.writelines(line for line, _ in lines_of(self.metrics))
         with open(open_regular(self.metrics, os.O_RDWR), "r+b") as file:
             # another name may be that of a file elsewhere
