@@ -228,7 +228,7 @@ def cli() -> None:
 
     \b
     mpirun -n 2 mpitrain run                   train a small model
-    mpirun -n 8 mpitrain run my.toml           train by a configuration file, or resume
+    mpirun -n 8 mpitrain run my.toml           train a configuration, or resume
     mpitrain generate runs/my --prompt "..."   sample text from it
     """
 
@@ -799,7 +799,7 @@ def plot(runs: tuple[str, ...], out: str, curves: tuple[str, ...], over: str) ->
     return plot(runs, out, curves, over, _answer)
 
 
-@cli.command(short_help="Watch runs under way: a page that stays new, or curves in the terminal.")
+@cli.command(short_help="Watch runs under way on a page, or in the terminal.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
 @click.option("--terminal", is_flag=True, help="Draw here, instead of a page for a browser.")
 @click.option(
@@ -922,7 +922,8 @@ def schedule(
     A table, text or CSV, has a line for each rank; F3@1: microbatch 3 on stage 1
         rank 0: F0@0 F1@0 B0@0 B1@0            F forward, B whole backward,
         rank 1: F0@1 B0@1 F1@1 I1@1 W1@1       I for inputs, W for weights
-    Train it with pipeline.schedule=FILE. Tables of PyTorch, Megatron, sail-sg and DualPipe are read, too.
+    Train it with pipeline.schedule=FILE. Orders of PyTorch, Megatron, sail-sg
+    and DualPipe are read, too.
     """
     from mpitrain.commands.schedule import command as report
 

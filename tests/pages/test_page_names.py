@@ -31,7 +31,7 @@ OF_OTHERS = {
     "--map-by",
     "--no-binary",
 }
-NO_KEYS = {"run.lock", "model.generate"}  # a file, and a method of transformers
+NO_KEYS = {"run.lock", "run.svg", "model.generate"}  # files, and a method of transformers
 PLACEHOLDERS = {"COMMAND", "NAME"}
 PAPER = re.compile(r"\[(\d{4}\.\d{4,5})\]\(https://arxiv\.org/abs/(\S+?)(?:v\d)?\)")
 TERMS = {

@@ -4,6 +4,7 @@ Each is planted here, caught, and named.
 """
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -305,12 +306,14 @@ def test_the_exit_code_says_whether_the_layout_is_right(world, monkeypatch, bug)
     if world.size != 2:
         pytest.skip("2 ranks tell")
     from mpitrain.cluster.status_board import RankStatus
+    from mpitrain.comm.base.world import connect
     from mpitrain.commands.verify import main
     from mpitrain.errors import DONE, FAILED
 
     layout, _, plant = BUGS[bug] if bug else (("parallel.tp=2",), "", lambda patch: None)
     plant(monkeypatch)
     # a real one ends the job with its process
-    guard = SimpleNamespace(place=RankStatus(), join=lambda world: None)
+    place = RankStatus()
+    guard = SimpleNamespace(place=place, connect=partial(connect, place))
     code = main(None, layout, guard, lambda text: None)
     agree(world, code == (FAILED if bug else DONE), f"exit code {code}")

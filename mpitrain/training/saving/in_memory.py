@@ -12,7 +12,6 @@ with what lies on other nodes.
 """
 
 import secrets
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from mpitrain.actor.actor import Actor
 from mpitrain.actor.partner_copies import CopyExchange
 from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.checkpoint.meta import StepInfo
+from mpitrain.cluster.entry import warn
 from mpitrain.cluster.status_board import BUSY, RankStatus
 from mpitrain.comm.base.world import World
 from mpitrain.errors import CheckpointError, StorageError
@@ -256,11 +256,9 @@ class PartnerExchange:
         if _digest_in(came)[0] == _digest_of(came):
             self.received.end(generation, step, meta)
             return
-        print(
+        warn(
             f"mpitrain: the copy of rank {self.source}'s state after step {step} came with another digest "
-            "than it was sent with: a memory or a link errs, and this copy isn't kept",
-            file=sys.stderr,
-            flush=True,
+            "than it was sent with: a memory or a link errs, and this copy isn't kept"
         )
 
 
