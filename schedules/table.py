@@ -140,7 +140,7 @@ Rows = list[list[Action]]  # what stands in each rank's line
 HEADS = ("copies", "segments")
 _LINE = re.compile(r"rank\s+([0-9]{1,9})\s*:(.*)")
 _LOOSE_LINE = re.compile(r"rank\s+([0-9]{1,9})\b\s*:?(.*)")
-_HEAD = re.compile(rf"({'|'.join(HEADS)})\s+([1-9][0-9]{{0,3}})")
+HEAD = re.compile(rf"({'|'.join(HEADS)})\s+([1-9][0-9]{{0,3}})")
 
 
 def read_table(text: str, name: str = "user") -> Table:
@@ -166,7 +166,7 @@ def read_lines(
         where = f"{name}, line {number}"
         line = written.partition("#")[0].strip()
         try:
-            if head := _HEAD.fullmatch(line):
+            if head := HEAD.fullmatch(line):
                 add_head(heads, head[1], int(head[2]))
             elif line and read is not None:
                 _read_loosely(line, written[:1].isspace(), ranks, read)

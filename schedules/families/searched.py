@@ -135,7 +135,7 @@ def _looped(num_ranks: int, num_microbatches: int, chunks: int, _: SearchPlan) -
     options = DEFAULTS._replace(chunks=chunks)
     groups = range(smallest_group(num_ranks), min(2 * num_ranks, num_microbatches) + 1)
     if is_large(num_ranks * chunks, num_microbatches):
-        groups = groups[:: num_ranks // 2]  # p/2, p, 3p/2, 2p: each takes seconds
+        groups = groups[:: max(num_ranks // 2, 1)]  # p/2, p, 3p/2, 2p: each takes seconds
     for group in chain((None,), groups):
         yield interleaved(num_ranks, num_microbatches, options._replace(group=group))
     for rows in (interleaved_zb, looped_bfs):

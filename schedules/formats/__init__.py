@@ -1,1 +1,1 @@
-"""Tables in files: the user's own, CSV, PyTorch's, and the field's notation."""
+"""Tables in files: the user's own, CSV, the field's notation, and other projects', read and written."""

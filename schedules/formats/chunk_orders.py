@@ -9,7 +9,8 @@
     ScheduledNode(type=F, stage=0, ...)         its nodes, as Python prints them
 
 Which stages the chunks are follows from the order: of the placements under which it can be played
-the one with the shortest step. A line `placed looped`, `placed v` or `copies 2` decides it.
+the one with the shortest step. A line `placed looped`, `placed v` or `copies 2` decides it; nodes
+that have their layer_group_idx name their stage.
 Sources: Megatron-LM's convert_schedule_table_to_order, zero-bubble-pipeline-parallelism's
 scheduler/graph.py and passes.py, DualPipe's step().
 """
@@ -17,11 +18,12 @@ scheduler/graph.py and passes.py, DualPipe's step().
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import PAIR, Action
-from mpitrain.schedules.table import HEADS, Rows, add_head
+from mpitrain.schedules.table import HEAD, Rows, add_head
 
 _NUMBER = "[0-9]{1,9}"
 _PAPERS = re.compile(rf"(F|BW|B|I|W)({_NUMBER})?\.({_NUMBER})(?:/s({_NUMBER}))?")
@@ -32,8 +34,9 @@ _PAIR = re.compile(r"\[([^|\]]+)\|([^|\]]+)\]")
 _NODE = re.compile(r"ScheduledNode\(([^()]*)\)")
 _FIELD = re.compile(r"(\w+)=(?:<FuncType\.\w+: )?'?(\w+)")
 _ROW = re.compile(r"(?:rank\s+([0-9]{1,9})\s*:?\s*)?(?:ORDER\s*)?(.*)", re.IGNORECASE)
-_HEAD = re.compile(rf"(placed|{'|'.join(HEADS)})[\s,]+(\w+),*")
+_PLACED = re.compile(r"placed\s+(\w+)")
 _MARKS = (_PAPERS, _PAIR, re.compile(f"[sr]?(?:f|bw|b|w){_NUMBER}"))  # not F3, which is a table's, too
+STAGE = "layer_group_idx"  # of a node
 PLACEMENTS = {
     "looped": "loops: rank r has stages r, r+p, ...",
     "v": "a V: rank r has stages r and 2p-1-r",
@@ -43,12 +46,15 @@ PLACEMENTS = {
 
 
 class ChunkAction(NamedTuple):
-    """A computation, by the chunk of its rank. None: to be counted; kind PAIR joins the next two."""
+    """A computation, by the chunk of its rank. A microbatch of None is to be counted; kind PAIR joins
+    the next two.
+    """
 
     kind: str
     chunk: int | None = None
     microbatch: int | None = None
     segment: int = 0
+    stage: int | None = None  # if the file names it
 
 
 class ChunkOrder(NamedTuple):
@@ -69,7 +75,7 @@ def lines(text: str) -> Iterator[tuple[int, str]]:
 
 def names_chunks(text: str) -> bool:
     """Whether a file is such an order."""
-    return any(_names_chunks(line) for _, line in lines(text) if not _HEAD.fullmatch(line))
+    return any(_names_chunks(line) for _, line in lines(text))
 
 
 def _names_chunks(line: str) -> bool:
@@ -88,8 +94,10 @@ def read_order(text: str, name: str) -> ChunkOrder:
     placed, messages = None, 0
     for number, line in lines(text):
         try:
-            if head := _HEAD.fullmatch(line):
-                placed = _read_head(head, heads) or placed
+            if head := HEAD.fullmatch(line):
+                add_head(heads, head[1], int(head[2]))
+            elif named := _PLACED.fullmatch(line):
+                placed = _read_placement(named[1])
             elif nodes := _NODE.findall(line):
                 messages += _add_nodes(nodes, ranks)
             else:
@@ -101,16 +109,12 @@ def read_order(text: str, name: str) -> ChunkOrder:
     return ChunkOrder(ranks, heads, placed, messages)
 
 
-def _read_head(head: re.Match[str], heads: dict[str, int]) -> str | None:
-    what, value = head.groups()
-    if what != "placed":
-        if not _MEGATRON.fullmatch(value) or value.startswith("-"):
-            raise ScheduleError(f"found {head[0]!r}, needed a number as in '{what} 2'")
-        add_head(heads, what, int(value))
-        return None
-    if value not in ("looped", "v"):
-        raise ScheduleError(f"found {head[0]!r}, needed 'placed looped' or 'placed v'; of copies 'copies 2'")
-    return value
+def _read_placement(name: str) -> str:
+    if name not in ("looped", "v"):
+        raise ScheduleError(
+            f"found 'placed {name[:30]}', needed 'placed looped' or 'placed v'; of two copies 'copies 2'"
+        )
+    return name
 
 
 def _words(line: str) -> list[str]:
@@ -166,6 +170,7 @@ def _add_nodes(nodes: Iterable[str], ranks: list[list[ChunkAction]]) -> int:
                 int(fields.get(key, default))
                 for key, default in (("stage", ""), ("microbatch", ""), ("chunk", 0), ("seq_split_idx", 0))
             )
+            stage = None if fields.get(STAGE) in (None, "None") else int(fields[STAGE])
         except ValueError:
             raise ScheduleError(
                 f"found ScheduledNode({node[:80]}), needed type, stage and microbatch"
@@ -176,7 +181,7 @@ def _add_nodes(nodes: Iterable[str], ranks: list[list[ChunkAction]]) -> int:
             )
         if rank == len(ranks):
             ranks.append([])
-        ranks[rank].append(ChunkAction(kind, chunk, microbatch, segment))
+        ranks[rank].append(ChunkAction(kind, chunk, microbatch, segment, stage))
     return messages
 
 
@@ -184,35 +189,42 @@ def _add_nodes(nodes: Iterable[str], ranks: list[list[ChunkAction]]) -> int:
 
 
 def placed_rows(order: ChunkOrder, name: str) -> Iterator[tuple[str, Rows, dict[str, int]]]:
-    """Yield the order's rows under each placement it may have, with the heads of their table.
+    """Yield the order's rows under each placement it may have, "" if it names its stages, with the
+    heads of their table.
 
     Raises ScheduleError if a W waits for nothing.
     """
     ranks = [list(_numbered(row, f"{name}: rank {rank}")) for rank, row in enumerate(order.ranks)]
     segments = 1 + max((action.segment for row in ranks for action in row), default=0)
-    chunks = 1 + max((action.chunk or 0 for row in ranks for action in row), default=0)
     heads = {"segments": segments, **order.heads}
-    for placed in _possible(order, chunks):
+    for placed in _possible(order):
         stage = _stages(placed, len(ranks))
         rows = [
-            [_on_stage(action, stage(rank, action.chunk or 0), heads["segments"]) for action in row]
+            [_on_stage(action, stage(rank, action), heads["segments"]) for action in row]
             for rank, row in enumerate(ranks)
         ]
         yield placed, rows, heads
 
 
-def _possible(order: ChunkOrder, chunks: int) -> tuple[str, ...]:
+def _possible(order: ChunkOrder) -> tuple[str, ...]:
+    actions = list(chain.from_iterable(order.ranks))
     if order.heads.get("copies", 1) > 1:
         return ("copies", "phases")
-    if order.placed or chunks != 2:
-        return (order.placed or "looped",)
-    return ("looped", "v")
+    if order.placed:
+        return (order.placed,)
+    if all(action.stage is not None for action in actions):
+        return ("",)
+    return ("looped", "v") if max(action.chunk or 0 for action in actions) == 1 else ("looped",)
 
 
-def _stages(placed: str, num_ranks: int) -> Callable[[int, int], int]:
-    """Return which stage a chunk of a rank is."""
+def _stages(placed: str, num_ranks: int) -> Callable[[int, ChunkAction], int]:
+    """Return what says the stage of an action of a rank."""
 
-    def stage(rank: int, chunk: int) -> int:
+    def stage(rank: int, action: ChunkAction) -> int:
+        if not placed:
+            assert action.stage is not None
+            return action.stage
+        chunk = action.chunk or 0
         if placed == "phases" and rank >= num_ranks // 2:
             chunk = 1 - chunk
         mirrored = placed != "looped" and chunk % 2

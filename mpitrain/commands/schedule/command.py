@@ -18,7 +18,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.screen import columns
 from mpitrain.schedules.formats.csv_table import write_csv
-from mpitrain.schedules.formats.others import FORMS, write_as
+from mpitrain.schedules.formats.other_formats import FORMS, write_as
 from mpitrain.schedules.limits import MOST_TRACE_BYTES, require_searchable
 from mpitrain.schedules.options import UNIT_TIMES, StageTimes, Times
 from mpitrain.schedules.play.measured import MeasuredTrace, read_trace

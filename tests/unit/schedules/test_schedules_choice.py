@@ -55,6 +55,12 @@ def test_auto_searches_no_large_steps_unless_nothing_else_fits(monkeypatch):
     assert searched & fastest(3, 6, Options(times=TIMES, chunks=3, memory_limit=1)).makespans.keys()
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 5])
+def test_a_large_step_is_searched_on_any_number_of_ranks(monkeypatch, num_ranks):
+    monkeypatch.setattr(problem, "LARGE", 10)
+    assert len(build("interleaved-auto", num_ranks, 11).ranks) == num_ranks
+
+
 def test_auto_chooses_the_simplest_of_those_that_take_as_long():
     assert fastest(1, 8, Options()).name == "1f1b"
 

@@ -5,12 +5,13 @@ import csv
 import pytest
 from support.quick_schedules import NAMES
 
+from mpitrain.cli import cli
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import PAIR, B, F
 from mpitrain.schedules.catalog import build
 from mpitrain.schedules.formats.chunk_orders import names_chunks
 from mpitrain.schedules.formats.notation import LETTERS
-from mpitrain.schedules.formats.others import FORMS, write_as
+from mpitrain.schedules.formats.other_formats import FORMS, write_as
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.table import Table, make_table
 
@@ -112,6 +113,22 @@ def test_a_line_decides_which_stages_chunks_are():
         read_any(f"placed w\n{order}")
 
 
+def test_nodes_that_name_their_stage_stand_wherever_they_are():
+    """On no placement that has a name."""
+    table = make_table("mine", [[F(0, 0), F(0, 3), B(0, 3), B(0, 0)], [F(0, 1), F(0, 2), B(0, 2), B(0, 1)]])
+    text = write_as("sail", table)
+    assert without_notes(read_any(text, "mine")) == table
+    odd = make_table("mine", [[F(0, 0), F(0, 1), B(0, 1), B(0, 0)], [F(0, 2), F(0, 3), B(0, 3), B(0, 2)]])
+    assert without_notes(read_any(write_as("sail", odd), "mine")) == odd
+    with pytest.raises(ScheduleError, match="would be read as another order"):
+        write_as("papers", odd)
+
+
+def test_the_command_line_has_the_forms_that_there_are():
+    (form,) = (option for option in cli.commands["schedule"].params if option.name == "form")
+    assert list(form.type.choices) == list(FORMS)
+
+
 def test_a_pair_of_one_stage():
     assert read_any("F0.0 [F1.0|BW0.0] BW1.0").ranks == ((F(0, 0), PAIR, F(1, 0), B(0, 0), B(1, 0)),)
 
@@ -130,7 +147,7 @@ def test_own_tables_name_no_chunks():
         ("ScheduledNode(type=F, stage=3, microbatch=0)", "stages in order from 0"),
         ("ScheduledNode(type=F, stage=zero, microbatch=0)", "needed type, stage and microbatch"),
         ("ScheduledNode(type=S, stage=0, microbatch=0)", "needed F, B, W or BW"),
-        ("copies x\nF0.0 BW0.0", "needed a number as in 'copies 2'"),
+        ("copies x\nF0.0 BW0.0", "line 1: 'copies' is no step"),
         ("1 1 -1", "ends without B1@0"),
         ("f0 f1 b1 b0 f2", "ends without"),
         ("999999999F0 f999999999 b0", "is no step"),

@@ -132,7 +132,7 @@ def _require(
     pairs: bool = True,
     split: bool = True,
 ) -> None:
-    """Refuse what a form has no words for, and an order of chunks that it wouldn't be read back from."""
+    """Raise ScheduleError for what a form has no words for."""
     kinds = {action.kind for row in table.ranks for action in row}
     for possible, there, what in (
         (copies, table.copies > 1, "two copies of the model"),
