@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import h5py
 import numpy as np
 from h5py import h5t
 
@@ -53,14 +52,6 @@ def to_hdf5(dtype: np.dtype) -> h5t.TypeID:
     kind.set_fields(15, 7, 8, 0, 7)
     kind.set_ebias(127)
     return kind
-
-
-def dtype_of(dataset: h5py.Dataset) -> np.dtype:
-    """Return the dtype of a dataset that h5py reads.
-
-    h5py itself calls bf16 float32, because numpy has nothing nearer.
-    """
-    return BF16 if dataset.id.get_type() == to_hdf5(BF16) else dataset.dtype
 
 
 @cache

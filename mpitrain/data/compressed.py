@@ -20,7 +20,6 @@ ZSTD_SKIPPED = b"\x2a\x4d\x18"  # of a frame that holds no data, after a first b
 WINDOW = 1 << 27  # bytes of a zstd window: more than its own tool asks for by default
 ZSTD_PIECE = 1 << 12  # read at once: it may hold 32,000 times as much
 OPENERS = {b"\x1f\x8b": gzip.GzipFile, b"BZh": bz2.BZ2File, b"\xfd7zXZ\0": lzma.LZMAFile}
-MOST_XZ = 1 << 28
 
 
 def unpacked(file: BinaryIO, name: object) -> BinaryIO:
