@@ -9,6 +9,6 @@ run_ends       how reliable a run was
 paper_picture  curves for a paper (matplotlib)
 live           a page of runs under way, served on this machine
 terminal       runs in a terminal
-run_picture    what a run draws of itself at its end (no library)
+run_picture    run.svg and loads.svg, which a run leaves (no library)
 loggers/       TensorBoard, CSV, W&B, MLflow and others, each in a process of its own
 """

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpitrain.report.series import StepSeries, thinned
+from mpitrain.report.series import LoadsLine, StepSeries, thinned
 
 # told apart by colour-blind readers (Okabe and Ito, 2008), on light and dark
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
@@ -35,6 +35,7 @@ CURVES = (
     Curve("rollbacks so far", "rollbacks"),
 )
 BY_COLUMN = {curve.column: curve for curve in CURVES}
+MOST_BLOCKS, MOST_EXPERTS, MOST_LOAD = 200, 1024, 1e6  # of a map of loads
 COUNTED = ("skipped", "rollbacks")  # shown where they count something
 
 
@@ -85,3 +86,23 @@ def _x(run: StepSeries, over: str) -> np.ndarray:
     if over == "hours":
         return np.nancumsum(run.columns["step_s"]) / 3600
     return run.columns[over]
+
+
+def axis_range(*of_lines: np.ndarray) -> tuple[float, float]:
+    """Return the lowest and the highest number of some lines, far enough apart to divide by."""
+    low = float(min(numbers.min() for numbers in of_lines))
+    high = float(max(numbers.max() for numbers in of_lines))
+    size = max(abs(low), abs(high))
+    if high - low > 1e-9 * size:
+        return low, high
+    margin = max(0.5, 1e-3 * size)
+    return low - margin, high + margin
+
+
+def load_cells(line: LoadsLine) -> dict[str, np.ndarray]:
+    """Return the columns of a map of loads: a row a block, and how often the mean an expert has."""
+    blocks = [shares[:MOST_EXPERTS] for shares in line.expert_loads.values() if shares][:MOST_BLOCKS]
+    cells = [(x, y, share * len(row)) for y, row in enumerate(blocks) for x, share in enumerate(row)]
+    x, y, load = np.clip(np.array(cells).reshape(-1, 3), 0, MOST_LOAD).astype(np.float32).T
+    # light to dark, the mean half of it
+    return {"x": x, "y": y, "load": load, "alpha": np.clip(load / 2, 0.02, 1)}

@@ -11,7 +11,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource, HoverTool, Range1d, WheelZoomTool
 from bokeh.plotting import figure
 
-from mpitrain.report.curves import COLOURS, CURVES, Curve, Points, points
+from mpitrain.report.curves import COLOURS, CURVES, Curve, Points, load_cells, points
 from mpitrain.report.recorded_run import Instruction, RecordedRun
 from mpitrain.report.series import LoadsLine
 
@@ -22,7 +22,6 @@ STAGE = re.compile(r"([FBIW])\d{1,9}@(\d{1,9})")
 MOST_NAMED = 8  # runs in a legend
 MOST_DRAWN_WAITS = 5000  # the longest
 MOST_CURVES = 64  # of memory, a rank each
-MOST_BLOCKS, MOST_EXPERTS = 200, 1024
 
 
 def curves(runs: Sequence[RecordedRun], over: str) -> dict[str, Any]:
@@ -178,15 +177,6 @@ def memory(events: Sequence[Instruction]) -> Any:
     tips = [("replica, pipeline rank", "@rank"), ("after", "@name"), ("ms", "@x"), ("MB", "@y{0,0.00}")]
     plot.add_tools(HoverTool(tooltips=tips))
     return plot
-
-
-def load_cells(line: LoadsLine) -> dict[str, np.ndarray]:
-    """Return the columns of a map of loads: a row a block, and how often the mean an expert has."""
-    blocks = [shares[:MOST_EXPERTS] for shares in line.expert_loads.values() if shares][:MOST_BLOCKS]
-    cells = [(x, y, share * len(row)) for y, row in enumerate(blocks) for x, share in enumerate(row)]
-    x, y, load = np.array(cells, np.float32).reshape(-1, 3).T
-    # light to dark, the mean half of it
-    return {"x": x, "y": y, "load": load, "alpha": np.clip(load / 2, 0.02, 1)}
 
 
 def loads(line: LoadsLine, name: str) -> Any:

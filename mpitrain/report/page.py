@@ -14,7 +14,7 @@ from bokeh.embed import json_item
 from bokeh.resources import Resources
 
 from mpitrain.report import figures
-from mpitrain.report.curves import CURVES, label_of, points
+from mpitrain.report.curves import CURVES, label_of, load_cells, points
 from mpitrain.report.recorded_run import RecordedRun
 from mpitrain.report.tables import tables
 
@@ -148,7 +148,7 @@ def state(runs: Sequence[RecordedRun], over: str, version: str) -> str:
     }
     for number, of_run in enumerate(steps):
         if of_run.loads is not None:
-            cells = figures.load_cells(of_run.loads)
+            cells = load_cells(of_run.loads)
             sources[f"loads-{label_of(number)} 0"] = {name: cell.tolist() for name, cell in cells.items()}
     return _json({"version": version, "shape": _shape(runs), "tables": tables(runs), "sources": sources})
 

@@ -1,6 +1,6 @@
-"""The picture that a run leaves: its loss, and what communication cost. Written without a library.
+"""The pictures that a run leaves: run.svg, losses and communication; loads.svg, loads of its experts.
 
-A run ends with it, and matplotlib takes a second and 30 MB.
+Written without a library: a run ends with them, and matplotlib takes a second and 30 MB.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,17 @@ import numpy as np
 
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.inputs import as_argument, replacing, shown
-from mpitrain.report.curves import BY_COLUMN, COLOURS, points
-from mpitrain.report.series import AxisCost, StepReader, StepSeries
+from mpitrain.report.curves import BY_COLUMN, COLOURS, axis_range, load_cells, points
+from mpitrain.report.series import AxisCost, LoadsLine, StepReader, StepSeries
 
 WIDTH, HEIGHT = 760, 270
 LEFT, RIGHT, TOP, BOTTOM = 52, 430, 34, 234  # of the curve
 MOST_METRICS = 1 << 28  # bytes: a second or two to read
 BARS = 530, 740  # of communication
 MOST_BARS = 9
+LOADS = 500, 740  # of the loads of experts
+SHADES = 20  # of a load, up to twice the mean
+MOST_NAMED_BLOCKS = 12
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#333}.g{stroke:#8884}"
     "@media(prefers-color-scheme:dark){text{fill:#ccc}}"
@@ -26,38 +29,51 @@ STYLE = (
 
 
 def write(rundir: RunDir) -> str:
-    """Draw a run into its directory; return why not, or nothing: a run that is done doesn't fail for it."""
+    """Draw a run into its directory; return what is to be said: a run that is done doesn't fail for it."""
+    to = rundir.picture
     try:
         if rundir.metrics.lstat().st_size > MOST_METRICS:
-            ask = f"mpitrain plot {as_argument(rundir.path)} --out loss.svg"
-            return f"{shown(rundir.picture)} isn't drawn of so many steps: {ask}"
-        content = draw(StepReader(rundir.metrics).read())
-        with replacing(rundir.picture) as file:
-            file.write(content)
+            ask = f"mpitrain report {as_argument(rundir.path)}"
+            return f"{shown(to)} isn't drawn of so many steps: {ask}"
+        steps = StepReader(rundir.metrics).read()
+        with replacing(to) as file:
+            file.write(draw(steps))
+        if steps.loads is None:
+            return ""
+        to = rundir.loads
+        with replacing(to) as file:
+            file.write(draw_loads(steps, steps.loads))
+        return f"loads of experts: {shown(to)}"
     except (OSError, ValueError) as error:
-        return f"{shown(rundir.picture)} can't be drawn: {shown(getattr(error, 'strerror', None) or error)}"
-    return ""
+        return f"{shown(to)} can't be drawn: {shown(getattr(error, 'strerror', None) or error)}"
 
 
 def draw(steps: StepSeries) -> bytes:
-    """Return the picture as an .svg file."""
-    content = "".join([*_losses(steps), *_communication(steps.comm, steps.num_sampled)])
+    """Return losses and communication as an .svg file."""
+    names = ("training loss, nats", "loss"), ("validation loss, nats", "val_loss")
+    return _picture(*_curves(steps, names), *_communication(steps.comm, steps.num_sampled))
+
+
+def draw_loads(steps: StepSeries, loads: LoadsLine) -> bytes:
+    """Return how unequal the loads of experts were over steps, and the newest ones, as an .svg file."""
+    return _picture(*_curves(steps, [(BY_COLUMN["load_cv"].title, "load_cv")]), *_loads(loads))
+
+
+def _picture(*content: str) -> bytes:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}"><style>{STYLE}</style>{content}</svg>\n'
+        f'width="{WIDTH}" height="{HEIGHT}"><style>{STYLE}</style>{"".join(content)}</svg>\n'
     ).encode()
 
 
-def _losses(steps: StepSeries) -> Iterator[str]:
-    lines = [
-        (name, colour, of_run[0])
-        for name, colour in (("loss", COLOURS[0]), ("val_loss", COLOURS[1]))
-        if (of_run := points(BY_COLUMN[name], [steps], "step"))
-    ]
+def _curves(steps: StepSeries, names: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Draw columns over steps.  names: a title and a column each."""
+    drawn = [(title, points(BY_COLUMN[column], [steps], "step")) for title, column in names]
+    lines = [(title, of_run[0]) for title, of_run in drawn if of_run]
     if not lines:
         return
-    low_x, high_x = _range(np.concatenate([line.x for *_, line in lines]))
-    low_y, high_y = _range(np.concatenate([line.y for *_, line in lines]))
+    low_x, high_x = axis_range(*(line.x for _, line in lines))
+    low_y, high_y = axis_range(*(line.y for _, line in lines))
     across = (RIGHT - LEFT) / (high_x - low_x)
     up = (BOTTOM - TOP) / (high_y - low_y)
     for value in ticks(low_y, high_y):
@@ -66,13 +82,39 @@ def _losses(steps: StepSeries) -> Iterator[str]:
     for value in ticks(low_x, high_x):
         yield _text(LEFT + (value - low_x) * across, BOTTOM + 16, f"{value:,.10g}", "middle")
     yield _text((LEFT + RIGHT) / 2, BOTTOM + 32, "step", "middle")
-    for place, (name, colour, line) in enumerate(lines):
+    for place, (title, line) in enumerate(lines):
         xs, ys = LEFT + (line.x - low_x) * across, BOTTOM - (line.y - low_y) * up
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys))
+        colour = COLOURS[place]
         yield f'<path fill="none" stroke="{colour}" stroke-width="1.6" d="M{path}"/>'
-        title = BY_COLUMN[name].title.partition(",")[0]
         yield f'<path stroke="{colour}" stroke-width="3" d="M{LEFT + 150 * place} 16h18"/>'
-        yield _text(LEFT + 150 * place + 24, 20, f"{title}, nats")
+        yield _text(LEFT + 150 * place + 24, 20, title)
+
+
+def _loads(loads: LoadsLine) -> Iterator[str]:
+    """Draw the load of each expert, a row a block, the darker the higher."""
+    cells = load_cells(loads)
+    if not len(cells["x"]):
+        return
+    num_blocks, num_experts = (int(cells[axis].max()) + 1 for axis in ("y", "x"))
+    wide, high = (LOADS[1] - LOADS[0]) / num_experts, (BOTTOM - TOP) / num_blocks
+    yield _text(LOADS[0], 20, f"loads in step {loads.step:,}, over the mean")
+    shades = np.ceil(cells["alpha"] * SHADES) / SHADES
+    for shade in np.unique(shades):
+        chosen = shades == shade
+        places = zip(LOADS[0] + cells["x"][chosen] * wide, TOP + cells["y"][chosen] * high)
+        boxes = "".join(f"M{x:.1f} {y:.1f}h{wide:.1f}v{high:.1f}h-{wide:.1f}" for x, y in places)
+        yield f'<path fill="{COLOURS[0]}" fill-opacity="{shade:.2f}" d="{boxes}"/>'
+    names = [name for name, shares in loads.expert_loads.items() if shares][:num_blocks]
+    for place in range(0, num_blocks, -(-num_blocks // MOST_NAMED_BLOCKS)):
+        yield _text(LOADS[0] - 6, TOP + (place + 0.5) * high + 4, names[place][:10], "end")
+    for expert in ticks(0, max(1, num_experts - 1)):
+        if expert == int(expert) < num_experts:
+            yield _text(LOADS[0] + (expert + 0.5) * wide, BOTTOM + 16, f"{expert:.0f}", "middle")
+    yield _text(LOADS[0], BOTTOM + 32, "expert")
+    for place, (word, opacity) in enumerate((("0.5", 0.25), ("1", 0.5), ("2 or more", 1))):
+        x = LOADS[0] + 60 + 50 * place
+        yield _bar(x, BOTTOM + 21, 12, 12, COLOURS[0], opacity) + _text(x + 16, BOTTOM + 32, word)
 
 
 def _communication(comm: dict[str, AxisCost], num_steps: int) -> Iterator[str]:
@@ -97,18 +139,13 @@ def _communication(comm: dict[str, AxisCost], num_steps: int) -> Iterator[str]:
         yield _text(BARS[0] + 90 * place + 18, BOTTOM + 31, word)
 
 
-def _bar(x: float, y: float, width: float, height: float, colour: str) -> str:
+def _bar(x: float, y: float, width: float, height: float, colour: str, opacity: float = 1) -> str:
     size = f'width="{width:.1f}" height="{height:.1f}"'
-    return f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{colour}"/>'
+    return f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{colour}" fill-opacity="{opacity:g}"/>'
 
 
 def _milliseconds(cost: AxisCost, num_steps: int) -> float:
     return 1e3 * ((cost.blocked_s or 0.0) + (cost.overlapped_s or 0.0)) / num_steps
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = float(min(values)), float(max(values))
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:

@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from mpitrain.cluster.rundir import MOST_LINE_BYTES
 from mpitrain.inputs import open_regular
 
-MOST_LINE_BYTES = 1 << 24
+LARGEST = 1e300
 MOST_POINTS = 1500  # of a curve: a screen has no more columns
 Number = float | None
 
@@ -81,6 +82,21 @@ class StepSeries(NamedTuple):
     waits: dict[str, float]
     num_sampled: int
     loads: LoadsLine | None
+
+    def known(self, name: str) -> np.ndarray:
+        """Return the finite numbers of a column."""
+        column = self.columns.get(name, np.empty(0))
+        return column[np.isfinite(column)]
+
+    def last(self, name: str) -> float:
+        """Return the last of them, NaN if there is none."""
+        known = self.known(name)
+        return float(known[-1]) if len(known) else math.nan
+
+    def median(self, name: str) -> float:
+        """Return their median, NaN if there is none."""
+        known = self.known(name)
+        return float(np.median(known)) if len(known) else math.nan
 
 
 class StepReader:
@@ -182,8 +198,11 @@ def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float
 
 
 def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the finite points of a curve, or of each stretch of many its lowest and highest."""
-    there = np.isfinite(x) & np.isfinite(y)
+    """Return the points of a curve, or of each stretch of many its lowest and highest.
+
+    Left out is what isn't finite, and what is so large that a difference wouldn't be.
+    """
+    there = (np.abs(x) < LARGEST) & (np.abs(y) < LARGEST)
     x, y = x[there], y[there]
     if len(x) <= MOST_POINTS:
         return x, y

@@ -78,17 +78,7 @@ def _runs(runs: Sequence[RecordedRun]) -> str:
 
 
 def _run(number: int, run: RecordedRun) -> tuple[object, ...]:
-    columns = run.steps.columns
-
-    def known(name: str) -> np.ndarray:
-        return columns[name][np.isfinite(columns[name])] if name in columns else np.empty(0)
-
-    def last(name: str) -> float:
-        return float(known(name)[-1]) if len(known(name)) else math.nan
-
-    def median(name: str) -> float:
-        return float(np.median(known(name))) if len(known(name)) else math.nan
-
+    last, median = run.steps.last, run.steps.median
     counts = [int(x) if math.isfinite(x) else x for x in map(last, ("step", "tokens", "skipped"))]
     return (
         label_of(number), run.path, *counts[:2], last("loss"), last("val_loss"), median("tokens_per_s"),

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpitrain.inputs import printable
-from mpitrain.report.curves import CURVES, Curve, Points, label_of, points
+from mpitrain.report.curves import CURVES, Curve, Points, axis_range, label_of, points
 from mpitrain.report.recorded_run import RecordedRun
 
 ACROSS = 2
@@ -44,9 +44,8 @@ def _place(curve: Curve) -> int:
 def _panel(curve: Curve, lines: Sequence[Points], over: str, width: int, height: int, plain: bool) -> Text:
     """Return a curve with its axes, `width` columns wide."""
     columns = width - LABEL - 1
-    x = np.concatenate([line.x for line in lines])
-    y = np.concatenate([_scaled(curve, line.y) for line in lines])
-    frame = (*_wide(x.min(), x.max()), *_wide(y.min(), y.max()))
+    ys = (_scaled(curve, line.y) for line in lines)
+    frame = (*axis_range(*(line.x for line in lines)), *axis_range(*ys))
     cells = np.zeros((height, columns), int)
     colours = np.full((height, columns), "", object)
     for line in lines:
@@ -72,10 +71,6 @@ def _scaled(curve: Curve, y: np.ndarray) -> np.ndarray:
 
 def _unscaled(curve: Curve, y: float) -> float:
     return 10.0**y if curve.logarithmic else y
-
-
-def _wide(low: float, high: float) -> tuple[float, float]:
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _dots(
@@ -110,7 +105,7 @@ def _character(dots: int, plain: bool) -> str:
 def _numbers(runs: Sequence[RecordedRun]) -> Table:
     table = _table("", "run", "step", "loss", "val", "tokens/s", "MFU")
     for number, run in enumerate(runs):
-        numbers = [_last(run, name) for name in ("step", "loss", "val_loss", "tokens_per_s", "mfu")]
+        numbers = [run.steps.last(name) for name in ("step", "loss", "val_loss", "tokens_per_s", "mfu")]
         forms = ("{:,.0f}", "{:.4f}", "{:.4f}", "{:,.0f}", "{:.1%}")
         shown = [form.format(x) if np.isfinite(x) else "-" for form, x in zip(forms, numbers)]
         table.add_row(label_of(number), Text(printable(run.path)), *shown)
@@ -134,9 +129,3 @@ def _table(*names: str) -> Table:
         text = name in ("", "run", "axis")
         table.add_column(name, justify="left" if text else "right", no_wrap=True, overflow="ellipsis")
     return table
-
-
-def _last(run: RecordedRun, name: str) -> float:
-    column = run.steps.columns.get(name, np.empty(0))
-    known = column[np.isfinite(column)]
-    return float(known[-1]) if len(known) else np.nan

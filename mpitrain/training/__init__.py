@@ -18,7 +18,6 @@ run_summary             summary.json: what a run knows at its end alone, for pag
 run_report, going_on    what a run prints, and what it advises at its end
 step_times              the seconds of the last steps
 expert_loads            load balancing of experts, as numbers
-expert_loads_picture    its picture, drawn in a child
 early_exit              an early exit with a checkpoint: signals, time limits
 saving/                 checks/  replay/  machine/
 """

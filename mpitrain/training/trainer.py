@@ -54,7 +54,6 @@ from mpitrain.training.checks.spikes import Spikes
 from mpitrain.training.checks.stragglers import Stragglers
 from mpitrain.training.compile_warmup import practise
 from mpitrain.training.early_exit import HURRY, LEAVE, STAY, Leaving
-from mpitrain.training.expert_loads_picture import draw_in_child
 from mpitrain.training.going_on import commands
 from mpitrain.training.machine.between_nodes import settled
 from mpitrain.training.machine.device_placement import DevicePlacement, way_of_messages
@@ -350,9 +349,7 @@ class Trainer:
         usages = self.ledger.gather(self.world)
         self.report.say(self.ledger.table(usages))
         self.report.say(self.stragglers.summary())
-        most = peak_resident()  # before matplotlib, which takes some 30 MB
-        if self.config.experts.count and self.mesh.rank == 0:
-            self.report.say(draw_in_child(self.rundir.metrics, self.rundir.loads))
+        most = peak_resident()  # before metrics.jsonl is read, which takes memory
         if self.mesh.rank == 0:
             self.report.say(run_picture.write(self.rundir))
         if code != DONE:

@@ -88,7 +88,9 @@ def test_loads_are_recorded_and_drawn(whole):
     ]
     assert last["load_cv"] == pytest.approx(sum(cv) / len(cv))
     assert 0 < last["load_entropy"] < 1
-    assert (whole / "loads.svg").read_text().count("<path") > 40
+    picture = (whole / "loads.svg").read_text()
+    assert picture.count("h-60.0") == 16, picture  # experts of four blocks
+    assert f"loads in step {last['step']}" in picture
 
 
 @LONG

@@ -97,6 +97,19 @@ def test_a_page_quotes_what_a_run_says_and_asks_for_nothing(run, tmp_path):
         assert said in text, said
 
 
+def test_what_a_live_page_is_sent_is_json_whatever_a_run_says(run):
+    """A browser refuses Infinity and NaN."""
+    page = pytest.importorskip("mpitrain.report.page", reason="bokeh")
+    large = {"step": 1, "loss": 1e308, "mfu": 1e308, "step_s": 1e308, "load_cv": -1e308}
+    write_metrics(run, large, {"step": 2, "loss": None, "expert_loads": {MARKUP: [1e308, -1e308]}})
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    sent = json.loads(page.state([read_run(str(run))], "hours", "v"), parse_constant=refuse)
+    assert len(sent["sources"]["loads-A 0"]["load"]) == 2
+
+
 def test_runs_are_compared_over_tokens_and_by_their_keys(run, tmp_path):
     write_metrics(run, step_line(1), step_line(2))
     other = tmp_path / "other"

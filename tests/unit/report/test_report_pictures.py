@@ -91,6 +91,73 @@ def test_a_run_draws_what_it_has(run):
     assert run.config.read_text() == before
 
 
+LOADS = {"0": [0.25, 0.75], MARKUP: [1.0], "2": []}
+
+
+def with_loads(run, *odd):
+    lines = [line(step, load_cv=0.5 / step) for step in range(1, 4)]
+    run.metrics.write_text("\n".join([*lines, line(4, load_cv=0.1, expert_loads=LOADS), *odd]) + "\n")
+
+
+def test_a_run_with_experts_draws_their_loads(run):
+    with_loads(run)
+    assert run_picture.write(run).endswith("loads.svg")
+    drawn = run.loads.read_text()
+    nodes = ET.fromstring(drawn).iter()
+    texts = [node.text for node in nodes if node.tag.endswith("text")]
+    assert {"loads in step 4, over the mean", "0", MARKUP[:10]} <= set(texts)
+    boxes = "M500.0 34.0h120.0", "M620.0 34.0h120.0", "M500.0 134.0h120.0"  # two experts; a block of one
+    assert [drawn.count(box) for box in boxes] == [1] * 3 and drawn.count("M620.0 134.0h") == 0
+    # 0.25 and 0.75 of two experts are 0.5 and 1.5 of the mean
+    assert all(f'fill-opacity="{shade}" d="{box}' in drawn for shade, box in zip(("0.25", "0.75"), boxes))
+    run_picture.write(run)
+    assert run.loads.read_text() == drawn
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "[" * 100_000,
+        '{"step": 5, "expert_loads": 3}',
+        '{"step": 5, "expert_loads": {"0": ["x"]}}',
+        '{"step": 5, "expert_loads": {"0": [1e308, -1e308]}}',
+        '{"step": 5, "loss": 1e308, "load_cv": -1e308}\n{"step": 6, "loss": -1e308}',
+        '{"step": 9007199254740992, "loss": 3e38}',
+        "\x1b[2J",
+    ],
+)
+def test_lines_of_somebody_else_end_no_run(run, odd):
+    with_loads(run, odd)
+    assert run_picture.write(run).isprintable()
+    ET.fromstring(run.picture.read_text())
+    run.metrics.write_text(f"{odd}\n")
+    assert run_picture.write(run).isprintable()
+    drawn = run.picture.read_text()
+    ET.fromstring(drawn)
+    assert "nan" not in drawn and "inf" not in drawn
+
+
+def test_a_step_of_a_loss_that_has_diverged_is_drawn(run):
+    """A difference to the loss beside it is nothing in float64."""
+    run.metrics.write_text(line(1, loss=1e20) + "\n")
+    assert run_picture.write(run) == ""
+    assert "training loss, nats" in run.picture.read_text()
+
+
+def test_what_prevents_a_picture_is_reported(run, monkeypatch):
+    with_loads(run)
+    run.loads.with_name("loads.svg.tmp").mkdir()
+    assert "loads.svg can't be drawn: Is a directory" in run_picture.write(run)
+    assert run.picture.exists() and not run.loads.exists()
+    run.loads.symlink_to(run.config)
+    run.loads.with_name("loads.svg.tmp").rmdir()
+    before = run.config.read_text()
+    assert run_picture.write(run).endswith("loads.svg")
+    assert run.config.read_text() == before and not run.loads.is_symlink()
+    monkeypatch.setattr(run_picture, "MOST_METRICS", 9)
+    assert "isn't drawn of so many steps: mpitrain report " in run_picture.write(run)
+
+
 def test_ticks_are_round_and_few():
     for low, high, marks in (
         (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
