@@ -113,7 +113,7 @@ FIGURES = {  # of MachineRates, which a better machine has more or less of
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", effort.numbers(range(40), 500))
+@pytest.mark.parametrize("case", effort.numbers(range(40), 2000))
 def test_a_step_is_no_slower_with_any_figure_better_nor_faster_than_its_least(case):
     rng = random.Random(case)
     found = random_layout(rng)
@@ -128,8 +128,15 @@ def test_a_step_is_no_slower_with_any_figure_better_nor_faster_than_its_least(ca
             factor = rng.choice([1.05, 1.5, 4, 20]) ** sign
             changed = machine._replace(**{field: factor * getattr(machine, field)})
             after = predict_step(model, layout, changed).seconds
-            # another rank can be the slowest, of fewer blocks, so that more of its sums is exposed
-            assert after <= before * 1.002, f"{field} x {factor:.3g}: {layout.describe()}"
+            assert after <= before * (1 + 1e-9), f"{field} x {factor:.3g}: {layout.describe()}"
     for dtype in machine.products:
         rates = {**machine.products, dtype: 1.5 * machine.products[dtype]}
-        assert predict_step(model, layout, machine._replace(products=rates)).seconds <= before * 1.002
+        assert predict_step(model, layout, machine._replace(products=rates)).seconds <= before * (1 + 1e-9)
+
+
+def test_a_gather_of_tp_does_not_hide_under_what_hides_the_ring_of_cp():
+    """Both did under the same attention: where it became faster, the step took 1.5 % longer."""
+    layout = StepLayout(64, 4096, 8, 2, 8, 2, 4, chunks=2, schedule="zbv", regathers=True)
+    model, machine = public_model("llama3-8b"), machine_of(find_machine("h100-80gb")).with_ranks_per_node(4)
+    faster = machine._replace(attention_backward=20 * machine.attention_backward)
+    assert predict_step(model, layout, faster).seconds < predict_step(model, layout, machine).seconds

@@ -145,12 +145,12 @@ def part_of(
         seconds_here = seconds_of(work, machine, layout.compute, layout.flash)
         computed = computed.plus(seconds_here)
         exposed = _exposed(work.forward, groups, layout, machine, seconds_here.under_forward)
-        exposed_backward = _added(
-            _exposed(work.backward, groups, layout, machine, seconds_here.under_backward),
-            {"tp": _exposed_regather(work, groups, machine, seconds_here.inputs)},
-        )
+        exposed_backward = _exposed(work.backward, groups, layout, machine, seconds_here.under_backward)
+        # what the ring of cp hides under is used once: a gather of tp also travels while attention waits
+        lasts = seconds_here.inputs + exposed_backward.get("cp", 0.0)
         forward = _added(forward, exposed)
         backward = _added(backward, exposed_backward)
+        backward = _added(backward, {"tp": _exposed_regather(work, groups, machine, lasts)})
     inputs = computed.inputs
     if repeated:
         inputs += computed.forward
@@ -224,9 +224,9 @@ def _exposed_regather(
 ) -> float:
     """Return the seconds of a gather for weight gradients that no computation hides.
 
-    computed: seconds of the gradients of inputs, under which a GPU sends. On a CPU, MPI moves
-    nothing meanwhile. What a GPU's gather takes from them is in its sustained rates, which were
-    fitted to published steps: most of these gather so.
+    computed: seconds of the gradients of inputs, and of waiting for cp's messages, under which a GPU
+    sends. On a CPU, MPI moves nothing meanwhile. What a GPU's gather takes from them is in its sustained
+    rates, which were fitted to published steps: most of these gather so.
     """
     took = sum(sent_seconds(each, groups, machine) for each in work.regathered)
     return max(took - computed, 0.0) if machine.on_gpu else took
