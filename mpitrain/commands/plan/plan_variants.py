@@ -94,11 +94,13 @@ def layouts_csv(found: SearchResult, chosen: Sequence[StepLayout], middle: float
     """Return all layouts that were looked at, as a CSV.
 
     chosen: those of the answer, in its order. middle: what steps take over what is predicted.
+    least_seconds: a bound of what the simulated schedule takes; a layout that is left out for its memory
+    has none.
     """
     places = {layout: number for number, layout in enumerate(chosen, start=1)}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["place", "layout", "left_out_by", "seconds_by_formula", "bytes_by_formula", *KEYS])
+    writer.writerow(["place", "layout", "left_out_by", "least_seconds", "bytes_by_formula", *KEYS])
     for each in found.every:
         words = each.layout.describe() if each.layout else ""
         seconds = f"{middle * each.seconds:.6g}" if not math.isnan(each.seconds) else ""

@@ -125,7 +125,7 @@ def _label(axes: Axes, x: int, y: int, cells: Cells, at: tuple[str, str], most: 
 
 
 def time_against_memory(layouts: Sequence[tuple[float, float]], limit: float, kind: str) -> bytes:
-    """Return seconds of a step over bytes of a rank, with the line of those that none beats in both.
+    """Draw the least seconds of a step over bytes of a rank, and the line of those that none beats in both.
 
     layouts: bytes and seconds. limit: bytes that a rank may hold. kind: of the file, such as "svg".
     """
@@ -142,7 +142,7 @@ def time_against_memory(layouts: Sequence[tuple[float, float]], limit: float, ki
     axes.axvline(limit / 1e9, color="black", linewidth=0.8, linestyle=":")
     axes.grid(**GRID)
     axes.set(xscale="log", yscale="log", xlabel="GB of a rank, by formulas; dotted: the limit")
-    axes.set_ylabel("seconds of a step, by formulas")
+    axes.set_ylabel("least seconds of a step")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

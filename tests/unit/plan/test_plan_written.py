@@ -241,6 +241,8 @@ def test_all_layouts_say_why_they_are_left_out(tmp_path):
     assert [places[1][f"parallel.{axis}"] for axis in ("tp", "pp", "dp")] == [
         str(tree["best"][0]["layout"][axis]) for axis in ("tp", "pp", "dp")
     ]
+    for place, best in enumerate(tree["best"], start=1):
+        assert float(places[place]["least_seconds"]) <= best["seconds"] * (1 + 1e-5)  # six digits
     planned(*words, "--all", str(picture))
     assert b"GB of a rank" in picture.read_bytes()
 
