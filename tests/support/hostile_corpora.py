@@ -59,7 +59,7 @@ def cut(folder: Path, dice: random.Random) -> HostileCorpus:
     file = dice.choice([file for file in files if file.stat().st_size > 40])
     count = dice.randrange(1, min(30, file.stat().st_size - 1), 2)
     os.truncate(file, file.stat().st_size - count)
-    return HostileCorpus(WRITERS[writer], folder, file.name.partition(".")[0])
+    return HostileCorpus(WRITERS[writer], folder, f"/{file.name.partition('.')[0]}.")
 
 
 def _patched(file: Path, offset: int, new: bytes) -> None:

@@ -20,7 +20,7 @@ MEANING = {
     "gathered": "whole weights of ZeRO-3, of blocks in use and prefetched",
     "unreduced": "whole gradients, until they are reduced",
     "activations": "kept for microbatches in flight",
-    "recomputed": "recomputed for one backward",
+    "recomputed": "activations, for one backward",
     "working": "temporaries of one forward or backward",
     "messages": "buffers of communication",
     "host": "offloaded",
