@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_run(path: str | None = None, *overrides: str) -> Iterator["OpenRun"]:
-    """Start MPI, prepare a run or go on with it, and end both with the block.
+    """Start MPI, prepare or resume a run, and end both with the block.
 
     Collective over all ranks of the job. MPI starts once, so a process opens one run.
 
     path: of a TOML file; None: the quickstart.
-    overrides: as behind --set, "parallel.pp=2".
+    overrides: as after --set, "parallel.pp=2".
 
     An error that all ranks have (bad input, a time limit) is printed once, and the process ends with its exit
     code; any other error of a rank, in the block too, ends the whole job with one report (cluster/guard.py).

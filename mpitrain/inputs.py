@@ -3,7 +3,7 @@
 Whole files of a stated size at most, never waiting for what isn't a file.
 
 A user's names may be links. A run directory is often somebody else's: a link in it can lead
-anywhere, and is not followed, nor written through, also one that is put there while a run goes on.
+anywhere, and is not followed, nor written through, also one that is put there during a run.
 And both are quoted in messages: on one line, without what a terminal would obey.
 
     open_file, read_file, read_text        what a user names

@@ -159,7 +159,7 @@ class Gradients:
         self._takings = self._num_reduced = 0
 
     def advance(self) -> None:
-        """Let every reduction go on whose turn it is.
+        """Advance every reduction whose turn it is.
 
         This is called between instructions, too, so that the rank computes meanwhile.
         """

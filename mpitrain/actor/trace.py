@@ -112,7 +112,7 @@ class Recorder:
             self.counted += [{}] * (len(actions) - 1) + [counted]
 
     def forget(self, step: int) -> None:
-        """Drop what was recorded after a step, which comes again."""
+        """Drop what was recorded after a step, which is computed again."""
         kept = [pair for pair in zip(self.events, self.counted) if pair[0][0] <= step]
         self.events, self.counted = [event for event, _ in kept], [counted for _, counted in kept]
 

@@ -182,7 +182,7 @@ def creating(
 
 
 def drain(source: Path, target: Path) -> None:
-    """Move a file to another file system, in large writes one behind the other, and sync it there.
+    """Move a file to another file system, in large writes one after the other, and sync it there.
 
     Raises OSError, and CheckpointError if `source` can't be read.
     """

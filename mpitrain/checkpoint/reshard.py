@@ -120,7 +120,7 @@ def _write(
 def _parts(
     source: Checkpoint, number: int, num_shards: int, progress: ProgressBar
 ) -> Mapping[str, list[tuple[Later, save.Extent]]]:
-    """Return an equal part of all bytes, arrays one behind the other.
+    """Return an equal part of all bytes, arrays one after the other.
 
     Whole arrays, but for the first and the last one.
     """

@@ -1,4 +1,4 @@
-"""The run directory: what a run leaves behind, and whether another start of mpitrain may go on with it.
+"""The run directory: what a run leaves, and whether another start of mpitrain may resume it.
 
 run.lock       who is using it
 config.toml    the configuration that was asked for, and in a table of its own what was derived from

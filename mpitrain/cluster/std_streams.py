@@ -26,7 +26,7 @@ SIZES = ("COLUMNS", "LINES")  # of the terminal, for the libraries that write to
 class Unread(io.FileIO):
     """A stream nobody has to read: `| head -1` ends nothing, and other errors are kept for who wants to know.
 
-    Training goes on.
+    Training continues.
     """
 
     error: OSError | None = None

@@ -165,7 +165,7 @@ def messages_of(prompt: str, system: str | None) -> list[dict[str, str]]:
 def ids_of_ends(template: ChatTemplate, special: Mapping[str, int]) -> frozenset[int]:
     """Return the tokens that end an answer. special: numbers of special tokens by their texts.
 
-    Raises DataError if there is none: the answer would go on with a question.
+    Raises DataError if there is none: the answer would continue with a question.
     """
     ends = {*template.ends}
     if (end := template.special.get("eos_token")) in special:

@@ -1,15 +1,15 @@
 r"""Cut a long document where the tokens of its pieces are those of the whole.
 
-The library takes 125 to 160 bytes of memory for each byte of a text. A document is cut behind an
+The library takes 125 to 160 bytes of memory for each byte of a text. A document is cut after an
 ASCII letter or digit and before a space or a line break. There the pre-tokenizers of published
 models end a word, whatever stands around, and their normalizers join nothing. Other tokenizers get
 whole documents, if memory holds them.
 
     pre-tokenizer     cuts before  because
-    ByteLevel, Split  space, \n    no alternative of their patterns has white space behind those
+    ByteLevel, Split  space, \n    no alternative of their patterns has white space after those
     Whitespace, Bert  space, \n    white space belongs to no word
     Metaspace         space        a word begins with the sign for the space before it
-    none, and BPE     space        no token has a sign for a space behind those, so no merge
+    none, and BPE     space        no token has a sign for a space after those, so no merge
 """
 
 import re
@@ -124,7 +124,7 @@ def _flat(part: Any, key: str) -> list[dict]:
 
 
 def _is_plain(normalizer: dict) -> bool:
-    """Return whether a normalizer leaves the ends of a text, and white space behind a letter, alone."""
+    """Return whether a normalizer leaves the ends of a text, and white space after a letter, alone."""
     if normalizer.get("type") == "Replace":
         pattern = (normalizer.get("pattern") or {}).get("String")
         return isinstance(pattern, str) and not re.search(r"[A-Za-z0-9]\s", pattern)

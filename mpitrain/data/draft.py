@@ -1,6 +1,6 @@
 """Tokens that aren't complete yet.
 
-What is prepared is kept when a run has to leave or is killed, and its next start goes on there.
+What is prepared is kept when a run has to leave or is killed, and its next start resumes there.
 
 tokens.bin.tmp, ends.bin.tmp  so far, and perhaps some that aren't noted yet
 unscored.bin.tmp              likewise, once there are targets without loss
@@ -123,7 +123,7 @@ class Draft:
     """The growing files of one rank.
 
     tally: of all that was read so far.
-    after: the document to go on with.
+    after: the document to continue with.
     """
 
     def __init__(self, folder: Path, origin: Origin, dtype: np.dtype, each: Callable[[str], object]):

@@ -5,7 +5,7 @@ feistel  The window of a place is computed where it is asked for, in constant me
          that is no window goes through the network again until it is one (cycle walking).
          Black and Rogaway, Ciphers with Arbitrary Finite Domains (CT-RSA 2002), methods 2 and 3.
 sorted   Random keys are sorted: 16 bytes for each window of the epoch, on every rank. Checkpoints from
-         before there was another order go on in this one.
+         before there was another order resume in this one.
 
     place 7 of 11 windows, 4 x 4 cells: (1, 3) -> ... 8 rounds ... -> (3, 1) = 13, no window
                                         (3, 1) -> ... 8 rounds ... -> (0, 2) = 2: window 2

@@ -5,7 +5,7 @@ tokens of this very corpus         they are taken, once their digests are verifi
 those that the run trained on,     they are taken: a purge of scratch space removes files
 and files of the corpus are gone
 those of data.tokens               they are linked into the run directory
-a draft of a killed process        it goes on, with the same bytes in the end
+a draft of a killed process        it resumes, with the same bytes in the end
 none of these                      all documents are tokenized
 """
 

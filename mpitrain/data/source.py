@@ -166,7 +166,7 @@ class Source:
     answers carry loss. Raises likewise.
     choose: in place of all, returns the source of a file, by its first bytes. Raises likewise.
     companions: the files that may belong to a file; those that exist are no files of their own.
-    main: returns the file that is meant by a path, which may name a companion.
+    main: returns the file that a path names, itself or by a companion.
     files_in: returns the files of a folder that lists them itself; None: it is read as any other.
     Raises DataError.
     suffixes: of the files that are read of a folder, in any case.

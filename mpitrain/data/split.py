@@ -101,7 +101,7 @@ def tail(count: int, val_fraction: float, sequence: int) -> Split:
 
 
 def apart(ends: np.ndarray, num_training: int, sequence: int) -> Split:
-    """Hold out the documents behind the first ones, which are those of data.val_path."""
+    """Hold out the documents after the first ones, which are those of data.val_path."""
     count = int(ends[-1])
     window = sequence + 1
     place = int(ends[num_training - 1]) if num_training else 0

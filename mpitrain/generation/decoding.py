@@ -1,6 +1,6 @@
 """Logits of the next token of a text: with a key-value cache while the text fits in the context.
 
-    tokens     a b c d e f | g | h | ...       one forward of the prompt, one of each token behind it
+    tokens     a b c d e f | g | h | ...       one forward of the prompt, one of each token after it
     beyond     b c d e f g h                   the last tokens that the context has, one forward for each
     the context                                token: all their positions are others than a token before
 

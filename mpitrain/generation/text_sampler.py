@@ -43,7 +43,7 @@ from mpitrain.weights.companions import ends_of_run, length_of_run
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """What is sampled behind each prompt.
+    """What is sampled after each prompt.
 
     tokenizer_file: instead of what the run directory names.
     stops: the text ends before the first of these.

@@ -7,7 +7,7 @@ import torch
 def on_host(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return uninitialised host memory, pinned if `device` is a GPU.
 
-    Then it copies by itself while host and GPU go on.
+    Then it copies by itself while host and GPU work.
 
     torch rounds pinned memory up to a power of two.  A rehearsal's, of shapes only, has none.
     """

@@ -40,7 +40,7 @@ class Queue(Protocol):
         """Return the place after what is queued now."""
 
     def wait(self, event: QueueEvent) -> None:
-        """Let what is queued from now on happen after an event of any queue. The host goes on."""
+        """Let what is queued from now on happen after an event of any queue. The host doesn't wait."""
 
 
 class Streams(Protocol):

@@ -106,7 +106,7 @@ def measured(device: torch.device, dtypes: tuple[str, ...]) -> Iterator[Samples]
 
 def measured_host(device: torch.device, cores: int) -> Iterator[Samples]:
     """Yield what memory.offload depends on: bytes/s of copies to host memory, and numbers that so many cores
-    update a second, with the cast to 16 bits behind it.
+    update a second, with the cast to 16 bits after it.
     """
     streams = streams_of(device)
     sent = streams.on_device(HOST_COPIED, torch.float32)

@@ -104,7 +104,7 @@ class OffloadedStorage:
         host = self._host
         buffer = self._buffer
         self._buffer = None
-        # the copy goes on, of what this memory will hold then: nobody reads it
+        # the copy continues, of what this memory will hold then: nobody reads it
         if self._leaving is not None:
             self._back = self._leaving
             self._leaving = None

@@ -294,7 +294,7 @@ def norm_segment(own: Mapping[str, Parameter], name: str) -> list[NormSegment]:
 
 
 class Bias(Segment):
-    """A bias alone, behind the communication that sums what it is added to: once, not by every rank."""
+    """A bias alone, after the communication that sums what it is added to: once, not by every rank."""
 
     def __init__(self, bias: Parameter):
         self.bias = bias

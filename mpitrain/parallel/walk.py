@@ -90,7 +90,7 @@ Later = Callable[[WeightGradients], None]
 class Turn:
     """What a walk yields instead of an operation to let others start theirs.
 
-    Then it goes on, without waiting for anything.
+    Then it continues, without waiting for anything.
     """
 
     def wait(self) -> None:

@@ -192,7 +192,7 @@ def _by(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]
 
 
 def report(outcome: BacktestOutcome) -> dict[str, Any]:
-    """Return the errors of all modes, by system, regime and machine, and what else is told."""
+    """Return the errors of all modes, by system, regime and machine, and what else is printed."""
     rows = outcome.rows
     counted = [at for at, each in enumerate(rows) if each.counts]
     held_out = [at for at in counted if rows[at].row.fitted is not True]

@@ -44,7 +44,7 @@ OFFLOADED = 'nothing as fast fits without memory.offload = "optimizer"'
 class RunnableLayout(NamedTuple):
     """A layout that a run can have.
 
-    held: bytes that its fullest rank holds by the run's own plan.
+    held: bytes of the rank with most memory, by the run's own plan.
     """
 
     candidate: Candidate
@@ -279,8 +279,8 @@ def _saves_little(each: Candidate, other: RunnableLayout, saved: float, limit: f
 def _held(candidate: Candidate, space: SearchSpace, limit: MemoryLimit) -> int:
     """Return the bytes of the rank with most memory, by the plan that a run makes.
 
-    Of many microbatches some are planned: a pipeline's peak comes before three rounds of it. Of a
-    layout that doesn't fit the rank that is fullest by formulas says so before all are asked.
+    Of many microbatches some are planned: a pipeline's peak comes before three rounds of it. The rank
+    with most memory by formulas is asked first: where it has too much, the others need not be.
     """
     layout = candidate.layout
     few = min(layout.num_microbatches, 3 * layout.pp)
@@ -354,7 +354,7 @@ def named(fixed: FixedKeys) -> str:
 
 
 def few_digits(value: float) -> str:
-    """Return a number as text: from 10 on with one digit behind the point, from 10,000 on with none."""
+    """Return a number as text: from 10 on with one digit after the point, from 10,000 on with none."""
     if value < 10:
         return f"{value:.3g}"
     return f"{value:.1f}" if value < 1e4 else f"{value:,.0f}"

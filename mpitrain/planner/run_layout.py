@@ -212,7 +212,7 @@ class _Choice:
     # ------------------------------------------------------------ the machine
 
     def _node_ranks(self) -> int:
-        """Return the ranks of a node; where nodes differ, of the fullest at least."""
+        """Return the ranks of a node; where nodes differ, the fewest that the largest one has."""
         request = self._request
         return (
             request.config.comm.node_ranks or request.node_ranks or -(-request.num_ranks // request.num_nodes)

@@ -33,17 +33,17 @@ class ExportDigests(NamedTuple):
 class ChunkDigests:
     """Digests of the chunks of an array whose elements come in order, in runs that end anywhere.
 
-    A chunk has none if its elements didn't come one behind the other.
+    A chunk has none if its elements didn't come one after the other.
     """
 
     def __init__(self, chunks: Chunks):
         self._length = chunks.rows * math.prod(chunks.shape[1:])
         self._total = math.prod(chunks.shape)
-        self._next = -1  # the element with which the running chunk goes on
+        self._next = -1  # the element with which the running chunk continues
         self._running = xxhash.xxh3_128()
 
     def copy(self) -> "ChunkDigests":
-        """Return the same as it is now, to go on with other numbers."""
+        """Return the same as it is now, to continue with other numbers."""
         other = copy(self)
         other._running = self._running.copy()
         return other

@@ -194,7 +194,7 @@ class ModelFolder:
             twice = sorted(names, key=lambda name: (names[name], name))
             raise WeightsError(
                 f"{shown(self.path)}: tensors with and without {listed(sorted(wrappers))}, such as "
-                f"{shown(twice[0])}, are of two models; save the one that is meant alone"
+                f"{shown(twice[0])}, are of two models; save only the model to import"
             )
         self.wrappers = tuple(sorted(wrappers))
         self._entries = {names[name]: entry for name, entry in self._entries.items()}

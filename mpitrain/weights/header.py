@@ -3,7 +3,7 @@ tensors that it names tile the rest of the file.
 
     8 bytes         the header's length, little-endian
     header          JSON: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, ...}
-    data            tensor behind tensor, offsets from here on
+    data            tensor after tensor, offsets from here on
 """
 
 import errno
@@ -25,7 +25,7 @@ MOST_HEADER_BYTES = 1 << 24  # 150,000 tensors; a shard of DeepSeek-V3 has some 
 MOST_FILE_BYTES = 1 << 50
 MOST_DIMS = 8
 LENGTH = struct.Struct("<Q")
-ALIGNMENT = 8  # of the data, by spaces behind the header
+ALIGNMENT = 8  # of the data, by spaces after the header
 METADATA = "__metadata__"
 # of a number, by the dtype in a header. Other dtypes than those of bits.py can lie there, but aren't read
 NUM_BYTES = {code: dtype.itemsize for code, dtype in DTYPES.items()}

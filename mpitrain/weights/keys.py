@@ -35,7 +35,7 @@ OPEN = (
 )
 OPEN_PREFIXES = ("attention.yarn_", "attention.llama3_")
 TABLES = ("model", "attention", "experts")
-# blocks behind the last one that predict further tokens, by both names of 5.x
+# blocks after the last one that predict further tokens, by both names of 5.x
 LEAST_TENSORS = 4  # of a block, in any family: a norm, two products of attention, one of the ffn
 FURTHER_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers")
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # of 5.x and 4.x

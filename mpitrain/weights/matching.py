@@ -150,7 +150,7 @@ class Matched:
 def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further: int) -> Matched:
     """Return where the folder has which weight. Raises WeightsError unless it has all, and nothing else.
 
-    further: blocks behind the last one, which predict further tokens.
+    further: blocks after the last one, which predict further tokens.
     """
     weights, zeros = weights_of(plan, vocab), zeros_of(plan, vocab)
     there = folder.names

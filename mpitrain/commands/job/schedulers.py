@@ -55,7 +55,7 @@ class Scheduler:
     prefix: what begins a line that the scheduler reads.
     mount: where the ranks see the working directory, if not under the path that it has here.
     console: the file that rank 0's console is in.
-    spare: directives for a job that goes on when it loses a node; (): it can't have spares.
+    spare: directives for a job that continues when it loses a node; (): it can't have spares.
     """
 
     title: str

@@ -30,8 +30,8 @@ LOAD = (
 class SweptLayout(NamedTuple):
     """A layout, and what came of it.
 
-    measured_s, predicted_s: seconds of a step. speed: of products before and behind the steps, as a
-    share of what the machine's file says. held_gb: of the fullest rank, by prediction, in 10**9 bytes.
+    measured_s, predicted_s: seconds of a step. speed: of products before and after the steps, as a
+    share of what the machine's file says. held_gb: of the rank with most, by prediction, in 10**9 bytes.
     expert_load: rows of the rank of ep whose experts had most, over the mean. refused: why it can't run,
     else "". What isn't known is None.
     """

@@ -31,7 +31,7 @@ from mpitrain.plan.predict.step_time.tiles import stated
 from mpitrain.planner.choice import planned
 from mpitrain.training.machine.device_placement import DevicePlacement, place, way_of_messages
 
-STEPS = 5  # that are timed, behind one that isn't
+STEPS = 5  # that are timed, after one that isn't
 TIMEOUT_S = 600.0
 LR = 1e-5
 
@@ -91,7 +91,7 @@ class MeasuredStep(NamedTuple):
     """A step: its seconds, of the slowest rank, and how long the rank that waited least stood still.
 
     Both of so many steps: the median, and the mean. waiting_s: for messages of every axis, and of
-    pp for the schedule's bubble. products: FLOP/s of the slowest rank's, before and behind the steps.
+    pp for the schedule's bubble. products: FLOP/s of the slowest rank's, before and after the steps.
     expert_load: of the step that isn't timed; None without experts.
     """
 
@@ -116,7 +116,7 @@ def measured_step(
     steps: int = STEPS,
     sign_of_life: Callable[[], None] = lambda: None,
 ) -> MeasuredStep:
-    """Take so many steps, behind one that isn't timed. Collective over all ranks of `world`.
+    """Take so many steps, after one that isn't timed. Collective over all ranks of `world`.
 
     sign_of_life: called before each step.
     """

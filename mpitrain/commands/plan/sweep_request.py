@@ -1,6 +1,6 @@
 """What `mpitrain sweep` is asked for: layouts, the machine that predicts, and files to be written.
 
-A layout is words as behind --set, `parallel.pp=2 pipeline.schedule=zbv`; a file has one a line.
+A layout is words as after --set, `parallel.pp=2 pipeline.schedule=zbv`; a file has one a line.
 """
 
 import csv

@@ -1,6 +1,6 @@
 """DeepSeek-V3 (arXiv:2412.19437, section 2.1).
 
-It has latent attention; experts, some of which all tokens meet, behind a few dense blocks.
+It has latent attention; experts, some of which all tokens meet, after a few dense blocks.
 """
 
 from typing import Any

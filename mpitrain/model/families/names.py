@@ -43,7 +43,7 @@ ATTENTION = in_block(
         "attention.output.weight": "self_attn.o_proj.weight",
     }
 )
-# behind attention; before the feed-forward, where Llama's name is behind attention; behind it (Gemma)
+# after attention; before the feed-forward, where Llama's name is after attention; after it (Gemma)
 NORMS_AROUND = in_block(
     {
         "attention.post_norm.weight": "post_attention_layernorm.weight",

@@ -3,7 +3,7 @@ arXiv:2412.19437, section 2.2).
 
     h_0 = what comes from the blocks
     h_k = block_k(projection_k [ norm(h_k-1) | norm(embedding of token i + k) ])
-    head(h_0) predicts token i + 1; the same head, behind a norm of its own, on h_k: token i + 1 + k
+    head(h_0) predicts token i + 1; the same head, after a norm of its own, on h_k: token i + 1 + k
 
 Each depth k of `model.mtp` has one more block like the last one. The embedding is that of the first
 stage: another use of the same weights, as if they were tied. Its cross-entropies, weighted, add to

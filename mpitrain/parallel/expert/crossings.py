@@ -6,7 +6,7 @@ with more than `limit` rows: neither rows that have come to its experts, nor row
 inside its node. So all rows of a token travel in one round, and it crosses to a node once.
 
     block, rank     0,0  0,1  0,2  0,3  1,0  1,1  1,2  1,3
-    rows to send on  3    1    2    4    2    0    5    3     (of the fullest rank: each has limits
+    rows to send on  3    1    2    4    2    0    5    3     (of the most loaded: each has limits
                                                               of its own)
     limit = 8       [   round 0   ][    round 1       ][ 2 ]
 

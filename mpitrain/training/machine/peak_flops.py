@@ -168,7 +168,7 @@ def _multiply_on(device: torch.device) -> Callable[[int, torch.dtype], Callable[
 def _seconds_of_gpu(work: Callable[[], None]) -> float:
     """Return how long work takes.
 
-    A GPU goes on when the call has returned: its own events tell when it has begun and ended.
+    A GPU computes after the call has returned: its own events tell when it has begun and ended.
     """
     begin = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)

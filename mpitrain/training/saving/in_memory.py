@@ -304,7 +304,7 @@ def _bytes_of(actor: Actor, pieces: Sequence[ParameterShard]) -> int:
 
 
 def _described(parts: Parts, start: int) -> list[CopiedPart]:
-    """Return where the parts of a snapshot lie behind an address."""
+    """Return where the parts of a snapshot lie after an address."""
     return [
         CopiedPart(
             name,

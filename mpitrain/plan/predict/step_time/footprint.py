@@ -1,4 +1,4 @@
-"""Bytes that a rank of each pipeline rank allocates, by formulas; the fullest one counts.
+"""Bytes that a rank of each pipeline rank allocates, by formulas; the one with most counts.
 
     state        bf16 weights 2, fp32 gradient 4, master and moments 12, divided by ZeRO
     activations  of a block, a position and its microbatches in flight: what its backward needs, after
@@ -28,7 +28,7 @@ STAYING = 4  # blocks whose activations are on their way to host memory, or back
 
 
 class Footprint(NamedTuple):
-    """Bytes of the fullest rank, and which pipeline rank that is."""
+    """Bytes of the rank with most memory, and which pipeline rank that is."""
 
     weights: int
     gradients: int
@@ -45,7 +45,7 @@ class Footprint(NamedTuple):
 
 @lru_cache(maxsize=4)  # a search asks whether a layout fits, and then for its step
 def footprint_of(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...]) -> Footprint:
-    """Return what the fullest rank holds. in_flight: stashes of a stage on each pipeline rank."""
+    """Return what the rank with most memory holds. in_flight: stashes of a stage on each pipeline rank."""
     blocks = blocks_of_stages(model, layout)
     held_by = stages_of_ranks(layout)
     stashes = [in_flight[min(rank, len(in_flight) - 1)] for rank in range(len(held_by))]

@@ -107,7 +107,7 @@ OF_SHEETS = Spread(0.95, 1.06, 1.45)
 # H100, an H200
 OF_MEASURED = Spread(0.9, 1.0, 1.15)
 MEASURED = "mpitrain bench machine"  # begins the source of what was measured so
-CALIBRATED = "; calibrated"  # behind the source that a figure had before
+CALIBRATED = "; calibrated"  # after the source that a figure had before
 
 
 class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,8 +26,8 @@ class PredictedTimeline(NamedTuple):
     """What a prediction plays. Times are in seconds.
 
     stages: of the model. num_played: microbatches of the timeline; num_microbatches: of a step.
-    state_s: behind it, of weights and gradients between data ranks, what nothing hides. update_s:
-    the optimiser, behind that.
+    state_s: after it, of weights and gradients between data ranks, what nothing hides. update_s:
+    the optimiser, after that.
     """
 
     table: Table

@@ -168,7 +168,7 @@ def part_of(
 
 
 def _with_copies(part: Part, num_bytes: int, machine: MachineRates) -> Part:
-    """Return a block whose activations go to host memory behind its forward, and come back before its
+    """Return a block whose activations go to host memory after its forward, and come back before its
     backward. A GPU copies while it computes other blocks, which take as long; a CPU can't.
     """
     if not machine.on_gpu:

@@ -420,7 +420,7 @@ def _elementwise_seconds(model: StepModel, layout: StepLayout, machine: MachineR
         return here
     if not machine.on_gpu:
         return here + 2 * (GRADIENT_BYTES + layout.item) * owned / machine.memory_bandwidth
-    # gradients come while others are updated, weights go back behind that (optim/offload.py)
+    # gradients come while others are updated, weights go back after that (optim/offload.py)
     copied = owned / (machine.host_copy or HOST_COPY)
     updating = owned / (machine.host_update or HOST_UPDATE)
     return max(GRADIENT_BYTES * copied, updating) + layout.item * copied
