@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from folders import ROOT
 from training import resolved, train
@@ -19,6 +20,7 @@ LAYOUTS = {
     "REDUCE": ("parallel.dp=2", "parallel.zero=2"),
     "SUM": ("parallel.pp=2", "model.tied=true"),
     "GATHER": ("parallel.dp=2", "parallel.zero=3"),
+    "COPY": ("parallel.dp=2", "parallel.zero=1", "comm.node_ranks=1", "recovery.every=1"),
 }
 
 
@@ -44,6 +46,15 @@ def stack_of(kind: str) -> list[str] | None:
     return None
 
 
+def give_copy(actor, microbatches):
+    """Have a copy sent in the first step, where ranks are partners."""
+    from mpitrain.actor.partner_copies import CopyExchange
+
+    if actor.partner_copies is not None:
+        own, partners = np.ones((2, 64), np.uint8)
+        actor.partner_copies.give(CopyExchange(own, partners, lambda: None))
+
+
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_the_page_has_every_function_between_an_instruction_and_mpi(world, monkeypatch, kind):
     if world.size != 2:
@@ -59,7 +70,8 @@ def test_the_page_has_every_function_between_an_instruction_and_mpi(world, monke
         return send(axis, x, rank, tag, **more)
 
     monkeypatch.setattr(messages, "send", looking)
-    train(world, resolved(world, *LAYOUTS[kind], "comm.transport=messages"))
+    config = resolved(world, *LAYOUTS[kind], "comm.transport=messages")
+    train(world, config, before=give_copy)
     mine = [*traced[0], "comm/transports/messages.py send"] if traced else None
     found = next(stack for stack in world.allgather(mine) if stack)
     assert on_the_page(kind) == found, "\n".join(found)
