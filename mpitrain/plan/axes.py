@@ -106,7 +106,7 @@ class Axes:
     folded: ep, etp, and ranks that divide the state of experts among them; None: there are no
     experts.
     near: ranks of the experts on one node, if rows are sent to nodes first; else 0.
-    partner: so many ranks further on is the one that keeps a copy of a rank's state; 0: none.
+    partner: the distance to the rank that keeps a copy of a rank's state; 0: none.
     """
 
     grid: Grid
@@ -276,7 +276,7 @@ def axes_of(config: ResolvedConfig, table: Table, tied: bool, num_metrics: int =
 
 
 def partner_of(config: ResolvedConfig) -> int:
-    """Return how many ranks further on a rank's copies are kept; 0: on no other node.
+    """Return the distance in ranks to the one that keeps a rank's copies; 0: none does.
 
     A layout that is compared with another one can have too few ranks for its partner.
     """

@@ -65,7 +65,7 @@ from mpitrain.training.going_on import change_of_rate, order_of, prompt_for, sav
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
 from mpitrain.training.run_report import RunReport
-from mpitrain.training.saving.memory_folder import NodeMemory
+from mpitrain.training.saving.memory_folder import NodeMemory, named_folder
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
 from mpitrain.training.tokenizing import OneTokenizer
 
@@ -78,7 +78,7 @@ class PreparedRun:
 
     newest: what it resumes from, on disk or in memory.
     saved: the newest on disk.
-    memory: where its copies in memory are, None without.
+    memory: where its copies in memory are, or are to be; None without.
     loggers: of rank 0; none on others.
     notes: for the user.
     passed: the place in the data and the spikes of what this start has done so far, with another batch.
@@ -348,13 +348,13 @@ class _Opening:
                 needs = self.plan.stored_weights()
                 share = self.config.run.verify
                 folder = self.rundir.checkpoints
-                note = self.notes.append
 
                 def each(what: str) -> None:
                     place.enter("resume", what, BUSY)
 
-                saved = newest_whole(world, folder, share, needs, note, each)
-                newest = self._newer_in_memory(saved, needs, each)
+                saved = newest_whole(world, folder, share, needs, self.notes.append, each)
+                memory = self._memory()
+                newest = self._newer_in_memory(memory, saved, needs, each)
                 if self.record:
                     world.on_first_rank(
                         "looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path)
@@ -382,7 +382,8 @@ class _Opening:
             if self.config.run.logs:
                 self._open_logs()
             world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.asked, self.resolved))
-            memory = self._memory()
+            if memory is not None and self.config.recovery.every:
+                memory.make(self.config.recovery.folder)
         except (InputError, StoppedEarly) as error:
             if world.rank == 0:
                 self.rundir.undo(keep_data=isinstance(error, StoppedEarly))
@@ -409,15 +410,17 @@ class _Opening:
             )
 
     def _newer_in_memory(
-        self, saved: Newest, needs: Mapping[str, Any], each: Callable[[str], object]
+        self,
+        memory: NodeMemory | None,
+        saved: Newest,
+        needs: Mapping[str, Any],
+        each: Callable[[str], object],
     ) -> Newest:
         """Return the newest checkpoint in memory, if it is newer than what is saved.
 
         None of the last step: that has to be saved on disk. Collective over all ranks.
         """
-        world = self.world
-        memory = NodeMemory(world, self.rundir, self.plan.axes.partner)
-        if not memory.is_used():
+        if memory is None or not memory.is_used():
             return saved
         from mpitrain.training.saving.copied_step import save_copied_step
 
@@ -426,7 +429,7 @@ class _Opening:
             memory.make(self.config.recovery.folder)
             self.notes += filter(None, [save_copied_step(memory, saved.step)])
             newest = newest_whole(
-                world,
+                self.world,
                 memory.own_folder,
                 self.config.run.verify,
                 needs,
@@ -440,16 +443,16 @@ class _Opening:
         return newest if newest.step else saved
 
     def _memory(self) -> NodeMemory | None:
-        """Return where the run is in memory, made if copies are to be; None if it isn't there.
+        """Return where the run is, or is to be, in memory; None if it isn't there.
 
         Collective over all ranks.
         """
-        memory = NodeMemory(self.world, self.rundir, self.plan.axes.partner)
-        if self.config.recovery.every:
-            memory.make(self.config.recovery.folder)
-        elif not memory.is_used():
+        is_named = self.world.on_first_rank(
+            "looking for copies in memory", lambda: named_folder(self.rundir) is not None
+        )
+        if not (is_named or self.config.recovery.every):
             return None
-        return memory
+        return NodeMemory(self.world, self.rundir, self.plan.axes.partner)
 
     def _require_steps(self, step: int) -> None:
         """Raise ConfigError for a run that is longer already than asked. Changes nothing."""

@@ -9,7 +9,7 @@ from mpitrain.errors import ConfigError
 def resolve_recovery(
     recovery: RecoveryTable, num_ranks: int, num_nodes: int, node_ranks: int
 ) -> RecoveryTable:
-    """Return the table with a number for its partner: so many ranks further on; 0: there is none.
+    """Return the table with a number for its partner: the distance in ranks; 0: there is none.
 
     node_ranks: neighbours on each node, 0 if nodes differ.
     """

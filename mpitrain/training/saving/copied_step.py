@@ -12,6 +12,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,8 +56,8 @@ class CopiedStep(NamedTuple):
     lost: tuple[int, list[int]] | None = None
 
 
-def save_copied_step(memory: NodeMemory, than: int) -> str:
-    """Make a checkpoint on each node of the newest step in memory, if it is later than step `than`.
+def save_copied_step(memory: NodeMemory, saved_step: int) -> str:
+    """Make a checkpoint on each node of the newest step in memory, if it is later than `saved_step`.
 
     Return what is to be said. Collective over all ranks; raises InputError alike on all.
     """
@@ -65,13 +66,13 @@ def save_copied_step(memory: NodeMemory, than: int) -> str:
     nodes = [inventory for inventory in inventories if inventory is not None]
     newest = newest_in(nodes)
     lost = ""
-    if newest.lost and newest.lost[0] > than:
+    if newest.lost and newest.lost[0] > saved_step:
         step, shards = newest.lost
         lost = (
             f"step {step} in memory lacks part{'s' * (len(shards) > 1)} {listed(shards, 4)} of the state: "
             "the nodes that had it are gone"
         )
-    if newest.step > than:
+    if newest.step > saved_step:
         if newest.start:
             _make_checkpoint(memory, nodes, newest)
         else:
@@ -155,13 +156,13 @@ def _meta_of(
     memory: NodeMemory, starts: Mapping, copied: CopiedStep, mine: Sequence[int]
 ) -> tuple[dict, StepInfo]:
     """Return what the step says besides arrays, of the rank that writes its first shard."""
-    said = None
+    own = None
     if 0 in mine:
         manifest, copies = read_copy(starts[copied.start].shards[0][0], 0)
         meta = copies.meta(copies.generation_of(copied.step))
-        said = meta, manifest.config, manifest.writer
-    found = memory.world.all_gather("what was copied", said)
-    meta, config, writer = next(filter(None, found))
+        own = meta, manifest.config, manifest.writer
+    metas = memory.world.all_gather("what was copied", own)
+    meta, config, writer = next(filter(None, metas))
     return meta, StepInfo(config, writer)
 
 
@@ -199,8 +200,8 @@ def _send(memory: NodeMemory, folder: Path, files: Sequence[Path], receivers: Se
     for _ in range(rounds):
         piece = next(pieces, None)
         sent = [piece if rank in receivers else None for rank in range(world.size)]
-        came = world.all_to_all("sending what is in memory", sent)
-        world.on_every_rank("writing what was sent", lambda came=came: _append(folder, came))
+        received = world.all_to_all("sending what is in memory", sent)
+        world.on_every_rank("writing what was sent", partial(_append, folder, received))
 
 
 def _pieces(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:

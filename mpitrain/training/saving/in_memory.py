@@ -7,8 +7,8 @@
     the next start  makes a checkpoint of step 57 of them (copied_step.py); any layout can read it
 
 No rank can be two copies ahead of another, as every step ends with sums over all ranks: of the two
-newest copies one is of a step that all have. COPY is over before these sums, and so it is the same
-with what lies on other nodes.
+newest copies one is of a step that all have. COPY is complete before these sums, so the same holds
+for copies on other nodes.
 """
 
 import secrets
@@ -125,7 +125,7 @@ class MemoryCopies:
             self.num_bytes = sum(world.all_gather("what is copied in memory", self.own_bytes))
         except (CheckpointError, StorageError) as error:
             self._every = 0
-            self._files = []
+            self._files, self._snapshots = [], []  # nothing else holds their memory
             memory.on_each_node("removing what is in memory", memory.remove_copies)
             self._say(f"no copies in memory (recovery.every): {error.args[0]}")
 
@@ -223,8 +223,8 @@ class PartnerExchange:
         )
         self.received: CopyFile | None = None
         name_and_text = manifests[axis.rank - 1]
-        # what is sent by a rank that has nothing, and what comes of it
-        self._nothing = np.zeros(num_bytes, np.uint8)
+        # sent by a rank that has nothing; received from one
+        self._nothing = np.zeros(num_bytes if own is None else 0, np.uint8)
         self._unread = np.zeros(num_bytes if name_and_text is None else 0, np.uint8)
 
         def make() -> None:
@@ -249,16 +249,16 @@ class PartnerExchange:
         self._copies.give(CopyExchange(own, partners, arrived))
 
     def _arrived(self, generation: int, step: int, meta: dict[str, Any]) -> None:
-        """Mark what came as a copy, if it has the digest that it was sent with."""
+        """Mark what was received as a copy, if it has the digest that it was sent with."""
         if self.received is None:
             return
-        came = self.received.bytes_of(generation)
-        if _digest_in(came)[0] == _digest_of(came):
+        copy = self.received.bytes_of(generation)
+        if _digest_in(copy)[0] == _digest_of(copy):
             self.received.end(generation, step, meta)
             return
         warn(
-            f"mpitrain: the copy of rank {self.source}'s state after step {step} came with another digest "
-            "than it was sent with: a memory or a link errs, and this copy isn't kept"
+            f"mpitrain: the copy of rank {self.source}'s state after step {step} arrived with another digest "
+            "than it was sent with, by an error of memory or of a link; this copy isn't kept"
         )
 
 

@@ -215,7 +215,7 @@ class NodeMemory:
 
     partner: ranks of a node, as the plan has it; 0: ranks that share memory are a node.
     first: the first rank of this node; it makes and removes what all its ranks use.
-    ranks: of this node.  num_nodes: of all of them.
+    ranks: of this node.
 
     Making it, and what makes or removes, is collective over all ranks.
     """
@@ -228,10 +228,9 @@ class NodeMemory:
         firsts = world.all_gather("the nodes of copies in memory", mine)
         self.first = mine
         self.ranks = [rank for rank, first in enumerate(firsts) if first == mine]
-        self.num_nodes = len(set(firsts))
         # nodes that share a machine, or its /dev/shm, divide what they find there
-        self._there = self._identities()
-        seen = world.all_gather("folders in memory", self._there if self.leads else [])
+        self._at_start = self._identities()
+        seen = world.all_gather("folders in memory", self._at_start if self.leads else [])
         nodes = sorted(set(firsts))
         self._others = {
             name
@@ -257,15 +256,15 @@ class NodeMemory:
     def _is_mine(self, folder: Path) -> bool:
         """Return whether a folder was there at the beginning, and isn't another node's."""
         name = _identity(folder)
-        return name in self._there and name not in self._others
+        return name in self._at_start and name not in self._others
 
     def _identities(self) -> list[str]:
         return [_identity(folder) for folder in memory_folders(self._rundir)]
 
     def is_used(self) -> bool:
         """Return whether the run has something in memory of some node."""
-        found = self.leads and bool(self.folders())
-        return any(self.world.all_gather("looking into memory", found))
+        has_folders = self.leads and bool(self.folders())
+        return any(self.world.all_gather("looking into memory", has_folders))
 
     def make(self, parent: str) -> None:
         """Make the folder of each node, unless it is there. Raises CheckpointError."""
