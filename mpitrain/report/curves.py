@@ -35,7 +35,7 @@ CURVES = (
     Curve("rollbacks so far", "rollbacks"),
 )
 BY_COLUMN = {curve.column: curve for curve in CURVES}
-MOST_BLOCKS, MOST_EXPERTS, MOST_LOAD = 200, 1024, 1e6  # of a map of loads
+MOST_BLOCKS, MOST_EXPERTS = 200, 1024  # of a map of loads
 COUNTED = ("skipped", "rollbacks")  # shown where they count something
 
 
@@ -103,6 +103,6 @@ def load_cells(line: LoadsLine) -> dict[str, np.ndarray]:
     """Return the columns of a map of loads: a row a block, and how often the mean an expert has."""
     blocks = [shares[:MOST_EXPERTS] for shares in line.expert_loads.values() if shares][:MOST_BLOCKS]
     cells = [(x, y, share * len(row)) for y, row in enumerate(blocks) for x, share in enumerate(row)]
-    x, y, load = np.clip(np.array(cells).reshape(-1, 3), 0, MOST_LOAD).astype(np.float32).T
+    x, y, load = np.array(cells, np.float32).reshape(-1, 3).T
     # light to dark, the mean half of it
     return {"x": x, "y": y, "load": load, "alpha": np.clip(load / 2, 0.02, 1)}

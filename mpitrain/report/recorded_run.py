@@ -239,7 +239,9 @@ def _trace(path: Path, notes: list[str]) -> list[Instruction]:
     except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} can't be read: {shown(error)}")
         return []
-    events = [event for event in trace.traceEvents if event.ph == "X" and abs(event.ts) < 1e15]
+    events = [
+        event for event in trace.traceEvents if event.ph == "X" and max(abs(event.ts), abs(event.dur)) < 1e15
+    ]
     numbers = [event.args.get("step") for event in events]
     last = max((number for number in numbers if type(number) is int), default=0)
     events = [event for event, number in zip(events, numbers) if number == last]

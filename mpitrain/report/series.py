@@ -15,9 +15,10 @@ from msgspec import Meta
 from mpitrain.cluster.rundir import MOST_LINE_BYTES
 from mpitrain.inputs import open_regular
 
-LARGEST = 1e300
 MOST_POINTS = 1500  # of a curve: a screen has no more columns
-Number = float | None
+# what a run can have computed: sums and products of two stay finite
+Number = Annotated[float, Meta(ge=-1e100, le=1e100)] | None
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class AxisCost(msgspec.Struct):
@@ -58,7 +59,7 @@ class LoadsLine(msgspec.Struct):
     """The loads of experts of a line, by block."""
 
     step: int
-    expert_loads: dict[str, list[float]] = {}
+    expert_loads: dict[str, list[Share]] = {}
 
 
 COLUMNS = StepLine.__struct_fields__
@@ -198,11 +199,8 @@ def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float
 
 
 def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the points of a curve, or of each stretch of many its lowest and highest.
-
-    Left out is what isn't finite, and what is so large that a difference wouldn't be.
-    """
-    there = (np.abs(x) < LARGEST) & (np.abs(y) < LARGEST)
+    """Return the finite points of a curve, or of each stretch of many its lowest and highest."""
+    there = np.isfinite(x) & np.isfinite(y)
     x, y = x[there], y[there]
     if len(x) <= MOST_POINTS:
         return x, y

@@ -43,7 +43,7 @@ def _place(curve: Curve) -> int:
 
 def _panel(curve: Curve, lines: Sequence[Points], over: str, width: int, height: int, plain: bool) -> Text:
     """Return a curve with its axes, `width` columns wide."""
-    columns = width - LABEL - 1
+    columns = max(1, width - LABEL - 1)
     ys = (_scaled(curve, line.y) for line in lines)
     frame = (*axis_range(*(line.x for line in lines)), *axis_range(*ys))
     cells = np.zeros((height, columns), int)

@@ -1,17 +1,21 @@
 """Curves of runs as they are read, and the pictures of a paper and of a run's end."""
 
+import io
 import json
 import shutil
 import xml.etree.ElementTree as ET
 
 import pytest
 from folders import ROOT
+from rich.console import Console
 
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.commands.report_page import plot
 from mpitrain.errors import ConfigError
 from mpitrain.report import run_picture
+from mpitrain.report.recorded_run import read_run
 from mpitrain.report.series import StepReader
+from mpitrain.report.terminal import screen
 
 GOLDEN = ROOT / "tests/golden/run-form-1"
 MARKUP = "<img src=x>&$x_1$"
@@ -167,6 +171,16 @@ def test_ticks_are_round_and_few():
         drawn = run_picture.ticks(low, high)
         assert 3 <= len(drawn) <= 7 and (marks is None or drawn == pytest.approx(marks))
         assert all(low <= tick <= high for tick in drawn)
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (21, 8), (12, 3), (1, 1)])
+def test_a_terminal_of_any_size_has_curves(run, width, height):
+    run.metrics.write_text("\n".join(line(step, grad_norm=step) for step in (1, 2, 3)))
+    console = Console(file=io.StringIO(), width=width)
+    console.print(screen([read_run(str(run.path))], "step", width, height, plain=True))
+    drawn = console.file.getvalue()
+    assert max(map(len, drawn.splitlines())) <= width
+    assert width < 100 or (drawn.count("*") > 9 and "training loss" in drawn and "gradient norm" in drawn)
 
 
 def test_a_picture_for_a_paper(run, tmp_path):
