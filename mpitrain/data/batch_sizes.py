@@ -78,10 +78,16 @@ def value_at(changes: Changes[V], step: int) -> V:
     return next(value for first, value in reversed(changes) if first <= step)
 
 
+def amount_in(text: str) -> Fraction:
+    """Return the number that a text such as "1.5B" means; 0: none, or too large a one."""
+    match = AMOUNT.fullmatch(text.upper())
+    amount = Fraction(match[1]) * UNITS[match[2]] if match else Fraction(0)
+    return amount if amount < 2**63 else Fraction(0)
+
+
 def _tokens_of(text: str, key: str) -> int:
-    """Return the number of tokens that a text such as "1.5B" means."""
-    match = AMOUNT.fullmatch(text)
-    tokens = Fraction(match[1]) * UNITS[match[2]] if match else Fraction(0)
-    if not 0 < tokens < 2**63 or tokens.denominator != 1:
+    """Return the number of tokens that a text means. Raises ConfigError if it is none."""
+    tokens = amount_in(text)
+    if not tokens or tokens.denominator != 1:
         raise ConfigError(f'{key}: found {shown(repr(text))}; give a step, or tokens such as "4B" or "300M"')
     return int(tokens)

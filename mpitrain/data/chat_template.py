@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from mpitrain.data.limited import LimitedError, Limits, answer
+from mpitrain.data.special_tokens import text_of_token
 from mpitrain.errors import DataError
 from mpitrain.inputs import decoded, listed, read_file, shown
 
@@ -114,7 +115,7 @@ def read_chat_template(read: Read, where: str, advice: str = WITHOUT_CHAT) -> Ch
             template = source.decode()
         except UnicodeDecodeError:
             raise DataError(f"{where}: {TEMPLATE} isn't UTF-8 text; use another") from None
-    special = {name: text for name in SPECIAL if (text := _text_of(config.get(name)))}
+    special = {name: text for name in SPECIAL if (text := text_of_token(config.get(name)))}
     return ChatTemplate(template, special, _ends(_object(read, GENERATION, where)), where)
 
 
@@ -123,12 +124,6 @@ def _default(templates: Sequence[Any]) -> Any:
         if isinstance(each, Mapping) and each.get("name") == "default":
             return each.get("template")
     return None
-
-
-def _text_of(token: Any) -> str:
-    """Return the text of a token, which is written as it is, or as an object that has it."""
-    found = token.get("content") if isinstance(token, Mapping) else token
-    return found if isinstance(found, str) else ""
 
 
 def _ends(generation: Mapping[str, Any]) -> list[int]:

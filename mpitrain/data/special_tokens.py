@@ -113,12 +113,14 @@ def declared_in(content: bytes) -> Declared:
         return Declared()
     adds = found.get("add_bos_token")
     return Declared(
-        _name(found.get("eos_token")), _name(found.get("bos_token")), adds if isinstance(adds, bool) else None
+        text_of_token(found.get("eos_token")),
+        text_of_token(found.get("bos_token")),
+        adds if isinstance(adds, bool) else None,
     )
 
 
-def _name(token: Any) -> str:
-    """Return the text of a token, which is written as it is, or as an object that has it."""
+def text_of_token(token: Any) -> str:
+    """Return the text of a token, which is written as it is, or as an object that has it; "" for none."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else ""
 

@@ -22,6 +22,7 @@ from mpitrain.config import Data
 from mpitrain.data.byte_level import byte_tokenizer_json
 from mpitrain.data.panics import panics_unprinted, raise_what_is_not_the_librarys
 from mpitrain.data.special_tokens import CONFIG as TOKENIZER_CONFIG
+from mpitrain.data.special_tokens import text_of_token
 from mpitrain.data.tokenizer import Tokenizer
 from mpitrain.data.tokens import describe
 from mpitrain.errors import CheckpointError, DataError
@@ -212,9 +213,8 @@ def prefix_of_texts(run: RunDir, data: Data) -> int | None:
     config = object_of(files.get(TOKENIZER_CONFIG))
     numbers = {text: number for number, text in _special_names(files.get(TOKENIZER, b"{}")).items()}
     for field in ENDS[:2]:
-        named = config.get(field.removesuffix("_id"))
-        text = named.get("content") if isinstance(named, dict) else named
-        carried = None if field in special.replaced or not isinstance(text, str) else numbers.get(text)
+        text = text_of_token(config.get(field.removesuffix("_id")))
+        carried = None if field in special.replaced else numbers.get(text)
         number = special.own[field] if carried is None else carried
         if number is not None:
             return number
@@ -251,8 +251,7 @@ def exported(
 def _with_stop_token(generation: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the ends of text with the token that ends an answer, which transformers asks nobody else for."""
     name = ENDS[1]
-    end = object_of(files.get(TOKENIZER_CONFIG)).get(name.removesuffix("_id"))
-    text = end.get("content") if isinstance(end, dict) else end
+    text = text_of_token(object_of(files.get(TOKENIZER_CONFIG)).get(name.removesuffix("_id")))
     names = _special_names(files.get(TOKENIZER, b"{}"))
     ends = [number for number in _as_list(generation.get(name)) if number is not None]
     stops = [number for number, known in names.items() if known == text and number not in ends]
@@ -292,7 +291,7 @@ def _special_names(tokenizer: bytes) -> dict[int, str]:
     return {
         token["id"]: token["content"]
         for token in tokens
-        if isinstance(token.get("id"), int) and isinstance(token.get("content"), str)
+        if isinstance(token.get("id"), int) and text_of_token(token)
     }
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from mpitrain.commands.output_file import require_file, require_plotting, write
 from mpitrain.commands.plan.plan_variants import ScalingPoint, WhatIf, layouts_csv, scaling_text
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.config import LoadedConfig
+from mpitrain.data.batch_sizes import amount_in
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import as_argument, shown
 from mpitrain.origins import PLANNER, SET, KeyOrigin
@@ -38,7 +38,6 @@ from mpitrain.planner.goodput import NODE_HOURS, Goodput, SaveTimes, goodput, sa
 from mpitrain.planner.search import Candidate, SearchResult
 from mpitrain.training.run_plan import beginning
 
-TOKENS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 # of what is chosen also with the value of its default, so that another default changes nothing
 ALWAYS_WRITTEN = (
     "parallel.tp", "parallel.cp", "parallel.pp", "parallel.dp", "parallel.zero", "pipeline.schedule",
@@ -203,10 +202,10 @@ def _tokens(text: str) -> float:
     """Return a number of tokens. Raises ConfigError if it is none."""
     if not text:
         return 0.0
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kmbt]?)", text.lower())
-    if match is None or not float(match[1]):
+    tokens = amount_in(text)
+    if not tokens:
         raise ConfigError(f"--tokens {shown(text)}: needed a number of tokens, such as 300B or 15T")
-    return float(match[1]) * TOKENS.get(match[2], 1.0)
+    return float(tokens)
 
 
 class PlanAnswer(NamedTuple):

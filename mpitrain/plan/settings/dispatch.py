@@ -25,7 +25,7 @@ from mpitrain.config import Comm
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedExperts, ResolvedParallel
 from mpitrain.plan.declared.traffic import Started, Traffic
-from mpitrain.plan.settings.experts import positions, rows_at_once
+from mpitrain.plan.settings.experts import open_to_token, positions, rows_at_once
 
 BLOCK = 128  # features of a row in fp8 that share a scale (DeepSeek-V3, section 3.3.2)
 OWN = ""
@@ -209,7 +209,7 @@ class Dispatch:
         experts = self.config.experts
         per_node = experts.count // self.nodes
         size = experts.count // experts.groups
-        open_ = size * experts.groups_active
+        open_ = open_to_token(experts)
         if self.nodes % experts.groups == 0 or experts.groups % self.nodes == 0:
             here = max(1, experts.groups // self.nodes)  # groups with experts on a node
             ways = [

@@ -104,6 +104,11 @@ def idle(key: str, when: Callable[[ResolvedConfig], bool], because: str, instead
     return Rule(key, when, reason, "leave it out" + f", or {instead}" * bool(instead), is_idle=True)
 
 
+def all_idle(keys: tuple[str, ...], *rule: Any) -> tuple[Rule, ...]:
+    """Return the rules of keys that do nothing in the same case. rule: as idle() takes it, after the key."""
+    return tuple(idle(key, *rule) for key in keys)
+
+
 def _has_experts(config: ResolvedConfig) -> bool:
     return family_of(config.model).experts is not None
 
@@ -382,9 +387,12 @@ DIVISION = (
     ),
     idle("parallel.ahead", lambda c: not _drops_weights(c), "{parallel.zero}", "set parallel.zero = 3"),
     idle("parallel.context", lambda c: c.parallel.cp == 1, "{parallel.cp}", "use parallel.cp = 2"),
-    idle("parallel.async_tp", lambda c: c.parallel.tp == 1, "{parallel.tp}", "use parallel.tp = 2"),
-    idle("parallel.sequence", lambda c: c.parallel.tp == 1, "{parallel.tp}", "use parallel.tp = 2"),
-    idle("parallel.regather", lambda c: c.parallel.tp == 1, "{parallel.tp}", "use parallel.tp = 2"),
+    *all_idle(
+        ("parallel.async_tp", "parallel.sequence", "parallel.regather"),
+        lambda c: c.parallel.tp == 1,
+        "{parallel.tp}",
+        "use parallel.tp = 2",
+    ),
     idle(
         "parallel.regather",
         lambda c: not c.parallel.sequence,
@@ -437,14 +445,11 @@ TRAINING = (
     idle(
         "schedule.decay", lambda c: c.schedule.name != "wsd", "{schedule.name}", 'use schedule.name = "wsd"'
     ),
-    *(
-        idle(
-            key,
-            lambda c: c.schedule.name == "constant",
-            "{schedule.name}",
-            'use schedule.name = "cosine" or "wsd"',
-        )
-        for key in ("schedule.steps", "schedule.final")
+    *all_idle(
+        ("schedule.steps", "schedule.final"),
+        lambda c: c.schedule.name == "constant",
+        "{schedule.name}",
+        'use schedule.name = "cosine" or "wsd"',
     ),
     Rule(
         "schedule.decay",
@@ -458,19 +463,18 @@ TRAINING = (
             else f"run.steps = {c.run.steps}",
         ),
     ),
-    *(
-        idle(
-            key,
-            lambda c: c.spikes.do == "nothing",
-            "{spikes.do}",
-            'use spikes.do = "count", "skip" or "rollback"',
-        )
-        for key in ("spikes.window", "spikes.threshold")
+    *all_idle(
+        ("spikes.window", "spikes.threshold"),
+        lambda c: c.spikes.do == "nothing",
+        "{spikes.do}",
+        'use spikes.do = "count", "skip" or "rollback"',
     ),
     idle("spikes.most", lambda c: c.spikes.do != "rollback", "{spikes.do}", 'use spikes.do = "rollback"'),
-    *(
-        idle(key, lambda c: not c.run.keep, "{run.keep}, which keeps all", "set run.keep, the newest to keep")
-        for key in ("run.keep_every", "run.keep_best")
+    *all_idle(
+        ("run.keep_every", "run.keep_best"),
+        lambda c: not c.run.keep,
+        "{run.keep}, which keeps all",
+        "set run.keep, the newest to keep",
     ),
     Rule(
         "run.keep_every",
