@@ -7,7 +7,7 @@ import numpy as np
 
 from mpitrain.report.series import LoadsLine, StepSeries, thinned
 
-# told apart by colour-blind readers (Okabe and Ito, 2008), on light and dark
+# colour-blind readers distinguish them (Okabe and Ito, 2008), on light and dark
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 
@@ -22,17 +22,17 @@ class Curve(NamedTuple):
 
 
 CURVES = (
-    Curve("training loss, nats a token", "loss"),
-    Curve("validation loss, nats a token", "val_loss"),
+    Curve("training loss, nats per token", "loss"),
+    Curve("validation loss, nats per token", "val_loss"),
     Curve("gradient norm", "grad_norm", logarithmic=True),
     Curve("learning rate", "lr"),
-    Curve("tokens a second", "tokens_per_s"),
+    Curve("tokens per second", "tokens_per_s"),
     Curve("model FLOPs utilisation, %", "mfu", 100),
     Curve("hardware FLOPs utilisation, %", "hfu", 100),
-    Curve("seconds of a step", "step_s"),
-    Curve("loads of experts, coefficient of variation", "load_cv"),
-    Curve("updates left out so far", "skipped"),
-    Curve("rollbacks so far", "rollbacks"),
+    Curve("seconds per step", "step_s"),
+    Curve("expert loads, coefficient of variation", "load_cv"),
+    Curve("skipped updates", "skipped"),
+    Curve("rollbacks", "rollbacks"),
 )
 BY_COLUMN = {curve.column: curve for curve in CURVES}
 MOST_BLOCKS, MOST_EXPERTS = 200, 1024  # of a map of loads
@@ -58,7 +58,7 @@ class Points(NamedTuple):
 
     @property
     def dash(self) -> str:
-        """The run's dashes: they tell runs of one colour apart."""
+        """The run's dashes: they distinguish runs of one colour."""
         return DASHES[self.number // len(COLOURS) % len(DASHES)]
 
 

@@ -34,7 +34,7 @@ Maker = Callable[[Sequence[RecordedRun], str, str], str]
 
 
 class LiveRuns:
-    """What is shown of some runs, made anew when one of their files has changed. For several threads.
+    """What is shown of some runs, rebuilt when one of their files has changed. For several threads.
 
     make_page, make_state: page() and state() of page.py.
     """

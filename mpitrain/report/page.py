@@ -154,7 +154,7 @@ def state(runs: Sequence[RecordedRun], over: str, version: str) -> str:
 
 
 def _shape(runs: Sequence[RecordedRun]) -> str:
-    """Return what a page is made for: if it changes, the page is loaded anew."""
+    """Return what a page is made for: if it changes, the page is reloaded."""
     shapes = []
     for run in runs:
         known = [name for name, column in run.steps.columns.items() if np.isfinite(column).any()]

@@ -99,7 +99,7 @@ def _steps(runs: Sequence[RecordedRun]) -> str:
         if parts:
             sums = [_ms(sum(part.values())) for part in (known.predicted_s, known.measured_s)]
             rows.append((label_of(number), "a step", *sums))
-            rows.append((label_of(number), "its FLOPs at the peak", *[_ms(_at_the_peak(run))] * 2))
+            rows.append((label_of(number), "its FLOPs at peak rate", *[_ms(_at_the_peak(run))] * 2))
     return table(("", "part", "predicted, ms", "measured, ms"), rows)
 
 
@@ -161,7 +161,7 @@ def _stragglers(runs: Sequence[RecordedRun]) -> str:
         count = max(1, run.steps.num_sampled)
         rows += [(label_of(number), f"rank 0 waits for rank {who}", 1e3 * s / count) for who, s in waits if s]
         slow = list(run.summary.slow.items())[:MOST_WAITS]
-        rows += [(label_of(number), f"found slow: {who}", f"{count} times") for who, count in slow]
+        rows += [(label_of(number), f"reported slow: {who}", f"{count} times") for who, count in slow]
     return table(("", "who", "ms a step"), rows)
 
 
@@ -176,7 +176,7 @@ def _reliability(runs: Sequence[RecordedRun]) -> str:
                     known.steps_lost, 100 * known.share_trained,
                 )
             )  # fmt: skip
-    head = ("", "ends", "failures", "hours between failures", "steps lost", "of its time in steps, %")
+    head = ("", "ends", "failures", "mean hours between failures", "steps lost", "goodput, %")
     return table(head, rows)
 
 

@@ -1,7 +1,7 @@
 """Loggers of a run: programs that show its curves, beside metrics.jsonl.
 
 Each is a process of its own, which follows metrics.jsonl: the run never waits for it, imports
-nothing of it and survives it. The whole of metrics.jsonl is logged anew at each start, so that
+nothing of it and survives it. The whole of metrics.jsonl is logged again at each start, so that
 what restarts and rollbacks repeat stands once.
 
 logger_children      rank 0's side: starts them, reports one that fails, ends them
