@@ -38,9 +38,9 @@ class Name(click.Path):
 
     def convert(self, value: str, param: click.Parameter, ctx: click.Context) -> str:
         if value == "":
-            what = param.name.upper()
-            config = "the path of a TOML file, or leave it out"
-            raise ConfigError(f"{what} is empty; give {config if what == 'CONFIG' else 'a run directory'}")
+            argument = param.metavar or param.name.upper()
+            what = param.opts[0] if isinstance(param, click.Option) else argument
+            raise ConfigError(f"{what} is empty; give one{', or leave it out' * (not param.required)}")
         return super().convert(value, param, ctx)
 
 

@@ -82,6 +82,19 @@ def test_an_empty_name_is_no_name(tmp_path, command):
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", ""), "CONFIG is empty; give one, or leave it out"),
+        (("eval", ""), "RUN is empty; give one"),
+        (("report", ".", "--out", ""), "--out is empty; give one, or leave it out"),
+        (("export", ".", "--to", ""), "--to is empty; give one"),
+    ],
+)
+def test_an_empty_name_is_refused_by_what_the_user_typed(words, message):
+    assert invoked(*words) == message
+
+
+@pytest.mark.parametrize(
     "value",
     ["tp=²", "tp=٣", "tp=2,tp=3", ",", "", "tp", "tp=", "tp=-1", "tp=0", "xp=2", "tp=2,", "tp=2\n", "tp=1e3"],
 )

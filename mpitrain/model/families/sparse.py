@@ -1,4 +1,4 @@
-"""A model with experts: which of them have experts, and which a plain feed-forward."""
+"""A model with experts: which blocks have experts, and which a plain feed-forward."""
 
 from collections.abc import Sequence
 from typing import Any
