@@ -91,7 +91,7 @@ def test_an_empty_name_is_no_name(tmp_path, command):
     ],
 )
 def test_an_empty_name_is_refused_by_what_the_user_typed(words, message):
-    assert invoked(*words) == message
+    assert invoked(*words) == f"ConfigError: {message}"
 
 
 @pytest.mark.parametrize(
