@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -576,20 +577,32 @@ class _Opening:
         if newest is None or before is None:
             return
         self._require_same_growth(newest, before)
-        self._require_same_skip(newest, before)
+        read = newest.sequences or BatchSizes(before.batch).before(newest.step + 1)
+        self._require_same_skip(newest, before, read)
         train = train.whole if isinstance(train, SkippingSampler) else train
-        if not isinstance(train, MixtureSampler):
-            return
+        if isinstance(train, MixtureSampler):
+            self._require_same_mixture(newest, before, read, train)
+
+    def _require_same_mixture(self, newest: Newest, before: Config, read: int, train: MixtureSampler) -> None:
+        """Raise CheckpointError unless the sequences that the run has read have the sources that they had."""
+        now, past = BatchSizes(self.config.batch), BatchSizes(before.batch)
         sizes = train.sizes
-        batch = BatchSizes(self.config.batch)
-        read = batch.before(newest.step + 1)
         same = len(before.data.sources) == len(sizes)
-        if not same or mixture_of(before.data, batch, sizes).until(read) != train.mixture.until(read):
+        if same and mixture_of(before.data, past, sizes).until(read) == train.mixture.until(read):
+            return
+        what = (
+            f"{self.rundir.checkpoints}: data.sources had other weights in the {newest.step} steps that "
+            "are done"
+        )
+        if now.at(1) != past.at(1) and before.data.sources == self.config.data.sources:
             raise CheckpointError(
-                f"{self.rundir.checkpoints}: data.sources had other weights in the {newest.step} steps that "
-                "are done; keep those, and give new ones from a later step on: weight = [[1, ...], "
-                f"[{newest.step + 1}, ...]]"
+                f"{what} with batch.global = {past.at(1)}, as weights change at a step; keep it, and set "
+                f"batch.growth = [[{newest.step + 1}, {now.at(1)}]]"
             )
+        first = next(step for step in count(newest.step + 1) if now.before(step) >= read)
+        raise CheckpointError(
+            f"{what}; keep those, and give new ones from a later step on: weight = [[1, ...], [{first}, ...]]"
+        )
 
     def _require_same_growth(self, newest: Newest, before: Config) -> None:
         """Raise CheckpointError if batches or rows changed for steps that the run has done already."""
@@ -605,9 +618,8 @@ class _Opening:
             f"{newest.step + 1} on"
         )
 
-    def _require_same_skip(self, newest: Newest, before: Config) -> None:
+    def _require_same_skip(self, newest: Newest, before: Config, read: int) -> None:
         """Raise CheckpointError if data.skip changed for sequences that were passed already."""
-        read = BatchSizes(self.config.batch).before(newest.step + 1)
         reached = int(places_after_skips([read], before.data.skip)[0])
         changed = {*before.data.skip} ^ {*self.config.data.skip}
         passed = sorted(first for first, _ in changed if first < reached)

@@ -1,6 +1,8 @@
 """A run on a mixture of formats: the same bits after restarts, on any layout."""
 
 import json
+import re
+import shutil
 
 import corpus_formats as formats
 import pytest
@@ -50,6 +52,15 @@ def test_a_mixture_has_the_same_bits_after_restarts_and_on_another_layout(tmp_pa
         done = run(2, config, tmp_path / "again", run_steps=steps, parallel_pp=2)
         assert done.returncode == 0, tail(done.output)
     assert losses(tmp_path / "again") == losses(tmp_path / "whole")
+    # another batch would move step 4, where weights change, to another sequence
+    copied = shutil.copytree(tmp_path / "whole", tmp_path / "copied") / "config.toml"
+    edited = re.sub(r"(?m)^global = 8$", "global = 16", copied.read_text()).replace("/whole", "/copied")
+    copied.write_text(edited)
+    refused = mpirun(1, MPITRAIN, "run", str(copied), "--set", "run.steps=8")
+    said = "keep it, and set batch.growth = [[8, 16]]"
+    assert refused.returncode == 2 and said in " ".join(refused.output.split()), tail(refused.output)
+    done = run(1, config, tmp_path / "again", run_steps=8, batch_growth="[[8,16]]")
+    assert done.returncode == 0, tail(done.output)
     # the weights of steps that are done may not change, those of later ones may
     other = written(tmp_path, "other.toml", ("[4, 3]", "[4, 2]"))
     refused = run(1, other, tmp_path / "whole", run_steps=8)

@@ -22,6 +22,7 @@ class Newest(NamedTuple):
     order: name of the data's order; empty in older ones.
     damaged: later steps, which were passed over.
     config: the configuration that it was saved with, TOML.
+    sequences: of the data's order that come before its next step; 0 in older ones.
     folder: in which it lies.
     """
 
@@ -31,6 +32,7 @@ class Newest(NamedTuple):
     order: str = ""
     damaged: tuple[int, ...] = ()
     config: str = ""
+    sequences: int = 0
     folder: Path = Path()
 
 
@@ -72,7 +74,14 @@ def newest_whole(
         damage = None
         try:
             step, meta, config = load.verified(path, part, needs, note)
-            newest = Newest(step, meta["data"], meta.get("routing", ""), meta.get("order", ""), config=config)
+            newest = Newest(
+                step,
+                meta["data"],
+                meta.get("routing", ""),
+                meta.get("order", ""),
+                config=config,
+                sequences=meta.get("sequences", 0),
+            )
         except CheckpointError as error:
             damage = error.args[0]
         damages = filter(None, world.all_gather(VERIFYING, damage))
