@@ -17,12 +17,12 @@ from mpi4py import MPI
 
 from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
+from mpitrain.actor.communicators import build_mesh
 from mpitrain.comm.base.world import NULL_REPORTER, World, start
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.checks.replicas import different
 from mpitrain.training.checks.rerun import RecomputeCheck
-from mpitrain.training.trainer import build_mesh
 
 REPEATS = 5
 

@@ -43,11 +43,11 @@ from torch.nn import functional
 
 from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
+from mpitrain.actor.communicators import build_mesh
 from mpitrain.config import Config
 from mpitrain.model import router
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.settings.resolve import resolve
-from mpitrain.training.trainer import build_mesh
 
 # sequences of a rank and step
 VOCAB = 4096

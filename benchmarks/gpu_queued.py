@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten
 
 from mpitrain.actor.actor import Actor
+from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.step_totals import Measure
 from mpitrain.comm.base.world import NULL_REPORTER, World
 from mpitrain.config import load
@@ -31,7 +32,6 @@ from mpitrain.kernels.compiled import Fused
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.machine.device_placement import place
-from mpitrain.training.trainer import build_mesh
 
 # of an H200, by its data sheet and what products and copies reach
 BYTES_S = 0.8 * 4.8e12

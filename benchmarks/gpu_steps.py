@@ -25,6 +25,7 @@ from gpu_models import LARGE, SMALL
 from mpi4py import MPI
 
 from mpitrain.actor.actor import Actor
+from mpitrain.actor.communicators import build_mesh
 from mpitrain.comm.base.world import NULL_REPORTER, World
 from mpitrain.config import Config, load
 from mpitrain.model.families.catalog import plan_of
@@ -32,7 +33,6 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.machine.device_placement import place
 from mpitrain.training.machine.peak_flops import data_sheet
-from mpitrain.training.trainer import build_mesh
 
 FORMS = {  # settings, and whether what lies between products is compiled
     "as they are": ({}, False),

@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
+from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.stage import Microbatch
 from mpitrain.actor.trace import Recorder, gather_events, write_trace
 from mpitrain.comm.base.world import NULL_REPORTER, World
@@ -29,7 +30,6 @@ from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules.options import Times
 from mpitrain.schedules.play.measured import costs, predict, read_trace
 from mpitrain.schedules.play.simulate import simulate_table
-from mpitrain.training.trainer import build_mesh
 
 MODEL = (
     "model.width=64",

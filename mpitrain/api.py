@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from mpitrain.comm.mesh import Mesh
     from mpitrain.config import Config
     from mpitrain.plan.plan import Plan
-    from mpitrain.training.trainer import Trainer, Trainers
+    from mpitrain.training.trainer import Trainer
+    from mpitrain.training.trainers import Trainers
 
 
 @contextmanager
@@ -98,7 +99,7 @@ def _opened(path: str | None, overrides: tuple[str, ...], guard: Guard, stack: E
     prepared, world = prepare(path, overrides, guard)
     stack.enter_context(prepared.rundir)
     guard.place.enter("build", "loading torch", BUSY)
-    from mpitrain.training.trainer import Trainers
+    from mpitrain.training.trainers import Trainers
 
     trainers = stack.enter_context(Trainers(prepared, world, guard))
     return OpenRun(trainers, stack.enter_context(ExitStack()))
@@ -299,7 +300,9 @@ class OpenRun:
         self._live.close()
         over = trainer.code is not None or trainer.counts.step == self.config.run.steps
         if self._stepping is not None and over:
-            return trainer.finish()
+            from mpitrain.training.run_end import finish
+
+            return finish(trainer)
         trainer.saver.finish()  # a step may still be written
         return DONE
 

@@ -325,7 +325,7 @@ def _train(
     with opened.rundir:
         guard.place.enter("build", "loading torch", BUSY)
         with entry.loading():
-            from mpitrain.training.trainer import run as train
+            from mpitrain.training.trainers import run as train
 
         return train(opened, world, guard, record_request, calibrate)
 

@@ -25,9 +25,9 @@ class Writer(NamedTuple):
 
 FILES = {
     "metrics.jsonl": (
-        Writer(TRAINER, "_line"),
+        Writer("mpitrain.training.metrics_line", "of_step"),
         Writer(TRAINER, "_line_of_step"),
-        Writer(TRAINER, "validate"),
+        Writer("mpitrain.training.validation", "validate"),
         Writer("mpitrain.training.checks.comm_report", "end", "comm.AXIS."),
         Writer("mpitrain.training.saving.saver", "lines"),
         Writer("mpitrain.training.saving.saver", "line", "saves[]."),

@@ -1,12 +1,16 @@
 """A run, from its configuration to its last line.
 
-agreement, prepare      one configuration on all ranks; run directory, newest checkpoint, tokens
+agreement, prepare      one configuration on all ranks, checked, with its plan
+run_opening, same_past  run directory, newest checkpoint, tokens; what may not change in a resumed run
 run_plan                the plan of a run, and what is to be said of it
 agreed_layout           the layout of a run that leaves it open: the planner is asked once, on rank 0
 corpora                 the prepared tokens as steps read them: split, mixed, in their order
 token_preparation       tokens alone, without a run: mpitrain data prepare
 step_documents          which documents a step has read, from the run directory alone
-trainer                 builds everything, then loops over steps: train, validate, log, save
+trainers                builds everything; once more where batches or rows grow
+trainer                 loops over steps: train, validate, log, save
+validation              the loss of held-out sequences
+metrics_line            what metrics.jsonl has of a step
 recovery                what a run resumes from, and goes back to after a spike
 compile_warmup          compiles before the first step
 announcements           what a run says before its first step
@@ -15,7 +19,8 @@ side_files              trace.json and routing.npz of some steps
 profiling               torch's profiler on some steps and ranks: a table and profile.json
 tokenizing              a corpus is tokenized on all ranks
 run_summary             summary.json: what a run knows at its end alone, for pages
-run_report, going_on    what a run prints, and what it advises at its end
+run_report              what a run prints
+run_end, next_commands  what it prints and keeps at its end, and what it advises
 step_times              the seconds of the last steps
 expert_loads            load balancing of experts, as numbers
 early_exit              an early exit with a checkpoint: signals, time limits

@@ -16,7 +16,7 @@ from mpitrain.errors import CheckpointError, MpitrainError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.training.checks.spikes import NONE_YET, Spikes
-from mpitrain.training.prepare import PreparedRun
+from mpitrain.training.run_opening import PreparedRun
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.newest import VERIFYING, newest_whole

@@ -1,202 +1,49 @@
-"""`mpitrain run`, after mpitrain/training/prepare.py.
-
-Build everything, then loop over steps, log, save, stop.
-"""
+"""The loop over steps on one rank: compute, validate, log, check, save, stop. trainers.py builds it."""
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from datetime import date
 from functools import partial
 from typing import Any
 
-import torch
-
 from mpitrain.actor.actor import Actor
-from mpitrain.actor.communicators import build_mesh
-from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.step_work import StepRequests, StepResult
 from mpitrain.actor.trace import InstructionMeters, Recorder
-from mpitrain.cluster import preflight
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
-from mpitrain.cluster.resident import peak_resident, resident
-from mpitrain.cluster.status_board import BUSY, WAITING
+from mpitrain.cluster.resident import resident
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.data.batch_sizes import BatchSizes
-from mpitrain.data.packed_rows import SourceSampler
-from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, StoppedEarly
+from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import finite
-from mpitrain.plan.predict.memory import predict
-from mpitrain.plan.predict.memory_table import MemoryRow, compared
-from mpitrain.plan.predict.memory_table import compare as compare_memory
-from mpitrain.plan.predict.process_memory import ON_A_GPU, memory_of_process
-from mpitrain.plan.predict.snapshot_bytes import copy_bytes, memory_copy_bytes
-from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.settings.log_pace import log_pace
-from mpitrain.planner.calibration_file import CalibrationFile
-from mpitrain.planner.measured_run import MeasuredRun
-from mpitrain.report import run_picture
-from mpitrain.report.loggers.logger_children import HURRIED_S, PATIENCE_S
 from mpitrain.training import expert_loads
 from mpitrain.training.announcements import Announcements
 from mpitrain.training.checks.checks import Checks
-from mpitrain.training.checks.comm_report import Ledger, RankUsage
+from mpitrain.training.checks.comm_report import Ledger
 from mpitrain.training.checks.spikes import Spikes
 from mpitrain.training.checks.stragglers import Stragglers
 from mpitrain.training.compile_warmup import practise
-from mpitrain.training.early_exit import HURRY, LEAVE, STAY, Leaving
-from mpitrain.training.going_on import commands
-from mpitrain.training.machine.between_nodes import settled
-from mpitrain.training.machine.device_placement import DevicePlacement, way_of_messages
-from mpitrain.training.machine.device_placement import place as choose_place
+from mpitrain.training.early_exit import HURRY, STAY, Leaving
+from mpitrain.training.machine.device_placement import DevicePlacement
 from mpitrain.training.machine.peak_flops import peak_of_all
-from mpitrain.training.prepare import PreparedRun
+from mpitrain.training.metrics_line import MetricsLine
 from mpitrain.training.profiling import Profiling
 from mpitrain.training.recovery import Recovery, RunCounts
 from mpitrain.training.replay.record_request import RecordRequest
+from mpitrain.training.run_opening import PreparedRun
 from mpitrain.training.run_report import RunReport
-from mpitrain.training.run_summary import run_summary, write_summary
 from mpitrain.training.saving.in_memory import MemoryCopies
 from mpitrain.training.saving.saver import saver_of
 from mpitrain.training.side_files import SideFiles
 from mpitrain.training.step_rows import StepRows
 from mpitrain.training.step_times import StepTimes
-
-
-def run(
-    opened: PreparedRun,
-    world: World,
-    guard: Guard,
-    record: RecordRequest | None = None,
-    calibrate: str | None = None,
-) -> int:
-    """Train what was opened, and return the exit code. Collective over `world`; raises as built() does.
-
-    calibrate: the file of the run's machine, which what it has measured changes.
-    """
-    calibration = None
-    if calibrate is not None:
-        machine = opened.plan.config.run.machine
-        calibration = world.on_first_rank(
-            "looking at --calibrate", lambda: CalibrationFile.require(calibrate, machine)
-        )
-    with Trainers(opened, world, guard, record) as trainers:
-        while (code := trainers.now.train(calibration)) is None:
-            trainers.advance()
-    return code
-
-
-class Trainers:
-    """The trainers of a run, one after the other, each with a plan of its own.
-
-    Batches (batch.growth) or rows (batch.lengths) of the next one have another size.
-    now: the one that trains.
-    """
-
-    def __init__(self, opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None):
-        self._opened = opened
-        self._world, self._guard, self._record = world, guard, record
-        self._stack = ExitStack()
-        self.now: Trainer
-
-    def __enter__(self) -> "Trainers":
-        """Build the first one. Collective over all ranks; raises as built() does."""
-        self._build()
-        return self
-
-    def __exit__(self, *error: Any) -> bool:
-        return bool(self._stack.__exit__(*error))
-
-    def advance(self) -> None:
-        """Free the communicators, and build the trainer of the next step: it resumes from a saved one.
-
-        Collective over all ranks; raises as built() does.
-        """
-        self._stack.close()
-        opened, counts = self._opened, self.now.counts
-        newest = opened.saved._replace(step=counts.step, folder=opened.rundir.checkpoints)
-        passed = counts.sequences, self.now.spikes.state
-        self._opened = replace(opened, newest=newest, saved=newest, notes=[], passed=passed)
-        self._build()
-
-    def _build(self) -> None:
-        self.now = self._stack.enter_context(built(self._opened, self._world, self._guard, self._record))
-
-
-@contextmanager
-def built(
-    opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None
-) -> Iterator["Trainer"]:
-    """Make the communicators and the model, and free the communicators in the end.
-
-    Collective over `world`.
-    record: which rank and step to write to a file.
-
-    Raises, alike on all ranks, InputError if a device or a checkpoint isn't what the configuration
-    needs, and StoppedEarly if one has to leave before the first step.
-    """
-    opened = replace(opened, plan=opened.plan.at_step(opened.newest.step + 1))
-    config = opened.plan.config
-    place = guard.place
-    guard.leave_if_asked(world)
-    place.enter("build", "looking for the device")
-    placement = choose_place(opened.plan, world)
-    place.enter("build", "finding out whether MPI takes device buffers")
-    limit = Limit(config.comm.timeout_s)
-    report = RunReport(world.rank, 0, log_pace(config.run))
-    way = way_of_messages(placement, world, config.comm.device, limit.seconds)
-    with place.at("build", "making the communicators", WAITING):
-        mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
-    place.name(f"{mesh} on {os.uname().nodename}", limit.seconds)
-    try:
-        yield _built(opened, world, mesh, placement, guard, limit, report, record)
-    except StoppedEarly:
-        mesh.free()
-        raise
-    with place.at("end", "freeing the communicators", WAITING):
-        mesh.free()
-
-
-def _built(
-    opened: PreparedRun,
-    world: World,
-    mesh: Mesh,
-    placement: DevicePlacement,
-    guard: Guard,
-    limit: Limit,
-    report: RunReport,
-    record: RecordRequest | None,
-) -> "Trainer":
-    """Look at the machine, build the model and read the newest checkpoint.
-
-    Collective over `world`; raises as built() does.
-    """
-    config = opened.plan.config
-    place = guard.place
-    if config.run.preflight != "off":
-        with place.at("build", "looking at space, clocks and devices", BUSY):
-            device = str(placement.gpu or "CPU")
-            measure = config.run.preflight == "full"
-            report.say(preflight.describe(world, opened.plan, opened.rundir.path, device, measure=measure))
-    with place.at("build", "measuring links between nodes", BUSY):
-        plan, why = settled(opened.plan, world, placement)
-        report.say(why)
-    guard.leave_if_asked(world)
-    with place.at("build", "building the model", BUSY):
-        trainer = Trainer(replace(opened, plan=plan), world, mesh, placement, guard, limit, record)
-    guard.leave_if_asked(world)
-    trainer.recovery.resume()
-    guard.leave_if_asked(world)
-    return trainer
+from mpitrain.training.validation import Validation
 
 
 class Trainer:
@@ -235,7 +82,6 @@ class Trainer:
         self.actor = Actor(
             self.plan, mesh, self.device, self.recorder, self.place, compiled=placement.compiled
         )
-        self.num_validated = _num_validated(opened)
         self.counts = RunCounts()
         self.steps_here = BatchSizes(config.batch).alike(opened.newest.step + 1, config.run.steps)
         self.code: int | None = None
@@ -244,16 +90,14 @@ class Trainer:
         self.spikes = Spikes(config.spikes)
         self.report = RunReport(mesh.rank, config.run.steps, log_pace(config.run))
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
-        attended = min(self.corpora.train.attended_length, self.plan.config.data.sequence)
-        self._flops = self.plan.flops_per_token(attended) / self.peak.flops
-        self._recomputed_flops = self.plan.recomputed_flops_per_token(attended) / self.peak.flops
         self.ledger = Ledger(mesh)
         self.step_times = StepTimes()
         self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)
         self.checks = Checks(self.actor, mesh, world, self.place, self.rundir, self.report.say, record)
         self.rows = StepRows(self.actor, self.corpora.separate, mesh["dp"].rank)
-        # read, whether their targets carry loss or not
         self.step_tokens = self.rows.num_sequences * config.data.sequence
+        attended_length = self.corpora.train.attended_length
+        self._metrics = MetricsLine(self.actor, self.step_tokens, attended_length, self.peak.flops)
         say = self.report.say
         self.side_files = SideFiles(self.actor, self.recorder, world, self.rundir, self.place, say)
         self.profiling = Profiling(self.actor, world, self.rundir, self.place, self.report.say)
@@ -265,19 +109,16 @@ class Trainer:
             opened, world, self.actor, self.place, self.counts, self.spikes, self.saver, self.report
         )
         self.leaving = Leaving(guard.requests, self.saver.most_bytes)
+        self.validation = Validation(opened, self.actor, self.rows, world, guard, self.leaving)
 
     # ------------------------------------------------------------ the loop
 
-    def train(self, calibration: CalibrationFile | None = None) -> int | None:
-        """Run the steps that are left; return the exit code, the same on all ranks.
-
-        None: the next step has another plan, which resumes from this one, which is saved.
-        """
+    def train(self) -> None:
+        """Run the steps that are left of this plan. Collective over all ranks."""
         self.begin()
         with self.report:
             for _ in self.steps():
                 pass
-        return None if self.is_followed else self.finish(calibration)
 
     @property
     def is_followed(self) -> bool:
@@ -313,7 +154,7 @@ class Trainer:
             self.actor,
             self.corpora,
             self.placement,
-            self.num_validated,
+            self.validation.num_sequences,
             self.peak.source,
         )
 
@@ -327,105 +168,6 @@ class Trainer:
         self.guard.requests.begin_steps()
         while self.counts.step + 1 in self.steps_here and self.code is None:
             yield self._one_step()
-
-    def finish(self, calibration: CalibrationFile | None = None) -> int:
-        """Say how it went, after the last step; return the exit code. Collective over all ranks."""
-        code = self._say_how_it_went(calibration)
-        with self.place.at("end", "waiting for loggers", BUSY):
-            patience_s = {STAY: PATIENCE_S, HURRY: 0.0}.get(self.urgency, HURRIED_S)
-            self.report.say(self.opened.loggers.end(patience_s))
-        return code
-
-    def _say_how_it_went(self, calibration: CalibrationFile | None) -> int:
-        code = DONE if self.code is None else self.code
-        self.place.enter("end", "printing the summary")
-        self.report.say(self.rundir.lost())
-        if code in (DONE, STOPPED_EARLY):  # else they may be all that is left of the last steps
-            self.memory.end()
-        self.profiling.close()
-        if self.urgency == HURRY:
-            self.report.say(self.last_words)
-            return code
-        usages = self.ledger.gather(self.world)
-        self.report.say(self.ledger.table(usages))
-        self.report.say(self.stragglers.summary())
-        most = peak_resident()  # before metrics.jsonl is read, which takes memory
-        if self.mesh.rank == 0:
-            self.report.say(run_picture.write(self.rundir))
-        if code != DONE:
-            self.report.say(self.last_words)
-            return code
-        if self.counts.step >= self.watched:  # else nothing was left to do, and nothing measured
-            run, memory = self._report_memory(usages, most)
-            if self.mesh.rank == 0:
-                self._say_prediction(run, usages, memory, calibration)
-        self.report.say(self.saver.gathered)
-        self.report.say(self.memory.describe())
-        self._say_how_to_go_on()
-        self.report.say(self.checks.describe())
-        return DONE
-
-    def _say_prediction(
-        self,
-        run: MeasuredRun,
-        usages: list[RankUsage],
-        memory: list[MemoryRow],
-        calibration: CalibrationFile | None,
-    ) -> None:
-        """Say what was predicted of a step, and leave what is known at the end in summary.json."""
-        from mpitrain.planner.after_run import compare, step_parts  # a run needs no planner before
-
-        self.place.enter("end", "predicting a step", BUSY)
-        parts = step_parts(run)
-        lines = [compare(run, parts)]
-        if calibration is not None:
-            from mpitrain.planner.calibrate import calibrate
-
-            lines.append(calibrate(run, calibration, date.today()))
-        summary = run_summary(self.plan, usages, self.ledger.num_steps, memory, self.stragglers.named, parts)
-        lines.append(write_summary(self.rundir, summary))
-        self.report.say("\n".join(filter(None, lines)))
-
-    def _report_memory(
-        self, usages: list[RankUsage], resident_most: int | None
-    ) -> tuple[MeasuredRun, list[MemoryRow]]:
-        """Say what this rank was to hold and what it has; return what the run has measured."""
-        rank = self.actor.pp.rank
-        shards = self.actor.shards_here
-        copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
-        in_memory = memory_copy_bytes(self.plan, rank, shards), self.memory.own_bytes
-        on_gpu = self.device.type == "cuda"
-        staged = 0 if self.mesh.device_aware or not on_gpu else staged_bytes(self.plan, rank)
-        predicted = predict(self.plan, shards, on_gpu)[rank]
-        measured = measure(self.actor, self.watch)
-        process = ON_A_GPU if on_gpu else memory_of_process(self.plan, rank, predicted)
-        bytes_held = predicted, measured, copies, process, self.bare, resident_most, on_gpu, staged
-        rows = compared(*bytes_held, in_memory)
-        self.report.say(compare_memory(rows))
-        expected = sum(predicted) + copies[0] + sum(process)
-        held = resident_most
-        if on_gpu:
-            expected = predicted.on_device
-            held = torch.cuda.max_memory_allocated(self.device)
-            reserved = torch.cuda.max_memory_reserved(self.device)
-            self.report.say(
-                f"GPU of rank 0, MB at most: {held / 1e6:,.2f} allocated, with what it works with; "
-                f"{reserved / 1e6:,.2f} reserved by torch"
-            )
-        run = MeasuredRun(
-            self.plan,
-            self.step_times.median_s if len(self.step_times) else 0.0,
-            len(self.step_times),
-            [usage.totals for usage in usages],
-            self.ledger.num_steps,
-            self.world.node.size,
-            self.world.node_cores,
-            self.placement.gpu.name if self.placement.gpu else "",
-            self.peak.flops / self.world.size,
-            expected,
-            held,
-        )
-        return run, rows
 
     def _one_step(self) -> dict:
         """Run a step, validate, save and log as is due; return its line."""
@@ -481,7 +223,7 @@ class Trainer:
         """Return what metrics.jsonl has of a step besides validation, when its costs are all there."""
         spike = self.spikes.observe(self.counts.step, result.loss)
         self.report.say(spike)
-        line = self._line(result, lr, step_s)
+        line = self._metrics.of_step(result, self.counts, self.spikes.rollbacks, lr, step_s)
         if spike:
             line["spike"] = True  # its loss is a spike (spikes.do)
         if self._is_alone(self.counts.step, result.stop):
@@ -618,77 +360,10 @@ class Trainer:
         return ""
 
     def validate(self) -> dict[str, Any]:
-        """Return the mean loss over the validation sequences, none of them twice, and of each source.
-
-        Nothing if a rank is in a hurry before all are computed.
-
-        Raises StoppedEarly on all ranks if one has to leave before the first step: there is nothing
-        to save.
-        """
-        begin_s = time.monotonic()
-        loss = self._validated(self.corpora.validation, self.num_validated)
-        sources = {
-            name: self._validated(sampler, min(self.num_validated, sampler.num_sequences))
-            for name, sampler in self.corpora.validation_of_sources.items()
-        }
-        if self.urgency == HURRY:
-            return {}
-        self.leaving.validated(time.monotonic() - begin_s)
-        line: dict[str, Any] = {
-            "val_loss": loss,  # mean cross-entropy of the validation batches, in nats
-        }
-        if sources:
-            # by source, its loss (run.eval_sources)
-            line["evaluations"] = {name: dict(loss=of_source) for name, of_source in sources.items()}
+        """Return what metrics.jsonl has of a validation, see Validation. Collective over all ranks."""
+        line = self.validation.validate(self.counts.step, self.urgency)
+        self.urgency = self.validation.urgency
         return line
-
-    def _validated(self, sampler: SourceSampler, most: int) -> float:
-        """Return the mean loss of the first sequences, `most` of them; of fewer if a rank is in a hurry."""
-        urgency = (
-            self.leaving.urgency if self.counts.step else lambda: LEAVE if self.guard.requests.why() else STAY
-        )
-        totals = []
-        with self.place.at("validation", "reading tokens"):
-            for first in range(0, most, self.rows.num_sequences):
-                if self.urgency == HURRY:
-                    break
-                microbatches = self.rows.microbatches(sampler, first, most)
-                *total, stop = self.actor.evaluate(self.counts.step, microbatches, StepRequests(urgency))
-                totals.append(total)
-                if stop and self.counts.step == 0:
-                    self.guard.leave_if_asked(self.world)
-                self.urgency = max(self.urgency, stop)
-        return sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)
-
-    # --------------------------------------------------------- what the user and other programs see
-
-    def _line(self, result: StepResult, lr: float, step_s: float) -> dict:
-        tokens_per_s = self.step_tokens / step_s
-        return {
-            "step": self.counts.step,  # number of the step; 0 before training, with a validation only
-            "loss": result.loss,  # mean cross-entropy of the step's tokens, in nats
-            "grad_norm": result.grad_norm,  # norm of all gradients before clipping
-            "lr": lr,  # learning rate of the step
-            "tokens": self.counts.tokens,  # tokens trained on so far
-            # tokens of the data's order read so far, those of steps that were rolled back too
-            "read": self.counts.sequences * self.config.data.sequence,
-            "tokens_per_s": tokens_per_s,  # of all ranks, in this step
-            "step_s": step_s,  # seconds of the step on rank 0
-            "time": time.time(),  # when the step was over on rank 0, in seconds since 1970
-            # seconds that the model FLOPs of the step take at the peak of all ranks: step_s * mfu
-            "theoretical_s": self.step_tokens * self._flops,
-            "mfu": tokens_per_s * self._flops,  # model FLOPs utilisation, a share of the peak of all ranks
-            # hardware FLOPs utilisation: the same with what memory.recompute computes again
-            "hfu": tokens_per_s * (self._flops + self._recomputed_flops),
-            "skipped": self.counts.skipped,  # updates left out so far, for gradients or spikes
-            # factor of the loss with dynamic loss scaling (fp16)
-            **({"loss_scale": self.actor.loss_scale.value} if self.actor.loss_scale.dynamic else {}),
-            # most microbatches whose activations a rank held at once
-            "peak_in_flight": result.peak_in_flight,
-            # rollbacks so far, if there were some (spikes.do)
-            **({"rollbacks": self.spikes.rollbacks} if self.spikes.rollbacks else {}),
-            **result.metrics,
-        }
 
     def _log(self, line: dict, waited_share: float = 0.0) -> None:
         """Append a line to metrics.jsonl before the next step, and show it.
@@ -706,14 +381,6 @@ class Trainer:
             self.report.step(line, waited_share)
         elif "val_loss" in line:
             self.report.say(f"val loss before training {line['val_loss']:.4f}")
-
-    def _say_how_to_go_on(self) -> None:
-        path = self.rundir.path
-        ranks = (self.mesh.size, self.world.num_nodes)
-        self.report.say(
-            f"done: {self.counts.step} steps, everything is in {path}\n"
-            f"{commands(self.config, path, self.opened.prompt, *ranks)}"
-        )
 
     # ------------------------------------------------------------ checkpoints
 
@@ -744,11 +411,3 @@ class Trainer:
             return None
         self.last_words = f"stopped after step {last}, which is saved; run the same command to resume"
         return STOPPED_EARLY
-
-
-def _num_validated(opened: PreparedRun) -> int:
-    """Return the number of sequences of a validation."""
-    config = opened.plan.run_config
-    asked = config.run.eval_batches * BatchSizes(config.batch).at(1)
-    corpora = opened.corpora
-    return min(asked, corpora.validation.num_sequences) if corpora.by_documents else asked

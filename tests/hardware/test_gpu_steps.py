@@ -161,11 +161,11 @@ def test_memory_is_within_a_twentieth_of_what_was_predicted(world, device, layou
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.predict.memory import predict
-    from mpitrain.training.trainer import build_mesh
 
     wide = (
         "model.width=256",
@@ -233,8 +233,8 @@ def test_within_a_microbatch_the_host_waits_for_the_gpu_once_a_layer_of_experts(
     if world.size > 1 or not torch.cuda.is_available():
         pytest.skip("runs on 1 rank with a GPU")
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     device = torch.device("cuda")
     plan = plan_of(config_of(world, "dp=1", *EXPERTS, "batch.micro=2"))

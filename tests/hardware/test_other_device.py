@@ -34,9 +34,9 @@ def test_a_step_stays_on_the_device(world, kind):
     from training import resolved
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.actor.step_totals import Measure
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     class Shapes(Measure):
         def numbers(self, tensors):

@@ -74,7 +74,7 @@ class Ranks:
         import torch
 
         from mpitrain.actor.actor import Actor
-        from mpitrain.training.trainer import build_mesh
+        from mpitrain.actor.communicators import build_mesh
 
         self.world = world
         self.here = world.rank < num_ranks

@@ -143,9 +143,9 @@ def counted(world, monkeypatch):
 )
 def test_a_mesh_makes_what_is_used_and_nothing_else(counted, layout, expected):
     from mpitrain import config as settings
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.settings.resolve import resolve
-    from mpitrain.training.trainer import build_mesh
 
     world = counted.world
     if world.size not in (1, 2, 4):

@@ -27,9 +27,9 @@ def arriving(world, settings):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.predict.rounded_copies import copies_sent
-    from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, *MODEL, SMALL, "parallel.dp=2", *settings.split())
     plan = plan_of(config)

@@ -130,7 +130,7 @@ def _peak_of_a_step(plan, world) -> int:
     from storages import Storages
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.training.trainer import build_mesh
+    from mpitrain.actor.communicators import build_mesh
 
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))

@@ -203,11 +203,11 @@ def differences(world, plan, whole, plain, look=lambda result: [], routed=False)
     from training import part, recorded
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
     from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.plan.predict.memory import predict
-    from mpitrain.training.trainer import build_mesh
 
     wrong = []
     mesh = build_mesh(plan, world)

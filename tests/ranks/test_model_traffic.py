@@ -177,9 +177,9 @@ def test_items_start_what_their_layer_declares(world, family, layout):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import backward, forward, run
-    from mpitrain.training.trainer import build_mesh
 
     needed = np.prod([int(word[3:]) for word in layout.split() if word[:3] in ("tp=", "cp=", "dp=")])
     if world.size != needed:

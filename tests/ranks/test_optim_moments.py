@@ -168,8 +168,8 @@ def test_the_loss_follows_that_of_fp32_moments(alone, optimizer):
     from training import resolved
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     text = np.frombuffer(Path(shutil.__file__).read_bytes(), np.uint8).astype(np.int64)
     losses = {}
@@ -207,9 +207,9 @@ def test_chunks_do_not_show(alone, name, monkeypatch):
     import torch
     from test_optim_steps import Optimising, resolved
 
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.optim import moments
-    from mpitrain.training.trainer import build_mesh
 
     config = resolved(f"optimizer.name={name}", NARROW)
     found = []

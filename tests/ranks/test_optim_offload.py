@@ -65,9 +65,9 @@ def test_what_was_saved_is_taken_over(world, name, monkeypatch):
     from training import resolved
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.optim import offload
-    from mpitrain.training.trainer import build_mesh
 
     if world.size != 1:
         pytest.skip("runs on 1 rank")
@@ -106,8 +106,8 @@ def test_a_gpu_computes_what_it_did_but_for_the_update(world):
     from training import resolved
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     if world.size != 1 or not torch.cuda.is_available():
         pytest.skip("runs on 1 rank with a GPU")

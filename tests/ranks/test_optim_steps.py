@@ -28,8 +28,8 @@ def alone(world):
     """A mesh of one rank."""
     if world.size > 1:
         pytest.skip("runs on 1 rank")
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     plan = plan_of(resolved())
     mesh = build_mesh(plan, world)

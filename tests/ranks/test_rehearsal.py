@@ -141,9 +141,9 @@ def test_what_is_started_is_what_was_declared(world, layout):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     config, transport = resolved(layout, world)
     rehearsal = Rehearsal(plan_of(config), world.rank)
@@ -190,9 +190,9 @@ def test_rows_to_experts_are_declared_as_if_tokens_chose_evenly(world, layout):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     config, _ = resolved(
         f"{layout} model.family=mixtral experts.count=16 experts.active=2 experts.buffer=16 batch.global=16",

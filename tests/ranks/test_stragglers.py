@@ -64,10 +64,10 @@ def test_a_link_is_slow_compared_with_others_and_with_its_own_past():
 def test_a_window_of_steps_names_who_was_slow_and_the_summary_how_often(world):
     from training import resolved
 
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.comm.base.world import NULL_REPORTER, World
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.checks.stragglers import Stragglers
-    from mpitrain.training.trainer import build_mesh
 
     plan = plan_of(resolved(world, "parallel.dp=2", "comm.slow_after=4"))
     mesh = build_mesh(plan, world)

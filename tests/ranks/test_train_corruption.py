@@ -99,10 +99,10 @@ def twice(world, settings, *, faults=(), of_rank=1):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.cluster.status_board import RankStatus
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.checks.rerun import RecomputeCheck
-    from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, *settings)
     plan = plan_of(config)

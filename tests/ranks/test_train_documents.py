@@ -38,9 +38,9 @@ def actor_of(world, *settings):
 
     from mpitrain import config
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.settings.resolve import resolve
-    from mpitrain.training.trainer import build_mesh
 
     if world.size not in LAYOUTS:
         pytest.skip("1, 2, 4 and 8 ranks tell")

@@ -306,7 +306,7 @@ def require_as_plain_torch(world, layout, variant):
     from training import part
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.training.trainer import build_mesh
+    from mpitrain.actor.communicators import build_mesh
 
     plan = plan_of_case(world.size, layout, variant)
     mesh = build_mesh(plan, world)
@@ -355,7 +355,7 @@ def test_the_losses_of_a_router_that_are_reported_are_those_that_are_trained(wor
     from oracle_experts import microbatch_loss
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.training.trainer import build_mesh
+    from mpitrain.actor.communicators import build_mesh
 
     if world.size != (2 if "=2" in layout else 1):
         pytest.skip("runs on other ranks")
@@ -387,7 +387,7 @@ def test_validation_is_dropless_and_the_same_in_every_layout(world, layout):
     from oracle_experts import microbatch_loss
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.training.trainer import build_mesh
+    from mpitrain.actor.communicators import build_mesh
 
     if world.size != (2 if "=2" in layout else 1):
         pytest.skip("runs on other ranks")
@@ -425,7 +425,7 @@ def test_rounded_rows_change_gradients_by_little(world, layout, wire, most):
     from test_train_oracle import part
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.training.trainer import build_mesh
+    from mpitrain.actor.communicators import build_mesh
 
     needed = 4 if "4" in layout or "etp" in layout else 2
     if world.size != needed:
@@ -455,7 +455,7 @@ def test_an_expert_with_exactly_the_mean_load_keeps_its_bias(world):
     import torch
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.training.trainer import build_mesh
+    from mpitrain.actor.communicators import build_mesh
 
     if world.size != 1:
         pytest.skip("1 rank tells")
@@ -509,8 +509,8 @@ def test_what_is_counted_is_rounded_neither_on_the_wire_nor_where_it_is_used(wor
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     if world.size != (4 if "4" in layout else 2):
         pytest.skip("runs on other ranks")

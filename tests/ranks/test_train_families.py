@@ -357,11 +357,11 @@ def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(worl
     from training import once
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
     from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.plan.predict.memory import predict
-    from mpitrain.training.trainer import build_mesh
 
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")

@@ -140,8 +140,8 @@ def losses_of(world, compute):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     settings = ("model.layers=2", "model.width=64", "data.sequence=64", "batch.global=16", "batch.micro=8")
     config = resolved(world, "parallel.dp=1", "parallel.pp=2", f"precision.compute={compute}", *settings)
@@ -167,9 +167,9 @@ def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypa
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.kernels import fp8
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     if world.size not in (1, 2):
         pytest.skip("1 and 2 ranks tell")

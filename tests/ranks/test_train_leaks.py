@@ -71,9 +71,9 @@ def test_as_much_memory_is_alive_after_each_step(world, monkeypatch, kind, kept,
     from training import resolved
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.kernels import attention_cpu_16bit, attention_cpu_fp32
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     if world.size > 1:
         pytest.skip("runs on 1 rank")

@@ -180,8 +180,8 @@ def test_metrics_of_a_step_are_what_plain_torch_computes(world, size, number, va
     from training import once
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")

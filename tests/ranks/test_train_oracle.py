@@ -294,9 +294,9 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra, budget=FP64,
 
     from mpitrain import config as settings
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.settings.resolve import resolve
-    from mpitrain.training.trainer import build_mesh
 
     layout = (
         f"parallel.dp={dp}",

@@ -79,9 +79,9 @@ def test_packed_rows_train_like_documents_one_by_one(world, family, size, layout
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.data.packed_rows import PackedSampler
     from mpitrain.training.step_rows import StepRows
-    from mpitrain.training.trainer import build_mesh
 
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")

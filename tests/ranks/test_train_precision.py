@@ -77,9 +77,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.optim.loss_scale import START
-    from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, f"parallel.dp={world.size}", "precision.compute=fp16", "parallel.zero=1")
     plan = plan_of(config)

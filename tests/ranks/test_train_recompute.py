@@ -119,10 +119,10 @@ SPREAD = [
 def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, compute):
     import torch
 
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.kernels.processor import multiplied_as
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.activations.kept import Activations
-    from mpitrain.training.trainer import build_mesh
 
     large = (
         "model.width=64",

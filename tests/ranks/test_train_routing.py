@@ -89,11 +89,11 @@ def test_any_routing_in_any_buffer(world, tmp_path, layout, pattern, buffer):
     from training import once, part
 
     from mpitrain import config as settings
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.comm.base.world import alone
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.routing import RoutingTrace
     from mpitrain.plan.settings.resolve import on_one_rank, resolve
-    from mpitrain.training.trainer import build_mesh
 
     if layout not in LAYOUTS.get(world.size, ()):
         pytest.skip("runs on other ranks")

@@ -201,8 +201,8 @@ def test_resident_memory_stays_flat(world, layout):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     settings = (s.format(all=world.size, half=world.size // 2) for s in layout)
     config = resolved(world, *settings, "model.layers=2", "batch.global=4", "data.sequence=64")

@@ -25,7 +25,7 @@ import json, math, sys, tempfile
 from mpitrain.cluster import entry
 from mpitrain.cluster.guard import Guard
 from mpitrain.training.prepare import open_run
-from mpitrain.training.trainer import built
+from mpitrain.training.trainers import built
 
 entry.settle_libraries()
 guard = Guard()

@@ -195,6 +195,6 @@ class _Words:
     ],
 )
 def test_the_prompt_fits_the_data(text, source, unknown, prompt):
-    from mpitrain.training.going_on import prompt_for
+    from mpitrain.training.next_commands import prompt_for
 
     assert prompt_for(_Words(text, unknown=unknown), [0], source) == prompt

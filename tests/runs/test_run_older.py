@@ -20,7 +20,7 @@ from launch import MPITRAIN, mpirun, run_tiny, tail, write_text
 
 from mpitrain.checkpoint.load import open_step
 from mpitrain.errors import CheckpointError
-from mpitrain.training.going_on import order_of
+from mpitrain.training.same_past import order_of
 from mpitrain.training.saving.newest import Newest
 
 OLDER = GOLDEN / "run-form-1"

@@ -35,7 +35,7 @@ from contextlib import suppress
 # the variable by which launch.py knows the processes of a job, and reaper.py those of a pytest
 MARK = "MPITRAIN_TEST_JOB"
 SESSION_LENGTH = 12  # so many of its characters name the pytest, the others the job
-LOADED = ["mpitrain.cli", "mpitrain.training.trainer", "numpy.ma", "numpy.random", "pytest"]
+LOADED = ["mpitrain.cli", "mpitrain.training.trainers", "numpy.ma", "numpy.random", "pytest"]
 # the first backward loads it, and sympy with it
 LOADED += ["torch.fx.experimental.symbolic_shapes"]
 LOADED += ["torch._dynamo"]  # and the first operation on tensors without values

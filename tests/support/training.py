@@ -74,8 +74,8 @@ def train(world, config, look=lambda actor: None, device=None, before=lambda act
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     plan = plan_of(config)
     device = device or torch.device("cpu")
@@ -149,11 +149,11 @@ def one_step(world, *settings):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.predict.memory import predict
-    from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, *settings)
     plan = plan_of(config)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor
+from mpitrain.actor.communicators import build_mesh
 from mpitrain.comm.base.world import World, alone
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import AttentionTable, Config
@@ -27,7 +28,6 @@ from mpitrain.parallel.zero.shards import ParameterShard
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.pipeline_table import num_microbatches, placement_in, table_of
 from mpitrain.plan.settings.resolve import on_one_rank
-from mpitrain.training.trainer import build_mesh
 
 TOLERANCE = 1e-10
 # of the largest gradient: one below that is zero but for rounding (that of a bias of keys without

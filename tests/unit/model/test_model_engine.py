@@ -17,7 +17,7 @@ from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.training.trainer import build_mesh
+from mpitrain.actor.communicators import build_mesh
 
 plan = plan_of(resolve(settings.load(None, sys.argv[1:]), 1, 256))
 actor = Actor(plan, build_mesh(plan, MPI.COMM_WORLD), torch.device("cpu"))

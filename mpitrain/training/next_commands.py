@@ -1,14 +1,10 @@
-"""What comes after a run: the commands that its end prints, each to be typed as it stands, and the
-learning rate of its next step.
-"""
+"""What the end of a run advises: commands that can be typed as they stand, and a prompt for its text."""
 
 import json
 import os
 import shlex
 import shutil
 import sys
-import tomllib
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,18 +12,13 @@ import msgspec
 from mpitrain import plugins
 from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import command_of_ranks
-from mpitrain.config import Config, as_override, flatten, parse, plugins_of
-from mpitrain.data.permutation import FEISTEL, ORDERS, SORTED
+from mpitrain.config import Config, as_override, flatten
 from mpitrain.data.tokenizer import Tokenizer
-from mpitrain.errors import CheckpointError, ConfigError, DataError
-from mpitrain.inputs import as_argument, shown
+from mpitrain.errors import DataError
+from mpitrain.inputs import as_argument
 from mpitrain.optim.rates import learning_rate
-from mpitrain.training.saving.newest import Newest
 
 LONGER = 2  # times as many steps
-RATE_KEYS = ("optimizer.lr", *(f"schedule.{key}" for key in ("name", "warmup", "decay", "final")))
-
-
 QUICKSTART = "python-stdlib"
 PROMPT = "def "
 PROMPT_WORDS = 3
@@ -86,59 +77,6 @@ def _has_tokens(tokenizer: Tokenizer, word: str) -> bool:
         return len(tokenizer.encode(word.encode())) > 0
     except DataError:
         return False
-
-
-def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
-    """Return the name of the order in which a run has its data: that of its checkpoint, which never changes.
-
-    asked: data.order.
-
-    Raises CheckpointError for another one than the checkpoint's.
-    """
-    if not newest.step:
-        return asked or FEISTEL
-    recorded = newest.order or SORTED
-    if recorded not in ORDERS:
-        raise CheckpointError(
-            f"{shown(checkpoints)}: trained on data in the order {shown(recorded)}, known here are "
-            f"{', '.join(ORDERS)}; resume with the version of mpitrain that wrote it"
-        )
-    if asked not in (None, recorded):
-        raise CheckpointError(
-            f'{shown(checkpoints)}: trained with data.order = "{recorded}", this run has "{asked}"; leave '
-            "data.order out, or choose another run.dir"
-        )
-    return recorded
-
-
-def saved_config(newest: Newest, config: Config) -> Config | None:
-    """Return the configuration that a checkpoint was saved with: config.toml may be edited since.
-
-    None if the step doesn't say it, or names another plug-in than `config`.
-    """
-    with suppress(ConfigError, ValueError, RecursionError):
-        tree = tomllib.loads(newest.config)
-        return parse(tree, plugins_of(config)) if tree else None
-    return None
-
-
-def change_of_rate(before: Config, now: Config, step: int) -> str:
-    """Say so if a run that resumes after `step` has another learning rate than it would have had;
-    "" if not.
-    """
-    had = learning_rate(before, step)
-    has = learning_rate(now, step)
-    if had == has:
-        return ""
-    rates = f"step {step} had {had:.2e}, step {step + 1} has {learning_rate(now, step + 1):.2e}"
-    old, new = flatten(before), flatten(now)
-    if keys := [key for key in RATE_KEYS if old[key] != new[key]]:
-        return f"learning rate: {rates}, since {' and '.join(keys)} changed"
-    steps = before.schedule.steps or before.run.steps
-    return (
-        f"learning rate: {rates}, since the schedule is for {now.schedule.steps or now.run.steps} steps now, "
-        f"and was for {steps}; --set schedule.steps={steps} keeps it, with its last rate after that"
-    )
 
 
 def _further(config: Config, run_dir: Path) -> str:
