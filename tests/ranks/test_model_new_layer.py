@@ -70,9 +70,6 @@ class BiasedUnit:
             matrix("unit.down.weight", self.width, self.units, COLUMNS, std=residual_std(self.depth)),
         )
 
-    def cost(self, sequence):
-        return float(3 * self.units * self.width)
-
     def flops(self, sequence):
         return product_flops(self.parameters())
 

@@ -127,11 +127,6 @@ class Attention(Layer):
             specs.append(bias("attention.output.bias", self.width, None))
         return tuple(specs)
 
-    def cost(self, sequence: int) -> float:
-        return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.head_size * seen(
-            sequence, self.window
-        )
-
     def flops(self, sequence: int) -> float:
         """Half of the scores are masked, and what is before the window."""
         return product_flops(self.parameters()) + 12.0 * self.heads * self.head_size * seen(

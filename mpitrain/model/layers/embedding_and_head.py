@@ -45,9 +45,6 @@ class Embedding(Layer):
         of_positions = matrix(POSITIONS, self.positions, self.width, None, group="table")
         return (table, of_positions) if self.positions else (table,)
 
-    def cost(self, sequence: int) -> float:
-        return 0.0  # a lookup
-
     def flops(self, sequence: int) -> float:
         return 0.0
 
@@ -112,9 +109,6 @@ class Head(Layer):
     def norm(self, name: str) -> tuple[Spec, ...]:
         """Return the parameters of a norm before the logits."""
         return norm(name, self.width, self.eps, self.kind)
-
-    def cost(self, sequence: int) -> float:
-        return float(self.vocab * self.width)
 
     def flops(self, sequence: int) -> float:
         return 6.0 * self.vocab * self.width

@@ -143,9 +143,6 @@ class Experts(Layer):
             Spec("ffn.shared.down.weight", (width, hidden), residual_std(self.depth), group="matrix"),
         )
 
-    def cost(self, sequence: int) -> float:
-        return self.flops(sequence) / 6
-
     def kept(self, sizes: Sizes, segment: int) -> int:
         n = sizes.shared
         wide = max(4, sizes.itemsize)

@@ -111,11 +111,6 @@ class LatentAttention(Layer):
             ),
         )
 
-    def cost(self, sequence: int) -> float:
-        return float(sum(spec.numel for spec in self.parameters())) + self.heads * (
-            self.key_width + self.value_width
-        ) * seen(sequence)
-
     def flops(self, sequence: int) -> float:
         """Half of the scores are masked; padding isn't counted."""
         return product_flops(self.parameters()) + 6.0 * self.heads * (

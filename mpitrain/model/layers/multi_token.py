@@ -87,14 +87,6 @@ class MultiToken(Layer):
             spec_by_name |= {spec.name: spec for placed in block for spec in placed.parameters()}
         return tuple(spec_by_name.values())
 
-    def cost(self, sequence: int) -> float:
-        further = (
-            2 * self.head.width**2
-            + self.head.cost(sequence)
-            + sum(layer.cost(sequence) for layer in self.block)
-        )
-        return self.head.cost(sequence) + self.depths * further
-
     def flops(self, sequence: int) -> float:
         further = (
             12.0 * self.head.width**2

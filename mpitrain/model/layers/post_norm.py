@@ -49,9 +49,6 @@ class PostNorm(Layer):
     def parameters(self) -> tuple[Spec, ...]:
         return *self.layer.parameters(), *norm(self.norm, self.width, self.eps, self.kind)
 
-    def cost(self, sequence: int) -> float:
-        return self.layer.cost(sequence)
-
     def flops(self, sequence: int) -> float:
         return self.layer.flops(sequence)
 

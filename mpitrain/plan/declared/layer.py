@@ -57,13 +57,9 @@ class Layer(Protocol):
     def parameters(self) -> tuple[Spec, ...]:
         """Return the whole parameters, by names within the block, in the order of the forward."""
 
-    def cost(self, sequence: int) -> float:
-        """Return the multiplications of a token's forward: by these, layers are divided over stages."""
-        return float(sum(spec.numel for spec in self.parameters()))
-
     def flops(self, sequence: int) -> float:
         """Return the model FLOPs of a token in a training step: 6 for each weight of a product,
-        forward and backward.
+        forward and backward. By these, layers are divided over stages.
 
         A lookup is no product.
 

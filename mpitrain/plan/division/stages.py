@@ -87,7 +87,7 @@ class StagePlan:
         """The multiplications of a token's forward in the blocks, without the ends of the model."""
         sequence = self.config.data.sequence
         blocks = (self.blocks[number] for number in self.inner)
-        return sum(placed.layer.cost(sequence) for block in blocks for placed in block)
+        return sum(placed.layer.flops(sequence) for block in blocks for placed in block) / 6
 
     @property
     def inner(self) -> range:
@@ -159,10 +159,10 @@ def stages_of(
 
 
 def _balanced(config: ResolvedConfig, model: ModelLayers, rank_of: tuple[int, ...]) -> list[int]:
-    """Balance by multiplications per token: of weights, and of scores and values in causal attention."""
-    costs = {id(layer): layer.cost(config.data.sequence) for block in model.blocks for layer in block}
-    row = tuple(costs[id(layer)] for block in model.blocks for layer in block)
-    return balanced_split(row, rank_of, model.last.cost(config.data.sequence))
+    """Balance by FLOPs per token: of products with weights, and of scores and values in causal attention."""
+    flops = {id(layer): layer.flops(config.data.sequence) for block in model.blocks for layer in block}
+    row = tuple(flops[id(layer)] for block in model.blocks for layer in block)
+    return balanced_split(row, rank_of, model.last.flops(config.data.sequence))
 
 
 def _configured(stages: Sequence[float], model: ModelLayers) -> list[int]:

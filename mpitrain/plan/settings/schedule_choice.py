@@ -157,8 +157,8 @@ def _products(model: ModelLayers, layout: ResolvedConfig) -> StageWork:
     The unit is a rank's share.
     """
     sequence = layout.data.sequence
-    head = model.last.cost(sequence)
-    whole = head + sum(layer.cost(sequence) for block in model.blocks for layer in block)
+    head = model.last.flops(sequence) / 6
+    whole = head + model.block_flops(sequence) / 6
     unit = layout.parallel.pp / whole
     return StageWork(StageTimes(unit, unit, unit), NOTHING, StageTimes(*[unit * head] * 3), 0)
 
