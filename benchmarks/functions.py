@@ -1,4 +1,4 @@
-"""What lies between products (run.compile), each function as it is and compiled, in microseconds on
+"""Operations between matrix products (run.compile), each function as it is and compiled, in microseconds on
 one thread.
 
     python benchmarks/functions.py [--types bf16 fp32] [--tokens 256] [--width 384] [--heads 6]

@@ -54,7 +54,7 @@ class Mesh:
     levels: whether axes over several nodes move data inside of nodes and between them in turn
     (comm/transports/levels.py).
     node_ranks: neighbouring ranks that are taken for a node; 0: nodes are where ranks share memory.
-    nodes: the node of each rank, which goes before both.
+    nodes: the node of each rank, which overrides both.
     """
 
     def __init__(

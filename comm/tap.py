@@ -37,7 +37,7 @@ class Tap(Protocol):
 def followed(
     tap: Tap, which: TappedOperation, steps: Steps, given: Sequence[Array], writes: Sequence[Array]
 ) -> Steps:
-    """Tell a tap what is given to an operation now, and go on with its steps; at their end, tell
+    """Tell a tap what is given to an operation now, and continue with its steps; at their end, tell
     what came.
     """
     tap.given(which, given)

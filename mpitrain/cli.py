@@ -1279,7 +1279,7 @@ def reshard_checkpoint(team: "Team", **asked) -> int:
 @ckpt.command("repair", short_help="Repair the index of steps that HDF5 refuses.")
 @PATH
 @click.option("--step", type=click.IntRange(0), help="Only this step; default: all steps.")
-@first_rank_command("writing indexes anew")
+@first_rank_command("rewriting indexes")
 def repair_checkpoints(**asked) -> int:
     """Rewrite the index of steps that other programs can't open: those written with h5py before 3.16.
 

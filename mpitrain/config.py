@@ -129,7 +129,7 @@ class Model(ConfigTable, frozen=True):
     # "module:name": a ModelFamily of your own
     family: str = ""
     # initial weights: a Hugging Face folder, a run directory or a step. The sizes are taken from
-    # it, not from a preset; the optimiser state begins anew
+    # it, not from a preset; the optimiser state starts from zero
     init: str = ""
     layers: Annotated[int, Meta(ge=1, le=10_000)] | None = None  # transformer blocks
     width: Length | None = None  # hidden size: features of a token between blocks
@@ -950,7 +950,7 @@ def _value(text: str, override: str) -> Any:
         raise ConfigError(f"--set {shown(override)}: {shown(error)}") from None
     if len(document) > 1:
         raise ConfigError(
-            f"--set {shown(override)}: found another key after the value; give each a --set of its own"
+            f"--set {shown(override)}: found another key after the value; give each its own --set"
         )
     # 12:00:00 is a length here, not an hour
     return text.strip() if isinstance(document["value"], datetime.time) else document["value"]
@@ -1069,7 +1069,7 @@ def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
         f"{to_toml(asked.config)}\n# Where the keys above come from; others have their defaults.\n# A key "
         "that is changed above counts as given by this file.\n"
         f"{record}\n# Derived from the keys above on {num_ranks} ranks. A run that reads this file "
-        f"derives them anew.\n{derived}"
+        f"derives them again.\n{derived}"
     )
 
 

@@ -159,7 +159,7 @@ def exchange_and_sum(exchange: ExchangeFunction, x: Array, out: Array, axis: Tra
 
 
 def copied(x: Array, out: Array, further: Iterable[Ready] = ()) -> Steps:
-    """Copy `x`, when it is there, over `out` and go on with `further` steps."""
+    """Copy `x`, when it is there, over `out` and continue with `further` steps."""
     copy(x, out)
     yield from further
 

@@ -67,7 +67,7 @@ class Actor:
     place: notes where in the program the rank is.
     build: makes what computes of a stage's layers.
     measure: reads the numbers of a step.
-    compiled: whether what lies between products is; None: where run.compile = true.
+    compiled: whether operations between products are; None: where run.compile = true.
     """
 
     def __init__(

@@ -220,7 +220,7 @@ class Hdf5File(Bytes):
         if num_bytes != dataset.num_bytes or (address == UNDEFINED and num_bytes):
             raise ForeignError(f"{path} has {num_bytes:,} bytes, {dataset.num_bytes:,} needed")
         if address != UNDEFINED and address + num_bytes > self.size:
-            raise ForeignError(f"{path} lies beyond the end of the file")
+            raise ForeignError(f"{path} is beyond the end of the file")
         return dataset
 
     def _read_attributes(self, messages: list[tuple[int, Cursor]]) -> None:

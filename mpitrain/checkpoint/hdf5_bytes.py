@@ -76,7 +76,7 @@ class Bytes:
 
     def bytes_at(self, address: int, count: int) -> bytes:
         if address + count > self.size:
-            raise ForeignError("a structure lies beyond the end of the file")
+            raise ForeignError("a structure is beyond the end of the file")
         self._unread -= count
         if self._unread < 0:
             raise ForeignError("structures lie in one another")

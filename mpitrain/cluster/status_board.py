@@ -113,7 +113,7 @@ class RankStatus:
         self._write()
 
     def take(self, slot: memoryview) -> None:
-        """Go on in another slot."""
+        """Continue in another slot."""
         self._slot = slot
         self._write()
 

@@ -546,7 +546,7 @@ class Watchdog:
             self._forget()
 
     def _forget(self) -> None:
-        """Go on: those that wait, wait for ranks of another node, which are at work."""
+        """Continue: those that wait, wait for ranks of another node, which are at work."""
         self._enter(WatchdogPhase.WATCHING, AGAIN_S)
         self.boards.clear()
         self.suspects.clear()

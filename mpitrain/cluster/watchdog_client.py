@@ -102,7 +102,7 @@ class WatchdogClient:
             self._place.take(memory)
 
     def _greet(self, connection: socket.socket | None) -> None:
-        """Go on when a watchdog sees what happens to this rank, and no other one does.
+        """Continue when a watchdog sees what happens to this rank, and no other one does.
 
         Raises OSError or queue.Empty.
         """

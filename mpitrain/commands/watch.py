@@ -32,7 +32,7 @@ def serve(paths: Sequence[str], over: str, host: str, port: int, say: Callable[[
     place = f"[{host}]" if ":" in host else host
     say(f"http://{place}:{server.server_port}/{token}/ in a browser; Ctrl-C ends it")
     if host not in LOOPBACK:
-        say(f"--host {shown(host)}: whoever has this address sees the run, and it isn't encrypted")
+        say(f"--host {shown(host)}: anyone with this address can see the run, and it isn't encrypted")
     with server, suppress(KeyboardInterrupt):
         server.serve_forever()
     return DONE

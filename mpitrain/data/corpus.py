@@ -153,7 +153,7 @@ def list_parts(corpus: Corpus, each: Callable[[str], object]) -> tuple[Listing, 
         empty = corpus.parts[counts.index(0)]
         raise DataError(
             f'data.sources: of path = "{named(empty.path)}" every file is among those of a source before '
-            "it; give each source files of its own"
+            "it; give each source its own files"
         )
     return whole, counts
 

@@ -69,7 +69,7 @@ class GrowingFile:
         self._file = open(open_regular(self.path, new, OWN), "r+b")  # noqa: SIM115
 
     def take_up(self, count: int, digest: str, below: int, each: Callable[[str], object]) -> bool:
-        """Go on after the first `count` elements, all below a limit; return False if the file
+        """Continue after the first `count` elements, all below a limit; return False if the file
         hasn't these.
         """
         try:
@@ -127,7 +127,7 @@ class Draft:
     """
 
     def __init__(self, folder: Path, origin: Origin, dtype: np.dtype, each: Callable[[str], object]):
-        """Go on with what is kept, if it was made from `origin` and is whole; else begin anew.
+        """Continue with what is kept, if it was made from `origin` and is whole; else begin anew.
 
         each: called while it is checked.
         """

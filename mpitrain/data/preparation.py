@@ -246,7 +246,7 @@ def _published(place: SharedFolder, work: _Work) -> Description | None:
         whole = False
     if not whole:
         damaged = f"data.tokens: what is in {shown(place.path)} is damaged or not complete"
-        work.report.line(f"{damaged}; it is made anew")
+        work.report.line(f"{damaged}; it is prepared again")
         return None
     work.report.line(f"data.tokens: {shown(place.path)} has the tokens of this text and tokenizer")
     return found

@@ -56,7 +56,7 @@ class TaskFile:
             for choice in choices:
                 before, after = encoded_pair(self.before + example.text, choice, self.vocabulary)
                 if len(after) > context or not after:
-                    merged = " of its own: they merge with the text's last" * (not after)
+                    merged = ", since they merge with the text's last" * (not after)
                     raise DataError(
                         f"--tasks {shown(self.name)}, example {number}: {shown(repr(choice))} has "
                         f"{len(after)} tokens{merged}, needed 1 to {context}, the context; change it, or "

@@ -1,4 +1,4 @@
-"""What lies between products.
+"""Operations between matrix products.
 
 norm, gated product, rotary positions, cross-entropy; each way back beside its way there.
 

@@ -157,7 +157,7 @@ def _gpus(world: World) -> list[Line]:
             + f"; rank 0 has {mine.gpu}",
         )
     )
-    lines.append(("shared", device_placement.shared(mine, world) or "none: each rank has one of its own"))
+    lines.append(("shared", device_placement.shared(mine, world) or "none: each rank has its own"))
     lines.append((f"MPI, {devices.vendor}", _awareness(devices.vendor)))
     return [*lines, ("messages", str(device_placement.way_of_messages(mine, world, "auto", TIMEOUT_S)))]
 

@@ -126,7 +126,7 @@ def _like(name: str | None, placement: DevicePlacement) -> MachineFile:
         return near
     raise ConfigError(
         f"found a {placement.gpu.name}, and no machine of jobs/machines/ like it; needed one whose links and "
-        f"peaks stand where none can be measured; give --like, one of {', '.join(known())}"
+        f"peaks replace what can't be measured; give --like, one of {', '.join(known())}"
     )
 
 

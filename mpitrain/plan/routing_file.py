@@ -89,4 +89,6 @@ def _require_experts(config: ResolvedConfig, array: np.ndarray, source: str, blo
         )
     ordered = np.sort(array, axis=-1)
     if ordered.min() < 0 or ordered.max() >= count or (ordered[..., 1:] == ordered[..., :-1]).any():
-        raise ConfigError(f"{source} in {block} an expert twice, or none of 0 to {count - 1}; record it anew")
+        raise ConfigError(
+            f"{source} in {block} an expert twice, or none of 0 to {count - 1}; record it again"
+        )

@@ -70,7 +70,7 @@ def calibrate(run: MeasuredRun, file: CalibrationFile, today: date) -> str:
     if not changes:
         begun = f"--calibrate: {file.shown} begins with the figures of {source}, which this run can't change:"
         return "\n".join([begun, *lines])
-    begun = "" if file.exists else f", begun with the figures of {source}"
+    begun = "" if file.exists else f", starting from the figures of {source}"
     step_s = sum(measured_parts(run).values())
     end = f"  with them {1e3 * predicted:,.1f} ms are predicted of a step that took {1e3 * step_s:,.1f} ms"
     return "\n".join([f"calibrated {file.shown}{begun}:", *lines, end])

@@ -52,7 +52,7 @@ class Announcements:
         yield self.placement.not_compiled
         if self.actor.compiled:
             compiler = "Triton" if self.placement.gpu else "C++"
-            yield f"what lies between products is compiled (run.compile), in {compiler}"
+            yield f"operations between matrix products are compiled (run.compile), in {compiler}"
         yield from self._device_lines()
 
     def _model_lines(self) -> Iterator[str]:

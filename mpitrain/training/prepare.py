@@ -153,7 +153,7 @@ def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> 
     own = os.path.basename(path or "") == here.config.name and os.path.exists(here.metrics)
     if asked or not own or os.path.realpath(here.path) == os.path.realpath(run_dir):
         return []
-    notice = f"{shown(path)} lies in a run directory, but names another: run.dir = {shown(run_dir)}"
+    notice = f"{shown(path)} is in a run directory, but names another: run.dir = {shown(run_dir)}"
     own = as_override("run.dir", str(here.path))
     return [f"{notice}; --set {own} resumes the run in the same folder"]
 

@@ -84,7 +84,7 @@ def with_origin_of_run(given: LoadedConfig, before: LoadedConfig) -> Beginning:
     if not asked:
         given = given.with_values({KEY: recorded}, before.origins.of(KEY))
     elif asked != recorded and os.path.realpath(asked) != os.path.realpath(recorded):
-        began = f"began with {shown(recorded)}" if recorded else "began with weights of its own"
+        began = f"began with {shown(recorded)}" if recorded else "began with its own weights"
         raise ConfigError(
             f"{KEY} = {shown(asked)}: run.dir = {shown(given.config.run.dir)} holds a run that {began}, and "
             f"is resumed from its own checkpoint; choose another run.dir, or leave {KEY} out"

@@ -170,7 +170,7 @@ class SpecialTokens(NamedTuple):
 
     carried: the config.json that the weights came with.
     own: what the run's texts had, None: nothing.
-    given: fields whose token the user has named, which goes before the carried one.
+    given: fields whose token the user has named, which overrides the carried one.
     """
 
     carried: Mapping[str, Any]

@@ -52,7 +52,7 @@ def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
-            raise DuplicateKey(f"{shown(key)} stands there twice")
+            raise DuplicateKey(f"{shown(key)} appears twice")
         fields[key] = value
     return fields
 

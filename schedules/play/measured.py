@@ -44,7 +44,7 @@ class Costs(NamedTuple):
 
     An instruction counts from the end of the one before it, so that what lies between them isn't
     lost; of a receive counts only what comes before the wait, and of one that stands several times
-    the mean. latency: from the end of a send until a rank that was waiting for it goes on, on
+    the mean. latency: from the end of a send until a rank that was waiting for it continues, on
     average. taking: the part of it that a rank also needs for a message that was there before.
     lead: when each rank begins, after the first of them.
     """

@@ -47,7 +47,7 @@ class Measurement:
 
     @cached_property
     def message(self) -> float:
-        """From the end of a send until a rank that was waiting for it goes on: the median over steps."""
+        """From the end of a send until a rank that was waiting for it continues: the median over steps."""
         return median(costs(timeline).latency for timeline in self.trace.timelines)
 
     @property

@@ -38,7 +38,7 @@ def _cycle(needs: Needs, cursors: list[int], rank: int) -> list[tuple[ActionPlac
 
 
 def play(needs: Needs, *, blocking_sends: bool = False) -> list[int]:
-    """Run the programs until none can go on; return each rank's cursor.
+    """Run the programs until none can continue; return each rank's cursor.
 
     Sends have rendezvous semantics, nothing is buffered: started without blocking (MPI_Isend) and
     completed when the receive is reached; receives block. With `blocking_sends` a send blocks too,

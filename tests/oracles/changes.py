@@ -1,6 +1,6 @@
 """What chains of runs compute whose settings change in between: plain torch in fp64, plain integers.
 
-Nothing here comes from mpitrain. What a change means is in docs/guides: going-on.md, data.md,
+Nothing here comes from mpitrain. What a change means is in docs/guides: resuming.md, data.md,
 optimisers-and-rates.md. The order of an epoch is the network that mpitrain/data/permutation.py describes.
 """
 

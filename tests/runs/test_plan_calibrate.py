@@ -146,7 +146,7 @@ def test_the_file_keeps_what_was_before(tmp_path):
     path = str(tmp_path / "m.toml")
     run = ended(LARGE, {"computing": 1.5}, ranks=1)
     said = calibrate(run, CalibrationFile.require(path, ""), DAY)
-    assert said.startswith(f'calibrated {path}, begun with the figures of profile "laptop"'), said
+    assert said.startswith(f'calibrated {path}, starting from the figures of profile "laptop"'), said
     first = read_machine(path)
     again = ended(LARGE, {"computing": 0.8}, ranks=1, machine=path)
     assert ratio(run, first) == pytest.approx(1, abs=0.01)

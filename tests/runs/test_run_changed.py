@@ -1,4 +1,4 @@
-"""Copies of a run that resume with another batch, sequence length or precision (docs/guides/going-on.md)."""
+"""Copies of a run that resume with another batch, sequence length or precision (docs/guides/resuming.md)."""
 
 import json
 import re

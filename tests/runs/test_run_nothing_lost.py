@@ -370,7 +370,7 @@ def test_the_configuration_of_a_moved_run_says_where_it_leads(tmp_path, text):
     shutil.copytree(first, moved)
     here = ("run", str(moved / "config.toml"), "--set", "run.steps=2")
     goes_on, asked = run_commands(1, here, (*here, "--set", f"run.dir={moved}"))
-    said = f"{moved}/config.toml lies in a run directory, but names another: run.dir = {first}"
+    said = f"{moved}/config.toml is in a run directory, but names another: run.dir = {first}"
     assert goes_on.returncode == 0, tail(goes_on.output)
     assert f"{said}; --set run.dir={moved} goes on" in goes_on.output, tail(goes_on.output)
     assert f"resuming after step 1 of {first}" in goes_on.output

@@ -121,7 +121,7 @@ PAGES = {
         "comm.timeout_s",
         "killed",
     ),
-    "guides/going-on": (
+    "guides/resuming": (
         "resume",
         "resume training",
         "continue training",

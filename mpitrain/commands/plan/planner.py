@@ -48,7 +48,7 @@ ALWAYS_WRITTEN = (
 class PlanRequest(NamedTuple):
     """What was asked.
 
-    machine, memory_gb: go before run.machine and memory.limit_gb; "" and 0: not given. tokens: of
+    machine, memory_gb: override run.machine and memory.limit_gb; "" and 0: not given. tokens: of
     a training, as it was typed. node_ranks: that are on a node, 0 for the machine's. save_s: that
     a save stops training, 0: predicted. price: of a rank's hour, 0: not asked. all: a CSV of all
     layouts. changed: figures of the machine that are others.

@@ -38,7 +38,7 @@ class SweepRequest(NamedTuple):
     """What was asked.
 
     layouts: as they were typed. file: of more of them. scaling: strong or weak; None: none.
-    over: numbers of ranks, as typed. machine: goes before run.machine; None: not given.
+    over: numbers of ranks, as typed. machine: overrides run.machine; None: not given.
     out, svg: a CSV and a picture to be written.
     """
 
@@ -69,7 +69,7 @@ class SweepRequest(NamedTuple):
     def rates(self, config: Config, node_ranks: int) -> MachineRates:
         """Return the figures that predict a layout's steps, with so many ranks on a node.
 
-        comm.node_ranks goes before these. Raises ConfigError.
+        comm.node_ranks overrides these. Raises ConfigError.
         """
         name = self.machine or config.run.machine or ON_CPU
         return rates_of(settings.with_values(config, {"run.machine": name}), node_ranks)

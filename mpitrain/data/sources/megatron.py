@@ -21,7 +21,7 @@ HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of ids, sequences, doc
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 FLOATS = {6: "float64", 7: "float32"}
 BIN, IDX = ".bin", ".idx"
-WRAPPED = "index whose offsets are wrapped at 2**32 bytes, computed anew from its lengths"
+WRAPPED = "index whose offsets are wrapped at 2**32 bytes, recomputed from its lengths"
 
 
 def index_of(path: Path) -> Path:

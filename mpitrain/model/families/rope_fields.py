@@ -202,7 +202,7 @@ class RopeByKind:
         if own.yarn_factor > 1 and not own.yarn_rounded:
             raise ConfigError(
                 "attention.yarn_rounded = false can't be written: transformers passes over it where blocks "
-                "with a window have positions of their own; use true"
+                "with a window have their own positions; use true"
             )
         of_all = dict(_scaling(config), rope_theta=own.theta)
         local = dict(rope_type="default", rope_theta=own.window_theta) if own.window_theta else of_all

@@ -53,7 +53,7 @@ class OptimizerKind:
         given = {key: value for key, value in values.items() if value is not None}
         for key, value in given.items():
             if key not in self.keys:
-                having = f"which has {', '.join(self.keys) or 'no keys of its own'}"
+                having = f"which has {', '.join(self.keys) or 'no keys'}"
                 raise ConfigError(
                     f"optimizer.{key} = {json.dumps(value)} does nothing with {_named(settings)}, {having}; "
                     "leave it out"

@@ -69,7 +69,7 @@ def resolve(
     """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and
     check that it fits together.
 
-    node_ranks: neighbours on each node, 0 if nodes differ; the key of this name goes before what
+    node_ranks: neighbours on each node, 0 if nodes differ; the key of this name overrides what
     was found.
     counted: what an error says of the number of ranks.
     needed: rows for what texts have of these tokens; None: for all.

@@ -69,7 +69,7 @@ def require_loggers(names: Sequence[str]) -> None:
     for number, name in enumerate(names):
         _require(name)
         if name in names[:number]:
-            raise ConfigError(f"{KEY}: {shown(repr(name))} stands twice; name it once")
+            raise ConfigError(f"{KEY}: {shown(repr(name))} is given twice; give it once")
 
 
 def _require(name: str) -> None:

@@ -74,7 +74,7 @@ class Spikes:
         return ""
 
     def rolled_back(self, spike: int, to: int, before: dict[str, Any]) -> None:
-        """Go on after step `to`, whose state is read, with what comes after the batch of step `spike`.
+        """Continue after step `to`, whose state is read, with what comes after the batch of step `spike`.
 
         before: the state at the spike.
         """

@@ -39,7 +39,7 @@ class DevicePlacement:
     sharers: tuple[int, ...] = ()
     first: bool = False  # of these
     use: Callable[[], None] | None = None
-    # whether what lies between products is compiled, on every rank; and why not, where it would be
+    # whether operations between products are compiled, on every rank; and why not, where it would be
     compiled: bool = False
     not_compiled: str = ""
 

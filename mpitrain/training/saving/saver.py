@@ -342,7 +342,7 @@ class Saver:
         return {"saves": [outcome.line() for outcome in over]} if over else {}
 
     def advance(self, number: int) -> None:
-        """Go on with what is under way. number: the highest that a rank reported."""
+        """Continue what is under way. number: the highest that a rank reported."""
         if self._save is None or number == UNDER_WAY:
             return
         if number == FAILED:

@@ -128,7 +128,9 @@ def test_damaged_or_partial_ones_are_made_anew(corpus, tmp_path, count_reads, da
         description.write_text(json.dumps(found))
     said = run(corpus, tmp_path / "b", tmp_path / "shared")
     assert len(count_reads) == 2 and contents(tmp_path / "b") == whole == contents(folder)
-    assert ("is damaged or not complete; it is made anew" in said[0]) == (damage != "no description"), said
+    assert ("is damaged or not complete; it is prepared again" in said[0]) == (damage != "no description"), (
+        said
+    )
     assert not tokens.is_symlink()
 
 

@@ -87,7 +87,7 @@ def test_the_printed_command_has_the_file_as_one_word(tmp_path, monkeypatch, nam
 
 @pytest.mark.parametrize(("key", "machine"), [("run.machine=h200", "h200"), ("run.device=auto", "laptop")])
 def test_the_machine_of_a_configuration_predicts(key, machine):
-    """--machine goes before it. A plan, and a sweep; limits are that machine's."""
+    """--machine overrides it. A plan, and a sweep; limits are that machine's."""
     found = find_layouts(PlanRequest(None, (*SMALL, key), 2, node_ranks=2))
     assert found.rates.name == find_machine(machine).name
     assert found.limit == 0.9 * find_machine(machine).memory_bytes
@@ -100,7 +100,7 @@ def test_the_machine_of_a_configuration_predicts(key, machine):
 
 
 def test_the_nodes_of_a_configuration_are_those_of_every_line():
-    """comm.node_ranks goes before the ranks that a launcher has put on a node."""
+    """comm.node_ranks overrides the ranks that a launcher has put on a node."""
     keys = (*SMALL, "comm.node_ranks=2", "run.machine=h100-80gb")
     assert find_layouts(PlanRequest(None, keys, 8, node_ranks=8)).rates.ranks_per_node == 2
     sweep = SweepRequest(None, keys)

@@ -119,7 +119,7 @@ def test_no_library_of_loggers_and_no_torch_is_imported(module):
     ("names", "words"),
     [
         (["tensorbord"], "run.loggers: found 'tensorbord'; did you mean tensorboard?"),
-        (["csv", "csv"], "run.loggers: 'csv' stands twice"),
+        (["csv", "csv"], "run.loggers: 'csv' is given twice"),
         (["csv,wandb"], "run.loggers: found 'csv,wandb'; write a list: "),
         (["none"], "known: tensorboard, csv, wandb, mlflow, and module:name"),
         (["nowhere_at_all:A"], '"nowhere_at_all:A" needs the package nowhere_at_all, which is not installed'),

@@ -50,7 +50,7 @@ def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
     """Return a line for each rule that a plan breaks; nothing where none can be judged.
 
     The figures are those of run.machine, else of a card or a CPU. node_ranks: of a node;
-    comm.node_ranks goes before it, 0: as many as the machine has. held: bytes of the rank with most
+    comm.node_ranks overrides it, 0: as many as the machine has. held: bytes of the rank with most
     memory, 0: not known.
     Raises ConfigError for an experts.replay that isn't what the plan needs.
     """

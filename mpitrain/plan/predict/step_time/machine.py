@@ -337,7 +337,7 @@ def machine_of(found: MachineFile, sheet: bool = False, kernel: str = "") -> Mac
 def rates_of(config: Config, node_ranks: int = 0, unnamed: str = ON_CPU) -> MachineRates:
     """Return the figures of run.machine with the nodes of a run. Raises ConfigError.
 
-    node_ranks: of a node; comm.node_ranks goes before it, 0: as many as the machine has.
+    node_ranks: of a node; comm.node_ranks overrides it, 0: as many as the machine has.
     unnamed: the machine that stands for none.
     """
     rates = machine_of(find_machine(config.run.machine or unnamed))

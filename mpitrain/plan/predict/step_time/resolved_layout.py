@@ -33,7 +33,7 @@ def layout_of(resolved: ResolvedConfig, rates: MachineRates, trace: RoutingTrace
 
 
 def fused_by(config: Config, rates: MachineRates) -> bool:
-    """Return whether what lies between products is compiled on a machine (run.compile)."""
+    """Return whether operations between products are compiled on a machine (run.compile)."""
     return rates.on_gpu if config.run.compile == "auto" else bool(config.run.compile)
 
 
