@@ -20,6 +20,7 @@ cutting, encoding        tokenization: a long document in pieces, a share of the
 preparation, draft       tokens.bin, written once; what is kept when a run leaves before it is complete
 token_dtype              the type of stored ids
 tokens, origin           tokens.bin, ends.bin, tokens.json; what they were made from
+verified                 what a start knows of prepared tokens without reading them
 statistics               lengths, duplicates and faults of prepared tokens
 token_export             prepared tokens as .bin and .idx, .ds, .npy
 shared_tokens            data.tokens: tokenized corpora that runs share

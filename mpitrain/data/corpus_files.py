@@ -9,7 +9,7 @@ content the first one is read.
 
 import glob
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +31,7 @@ OTHER_SUFFIXES = {  # what files in a folder of JSON lines are instead
     ".arrow": "Arrow",
 }
 MOST_COMPARED_BYTES = 1 << 60
+SAMPLE_BYTES = 1 << 16  # of files of equal size that are compared first
 MOST_LIST_BYTES = 1 << 26  # of a file with names of files
 HIDDEN = "hidden"
 SUFFIX = "of another suffix"
@@ -141,7 +142,7 @@ def list_unique(
 def unique(listing: Listing, each: Callable[[str], object] = lambda what: None) -> Listing:
     """Leave out empty files, and those with the content of another: a link or a copy.
 
-    Files of equal size are read for it.
+    Files of equal size are read for it; whole only if they begin alike.
 
     A text that is read twice counts twice, and its part that is held out lies in the training text
     as well.
@@ -151,13 +152,19 @@ def unique(listing: Listing, each: Callable[[str], object] = lambda what: None) 
     sizes = defaultdict(int)
     for stat in {(stat.st_dev, stat.st_ino): stat for stat in stats}.values():
         sizes[stat.st_size] += 1
+    begins = {
+        (stat.st_dev, stat.st_ino): (stat.st_size, _digest(file, each, SAMPLE_BYTES))
+        for file, stat in zip(listing.files, stats, strict=True)
+        if stat.st_size and sizes[stat.st_size] > 1
+    }
+    alike = Counter(begins.values())
     files = []
     places = set()
     contents = dict[tuple[int, str], Path]()
     for file, stat in zip(listing.files, stats, strict=True):
         place = (stat.st_dev, stat.st_ino)
         same = None
-        if stat.st_size and place not in places and sizes[stat.st_size] > 1:
+        if place not in places and alike[begins.get(place)] > 1:
             same = contents.setdefault((stat.st_size, _digest(file, each)), file.path)
         if not stat.st_size:
             left_out[EMPTY].append(file.name)
@@ -194,13 +201,15 @@ def with_validation(training: Listing, validation: Listing) -> Listing:
     )
 
 
-def _digest(file: File, each: Callable[[str], object]) -> str:
+def _digest(file: File, each: Callable[[str], object], most: int = MOST_COMPARED_BYTES) -> str:
+    """Return the digest of a file, or of its first `most` bytes."""
     digest = xxhash.xxh3_128()
     try:
         with open(open_file(file.path, MOST_COMPARED_BYTES), "rb", buffering=0) as opened:
-            while piece := opened.read(PIECE):
+            while most and (piece := opened.read(min(PIECE, most))):
                 each(f"comparing the content of {file.name}")
                 digest.update(piece)
+                most -= len(piece)
     except OSError as error:
         raise unreadable(file.path, error.strerror) from error
     return digest.hexdigest()
@@ -212,6 +221,17 @@ def content_of(listing: Listing, each: Callable[[str], object]) -> str:
     for file in listing.files:
         for path in (file.path, *file.companions):
             digest.update(_digest(file._replace(path=path), each).encode())
+    return digest.hexdigest()
+
+
+def looks_of(listing: Listing) -> str:
+    """Digest what tells without reading whether files are the same ones, unchanged."""
+    digest = xxhash.xxh3_128()
+    for file in listing.files:
+        for path in (file.path, *file.companions):
+            stat = _stat(path)
+            looks = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+            digest.update(os.fsencode(f"{os.path.abspath(path)}\0{looks}\0"))
     return digest.hexdigest()
 
 

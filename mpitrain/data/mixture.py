@@ -236,6 +236,15 @@ def weights_by_step(data: Data, batch: BatchSizes) -> list[tuple[int, tuple[floa
     return [(step, tuple(value_at(table, step) for table in tables)) for step in steps]
 
 
+def first_weights(data: Data, batch: BatchSizes) -> list[float]:
+    """Return the first weight above 0 of each source; 0 for one that has none.
+
+    Those of steps that are done don't change: validation has one meaning over a run.
+    """
+    table = weights_by_step(data, batch)
+    return [next((one for _, weights in table if (one := weights[i])), 0.0) for i in range(len(data.sources))]
+
+
 def _table_of(source: DataSource, batch: BatchSizes, sequence: int) -> list[tuple[int, float]]:
     """Return a source's weights by steps; 0 before the first one that is given."""
     if isinstance(source.weight, float):
@@ -283,6 +292,23 @@ class MixtureSampler:
     def sequences(self, slots: Sequence[int]) -> np.ndarray:
         """Return the tokens of these windows."""
         return self.rows(slots).tokens
+
+
+class HeldOutMixture(MixtureSampler):
+    """Held-out sequences of several sources, by weights that don't change: in any prefix each has its share.
+
+    None comes twice before all have come. A source that ends leaves its slots to the others.
+    """
+
+    is_shuffled = False
+
+    def __init__(self, samplers: Sequence[SourceSampler], weights: Sequence[float]):
+        sizes = [sampler.num_sequences for sampler in samplers]
+        super().__init__(samplers, Mixture([Blend(0, tuple(weights))], sizes))
+
+    def rows(self, slots: Sequence[int]) -> TokenRows:
+        """Return the windows for `slots`; what fills a batch after the last one begins anew."""
+        return super().rows(np.asarray(slots, np.int64) % self.num_sequences)
 
 
 def places_after_skips(slots: Sequence[int], skip: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Prepare the tokens of a corpus: read its documents, tokenize them, write tokens.bin and ends.bin.
 
 what there is                      what happens
-tokens of this very corpus         they are taken, once their digests are verified
+tokens of this very corpus         they are taken, if their files look as when they were verified, or else
+                                   once their digests are
 those that the run trained on,     they are taken: a purge of scratch space removes files
 and files of the corpus are gone
 those of data.tokens               they are linked into the run directory
@@ -10,7 +11,7 @@ none of these                      all documents are tokenized
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,13 +44,15 @@ from mpitrain.data.tokens import (
     UNSCORED,
     Description,
     describe,
-    is_whole,
+    is_intact,
+    note_intact,
     open_ends,
     open_tokens,
     open_unscored,
     require_own,
     write_description,
 )
+from mpitrain.data.verified import COPIES
 from mpitrain.errors import DataError, InputError, StoppedEarly
 from mpitrain.inputs import remove, rename, shown
 
@@ -137,6 +140,7 @@ def prepare_store(
             if not _published(place, work):
                 description = _prepared(place.path, work, lambda *prepared: None)
                 _finish(place.path, description, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED)
+            place.note()
     except OSError as error:
         raise _unwritten(place.path, error, "data.tokens") from error
     return place.path
@@ -227,6 +231,7 @@ def _finish(folder: Path, description: Description, tokens: str, ends: str, unsc
     else:
         remove(folder / UNSCORED, OWN)
     write_description(folder / DESCRIPTION, description)
+    note_intact(folder, description)
     for name in (PART, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED):
         remove(folder / name, OWN)
 
@@ -241,7 +246,7 @@ def _published(place: SharedFolder, work: _Work) -> Description | None:
         open_ends(place.path)
         open_unscored(place.path)
         same = of_content(found.origin) == of_content(work.origin)
-        whole = same and is_whole(place.path, found, work.report.doing)
+        whole = same and is_intact(place.path, found, work.report.doing)
     except DataError:
         whole = False
     if not whole:
@@ -258,7 +263,10 @@ def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) ->
     if found is None:
         return False
     description = msgspec.structs.replace(found, origin=work.origin)
+    with suppress(OSError):  # whatever it is: it has a key of its own
+        link_or_copy(place.path / COPIES, folder / COPIES)
     accept(description, open_tokens(place.path), open_ends(place.path))
+    place.note()
     link_or_copy(place.path / TOKENS, folder / LINKED)
     link_or_copy(place.path / ENDS, folder / LINKED_ENDS)
     if description.unscored:
@@ -282,7 +290,7 @@ def _is_prepared(folder: Path, origin: Origin, trained: str, report: Reporter) -
     except DataError:
         return False  # absent, damaged or cut short: made anew
     older = found.origin.form == 1 and found.content == trained
-    return (older or found.origin.gives_the_same_as(origin)) and is_whole(folder, found, report.doing)
+    return (older or found.origin.gives_the_same_as(origin)) and is_intact(folder, found, report.doing)
 
 
 def _are_purged(folder: Path, work: _Work, trained: str) -> bool:
@@ -298,7 +306,7 @@ def _are_purged(folder: Path, work: _Work, trained: str) -> bool:
         return False
     lacking = found.tally.files - len(work.listing.files)
     fewer = bool(trained) and found.content == trained and lacking > 0 and newest_of(work.listing) < since
-    if not fewer or not is_whole(folder, found, work.report.doing):
+    if not fewer or not is_intact(folder, found, work.report.doing):
         return False
     many = f"{lacking:,} of {found.tally.files:,} files are gone"
     kept = f"using the tokens in {shown(folder)}, which the run has trained on"

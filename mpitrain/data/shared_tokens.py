@@ -17,9 +17,10 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from mpitrain.data.corpus_files import Listing, content_of
+from mpitrain.data.corpus_files import Listing, content_of, looks_of
 from mpitrain.data.origin import OWN, Origin
-from mpitrain.data.tokens import Description, write_description
+from mpitrain.data.tokens import Description, note_intact, write_description
+from mpitrain.data.verified import folder_from, note_from
 from mpitrain.inputs import folder_of, kind_of, open_regular, remove, rename, replacing, shown
 
 
@@ -28,6 +29,11 @@ class SharedFolder:
 
     def __init__(self, folder: str | Path, origin: Origin, listing: Listing, each: Callable[[str], object]):
         left_out = {reason: len(names) for reason, names in listing.left_out.items()}
+        seen = msgspec.json.encode((of_content(origin), looks_of(listing), left_out), order="sorted")
+        self._looks = xxhash.xxh3_128_hexdigest(seen)
+        if known := folder_from(Path(folder), self._looks):
+            self.path = known
+            return
         what = msgspec.json.encode((of_content(origin), content_of(listing, each), left_out), order="sorted")
         self.path = Path(folder) / xxhash.xxh3_128_hexdigest(what)
 
@@ -36,6 +42,10 @@ class SharedFolder:
         with suppress(OSError):
             return kind_of(self.path / description) is not None
         return False
+
+    def note(self) -> None:
+        """Note that a corpus that looks so has these tokens: it isn't read for the comparison again."""
+        note_from(self.path, self._looks)
 
     def publish(self, folder: Path, description: Description) -> str:
         """Give a run's files to others, the description after the rest; return what is wrong, or "".
@@ -53,6 +63,8 @@ class SharedFolder:
             write_description(self.path / drafts[last], msgspec.structs.replace(description, origin=origin))
             for name, draft in drafts.items():
                 rename(self.path / draft, name, OWN)
+            note_intact(self.path, description)
+            self.note()
         except OSError as error:
             for draft in drafts.values():
                 with suppress(OSError):

@@ -79,14 +79,18 @@ def within(stretches: np.ndarray, begin: int, end: int) -> np.ndarray:
 
 def _minus(stretches: np.ndarray, parts: np.ndarray) -> np.ndarray:
     """Return stretches without parts of them; both are in order."""
-    left = []
-    for begin, end in stretches.tolist():
-        first = np.searchsorted(parts[:, 1], begin, side="right")
-        behind = np.searchsorted(parts[:, 0], end)
-        inner = parts[first:behind]
-        left.append(np.stack([np.append(begin, inner[:, 1]), np.append(inner[:, 0], end)], axis=1))
-    found = np.concatenate(left)
-    return found[found[:, 1] > found[:, 0]]
+    rest = _between(parts, int(stretches[-1, 1]) if len(stretches) else 0)
+    begins = [one[_are_in(one[:, 0], other), 0] for one, other in ((stretches, rest), (rest, stretches))]
+    lasts = [one[_are_in(one[:, 1] - 1, other), 1] for one, other in ((stretches, rest), (rest, stretches))]
+    return np.stack([np.unique(np.concatenate(begins)), np.unique(np.concatenate(lasts))], axis=1)
+
+
+def _are_in(tokens: np.ndarray, stretches: np.ndarray) -> np.ndarray:
+    """Return which tokens lie in a stretch."""
+    if not len(stretches):
+        return np.zeros(len(tokens), bool)
+    number = np.searchsorted(stretches[:, 0], tokens, side="right") - 1
+    return (number >= 0) & (tokens < stretches[number, 1])
 
 
 def tail(count: int, val_fraction: float, sequence: int) -> Split:

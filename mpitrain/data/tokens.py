@@ -3,6 +3,7 @@
 tokens.bin   all ids, little-endian, nothing else
 ends.bin     where each document ends: the index after its last token, its end of text included
 unscored.bin runs of tokens that carry no loss as targets, begin and end of each; absent if there are none
+verified.json, copies.bin    what a start needn't find out again (verified.py)
 tokens.json  Description: written last, so tokens without it are not finished; draft.py says what is
              kept of those
 """
@@ -19,6 +20,7 @@ from mpitrain.data.draft import BLOCK_BYTES, read_kept
 from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, CountOrNone, Origin, ReadCounts
 from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
+from mpitrain.data.verified import is_noted, note
 from mpitrain.errors import DataError
 from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, shown
 
@@ -84,7 +86,7 @@ def keep_trained(
         *((None, None) if form_1 else (tokenizer.end_of_text, tokenizer.begin_of_text)),
     )
     same = (origin.source, origin.tokenizer, origin.end_of_text, origin.begin_of_text) == now
-    return bool(trained) and found.content == trained and same and is_whole(folder, found, each)
+    return bool(trained) and found.content == trained and same and is_intact(folder, found, each)
 
 
 def keep_tokenizer(folder: str | Path, tokenizer: Tokenizer) -> None:
@@ -188,6 +190,30 @@ def _mapped(file: Path, dtype: np.dtype, count: int) -> np.memmap:
         raise DataError(
             f"{file} cannot be read: {error.strerror}; remove {DESCRIPTION} beside it and start again"
         ) from error
+
+
+def is_intact(folder: Path, found: Description, each: Callable[[str], object]) -> bool:
+    """Return whether tokens and ends are those that are described, by is_whole() once.
+
+    After that they are, as long as their files look the same.
+    """
+    if is_noted(folder, _facts(found), found.files[:-1]):
+        return True
+    if not is_whole(folder, found, each):
+        return False
+    note_intact(folder, found)
+    return True
+
+
+def note_intact(folder: Path, found: Description) -> None:
+    """Note that files of this process's own are those that are described."""
+    note(folder, _facts(found), found.files[:-1])
+
+
+def _facts(found: Description) -> str:
+    """Return what is_whole() holds the files against."""
+    counts = found.count, found.tally.documents, found.num_unscored, found.origin.vocab
+    return f"{found.content} {found.dtype} {counts}"
 
 
 def is_whole(folder: Path, found: Description, each: Callable[[str], object]) -> bool:

@@ -1,9 +1,11 @@
 """The prepared tokens of a run as its steps read them: split, mixed, in their order."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,9 +13,11 @@ from mpitrain.config import Config, DataSource
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.copies import copies_of
 from mpitrain.data.mixture import (
+    HeldOutMixture,
     MixtureSampler,
     Samplers,
     SkippingSampler,
+    first_weights,
     mixture_of,
     places_after_skips,
 )
@@ -25,6 +29,7 @@ from mpitrain.data.split import Split, apart, split, tail, within, without
 from mpitrain.data.token_rows import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
 from mpitrain.data.tokens import describe, open_ends, open_tokens, open_unscored
+from mpitrain.data.verified import keep_copies, kept_copies
 from mpitrain.errors import DataError
 
 
@@ -34,20 +39,33 @@ class Corpora:
 
     order: name of the permutation, which a checkpoint notes.
     separate: rows say where documents end.
-    validation_of_sources: likewise of each of data.sources that has some, by its name.
+    validation: of a mixture, held-out sequences of its sources by their weights.
+    validation_of_sources: what is held out of each of data.sources, by its name (run.eval_sources).
     validation_description: how it was chosen.
     by_documents: whether held-out data was chosen by documents; older runs hold the tail of all
     tokens out.
     """
 
     train: Samplers
-    validation: SourceSampler
+    validation: SourceSampler | HeldOutMixture
     validation_of_sources: Mapping[str, SourceSampler]
     digest: str
     order: str
     separate: bool
     validation_description: str
     by_documents: bool
+
+
+class OpenedSamplers(NamedTuple):
+    """of_sources: what is held out of each source that has a sequence of it, by its number.
+
+    how: how validation was chosen.
+    """
+
+    train: Samplers
+    validation: SourceSampler | HeldOutMixture
+    of_sources: Mapping[int, SourceSampler]
+    how: str
 
 
 class PreparedCorpus:
@@ -70,26 +88,44 @@ class PreparedCorpus:
         description = describe(self._folder)
         unscored = open_unscored(self._folder)
         tokens = open_tokens(self._folder)
-        train, validation, how = self.samplers(tokens, ends, description.tally, unscored)
-        separate = self._config.data.separates
-        of_sources = self._validation_of_sources(tokens, ends, description.tally, unscored)
+        opened = self.samplers(tokens, ends, description.tally, unscored)
+        of_sources = opened.of_sources if self._config.run.eval_sources else {}
         return Corpora(
-            train, validation, of_sources, description.content, self._order, separate, how, bool(ends.size)
+            opened.train,
+            opened.validation,
+            _named(self._config.data.sources, of_sources),
+            description.content,
+            self._order,
+            self._config.data.separates,
+            opened.how,
+            bool(ends.size),
         )
 
-    def find_copies(self) -> np.ndarray:
-        """Return the documents that are copies of held-out ones; none for older runs."""
+    def find_copies(self, keep: bool = False) -> np.ndarray:
+        """Return the documents that are copies of held-out ones; none for older runs.
+
+        keep: for the next start, beside the tokens.
+        """
         corpus = describe(self._folder)
-        ends = open_ends(self._folder)
         if not corpus.copies_apart:
             return self.copies
-        held_out = self._split(corpus.count, ends, corpus.tally.training).validation
+        data, seed = self._config.data, self._config.run.seed
         num_between = 0 if self._vocabulary.end_of_text is None else 1
-        return copies_of(open_tokens(self._folder), np.asarray(ends), held_out, num_between)
+        split_by = data.val_fraction, data.sequence, seed, corpus.tally.training, num_between
+        key = f"{corpus.content} {split_by}"
+        kept = kept_copies(self._folder, key, corpus.tally.documents)
+        if kept is not None:
+            return kept
+        ends = open_ends(self._folder)
+        held_out = self._split(corpus.count, ends, corpus.tally.training).validation
+        found = copies_of(open_tokens(self._folder), np.asarray(ends), held_out, num_between)
+        if keep:
+            keep_copies(self._folder, key, found)
+        return found
 
     def samplers(
         self, tokens: np.ndarray, ends: np.ndarray, tally: ReadCounts, unscored: np.ndarray | None = None
-    ) -> tuple[Samplers, SourceSampler, str]:
+    ) -> "OpenedSamplers":
         """Return the samplers of training and validation, and how validation was chosen."""
         data = self._config.data
         seed = self._config.run.seed
@@ -97,21 +133,34 @@ class PreparedCorpus:
         parts = without(whole, ends, self.copies, data.sequence)
         converse = [SOURCES.find(kind).converse is not None for kind in data.kinds]
         sampler_of = partial(self._sampler, tokens, ends, unscored)
-        validation = sampler_of(parts.validation, all(converse), None)
         if not data.sources:
             train = sampler_of(parts.train, converse[0], seed)
+            validation = sampler_of(parts.validation, converse[0], None)
             how = parts.description + self._left_out([train, validation])
-            return self._skipping(train), validation, how
+            return OpenedSamplers(self._skipping(train), validation, {}, how)
+        places = _places(ends, tally)
         samplers = [
-            sampler_of(within(parts.train, *place), whole, seed)
-            for place, whole in zip(_places(ends, tally), converse, strict=True)
+            sampler_of(within(parts.train, *place), converses, seed)
+            for place, converses in zip(places, converse, strict=True)
         ]
         batch = BatchSizes(self._config.batch)
         mixture = mixture_of(data, batch, [sampler.num_sequences for sampler in samplers])
         last = batch.before(self._config.run.steps + 1) - 1
         mixture.require(int(places_after_skips([last], data.skip)[0]) + 1)
-        how = parts.description + self._left_out([*samplers, validation])
-        return self._skipping(MixtureSampler(samplers, mixture)), validation, how
+        of_sources = dict[int, SourceSampler]()
+        for number, (place, converses) in enumerate(zip(places, converse, strict=True)):
+            with suppress(DataError):  # too little is held out of this source
+                held_out = sampler_of(within(parts.validation, *place), converses, None)
+                of_sources |= {number: held_out} if held_out.num_sequences else {}
+        weights = first_weights(data, batch)
+        weighted = {number: sampler for number, sampler in of_sources.items() if weights[number]}
+        validation: SourceSampler | HeldOutMixture
+        if weighted:
+            validation = HeldOutMixture([*weighted.values()], [weights[number] for number in weighted])
+        else:  # no source has a sequence of its own held out
+            validation = sampler_of(parts.validation, all(converse), None)
+        how = parts.description + self._left_out([*samplers, *of_sources.values()])
+        return OpenedSamplers(self._skipping(MixtureSampler(samplers, mixture)), validation, of_sources, how)
 
     def _sampler(
         self,
@@ -131,24 +180,6 @@ class PreparedCorpus:
         if data.documents == "packed":
             return PackedSampler(text, data.sequence, seed, self._order, whole)
         return Sampler(text, data.sequence, seed, self._order)
-
-    def _validation_of_sources(
-        self, tokens: np.ndarray, ends: np.ndarray, tally: ReadCounts, unscored: np.ndarray | None
-    ) -> dict[str, SourceSampler]:
-        """Return what is held out of each source by its path, of those that have a sequence of it."""
-        data = self._config.data
-        if not self._config.run.eval_sources or not data.sources:
-            return {}
-        held_out = self._split(len(tokens), ends, tally.training).validation
-        samplers = {}
-        for source, place in zip(data.sources, _places(ends, tally)):
-            converse = SOURCES.find(source.source).converse is not None
-            stretches = within(held_out, *place)
-            if len(stretches):
-                sampler = self._sampler(tokens, ends, unscored, stretches, converse, None)
-                if sampler.num_sequences:
-                    samplers[_name_of(source, samplers)] = sampler
-        return samplers
 
     def _skipping(self, sampler: SourceSampler | MixtureSampler) -> Samplers:
         skip = self._config.data.skip
@@ -183,8 +214,11 @@ def _places(ends: np.ndarray, tally: ReadCounts) -> list[tuple[int, int]]:
     return list(zip([0, *lasts], lasts, strict=False))
 
 
-def _name_of(source: DataSource, taken: Collection[str]) -> str:
-    """Return the last part of a source's path, with a number where another has it."""
-    path = source.path if isinstance(source.path, str) else source.path[0]
-    name = Path(path).name or source.source
-    return name if name not in taken else f"{name}-{len(taken) + 1}"
+def _named(sources: Sequence[DataSource], samplers: Mapping[int, SourceSampler]) -> dict[str, SourceSampler]:
+    """Return samplers by the last part of their source's path, with a number where another has it."""
+    found = dict[str, SourceSampler]()
+    for number, sampler in samplers.items():
+        path = sources[number].path
+        name = Path(path if isinstance(path, str) else path[0]).name or sources[number].source
+        found[name if name not in found else f"{name}-{len(found) + 1}"] = sampler
+    return found

@@ -141,7 +141,7 @@ class Opening:
                     "preparing the tokens", lambda: self._prepare(newest, prepared), self.tokenizer.help
                 )
                 prepared.copies = world.on_first_rank(
-                    "looking for copies of held-out documents", prepared.find_copies
+                    "looking for copies of held-out documents", lambda: prepared.find_copies(keep=True)
                 )
                 world.on_first_rank("keeping the tokenizer", self._keep_tokenizer)
                 corpora = world.on_every_rank("opening the tokens", lambda: self._corpora(newest, prepared))
@@ -277,7 +277,7 @@ class Opening:
                 )
             if ends.size:
                 separator(self.config.data, self.vocabulary)
-            train, _, _ = prepared.samplers(tokens, ends, description.tally)
+            train = prepared.samplers(tokens, ends, description.tally).train
             require_same_past(newest, self.config, self.rundir.checkpoints, train)
 
         data = self.config.data

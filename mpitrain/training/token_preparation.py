@@ -5,7 +5,7 @@ else run.dir/data  where the run of this configuration finds them
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,15 @@ from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World, connect
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.corpus import corpus_of
+from mpitrain.data.permutation import FEISTEL
 from mpitrain.data.preparation import Reporter, prepare, prepare_store
+from mpitrain.data.tokenizer import vocabulary_of
 from mpitrain.data.tokens import describe, keep_tokenizer, num_prepared
-from mpitrain.errors import InputError, StoppedEarly
+from mpitrain.errors import DataError, InputError, StoppedEarly
 from mpitrain.inputs import shown
 from mpitrain.plan.settings.resolve import require_vocabulary
 from mpitrain.training.agreement import attempt, require_same_configuration
+from mpitrain.training.corpora import PreparedCorpus
 from mpitrain.training.prepare import begun_from_init, tokenizer_or_copy
 from mpitrain.training.tokenizing import OneTokenizer
 
@@ -84,6 +87,10 @@ class _Preparation:
         """Prepare the tokens, and say what they are."""
         data = self._config.data
         folder = self._in_store() if data.tokens else self._in_run_dir()
+        with suppress(DataError):  # too short for data.sequence, which a run may change
+            PreparedCorpus(self._config, folder, vocabulary_of(self._tokenizer.whole), FEISTEL).find_copies(
+                keep=True
+            )
         found = describe(folder)
         self._say(f"text: {found.tally.describe(found.count)}")
         size = np.dtype(found.dtype).itemsize

@@ -9,6 +9,7 @@ from mpitrain.actor.step_work import StepRequests
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.world import World
 from mpitrain.data.batch_sizes import BatchSizes
+from mpitrain.data.mixture import HeldOutMixture
 from mpitrain.data.packed_rows import SourceSampler
 from mpitrain.training.early_exit import HURRY, LEAVE, STAY, Leaving
 from mpitrain.training.run_opening import PreparedRun
@@ -64,7 +65,7 @@ class Validation:
             line["evaluations"] = {name: dict(loss=of_source) for name, of_source in sources.items()}
         return line
 
-    def _mean_loss(self, step: int, sampler: SourceSampler, most: int) -> float:
+    def _mean_loss(self, step: int, sampler: SourceSampler | HeldOutMixture, most: int) -> float:
         """Return the mean loss of the first sequences, `most` of them; of fewer if a rank is in a hurry."""
         requests = self._guard.requests
         urgency = self._leaving.urgency if step else lambda: LEAVE if requests.why() else STAY

@@ -1,11 +1,18 @@
-"""`mpitrain data show`: the tokens that a step has read are those of the run's own batches."""
+"""`mpitrain data show`: the tokens that a step has read are those of the run's own batches.
+
+MPITRAIN_EFFORT=50 looks at 50 random steps of packed rows on each of four layouts, at three by default.
+"""
 
 import json
+import random
+from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import MPITRAIN, mpirun, tail
-from test_run_mixture import run, written
+import recorded_batches
+from effort import numbers
+from launch import MPITRAIN, mpirun, run_commands, tail
+from test_run_mixture import DOCUMENTS, run, run_words, written
 
 from mpitrain.data.tokens import open_ends, open_tokens
 
@@ -16,6 +23,8 @@ LAYOUTS = {  # settings, the rank that is recorded, and steps of an earlier star
     "resumed": ({"parallel_dp": 2, "data_order": "sorted"}, 1, 2),
 }
 STEP = 4
+STEPS = numbers(range(3), 50)  # of which documents are shown
+PACKED = dict(data_documents="packed", data_sequence=64, batch_growth="[[4,16]]", run_eval_every=0)
 
 
 def shown(run_dir, *words):
@@ -59,3 +68,54 @@ def test_lines_name_the_place_and_refuse_steps_that_are_not_done(tmp_path):
     ):
         done = mpirun(1, MPITRAIN, "data", "show", str(tmp_path / "run"), *words)
         assert done.returncode == 2 and message in done.output, tail(done.output)
+
+
+@pytest.mark.parametrize("axis", ["dp", "cp", "pp", "tp"])
+def test_packed_documents_that_are_shown_are_those_of_the_batches(tmp_path, axis):
+    """Inputs and targets of every microbatch follow from the parts that are shown, and from nothing else."""
+    run_dir, batches = tmp_path / "run", tmp_path / "batches"
+    batches.mkdir()
+    settings = {**PACKED, f"parallel_{axis}": 2, "run_steps": len(STEPS) + 5, "run_eval_batches": 1}
+    words = ("run", *run_words(written(tmp_path), run_dir, **settings))
+    program, env = Path(recorded_batches.__file__), {"BATCHES": str(batches)}
+    (done,) = run_commands(2, words, program=program, env=env)
+    assert done.returncode == 0, tail(done.output)
+    dice = random.Random(axis)
+    steps = sorted(dice.sample(range(1, len(STEPS) + 6), len(STEPS)))
+    chosen = [(step, dice.randrange(2)) for step in steps]
+    commands = [
+        ("data", "show", str(run_dir), "--step", str(step), "--rank", str(rank), "--json")
+        for step, rank in chosen
+    ]
+    for (step, rank), done in zip(chosen, run_commands(1, *commands, timeout=300), strict=True):
+        assert done.returncode == 0, tail(done.output)
+        found = json.loads(done.output)
+        batch = np.load(batches / f"{step}-{rank}.npz")
+        inputs, targets = rows_of(found)
+        assert {*batch} >= {"documents"} and {*batch} & {"tokens", "targets"}
+        assert "tokens" not in batch or batch["tokens"].tolist() == inputs
+        assert "targets" not in batch or batch["targets"].tolist() == targets
+        for part in (part for sequence in found["sequences"] for part in sequence["parts"]):
+            assert part["text"] == text_of(tmp_path, part)
+
+
+def rows_of(found):
+    """Return the inputs and the targets of the rows that are shown, at the positions of the rank."""
+    inputs, targets = [], []
+    for sequence in found["sequences"]:
+        row = [token for part in sequence["parts"] for token in part["tokens"]]
+        nexts = [next for part in sequence["parts"] for next in (*part["tokens"][1:], -1)]
+        length = PACKED["data_sequence"]
+        row += [0] * (length - len(row))
+        nexts += [-1] * (length - len(nexts))
+        positions = range(length) if found["positions"] is None else found["positions"]
+        inputs.append([row[position] for position in positions])
+        targets.append([nexts[position] for position in positions])
+    return inputs, targets
+
+
+def text_of(folder, part):
+    """Return the text of a part, from the documents that were written; an end of text is NUL."""
+    names = [str(folder / name) for name in ("megatron", "jsonl", "datatrove")]
+    document = DOCUMENTS[names.index(part["source"]) + 3 * part["document"]]
+    return (bytes(document) + b"\0")[part["offset"] :][: len(part["tokens"])].decode()

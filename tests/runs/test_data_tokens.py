@@ -24,6 +24,7 @@ from mpitrain.data.tokens import describe, num_prepared, open_ends, open_tokens
 from mpitrain.errors import DataError, StoppedEarly
 
 BYTES = load_tokenizer("bytes")
+FILES = ["ends.bin", "tokens.bin", "tokens.json", "verified.json"]
 
 
 @pytest.fixture
@@ -46,7 +47,12 @@ def test_documents_are_joined_by_end_of_text(corpus, tmp_path):
     tokens = open_tokens(tmp_path / "run" / "data")
     assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint8 and not tokens.flags.writeable
     assert tokens.tobytes() == "one\0zwölf".encode()
-    assert sorted(os.listdir(tmp_path / "run" / "data")) == ["ends.bin", "tokens.bin", "tokens.json"]
+    assert sorted(os.listdir(tmp_path / "run" / "data")) == [
+        "ends.bin",
+        "tokens.bin",
+        "tokens.json",
+        "verified.json",
+    ]
 
 
 def ends_of(folder):
@@ -188,7 +194,7 @@ def test_prepare_killed_between_its_two_files_starts_again(corpus, tmp_path):
     prepare(Corpus("text", corpus), BYTES, folder)
     (folder / "tokens.json").rename(folder / "tokens.json.tmp")
     prepare(Corpus("text", corpus), BYTES, folder)
-    assert sorted(os.listdir(folder)) == ["ends.bin", "tokens.bin", "tokens.json"]
+    assert sorted(os.listdir(folder)) == FILES
 
 
 def test_full_disk_names_the_folder(corpus, tmp_path):
@@ -318,6 +324,7 @@ def test_drafts_are_not_written_through_a_link(corpus, tmp_path):
 def test_tokens_that_cannot_be_read_are_an_error(corpus, tmp_path, monkeypatch):
     """Running as root, permissions refuse nothing: the disk fails instead."""
     prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
+    (tmp_path / "data/verified.json").unlink()  # or else they aren't read
 
     def fail(*_, **__):
         raise OSError(5, "Input/output error")
@@ -365,7 +372,7 @@ def assert_whole(folder, tmp_path):
     """
     assert (folder / "tokens.bin").read_bytes() == (tmp_path / "whole" / "tokens.bin").read_bytes()
     assert (folder / "tokens.json").read_bytes() == (tmp_path / "whole" / "tokens.json").read_bytes()
-    assert sorted(os.listdir(folder)) == ["ends.bin", "tokens.bin", "tokens.json"]
+    assert sorted(os.listdir(folder)) == FILES
 
 
 @pytest.mark.parametrize("documents", [1, 7, 31, 32, 33, 63])

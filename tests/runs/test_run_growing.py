@@ -1,7 +1,7 @@
 """A batch and rows that grow, weights that change, a source that ends, an epoch's end: no bit changes
 by restarts.
 
-MPITRAIN_EFFORT=10 restarts ten times in a row; by default twice.
+MPITRAIN_EFFORT=10 restarts ten times in a row, with packed documents, too; by default twice.
 """
 
 import json
@@ -12,12 +12,19 @@ from itertools import accumulate
 from pathlib import Path
 
 import loss_spikes
+import numpy as np
+import pytest
 from effort import numbers
 from launch import MPITRAIN, mpirun, run_commands, run_tiny, tail, tiny, write_text
 from test_run_mixture import DOCUMENTS, losses, run, written
 
+from mpitrain.cluster.rundir import read_config
+from mpitrain.data.tokenizer import load_tokenizer, vocabulary_of
+from mpitrain.training.corpora import PreparedCorpus
+
 RESTARTS = numbers(range(2), 10)
 STEPS = max(8, len(RESTARTS) + 4)
+WAYS = ("joined", "packed") if len(RESTARTS) > 2 else ("joined",)
 GROWTH = '[["256",24],[6,48]]'  # from step 3 on: two steps have read so many tokens
 LENGTHS = '[[1,4],[4,8],["1.5K",16]]'  # from step 7 on
 SIZES = [8] * 2 + [24] * 3 + [48] * (STEPS - 5)
@@ -42,6 +49,20 @@ print(steps)
 """
 
 
+def events(run_dir, count):
+    """Return what happens to the sources in the first sequences of a run."""
+    config = read_config(run_dir / "config.toml")
+    vocabulary = vocabulary_of(load_tokenizer("bytes"))
+    train = PreparedCorpus(config, run_dir / "data", vocabulary, "feistel").corpora().train
+    phases = [phase for phase in train.mixture.phases if phase.begin < count]
+    places = train.mixture.places(np.arange(count))
+    changes = {phase.shares.weights for phase in phases if len(phase.sources) == len(train.sizes)}
+    found = {f"{len(changes)} changes of weights"}
+    found |= {"a source ends"} if len(phases[-1].sources) < len(train.sizes) else set()
+    over = (places.numbers >= np.array(train.sizes)[places.sources]).any()
+    return found | ({"an epoch ends"} if over else set())
+
+
 def read_tokens(run_dir):
     return [line["read"] for line in steps_of(run_dir)]
 
@@ -51,15 +72,22 @@ def steps_of(run_dir):
     return [line for line in lines if line["step"]]
 
 
-def test_restarts_in_a_row_have_the_bits_of_a_run_without(tmp_path):
-    config = written(tmp_path, change=("[4, 3]", "[4, 3], [7, 1]"), documents=DOCUMENTS[:30])
-    whole = growing(config, tmp_path / "whole", STEPS)
+@pytest.mark.parametrize("documents", WAYS)
+def test_restarts_in_a_row_have_the_bits_of_a_run_without(tmp_path, documents):
+    change = ("[4, 3]", '[4, 3], ["1.2K", 2], [8, 1]')  # the second from step 6 on
+    config = written(tmp_path, change=change, documents=DOCUMENTS[:30])
+    whole = growing(config, tmp_path / "whole", STEPS, data_documents=documents)
     assert whole.returncode == 0, tail(whole.output)
     assert read_tokens(tmp_path / "whole") == [16 * read for read in accumulate(SIZES)]
+    assert events(tmp_path / "whole", sum(SIZES)) == {
+        "a source ends",
+        "an epoch ends",
+        "3 changes of weights",
+    }
     dice = random.Random(58)
     stops = sorted(dice.sample(range(1, STEPS), len(RESTARTS)))
     for steps in stops:
-        done = growing(config, tmp_path / "again", steps, dice.choice((1, 2)))
+        done = growing(config, tmp_path / "again", steps, dice.choice((1, 2)), data_documents=documents)
         assert done.returncode == 0, tail(done.output)
     stepped = mpirun(1, sys.executable, "-c", STEPPED, str(config), str(tmp_path / "again"), str(STEPS))
     assert stepped.returncode == 0, tail(stepped.output)

@@ -32,10 +32,15 @@ def written(folder, name="config.toml", change=("", ""), documents=DOCUMENTS):
 
 
 def run(num_ranks, config, run_dir, *more, **changes):
+    return mpirun(num_ranks, MPITRAIN, "run", *run_words(config, run_dir, *more, **changes))
+
+
+def run_words(config, run_dir, *more, **changes):
+    """Return the arguments of `mpitrain run`."""
     dotted = {key.replace("_", ".", 1): value for key, value in changes.items()}
     settings = {key: value for key, value in TINY.items() if key not in ("data.source", "data.path")}
     words = options({**settings, "run.dir": run_dir, "data.sequence": 16, **dotted})
-    return mpirun(num_ranks, MPITRAIN, "run", str(config), *more, *words)
+    return (str(config), *more, *words)
 
 
 def losses(run_dir):
@@ -84,11 +89,11 @@ def test_what_is_wrong_with_a_mixture_is_refused(tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-def test_each_source_is_validated_as_if_it_stood_first(tmp_path):
-    """Initial weights are the same for both orders, and validation begins with the first source."""
-    for name, text in (("a", "abc def " * 400), ("b", "1 22 333 4444 " * 200)):
+def test_a_mixture_is_validated_with_its_sources_by_their_weights_in_any_order(tmp_path):
+    """Initial weights are the same for both orders, and so are all windows of a source."""
+    for name, text in (("a", "abc def " * 400), ("b", "12 3456 " * 350)):
         (tmp_path / f"{name}.txt").write_text(text)
-    tables = [f'[[data.sources]]\npath = "{tmp_path}/{name}.txt"\n' for name in "ab"]
+    tables = [f'[[data.sources]]\npath = "{tmp_path}/{name}.txt"\nweight = {w}\n' for name, w in ("a3", "b1")]
     lines = []
     for name, order in (("ab", tables), ("ba", tables[::-1])):
         config = tmp_path / f"{name}.toml"
@@ -98,12 +103,13 @@ def test_each_source_is_validated_as_if_it_stood_first(tmp_path):
         assert done.returncode == 0, tail(done.output)
         first = (tmp_path / name / "metrics.jsonl").read_text().splitlines()[0]
         lines.append(json.loads(first))
-    first, second = (line["evaluations"] for line in lines)
-    assert first["a.txt"]["loss"] == lines[0]["val_loss"]
-    assert second["b.txt"]["loss"] == lines[1]["val_loss"]
-    assert set(first) == set(second) == {"a.txt", "b.txt"}
-    for name in first:  # what is held out differs by a few tokens
-        assert first[name]["loss"] == pytest.approx(second[name]["loss"], rel=1e-2)
-    assert first["a.txt"]["loss"] != pytest.approx(first["b.txt"]["loss"], rel=1e-2)
+    losses = []
+    for line in lines:  # what is held out differs by a few tokens
+        of_sources = line["evaluations"]
+        assert set(of_sources) == {"a.txt", "b.txt"}
+        losses.append([of_sources[name]["loss"] for name in ("a.txt", "b.txt")])
+        assert line["val_loss"] == pytest.approx(0.75 * losses[-1][0] + 0.25 * losses[-1][1], rel=1e-6)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+    assert losses[0][0] != pytest.approx(losses[0][1], rel=1e-3)
     header = (tmp_path / "ab/loggers/csv/metrics.csv").read_text().splitlines()[0]
     assert "eval/a.txt/loss" in header.split(",")

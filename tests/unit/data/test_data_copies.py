@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mpitrain.data import split as split_module
 from mpitrain.data.copies import copies_of
 from mpitrain.data.split import Split, split, without
 
@@ -70,6 +71,19 @@ def test_what_is_left_to_train_on_has_no_token_of_them():
     assert after.description.endswith(
         f"; {len(copies)} documents that are copies of them are left out of training"
     )
+
+
+def test_parts_are_taken_out_of_stretches_as_out_of_sets_of_tokens():
+    dice = np.random.default_rng(1)
+    for _ in range(300):
+        cuts, others = (np.unique(dice.integers(0, 40, 2 * dice.integers(1, 9))) for _ in range(2))
+        stretches, parts = (one[: len(one) // 2 * 2].reshape(-1, 2) for one in (cuts, others))
+        left = split_module._minus(stretches, parts)
+        tokens = [token for begin, end in left.tolist() for token in range(begin, end)]
+        taken = {token for begin, end in parts.tolist() for token in range(begin, end)}
+        whole = [token for begin, end in stretches.tolist() for token in range(begin, end)]
+        assert tokens == [token for token in whole if token not in taken]
+        assert (left[:, 0] < left[:, 1]).all()
 
 
 def _within(stretches, begin, end):

@@ -10,7 +10,16 @@ from conftest import WITH_LONG
 from mpitrain.config import Batch, Data, DataSource
 from mpitrain.data import mixture as mixture_module
 from mpitrain.data.batch_sizes import BatchSizes
-from mpitrain.data.mixture import Blend, Mixture, MixtureSampler, Shares, in_integers, weights_by_step
+from mpitrain.data.mixture import (
+    Blend,
+    HeldOutMixture,
+    Mixture,
+    MixtureSampler,
+    Shares,
+    first_weights,
+    in_integers,
+    weights_by_step,
+)
 from mpitrain.data.order import Sampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DataError
@@ -174,3 +183,23 @@ def test_ranks_read_what_one_rank_reads_after_any_restart(ranks):
             firsts = range(step * 8, step * 8 + 8, local)
             read += [sampler.sequences(range(first, first + local)) for first in firsts]
     assert (np.concatenate(read) == whole).all()
+
+
+def test_held_out_sequences_come_by_weights_and_none_twice():
+    """Held against weights of 3 : 1; what fills a batch after the last sequence is the first ones again."""
+    texts = [np.arange(1000 * n, 1000 * n + 4 * size + 1) for n, size in enumerate((30, 50, 9))]
+    held_out = HeldOutMixture([Sampler(text, 4) for text in texts], (3.0, 1.0, 1.0))
+    first = held_out.sequences(range(10))[:, 0]
+    assert np.bincount(first // 1000).tolist() == [6, 2, 2]
+    assert [first[first // 1000 == n].tolist() for n in (0, 2)] == [[*range(0, 24, 4)], [2000, 2004]]
+    whole = held_out.sequences(range(93))[:, 0].tolist()
+    assert held_out.num_sequences == len(set(whole)) == 89 and whole[89:] == whole[:4]
+
+
+def test_validation_keeps_the_first_weights_of_sources():
+    sources = (
+        DataSource(path="a", weight=2.0),
+        DataSource(path="b", weight=((1, 0.0), (5, 3.0), ("2K", 0.5))),
+        DataSource(path="c", weight=0.0),
+    )
+    assert first_weights(Data(sequence=16, sources=sources), BatchSizes(Batch(global_=10))) == [2, 3, 0]

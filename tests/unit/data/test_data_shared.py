@@ -63,9 +63,10 @@ def test_another_run_takes_them_without_reading_the_text_again(corpus, tmp_path,
     assert said == [
         f"data.tokens: {published(tmp_path / 'shared')} has the tokens of this text and tokenizer"
     ]
-    assert sorted(os.listdir(tmp_path / "b")) == ["ends.bin", "tokens.bin", "tokens.json"]
+    assert sorted(os.listdir(tmp_path / "b")) == ["ends.bin", "tokens.bin", "tokens.json", "verified.json"]
     assert run(corpus, tmp_path / "b", tmp_path / "shared") == []  # whose own they are by now
-    assert sorted(os.listdir(published(tmp_path / "shared"))) == ["ends.bin", "tokens.bin", "tokens.json"]
+    left = sorted(name.partition("-")[0] for name in os.listdir(published(tmp_path / "shared")))
+    assert left == ["ends.bin", "from", "tokens.bin", "tokens.json", "verified.json"]
 
 
 def test_the_content_says_whether_it_is_the_same_text(corpus, tmp_path, count_reads):
@@ -216,4 +217,5 @@ def test_runs_that_start_at_once_do_not_write_over_each_other(tmp_path):
         published(tmp_path / "shared"),
     ]:
         assert contents(folder) == whole
-    assert sorted(os.listdir(published(tmp_path / "shared"))) == ["ends.bin", "tokens.bin", "tokens.json"]
+    left = sorted(name.partition("-")[0] for name in os.listdir(published(tmp_path / "shared")))
+    assert left == ["ends.bin", "from", "tokens.bin", "tokens.json", "verified.json"]

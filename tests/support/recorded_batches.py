@@ -1,0 +1,41 @@
+"""Runs of mpitrain that write down every batch that a rank computes a step with.
+
+Commands as tests/support/command_sequence.py takes them; BATCHES in the environment is the folder.
+
+    mpirun -n 2 python recorded_batches.py FOLDER '[["run", ...], ...]'
+
+BATCHES/STEP-RANK.npz has what the rank's microbatches hold, row after row: `tokens` on a first stage,
+`targets` on a last one, and `documents`.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import command_sequence
+import numpy as np
+import torch
+
+from mpitrain.actor.actor import Actor
+
+
+def main() -> None:
+    """Write a step's microbatches before the step runs."""
+    run_step = Actor.run_step
+
+    def recorded(actor: Actor, step: int, microbatches, *given, **more):
+        columns = {}
+        for name in ("tokens", "targets", "documents"):
+            parts = [getattr(microbatch, name) for microbatch in microbatches]
+            if parts[0] is not None:
+                columns[name] = torch.cat(parts).cpu().numpy()
+        np.savez(Path(os.environ["BATCHES"]) / f"{step}-{actor.mesh.rank}", **columns)
+        return run_step(actor, step, microbatches, *given, **more)
+
+    Actor.run_step = recorded
+
+
+if __name__ == "__main__":
+    main()
+    command_sequence.main(Path(sys.argv[1]), json.loads(sys.argv[2]))
