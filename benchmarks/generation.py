@@ -11,7 +11,7 @@ each time. Load of weights and tokenizer isn't in it. Without transformers insta
     ratio        of theirs' seconds over ours in the same turn, median: above 1, ours is faster; the same of
                  processor time
     same tokens  whether both texts are the same; in 16 bits they needn't be
-    anew         a token computed with the whole text before it, as without a cache, the last one, of
+    uncached     a token computed with the whole text before it, as without a cache, the last one, of
                  processor time
 """
 
@@ -153,7 +153,9 @@ def main() -> None:
                 took, texts[name] = timed(write, prompt, given.tokens)
                 seconds[name].append(took)
         whole = [*prompt, *texts["mpitrain"]][:-1]
-        anew = [timed(text_by_ours(stage, length, cached=False), whole, 1)[0].cpu for _ in range(given.turns)]
+        uncached = [
+            timed(text_by_ours(stage, length, cached=False), whole, 1)[0].cpu for _ in range(given.turns)
+        ]
     sizes = f"prompt {given.prompt}, {given.tokens} new tokens, {given.turns} turns"
     print(f"{given.preset}, {given.dtype}, {sizes}")
     for name, each in seconds.items():
@@ -163,7 +165,7 @@ def main() -> None:
         walls, cpus = ([b / a for a, b in zip(*kinds)] for kinds in zip(*(zip(*x) for x in seconds.values())))
         print(f"ratio         {median_and_range(walls)}, of processor time {median_and_range(cpus)}")
         print(f"same tokens   {texts['mpitrain'] == texts['transformers']}")
-    print(f"anew          {statistics.median(anew) * 1e3:6.0f} ms a token")
+    print(f"uncached      {statistics.median(uncached) * 1e3:6.0f} ms a token")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from mpitrain.cluster.status_board import BUSY
 from mpitrain.parallel.microbatch import Microbatch
 
 
-def practise(actor: Actor, step: int, microbatches: list[Microbatch]) -> None:
+def warm_up(actor: Actor, step: int, microbatches: list[Microbatch]) -> None:
     """Walk through a validation and through step `step`, but for its update. Collective over all ranks."""
     scale = actor.loss_scale.state
     with _patiently(actor), actor.place.at("build", "compiling", BUSY):

@@ -28,7 +28,7 @@ from mpitrain.training.checks.checks import Checks
 from mpitrain.training.checks.comm_report import Ledger
 from mpitrain.training.checks.spikes import Spikes
 from mpitrain.training.checks.stragglers import Stragglers
-from mpitrain.training.compile_warmup import practise
+from mpitrain.training.compile_warmup import warm_up
 from mpitrain.training.early_exit import HURRY, STAY, Leaving
 from mpitrain.training.machine.device_placement import DevicePlacement
 from mpitrain.training.machine.peak_flops import peak_of_all
@@ -135,7 +135,7 @@ class Trainer:
             self.report.say(line)
         self.report.say(self.leaving.announced())
         if self.actor.compiled and self.counts.step < self.config.run.steps:
-            practise(
+            warm_up(
                 self.actor,
                 self.counts.step + 1,
                 self.rows.microbatches(self.corpora.train, self.counts.sequences),

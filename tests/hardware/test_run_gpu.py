@@ -36,7 +36,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("device", "num_ranks"), CASES, indirect=["device"])
-def test_a_run_that_was_stopped_goes_on_with_the_bits_of_one_that_was_not(tmp_path, device, num_ranks):
+def test_a_run_that_was_stopped_resumes_with_the_bits_of_one_that_was_not(tmp_path, device, num_ranks):
     text = write_text(tmp_path / "text.txt")
 
     def run(name, steps):

@@ -30,7 +30,7 @@ def cluster(tmp_path_factory):
 
 
 @pytest.mark.parametrize("launch", LAUNCHERS)
-def test_a_job_comes_again_until_it_is_done(cluster, tmp_path, launch):
+def test_a_job_restarts_until_it_is_done(cluster, tmp_path, launch):
     training = Training(cluster, tmp_path, launch)
     for number in (1, 2):
         training.wait_for_end(number, code=75)  # its time
@@ -67,9 +67,7 @@ def test_a_job_comes_again_until_it_is_done(cluster, tmp_path, launch):
 
 
 @pytest.mark.parametrize("launch", ["srun --mpi=none"])
-def test_a_launcher_that_starts_singletons_is_refused_and_the_job_doesnt_come_again(
-    cluster, tmp_path, launch
-):
+def test_a_launcher_that_starts_singletons_is_refused_and_the_job_doesnt_restart(cluster, tmp_path, launch):
     training = Training(cluster, tmp_path, launch)
     cluster.wait_for(
         "the end of the job", lambda: cluster.state(training.job) in ENDED, LIMIT_S + 60, training.console

@@ -145,7 +145,7 @@ def come_again(trainings: list[Training], before: list[dict[int, str]], starts: 
         )
 
 
-def test_a_job_that_is_signalled_or_loses_its_node_comes_again_and_one_that_is_cancelled_doesnt(
+def test_a_job_that_is_signalled_or_loses_its_node_restarts_and_one_that_is_cancelled_doesnt(
     cluster, groups, request
 ):
     by_shell = ["--batch"] * ("mpirun" in request.node.callspec.params["groups"])
@@ -179,7 +179,7 @@ def test_a_job_that_is_signalled_or_loses_its_node_comes_again_and_one_that_is_c
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_job_whose_time_ends_in_any_phase_comes_again(cluster, tmp_path, launcher):
+def test_a_job_whose_time_ends_in_any_phase_restarts(cluster, tmp_path, launcher):
     """A rank takes 100 s for one call of a phase in each start; the second start has time for that."""
     trainings = {}
     try:
@@ -221,7 +221,7 @@ def num_steps_over(training: Training, least: int) -> bool:
     return lines_in(training.run_dir) > least
 
 
-def test_a_job_leaves_before_its_time_and_comes_again_and_what_outlives_it_is_killed(cluster, groups):
+def test_a_job_leaves_before_its_time_and_restarts_and_what_outlives_it_is_killed(cluster, groups):
     """A rank that is stopped whenever Slurm continues it neither hears nor leaves.
 
     After SIGTERM at the limit it is killed.

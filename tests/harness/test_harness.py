@@ -140,7 +140,7 @@ def test_a_test_that_starts_mpi_where_ranks_are_started_from_is_named(project, t
 
 
 @LONG
-def test_a_test_that_takes_longer_than_the_limit_shows_its_stacks_and_goes_on(project, tmp_path):
+def test_a_test_that_takes_longer_than_the_limit_shows_its_stacks_and_continues(project, tmp_path):
     """In a wait that has a limit of its own it shows nothing."""
     limit_s = short(2)  # in which a busy machine starts a job
     options = (

@@ -164,7 +164,7 @@ def as_signed(text):
     return lambda _: text
 
 
-def test_a_page_is_written_anew():
+def test_a_page_is_rewritten():
     page = ROOT / "README.md"  # stands for a page: nothing is written
     found = build.differences(page, build.plain_run, read=as_signed(PAGE))
     assert [(each.line, each.now) for each in found] == [

@@ -202,7 +202,7 @@ def test_what_cant_be_or_does_nothing_is_refused(changes, said):
     assert "\n" not in str(error.value) and "use " in str(error.value)
 
 
-def test_a_run_may_go_on_by_other_ways_but_not_with_other_numbers():
+def test_a_run_may_resume_by_other_ways_but_not_with_other_numbers():
     from mpitrain.plan.settings.identity import identity
 
     flat, by_nodes = (resolved(8, "parallel.ep=8", *more) for more in ((), ("comm.node_ranks=4",)))

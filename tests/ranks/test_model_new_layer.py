@@ -286,7 +286,7 @@ def test_flops_are_of_the_share_of_a_matrix_that_a_token_meets():
     assert product_flops([one_of_four, *norm("norm", WIDTH, EPS)]) == 6 * UNITS * WIDTH / 4
 
 
-def test_a_stage_ends_behind_a_whole_layer():
+def test_a_stage_ends_after_a_whole_layer():
     from mpitrain.errors import ConfigError
 
     with pytest.raises(

@@ -234,7 +234,7 @@ def test_bits_do_not_depend_on_where_a_parameter_is_cut(alone, given, dtype):
 
 @pytest.mark.parametrize("moments", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
-def test_a_restart_goes_on_with_the_same_bits(alone, name, moments):
+def test_a_restart_resumes_with_the_same_bits(alone, name, moments):
     """Muon's parts are cut only between ranks."""
     config = resolved(f"optimizer.name={name}", f"optimizer.moments={moments}")
     cuts = ((), ()) if name == "muon" else ((1, 3), (2,))

@@ -88,7 +88,7 @@ def stops_after(number):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.sizes(2, 4)
-def test_ranks_go_on_where_one_rank_or_all_have_stopped(world, given):
+def test_ranks_continue_where_one_rank_or_all_have_stopped(world, given):
     if world.rank == 0:
         tokenizer = load_tokenizer(given / "t.json")
         with pytest.raises(StoppedEarly):

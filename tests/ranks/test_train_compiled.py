@@ -128,16 +128,16 @@ def test_a_step_before_the_first_changes_nothing(world, settings):
 
     Not of weights, moments, the loss scale or the balance of experts.
     """
-    from mpitrain.training.compile_warmup import practise
+    from mpitrain.training.compile_warmup import warm_up
 
     states = []
 
-    def practised(actor, microbatches):
+    def warmed_up(actor, microbatches):
         states.append((actor.loss_scale.state, actor.place.limit_s, actor.progress.timeout_s))
-        practise(actor, 1, microbatches)
+        warm_up(actor, 1, microbatches)
         states.append((actor.loss_scale.state, actor.place.limit_s, actor.progress.timeout_s))
 
-    found = train(world, resolved(world, *settings.split()), before=practised)
+    found = train(world, resolved(world, *settings.split()), before=warmed_up)
     expected = trained(world, *settings.split())
     agree(
         world,

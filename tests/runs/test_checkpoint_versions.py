@@ -277,7 +277,7 @@ def test_what_lies_next_to_the_index_stays(old):
         rewrite_index(step)
 
 
-def test_no_index_is_written_anew_under_a_run(old):
+def test_no_index_is_rewritten_under_a_run(old):
     (old.parent / "config.toml").write_text("")
     lock = Lock(old.parent, lost=pytest.fail)
     lock.take(pytest.fail)

@@ -66,7 +66,7 @@ def test_it_is_said_on_the_stderr_of_the_launcher(tmp_path, to, how):
     assert said(tmp_path, to, how)[1] == []
 
 
-def test_in_a_file_the_launcher_writes_behind_it(tmp_path):
+def test_in_a_file_the_launcher_writes_after_it(tmp_path):
     assert said(tmp_path, "2> log", "allowed") == (["what happened", "the launcher"], [])
 
 

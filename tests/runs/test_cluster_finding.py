@@ -145,7 +145,7 @@ def test_nobody_waits_for_the_watchdog_of_ranks_that_left(job):
     assert job.said() == ""
 
 
-def test_ranks_of_another_job_go_on(job, node):
+def test_ranks_of_another_job_continue(job, node):
     job.begin(0, 1)
     node.begin(0, 1)
     node.wait_for_all()

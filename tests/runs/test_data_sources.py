@@ -122,7 +122,7 @@ def test_ids_have_the_token_before_each_document_that_the_tokenizer_puts_there(i
     assert open_tokens(tmp_path / "data").tobytes() == b"\1one\0\1two\0\1three\0\1five"
 
 
-def test_preparation_goes_on_within_a_file_of_ids(ids, tmp_path):
+def test_preparation_continues_within_a_file_of_ids(ids, tmp_path):
     prepare(Corpus(PLUGIN, ids), BYTES, tmp_path / "whole")
     stops = 0
     for most in (1, 2, 4):
@@ -184,7 +184,7 @@ def test_a_corpus_of_documents_without_anything_is_refused(tmp_path):
         list(documents(Corpus(PLUGIN, tmp_path / "a.ids")))
 
 
-def test_another_version_of_a_source_makes_tokens_anew(tmp_path, monkeypatch):
+def test_another_version_of_a_source_makes_tokens_again(tmp_path, monkeypatch):
     read = []
     all_documents = preparation_module.part_documents
     monkeypatch.setattr(
@@ -287,7 +287,7 @@ def test_tokens_that_name_a_plug_in_load_none(theirs, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["--set", pytest.param("variable", marks=LONG)])
-def test_a_run_goes_on_with_a_plug_in_that_the_user_names_in_this_command(theirs, tmp_path, way):
+def test_a_run_resumes_with_a_plug_in_that_the_user_names_in_this_command(theirs, tmp_path, way):
     run = tmp_path / "run"
     shutil.copytree(theirs / "run", run)
     words = options({"run.dir": run, "run.steps": 3} | ({"data.source": PLUGIN} if way == "--set" else {}))

@@ -94,7 +94,7 @@ def test_ends_that_are_none_are_refused_though_the_digest_is_right(corpus, tmp_p
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "other"])
-def test_damaged_ends_are_made_anew(corpus, tmp_path, damage):
+def test_damaged_ends_are_made_again(corpus, tmp_path, damage):
     prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
     file = tmp_path / "data" / "ends.bin"
     whole = file.read_bytes()
@@ -153,7 +153,7 @@ def test_same_corpus_is_not_read_again(corpus, tmp_path, forbid_reading):
 
 
 @pytest.mark.parametrize("damage", ["corpus", "tokens", "length", "description"])
-def test_changed_corpus_or_damaged_tokens_are_made_anew(corpus, tmp_path, damage):
+def test_changed_corpus_or_damaged_tokens_are_made_again(corpus, tmp_path, damage):
     folder = tmp_path / "data"
     prepare(Corpus("text", corpus), BYTES, folder)
     if damage == "corpus":
@@ -376,7 +376,7 @@ def assert_whole(folder, tmp_path):
 
 
 @pytest.mark.parametrize("documents", [1, 7, 31, 32, 33, 63])
-def test_preparation_goes_on_where_it_was_left(lines, tmp_path, documents):
+def test_preparation_continues_where_it_was_left(lines, tmp_path, documents):
     """Every start prepares some documents and is asked to leave; 64 of 80 lines have a text, 32 in
     each file.
     """
@@ -440,13 +440,13 @@ def test_kept_tokens_are_checked(lines, tmp_path, damage):
         draft.symlink_to(tmp_path / "elsewhere")
     each = stops_after(1000)
     prepare(Corpus("jsonl", lines), BYTES, folder, report=Reporter(each))
-    anew = len([what for what in each.seen if what.startswith("preparing")]) == 64
-    assert anew is (damage != "longer")
+    again = len([what for what in each.seen if what.startswith("preparing")]) == 64
+    assert again is (damage != "longer")
     assert_whole(folder, tmp_path)
     assert damage != "link" or (tmp_path / "elsewhere").read_bytes() == content
 
 
-def test_kept_tokens_of_another_corpus_are_made_anew(lines, tmp_path):
+def test_kept_tokens_of_another_corpus_are_made_again(lines, tmp_path):
     with pytest.raises(StoppedEarly):
         prepare(Corpus("jsonl", lines), BYTES, tmp_path / "data", report=Reporter(stops_after(40)))
     (lines / "a.jsonl").write_text('{"text": "another"}')

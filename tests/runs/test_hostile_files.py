@@ -360,7 +360,7 @@ READ = [
 ]
 
 
-def test_a_run_goes_on_or_refuses_it_once(run_dir, tmp_path):
+def test_a_run_resumes_or_refuses_it_once(run_dir, tmp_path):
     """In the same ranks, one after the other.
 
     What is refused is as it was, and nothing outside is read or written.

@@ -604,7 +604,7 @@ def test_generate_reports_it_once(run_dir, tmp_path, number):
     reported(case, "generate", case.run, "--prompt", "def ", "--tokens", 3)
 
 
-def test_a_run_goes_on_from_the_step_before(run_dir, tmp_path):
+def test_a_run_resumes_from_the_step_before(run_dir, tmp_path):
     """Its trainer says so, and goes on."""
     shutil.copytree(run_dir, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"

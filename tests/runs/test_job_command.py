@@ -446,7 +446,7 @@ def ended(process, script, signals=()):
         ("lsf", 2, [], 2, False),
     ],
 )
-def test_a_job_ends_as_its_run_does_and_comes_again_where_that_helps(
+def test_a_job_ends_as_its_run_does_and_restarts_where_that_helps(
     folder, kind, code, signals, expected, again
 ):
     found, said = ended(*submitted(folder, kind, code, 100 if signals else 0), signals)
@@ -584,7 +584,7 @@ def test_tokens_are_progress(steps, tokens, again):
     assert judge(steps, 100, tokens).again is again
 
 
-def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_three_times(folder, tmp_path):
+def test_a_start_that_prepares_tokens_restarts_and_one_that_does_nothing_three_times(folder, tmp_path):
     text = tmp_path / "texts"
     text.mkdir()
     for number in range(6):

@@ -70,7 +70,7 @@ def test_joined_is_the_default_and_another_training(corpus, one_rank):
     assert counts[0] == counts[1]
 
 
-def test_a_run_of_separate_documents_does_not_go_on_with_joined_ones(ended):
+def test_a_run_of_separate_documents_does_not_resume_with_joined_ones(ended):
     done = ended["goes on"]
     assert done.returncode == 2, tail(done.output)
     assert "data.documents = 'separate', this one has 'joined'" in done.output, tail(done.output)

@@ -63,7 +63,7 @@ def test_same_bits_with_the_experts_on_as_many_ranks(tmp_path, text, whole):
         ),
     ],
 )
-def test_goes_on_from_the_middle_on_other_ranks(tmp_path, text, whole, num_ranks, changes):
+def test_resumes_from_the_middle_on_other_ranks(tmp_path, text, whole, num_ranks, changes):
     shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{STEPS:08d}")
     done = run(num_ranks, tmp_path / "run", text, **changes, run_routing=STEPS)

@@ -197,7 +197,7 @@ def test_check_and_a_dry_run_say_the_same(begun):
 
 
 @LONG
-def test_it_goes_on_in_the_same_layout(begun, tmp_path):
+def test_it_resumes_in_the_same_layout(begun, tmp_path):
     """Also where the default would fit; on one rank, in what fits there."""
     run_dir, _ = begun
     before = read_config(run_dir / "config.toml")

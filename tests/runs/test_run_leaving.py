@@ -54,7 +54,7 @@ def saved(run_dir):
 
 
 @LONG
-def test_a_run_leaves_before_its_time_is_over_and_goes_on_with_the_same_bits(tmp_path, text):
+def test_a_run_leaves_before_its_time_is_over_and_resumes_with_the_same_bits(tmp_path, text):
     limit_s = 9 * slowness()
     margin_s = 4 * slowness()
     mpirun(1, MPITRAIN, "--version")  # libraries are loaded once, which takes a while

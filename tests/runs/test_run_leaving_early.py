@@ -141,7 +141,7 @@ def kept(output):
 @pytest.mark.parametrize(
     ("number", "rank"), [pytest.param(signal.SIGTERM, 0, marks=LONG), (signal.SIGUSR1, 1)]
 )
-def test_tokens_go_on_where_a_signal_left_them(tmp_path, corpus, at_once, number, rank):
+def test_tokens_continue_where_a_signal_left_them(tmp_path, corpus, at_once, number, rank):
     """Rank 0 prepares them; it hears of a request to another rank."""
     (settings, texts), run_dir, counts = corpus, tmp_path / "run", [0]
     draft = run_dir / "data" / "tokens.bin.tmp"

@@ -351,7 +351,7 @@ def test_a_sign_of_life_is_not_written_through_a_link(tmp_path, quick):
     assert victim.read_bytes() == before
 
 
-def test_a_holder_of_a_damaged_lock_goes_on_and_ends(tmp_path, quick):
+def test_a_holder_of_a_damaged_lock_continues_and_ends(tmp_path, quick):
     lock = Lock(tmp_path, never)
     lock.take(nothing)
     (tmp_path / NAME).write_bytes(b"{")

@@ -225,7 +225,7 @@ def test_a_file_in_the_place_of_a_folder_is_refused(ended, name):
 # ---------------------------------------------------------------- damaged metrics
 
 
-def test_damaged_lines_of_metrics_keep_nobody_from_going_on(ended, whole):
+def test_damaged_lines_of_metrics_keep_no_run_from_resuming(ended, whole):
     run_dir, before, done = ended["damaged"]
     assert done.returncode == 0 and "line 6 can't be read" in done.output, tail(done.output)
     assert (run_dir / "metrics.jsonl.damaged").read_bytes() == before[Path("metrics.jsonl")]

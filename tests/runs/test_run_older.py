@@ -39,7 +39,7 @@ def numbers(folder):
     return [[line.get(key, 0.0) for key in ("step", "loss", "grad_norm", "val_loss")] for line in lines]
 
 
-def test_a_run_of_form_1_goes_on_as_it_would_have(older):
+def test_a_run_of_form_1_resumes_as_it_would_have(older):
     done = mpirun(
         1, MPITRAIN, "run", str(older / "config.toml"), "--set", f"run.dir={older}", cwd=older.parent
     )
@@ -78,7 +78,7 @@ def order_in(run_dir, step):
 
 
 @pytest.mark.parametrize("settings", [(), pytest.param(("data.order=sorted",), marks=LONG)])
-def test_a_run_goes_on_in_the_order_it_has_begun_with(sorted_run, settings):
+def test_a_run_resumes_in_the_order_it_has_begun_with(sorted_run, settings):
     """Over the end of an epoch; and from a checkpoint of its own, later."""
     for steps in (14, 20):
         done = run(sorted_run / "config.toml", sorted_run, f"run.steps={steps}", *settings)
@@ -106,7 +106,7 @@ def test_a_new_run_has_the_losses_of_before_if_it_asks_for_their_order(sorted_ru
     assert order_in(sorted_run.with_name("new"), 20) == "feistel"
 
 
-def test_a_run_without_a_checkpoint_begins_anew_in_the_new_order(sorted_run):
+def test_a_run_without_a_checkpoint_starts_again_in_the_new_order(sorted_run):
     """None of its steps is kept, nor are their lines."""
     shutil.rmtree(sorted_run / "checkpoints")
     done = run(sorted_run / "config.toml", sorted_run)

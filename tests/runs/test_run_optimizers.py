@@ -69,7 +69,7 @@ def ended(folder):
 
 @LONG
 @pytest.mark.parametrize(("name", "moments"), DIVIDED)
-def test_a_run_goes_on_in_another_division_with_the_same_bits(folder, ended, name, moments):
+def test_a_run_resumes_in_another_division_with_the_same_bits(folder, ended, name, moments):
     whole, stopped = (f"{name} {moments} {which}" for which in ("whole", "stopped"))
     assert all(done.returncode == 0 for done in ended[whole] + ended[stopped]), "".join(
         tail(done.output) for done in ended[stopped]
@@ -82,7 +82,7 @@ def test_a_run_goes_on_in_another_division_with_the_same_bits(folder, ended, nam
 
 
 @LONG
-def test_bf16_moments_are_saved_as_such_and_go_on_as_nothing_else(folder, ended):
+def test_bf16_moments_are_saved_as_such_and_resume_as_nothing_else(folder, ended):
     import h5py
 
     from mpitrain.checkpoint.dtypes import BF16, to_hdf5

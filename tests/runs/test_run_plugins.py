@@ -23,7 +23,7 @@ def typed(command, folder, **env):
 
 
 @LONG
-def test_it_goes_on_and_is_sampled_from_by_the_commands_that_it_prints(tmp_path):
+def test_it_resumes_and_is_sampled_from_by_the_commands_that_it_prints(tmp_path):
     given = tiny("runs/own", write_text(tmp_path / "text.txt"), run_steps=2, run_eval_every=0, **OWN)
     first = mpirun(2, MPITRAIN, "run", *given, cwd=tmp_path, env=ENV, forked=False)
     assert first.returncode == 0, tail(first.output)

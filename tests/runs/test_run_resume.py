@@ -91,7 +91,7 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
     ("number", "rank", "goes_on_with"),
     [(signal.SIGUSR1, 1, 4), pytest.param(signal.SIGTERM, 0, 1, marks=LONG)],
 )
-def test_asked_to_stop_saves_and_goes_on_in_another_layout(
+def test_asked_to_stop_saves_and_resumes_in_another_layout(
     tmp_path, text, never_stopped, number, rank, goes_on_with
 ):
     run_dir = tmp_path / "run"

@@ -122,7 +122,7 @@ def test_ranks_that_save_into_one_file_save_the_same(folder, name):
         assert {len(saved.array(array).pieces) for array in saved.names()} == {1}
 
 
-def test_damage_that_one_rank_finds_is_reported_once_and_all_go_on_from_the_step_before(
+def test_damage_that_one_rank_finds_is_reported_once_and_all_resume_from_the_step_before(
     folder, tmp_path, text
 ):
     run_dir = shutil.copytree(folder / "staged", tmp_path / "run")
@@ -223,7 +223,7 @@ def test_a_last_step_that_is_not_worth_saving_ends_a_run_as_diverged(tmp_path, t
 # ---------------------------------------------------------------- a disk that fails
 
 
-def test_a_save_that_fails_is_reported_and_training_goes_on(tmp_path, text):
+def test_a_save_that_fails_is_reported_and_training_continues(tmp_path, text):
     """Of rank 1, which writes nothing but its shard: from the second save on no file can grow there."""
     run_dir = tmp_path / "run"
     env = planted({"rank": 1, "phase": "saving", "call": 4000, "fault": "full disk"})

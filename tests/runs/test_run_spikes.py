@@ -95,7 +95,7 @@ def test_spikes_are_left_out_or_undone(whole):
 # 24 is behind the spike: it knows of the update left out, or of the data
 @LONG
 @pytest.mark.parametrize(("step", "later"), [(16, (24, 28)), (24, (28,))])
-def test_a_run_that_goes_on_decides_alike(tmp_path, text, whole, step, later):
+def test_a_run_that_resumes_decides_alike(tmp_path, text, whole, step, later):
     runs = {do: tmp_path / do for do in whole[0]}
     for do, path in runs.items():
         shutil.copytree(whole[0][do], path)

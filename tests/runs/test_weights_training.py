@@ -106,7 +106,7 @@ def test_rows_that_pad_the_vocabulary_are_never_predicted(tmp_path, model, layou
 
 
 @LONG
-def test_a_run_goes_on_where_the_folder_is_gone(tmp_path, model):
+def test_a_run_resumes_where_the_folder_is_gone(tmp_path, model):
     settings = (f"model.init={model}", "model.vocab_multiple=64")
     run(tmp_path / "run", *settings)
     model.rename(tmp_path / "elsewhere")

@@ -116,7 +116,7 @@ class FeedForward(Layer):
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         normed = self.kind is not NormKind.NONE
         local_items = self.biased + bool(self.dropout)
-        return sublayer(sizes, self.width, normed=normed, num_behind=local_items)
+        return sublayer(sizes, self.width, normed=normed, num_after=local_items)
 
     def work(self, layout: StepLayout, load: float) -> PartWork:
         dropped = bool(self.dropout)

@@ -54,18 +54,18 @@ def residual(sizes: Sizes, width: int) -> Items:
     return between(sizes, (LOCAL,), width, normed=True)
 
 
-def sublayer(sizes: Sizes, width: int, *, normed: bool = True, num_behind: int = 0) -> Items:
+def sublayer(sizes: Sizes, width: int, *, normed: bool = True, num_after: int = 0) -> Items:
     """Return the same, of an item that treats each position alone.
 
     normed: there is a norm before it.
-    num_behind: items behind the sum, such as a bias.
+    num_after: items after the sum, such as a bias.
     """
     items = between(sizes, (LOCAL,), width, normed=normed)
     if by_chunks(sizes):
         chunk = sizes.stream(width)
         both = chunked("tp", sizes.tp, gathered=chunk, scattered=chunk)
         items = *_norm_alone(sizes, normed), both
-    return *items, *num_behind * (LOCAL,)
+    return *items, *num_after * (LOCAL,)
 
 
 def attended(

@@ -179,7 +179,7 @@ def test_there_may_be_more_ranks_than_a_shell_allows_descriptors(num_ranks):
 
 
 @pytest.mark.parametrize("most", [40, 41, 42])
-def test_a_watchdog_that_can_have_no_more_descriptors_turns_away_and_goes_on(most):
+def test_a_watchdog_that_can_have_no_more_descriptors_turns_away_and_continues(most):
     """A rank takes three: the first that it lacks is that of a connection, of a slot, or of a lifeline."""
     address = f"\0mpitrain-test-{os.urandom(8).hex()}"
     known = []

@@ -101,7 +101,7 @@ def test_weights_of_many_digits_have_their_shares_too(number):
     assert largest_deviation(shares.sources(np.arange(count)), weights) < 1 - 1e-3
 
 
-def test_a_long_period_begins_anew(monkeypatch):
+def test_a_long_period_starts_again(monkeypatch):
     monkeypatch.setattr(mixture_module, "MOST_PERIOD", 5000)
     weights = [0.123456789, 0.2, 0.67654321101]
     shares = Shares(in_integers(weights))

@@ -102,7 +102,7 @@ def test_another_tokenizer_or_setting_has_tokens_of_its_own(tmp_path, count_read
 @pytest.mark.parametrize(
     "damage", ["tokens", "short", "ends", "no tokens", "no description", "description", "link", "another's"]
 )
-def test_damaged_or_partial_ones_are_made_anew(corpus, tmp_path, count_reads, damage):
+def test_damaged_or_partial_ones_are_made_again(corpus, tmp_path, count_reads, damage):
     run(corpus, tmp_path / "a", tmp_path / "shared")
     folder = published(tmp_path / "shared")
     whole = contents(tmp_path / "a")
@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_the_sharing(corpus, t
     assert describe(tmp_path / "a").count == 10
 
 
-def test_unfinished_tokens_of_a_run_never_go_on_in_a_shared_file(corpus, tmp_path):
+def test_unfinished_tokens_of_a_run_never_continue_in_a_shared_file(corpus, tmp_path):
     """A draft is cut and written to; under a name of a shared file, that would be another run's."""
     run(corpus, tmp_path / "a", tmp_path / "shared")
     before = contents(published(tmp_path / "shared"))

@@ -426,7 +426,7 @@ def test_a_resolved_configuration_resolves_to_itself(overrides):
     assert again == resolved and identity(again) == identity(resolved)
 
 
-def test_a_run_older_than_the_keys_of_attention_goes_on():
+def test_a_run_older_than_the_keys_of_attention_resumes():
     resolved = planned().config
     tree = settings.tomllib.loads(settings.to_toml(resolved))
     del tree["attention"], tree["model"]["family"]
@@ -540,7 +540,7 @@ def test_gelu_of_a_gpt2_folder_is_exact_or_by_tanh(given, key, written):
     assert FAMILIES.find("gpt2").model_types[0].write(config)["activation_function"] == written
 
 
-def test_a_gpt2_run_older_than_dropout_and_exact_gelu_goes_on_without():
+def test_a_gpt2_run_older_than_dropout_and_exact_gelu_resumes_without():
     config = resolve(settings.load(None, ("model.preset=gpt2",)), 1, 256)
     assert config.model.attention_dropout == config.model.residual_dropout == 0.0
     assert config.model.gelu == "tanh"

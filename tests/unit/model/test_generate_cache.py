@@ -129,8 +129,8 @@ def test_attention_stays_within_the_last_document_of_a_prompt(name):
     prompt = [9, 3, 4, 9, 9, 5, 6]
     _, stage = model(name, "precision.compute=fp64")
     ids, logits = written(stage, prompt, 12, True, ends=ends)
-    expected, anew = written(stage, prompt, 12, False, ends=ends)
-    assert ids == expected and (logits - anew).abs().max() < 1e-9 * anew.abs().max()
+    expected, uncached = written(stage, prompt, 12, False, ends=ends)
+    assert ids == expected and (logits - uncached).abs().max() < 1e-9 * uncached.abs().max()
     _, joined = written(stage, prompt, 12, True)
     assert (logits[0] - joined[0]).abs().max() > 1e-3
 
@@ -175,7 +175,7 @@ def test_fp8_has_no_cache_and_one_line_says_why(tmp_path, capsys):
     assert "no key-value cache, every token takes a pass over the text: in fp8" in capsys.readouterr().err
 
 
-def test_a_layer_that_does_not_declare_a_cache_is_computed_anew(monkeypatch):
+def test_a_layer_that_does_not_declare_a_cache_is_computed_again(monkeypatch):
     from mpitrain import config as settings
     from mpitrain.generation.decoding import why_not_cached
     from mpitrain.model.families.catalog import plan_of

@@ -4,7 +4,7 @@ from mpitrain.config import Precision
 from mpitrain.optim.loss_scale import GROWTH, START, LossScale
 
 
-def test_it_doubles_after_so_many_steps_without_an_overflow_and_counts_anew():
+def test_it_doubles_after_so_many_steps_without_an_overflow_and_counts_again():
     scale = LossScale(Precision(compute="fp16"))
     scale.update(skipped=True)
     assert scale.state == [START / 2, 0]

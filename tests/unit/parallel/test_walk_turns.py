@@ -31,7 +31,7 @@ def test_walks_that_send_nothing_take_turns_item_by_item():
     assert log == ["xa", "ya", "xb", "yb", "xc", "yc"]
 
 
-def test_a_walk_goes_on_while_the_other_ones_operation_travels():
+def test_a_walk_continues_while_the_other_ones_operation_travels():
     log = []
     polls = []
     run_together([walk("x", log, "aRb"), walk("y", log, "a.b.cSd")], lambda: polls.append(len(log)))

@@ -35,7 +35,7 @@ def test_an_update_in_host_memory_takes_what_was_measured():
         ({"host_update": 1e9, "host_copy": 1e10}, OWNED / 1e9 + 2 * OWNED / 1e10),
     ],
 )
-def test_gradients_come_while_others_are_updated_and_weights_go_back_behind_that(rates, seconds):
+def test_gradients_come_while_others_are_updated_and_weights_go_back_after_that(rates, seconds):
     found = step.update_seconds(SHAPE, LAYOUT._replace(offload_optimizer=True), MEASURED._replace(**rates))
     assert found == pytest.approx(seconds, rel=1e-3)
     shared = LAYOUT._replace(ranks=8, zero=1, offload_optimizer=True)

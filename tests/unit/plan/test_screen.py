@@ -104,7 +104,7 @@ def test_a_table_is_divided_and_keeps_every_number_under_its_title(width, number
     assert found == {(r[0].split()[0], t): c for r in rows for t, c in zip(titles[1:], r[1:])}
 
 
-def test_a_last_column_of_texts_goes_on_below_itself():
+def test_a_last_column_of_texts_continues_below_itself():
     text = aligned([("step", "size", "health"), ("40", "1 MB", "index and sizes are right " * 4)], 60)
     assert max(map(len, text.splitlines())) <= 60
     starts = {len(line) - len(line.lstrip()) for line in text.splitlines()[2:]}

@@ -60,7 +60,7 @@ def test_a_line_without_an_end_is_not_read_on(run):
     assert steps.columns["step"].tolist() == [1] and steps.damaged == 1
 
 
-def test_a_file_that_a_resuming_run_cut_is_read_anew(run):
+def test_a_file_that_a_resuming_run_cut_is_read_again(run):
     reader = StepReader(run.metrics)
     run.metrics.write_text("".join(f"{line(step)}\n" for step in (1, 2, 3)))
     assert len(losses(reader)) == 3

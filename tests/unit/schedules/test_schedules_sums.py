@@ -75,7 +75,7 @@ def texts(programs: Programs) -> list[str]:
         ((TIED,), "B1@0/0 SUM0@0 B1@0/1 REDUCE1@0 REDUCE0@0 B1@0/2 REDUCE2@0"),
     ],
 )
-def test_a_sum_stands_where_its_bucket_is_complete_and_what_waits_for_it_behind_the_next_computation(
+def test_a_sum_stands_where_its_bucket_is_complete_and_what_waits_for_it_after_the_next_computation(
     over, end
 ):
     assert texts(proved(build("gpipe", 1, 2), one_stage(over))) == [f"F0@0 F1@0 B0@0 {end} NORM UPDATE"]

@@ -28,7 +28,7 @@ def module(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a:b", "a.b.c:D_1", "_a:_b"])
-def test_a_name_behind_a_module_is_a_plugin(name):
+def test_a_name_after_a_module_is_a_plugin(name):
     assert plugins.is_plugin(name)
 
 

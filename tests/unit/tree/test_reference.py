@@ -131,7 +131,7 @@ def test_another_name_is_refused_with_the_nearest(name, instead):
         show.explain(name)
 
 
-def test_what_a_run_that_goes_on_must_keep_is_said():
+def test_what_a_run_that_resumes_must_keep_is_said():
     assert show.is_fixed("optimizer.lr") and show.is_fixed("batch.global")
     assert not show.is_fixed("run.steps") and not show.is_fixed("parallel.dp")
 

@@ -386,7 +386,7 @@ def test_a_spoke_that_can_have_no_more_descriptors_reports_for_itself(hub, no_mo
     assert not spoke.links
 
 
-def test_a_hub_that_can_have_no_more_descriptors_goes_on(hub, monkeypatch):
+def test_a_hub_that_can_have_no_more_descriptors_continues(hub, monkeypatch):
     def accept():
         raise OSError(errno.EMFILE, "on purpose")
 
