@@ -497,6 +497,10 @@ class RecoveryTable(ConfigTable, frozen=True):
     # the partner of a rank is so many ranks after it, modulo all, and keeps a copy of what only that
     # rank has; "auto": as many as a node has, where there are several nodes; 0: no partner
     partner: CountOrNone | Literal["auto"] = "auto"
+    # a node with a rank that is busy so many times as long as others with its work, in three windows
+    # of comm.slow_after steps in a row, is replaced by a spare node (mpitrain supervise --nodes);
+    # default: never
+    replace_slow: Annotated[float, Meta(gt=1)] | None = None
 
 
 class OptimizerTable(ConfigTable, frozen=True):

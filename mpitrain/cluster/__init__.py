@@ -17,6 +17,7 @@ console, launcher_stderr      where a watchdog speaks, so that nothing is lost
 processes, launcher_process   what the system knows of a process; the launcher above the ranks
 rundir, lock, logs            the directory of a run; one run in it; a log of each rank
 preflight, code_identity      space, clocks and bandwidth before the first step; the same code on all ranks
+unhealthy_nodes               nodes that err or are slow, which the next start leaves out
 shared_memory, resident       memory of a node
 heap, threads, crowding       memory that was freed; the cores of a node and who shares them
 """

@@ -11,6 +11,7 @@ loggers/       a folder per logger (run.loggers)
 huggingface/   what came along with weights of others: their config.json, tokenizer, generation_config.json
 ends.jsonl     how the run ended each time, as its jobs have noted (mpitrain job again)
 evaluations.jsonl  results of mpitrain eval
+unhealthy.jsonl     nodes that err or are slow, which mpitrain supervise leaves out
 recovery.json  where its copies in memory are (recovery.every), until it ends by itself
 trace.json     when each instruction of each rank ran (run.trace)
 profile.json   operators and kernels of some ranks, by instruction (run.profile)
@@ -46,6 +47,7 @@ WRITTEN = (
     "ends.jsonl",
     "evaluations.jsonl",
     "recovery.json",
+    "unhealthy.jsonl",
     "summary.json",
     "metrics.jsonl.damaged",
 )
@@ -77,6 +79,7 @@ class RunDir:
         self.ends = self.path / "ends.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
         self.recovery = self.path / "recovery.json"  # names the folder of its copies in memory
+        self.unhealthy = self.path / "unhealthy.jsonl"
         self.trace = self.path / "trace.json"
         self.profile = self.path / "profile.json"
         self.routing = self.path / "routing.npz"

@@ -28,6 +28,7 @@ class Leaving:
 
     requests: know the time that there is, on one rank.
     saved_bytes: the most that a rank writes.
+    reason: why the run itself asks its ranks to leave; "" if it doesn't.
     """
 
     def __init__(self, requests: LeaveRequests, saved_bytes: float):
@@ -39,12 +40,17 @@ class Leaving:
         self._late = False
         self._began = time.monotonic()
         self._validation_s = 0.0
+        self.reason = ""
+
+    def ask(self, reason: str) -> None:
+        """Have the ranks leave after the next step. On any rank."""
+        self.reason = reason
 
     def urgency(self) -> int:
         """Return how urgently this rank has to leave."""
         left_s = self._time.end.left_s if self._time else math.inf
         self._late = self._late or left_s < self.needed_s
-        late = HURRY if left_s < self._to_save_s else LEAVE if self._late else STAY
+        late = HURRY if left_s < self._to_save_s else LEAVE if self._late or self.reason else STAY
         return max(min(self._requests.num_asked, HURRY), late)
 
     @property
@@ -90,8 +96,9 @@ class Leaving:
 
     def describe(self, step: int) -> str:
         """Return why the run has left after `step`."""
-        return f"stopped after step {step} with a checkpoint{self._distance}; run the same command to resume"
+        return f"stopped after step {step} with a checkpoint{self._why}; run the same command to resume"
 
     @property
-    def _distance(self) -> str:
-        return f", {self._time.end.distance()}" if self._late and self._time else ""
+    def _why(self) -> str:
+        late = f", {self._time.end.distance()}" if self._late and self._time else ""
+        return f"{late}, {self.reason}" if self.reason else late

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from mpitrain.actor.actor import Actor
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.step_work import StepRequests, StepResult
 from mpitrain.actor.trace import InstructionMeters, Recorder
+from mpitrain.cluster import unhealthy_nodes
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.resident import resident
@@ -26,6 +27,7 @@ from mpitrain.training import expert_loads
 from mpitrain.training.announcements import Announcements
 from mpitrain.training.checks.checks import Checks
 from mpitrain.training.checks.comm_report import Ledger
+from mpitrain.training.checks.replicas import Corruption
 from mpitrain.training.checks.spikes import Spikes
 from mpitrain.training.checks.stragglers import Stragglers
 from mpitrain.training.compile_warmup import warm_up
@@ -184,6 +186,7 @@ class Trainer:
         self._limit_waits(step_s)
         self.step_times.add(step_s)
         self.stragglers.step(step, step_s, waited_s)
+        self._leave_if_slow()
         self._count(result)
         line = self._line_of_step(result, lr, step_s)
         self.urgency = result.stop
@@ -260,7 +263,8 @@ class Trainer:
         over = step == run.steps or self.urgency > STAY
         grows = step + 1 not in self.steps_here and not over
         saving = over or grows or bool(run.save_every and step % run.save_every == 0)
-        if corruption := self.checks.corruption(step, saving):
+        corruption = self.checks.corruption(step, saving)
+        if corruption.text:
             return self._corrupted(corruption)
         last = self.recovery.last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
         if last:
@@ -317,15 +321,32 @@ class Trainer:
             return STOPPED_EARLY
         return DONE
 
-    def _corrupted(self, corruption: str) -> int:
+    def _corrupted(self, corruption: Corruption) -> int:
         """End a run whose state can't be relied on, without saving it; return the exit code."""
         self.saver.finish()
         self.memory.end()
         self.last_words = (
-            f"corrupted after step {self.counts.step}: {corruption}; the last good checkpoint is kept: "
+            f"corrupted after step {self.counts.step}: {corruption.text}; the last good checkpoint is kept: "
             "leave that node out"
         )
+        self._note_unhealthy(corruption.nodes, corruption.text)
         return FAILED
+
+    def _leave_if_slow(self) -> None:
+        """Leave with a checkpoint if a node is slow and another can take its place. Alike on all ranks."""
+        node = self.stragglers.unhealthy_node
+        if node and unhealthy_nodes.num_spares() and not self.leaving.reason:
+            self.leaving.ask(f"as node {node} is slow (recovery.replace_slow)")
+            self._note_unhealthy([node], "it is slow")
+
+    def _note_unhealthy(self, nodes: Iterable[str], why: str) -> None:
+        """Have `mpitrain supervise --nodes` leave nodes out at the next start."""
+        if self.mesh.rank:
+            return
+        try:
+            unhealthy_nodes.note(self.rundir, self.counts.step, nodes, why)
+        except OSError as error:
+            self.report.say(f"{self.rundir.unhealthy} can't be written: {error.strerror}")
 
     def _diverged(self, reason: str) -> int:
         self.memory.end()

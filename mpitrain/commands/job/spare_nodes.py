@@ -8,7 +8,7 @@ the next start             srun --nodes=3 --ntasks=12 --nodelist=a,c,d mpitrain 
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from mpitrain.errors import ConfigError
@@ -19,7 +19,10 @@ NODES = "SLURM_JOB_NODELIST"
 
 
 class SpareNodes:
-    """Chooses `count` nodes of this allocation, each for so many ranks. excluded: those that were lost."""
+    """Chooses `count` nodes of this allocation, each for so many ranks.
+
+    excluded: those that were lost, err or are slow.
+    """
 
     def __init__(self, count: int, ranks_per_node: int):
         self._count = count
@@ -49,6 +52,18 @@ class SpareNodes:
         lost = [name for name, process in asked.items() if not _answers(process, end)]
         self.excluded += lost
         return f"excluded {', '.join(lost)}, without an answer within {ANSWER_S:.0f} s" if lost else ""
+
+    def exclude_unhealthy(self, why_of_nodes: Mapping[str, str]) -> str:
+        """Exclude nodes that err or are slow, while there are others; return what is to be said of it."""
+        left = self._usable()
+        unhealthy = [name for name in left if name in why_of_nodes][: max(0, len(left) - self._count)]
+        self.excluded += unhealthy
+        return "; ".join(f"excluded {name}: {why_of_nodes[name]}" for name in unhealthy)
+
+    @property
+    def num_spare(self) -> int:
+        """How many nodes can take the place of others."""
+        return max(0, len(self._usable()) - self._count)
 
     def lack(self) -> str:
         """Say so if fewer nodes are left than are needed."""

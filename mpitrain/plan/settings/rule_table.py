@@ -429,6 +429,12 @@ DIVISION = (
         "{recovery.every}",
         "use recovery.every = 1",
     ),
+    idle(
+        "recovery.replace_slow",
+        lambda c: c.recovery.replace_slow is not None and not c.comm.slow_after,
+        "{comm.slow_after}, which measures no rank",
+        "use comm.slow_after = 50",
+    ),
     idle("run.eval_sources", lambda c: not c.data.sources, "one source", "list them as [[data.sources]]"),
     idle("comm.synchronous", lambda c: c.parallel.pp == 1, "{parallel.pp}", "use parallel.pp = 2"),
 )

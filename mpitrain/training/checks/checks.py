@@ -22,7 +22,7 @@ from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.inputs import as_argument
-from mpitrain.training.checks.replicas import different
+from mpitrain.training.checks.replicas import Corruption, different
 from mpitrain.training.checks.rerun import RecomputeCheck
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.replay.recording import Recording
@@ -85,18 +85,18 @@ class Checks:
         self._has_recorded = not failed
         return work
 
-    def corruption(self, step: int, saving: bool) -> str:
-        """Return what of the state after a step can't be relied on; nothing, if all is well.
+    def corruption(self, step: int, saving: bool) -> Corruption:
+        """Return what of the state after a step can't be relied on.
 
         What it returns is alike on all ranks; it is collective over them.
         """
         if self._recompute and self._recompute.verdict.text:
             self._say(f"step {step}: {self._recompute.verdict.text}")
             if self._recompute.verdict.persistent:
-                return self._recompute.verdict.text
+                return Corruption(self._recompute.verdict.text, self._recompute.verdict.nodes)
         period = self._keys.check_every
         if not period or not (saving or step % period == 0):
-            return ""
+            return Corruption()
         with self._place.at("step", "comparing replicas", BUSY):
             return different(self._actor, self._world)
 

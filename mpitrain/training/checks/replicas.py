@@ -12,7 +12,6 @@ ranks, each judge compares the digests of its own (64 bits of xxHash): 16 bytes 
 travel. A majority is believed; of two copies that differ, both are named.
 """
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -21,6 +20,7 @@ import torch
 import xxhash
 
 from mpitrain.actor.actor import Actor
+from mpitrain.cluster.unhealthy_nodes import node_name
 from mpitrain.comm.base.world import World
 from mpitrain.training.checks.digests import digest
 
@@ -38,8 +38,15 @@ class Odd(NamedTuple):
     num_copies: int
 
 
-def different(actor: Actor, world: World) -> str:
-    """Return which copies differ, and where they are; nothing if none do.
+class Corruption(NamedTuple):
+    """What can't be relied on. text: "" if all is well. nodes: those that are known to err, by a majority."""
+
+    text: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+def different(actor: Actor, world: World) -> Corruption:
+    """Return which copies differ, and where they are.
 
     What it returns is alike on all ranks; it is collective over all ranks.
 
@@ -55,7 +62,7 @@ def different(actor: Actor, world: World) -> str:
         dealt[key % world.size].append((key, value))
     odd = _judge(world.all_to_all("comparing replicas", dealt))
     differences = [difference for part in world.all_gather("comparing replicas", odd) for difference in part]
-    return _describe(differences, names, world) if differences else ""
+    return _describe(differences, names, world) if differences else Corruption()
 
 
 def _judge(by_rank: list[list[tuple[int, int]]]) -> list[Odd]:
@@ -73,23 +80,25 @@ def _judge(by_rank: list[list[tuple[int, int]]]) -> list[Odd]:
     return odd
 
 
-def _describe(differences: list[Odd], names: dict[int, str], world: World) -> str:
+def _describe(differences: list[Odd], names: dict[int, str], world: World) -> Corruption:
     """Name ranks, nodes and tensors. Collective over all ranks."""
     known = world.all_gather(
         "naming replicas that differ",
-        (os.uname().nodename, {odd.key: names.get(odd.key) for odd in differences}),
+        (node_name(), {odd.key: names.get(odd.key) for odd in differences}),
     )
     texts = []
+    nodes = dict[str, None]()
     for odd in sorted(differences, key=lambda odd: (len(odd.ranks), odd.ranks)):
         what = next(what_by_key[odd.key] for _, what_by_key in known if what_by_key[odd.key])
         who = " or ".join(f"rank {rank} on {known[rank][0]}" for rank in odd.ranks[:MOST_NAMED])
         if len(odd.ranks) < odd.num_copies:
             texts.append(f"{what} of {who} is not that of the other {odd.num_copies - len(odd.ranks)}")
+            nodes |= dict.fromkeys(known[rank][0] for rank in odd.ranks)
         else:
             between = who.replace(" or ", " and ")
             texts.append(f"{what} differs between {between}, and no other copy shows which is right")
     more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
-    return "; ".join(texts[:MOST_NAMED]) + more
+    return Corruption("; ".join(texts[:MOST_NAMED]) + more, tuple(nodes))
 
 
 def _state(actor: Actor) -> Iterator[tuple[str, torch.Tensor]]:

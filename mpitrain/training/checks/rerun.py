@@ -15,12 +15,12 @@ An error that comes back alike every time isn't seen so: replicas see it (replic
 verify`.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_work import Work
+from mpitrain.cluster.unhealthy_nodes import node_name
 from mpitrain.comm.base.buffers import Array
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
@@ -73,10 +73,12 @@ class RerunVerdict(NamedTuple):
 
     text: what was found, if anything was.
     persistent: all three passes differ; no gradient of this step can be trusted.
+    nodes: of the ranks that computed differently.
     """
 
     text: str = ""
     persistent: bool = False
+    nodes: tuple[str, ...] = ()
 
 
 class RecomputeCheck:
@@ -99,7 +101,7 @@ class RecomputeCheck:
         work, third = self._noted(compute)
         own = difference is not None and difference.way == GIVEN
         like = [third.first_difference(earlier) is None for earlier in (first, second)]
-        mine = (os.uname().nodename, difference if own else None, *like)
+        mine = (node_name(), difference if own else None, *like)
         self.verdict = _judge(self._world.all_gather("naming who computes differently", mine))
         return work
 
@@ -132,7 +134,9 @@ def _judge(reports: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVer
         if transient
         else "persistent: all three passes differ"
     )
-    return RerunVerdict(f"computing the same step twice gave different bits: {who}; {how}", not transient)
+    nodes = tuple(dict.fromkeys(node for node, event, *_ in reports if event))
+    text = f"computing the same step twice gave different bits: {who}; {how}"
+    return RerunVerdict(text, not transient, nodes)
 
 
 def _place(event: RerunEvent) -> str:

@@ -12,13 +12,13 @@ when a run ends.
 Of two ranks the faster one is the middle.
 """
 
-import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median_low, quantiles
 from typing import NamedTuple
 
+from mpitrain.cluster.unhealthy_nodes import node_name
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.link_speed import between_nodes
@@ -27,6 +27,7 @@ from mpitrain.plan.plan import Plan
 FACTOR, LINK_FACTOR = 1.4, 3.0
 MOST_NAMED = 8
 REMEMBERED = 64  # windows, of each link
+UNHEALTHY_AFTER = 3  # windows in a row
 
 
 class Busy(NamedTuple):
@@ -48,7 +49,11 @@ class Busy(NamedTuple):
 
 
 class Stragglers:
-    """Watches for slow ranks and links. say: on rank 0."""
+    """Watches for slow ranks and links. say: on rank 0.
+
+    unhealthy_node: one that has been slow for long enough to be replaced (recovery.replace_slow), alike on
+    all ranks.
+    """
 
     def __init__(self, plan: Plan, mesh: Mesh, world: World, say: Callable[[str], None]):
         self._every = plan.config.comm.slow_after
@@ -62,6 +67,9 @@ class Stragglers:
         self._links: dict[tuple[int, int], deque[float]] = defaultdict(partial(deque, maxlen=REMEMBERED))
         self.named = Counter[str]()
         self._windows = 0
+        self._replace_slow = plan.config.recovery.replace_slow
+        self._slow_windows = Counter[str]()  # in a row, of each node
+        self.unhealthy_node = ""
 
     def step(self, step: int, step_s: float, waited_s: float) -> None:
         """Take note of a step; at the end of a window, tell who is slow. Then collective over all ranks."""
@@ -76,12 +84,20 @@ class Stragglers:
             {rank: (seconds - before.get(rank, 0.0)) / len(self._busy) for rank, seconds in waits.items()}
         ).most_common(3)
         often, middle, _ = quantiles(self._busy, n=4) if len(self._busy) > 1 else self._busy * 3
-        mine = Busy(os.uname().nodename, self._group, often, middle, self._work, tuple(longest))
+        mine = Busy(node_name(), self._group, often, middle, self._work, tuple(longest))
         busy_of_ranks = self._world.all_gather("who is slow", mine)
         for text in (*slow_ranks(busy_of_ranks), *self._slow_links([busy.node for busy in busy_of_ranks])):
             self.named[text.partition(":")[0]] += 1
             self._say(f"step {step}: {text}")
+        if self._replace_slow:
+            self._count_slow_nodes(busy_of_ranks, self._replace_slow)
         self._busy, self._waits_before, self._windows = [], waits, self._windows + 1
+
+    def _count_slow_nodes(self, busy_of_ranks: Sequence[Busy], factor: float) -> None:
+        slow = {busy_of_ranks[rank].node for _, rank in _slow(busy_of_ranks, factor)}
+        self._slow_windows = Counter({node: self._slow_windows[node] + 1 for node in slow})
+        (node, windows), *_ = self._slow_windows.most_common(1) or [("", 0)]
+        self.unhealthy_node = node if windows >= UNHEALTHY_AFTER else ""
 
     def summary(self) -> str:
         """Say how often who was slow."""
@@ -107,6 +123,12 @@ class Stragglers:
 
 def slow_ranks(busy_of_ranks: Sequence[Busy]) -> list[str]:
     """Name the ranks that are slow, the slowest first."""
+    slow = _slow(busy_of_ranks, FACTOR)
+    return [_describe(rank, times, busy_of_ranks) for times, rank in slow[:MOST_NAMED]]
+
+
+def _slow(busy_of_ranks: Sequence[Busy], factor: float) -> list[tuple[float, int]]:
+    """Return by how much ranks are slow that are busy `factor` times as long as usual; the slowest first."""
     groups = defaultdict[int, list[float]](list)
     for busy in busy_of_ranks:
         groups[busy.group].append(busy.middle / busy.work)
@@ -115,9 +137,9 @@ def slow_ranks(busy_of_ranks: Sequence[Busy]) -> list[str]:
     slow = [
         (busy.middle / busy.work / usual[busy.group], rank)
         for rank, busy in enumerate(busy_of_ranks)
-        if busy.often / busy.work > FACTOR * usual[busy.group]
+        if busy.often / busy.work > factor * usual[busy.group]
     ]
-    return [_describe(rank, times, busy_of_ranks) for times, rank in sorted(slow, reverse=True)[:MOST_NAMED]]
+    return sorted(slow, reverse=True)
 
 
 def _describe(rank: int, times: float, busy_of_ranks: Sequence[Busy]) -> str:

@@ -1,0 +1,54 @@
+"""Nodes that err or are slow, as a run has found them: unhealthy.jsonl of its run directory, a line a node.
+
+`mpitrain supervise` starts the run again on nodes that aren't in it. How many it has to spare it
+tells a run by SPARES: without one, a slow node is better than none.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+
+from mpitrain.cluster.rundir import RunDir, require_own
+from mpitrain.inputs import open_regular, read_regular
+
+SPARES = "MPITRAIN_SPARE_NODES"
+MOST_BYTES = 1 << 20
+
+
+def node_name(environment: Mapping[str, str] = os.environ) -> str:
+    """Return this node's name: Slurm's, by which srun can leave it out, or else the system's."""
+    return environment.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def num_spares(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many nodes can take the place of others; 0 without `mpitrain supervise --nodes`."""
+    number = environment.get(SPARES, "")
+    return int(number) if number.isdecimal() else 0
+
+
+def note(rundir: RunDir, step: int, nodes: Iterable[str], why: str) -> None:
+    """Add nodes to unhealthy.jsonl. Raises OSError."""
+    descriptor = open_regular(rundir.unhealthy, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    with open(descriptor, "ab", buffering=0) as file:
+        for node in nodes:
+            line = {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "step": step, "node": node, "why": why}
+            file.write(json.dumps(line).encode() + b"\n")
+
+
+def noted(rundir: RunDir) -> dict[str, str]:
+    """Return why each node is in unhealthy.jsonl; a damaged line is none. Raises OSError."""
+    try:
+        require_own(rundir.path)
+        lines = read_regular(rundir.unhealthy, MOST_BYTES).splitlines()
+    except FileNotFoundError:
+        return {}
+    found = {}
+    for line in lines:
+        try:
+            node, why = (json.loads(line)[key] for key in ("node", "why"))
+        except (ValueError, KeyError, TypeError):
+            continue
+        if isinstance(node, str) and isinstance(why, str):
+            found[node] = why
+    return found
