@@ -245,7 +245,7 @@ class OpenRun:
     def validate(self) -> float:
         """Return the mean loss over the validation sequences. Collective over all ranks."""
         with self._door.within("validate()"):
-            return self._trainer.validate()["val_loss"]
+            return self._trainer.validate(tasks=False)["val_loss"]
 
     def arrays(self) -> list[str]:
         """Return the names of what a checkpoint of this run holds: weights, moments. Collective."""

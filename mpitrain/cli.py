@@ -455,19 +455,20 @@ def import_weights(team: "Team", **asked) -> int:
 
 
 class StepOrBest(click.ParamType):
-    """A number, or "best"."""
+    """A number, "best", or "best:METRIC"."""
 
     name = "step"
 
     def convert(self, value, param, ctx):
-        return value if value == "best" else click.IntRange(0).convert(value, param, ctx)
+        named = isinstance(value, str) and (value == "best" or value.startswith("best:"))
+        return value if named else click.IntRange(0).convert(value, param, ctx)
 
 
 STEP_OR_BEST = click.option(
     "--step",
     type=StepOrBest(),
     metavar="STEP",
-    help="Step, or best: the least validation loss; default: the newest.",
+    help="Step; best: the least validation loss; best:METRIC; default: the newest.",
 )
 
 
@@ -857,8 +858,8 @@ def evaluate(guard: "Guard", path: str, out: str | None, overrides: tuple[str, .
     to RUN/evaluations.jsonl. RUN need not be trusted: no file outside it is read.
     """
     with entry.loading():
-        from mpitrain.commands.evaluation import main
-        from mpitrain.evaluation.evaluated_run import EvaluationRequest
+        from mpitrain.commands.evaluation.evaluated_run import EvaluationRequest
+        from mpitrain.commands.evaluation.printed import main
 
     return main(EvaluationRequest(path, **asked), out, overrides, guard, _say)
 

@@ -65,10 +65,17 @@ class Run(ConfigTable, frozen=True):
     keep: CountOrNone = 0  # number of newest checkpoints to keep; 0: all
     # also keep checkpoints of steps that are multiples of this; 0: none
     keep_every: CountOrNone = 0
-    keep_best: CountOrNone = 0  # number of checkpoints with the lowest validation loss to keep
+    keep_best: CountOrNone = 0  # number of checkpoints to keep that are the best by run.keep_best_by
+    # metric of the best ones: val_loss, or TASK/METRIC and SOURCE/loss, such as hellaswag/acc_norm.
+    # acc, acc_norm, acc_bytes and exact_match are better if higher, all others if lower
+    keep_best_by: str = "val_loss"
     eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
     eval_batches: Count = 2  # validation batches of batch.global sequences each
     eval_sources: bool = False  # of data.sources: also validate each by itself, on as many batches
+    # files of tasks (JSON lines, as `mpitrain eval --tasks` has them) that are scored at each
+    # validation; the name of a task is its file's, without .jsonl
+    eval_tasks: str | tuple[str, ...] = ()
+    eval_shots: Annotated[int, Meta(ge=0, le=1000)] = 0  # solved examples before each question of eval_tasks
     # skipped steps in a row that end the run as diverged; 0: never. fp16 skips a few at first
     max_skips: CountOrNone = 50
     # steps whose routing is recorded in routing.npz, for models with experts
@@ -101,6 +108,10 @@ class Run(ConfigTable, frozen=True):
     # profile.json with operators and kernels under their instructions; default of ranks: 0; "":
     # none
     profile: str = ""
+    # measure the gradient noise scale (arXiv:1812.06162) each step: grad_signal and grad_noise in
+    # metrics.jsonl, from the gradients of data ranks, and of microbatches with parallel.reduce =
+    # "microbatch"
+    noise_scale: bool = False
     # loggers beside metrics.jsonl: tensorboard, csv, wandb, mlflow; or "module:name", a class of
     # your own
     loggers: str | tuple[str, ...] = ()
@@ -121,6 +132,11 @@ class Run(ConfigTable, frozen=True):
     def logger_names(self) -> tuple[str, ...]:
         """Return the loggers, one or several."""
         return (self.loggers,) if isinstance(self.loggers, str) else self.loggers
+
+    @property
+    def task_files(self) -> tuple[str, ...]:
+        """Return the files of tasks, one or several."""
+        return (self.eval_tasks,) if isinstance(self.eval_tasks, str) else self.eval_tasks
 
 
 class Model(ConfigTable, frozen=True):

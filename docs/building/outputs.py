@@ -27,6 +27,7 @@ FILES = {
     "metrics.jsonl": (
         Writer("mpitrain.training.metrics_line", "of_step"),
         Writer(TRAINER, "_line_of_step"),
+        Writer("mpitrain.optim.noise_scale", "estimates"),
         Writer("mpitrain.training.validation", "validate"),
         Writer("mpitrain.training.checks.comm_report", "end", "comm.AXIS."),
         Writer("mpitrain.training.saving.saver", "lines"),

@@ -68,6 +68,7 @@ class Actor:
     build: makes what computes of a stage's layers.
     measure: reads the numbers of a step.
     compiled: whether operations between products are; None: where run.compile = true.
+    training: without, it has no gradients and no masters, and only evaluates.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Actor:
         build: Callable[[StagePlan, Sequence, BuildContext], Blocks] = blocks_of,
         measure: Measure | None = None,
         compiled: bool | None = None,
+        training: bool = True,
     ):
         config = plan.config
         self.plan = plan
@@ -99,18 +101,18 @@ class Actor:
         axes = (mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far"))
         self.compiled = config.run.compile is True if compiled is None else compiled
         functions = functions_of(self.compiled, config.numerics.deterministic, device)
-        self.site = BuildContext(plan, device, *axes, functions)
+        self.site = BuildContext(plan, device, *axes, functions, training)
         self._update_at = self.training.index(Action("UPDATE"))
         self._ends = plan.training.other_ends(self.pp.rank)
         self._ends_of_evaluation = plan.evaluation.other_ends(self.pp.rank)
         self.stages = self._build(build)
-        first = any(stage.first for stage in self.stages.values())
-        last = any(stage.last for stage in self.stages.values())
-        self.cutter = MicrobatchCutter(plan, self.cp.rank, first, last)
+        self.cutter = self._cutter()
         states = {number: stage.state for number, stage in self.stages.items()}
         needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank))
-        reserve(self.zero_groups, needed, self.site.dtype, device)
-        self.gradients = Gradients(states, self.table, self.training, mesh, needed.waits)
+        reserve(self.zero_groups, needed, self.site.dtype, device, training)
+        self.gradients = Gradients(
+            states, self.table, self.training, mesh, needed.waits, noise=config.run.noise_scale
+        )
         plans = [stage.plan for stage in self.stages.values()]
         self.optimizer = optimizer_of(
             config, plans, self.gradients.pieces, mesh, owned_weights(self.stages)[0].master, device
@@ -128,6 +130,11 @@ class Actor:
             plan, mesh, self.stages, self.gradients, self.optimizer, self.loss_scale, self._totals
         )
         self._handlers = self._handlers_of_kinds()
+
+    def _cutter(self) -> MicrobatchCutter:
+        stages = self.stages.values()
+        first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
+        return MicrobatchCutter(self.plan, self.cp.rank, first, last)
 
     def _handlers_of_kinds(self) -> dict[str, Callable[[Action, Work], None]]:
         """Return what carries out an instruction, by its kind; `_walk` takes PAIR apart."""
@@ -211,6 +218,7 @@ class Actor:
             for stage in self.stages.values():
                 stage.state.zero_grad()
             self._compute.forget_recorded()
+            self.gradients.squares_of_shards = []
             self.recorder.begin(step)
             return self._walk(
                 before,

@@ -24,7 +24,10 @@ from mpitrain.actor.stage_state import BucketState, StageState
 from mpitrain.comm.collectives import all_reduce, reduce_scatter
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
+from mpitrain.optim import noise_scale
 from mpitrain.parallel.zero.shards import Gradient, ParameterShard, pieces_of
+from mpitrain.plan.declared.parameters import Spec
+from mpitrain.plan.division.domains import DENSE
 from mpitrain.plan.division.gradient_accumulation import added_to, completed_by, group_of, summed_in
 from mpitrain.plan.predict.rounded_copies import TOGETHER
 from mpitrain.schedules.actions import Action
@@ -38,6 +41,9 @@ class Gradients:
     counted by one rank.
     replicas: by domain, those that are counted here or by another rank of its axis `replicate`.
     waits: see Needed in plan/predict/pool_sizes.py.
+    noise: whether shards of a batch are compared with the whole (optim/noise_scale.py).
+    compared: pieces whose gradients are. squares_of_shards: of this rank's gradients of the step,
+    before they are summed.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class Gradients:
         program: Sequence[Action],
         mesh: Mesh,
         waits: Sequence[int] = (),
+        noise: bool = False,
     ):
         self.stages = stages
         self.table = table
@@ -65,18 +72,32 @@ class Gradients:
         self.most_bytes = 0  # of rounded copies that are sent, at once
         self.replicas: dict[str, list[ParameterShard]] = {}
         self.counted: list[ParameterShard] = []
+        self.compared: list[ParameterShard] = []
+        self.squares_of_shards: list[torch.Tensor] = []
+        self._noise = noise
         for number, bucket, piece in placed_pieces:
-            if self._counts_or_replicates(number, bucket, piece):
+            if self._counts_or_replicates(number, bucket, piece.spec):
                 self.replicas.setdefault(bucket.plan.domain, []).append(piece)
                 if bucket.gradients[0].zero_group.first:
                     self.counted.append(piece)
+                    if self._compares(bucket, piece.spec):
+                        self.compared.append(piece)
         self._begin()
 
-    def _counts_or_replicates(self, number: int, bucket: BucketState, piece: ParameterShard) -> bool:
+    def _counts_or_replicates(self, number: int, bucket: BucketState, spec: Spec) -> bool:
         """Return whether this rank, or another one of its axis `replicate`, counts elements of a bucket."""
         owns_embedding = self.mesh["pp"].rank == self.table.rank_of[0]
-        first = number < self.table.depth and piece.spec.copy == 0
+        first = number < self.table.depth and spec.copy == 0
         return first and (owns_embedding or not bucket.plan.tied)
+
+    def _compares(self, bucket: BucketState, spec: Spec) -> bool:
+        """Return whether the gradient of a shard of the batch is whole where it is reduced.
+
+        That of experts is of several ranks' tokens. Uses of a tied embedding can be summed later.
+        """
+        plan, each = bucket.plan, bucket.gradients[0].zero_group.each
+        whole = not plan.then and (not each if plan.over else len(bucket.gradients) == 1)
+        return self._noise and whole and plan.domain == DENSE and spec.updated
 
     # ------------------------------------------------------------ a step
 
@@ -119,12 +140,24 @@ class Gradients:
         last = microbatch in (None, self.table.num_microbatches - self.table.segments)
         if bucket.plan.over:
             self._summing.pop((stage, number)).wait()
+            self._note_shard(stage, bucket)
             self._reduce(bucket.gradients[0], last)
         else:
             for gradient in bucket.gradients:
                 gradient.finish()
+                self._note_shard(stage, bucket)
                 self._reduce(gradient, last)
         self.advance()
+
+    def _note_shard(self, stage: int, bucket: BucketState) -> None:
+        """Note the squares of what this rank's shard of the batch has added to a bucket."""
+        if self._noise:
+            views = (
+                view
+                for spec, view in bucket.gradients[0].views()
+                if self._compares(bucket, spec) and self._counts_or_replicates(stage, bucket, spec)
+            )
+            self.squares_of_shards += noise_scale.squares(views)
 
     def wait(self) -> None:
         """Wait for everything that was started, and begin anew."""

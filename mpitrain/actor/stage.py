@@ -34,7 +34,7 @@ def assemble(
     build: makes what computes.
     """
     shard = plan.shard(*(axis.rank if axis else 0 for axis in (site.tp, site.experts)))
-    state = StageState(plan, shard, site.device, zero_groups, embedding)
+    state = StageState(plan, shard, site.device, zero_groups, embedding, site.training)
     blocks = build(plan, state.by_block, site)
     offloaded = plan.config.memory.offload in ("activations", "all")
     return Stage(

@@ -36,6 +36,7 @@ class StageState:
     zero_groups: how the state of each domain is divided; without, this rank has everything.
     embedding: the tied one's weights; given, if another stage of this rank has it, which then
     shares it.
+    training: without, gradients are on torch's device meta: they have sizes, and no memory.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class StageState:
         device: torch.device,
         zero_groups: Mapping[str, ZeroGroup] | None = None,
         embedding: Weights | None = None,
+        training: bool = True,
     ):
         config = stage.config
+        self._training = training
         self.embedding = embedding
         rounded = rounds_products(config.precision, device)
         self.by_block = [[Parameter(spec, rounded=rounded) for spec in block] for block in stage.specs(shard)]
@@ -74,13 +77,14 @@ class StageState:
         dtype = zero_group.type_of_weights(TYPES[config.precision.compute])
         # with model.init others are read before the first step
         seed = None if config.model.init else config.run.seed
-        weights = shared or Weights(layout, dtype, device, zero_group, seed)
+        weights = shared or Weights(layout, dtype, device, zero_group, seed, masters=self._training)
         users = self._users(stage, plan)
         for parameter in users:
             weights.bind(parameter)
         uses = [[parameter] for parameter in users] if plan.tied else [users]
         gradient_type = TreeGradient if zero_group.tree else Gradient
-        gradients = [gradient_type(layout, weights.master.dtype, device, zero_group) for _ in uses]
+        place = device if self._training else torch.device("meta")
+        gradients = [gradient_type(layout, weights.master.dtype, place, zero_group) for _ in uses]
         for gradient, parameters in zip(gradients, uses):
             for parameter in parameters:
                 gradient.bind(parameter)

@@ -19,7 +19,7 @@ from mpitrain.comm.collectives import all_gather
 from mpitrain.comm.mesh import Mesh
 from mpitrain.data.documents import num_counted
 from mpitrain.optim import norm
-from mpitrain.plan.plan import Plan
+from mpitrain.plan.plan import NOISE, Plan
 
 
 class Measure:
@@ -104,8 +104,10 @@ class StepTotals:
 
         Of all microbatches, on all ranks: collective over all. squares: of this rank's gradients.
         """
-        # the ranks of tp have the same
-        losses, metrics = (work.losses, work.metrics) if self._mesh["tp"].rank == 0 else ({}, {})
+        # the ranks of tp have the same, but for squares of gradients
+        first = self._mesh["tp"].rank == 0
+        losses = work.losses if first else {}
+        metrics = {name: made for name, made in work.metrics.items() if first or name in NOISE}
         numbers = self.measure.numbers
         counted = (work.microbatches[number_in_step(self._plan.table, *key)].targets for key in losses)
         mine = Totals(

@@ -45,6 +45,7 @@ class StepResult:
     peak_in_flight: the most stashes that each pipeline rank held at once.
     save_progress: the highest number that a rank was given.
     metrics: by name, what layers made besides their outputs, summed over layers and microbatches.
+    noise: what optim/noise_scale.py estimates, with run.noise_scale.
     skipped, spike: no update was made, because gradients weren't finite, or because of the loss; it
     can be both.
     """
@@ -58,6 +59,7 @@ class StepResult:
     save_progress: int = 0
     peak_in_flight: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    noise: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

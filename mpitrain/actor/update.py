@@ -9,6 +9,7 @@ from mpitrain.actor.stage import Stage
 from mpitrain.actor.step_totals import StepTotals
 from mpitrain.actor.step_work import Work
 from mpitrain.comm.mesh import Mesh
+from mpitrain.optim import noise_scale
 from mpitrain.optim.expert_bias import inequality
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.norm import norm
@@ -16,7 +17,7 @@ from mpitrain.optim.protocol import Optimizer
 from mpitrain.parallel.zero.shards import Weights
 from mpitrain.plan.axes import COPIES
 from mpitrain.plan.declared.layer import is_loss
-from mpitrain.plan.plan import Plan
+from mpitrain.plan.plan import NOISE, Plan
 from mpitrain.schedules.actions import Action
 
 
@@ -63,6 +64,7 @@ class Update:
         if self.partner_copies is not None:
             self.partner_copies.wait()
         self._compare_loads(work)
+        self._compare_shards(work)
         counted = (piece.grad for piece in self._gradients.counted if piece.spec.updated)
         parts = self._totals.of(work, self._totals.measure.squares(counted))
         total = self._totals.measure.total(parts)
@@ -76,6 +78,12 @@ class Update:
         result.save_progress = total.save_progress
         result.peak_in_flight = [part.peak for part in parts[:: self._mesh["tp"].size]]
         sums = {name: math.fsum(numbers) for name, numbers in zip(self._plan.metrics, total.metrics)}
+        if self._plan.config.run.noise_scale:
+            squares = [sums.pop(name) for name in NOISE]
+            shards = self._plan.num_gradient_shards
+            result.noise = (
+                noise_scale.estimates(*squares, shards, result.num_tokens) if result.num_tokens else {}
+            )
         # A layer's losses are divided as training divides them: by the targets that carry loss, not
         # by all tokens.
         result.metrics = {name: value / (count if is_loss(name) else 1) for name, value in sums.items()}
@@ -88,6 +96,15 @@ class Update:
             if piece.spec.group == "load":
                 for name, value in inequality(piece.grad).items():
                     work.record_metric(name, value / len(self._plan.loads))
+
+    def _compare_shards(self, work: Work) -> None:
+        """Note the squares of this rank's gradients, of its shards of the batch and of what it has of all."""
+        if self._plan.config.run.noise_scale:
+            of_shards, of_batch = NOISE
+            for square in self._gradients.squares_of_shards:
+                work.record_metric(of_shards, square)
+            for square in noise_scale.squares(piece.grad for piece in self._gradients.compared):
+                work.record_metric(of_batch, square)
 
     def update(self, action: Action, work: Work) -> None:
         """Divide by the global number of tokens, clip, and step.

@@ -41,6 +41,7 @@ class Known(msgspec.Struct):
     data: str  # digest of the tokens
     loss_scale: tuple[Annotated[float, Meta(gt=0)], Count]
     val_loss: float | None = None  # of the validation after this step, if there was one
+    evaluations: dict[str, dict[str, float | None]] | None = None  # likewise of sources and tasks
     sequences: Count = 0  # of the data's order that come before those of the next step
     spikes: SpikeHistory | None = None
     order: str = ""  # of the data in an epoch (data/permutation.py); "": sorted, in older ones

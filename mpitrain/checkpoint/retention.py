@@ -1,4 +1,8 @@
-"""Which steps are kept: the newest, one of every so many for ever, and the best by validation loss.
+"""Which steps are kept: the newest, one of every so many for ever, and the best by a metric.
+
+The metric is `val_loss`, the validation loss, or NAME/METRIC of what a checkpoint says of tasks and
+sources, such as hellaswag/acc_norm. The best step has the highest of HIGHER_IS_BETTER, the least of all
+other metrics, and of equal ones the latest.
 
     keep = 2, every = 30, best = 1  committed: 10 20 30 40 50 60 70, validation loss is least at 20
                                     kept: 20 (best), 30 and 60 (every), 60 and 70 (newest)
@@ -8,9 +12,11 @@ from before a run went back, are replaced when it gets there. What can't be read
 damaged, counts for nothing and is left for a person to look at.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.folders import discard, find
@@ -18,6 +24,11 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.verify import check_sizes
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import listed, shown
+
+BEST = "best"  # in place of a step's number; also "best:METRIC"
+VAL_LOSS, EVALUATIONS = "val_loss", "evaluations"  # of what a checkpoint says of its step
+HIGHER_IS_BETTER = {"acc", "acc_norm", "acc_bytes", "exact_match"}  # as lm-evaluation-harness has it
+MOST_NAMED = 20  # metrics in a message
 
 
 @dataclass(frozen=True)
@@ -28,17 +39,19 @@ class Policy:
     best: how many are kept.
 
     back: of the steps that it divides the newest is kept; 0: none for that.
+    by: the metric of the best ones.
     """
 
     newest: int = 0
     every: int = 0
     best: int = 0
     back: int = 0
+    by: str = VAL_LOSS
 
     def kept(self, losses: Mapping[int, float | None]) -> set[int]:
         """Return which of some steps are kept.
 
-        losses: the validation loss of each, None where there was none.
+        losses: the metric of each, the less the better, None where there was none.
         """
         if not self.newest:
             return set(losses)
@@ -63,6 +76,10 @@ class Retention:
     # by step; UNREADABLE of those that can't be read
     _losses: dict[int, object] = field(default_factory=dict)
 
+    def loss(self, meta: Mapping[str, Any]) -> float | None:
+        """Return the metric of a step by what its checkpoint says, the less the better."""
+        return loss_of(meta, self.policy.by)
+
     def surplus(self, good: int, loss: float | None) -> list[int]:
         """Return the steps up to `good`, which is whole and has this loss, that the policy doesn't keep.
 
@@ -77,7 +94,10 @@ class Retention:
             if step <= good and step not in self.damaged
         }
         known = self._losses | {good: loss}
-        losses = {step: known[step] if step in known else _loss_of(path) for step, path in committed.items()}
+        losses = {
+            step: known[step] if step in known else _loss_at(path, self.policy.by)
+            for step, path in committed.items()
+        }
         self._losses = losses
         readable = {step: loss for step, loss in losses.items() if loss is not UNREADABLE}
         kept = self.policy.kept(readable) | {good}
@@ -108,25 +128,56 @@ class Retention:
         return [step for step, loss in self._losses.items() if loss is UNREADABLE]
 
 
-def best_step(folder: Path) -> int:
-    """Return the step with the least validation loss, the later of two. Raises CheckpointError."""
-    losses = {step: _loss_of(path) for step, path in find(folder).items()}
+def best_step(folder: Path, choice: str = BEST) -> int:
+    """Return the best step. Raises CheckpointError.
+
+    choice: "best": by validation loss; "best:METRIC".
+    """
+    by = choice.partition(":")[2] or VAL_LOSS
+    losses = {step: _loss_at(path, by) for step, path in find(folder).items()}
     validated = [(loss, -step) for step, loss in losses.items() if isinstance(loss, float)]
-    if not validated:
+    if validated:
+        return -min(validated)[1]
+    if by == VAL_LOSS:
         raise CheckpointError(
             f"{shown(folder)}: found no whole step that was validated when it was saved; give --step a number"
         )
-    return -min(validated)[1]
+    known = sorted({name for path in find(folder).values() for name in _metrics_at(path)})
+    raise CheckpointError(
+        f"{shown(folder)}: found no whole step with the metric {shown(by)} when it was saved, but "
+        f"{', '.join(map(shown, known[:MOST_NAMED])) or 'none'}; give one of these, or --step a number"
+    )
 
 
-BEST = "best"  # in place of a step's number
 UNREADABLE = object()
 
 
-def _loss_of(path: Path) -> object:
+def loss_of(meta: Mapping[str, Any], by: str) -> float | None:
+    """Return a metric that a checkpoint says, the less the better; None: it says none."""
+    value = _metrics(meta).get(by)
+    return -value if value is not None and by.rpartition("/")[2] in HIGHER_IS_BETTER else value
+
+
+def _metrics(meta: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite metrics that a checkpoint says, by name."""
+    said = {VAL_LOSS: meta.get(VAL_LOSS)}
+    for name, metrics in (meta.get(EVALUATIONS) or {}).items():
+        said |= {f"{name}/{metric}": value for metric, value in metrics.items()}
+    return {name: float(value) for name, value in said.items() if value is not None and math.isfinite(value)}
+
+
+def _metrics_at(path: Path) -> dict[str, float]:
+    try:
+        with Checkpoint(path) as checkpoint:
+            return _metrics(checkpoint.meta)
+    except CheckpointError:
+        return {}
+
+
+def _loss_at(path: Path, by: str) -> object:
     try:
         with Checkpoint(path) as checkpoint:
             check_sizes(checkpoint)
-            return checkpoint.meta.get("val_loss")
+            return loss_of(checkpoint.meta, by)
     except CheckpointError:
         return UNREADABLE

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.folders import find, find_one, step_of
 from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.checkpoint.retention import BEST, best_step
+from mpitrain.checkpoint.retention import best_step
 from mpitrain.cluster.team import Team
 from mpitrain.config_hints import RUN_DIRECTORY, recognised
 from mpitrain.errors import CheckpointError
@@ -50,15 +50,15 @@ class Steps(NamedTuple):
         return open_step(self.folder, step)
 
 
-def steps_at(given: str, step: int | Literal["best"] | None = None) -> Steps:
-    """Return what a path means; `step` picks one. Raises CheckpointError if there is none."""
+def steps_at(given: str, step: int | str | None = None) -> Steps:
+    """Return what a path means; `step` picks one, or best_step(). Raises CheckpointError if there is none."""
     path = Path(given)
     holds_checkpoints = _holds_checkpoints(given, path)
     absolute = path.absolute()
     of_name = step_of(absolute)
     folder = path / CHECKPOINTS if holds_checkpoints else path
-    if step == BEST:
-        step = best_step(folder)
+    if isinstance(step, str):
+        step = best_step(folder, step)
     if of_name is not None and step in (None, of_name):
         committed = find(absolute.parent)
         if of_name in committed and committed[of_name].name != absolute.name:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mpitrain.commands.output_file import require_file, require_plotting, write
 from mpitrain.errors import DONE, ConfigError
-from mpitrain.inputs import shown
-from mpitrain.report.curves import BY_COLUMN
+from mpitrain.inputs import printable, shown
+from mpitrain.report.curves import BY_COLUMN, Curve
 from mpitrain.report.recorded_run import RecordedRun, read_run
 
 MOST_RUNS = 100
@@ -30,7 +30,7 @@ def plot(
 ) -> int:
     """Draw curves into a picture and say where; return 0. Raises InputError."""
     require_file("--out", out, (".svg", ".png"))
-    unknown = [name for name in names if name not in BY_COLUMN]
+    unknown = [name for name in names if name not in BY_COLUMN and "/" not in name]
     if unknown:
         raise ConfigError(
             f"--curve {shown(unknown[0])}: found no such curve; give one of {', '.join(BY_COLUMN)}"
@@ -38,7 +38,7 @@ def plot(
     require_plotting(out)
     from mpitrain.report.paper_picture import draw
 
-    curves = [BY_COLUMN[name] for name in dict.fromkeys(names)]
+    curves = [BY_COLUMN.get(name) or Curve(printable(name), name) for name in dict.fromkeys(names)]
     try:
         content = draw(_read(paths), curves, over, Path(out).suffix[1:])
     except ValueError as error:

@@ -4,43 +4,43 @@ Rank 0 asks; all ranks compute. A row is a request with padding after it, which 
 doesn't see.
 """
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor
-from mpitrain.actor.communicators import build_mesh
-from mpitrain.checkpoint import load
-from mpitrain.cluster.limit import Limit
-from mpitrain.cluster.rundir import RunDir
-from mpitrain.cluster.status_board import BUSY, WAITING, RankStatus
 from mpitrain.comm.base.world import World
 from mpitrain.data.documents import IGNORED
 from mpitrain.errors import CheckpointError
-from mpitrain.evaluation.windows import Score, ScoreRequest
+from mpitrain.evaluation.windows import Questions, Score, ScoreRequest
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.plan.plan import Plan
-from mpitrain.training.machine.device_placement import place as choose_place
-from mpitrain.training.machine.device_placement import way_of_messages
-from mpitrain.weights.beginning import checkpoint_source
-from mpitrain.weights.first_weights import fill
 
-Questions = Generator[Sequence[ScoreRequest], list[Score], dict[str, Any]]  # asks, and returns a result
+# row, summed loss, tokens that weren't likeliest, sum of likeliest tokens
+RowSums = tuple[int, float, int, int]
+
+
+def _stays() -> bool:
+    return False
 
 
 class Scorer:
-    """A model on this job's layout. Collective over all ranks, but for what rank 0 asks."""
+    """A model on this job's layout. Collective over all ranks, but for what rank 0 asks.
 
-    def __init__(self, plan: Plan, world: World, actor: Actor):
+    stopping: whether this rank has to stop at once. stopped: one of them had to.
+    """
+
+    def __init__(self, plan: Plan, world: World, actor: Actor, stopping: Callable[[], bool] = _stays):
         self._plan = plan
         self._world = world
         self._actor = actor
+        self._stopping = stopping
+        self.stopped = False
 
     def answer(self, questions: Questions | None) -> dict[str, Any]:
-        """Answer all that rank 0 asks; return its result on rank 0, nothing on others."""
+        """Answer all that rank 0 asks; return its result on rank 0, nothing on others, or if stopped."""
         result: dict[str, Any] = {}
         scores: list[Score] = []
         waiting: list[ScoreRequest] = []
@@ -64,6 +64,8 @@ class Scorer:
 
         while (rows := self._world.on_first_rank("reading what is scored", next_rows)) is not None:
             scores += self._score(rows)
+            if self.stopped:
+                return {}
         return result
 
     def _score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
@@ -81,24 +83,27 @@ class Scorer:
         rows, counted = torch.from_numpy(tokens).to(device), torch.from_numpy(scored).to(device)
         microbatches = self._actor.cutter.cut(rows, None, counted)
         made = self._actor.score(microbatches)
-        mine = []
+        segments = self._plan.table.segments  # of a row: each has sums of its own
+        mine: list[RowSums] = []
         if self._actor.mesh["tp"].rank == 0:  # the ranks of tp have the same
             for number, scores in made.items():
-                mine += _sums_of_rows(first + number * config.batch.micro, microbatches[number], scores)
-        return _together(self._world.all_gather("scores", mine), len(requests))
+                row = first + number // segments * config.batch.micro
+                mine += _sums_of_rows(row, microbatches[number], scores)
+        whole = all(scores.dim() == 3 for scores in made.values())
+        of_ranks = self._world.all_gather("scores", (mine, whole, self._stopping()))
+        if not all(whole for _, whole, _ in of_ranks):
+            raise CheckpointError(
+                "the model's own head doesn't give scores of positions (Microbatch.scoring); evaluate it "
+                "after an export"
+            )
+        self.stopped = any(stopping for *_, stopping in of_ranks)
+        return _together([sums for sums, *_ in of_ranks], len(requests))
 
 
-def _sums_of_rows(
-    first: int, microbatch: Microbatch, scores_2BT: torch.Tensor
-) -> list[tuple[int, float, int, int]]:
-    """Return (row, summed loss, tokens that weren't likeliest, sum of likeliest tokens) of the positions
-    here that are scored.
-    """
+def _sums_of_rows(first: int, microbatch: Microbatch, scores_2BT: torch.Tensor) -> list[RowSums]:
+    """Return the sums of rows over the positions here that are scored; none without scores of positions."""
     if scores_2BT.dim() != 3:
-        raise CheckpointError(
-            "the model's own head doesn't give scores of positions (Microbatch.scoring); evaluate it after "
-            "an export"
-        )
+        return []
     targets_BT = microbatch.targets
     counted_BT = targets_BT != IGNORED
     loss_B = scores_2BT[0].double().mul(counted_BT).sum(-1)
@@ -109,8 +114,8 @@ def _sums_of_rows(
     return [(first + row, *numbers) for row, numbers in enumerate(zip(*columns))]
 
 
-def _together(parts: Sequence[Sequence[tuple[int, float, int, int]]], num_rows: int) -> list[Score]:
-    """Return the scores of rows, of which ranks of cp have positions each."""
+def _together(parts: Sequence[Sequence[RowSums]], num_rows: int) -> list[Score]:
+    """Return the scores of rows, of which ranks of cp, and segments, have positions each."""
     losses, missed, tokens = [0.0] * num_rows, [0] * num_rows, [0] * num_rows
     for row, loss, misses, token in (entry for part in parts for entry in part):
         if row < num_rows:
@@ -118,35 +123,3 @@ def _together(parts: Sequence[Sequence[tuple[int, float, int, int]]], num_rows: 
             missed[row] += misses
             tokens[row] += token
     return [Score(-loss, not misses, token) for loss, misses, token in zip(losses, missed, tokens)]
-
-
-@contextmanager
-def scorer_of(plan: Plan, world: World, place: RankStatus, rundir: RunDir, step: int) -> Iterator[Scorer]:
-    """Build the communicators and the model, with the weights of a step. Collective over all ranks.
-
-    Raises InputError, alike on all ranks.
-    """
-    placement = choose_place(plan, world)
-    limit_s = Limit(plan.config.comm.timeout_s).seconds
-    way = way_of_messages(placement, world, plan.config.comm.device, limit_s)
-    with place.at("build", "making the communicators", WAITING):
-        mesh = build_mesh(plan, world.comm, place, way, placement.use)
-    place.name(f"{mesh}", limit_s)
-    with place.at("build", "building the model", BUSY):
-        actor = Actor(plan, mesh, placement.device, place=place, compiled=placement.compiled)
-
-    def read() -> None:
-        source = checkpoint_source(load.open_step(rundir.checkpoints, step), plan)
-        try:
-            fill(actor.gradients.pieces, source, plan.config.run.seed)
-        finally:
-            source.close()
-
-    with place.at("resume", f"reading step {step}", BUSY):
-        world.on_every_rank(f"reading step {step}", read)
-    with place.at("resume", "spreading the weights"):
-        actor.restored(0)
-    actor.settle()
-    yield Scorer(plan, world, actor)
-    with place.at("end", "freeing the communicators", WAITING):
-        mesh.free()

@@ -92,9 +92,8 @@ class Example(msgspec.Struct, frozen=True):
         return isinstance(self.target, int)
 
 
-def read_examples(name: str) -> list[Example]:
-    """Read a task file. Raises DataError with the line that is wrong."""
-    where = f"--tasks {shown(name)}"
+def read_examples(name: str, where: str) -> list[Example]:
+    """Read a task file. Raises DataError with the line that is wrong. where: in messages."""
     try:
         content = read_file(Path(name), MOST_BYTES)
     except OSError as error:
@@ -123,12 +122,12 @@ def _read(line: bytes) -> tuple[Any, str]:
     return example, example.damage()
 
 
-def with_shots(examples: Sequence[Example], shots: int, name: str) -> tuple[str, list[Example]]:
+def with_shots(examples: Sequence[Example], shots: int, where: str) -> tuple[str, list[Example]]:
     """Return what stands before each text, and the examples that are left to be judged."""
     if shots >= len(examples):
         raise DataError(
-            f"--tasks {shown(name)}: {len(examples)} lines, --shots {shots}: the first {shots} are shown "
-            "solved, and none is left to judge; lower --shots"
+            f"{where}: {len(examples)} lines, of which the first {shots} are shown solved: none is left to "
+            "judge; give fewer shots"
         )
     before = "".join(example.solved + BETWEEN_SHOTS for example in examples[:shots])
     return before, list(examples[shots:])

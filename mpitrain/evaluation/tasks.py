@@ -6,28 +6,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpitrain.errors import DataError
-from mpitrain.evaluation.scorer import Questions
 from mpitrain.evaluation.task_file import DELIMITER, NEW_TOKENS, Example, read_examples, with_shots
-from mpitrain.evaluation.texts import EvaluatedVocabulary
-from mpitrain.evaluation.windows import Score, ScoreRequest, continuation
+from mpitrain.evaluation.vocabulary import EvaluatedVocabulary
+from mpitrain.evaluation.windows import Questions, Score, ScoreRequest, continuation
 from mpitrain.inputs import shown
+
+METRICS = ("acc", "acc_norm", "acc_bytes", "perplexity", "exact_match")  # that a task may have
 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """The examples of a file. before: few-shot examples. ends: tokens that end a text."""
+    """The examples of a file. where: in messages, with the option or key. before: few-shot examples."""
 
-    name: str
+    where: str
     before: str
     examples: list[Example]
     vocabulary: EvaluatedVocabulary
-    ends: frozenset[int]
 
     @classmethod
-    def read(cls, name: str, shots: int, vocabulary: EvaluatedVocabulary, ends: frozenset[int]) -> "TaskFile":
-        """Read a task file. Raises DataError."""
-        before, examples = with_shots(read_examples(name), shots, name)
-        return cls(name, before, examples, vocabulary, ends)
+    def read(cls, name: str, option: str, shots: int, vocabulary: EvaluatedVocabulary) -> "TaskFile":
+        """Read a task file, which an option or key names. Raises DataError."""
+        where = f"{option} {shown(name)}"
+        before, examples = with_shots(read_examples(name, where), shots, where)
+        return cls(where, before, examples, vocabulary)
 
     def longest(self, context: int) -> int:
         """Return the most inputs of a request, at most `context`."""
@@ -58,9 +59,9 @@ class TaskFile:
                 if len(after) > context or not after:
                     merged = ", since they merge with the text's last" * (not after)
                     raise DataError(
-                        f"--tasks {shown(self.name)}, example {number}: {shown(repr(choice))} has "
-                        f"{len(after)} tokens{merged}, needed 1 to {context}, the context; change it, or "
-                        "--context"
+                        f"{self.where}, example {number}: {shown(repr(choice))} has "
+                        f"{len(after)} tokens{merged}, needed 1 to {context}, the context; shorten it, "
+                        "or lengthen the context"
                     )
                 requests.append(continuation(before, after, context))
         return requests
@@ -92,7 +93,7 @@ class TaskFile:
         texts = []
         for example in self.examples:
             room = max(1, context - (example.tokens or NEW_TOKENS))
-            texts.append(GreedyText(example, self._text(example)[-room:], self.vocabulary, self.ends))
+            texts.append(GreedyText(example, self._text(example)[-room:], self.vocabulary))
         while growing := [text for text in texts if not text.ended]:
             scores = yield [ScoreRequest([*text.ids[-context:], 0], 1) for text in growing]
             for text, score in zip(growing, scores):
@@ -102,23 +103,21 @@ class TaskFile:
             "examples": len(texts),
             "exact_match": _mean(right),
             "exact_match_stderr": _error_of_mean(right),
-            "answers": [{"text": text.text} for text in texts],
+            "answers": [{"prompt": text.example.text, "text": text.text} for text in texts],
         }
 
 
 class GreedyText:
     """The likeliest tokens after a text, until one that ends texts, a stop string or enough of them."""
 
-    def __init__(
-        self, example: Example, ids: list[int], vocabulary: EvaluatedVocabulary, ends: frozenset[int]
-    ):
+    def __init__(self, example: Example, ids: list[int], vocabulary: EvaluatedVocabulary):
         self.example = example
         self.ids = ids or list(filter(None.__ne__, [vocabulary.prefix])) or [0]
         self.ended = False
         self.text = ""
         self._decode = vocabulary.tokenizer.decode
         self._first = len(self.ids)
-        self._ends = ends
+        self._ends = vocabulary.ends
 
     def add(self, token: int) -> None:
         """Add a token."""

@@ -10,31 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpitrain.data.corpus import Corpus, documents
-from mpitrain.data.tokenizer import Tokenizer
 from mpitrain.errors import DataError
-from mpitrain.evaluation.scorer import Questions
-from mpitrain.evaluation.windows import ScoreRequest, rolling
+from mpitrain.evaluation.vocabulary import EvaluatedVocabulary
+from mpitrain.evaluation.windows import Questions, ScoreRequest, rolling
 from mpitrain.inputs import shown
 
 WORDS = re.compile(r"\s+")  # between words
 OVERFLOW = 700.0  # exp of more is no number
-
-
-class EvaluatedVocabulary:
-    """How texts become tokens.
-
-    begin: the token that begins a text, None: there is none.
-    prefix: the token before a text that has none of its own; None: there is none.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, begin: int | None, prefix: int | None):
-        self.tokenizer = tokenizer
-        self.prefix = prefix if begin is None else begin
-        self.begin = [] if begin is None else [begin]
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without the one that begins it."""
-        return self.tokenizer.encode(text.encode()).tolist()
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 As lm-evaluation-harness has it (lm_eval/utils.py, get_rolling_token_windows; models/huggingface.py).
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple
 
 
 class ScoreRequest(NamedTuple):
@@ -25,6 +25,10 @@ class Score(NamedTuple):
     log_likelihood: float
     greedy: bool
     token: int
+
+
+# asks, and returns a result
+Questions = Generator[Sequence[ScoreRequest], list[Score], dict[str, Any]]
 
 
 def rolling(tokens: Sequence[int], prefix: int | None, context: int, stride: int) -> Iterator[ScoreRequest]:

@@ -245,7 +245,7 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
     )
     try:
         one = resolve(one, 1, tokenizer.vocab, needed=tokenizer.needed)
-        require_memory(plan_of(one))
+        require_memory(plan_of(one), training=False)
     except ConfigError as error:
         raise ConfigError(f"{rundir.config}: {shown(error.args[0])}") from error
     length = max(one.data.sequence, one.model.positions or 0, length_of_run(rundir))
@@ -267,7 +267,7 @@ def _load(rundir: RunDir, plan: Plan) -> Stage:
     with saved:
         set_threads(plan.config.run)
         (whole,) = plan.stages
-        stage = assemble(whole, BuildContext(plan, torch.device("cpu")))
+        stage = assemble(whole, BuildContext(plan, torch.device("cpu"), training=False))
         _fill(stage, saved)
     return stage
 

@@ -42,6 +42,7 @@ class BuildContext:
     experts, tokens: the axes of the experts and of the same sequences, or None where all are here.
     experts_near, experts_far: those of rows that go to nodes first, or None.
     functions: what is computed between products.
+    training: whether there are gradients; a forward needs none.
     attention_kernels: those that the layers built so far will take, in their order.
     """
 
@@ -54,6 +55,7 @@ class BuildContext:
     experts_near: Axis | None = None
     experts_far: Axis | None = None
     functions: Functions = EAGER
+    training: bool = True
     rotaries: dict[Rope, Rotary] = field(default_factory=dict)
     attention_kernels: list[Kernel] = field(default_factory=list)
 

@@ -7,6 +7,7 @@ matrices, newton_schulz    whole matrices out of shards, and their orthogonal fa
 moments                    the optimizer state, in fp32, fp64 or bf16
 stochastic_rounding        of bf16 moments
 norm                       the global gradient norm, for gradient clipping
+noise_scale                the gradient noise scale, from norms of shards of a batch
 rates                      learning rate schedules
 loss_scale                 loss scaling for fp16 gradients
 offload                    master weights and moments in host memory (ZeRO-Offload)

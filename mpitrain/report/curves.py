@@ -13,12 +13,21 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 
 class Curve(NamedTuple):
-    """title: with the unit. column: of metrics.jsonl. factor: to that unit."""
+    """title: with the unit. column: of metrics.jsonl. factor: to that unit.
+
+    name: of its figure on a page; "": the column's. A column of evaluations is a text of the run.
+    """
 
     title: str
     column: str
     factor: float = 1.0
     logarithmic: bool = False
+    name: str = ""
+
+    @property
+    def figure(self) -> str:
+        """Return the name of its figure."""
+        return self.name or self.column
 
 
 CURVES = (
@@ -31,11 +40,13 @@ CURVES = (
     Curve("hardware FLOPs utilisation, %", "hfu", 100),
     Curve("seconds per step", "step_s"),
     Curve("expert loads, coefficient of variation", "load_cv"),
+    Curve("gradient noise scale, tokens", "noise_scale", logarithmic=True),
     Curve("skipped updates", "skipped"),
     Curve("rollbacks", "rollbacks"),
 )
 BY_COLUMN = {curve.column: curve for curve in CURVES}
 MOST_BLOCKS, MOST_EXPERTS = 200, 1024  # of a map of loads
+MOST_EVALUATED = 24  # curves, of all runs
 COUNTED = ("skipped", "rollbacks")  # shown where they count something
 
 
@@ -60,6 +71,12 @@ class Points(NamedTuple):
     def dash(self) -> str:
         """The run's dashes: they distinguish runs of one colour."""
         return DASHES[self.number // len(COLOURS) % len(DASHES)]
+
+
+def evaluated(runs: Sequence[StepSeries]) -> list[Curve]:
+    """Return the curves of what sources and tasks were evaluated to, in some of the runs."""
+    names = sorted({name for run in runs for name in run.columns if "/" in name})[:MOST_EVALUATED]
+    return [Curve("", name, name=f"evaluated-{number}") for number, name in enumerate(names)]
 
 
 def label_of(number: int) -> str:

@@ -8,34 +8,78 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from bokeh.models import ColumnDataSource, HoverTool, Range1d, WheelZoomTool
+from bokeh.models import ColumnDataSource, HoverTool, LinearColorMapper, Range1d, WheelZoomTool
 from bokeh.plotting import figure
+from bokeh.transform import transform
 
-from mpitrain.report.curves import COLOURS, CURVES, Curve, Points, load_cells, points
+from mpitrain.report.curves import COLOURS, CURVES, Curve, Points, evaluated, load_cells, points
 from mpitrain.report.recorded_run import Instruction, RecordedRun
 from mpitrain.report.series import LoadsLine
 
 GREY = "#808080"
 KINDS = {"F": 0, "B": 1, "I": 4, "W": 3, "SEND": 5, "RECV": 5, "GATHER": 2, "REDUCE": 2, "SUM": 2}
-OTHER = 6
+OTHER, WAIT = 6, 7
 STAGE = re.compile(r"([FBIW])\d{1,9}@(\d{1,9})")
 MOST_NAMED = 8  # runs in a legend
 MOST_DRAWN_WAITS = 5000  # the longest
+MOST_BOXES = 4000  # that are drawn at a time
+# Draws the boxes in view, or if they are too many, the one around the middle of each pixel.
+DETAILS = """
+const showDetails = (plot) => {
+  const [picture, image, ...sources] = plot.tags;
+  const range = plot.x_range, half = sources.length / 2;
+  const whole = sources.slice(0, half), shown = sources.slice(half);
+  let due = false;
+  const show = () => {
+    due = false;
+    const first = Math.min(range.start, range.end), last = Math.max(range.start, range.end);
+    const places = whole.map(({data: {left, right}}) => {
+      const seen = [];
+      for (let i = 0; i < left.length; i++) if (right[i] >= first && left[i] <= last) seen.push(i);
+      return seen;
+    });
+    const few = places[0].length <= MOST;
+    image.visible = !few;
+    shown.forEach((source, n) => {
+      if (!few && source.data.left.length === 0) return;
+      const columns = Object.entries(whole[n].data);
+      source.data = Object.fromEntries(
+        columns.map(([name, column]) => [name, few ? places[n].map((i) => column[i]) : []]));
+    });
+    if (few) return;
+    const {left, right, y, kind} = whole[0].data, {image: pixels, x, dw} = picture.data;
+    const scale = pixels[0].length / (last - first);
+    const column = (at) => Math.max(0, Math.ceil((at - first) * scale - 0.5));
+    for (const row of pixels) row.fill(0);
+    for (const i of places[0]) pixels[y[i]].fill(COLOURS[kind[i]], column(left[i]), column(right[i]));
+    x.fill(first);
+    dw.fill(last - first);
+    picture.change.emit();
+  };
+  const ask = () => {
+    if (!due) requestAnimationFrame(show);
+    due = true;
+  };
+  range.properties.start.change.connect(ask);
+  range.properties.end.change.connect(ask);
+  show();
+};
+"""
 MOST_CURVES = 64  # of memory, a rank each
 
 
 def curves(runs: Sequence[RecordedRun], over: str) -> dict[str, Any]:
-    """Return the figures of all numbers that some run has, by column. over: as points() has it."""
+    """Return the figures of all numbers that some run has, by name. over: as points() has it."""
     steps = [run.steps for run in runs]
-    drawn = {curve: points(curve, steps, over) for curve in CURVES}
-    return {c.column: _curve(c, lines, len(runs), over) for c, lines in drawn.items() if lines}
+    drawn = {curve: points(curve, steps, over) for curve in (*CURVES, *evaluated(steps))}
+    return {c.figure: _curve(c, lines, len(runs), over) for c, lines in drawn.items() if lines}
 
 
 def _curve(curve: Curve, lines: Sequence[Points], num_runs: int, over: str) -> Any:
     plot = _figure(curve.title, over, y_axis_type="log" if curve.logarithmic else "linear")
     for line in lines:
         # `watch` finds it by its name
-        source = ColumnDataSource({"x": line.x, "y": line.y}, name=f"{curve.column} {line.number}")
+        source = ColumnDataSource({"x": line.x, "y": line.y}, name=f"{curve.figure} {line.number}")
         legend = {"legend_label": line.label} if 1 < num_runs <= MOST_NAMED else {}
         dash = line.dash.replace("dashdot", "dotdash")
         plot.line("x", "y", source=source, line_width=1.6, color=line.colour, line_dash=dash, **legend)
@@ -78,35 +122,67 @@ def _figure(title: str, below: str, height: int = 260, **given: Any) -> Any:
 def timeline(events: Sequence[Instruction], stages: Sequence[Mapping[str, float]]) -> Any:
     """Return a step over all ranks: a row each, a box an instruction, below it what it waited for by axis.
 
-    stages: predicted seconds of each stage by kind of instruction, if they are known.
+    stages: predicted seconds of each stage by kind of instruction, if they are known. Where more than
+    MOST_BOXES instructions are in view, a picture stands for them.
     """
     rows = {place: row for row, place in enumerate(sorted({(e.pid, e.tid) for e in events}))}
     height = min(900, 120 + 26 * len(rows))
-    plot = _figure("", "milliseconds", height=height, y_range=Range1d(len(rows), -1))
     zero = min(event.ts for event in events)
-    by_colour: dict[int, list[Instruction]] = {}
-    for event in events:
-        kind = event.name.rstrip("0123456789@/").partition("_")[0]
-        by_colour.setdefault(KINDS.get(kind, OTHER), []).append(event)
-    for colour, of_colour in by_colour.items():
-        spans = [Span(e.name, rows[e.pid, e.tid], e.ts - zero, e.dur) for e in of_colour]
-        more = {
-            "mb": _numbers(event.megabytes for event in of_colour),
-            "waited": _numbers(sum(event.blocked_ms.values()) for event in of_colour),
-            "predicted": _numbers(_predicted_ms(event.name, stages) for event in of_colour),
-        }
-        _boxes(plot, spans, 0.84, COLOURS[colour], more)
+    last_ms = max(1e-3, max(event.ts + max(0.0, event.dur) for event in events) / 1e3 - zero / 1e3)
+    ranges = {"x_range": Range1d(0, last_ms), "y_range": Range1d(len(rows), -1)}
+    plot = _figure("", "milliseconds", height=height, **ranges)
+    spans = [Span(e.name, rows[e.pid, e.tid], e.ts - zero, e.dur, _kind(e.name)) for e in events]
+    more = {
+        "mb": _numbers(event.megabytes for event in events),
+        "waited": _numbers(sum(event.blocked_ms.values()) for event in events),
+        "predicted": _numbers(_predicted_ms(event.name, stages) for event in events),
+    }
     waits = [wait for event in events for wait in _waits(event, rows[event.pid, event.tid], zero)]
-    if waits:
-        waits = sorted(waits, key=lambda wait: wait.length)[-MOST_DRAWN_WAITS:]
-        unknown = np.full(len(waits), np.nan, np.float32)
-        _boxes(plot, waits, 0.24, "#000000", dict.fromkeys(("mb", "waited", "predicted"), unknown))
+    waits = sorted(waits, key=lambda wait: wait.length)[-MOST_DRAWN_WAITS:]
+    unknown = dict.fromkeys(more, np.full(len(waits), np.nan, np.float32))
+    columns = [_columns(spans, more), _columns(waits, unknown)]
+    if len(events) > MOST_BOXES:
+        sources = _details(plot, columns, len(rows))
+    else:
+        sources = [ColumnDataSource(of_kind) for of_kind in columns]
+    kinds = LinearColorMapper(palette=[*COLOURS, "#000000"], low=-0.5, high=WAIT + 0.5)
+    boxes = [
+        plot.hbar(
+            "y", height, "right", "left", source=source, color=transform("kind", kinds), line_color=None
+        )
+        for source, height in zip(sources, (0.84, 0.24))
+    ]
     plot.yaxis.ticker = list(range(0, len(rows), max(1, len(rows) // 16)))
     plot.yaxis.axis_label = "rank of the trace"
     tips = [("", "@name"), ("row", "@y{0}"), ("ms", "@ms{0,0.000}"), ("begins at", "@left{0,0.000}")]
     tips += [("MB sent", "@mb{0,0.000}"), ("of it waiting, ms", "@waited{0,0.000}")]
-    plot.add_tools(HoverTool(tooltips=[*tips, ("predicted, ms", "@predicted{0,0.000}")]))
+    tips.append(("predicted, ms", "@predicted{0,0.000}"))
+    plot.add_tools(HoverTool(tooltips=tips, renderers=boxes))
     return plot
+
+
+def details() -> str:
+    """Return the script of a page that has such timelines."""
+    colours = [int(f"ff{colour[5:]}{colour[3:5]}{colour[1:3]}", 16) for colour in COLOURS]
+    return DETAILS.replace("MOST", str(MOST_BOXES)).replace("COLOURS", str(colours))
+
+
+def _details(plot: Any, columns: Sequence[Mapping[str, Any]], num_rows: int) -> list[ColumnDataSource]:
+    """Add a picture of all boxes; return what is drawn in its place where few enough are in view."""
+    whole = [ColumnDataSource(of_kind) for of_kind in columns]
+    shown = [ColumnDataSource({name: [] for name in of_kind}) for of_kind in columns]
+    width = max(64, min(1024, 131_072 // num_rows))  # columns of the picture
+    picture = ColumnDataSource(
+        {
+            "image": [np.zeros((1, width), np.uint32) for _ in range(num_rows)],
+            "x": np.zeros(num_rows, np.float32),
+            "dw": np.ones(num_rows, np.float32),
+            "y": np.arange(num_rows, dtype=np.float32) - 0.42,
+        }
+    )
+    image = plot.image_rgba("image", "x", "y", "dw", 0.84, source=picture)
+    plot.tags = [picture, image, *whole, *shown]  # for the page's script: its policy runs no text of a model
+    return shown
 
 
 class Span(NamedTuple):
@@ -116,6 +192,7 @@ class Span(NamedTuple):
     row: float
     begin: float
     length: float
+    kind: int
 
 
 def _waits(event: Instruction, row: int, zero: float) -> Iterator[Span]:
@@ -123,28 +200,29 @@ def _waits(event: Instruction, row: int, zero: float) -> Iterator[Span]:
     end = event.ts - zero + event.dur
     for axis, waited_ms in event.blocked_ms.items() if event.cat == "compute" else ():
         end -= 1e3 * waited_ms
-        yield Span(f"{event.name} waits, {axis[:20]}", row + 0.3, end, 1e3 * waited_ms)
+        yield Span(f"{event.name} waits, {axis[:20]}", row + 0.3, end, 1e3 * waited_ms, WAIT)
 
 
 def _numbers(values: Iterable[float]) -> np.ndarray:
     return np.array(list(values), np.float32)
 
 
-def _boxes(
-    plot: Any, spans: Sequence[Span], height: float, colour: str, more: Mapping[str, np.ndarray]
-) -> None:
+def _kind(name: str) -> int:
+    return KINDS.get(name.rstrip("0123456789@/").partition("_")[0], OTHER)
+
+
+def _columns(spans: Sequence[Span], more: Mapping[str, np.ndarray]) -> dict[str, Any]:
     begins = _numbers(span.begin for span in spans) / 1e3
     lengths = np.maximum(_numbers(span.length for span in spans), 0) / 1e3
-    columns = {
+    return {
         "left": begins,
         "right": begins + lengths,
         "ms": lengths,
         "y": _numbers(span.row for span in spans),
+        "kind": np.array([span.kind for span in spans], np.uint8),
         "name": [span.name[:60] for span in spans],
         **more,
     }
-    source = ColumnDataSource(columns)
-    plot.hbar("y", height, "right", "left", source=source, color=colour, line_color=None)
 
 
 def _predicted_ms(name: str, stages: Sequence[Mapping[str, float]]) -> float:

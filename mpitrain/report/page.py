@@ -14,7 +14,7 @@ from bokeh.embed import json_item
 from bokeh.resources import Resources
 
 from mpitrain.report import figures
-from mpitrain.report.curves import CURVES, label_of, load_cells, points
+from mpitrain.report.curves import CURVES, evaluated, label_of, load_cells, points
 from mpitrain.report.recorded_run import RecordedRun
 from mpitrain.report.tables import tables
 
@@ -50,7 +50,9 @@ const give = (name, data) => {
 const draw = async (box) => {
   if (drawn.has(box.id)) return;
   drawn.add(box.id);
-  await Bokeh.embed.embed_item(JSON.parse(document.getElementById(box.id + "-item").textContent), box.id);
+  const item = JSON.parse(document.getElementById(box.id + "-item").textContent);
+  const views = await Bokeh.embed.embed_item(item, box.id);
+  for (const {model} of views) if (model.tags.length > 0) showDetails(model);
   for (const [name, data] of sources) if ("figure-" + name.split(" ")[0] === box.id) give(name, data);
 };
 const boxes = [...document.querySelectorAll(".figure")];
@@ -91,7 +93,8 @@ setTimeout(follow, 1000);
 LEGEND = (
     "<p>Blue F, vermilion B, yellow I, purple W, light blue messages of the pipeline, green collectives, "
     "grey the rest; the black bar below a computation is how long it waited for messages of its axes, "
-    "drawn at its end. Ctrl and the wheel zoom, drag to move, hover for an instruction.</p>"
+    "drawn at its end. Ctrl and the wheel zoom, drag to move, hover for an instruction; of very many zoom in "
+    "first.</p>"
 )
 
 
@@ -106,6 +109,7 @@ SECTIONS = {  # by the key of its table
     "ends": "Restarts and ends",
     "layout": "Layout over nodes",
     "evaluation": "Evaluation",
+    "samples": "Samples of text",
     "configuration": "Configuration",
 }
 
@@ -126,7 +130,7 @@ def page(runs: Sequence[RecordedRun], over: str = "step", version: str = "") -> 
         for name, placed in plots.items()
     )
     library = Resources(mode="inline", components=["bokeh"], minified=True).render_js() if plots else ""
-    script = DRAW + FOLLOW * bool(version)
+    script = figures.details() + DRAW + FOLLOW * bool(version)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{LIVE_POLICY if version else POLICY}">'
@@ -142,8 +146,8 @@ def state(runs: Sequence[RecordedRun], over: str, version: str) -> str:
     """Return what has changed on a page, as its script takes it."""
     steps = [run.steps for run in runs]
     sources = {
-        f"{curve.column} {line.number}": {"x": line.x.tolist(), "y": line.y.tolist()}
-        for curve in CURVES
+        f"{curve.figure} {line.number}": {"x": line.x.tolist(), "y": line.y.tolist()}
+        for curve in (*CURVES, *evaluated(steps))
         for line in points(curve, steps, over)
     }
     for number, of_run in enumerate(steps):
@@ -164,7 +168,11 @@ def _shape(runs: Sequence[RecordedRun]) -> str:
 
 def _figures(runs: Sequence[RecordedRun], over: str) -> dict[str, PageFigure]:
     """Return all figures of a page by name."""
-    placed = {name: PageFigure("curves", plot) for name, plot in figures.curves(runs, over).items()}
+    titles = {curve.figure: curve.column for curve in evaluated([run.steps for run in runs])}
+    placed = {
+        name: PageFigure("evaluation" if name in titles else "curves", plot, titles.get(name, ""))
+        for name, plot in figures.curves(runs, over).items()
+    }
     for number, run in enumerate(runs[:MOST_TIMELINES]):
         name = label_of(number)
         title = f"Run {name}" if len(runs) > 1 else ""
@@ -182,12 +190,13 @@ def _sections(runs: Sequence[RecordedRun], plots: Mapping[str, PageFigure]) -> s
     sections = ""
     for key, title in SECTIONS.items():
         boxes = "".join(
-            (f"<h3>{placed.title}</h3>" if placed.title else "")
-            + f'<div class="figure" id="figure-{name}" style="min-height:{placed.plot.height}px"></div>'
+            "<div>"
+            + (f"<h3>{escape(placed.title)}</h3>" if placed.title else "")
+            + f'<div class="figure" id="figure-{name}" style="min-height:{placed.plot.height}px"></div></div>'
             for name, placed in plots.items()
             if placed.section == key
         )
-        if boxes and key == "curves":
+        if boxes and key in ("curves", "evaluation"):
             boxes = f'<div class="grid">{boxes}</div>'
         if boxes or key in content:
             legend = LEGEND if boxes and key == "step" else ""

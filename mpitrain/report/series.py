@@ -5,6 +5,7 @@ import os
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, BinaryIO, NamedTuple
 
@@ -45,6 +46,8 @@ class StepLine(msgspec.Struct):
     skipped: Number = None
     rollbacks: Number = None
     load_cv: Number = None
+    grad_signal: Number = None
+    grad_noise: Number = None
     spike: bool = False
 
 
@@ -62,10 +65,20 @@ class LoadsLine(msgspec.Struct):
     expert_loads: dict[str, list[Share]] = {}
 
 
+class EvaluationsLine(msgspec.Struct):
+    """What sources and tasks were evaluated to, by name and metric."""
+
+    evaluations: dict[str, dict[str, Number]] = {}
+
+
 COLUMNS = StepLine.__struct_fields__
 SAMPLED = 64  # last steps, whose communication is averaged
 MOST_NAMES = 32  # of axes or ranks
+MOST_LETTERS = 100  # of the name of an evaluation
 LOADS = b'"expert_loads"'
+EVALUATIONS = b'"evaluations"'
+MOST_EVALUATIONS = 12  # curves of sources and tasks
+NOISE_STEPS = 100  # over whose mean the noise scale is taken
 
 
 class StepSeries(NamedTuple):
@@ -73,7 +86,7 @@ class StepSeries(NamedTuple):
 
     damaged: lines that can't be read. comm: costs of axes, summed over a sample of num_sampled steps.
     waits: seconds that rank 0 waited for others in these. loads: shares of experts by block, of the
-    newest step that has them.
+    newest step that has them. columns has `noise_scale`, too, and NAME/METRIC of evaluations.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -115,6 +128,7 @@ class StepReader:
         self._rows = array("d")
         self._newest = deque[bytes](maxlen=SAMPLED)
         self._loads = b""
+        self._evaluations: dict[str, list[tuple[int, float]]] = {}  # by name: places in _rows, values
         self._damaged = 0
 
     def read(self) -> StepSeries:
@@ -156,13 +170,35 @@ class StepReader:
         self._newest.append(line)
         if LOADS in line:
             self._loads = line
+        if EVALUATIONS in line:
+            self._take_evaluations(line)
         return True
+
+    def _take_evaluations(self, line: bytes) -> None:
+        with suppress(msgspec.MsgspecError, ValueError):
+            read = msgspec.json.decode(line, type=EvaluationsLine).evaluations
+            for name, metrics in read.items():
+                for metric, value in metrics.items():
+                    key = f"{name}/{metric}"[:MOST_LETTERS]
+                    if value is not None and (
+                        key in self._evaluations or len(self._evaluations) < MOST_EVALUATIONS
+                    ):
+                        place = len(self._rows) // len(COLUMNS) - 1
+                        self._evaluations.setdefault(key, []).append((place, value))
 
     def _series(self, torn: int) -> StepSeries:
         table = np.array(self._rows).reshape(-1, len(COLUMNS))
-        table = table[np.argsort(table[:, 0], kind="stable")]
-        table = table[np.append(table[1:, 0] != table[:-1, 0], True)[: len(table)]]
-        columns = dict(zip(COLUMNS, table.T))
+        order = np.argsort(table[:, 0], kind="stable")
+        steps = table[order, 0]
+        order = order[np.append(steps[1:] != steps[:-1], True)[: len(steps)]]
+        columns = dict(zip(COLUMNS, table[order].T))
+        signal, noise = (_moving_mean(columns.pop(name)) for name in ("grad_signal", "grad_noise"))
+        columns["noise_scale"] = np.where(signal > 0, noise / np.where(signal > 0, signal, 1), np.nan)
+        for name, values in self._evaluations.items():
+            column = np.full(len(table), np.nan)
+            for place, value in values:
+                column[place] = value
+            columns[name] = column[order]
         return StepSeries(
             columns,
             int(columns.pop("spike").sum()),
@@ -196,6 +232,14 @@ def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float
         for name, seconds in list(read.waited_for.items())[:MOST_NAMES]:
             waits[name] = waits.get(name, 0.0) + (seconds or 0.0)
     return costs, waits, count
+
+
+def _moving_mean(column: np.ndarray) -> np.ndarray:
+    """Return the mean of up to NOISE_STEPS numbers up to each; NaN where one of them isn't known."""
+    sums = np.cumsum(np.concatenate([[0.0], np.nan_to_num(column)]))
+    places = np.arange(len(column))
+    first = np.maximum(0, places + 1 - NOISE_STEPS)
+    return np.where(np.isfinite(column), (sums[places + 1] - sums[first]) / (places + 1 - first), np.nan)
 
 
 def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
 from mpitrain.report.curves import COLOURS, label_of
 from mpitrain.report.recorded_run import RecordedRun, RunEnd
-from mpitrain.report.run_ends import reliability
+from mpitrain.report.run_ends import by_class, reliability
 from mpitrain.report.series import AxisCost
 
 # of ends.jsonl
@@ -19,6 +19,7 @@ CLASSES = {DONE: "done", FAILED: "failed", 2: "bad input", STOPPED_EARLY: "stopp
 SHOWN_KEYS = 400
 MOST_RANKS = 1024  # of a drawn layout
 MOST_WAITS = 8
+MOST_SAMPLES = 20
 
 
 def tables(runs: Sequence[RecordedRun]) -> dict[str, str]:
@@ -29,9 +30,10 @@ def tables(runs: Sequence[RecordedRun]) -> dict[str, str]:
         "memory": _memory(runs),
         "communication": _communication(runs) + _communication_of_ranks(runs),
         "stragglers": _stragglers(runs),
-        "ends": _reliability(runs) + _ends(runs),
+        "ends": _reliability(runs) + _classes(runs) + _ends(runs),
         "layout": "".join(_layout(number, run) for number, run in enumerate(runs)),
         "evaluation": _evaluations(runs),
+        "samples": _samples(runs),
         "configuration": _configuration(runs),
     }
     return {key: table for key, table in content.items() if table}
@@ -180,6 +182,16 @@ def _reliability(runs: Sequence[RecordedRun]) -> str:
     return table(head, rows)
 
 
+def _classes(runs: Sequence[RecordedRun]) -> str:
+    """Return the ends by class: how often, how far apart in hours of running, what they cost."""
+    rows = [
+        (label_of(number), name, of_class.count, of_class.hours_between, of_class.steps_lost)
+        for number, run in enumerate(runs)
+        for name, of_class in by_class(run.ends, _class_of).items()
+    ]
+    return table(("", "ends by class", "count", "mean hours between", "steps lost"), rows)
+
+
 def _ends(runs: Sequence[RecordedRun]) -> str:
     rows = [
         (label_of(number), end.time, _class_of(end), end.step, _lost(end), end.job)
@@ -235,6 +247,23 @@ def _evaluations(runs: Sequence[RecordedRun]) -> str:
         for name, numbers in _objects(result.get(kind))
     ]
     return table(("", "step", "file", "numbers"), rows)
+
+
+def _samples(runs: Sequence[RecordedRun]) -> str:
+    """Return texts that the model has generated, of the newest evaluations first."""
+    rows = [
+        (label_of(number), result.get("step", ""), name, sample.get("prompt", ""), sample.get("text", ""))
+        for number, run in enumerate(runs)
+        for result in reversed(run.evaluations)
+        for name, numbers in _objects(result.get("tasks"))
+        for sample in _list(numbers.get("samples"))
+        if isinstance(sample, dict)
+    ]
+    return table(("", "step", "task", "prompt", "text"), rows[:MOST_SAMPLES])
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _objects(value: Any) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -22,6 +22,7 @@ run_summary             summary.json: what a run knows at its end alone, for pag
 run_report              what a run prints
 run_end, next_commands  what it prints and keeps at its end, and what it advises
 step_times              the seconds of the last steps
+task_scores             tasks that are scored at each validation
 expert_loads            load balancing of experts, as numbers
 early_exit              an early exit with a checkpoint: signals, time limits
 saving/                 checks/  replay/  machine/

@@ -53,6 +53,10 @@ class Leaving:
         late = HURRY if left_s < self._to_save_s else LEAVE if self._late or self.reason else STAY
         return max(min(self._requests.num_asked, HURRY), late)
 
+    def hurries(self) -> bool:
+        """Return whether this rank has to leave at once."""
+        return self.urgency() == HURRY
+
     @property
     def needed_s(self) -> float:
         """The time before the end from which on a further step is too much."""

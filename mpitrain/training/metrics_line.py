@@ -52,5 +52,6 @@ class MetricsLine:
             "peak_in_flight": result.peak_in_flight,
             # rollbacks so far, if there were some (spikes.do)
             **({"rollbacks": rollbacks} if rollbacks else {}),
+            **result.noise,
             **result.metrics,
         }

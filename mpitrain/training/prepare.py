@@ -38,6 +38,7 @@ from mpitrain.training.agreement import attempt, require_same_configuration, req
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_opening import Opening, PreparedRun
 from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
+from mpitrain.training.task_scores import require_tasks
 from mpitrain.training.tokenizing import OneTokenizer
 
 
@@ -129,6 +130,7 @@ def _require_files(plan: Plan, world: World) -> None:
     """
     loggers = plan.config.run.logger_names
     world.on_first_rank("looking at run.loggers", lambda: require_loggers(loggers))
+    world.on_first_rank("looking at run.eval_tasks", lambda: require_tasks(plan.config.run))
     checkpoints = RunDir(plan.config.run.dir).checkpoints
     world.on_first_rank("looking at model.init", lambda: _require_init(plan, checkpoints))
     if plan.config.run.machine:

@@ -3,6 +3,7 @@ earlier checkpoint.
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -195,8 +196,11 @@ class Recovery:
             counts.skipped_in_a_row = meta.get("skipped_in_a_row", 0)
             self._spikes.state = meta.get("spikes") or NONE_YET
 
-    def meta(self, val_loss: float | None) -> dict[str, Any]:
-        """Return what a checkpoint says besides weights and optimizer state."""
+    def meta(self, line: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a checkpoint says besides weights and optimizer state.
+
+        line: of the step in metrics.jsonl.
+        """
         counts = self._counts
         meta: dict[str, Any] = {
             "step": counts.step,
@@ -207,10 +211,12 @@ class Recovery:
             "order": self._opened.corpora.order,
         }
         meta |= {"routing": self._plan.routing.digest} if self._plan.routing else {}
+        if evaluations := line.get("evaluations"):
+            meta["evaluations"] = finite(evaluations)
         return meta | {
             "sequences": counts.sequences,
             "loss_scale": self._actor.loss_scale.state,
             "spikes": self._spikes.state,
-            "val_loss": finite(val_loss),
+            "val_loss": finite(line.get("val_loss")),
             "skipped_in_a_row": counts.skipped_in_a_row,
         }

@@ -1,7 +1,7 @@
 """The run directory and what is in it, taken before torch is loaded: checkpoint, tokens, logs."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +43,7 @@ from mpitrain.training.same_past import (
 )
 from mpitrain.training.saving.memory_folder import NodeMemory, named_folder
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
+from mpitrain.training.task_scores import Tasks, read_tasks
 from mpitrain.training.tokenizing import OneTokenizer
 
 SEEN_S = 60.0  # for which a network file system may still say that there is no such file
@@ -59,6 +60,7 @@ class PreparedRun:
     notes: for the user.
     passed: the place in the data and the spikes of what this start has done so far, with another batch.
     prompt: for a sample of what it trains; on rank 0.
+    tasks: by which it is judged; on rank 0.
     """
 
     plan: Plan
@@ -70,6 +72,7 @@ class PreparedRun:
     loggers: Loggers
     notes: list[str]
     prompt: str
+    tasks: Tasks
     passed: tuple[int, dict[str, Any]] | None = None
 
 
@@ -145,6 +148,7 @@ class Opening:
                 )
                 world.on_first_rank("keeping the tokenizer", self._keep_tokenizer)
                 corpora = world.on_every_rank("opening the tokens", lambda: self._corpora(newest, prepared))
+                tasks = self._tasks(corpora.validation_of_sources)
                 world.require_same({"the tokens": corpora.digest})
                 self.notes += [self._describe_text()] * (world.rank == 0)
                 self.guard.leave_if_asked(world, "the tokens are prepared")
@@ -158,10 +162,20 @@ class Opening:
                 self.rundir.undo(keep_data=isinstance(error, StoppedEarly))
             raise
         prompt = self._prompt(corpora) if world.rank == 0 else ""
-        loggers = self._loggers()
         return PreparedRun(
-            self.plan, self.rundir, corpora, newest, saved, memory, loggers, self.notes, prompt
+            self.plan, self.rundir, corpora, newest, saved, memory, self._loggers(), self.notes, prompt, tasks
         )
+
+    def _tasks(self, sources: Collection[str]) -> Tasks:
+        """Return the tasks of run.eval_tasks on rank 0. Collective over all ranks."""
+        if not self.config.run.task_files:
+            return {}
+        tasks: list[Tasks] = []
+        self.world.on_first_rank(
+            "reading run.eval_tasks",
+            lambda: tasks.append(read_tasks(self.plan, self.rundir, self.tokenizer.whole, sources)),
+        )
+        return tasks[0] if tasks else {}
 
     def _prompt(self, corpora: Corpora) -> str:
         beginning = corpora.train.sequences(range(1))[0].tolist()

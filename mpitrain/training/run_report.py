@@ -99,6 +99,7 @@ class RunReport:
             f"step {line['step']:5d}",
             f"loss {line['loss']:.4f}",
             *([f"val loss {line['val_loss']:.4f}"] if "val_loss" in line else []),
+            *_of_tasks(line),
             f"{left} left",
             f"{line['tokens_per_s']:,.0f} tokens/s",
             f"MFU {line['mfu']:.1%}",
@@ -116,3 +117,13 @@ class RunReport:
         first, began = self._first or (line["step"], now)
         step_s = (now - began) / (line["step"] - first) if line["step"] > first else line["step_s"]
         return timedelta(seconds=round(step_s * (self.steps - line["step"])))
+
+
+def _of_tasks(line: dict) -> list[str]:
+    """Return the first metric of each task, if the step was judged by some."""
+    evaluations = {name: next(iter(metrics.items())) for name, metrics in line.get("evaluations", {}).items()}
+    return [
+        f"{printable(name)[:40]} {metric} {value:.4f}"
+        for name, (metric, value) in evaluations.items()
+        if metric != "loss"
+    ]

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -195,7 +195,7 @@ class Trainer:
         self.side_files.end(step)
         self.profiling.end(step)
         self.leaving.end_step(self.saver.last.took_s)
-        self.code = self._check_and_save(result, line.get("val_loss"))
+        self.code = self._check_and_save(result, line)
         return line
 
     def _compute(self, step: int, lr: float) -> StepResult:
@@ -253,10 +253,10 @@ class Trainer:
             line[expert_loads.KEY] = expert_loads.together(shares_of_ranks)
         return line
 
-    def _check_and_save(self, result: StepResult, val_loss: float | None) -> int | None:
+    def _check_and_save(self, result: StepResult, line: Mapping[str, Any]) -> int | None:
         """Check a step, then save it or go back from it as is due; return the exit code if it was the last.
 
-        Collective over all ranks.
+        Collective over all ranks. line: of the step, with what it was evaluated to.
         """
         run = self.config.run
         step = self.counts.step
@@ -271,17 +271,17 @@ class Trainer:
             return self._roll_back(last)
         reason = self._count_skips(result)
         if not reason:
-            self._keep(result, val_loss, saving)
+            self._keep(result, line, saving)
         if over or reason:
             return self._end(reason)
         return self._end_of_batch() if grows else None
 
-    def _keep(self, result: StepResult, val_loss: float | None, saving: bool) -> None:
+    def _keep(self, result: StepResult, line: Mapping[str, Any], saving: bool) -> None:
         """Save a step on disk, or copy it in memory, as is due."""
         if saving:
-            self._save(result, val_loss)
+            self._save(result, line)
         elif self.memory.due(self.counts.step):
-            self.memory.copy(self.counts.step, self.recovery.meta(None))
+            self.memory.copy(self.counts.step, self.recovery.meta({}))
 
     def _end_of_batch(self) -> int | None:
         """Wait for the step that another plan resumes from; return the exit code if it isn't saved."""
@@ -380,9 +380,9 @@ class Trainer:
             return f"{self.counts.skipped_in_a_row} steps were skipped in a row (run.max_skips = {most})"
         return ""
 
-    def validate(self) -> dict[str, Any]:
+    def validate(self, tasks: bool = True) -> dict[str, Any]:
         """Return what metrics.jsonl has of a validation, see Validation. Collective over all ranks."""
-        line = self.validation.validate(self.counts.step, self.urgency)
+        line = self.validation.validate(self.counts.step, self.urgency, tasks)
         self.urgency = self.validation.urgency
         return line
 
@@ -405,7 +405,7 @@ class Trainer:
 
     # ------------------------------------------------------------ checkpoints
 
-    def _save(self, result: StepResult, val_loss: float | None) -> None:
+    def _save(self, result: StepResult, line: Mapping[str, Any]) -> None:
         """Begin to save a step, if it is worth it. Collective over all ranks."""
         scale = self.actor.loss_scale
         if result.num_tokens and (
@@ -413,7 +413,7 @@ class Trainer:
         ):
             self.saver.refuse(self.counts.step, "its loss or its gradients are not finite")
             return
-        self.saver.start(self.counts.step, self.recovery.meta(val_loss))
+        self.saver.start(self.counts.step, self.recovery.meta(line))
 
     def _roll_back(self, last: int) -> int | None:
         """Go back to a checkpoint after a spike; return the exit code if the run has to end.

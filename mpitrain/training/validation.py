@@ -14,6 +14,7 @@ from mpitrain.data.packed_rows import SourceSampler
 from mpitrain.training.early_exit import HURRY, LEAVE, STAY, Leaving
 from mpitrain.training.run_opening import PreparedRun
 from mpitrain.training.step_rows import StepRows
+from mpitrain.training.task_scores import TaskScores
 
 
 class Validation:
@@ -34,14 +35,16 @@ class Validation:
         self._guard = guard
         self._leaving = leaving
         self.urgency = STAY
+        self._tasks = TaskScores(actor, world, guard.place, opened.tasks, leaving.hurries)
         asked = config.run.eval_batches * BatchSizes(config.batch).at(1)
         held_out = self._corpora.validation.num_sequences
         self.num_sequences = min(asked, held_out) if self._corpora.by_documents else asked
 
-    def validate(self, step: int, urgency: int) -> dict[str, Any]:
+    def validate(self, step: int, urgency: int, tasks: bool = True) -> dict[str, Any]:
         """Return the mean loss over the validation sequences, none of them twice, and of each source.
 
-        Nothing if a rank is in a hurry before all are computed. step: the last one that is done.
+        And the metrics of tasks. Nothing if a rank is in a hurry before all are computed.
+        step: the last one that is done.
         urgency: of the most urgent rank then.
 
         Raises StoppedEarly on all ranks if one has to leave before the first step: there is nothing
@@ -54,15 +57,18 @@ class Validation:
             name: self._mean_loss(step, sampler, min(self.num_sequences, sampler.num_sequences))
             for name, sampler in self._corpora.validation_of_sources.items()
         }
-        if self.urgency == HURRY:
+        evaluations = {name: dict(loss=of_source) for name, of_source in sources.items()}
+        if tasks and self.urgency != HURRY:
+            evaluations |= self._tasks.metrics()
+        if self.urgency == HURRY or self._tasks.stopped:
             return {}
         self._leaving.validated(time.monotonic() - begin_s)
         line: dict[str, Any] = {
             "val_loss": loss,  # mean cross-entropy of the validation batches, in nats
         }
-        if sources:
-            # by source, its loss (run.eval_sources)
-            line["evaluations"] = {name: dict(loss=of_source) for name, of_source in sources.items()}
+        if evaluations:
+            # by source, its loss (run.eval_sources); by task, its metrics (run.eval_tasks)
+            line["evaluations"] = evaluations
         return line
 
     def _mean_loss(self, step: int, sampler: SourceSampler | HeldOutMixture, most: int) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,7 +55,7 @@ OF_COMPUTE = {"fp64": "fp64", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "f
 class ExportOptions:
     """What the command line said. prove: None for a small model, where transformers is installed."""
 
-    step: int | Literal["best"] | None = None
+    step: int | str | None = None
     dtype: str | None = None
     shard_size: str = "5GB"
     prove: bool | None = None

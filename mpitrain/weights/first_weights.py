@@ -41,8 +41,8 @@ def _placed(spec: Spec, box: Box) -> Box:
 
 
 def _read(source: WeightSource, name: str, box: Box, out: torch.Tensor) -> None:
-    """Fill a tensor; of a GPU, by way of a few megabytes of the host's."""
-    if out.is_cpu:
+    """Fill a tensor; one of a GPU, or of 16 bits, by way of a few megabytes of the host's."""
+    if out.is_cpu and out.dtype in (torch.float32, torch.float64):
         source.read(name, box, out.numpy())
         return
     dtype = np.dtype(np.float64 if out.dtype == torch.float64 else np.float32)

@@ -168,7 +168,7 @@ def _ours(
         optimizer=OptimizerTable(name="sgd", momentum=0.0),
     )
     plan = plan_on_one_rank(changed)
-    stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu")))
+    stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu"), training=False))
     source = FolderSource(folder, matched, plan.config)
     for spec, data in stage.state.weights():
         box = source.box(spec.name)

@@ -1,6 +1,9 @@
 """mpitrain eval, on layouts, beside plain loops over the export (tests/oracles/evaluation.py)."""
 
 import json
+import os
+import sys
+import sysconfig
 
 import pytest
 from evaluation import LoopEvaluation
@@ -152,6 +155,76 @@ def test_a_stride_gives_each_token_more_context_and_shots_stand_before(evaluated
         sums = evaluated.loop.choice(before + example["text"], example["choices"])[0]
         assert answer["log_likelihoods"] == pytest.approx(sums, rel=1e-6)
     assert (result["shots"], result["stride"]) == (1, 7)
+
+
+HARNESS = """
+import json, sys
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+folder, tasks, context, *names = sys.argv[1:]
+done = simple_evaluate(
+    model="hf", model_args=dict(pretrained=folder, dtype="float64", max_length=int(context)), tasks=names,
+    task_manager=TaskManager(include_path=tasks, include_defaults=False),
+    batch_size=1, device="cpu", bootstrap_iters=0,
+)
+said = {name: [sample["resps"] for sample in samples] for name, samples in done["samples"].items()}
+print("RESULT " + json.dumps([done["results"], said], default=str))
+"""
+TASK = """task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+"""
+KINDS = {
+    "texts": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: text\n"
+    "metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]\n",
+    "choices": "output_type: multiple_choice\ndoc_to_text: text\ndoc_to_choice: choices\n"
+    "doc_to_target: target\n"
+    "metric_list: [{metric: acc}, {metric: acc_norm}]\n",
+    "cloze": "output_type: loglikelihood\ndoc_to_text: text\ndoc_to_target: target\ntarget_delimiter: ''\n"
+    "metric_list: [{metric: acc}, {metric: perplexity}]\n",
+}
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory):
+    """Return the Python of an environment with lm-evaluation-harness, which reads this one's packages."""
+    version = os.environ.get("MPITRAIN_LM_EVAL")
+    if not version:
+        pytest.skip("MPITRAIN_LM_EVAL=0.4.13 installs lm-evaluation-harness")
+    folder = tmp_path_factory.mktemp("harness") / "environment"
+    finished([sys.executable, "-m", "venv", folder], timeout=120, check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "ours.pth").write_text(sysconfig.get_path("purelib"))
+    wanted = [f"lm_eval=={version}", "accelerate", "peft"]
+    finished([folder / "bin/pip", "install", "--quiet", *wanted], timeout=600, check=True)
+    return folder / "bin/python"
+
+
+def test_lm_evaluation_harness_agrees_on_an_export(evaluated, harness, tmp_path):
+    """Texts of a tokenizer that begins each by itself are left out: there lm_eval has that token twice."""
+    kinds = [name for name in KINDS if name != "texts" or not evaluated.loop.begin]
+    for name, file in zip(KINDS, evaluated.files):
+        if name in kinds:
+            (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, file=file) + KINDS[name])
+    words = [harness, "-c", HARNESS, evaluated.folder / "out", tmp_path, CONTEXT, *kinds]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+    done = finished(
+        list(map(str, words)), timeout=300, capture_output=True, text=True, env={**os.environ, **offline}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    numbers, said = json.loads(line.removeprefix("RESULT "))
+    _, results = evaluated.result(1, {})
+    for name, ours in zip(KINDS, results):
+        for key, value in numbers.get(name, {}).items():
+            metric = key.removesuffix(",none")
+            if metric in ours and metric != "alias":
+                assert ours[metric] == pytest.approx(value, rel=1e-6), (name, metric)
+    for answer, responses in zip(results[1]["answers"], said["choices"], strict=True):
+        sums = [float(response[0][0]) for response in responses]
+        assert answer["log_likelihoods"] == pytest.approx(sums, rel=1e-6)
+    assert {"acc,none", "acc_norm,none"} <= set(numbers["choices"]) and "perplexity,none" in numbers["cloze"]
 
 
 WRONG = {

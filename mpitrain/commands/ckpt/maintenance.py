@@ -8,7 +8,7 @@ from mpitrain.checkpoint.folders import GONE, remove_leftovers
 from mpitrain.checkpoint.load import open_latest
 from mpitrain.checkpoint.repair import format_fault, rewrite_index
 from mpitrain.checkpoint.reshard import reshard
-from mpitrain.checkpoint.retention import Policy, Retention
+from mpitrain.checkpoint.retention import VAL_LOSS, Policy, Retention, loss_of
 from mpitrain.checkpoint.steps import CHECKPOINTS, steps_at
 from mpitrain.checkpoint.verify_shared import VerifiedStep, verify_step
 from mpitrain.cluster.lock import Lock
@@ -145,7 +145,7 @@ def prune(
     refused = list[str]()
     with open_latest(steps.folder, warn=refused.append) as good:
         step = good.step
-        loss = good.meta.get("val_loss")
+        loss = loss_of(good.meta, VAL_LOSS)
     for line in refused:
         say(line)
     if not dry_run:  # a run's own is left: it is being written

@@ -132,16 +132,21 @@ def zero_groups_of(config: Config, mesh: Mesh) -> dict[str, ZeroGroup]:
 
 
 def reserve(
-    zero_groups: Mapping[str, ZeroGroup], needed: Needed, dtype: torch.dtype, device: torch.device
+    zero_groups: Mapping[str, ZeroGroup],
+    needed: Needed,
+    dtype: torch.dtype,
+    device: torch.device,
+    training: bool = True,
 ) -> None:
-    """Allocate what programs will borrow.
+    """Allocate what programs will borrow; without training no gradients.
 
     Collective over each domain's ranks, which have the same programs.
     dtype: of weights.
     """
     for domain, zero_group in zero_groups.items():
         zero_group.weights.reserve(needed.weights[domain], zero_group.type_of_weights(dtype), device)
-        zero_group.gradients.reserve(needed.gradients[domain], wide(dtype), device)
+        if training:
+            zero_group.gradients.reserve(needed.gradients[domain], wide(dtype), device)
 
 
 class ParameterShard(NamedTuple):
@@ -160,7 +165,8 @@ class ParameterShard(NamedTuple):
 class Weights:
     """The weights of a bucket.
 
-    `shard` is this rank's part, `master` the same in the optimiser's precision, and always there.
+    `shard` is this rank's part, `master` the same in the optimiser's precision, and always there;
+    without masters it is `shard` itself: nothing updates it.
 
     leaving: offloaded masters as they are computed with, on their way from host memory to the
     shard.
@@ -174,6 +180,7 @@ class Weights:
         device: torch.device,
         zero_group: ZeroGroup,
         seed: int | None,
+        masters: bool = True,
     ):
         self.layout = layout
         self._zero_group = zero_group
@@ -195,7 +202,8 @@ class Weights:
             self.master = on_host(end - begin, kind, device).zero_()
             self.leaving = self.master if dtype == kind else on_host(end - begin, dtype, device)
         else:
-            self.master = self.shard if dtype == kind else _zeros(end - begin, kind, device)
+            same = dtype == kind or not masters
+            self.master = self.shard if same else _zeros(end - begin, kind, device)
         self._initialise(seed)
 
     def _initialise(self, seed: int | None) -> None:
@@ -319,6 +327,10 @@ class Gradient:
         self._bound.append(parameter)
         if self.whole is not None:
             parameter.grad = _view(self.whole, self.layout, parameter.spec)
+
+    def views(self) -> Iterator[tuple[Spec, torch.Tensor]]:
+        """Yield each parameter with its gradient, whose buffer must be here."""
+        yield from ((spec, _view(self.whole, self.layout, spec)) for spec in self.layout.specs)
 
     def zero(self) -> None:
         """Start a step."""

@@ -111,3 +111,13 @@ def itemsize_on_the_wire(config: ResolvedConfig, domain: str) -> int:
     """Return the bytes of a number of the gradients of a domain, as data ranks exchange them."""
     rounded = config.precision.reduce == "bf16" and domain != COUNTED
     return 2 if rounded else itemsizes_of(config)[1]
+
+
+def reduces_each(config: ResolvedConfig) -> bool:
+    """Return whether gradients are reduced after each microbatch, which parallel.reduce = "auto" leaves open.
+
+    A tree sums over microbatches first.
+    """
+    if config.parallel.reduce != "auto":
+        return config.parallel.reduce == "microbatch"
+    return divided(config) and config.parallel.zero >= 2 and config.numerics.reproducible == "run"

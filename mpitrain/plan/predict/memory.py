@@ -143,6 +143,12 @@ def _played(plan: Plan, rank: int, shards: Mapping[str, int] | None, on_gpu: boo
     return MemoryUsage(weights + _divided(rounded) * wide, grads, moments, *lent, *peak, messages, host)
 
 
+def weights_of_rank(plan: Plan, rank: int) -> int:
+    """Return the bytes of weights that stay on a rank of a pipeline rank, without masters."""
+    buckets = [bucket for stage in held_by(plan, rank).values() for bucket in stage.buckets]
+    return sum(_weights_kept(plan.config, bucket) for bucket in buckets if bucket.owned)
+
+
 def _divided(buckets: Sequence[HeldBucket]) -> int:
     """Return how many numbers of their weights a rank updates."""
     return sum(bucket.weights.kept(divided=True) for bucket in buckets)

@@ -11,13 +11,13 @@ from mpitrain.plan.declared.parameters import EXPERT, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import domain_of, domains_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.memory import MemoryUsage, predict_rank
+from mpitrain.plan.predict.memory import MemoryUsage, predict_rank, weights_of_rank
 
 
-def require_memory(plan: Plan) -> None:
+def require_memory(plan: Plan, training: bool = True) -> None:
     """Raise ConfigError if a rank's share can't fit into this node.
 
-    The share is that of the largest stage: weights, gradients and moments.
+    The share is that of the largest stage: weights, gradients and moments; without training, weights.
 
     The tensor-parallel ranks of a stage are on one node, and have it all together; those of its
     experts can be on others.
@@ -25,7 +25,7 @@ def require_memory(plan: Plan) -> None:
     config = plan.config
     stages = plan.stages
     bytes_by_domain = {
-        name: _bytes_of_state(config, name) / (config.parallel.ep if name == EXPERT else 1)
+        name: _bytes_of_state(config, name, training) / (config.parallel.ep if name == EXPERT else 1)
         for name in domains_of(config)
     }
     # tied ones once
@@ -37,18 +37,17 @@ def require_memory(plan: Plan) -> None:
     # by rank 0
     gathered = (
         _bytes_saved(config) * sum(spec.numel for spec in plan.parameters())
-        if config.run.shards == "one"
+        if training and config.run.shards == "one"
         else 0
     )
     node_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = round(max(of_each) + gathered)
     if needed <= node_bytes or (config.run.device != "cpu" and _finds_a_gpu()):
         return
-    copy, without = _copy_phrases(config)
+    state, without = _state_phrases(config) if training else ("weights", "")
     raise ConfigError(
-        f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for weights, gradients and "
-        f"moments{copy}, this node has {node_bytes / 2**30:,.0f} GiB; choose a smaller model or more stages "
-        f"(parallel.pp){without}"
+        f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for {state}, this node "
+        f"has {node_bytes / 2**30:,.0f} GiB; choose a smaller model or more stages (parallel.pp){without}"
     )
 
 
@@ -57,6 +56,7 @@ def require_gpu_memory(
     pipeline_ranks: Sequence[int],
     name: str,
     found_bytes: int,
+    training: bool = True,
 ) -> None:
     """Raise ConfigError if what the ranks on one GPU keep at least can't fit into its memory.
 
@@ -65,7 +65,11 @@ def require_gpu_memory(
     on the host.
 
     pipeline_ranks: the coordinate along pp of each rank on it.
+    training: without, a rank keeps weights alone.
     """
+    if not training:
+        _require_weights(plan, pipeline_ranks, name, found_bytes)
+        return
     usages = {rank: predict_rank(plan, rank, on_gpu=True) for rank in set(pipeline_ranks)}
     of_experts = bool(plan.config.experts.count)
     uncounted = {
@@ -87,6 +91,15 @@ def require_gpu_memory(
     )
 
 
+def _require_weights(plan: Plan, pipeline_ranks: Sequence[int], name: str, found_bytes: int) -> None:
+    needed = sum(weights_of_rank(plan, rank) for rank in pipeline_ranks)
+    if needed > found_bytes:
+        raise ConfigError(
+            f"{len(pipeline_ranks)} ranks keep {needed / 2**30:,.1f} GiB of weights on {name}, which has "
+            f"{found_bytes / 2**30:,.1f} GiB; start more ranks on more GPUs, or set parallel.zero = 3"
+        )
+
+
 def _activations(usage: MemoryUsage) -> int:
     return usage.activations + usage.recomputed
 
@@ -97,13 +110,13 @@ def _finds_a_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _bytes_of_state(config: ResolvedConfig, domain: str) -> float:
+def _bytes_of_state(config: ResolvedConfig, domain: str, training: bool) -> float:
     """Return the bytes that a rank keeps at least for each parameter of a domain, masters of 16-bit
     weights not counted.
     """
     parallel, (narrow, wide), saved = config.parallel, itemsizes_of(config), _bytes_saved(config)
     copied = saved if config.run.save == "background" and config.run.shards != "one" else 0
-    parts = ((3, narrow), (2, wide), (1, saved - wide + copied))
+    parts = ((3, narrow), (2, wide), (1, saved - wide + copied))[: None if training else 1]
     ranks = domains_of(config)[domain].num_shards(config)
     return sum(num_bytes / (ranks if parallel.zero >= least else 1) for least, num_bytes in parts)
 
@@ -116,12 +129,11 @@ def _bytes_saved(config: ResolvedConfig) -> int:
     )
 
 
-def _copy_phrases(config: ResolvedConfig) -> tuple[str, str]:
-    """Return what a message says of the copy to save from, and what to do without it."""
+def _state_phrases(config: ResolvedConfig) -> tuple[str, str]:
+    """Return what a message says of the state, with the copy to save from, and what to do without it."""
+    state, copy, without = "weights, gradients and moments", "", ""
     if config.run.shards == "one":
-        return ", and a copy of the whole model to save from", ', or run.shards = "rank"'
-    return (
-        (", and a copy of them to save from", ', or run.save = "blocking"')
-        if config.run.save == "background"
-        else ("", "")
-    )
+        copy, without = ", and a copy of the whole model to save from", ', or run.shards = "rank"'
+    elif config.run.save == "background":
+        copy, without = ", and a copy of them to save from", ', or run.save = "blocking"'
+    return state + copy, without

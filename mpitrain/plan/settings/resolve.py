@@ -33,7 +33,7 @@ from mpitrain.plan.declared.resolved import (
     ResolvedPipeline,
     filled,
 )
-from mpitrain.plan.division.domains import divided
+from mpitrain.plan.division.domains import divided, reduces_each
 from mpitrain.plan.division.sequence import placement_of
 from mpitrain.plan.settings.attention import resolve_attention, with_heads
 from mpitrain.plan.settings.dispatch import resolve_dispatch
@@ -131,11 +131,8 @@ def with_reduce(parallel: ResolvedParallel, config: ResolvedConfig) -> ResolvedP
     """Settle when gradients are reduced, and take ZeRO for none where there is one data rank."""
     if not divided(config):
         parallel = msgspec.structs.replace(parallel, zero=0, gather="auto", ahead=1, dp_shard=0)
-    if parallel.reduce != "auto":
-        return parallel
-    # a tree sums over microbatches first
-    per_microbatch = parallel.zero >= 2 and config.numerics.reproducible == "run"
-    return msgspec.structs.replace(parallel, reduce="microbatch" if per_microbatch else "step")
+    each = reduces_each(msgspec.structs.replace(config, parallel=parallel))
+    return msgspec.structs.replace(parallel, reduce="microbatch" if each else "step")
 
 
 def _refuse_layout(config: ResolvedConfig) -> None:

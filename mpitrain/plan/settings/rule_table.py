@@ -24,7 +24,7 @@ from mpitrain.origins import NONE, SET, Origins
 from mpitrain.plan.declared.family import family_of, with_experts
 from mpitrain.plan.declared.optimizers import optimizer_kind
 from mpitrain.plan.declared.resolved import ResolvedConfig
-from mpitrain.plan.division.domains import divided
+from mpitrain.plan.division.domains import divided, reduces_each
 from mpitrain.plan.settings.experts import (
     fitting_degrees,
     open_to_token,
@@ -147,6 +147,12 @@ def _spreads_experts(config: ResolvedConfig) -> bool:
 def _cuts_sequences(config: ResolvedConfig) -> bool:
     family = FAMILIES.get(config.pipeline.schedule)  # none of a file or a plug-in
     return family is not None and "segments" in family.takes
+
+
+def _reduces_whole_microbatches(config: ResolvedConfig) -> bool:
+    """Return whether parallel.reduce = "microbatch" is known to reduce one microbatch at a time."""
+    family = FAMILIES.get(config.pipeline.schedule)
+    return family is not None and family.copies == 1 and not _cuts_sequences(config)
 
 
 def _holds_all_rows(config: ResolvedConfig) -> bool:
@@ -435,6 +441,26 @@ DIVISION = (
         "{comm.slow_after}, which measures no rank",
         "use comm.slow_after = 50",
     ),
+    idle("run.eval_shots", lambda c: not c.run.eval_tasks, "{run.eval_tasks}", "name files of tasks there"),
+    idle(
+        "run.noise_scale",
+        lambda c: c.parallel.cp > 1,
+        "{parallel.cp}: ranks have parts of the same sequences",
+        "use parallel.cp = 1",
+    ),
+    idle(
+        "run.noise_scale",
+        lambda c: c.parallel.dp == 1 and (not reduces_each(c) or c.batch.global_ <= c.batch.micro),
+        "{parallel.dp}, {parallel.reduce} and {batch.global}: nothing is summed over shards of a batch",
+        'use parallel.dp = 2, or parallel.reduce = "microbatch" and several microbatches',
+    ),
+    idle(
+        "run.noise_scale",
+        lambda c: reduces_each(c) and not _reduces_whole_microbatches(c),
+        "{pipeline.schedule} and {parallel.reduce}: shards of a batch aren't microbatches",
+        'use parallel.reduce = "step"',
+    ),
+    idle("run.keep_best_by", lambda c: not c.run.keep_best, "{run.keep_best}", "set run.keep_best"),
     idle("run.eval_sources", lambda c: not c.data.sources, "one source", "list them as [[data.sources]]"),
     idle("comm.synchronous", lambda c: c.parallel.pp == 1, "{parallel.pp}", "use parallel.pp = 2"),
 )

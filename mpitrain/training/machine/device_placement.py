@@ -47,10 +47,10 @@ class DevicePlacement:
 CPU = DevicePlacement(torch.device("cpu"))
 
 
-def place(plan: Plan, world: World) -> DevicePlacement:
+def place(plan: Plan, world: World, training: bool = True) -> DevicePlacement:
     """Choose this rank's device, make it that of this thread, and set torch's threads.
 
-    Collective over all ranks.
+    Collective over all ranks. training: without, a rank holds weights alone.
 
     Raises InputError, alike on all ranks, if there is no device as asked for, or if it can't do or
     hold what is asked.
@@ -68,7 +68,7 @@ def place(plan: Plan, world: World) -> DevicePlacement:
     pipeline_ranks = [plan.axes.grid.coordinates(rank)["pp"] for rank in mine.sharers]
     world.on_every_rank(
         "looking at its memory",
-        lambda: require_gpu_memory(plan, pipeline_ranks, mine.gpu.name, mine.gpu.memory_bytes),
+        lambda: require_gpu_memory(plan, pipeline_ranks, mine.gpu.name, mine.gpu.memory_bytes, training),
     )
     return mine
 

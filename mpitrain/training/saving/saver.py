@@ -185,8 +185,9 @@ def saver_of(
         snapshot = Gathered(Snapshot(actor, copied=False), group_of(world, run.shards))
         me = (world.rank,) if snapshot.num_bytes else None
     back = run.save_every if actor.plan.config.spikes.do == "rollback" else 0
+    by = run.keep_best_by
     retention = Retention(
-        rundir.checkpoints, Policy(run.keep, run.keep_every, run.keep_best, back), {*newest.damaged}
+        rundir.checkpoints, Policy(run.keep, run.keep_every, run.keep_best, back, by), {*newest.damaged}
     )
     # as at first: steps say nothing of disks
     patience_s = Limit(actor.plan.config.comm.timeout_s).seconds
@@ -408,7 +409,7 @@ class Saver:
         self._place.saved = self._save.step
         note("removing checkpoints that are not kept")
         try:
-            return self._retention.prune(self._save.step, self._save.meta["val_loss"]), ""
+            return self._retention.prune(self._save.step, self._retention.loss(self._save.meta)), ""
         except CheckpointError as error:  # the step is saved all the same
             return [], error.args[0]
 
@@ -426,7 +427,7 @@ class Saver:
             with saving(self._folder):
                 remove_leftovers(self._folder)
             with open_step(self._folder, self.newest) as saved:
-                self._retention.prune(self.newest, saved.meta.get("val_loss"))
+                self._retention.prune(self.newest, self._retention.loss(saved.meta))
         except CheckpointError as error:  # the run is over all the same
             return error.args[0]
         return ""

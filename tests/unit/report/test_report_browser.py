@@ -137,10 +137,8 @@ def test_a_step_of_64_ranks_and_50000_instructions_zooms_without_a_stall(pages):
         page.open(pages["large"].as_uri())
         page.screenshot(pages["large"].with_suffix(".png"))
         place = page.value(f"(({TIMELINE}.scrollIntoView(), {TIMELINE}.getBoundingClientRect().toJSON()))")
-        range_of = (
-            "Bokeh.documents.flatMap((shown) => shown.roots()).find((root) => root.x_range && "
-            "root.renderers[0].glyph.type === 'HBar').x_range"
-        )
+        plot = "Bokeh.documents.flatMap((shown) => shown.roots()).find((root) => root.tags.length)"
+        range_of = f"{plot}.x_range"
         before = page.value(f"{range_of}.end - {range_of}.start")
         before_s = page.busy_s()
         for _ in range(TURNS):
@@ -159,4 +157,12 @@ def test_a_step_of_64_ranks_and_50000_instructions_zooms_without_a_stall(pages):
         print(f"a turn of the wheel takes {1e3 * zoom_s:.0f} ms")
         assert page.value(f"{range_of}.end - {range_of}.start") < 0.7 * before
         assert zoom_s < MOST_ZOOM_S
+        _, _, all_boxes, _, drawn, _ = (f"{plot}.tags[{n}].data.left?.length" for n in range(6))
+        assert (page.value(all_boxes), page.value(drawn)) == (50_000, 0)
+        assert page.value(f"{plot}.tags[0].data.image.some((row) => row.some((pixel) => pixel))")
+        page.screenshot(pages["large"].with_suffix(".zoomed.png"))
+        page.value(f"{range_of}.setv({{start: 1, end: 1.2}})")
+        page.value("new Promise((shown) => setTimeout(shown, 200))")
+        assert 0 < page.value(drawn) <= 4000 and not page.value(f"{plot}.tags[1].visible")
+        page.screenshot(pages["large"].with_suffix(".boxes.png"))
         assert page.errors == []

@@ -68,7 +68,8 @@ def evaluated(config: Config, keys: Mapping[str, Any], num_ranks: int) -> Config
         spikes=SpikesTable(),
         optimizer=OptimizerTable(name="sgd", momentum=0.0),
     )
-    values = {"experts.replay": "", "model.init": "", "data.documents": "joined", "precision.reduce": "same"}
+    values: dict[str, Any] = {"run.keep_best_by": "val_loss", "run.eval_tasks": (), "run.eval_shots": 0}
+    values |= {"experts.replay": "", "model.init": "", "data.documents": "joined", "precision.reduce": "same"}
     for table in ("trace", "routing", "keep", "keep_every", "keep_best"):
         values[f"run.{table}"] = 0
     values |= {"run.profile": "", "run.staging": "", "run.machine": ""}

@@ -1,30 +1,38 @@
 """Files of text and tasks, scored by a step of a run, on all ranks of this job."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.communicators import build_mesh
 from mpitrain.checkpoint import load
-from mpitrain.checkpoint.retention import BEST, best_step
+from mpitrain.checkpoint.retention import best_step
 from mpitrain.cluster.entry import warn
+from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
-from mpitrain.cluster.status_board import BUSY, RankStatus
+from mpitrain.cluster.status_board import BUSY, WAITING, RankStatus
 from mpitrain.comm.base.world import World
+from mpitrain.commands.evaluation.evaluated_config import at_length, evaluated, given_keys, usable_context
 from mpitrain.config import LoadedConfig
-from mpitrain.data.tokenizer import Tokenizer
-from mpitrain.data.tokens import describe
-from mpitrain.errors import CheckpointError, ConfigError, DataError
-from mpitrain.evaluation.evaluated_config import at_length, evaluated, given_keys, usable_context
-from mpitrain.evaluation.scorer import Questions, scorer_of
+from mpitrain.errors import CheckpointError, ConfigError
+from mpitrain.evaluation.scorer import Scorer
 from mpitrain.evaluation.tasks import TaskFile
-from mpitrain.evaluation.texts import EvaluatedVocabulary, TextFile
+from mpitrain.evaluation.texts import TextFile
+from mpitrain.evaluation.vocabulary import EvaluatedVocabulary
+from mpitrain.evaluation.windows import Questions
 from mpitrain.inputs import shown
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import resolve
+from mpitrain.training.machine.device_placement import place as choose_place
+from mpitrain.training.machine.device_placement import way_of_messages
 from mpitrain.training.step_documents import tokenizer_of_run
-from mpitrain.weights.companions import ends_of_run, length_of_run, prefix_of_texts
+from mpitrain.weights.beginning import checkpoint_source
+from mpitrain.weights.companions import length_of_run
+from mpitrain.weights.first_weights import fill
 
 MOST_CONTEXT = 2048  # by default: models read up to a million tokens, which no memory holds
 
@@ -33,13 +41,13 @@ MOST_CONTEXT = 2048  # by default: models read up to a million tokens, which no 
 class EvaluationRequest:
     """What is evaluated.
 
-    step: None: the newest that is whole; BEST: that of the least validation loss.
+    step: None: the newest that is whole; "best", "best:METRIC": see checkpoint/retention.py.
     context: tokens that the model sees; None: its own length, 2,048 at most.
     stride: tokens that each window after the first scores; None: all of them.
     """
 
     path: str
-    step: int | Literal["best"] | None = None
+    step: int | str | None = None
     data: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     shots: int = 0
@@ -72,14 +80,12 @@ class EvaluatedRun:
         self.tasks: list[TaskFile] = []
         self.plan = self.plan_at(1)
         if first:
-            begin, end = _special_tokens(self.rundir, self.tokenizer)
             own = request.tokenizer_file is None
-            named = prefix_of_texts(self.rundir, config.data) if own else None
-            prefix = end if named is None else named
-            self.vocabulary = EvaluatedVocabulary(self.tokenizer, begin, prefix)
-            ends = ends_of_run(self.rundir) | frozenset(() if end is None else (end,))
+            self.vocabulary = EvaluatedVocabulary.of_run(self.rundir, config.data, self.tokenizer, own)
             self.texts = [TextFile.read(name, request.text_key, self.vocabulary) for name in request.data]
-            self.tasks = [TaskFile.read(name, request.shots, self.vocabulary, ends) for name in request.tasks]
+            self.tasks = [
+                TaskFile.read(name, "--tasks", request.shots, self.vocabulary) for name in request.tasks
+            ]
 
     def plan_at(self, longest: int) -> Plan:
         """Return the plan for requests of at most so many inputs. Raises ConfigError."""
@@ -134,17 +140,17 @@ def _answers(
 
 
 def _checked(plan: Plan) -> Plan:
-    require_memory(plan)
+    require_memory(plan, training=False)
     _ = plan.evaluation  # made, and proved, when it is asked for
     return plan
 
 
-def _step_of(run: EvaluatedRun, step: int | Literal["best"] | None) -> int:
+def _step_of(run: EvaluatedRun, step: int | str | None) -> int:
     """Return the step whose weights are read: a given one, or the newest that is whole."""
     needs = run.plan.stored_weights()
     folder = run.rundir.checkpoints
-    if step == BEST:
-        step = best_step(folder)
+    if isinstance(step, str):
+        step = best_step(folder, step)
     if step is not None:
         with load.open_step(folder, step, needs):
             return step
@@ -157,10 +163,33 @@ def _step_of(run: EvaluatedRun, step: int | Literal["best"] | None) -> int:
         return saved.step
 
 
-def _special_tokens(rundir: RunDir, tokenizer: Tokenizer) -> tuple[int | None, int | None]:
-    """Return the tokens that begin and end a text, as the run's own tokens have them."""
-    with suppress(DataError, OSError):
-        origin = describe(rundir.data).origin
-        if origin.form > 1:
-            return origin.begin_of_text, origin.end_of_text
-    return tokenizer.begin_of_text, tokenizer.end_of_text
+@contextmanager
+def scorer_of(plan: Plan, world: World, place: RankStatus, rundir: RunDir, step: int) -> Iterator[Scorer]:
+    """Build the communicators and the model, with the weights of a step. Collective over all ranks.
+
+    Raises InputError, alike on all ranks.
+    """
+    placement = choose_place(plan, world, training=False)
+    limit_s = Limit(plan.config.comm.timeout_s).seconds
+    way = way_of_messages(placement, world, plan.config.comm.device, limit_s)
+    with place.at("build", "making the communicators", WAITING):
+        mesh = build_mesh(plan, world.comm, place, way, placement.use)
+    place.name(f"{mesh}", limit_s)
+    with place.at("build", "building the model", BUSY):
+        actor = Actor(plan, mesh, placement.device, place=place, compiled=placement.compiled, training=False)
+
+    def read() -> None:
+        source = checkpoint_source(load.open_step(rundir.checkpoints, step), plan)
+        try:
+            fill(actor.gradients.pieces, source, plan.config.run.seed)
+        finally:
+            source.close()
+
+    with place.at("resume", f"reading step {step}", BUSY):
+        world.on_every_rank(f"reading step {step}", read)
+    with place.at("resume", "spreading the weights"):
+        actor.restored(0)
+    actor.settle()
+    yield Scorer(plan, world, actor)
+    with place.at("end", "freeing the communicators", WAITING):
+        mesh.free()

@@ -1,0 +1,48 @@
+"""How texts become tokens where a run's weights are judged."""
+
+from contextlib import suppress
+
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.config import Data
+from mpitrain.data.tokenizer import Tokenizer
+from mpitrain.data.tokens import describe
+from mpitrain.errors import DataError
+from mpitrain.weights.companions import ends_of_run, prefix_of_texts
+
+
+class EvaluatedVocabulary:
+    """A tokenizer, and the special tokens of a run.
+
+    begin: the token that begins a text, None: there is none.
+    prefix: the token before a text that has none of its own; None: there is none.
+    ends: tokens that end a text that is generated.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, begin: int | None, prefix: int | None, ends: frozenset[int] = frozenset()
+    ):
+        self.tokenizer = tokenizer
+        self.prefix = prefix if begin is None else begin
+        self.begin = [] if begin is None else [begin]
+        self.ends = ends
+
+    @classmethod
+    def of_run(cls, rundir: RunDir, data: Data, tokenizer: Tokenizer, own: bool) -> "EvaluatedVocabulary":
+        """Return that of a run. own: the tokenizer is the run's, whose files name special tokens."""
+        begin, end = _special_tokens(rundir, tokenizer)
+        named = prefix_of_texts(rundir, data) if own else None
+        ends = ends_of_run(rundir) | frozenset(() if end is None else (end,))
+        return cls(tokenizer, begin, end if named is None else named, ends)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without the one that begins it."""
+        return self.tokenizer.encode(text.encode()).tolist()
+
+
+def _special_tokens(rundir: RunDir, tokenizer: Tokenizer) -> tuple[int | None, int | None]:
+    """Return the tokens that begin and end a text, as the run's own tokens have them."""
+    with suppress(DataError, OSError):
+        origin = describe(rundir.data).origin
+        if origin.form > 1:
+            return origin.begin_of_text, origin.end_of_text
+    return tokenizer.begin_of_text, tokenizer.end_of_text
