@@ -9,10 +9,13 @@ from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import catalog
+from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.families.zb_auto import planned
 from mpitrain.schedules.options import UNIT_TIMES, Options, StageTimes
+from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.played import Played, played
 from mpitrain.schedules.search.problem import ROUNDING, Problem, is_large, stage_costs
+from mpitrain.schedules.search.timed_order import OrderedPlay, order_of
 from mpitrain.schedules.table import Table
 
 AUTO = "auto"
@@ -55,31 +58,35 @@ def fastest(
             raise ScheduleError(f"{AUTO}: {option} has no effect on it; leave it out or name a schedule")
     limit = planned(AUTO, options, memory_limit=num_ranks).memory_limit
     options = options._replace(memory_limit=limit).strict()
-    candidates: list[tuple[tuple[float, ...], Choice]] = []
+    best: tuple[tuple[float, ...], str, Options, Table] | None = None
+    makespans: dict[str, float] = {}
     for name in sorted(_names(num_ranks, options.chunks, most_stages), key=_is_searched):
         rank_of = catalog.placement(name, num_ranks, _chunks(name, options))
-        stages = stage_times_of(rank_of) if stage_times_of else options.stage_times
-        asked = options._replace(stage_times=stages)
-        best = min(candidates)[0][0] if candidates else None
-        if _is_searched(name) and best is not None:
-            large = is_large(len(rank_of), num_microbatches)  # a search plays little more than named orders
-            if large or best <= _bound(rank_of, num_microbatches, asked):
-                continue
+        asked = options._replace(
+            stage_times=stage_times_of(rank_of) if stage_times_of else options.stage_times
+        )
+        problem = _problem(rank_of, num_microbatches, asked)
+        if best is not None and _is_in_vain(name, problem, best[0][0]):
+            continue
+        taken = asked.only(catalog.FAMILIES[name].takes)
         try:
-            one = _played(name, num_ranks, num_microbatches, asked)
+            table = catalog.build(name, num_ranks, num_microbatches, taken)
         except ScheduleError:
             continue  # not defined for this size
-        if not one.played.above_limit:
-            candidates.append(((*_rank(one.played), len(candidates)), one))
-    if not candidates:
+        rank = _rank(problem, table, asked)
+        if rank is not None:
+            makespans[name] = rank[0]
+            if best is None or rank < best[0]:
+                best = rank, name, asked, table
+    if best is None:
         raise ScheduleError(
             f"{AUTO}: found no schedule within {limit:g} stashes on {num_ranks} ranks"
             + (f" with {options.chunks} chunks" if options.chunks else "")
             + "; raise the memory limit, or leave out what is fixed"
         )
-    candidates.sort()
-    makespans = {one.name: one.played.timeline.makespan for _, one in candidates}
-    return candidates[0][1]._replace(makespans=makespans)
+    _, name, asked, table = best
+    makespans = dict(sorted(makespans.items(), key=lambda one: (one[1], one[0] != name)))
+    return Choice(name, asked.only(catalog.FAMILIES[name].takes), _played(table, asked), makespans)
 
 
 def _names(num_ranks: int, chunks: int | None, most_stages: int | None) -> list[str]:
@@ -103,35 +110,52 @@ def _is_searched(name: str) -> bool:
     return "stage_times" in catalog.FAMILIES[name].takes
 
 
-def _bound(rank_of: tuple[int, ...], num_microbatches: int, options: Options) -> float:
-    """Return what no order of a placement is shorter than."""
+def _is_in_vain(name: str, problem: Problem, makespan: float) -> bool:
+    """Whether a search for an order has no time, or can't be shorter than what is known.
+
+    Below p stashes `zb-auto` and `zbv-auto` have no orders that the search of the same placement,
+    which comes later, doesn't try.
+    """
+    family = catalog.FAMILIES[name]
+    if "times" not in family.takes:
+        return False
+    large = is_large(problem.num_stages, problem.num_microbatches)
+    if _is_searched(name):
+        return large or makespan <= problem.bound * (1 + ROUNDING)
+    chunks = max(map(len, problem.stages))
+    is_below = problem.limit < chunks * min(problem.where.num_ranks, problem.num_microbatches)
+    return (is_below and not large) or makespan <= problem.bound * (1 + ROUNDING)
+
+
+def _problem(rank_of: tuple[int, ...], num_microbatches: int, options: Options) -> Problem:
     where = stage_costs(rank_of, options.times or UNIT_TIMES, options.stage_times)
     chunks = len(rank_of) // where.num_ranks
     assert options.memory_limit is not None and options.weight_memory is not None
-    problem = Problem(where, num_microbatches, options.memory_limit * chunks, options.weight_memory)
-    return problem.bound * (1 - ROUNDING)
+    return Problem(where, num_microbatches, options.memory_limit * chunks, options.weight_memory)
 
 
-def _played(name: str, num_ranks: int, num_microbatches: int, options: Options) -> Choice:
-    taken = options.only(catalog.FAMILIES[name].takes)
-    table = catalog.build(name, num_ranks, num_microbatches, taken)
-    assert options.weight_memory is not None
-    return Choice(
-        name,
-        taken,
-        played(
-            table,
-            options.times or UNIT_TIMES,
-            options.memory_limit,
-            options.weight_memory,
-            most_proved=0,
-            stage_times=options.stage_times,
-        ),
-        {},
-    )
+def _rank(problem: Problem, table: Table, options: Options) -> tuple[float, float, int, float] | None:
+    """Return what schedules are compared by; None: it doesn't fit into the memory.
+
+    Sums of floats that are nearly equal are equal.
+    """
+    plan = OrderedPlay(problem, order_of(table.ranks, split=False)).play()
+    if plan is None:
+        return None
+    lengths = plan.makespan, plan.span
+    if any(PAIR in actions for actions in table.ranks):  # whose messages wait for both
+        timeline = simulate_table(table, options.times or UNIT_TIMES, options.stage_times)
+        lengths = timeline.makespan, timeline.span
+    makespan, span = (float(f"{value:.9g}") for value in lengths)
+    neighbours = zip(problem.where.rank_of, problem.where.rank_of[1:])
+    messages = [0] * problem.where.num_ranks
+    for pair in neighbours:
+        for rank in set(pair) if pair[0] != pair[1] else ():
+            messages[rank] += problem.num_microbatches
+    return makespan, span, max(messages), plan.peak(problem.late) / max(map(len, problem.stages))
 
 
-def _rank(played: Played) -> tuple[float, float, int, float]:
-    """Return what schedules are compared by. Sums of floats that are nearly equal are equal."""
-    makespan, span = (float(f"{value:.9g}") for value in (played.timeline.makespan, played.span))
-    return makespan, span, max(played.messages), max(played.peak_stashes)
+def _played(table: Table, options: Options) -> Played:
+    times, share = options.times or UNIT_TIMES, options.weight_memory
+    assert share is not None
+    return played(table, times, options.memory_limit, share, most_proved=0, stage_times=options.stage_times)

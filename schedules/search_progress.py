@@ -3,6 +3,20 @@
 from collections.abc import Callable
 
 Notify = Callable[[int, int], None]  # what is done, of how much
+REMEMBERED = 8  # orders of a kind that aren't searched for again
+
+
+class Listener:
+    """Who hears how far a search is, which is no part of what is searched for and remembered."""
+
+    def __init__(self, notify: Notify | None):
+        self.notify = notify
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Listener)
+
+    def __hash__(self) -> int:
+        return 0
 
 
 class SearchProgress:

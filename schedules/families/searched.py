@@ -34,23 +34,9 @@ from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, Options, StageTimes
 from mpitrain.schedules.search.improve import search
 from mpitrain.schedules.search.problem import Problem, is_large, stage_costs
-from mpitrain.schedules.search_progress import Notify
+from mpitrain.schedules.search_progress import REMEMBERED, Listener
 
 TAKES = ("times", "stage_times", "memory_limit", "weight_memory")
-REMEMBERED = 16  # searches
-
-
-class Listener:
-    """Who hears how far a search is, which is no part of what is searched for."""
-
-    def __init__(self, notify: Notify | None):
-        self.notify = notify
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Listener)
-
-    def __hash__(self) -> int:
-        return 0
 
 
 def plain_auto(num_ranks: int, num_microbatches: int, options: Options) -> Rows:

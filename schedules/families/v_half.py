@@ -15,14 +15,15 @@ differ much.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
-from mpitrain.schedules.search_progress import SearchProgress
+from mpitrain.schedules.search_progress import REMEMBERED, Listener, SearchProgress
 
 PERIOD = 6  # slots of a building block: F F I I W W
 W = len(LEGS)  # the line of W of both stages, after those of the legs
@@ -41,7 +42,7 @@ def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list
     gap = 3 if num_ranks % 2 == 0 else 0
     p = num_ranks
     offsets = [(2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r) for r in range(p)]
-    return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
+    return list(map(list, _from_building_block(tuple(offsets), num_microbatches, Listener(options.notify))))
 
 
 # bubbles: arXiv:2405.15362
@@ -61,7 +62,7 @@ def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[
     gap = 2 if num_ranks % 3 == 0 else 0
     p = num_ranks
     offsets = [(r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r) for r in range(p)]
-    return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
+    return list(map(list, _from_building_block(tuple(offsets), num_microbatches, Listener(options.notify))))
 
 
 V_MIN = ScheduleFamily(
@@ -70,9 +71,11 @@ V_MIN = ScheduleFamily(
 )  # fmt: skip
 
 
+@lru_cache(REMEMBERED)
 def _from_building_block(
-    offsets: Sequence[Sequence[int]], num_microbatches: int, progress: SearchProgress
+    offsets: tuple[tuple[int, ...], ...], num_microbatches: int, listener: Listener
 ) -> list[list[Action]]:
+    progress = SearchProgress(listener.notify)
     # with W twice as many lines as legs
     progress.expect(len(offsets) * num_microbatches * (2 * W + 2))
     ranks = [

@@ -8,7 +8,8 @@ goes where a rank would wait anyway, or where memory is short. Whether to wait i
 in it, and all eight answers are tried.
 """
 
-from itertools import product
+from functools import lru_cache
+from itertools import count, product
 from math import inf
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from mpitrain.schedules.options import DEFAULTS, UNIT_TIMES, Options, Times
 from mpitrain.schedules.search.improve import by_rules
 from mpitrain.schedules.search.problem import ROUNDING, Problem, limits_within, stage_costs
 from mpitrain.schedules.search.timed_order import Rows, shortest
-from mpitrain.schedules.search_progress import SearchProgress
+from mpitrain.schedules.search_progress import REMEMBERED, Listener, SearchProgress
 
 SHARE = 0.4  # of a stash, held between I and W
 
@@ -76,12 +77,26 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
             f"zb-auto: found a memory limit of {plan.memory_limit} stashes, needed at least 1, a "
             "microbatch in flight; raise the limit"
         )
-    progress = SearchProgress(options.notify)
+    listener = Listener(options.notify)
+    return list(map(list, _remembered(num_ranks, num_microbatches, plan, options.weight_memory, listener)))
+
+
+ZB_AUTO = ScheduleFamily(
+    zb_auto, name="zb-auto", takes=("times", "memory_limit", "weight_memory"), held="bounded"
+)
+
+
+@lru_cache(REMEMBERED)
+def _remembered(
+    num_ranks: int, num_microbatches: int, plan: SearchPlan, share: float | None, listener: Listener
+) -> Rows:
+    """Search once: `auto` and `plain-auto` ask again for the same order."""
+    progress = SearchProgress(listener.notify)
     where = stage_costs(tuple(range(num_ranks)), plan.times)
     tables: list[Rows] = []
     for limit in limits_within(where, num_microbatches, plan.memory_limit):
         step = plan._replace(memory_limit=limit)
-        tables.append(_published(num_ranks, num_microbatches, step, options.weight_memory, progress))
+        tables.append(_published(num_ranks, num_microbatches, step, share, progress))
     fits = Problem(where, num_microbatches, plan.memory_limit, plan.weight_memory)
     if plan.memory_limit < min(num_ranks, num_microbatches):
         tables += by_rules(fits)
@@ -90,12 +105,7 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
         tables += [rows] * (shortest(fits, [rows]) is not None)
     best = shortest(fits.within(inf), tables)
     assert best is not None
-    return [list(row) for row in best]
-
-
-ZB_AUTO = ScheduleFamily(
-    zb_auto, name="zb-auto", takes=("times", "memory_limit", "weight_memory"), held="bounded"
-)
+    return best
 
 
 def _published(
@@ -110,8 +120,9 @@ def _published(
         progress.expect(CHOICES * (num_microbatches - 1))
         for three in product((True, False), repeat=len(Heuristics._fields)):
             step = plan._replace(weight_memory=held)
-            search = _ZbSearch(num_ranks, num_microbatches, step, Heuristics(*three)).run(progress)
-            if best is None or search.is_shorter(best):
+            search = _ZbSearch(num_ranks, num_microbatches, step, Heuristics(*three))
+            search.most = best.span() * (1 + ROUNDING) if best else inf
+            if search.run(progress) and (best is None or search.is_shorter(best)):
                 best = search
     assert best is not None
     return best.orders()
@@ -145,7 +156,7 @@ class _ZbRank:
         self.weight_memory = weight_memory
         self.cost = {"F": times.forward, "I": times.input, "W": times.weight}
         self.ends: dict[str, list[float]] = {"F": [], "I": [], "W": []}
-        self.order: list[Action] = []
+        self.order: list[str] = []
         self.now: float = 0
         self.waited: float = 0  # since its first action
 
@@ -158,9 +169,13 @@ class _ZbRank:
         end = max(at_once, arrival + self.cost[kind])
         if self.order:
             self.waited += end - at_once
-        self.order.append(Action(kind, self.done(kind), self.stage))
+        self.order.append(kind)
         self.ends[kind].append(end)
         self.now = end
+
+    def actions(self) -> list[Action]:
+        numbers = {kind: count() for kind in self.ends}
+        return [Action(kind, next(numbers[kind]), self.stage) for kind in self.order]
 
     @property
     def late_weights(self) -> int:
@@ -179,18 +194,23 @@ class _ZbSearch:
         self.limit = plan.memory_limit
         self.ranks = [_ZbRank(stage, plan.times, plan.weight_memory) for stage in range(num_ranks)]
         self.longest_wait: float = 0
+        self.most: float = inf  # a span above this is of no use
 
-    def run(self, progress: SearchProgress) -> "_ZbSearch":
+    def run(self, progress: SearchProgress) -> bool:
+        """Tell whether the span can be at most `most`: without, the search ends early."""
         self._warm_up()
+        busy = self.num_microbatches * sum(self.times[:3])
         for _ in range(1, self.num_microbatches):
+            if busy + self.longest_wait > self.most:
+                return False
             self._round()
             progress.step()
         for rank in self.ranks:
             self._put_weights(rank)
-        return self
+        return True
 
     def orders(self) -> list[list[Action]]:
-        return [rank.order for rank in self.ranks]
+        return [rank.actions() for rank in self.ranks]
 
     def span(self) -> float:
         return max(rank.now - rank.ends["F"][0] + self.times.forward for rank in self.ranks)

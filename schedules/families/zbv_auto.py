@@ -8,7 +8,9 @@ v_shape.
 """
 
 from collections import deque
+from functools import lru_cache
 from itertools import product
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -24,7 +26,7 @@ from mpitrain.schedules.options import DEFAULTS, Options, Times
 from mpitrain.schedules.search.improve import by_rules
 from mpitrain.schedules.search.problem import Problem, limits_within, stage_costs
 from mpitrain.schedules.search.timed_order import Rows, shortest
-from mpitrain.schedules.search_progress import SearchProgress
+from mpitrain.schedules.search_progress import REMEMBERED, Listener, SearchProgress
 
 
 class WeightPriority(NamedTuple):
@@ -35,7 +37,7 @@ class WeightPriority(NamedTuple):
 
 
 class _Stuck(Exception):
-    """The search has no room for its next action."""
+    """The search has no room for its next action, or a rank waits longer than in a table before."""
 
 
 def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
@@ -58,9 +60,20 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
             f"zbv-auto: found a memory limit of {plan.memory_limit} stashes, needed at least 1, a "
             "microbatch in flight; raise the limit"
         )
+    return [list(row) for row in _remembered(num_ranks, num_microbatches, plan, Listener(options.notify))]
+
+
+ZBV_AUTO = ScheduleFamily(
+    zbv_auto, name="zbv-auto", takes=("times", "memory_limit", "weight_memory"), placed="v", held="bounded"
+)
+
+
+@lru_cache(REMEMBERED)
+def _remembered(num_ranks: int, num_microbatches: int, plan: SearchPlan, listener: Listener) -> Rows:
+    """Search once: `auto` and `v-auto` ask again for the same order."""
     there = tuple(range(num_ranks))
     where = stage_costs(there + there[::-1], plan.times)
-    progress = SearchProgress(options.notify)
+    progress = SearchProgress(listener.notify)
     tables: list[Rows] = []
     for limit in limits_within(where, num_microbatches, plan.memory_limit):
         step = plan._replace(memory_limit=limit)
@@ -73,12 +86,7 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
         tables.append(family(num_ranks, num_microbatches, DEFAULTS))
     best = shortest(Problem(where, num_microbatches, 2 * plan.memory_limit, plan.weight_memory), tables)
     assert best is not None
-    return [list(row) for row in best]
-
-
-ZBV_AUTO = ScheduleFamily(
-    zbv_auto, name="zbv-auto", takes=("times", "memory_limit", "weight_memory"), placed="v", held="bounded"
-)
+    return best
 
 
 def _published(
@@ -89,7 +97,7 @@ def _published(
     progress.expect(len(choices) * 2 * num_microbatches)
     searches = [_shortest(num_ranks, num_microbatches, plan, choice, progress) for choice in choices]
     done = [search for search in searches if search]
-    return [[rank.order for rank in min(done, key=attrgetter("longest_wait")).ranks]] if done else []
+    return [min(done, key=attrgetter("longest_wait")).actions()] if done else []
 
 
 def _shortest(
@@ -103,11 +111,10 @@ def _shortest(
     granted = [0.0] * num_ranks
     while True:
         search = _VSearch(num_ranks, num_microbatches, plan, choice, granted)
+        search.most = best.longest_wait if best else inf
         try:
             search.run(progress)
         except _Stuck:
-            return best
-        if best and search.longest_wait >= best.longest_wait:
             return best
         best = search
         granted = [rank.waited for rank in search.ranks]
@@ -115,17 +122,20 @@ def _shortest(
 
 
 class _VRank:
-    """What one rank has done until now, and when."""
+    """What one rank has done until now, and when.
 
-    def __init__(self, number: int, num_ranks: int, times: Times, weight_memory: float):
-        self.number = number
-        self.num_ranks = num_ranks
+    sources: the ends of a leg on the rank that a microbatch comes from; None: the leg begins here.
+    """
+
+    def __init__(self, times: Times, weight_memory: float):
         self.weight_memory = weight_memory
         self.cost = [times.forward / 2, times.forward / 2, times.input / 2, times.input / 2]
         self.weight_cost = times.weight / 2
         self.ends: list[list[float]] = [[] for _ in LEGS]
-        self.weights: deque[Action] = deque()  # put off, in the order of their I
-        self.order: list[Action] = []
+        self.sources: list[list[float] | None] = []
+        self.weights: deque[tuple[int, int, bool]] = deque()  # put off, in the order of their I
+        self.order: list[tuple[int, int, bool]] = []  # leg, microbatch, whether it is W
+        self.in_flight = 0
         self.now: float = 0
         self.waited: float = 0  # since its first action
 
@@ -134,15 +144,20 @@ class _VRank:
 
     def put(self, leg: int, arrival: float) -> None:
         """Run the next action of a leg, as soon as its message has arrived."""
-        at_once = self.now + self.cost[leg]
-        self.now = max(at_once, arrival + self.cost[leg])
+        cost = self.cost[leg]
+        at_once = self.now + cost
+        self.now = max(at_once, arrival + cost)
         if self.order:
             self.waited += self.now - at_once
-        m = self.done(leg)
-        self.order.append(action(leg, m, self.number, self.num_ranks))
-        self.ends[leg].append(self.now)
+        ends = self.ends[leg]
+        m = len(ends)
+        self.order.append((leg, m, False))
+        ends.append(self.now)
         if leg >= 2:
-            self.weights.append(weight_of(leg, m, self.number, self.num_ranks))
+            self.weights.append((leg, m, True))
+            self.in_flight -= 1
+        else:
+            self.in_flight += 1
 
     def put_weight(self) -> None:
         self.order.append(self.weights.popleft())
@@ -151,9 +166,7 @@ class _VRank:
     @property
     def stashes(self) -> float:
         """Return what is held, each of half the rank's layers."""
-        forwards = self.done(0) + self.done(1)
-        inputs = self.done(2) + self.done(3)
-        return forwards - inputs + self.weight_memory * len(self.weights)
+        return self.in_flight + self.weight_memory * len(self.weights)
 
 
 class _VSearch:
@@ -170,11 +183,15 @@ class _VSearch:
         self.choice = choice
         self.message = plan.times.message
         self.limit = 2 * plan.memory_limit
-        self.ranks = [
-            _VRank(number, num_ranks, plan.times, plan.weight_memory) for number in range(num_ranks)
-        ]
+        self.ranks = [_VRank(plan.times, plan.weight_memory) for _ in range(num_ranks)]
+        for number, rank in enumerate(self.ranks):
+            sources = [before(leg, number, num_ranks) for leg in LEGS]
+            rank.sources = [
+                None if source is None else self.ranks[source].ends[leg] for leg, source in zip(LEGS, sources)
+            ]
         self.granted = granted
         self.longest_wait: float = 0
+        self.most: float = inf  # a wait as long as this is of no use
 
     def run(self, progress: SearchProgress) -> None:
         self._warm_up()
@@ -186,35 +203,43 @@ class _VSearch:
             while rank.weights:
                 rank.put_weight()
 
+    def actions(self) -> list[list[Action]]:
+        p = self.num_ranks
+        return [
+            [(weight_of if late else action)(leg, m, number, p) for leg, m, late in rank.order]
+            for number, rank in enumerate(self.ranks)
+        ]
+
     # ---------------------------------------------------------------- warmup
 
     def _warm_up(self) -> None:
         """Run the forwards before each rank's first I."""
         for rank in self.ranks:
             self._put(rank, 0)
-        for rank in reversed(self.ranks):
-            self._fill_until_turned(rank)
-            self._put(rank, 1)
+        for number in reversed(range(self.num_ranks)):
+            self._fill_until_turned(number)
+            self._put(self.ranks[number], 1)
         leg = 0
-        for above, rank in zip(self.ranks, self.ranks[1:]):
-            while self._behind(rank, above):
-                for lower in reversed(self.ranks[rank.number :]):
+        for number in range(1, self.num_ranks):
+            while self._behind(self.ranks[number], self.ranks[number - 1]):
+                for lower in reversed(self.ranks[number:]):
                     if lower.done(leg) < self.num_microbatches:
                         self._put(lower, leg)
                 leg = 1 - leg
 
-    def _fill_until_turned(self, rank: _VRank) -> None:
+    def _fill_until_turned(self, number: int) -> None:
         """Send more microbatches down to a rank while it waits for the first to come up again."""
-        if rank.number == self.num_ranks - 1:
+        if number == self.num_ranks - 1:
             return
+        rank = self.ranks[number]
         arrival = self._arrival(rank, 1)
         while (
             # what the ranks below will hold more than it
-            rank.stashes + 2 * (rank.number + 1) <= self.limit
+            rank.stashes + 2 * (number + 1) <= self.limit
             and rank.now + rank.cost[0] <= arrival
             and rank.done(0) < self.num_microbatches
         ):
-            for upper in self.ranks[: rank.number + 1]:
+            for upper in self.ranks[: number + 1]:
                 self._put(upper, 0)
 
     def _behind(self, rank: _VRank, above: _VRank) -> bool:
@@ -227,14 +252,12 @@ class _VSearch:
     def _round_of_inputs(self) -> None:
         """Run one I on each rank: first those that go up, from the last rank on, then those that go down."""
         legs = [self._input_leg(rank) for rank in self.ranks]
-        for rank in reversed(self.ranks):
-            if legs[rank.number] == 3:
-                self._wait_with_weights(rank, 3, True)
-                self._put(rank, 3)
-        for rank in self.ranks:
-            if legs[rank.number] == 2:
-                self._wait_with_weights(rank, 2, self.choice.turning)
-                self._put(rank, 2)
+        for number in reversed(range(self.num_ranks)):
+            if legs[number] == 3:
+                self._wait_and_put(number, 3, True)
+        for number, leg in enumerate(legs):
+            if leg == 2:
+                self._wait_and_put(number, 2, self.choice.turning)
 
     def _input_leg(self, rank: _VRank) -> int:
         if rank.done(3) >= rank.done(2):
@@ -243,13 +266,12 @@ class _VSearch:
 
     def _round_of_forwards(self) -> None:
         """Run at most one F on each rank, up rather than down."""
-        for rank in self.ranks:
+        for number, rank in enumerate(self.ranks):
             leg = self._forward_leg(rank)
             if leg is not None:
                 while rank.stashes + 1 > self.limit:
                     self._put_weight(rank)
-                self._wait_with_weights(rank, leg, self.choice.forward)
-                self._put(rank, leg)
+                self._wait_and_put(number, leg, self.choice.forward)
 
     def _forward_leg(self, rank: _VRank) -> int | None:
         if rank.done(1) >= self.num_microbatches:
@@ -267,34 +289,37 @@ class _VSearch:
         if leg < 2 and rank.stashes + 1 > self.limit:
             raise _Stuck
         rank.put(leg, arrival)
-        self.longest_wait = max(self.longest_wait, rank.waited)
+        if rank.waited > self.longest_wait:
+            self.longest_wait = rank.waited
+        if self.longest_wait >= self.most:
+            raise _Stuck
 
     def _put_weight(self, rank: _VRank) -> None:
         if not rank.weights:
             raise _Stuck
         rank.put_weight()
 
-    def _wait_with_weights(self, rank: _VRank, leg: int, weights_first: bool) -> None:
-        """Run backwards for weights until the message of the next action of a leg arrives."""
-        if before(leg, rank.number, self.num_ranks) is None:
-            return
-        arrival = self._arrival(rank, leg)
-        while rank.weights and arrival >= rank.now + rank.weight_cost:
-            rank.put_weight()
-        may_wait = max(self.longest_wait, max(self.granted) - self.granted[rank.number]) - rank.waited
-        if rank.weights and arrival - rank.now > may_wait and weights_first:
-            rank.put_weight()
+    def _wait_and_put(self, number: int, leg: int, weights_first: bool) -> None:
+        """Run the next action of a leg, and backwards for weights until its message arrives."""
+        rank = self.ranks[number]
+        if rank.weights and rank.sources[leg] is not None:
+            arrival = self._arrival(rank, leg)
+            while rank.weights and arrival >= rank.now + rank.weight_cost:
+                rank.put_weight()
+            may_wait = max(self.longest_wait, max(self.granted) - self.granted[number]) - rank.waited
+            if rank.weights and arrival - rank.now > may_wait and weights_first:
+                rank.put_weight()
+        self._put(rank, leg)
 
     def _ready(self, rank: _VRank, leg: int) -> bool:
         """Tell whether the next action of a leg can run, or has been planned where it comes from."""
-        source = before(leg, rank.number, self.num_ranks)
-        m = rank.done(leg)
-        here = leg == 0 or rank.done(leg - 1) > m
-        return here and (source is None or self.ranks[source].done(leg) > m)
+        m = len(rank.ends[leg])
+        source = rank.sources[leg]
+        return (leg == 0 or len(rank.ends[leg - 1]) > m) and (source is None or len(source) > m)
 
     def _arrival(self, rank: _VRank, leg: int) -> float:
         """Return when the message of a rank's next action of a leg is there."""
-        source = before(leg, rank.number, self.num_ranks)
         if not self._ready(rank, leg):
             raise _Stuck
-        return 0 if source is None else self.ranks[source].ends[leg][rank.done(leg)] + self.message
+        source = rank.sources[leg]
+        return 0 if source is None else source[len(rank.ends[leg])] + self.message

@@ -15,21 +15,14 @@ from typing import NamedTuple
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.search.list_schedule import Guide, ListSchedule, Urgency
 from mpitrain.schedules.search.polish import polish
-from mpitrain.schedules.search.problem import ROUNDING, SMALL, Problem, is_large
-from mpitrain.schedules.search.timed_order import (
-    FORWARD,
-    INPUT,
-    OrderedPlay,
-    Rows,
-    TimedOrder,
-    is_shorter,
-    order_of,
-)
+from mpitrain.schedules.search.problem import FORWARD, INPUT, ROUNDING, SMALL, WEIGHT, Problem, is_large
+from mpitrain.schedules.search.timed_order import OrderedPlay, Rows, TimedOrder, is_shorter, order_of
 from mpitrain.schedules.search_progress import Notify, SearchProgress
 
 KEPT = 6  # plans that others are made from
 RULES = 6  # simple rules that are followed at least, but for large steps
 OPERATIONS = 100_000  # of all plays under a limit: a second
+RULE_SHARE = 3  # as many simple rules are followed for each play that there is time for
 FEWEST, MOST = 4, 60  # plays
 MOVES, MOST_MOVES = 4, 800  # of the polish: for each play that there is time for; at all
 
@@ -64,13 +57,13 @@ def search(problem: Problem, known: Iterable[Rows] = (), notify: Notify | None =
 
 def _improve(problem: Problem, pool: list[RankedOrder], is_brief: bool) -> None:
     number = OPERATIONS // problem.num_operations
-    rules, plays = (RULES, FEWEST) if number else (RULES // 2, 1)
-    guides = list(first_guides(problem))
-    for guide in guides[: rules if is_brief else max(rules, number)]:
-        _play(problem, pool, guide)
+    plays = FEWEST if number else 1
+    for guide in islice(first_guides(problem), RULES if is_brief else _num_rules(problem)):
+        if not pool or not _is_best(problem, pool[0]):
+            _play(problem, pool, guide)
     chance = random.Random(0)  # its random() alone is the same everywhere
     for _ in range(plays if is_brief else min(max(number, plays), MOST)):
-        if pool[0].cost[0] > problem.bound * (1 + ROUNDING):
+        if not _is_best(problem, pool[0]):
             _play(problem, pool, _near(problem, pool, chance))
     moves = min(MOVES * number, MOST_MOVES)
     best = pool[0]
@@ -79,8 +72,14 @@ def _improve(problem: Problem, pool: list[RankedOrder], is_brief: bool) -> None:
 
 
 def _play(problem: Problem, pool: list[RankedOrder], guide: Guide) -> None:
-    plan = ListSchedule(problem, guide).play()
-    _add(pool, RankedOrder(_cost(plan), plan, guide))
+    longest = pool[-1].cost[0] if len(pool) == KEPT else inf
+    if plan := ListSchedule(problem, guide, longest).play():
+        _add(pool, RankedOrder(_cost(plan), plan, guide))
+
+
+def _is_best(problem: Problem, candidate: RankedOrder) -> bool:
+    """Whether no order has a shorter makespan."""
+    return candidate.cost[0] <= problem.bound * (1 + ROUNDING)
 
 
 def levels(problem: Problem) -> list[float]:
@@ -116,9 +115,16 @@ def _add(pool: list[RankedOrder], candidate: RankedOrder) -> None:
 
 def by_rules(problem: Problem) -> Iterator[list[list[Action]]]:
     """Yield the orders that simple rules lead to; of large steps the most promising."""
-    rules = RULES // 2 if is_large(problem.num_stages, problem.num_microbatches) else None
-    for guide in islice(first_guides(problem), rules):
-        yield ListSchedule(problem, guide).play().actions()
+    for guide in islice(first_guides(problem), _num_rules(problem)):
+        if plan := ListSchedule(problem, guide).play():
+            yield plan.actions()
+
+
+def _num_rules(problem: Problem) -> int:
+    """Return how many simple rules there is time for."""
+    if is_large(problem.num_stages, problem.num_microbatches):
+        return RULES // 2
+    return max(RULES, RULE_SHARE * OPERATIONS // problem.num_operations)
 
 
 def first_guides(problem: Problem) -> Iterator[Guide]:
@@ -215,9 +221,9 @@ def _changed(problem: Problem, most: tuple[float, ...], chance: random.Random) -
 def _starts(problem: Problem, plan: TimedOrder) -> tuple[Urgency, Urgency]:
     tables = [_table(problem, lambda *_: 0), _table(problem, lambda *_: 0)]
     for row in plan.rows:
-        for step in row:
-            if step.kind in (FORWARD, INPUT):
-                tables[step.kind][step.stage][step.microbatch] = step.start
+        for kind, stage, m, start, _ in row:
+            if kind != WEIGHT:
+                tables[kind][stage][m] = start
     return tables[FORWARD], tables[INPUT]
 
 
@@ -229,7 +235,7 @@ def _latest_starts(problem: Problem, plan: TimedOrder) -> tuple[Urgency, Urgency
     forwards, inputs, weights = tables
     following = [end] * len(plan.rows)
     steps = sorted(
-        ((step.start, rank, step) for rank, row in enumerate(plan.rows) for step in row), reverse=True
+        ((step[3], rank, step) for rank, row in enumerate(plan.rows) for step in row), reverse=True
     )
     for _, rank, (kind, stage, m, start, stop) in steps:
         latest = following[rank]

@@ -1,15 +1,16 @@
 """One play of all ranks in the order of time, in which each takes the most urgent thing that it can do.
 
 It never gets stuck, whatever the urgencies are: of what a rank has room for, enough is kept for the
-chunks that its oldest microbatch still has to go through (the banker's algorithm, Dijkstra 1965).
+chunks that each of its microbatches still has to go through, when those before it are done (the banker's
+algorithm, Dijkstra 1965).
 """
 
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from mpitrain.schedules.search.problem import ROUNDING, Problem
-from mpitrain.schedules.search.timed_order import FORWARD, INPUT, WEIGHT, Step, TimedOrder
+from mpitrain.schedules.search.problem import FORWARD, INPUT, ROUNDING, WEIGHT, Problem
+from mpitrain.schedules.search.timed_order import Step, TimedOrder
 
 Urgency = list[list[float]]  # of a stage and a microbatch; what has less comes first
 
@@ -28,17 +29,19 @@ class Guide(NamedTuple):
 
 
 class ListSchedule:
-    """The state of all ranks while they are played."""
+    """The state of all ranks while they are played.
 
-    def __init__(self, problem: Problem, guide: Guide):
+    longest: a plan that takes longer is of no use, and is given up where that is seen.
+    """
+
+    def __init__(self, problem: Problem, guide: Guide, longest: float = inf):
         self.problem = problem
         self.guide = guide
-        stages = range(problem.num_stages)
-        # when the message of each forward and I is there; None: nobody has sent it
-        self.arrivals: list[list[list[float | None]]] = [
-            [[None] * problem.num_microbatches for _ in stages] for _ in (FORWARD, INPUT)
-        ]
-        self.arrivals[FORWARD][0] = [0] * problem.num_microbatches
+        self.longest = longest * (1 + ROUNDING)
+        m = problem.num_microbatches
+        # when the message of each forward and I is there; behind the last microbatch none is
+        self.arrivals = [[[inf] * (m + 1) for _ in range(problem.num_stages)] for _ in (FORWARD, INPUT)]
+        self.arrivals[FORWARD][0][:m] = [0] * m
         self.done = [[0] * problem.num_stages for _ in (FORWARD, INPUT)]
         self.stashes = [0] * problem.num_stages
         ranks = range(problem.where.num_ranks)
@@ -46,86 +49,95 @@ class ListSchedule:
         self.weights_done = [0 for _ in ranks]
         self.held: list[float] = [0 for _ in ranks]
         self.free: list[float] = [0 for _ in ranks]
+        self.left = list(problem.work)
         self.rows: list[list[Step]] = [[] for _ in ranks]
         self.events: list[tuple[float, int]] = [(0, rank) for rank in ranks]
 
-    def play(self) -> TimedOrder:
+    def play(self) -> TimedOrder | None:
+        """Return the plan; None if it takes too long."""
         while self.events:
             now, rank = heappop(self.events)
             if self.free[rank] <= now:
+                if now + self.left[rank] > self.longest:
+                    return None
                 self._next(rank, now)
+        assert sum(map(len, self.rows)) == self.problem.num_operations, "ranks wait for one another"
         return TimedOrder(self.rows)
 
     def _next(self, rank: int, now: float) -> None:
         """Let a free rank take what is most urgent, or W while it waits."""
         kind, stage, arrival, is_full = self._most_urgent(rank, now)
-        if stage is not None:
+        if stage >= 0:
             self._run(rank, kind, stage, self.done[kind][stage], now)
             return
-        late = self.late[rank]
-        if self.weights_done[rank] < len(late):
-            stage, microbatch = late[self.weights_done[rank]]
-            cost = self.problem.where.weight[stage]
+        late, number = self.late[rank], self.weights_done[rank]
+        if number < len(late):
+            stage, microbatch = late[number]
+            cost = self.problem.costs[WEIGHT][stage]
             if is_full or now + cost * (1 - self.guide.overlap) <= arrival:
                 self._run(rank, WEIGHT, stage, microbatch, now)
-                return
-        if arrival < inf:
-            heappush(self.events, (arrival, rank))
 
-    def _most_urgent(self, rank: int, now: float) -> tuple[int, int | None, float, bool]:
+    def _most_urgent(self, rank: int, now: float) -> tuple[int, int, float, bool]:
         """Return the kind and the stage of what is there, when the next message is, and whether a
-        forward that is there has no room.
+        forward that is there has no room. The stage is -1 if nothing is.
         """
-        guide, problem = self.guide, self.problem
+        (forward_urgency, input_urgency, most, _), problem = self.guide, self.problem
+        forward_arrivals, input_arrivals = self.arrivals
         forwards, inputs = self.done
         least, arrival = inf, inf
-        chosen: int | None = None
-        kind, is_full = FORWARD, False
-        stages = problem.stages[rank]
-        oldest = inputs[stages[0]]
-        room = problem.limit + ROUNDING - self.held[rank]
-        for stage in stages:
+        chosen, kind, is_full = -1, FORWARD, False
+        for stage in problem.stages[rank]:
             m = inputs[stage]
-            if m < forwards[stage]:
-                there = self.arrivals[INPUT][stage][m]
-                if there is not None and there <= now:
-                    if guide.inputs[stage][m] < least:
-                        least, kind, chosen = guide.inputs[stage][m], INPUT, stage
-                elif there is not None and there < arrival:
-                    arrival = there
+            there = input_arrivals[stage][m]
+            if there <= now:
+                if input_urgency[stage][m] < least:
+                    least, kind, chosen = input_urgency[stage][m], INPUT, stage
+            elif there < arrival:
+                arrival = there
             m = forwards[stage]
-            if m == problem.num_microbatches:
+            there = forward_arrivals[stage][m]
+            if there == inf:
                 continue
-            there = self.arrivals[FORWARD][stage][m]
-            if there is None:
-                continue
-            if self.stashes[stage] >= guide.most[stage] or room < self._needed(stages, stage, m, oldest):
+            if self.stashes[stage] >= most[stage] or not self._has_room(rank, stage):
                 is_full |= there <= now
             elif there <= now:
-                if guide.forwards[stage][m] < least:
-                    least, kind, chosen = guide.forwards[stage][m], FORWARD, stage
+                if forward_urgency[stage][m] < least:
+                    least, kind, chosen = forward_urgency[stage][m], FORWARD, stage
             elif there < arrival:
                 arrival = there
         return kind, chosen, arrival, is_full
 
-    def _needed(self, stages: list[int], stage: int, microbatch: int, oldest: int) -> int:
-        """Return the room that a forward needs, with what the oldest microbatch will need after it."""
-        done = self.done[FORWARD]
-        needed = 1 if microbatch != oldest else 0
-        for other in stages:
-            if done[other] <= oldest:
-                needed += 1
-        return needed
+    def _has_room(self, rank: int, stage: int) -> bool:
+        """Whether all microbatches can come to their end, the oldest first, after a forward of this stage."""
+        stages = self.problem.stages[rank]
+        forwards, inputs = self.done
+        room = self.problem.limit + ROUNDING - self.held[rank] - 1
+        if room < 0 or room >= len(stages):
+            return room >= 0
+        if len(stages) <= 2:  # what the oldest frees is enough for the next
+            oldest = inputs[stages[0]]
+            return (
+                room >= (forwards[stage] != oldest) + sum(forwards[other] <= oldest for other in stages) - 1
+            )
+        forwards[stage] += 1
+        for m in range(inputs[stages[0]], forwards[stages[0]]):
+            needed = sum(forwards[other] <= m for other in stages)
+            if room < needed or room >= len(stages):
+                break
+            room += sum(inputs[other] <= m for other in stages) - needed
+        else:
+            needed = 0
+        forwards[stage] -= 1
+        return room >= needed
 
     def _run(self, rank: int, kind: int, stage: int, microbatch: int, now: float) -> None:
-        where = self.problem.where
+        cost = self.problem.costs[kind][stage]
+        end = now + cost
         if kind == WEIGHT:
-            end = now + where.weight[stage]
             self.weights_done[rank] += 1
             self.held[rank] -= self.problem.late
             self.stashes[stage] -= 1
         else:
-            end = now + (where.forward, where.input)[kind][stage]
             self.done[kind][stage] += 1
             if kind == FORWARD:
                 self.held[rank] += 1
@@ -134,7 +146,8 @@ class ListSchedule:
                 self.held[rank] += self.problem.late - 1
                 self.late[rank].append((stage, microbatch))
             self._send(rank, kind, stage, microbatch, end)
-        self.rows[rank].append(Step(kind, stage, microbatch, now, end))
+        self.rows[rank].append((kind, stage, microbatch, now, end))
+        self.left[rank] -= cost
         self.free[rank] = end
         heappush(self.events, (end, rank))
 
@@ -146,7 +159,8 @@ class ListSchedule:
         other = stage + 1 if kind == FORWARD else stage - 1
         if other < 0:
             return
-        arrival = end + self.problem.where.between(stage, other)
+        arrival = end + self.problem.delays[kind][other]
         self.arrivals[kind][other][microbatch] = arrival
-        if (to := self.problem.where.rank_of[other]) != rank:
+        to = self.problem.where.rank_of[other]
+        if to != rank and arrival > self.free[to]:  # else it looks when it is free
             heappush(self.events, (arrival, to))

@@ -1,5 +1,6 @@
 """What a search for an order of a step is given: stages on ranks, times, and a limit of memory."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from math import ceil
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from mpitrain.schedules.options import StageTimes, Times
 ROUNDING = 1e-9  # sums of floats that differ by less are equal
 SMALL = 600  # operations of a step for which smaller limits are tried, too
 LARGE = 50_000  # operations from which a play takes half a second and more
+FORWARD, INPUT, WEIGHT, WHOLE = range(4)  # kinds of computations; a whole backward is I and W in one
 
 
 def is_large(num_stages: int, num_microbatches: int) -> bool:
@@ -80,6 +82,34 @@ class Problem:
         """Return the same step with another limit."""
         return Problem(self.where, self.num_microbatches, limit, self.late)
 
+    @cached_property
+    def costs(self) -> tuple[Sequence[float], ...]:
+        """The time of each kind on each stage."""
+        where = self.where
+        whole = [grad + weight for grad, weight in zip(where.input, where.weight)]
+        return where.forward, where.input, where.weight, whole
+
+    @cached_property
+    def delays(self) -> tuple[list[float], ...]:
+        """How long what each kind waits for on each stage is under way."""
+        between, last = self.where.between, self.num_stages - 1
+        stages = range(self.num_stages)
+        forwards = [between(stage - 1, stage) if stage else 0 for stage in stages]
+        inputs = [between(stage + 1, stage) if stage < last else 0 for stage in stages]
+        return forwards, inputs, [0] * self.num_stages, inputs
+
+    @cached_property
+    def receivers(self) -> tuple[list[int], ...]:
+        """The rank that waits for what each kind makes on each stage; at the ends its own."""
+        rank_of = self.where.rank_of
+        forwards, inputs = [*rank_of[1:], rank_of[-1]], [rank_of[0], *rank_of[:-1]]
+        return forwards, inputs, list(rank_of), inputs
+
+    @cached_property
+    def work(self) -> list[float]:
+        """How long each rank computes."""
+        return [self.num_microbatches * sum(map(self._work, stages)) for stages in self.stages]
+
     @property
     def num_operations(self) -> int:
         return 3 * self.num_stages * self.num_microbatches
@@ -116,7 +146,7 @@ class Problem:
     @cached_property
     def period(self) -> float:
         """The time that the busiest rank computes for one microbatch."""
-        return max(sum(self._work(stage) for stage in stages) for stages in self.stages)
+        return max(self.work) / self.num_microbatches
 
     def _work(self, stage: int) -> float:
         return self.where.forward[stage] + self.where.input[stage] + self.where.weight[stage]

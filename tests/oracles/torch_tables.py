@@ -42,6 +42,28 @@ def torch_table(
         return path.read_text()
 
 
+def operations(schedule: str, num_ranks: int, num_microbatches: int, chunks: int) -> list[list[str]]:
+    """Run the generator of one of PyTorch's classes, which reads these attributes and no more."""
+    from torch.distributed.pipelining import schedules
+
+    attributes = {
+        "pp_group_size": num_ranks,
+        "n_local_stages": chunks,
+        "num_stages": num_ranks * chunks,
+        "_num_stages": num_ranks * chunks,
+        "_n_microbatches": num_microbatches,
+    }
+    rounds = num_microbatches // max(1, num_microbatches // num_ranks)
+    made = SimpleNamespace(**attributes, microbatches_per_round=rounds, _stages=[None] * chunks)
+    if schedule in ("ScheduleGPipe", "Schedule1F1B"):
+        text = torch_table(schedule.removeprefix("Schedule"), num_ranks, num_microbatches)
+        return [[cell for cell in row if cell] for row in csv.reader(text.splitlines())]
+    generate = getattr(schedules, schedule)._calculate_single_rank_operations
+    return [
+        [str(action) for action in generate(made, rank) if action is not None] for rank in range(num_ranks)
+    ]
+
+
 def tables(num_ranks: int, num_microbatches: int, form: str, most_chunks: int = 3) -> dict[str, str]:
     """Return PyTorch's tables of all its schedules, with 1 to `most_chunks` stages a rank where
     there is a choice.

@@ -7,12 +7,11 @@ also run here, for many sizes.
 """
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from conftest import LONG
 from folders import GOLDEN
-from torch.distributed.pipelining import schedules as torch_schedules
+from torch_tables import operations
 
 from mpitrain.schedules.actions import PAIR, Action
 from mpitrain.schedules.catalog import build
@@ -137,20 +136,6 @@ TORCH = [
 ]
 
 
-def torch_rows(schedule: str, p: int, m: int, chunks: int) -> list[list[str]]:
-    """Run one of torch's generators, which read these attributes of a schedule and no more."""
-    attributes = {
-        "pp_group_size": p,
-        "n_local_stages": chunks,
-        "num_stages": p * chunks,
-        "_num_stages": p * chunks,
-        "_n_microbatches": m,
-    }
-    made = SimpleNamespace(**attributes, microbatches_per_round=m // max(1, m // p), _stages=[None] * chunks)
-    generate = getattr(torch_schedules, schedule)._calculate_single_rank_operations
-    return [[str(action) for action in generate(made, rank) if action is not None] for rank in range(p)]
-
-
 @pytest.mark.parametrize(("name", "schedule", "chunks"), TORCH, ids=lambda value: str(value))
 def test_a_table_is_torchs(name, schedule, chunks):
     options = Options(chunks=chunks) if name in ("interleaved", "interleaved-zb", "looped-bfs") else DEFAULTS
@@ -158,7 +143,7 @@ def test_a_table_is_torchs(name, schedule, chunks):
         for m in range(2 * p if name == "dualpipev" else 1, 4 * p + 1):
             if "interleaved" in name and m % max(1, m // p):
                 continue  # torch refuses it
-            wanted = torch_rows(schedule, p, m, chunks)
+            wanted = operations(schedule, p, m, chunks)
             # theirs runs each chunk's backwards descending: a reason for a deviation, not an
             # oversight
             if name == "looped-bfs":
