@@ -112,11 +112,11 @@ class Catalog(Generic[T]):
 
     def find(self, name: str) -> T:
         """Return what a value of the key names. Raises ConfigError if there is none."""
-        if is_plugin(name):
-            return load(self.key, name, self.kind, self.needed)
         known = self.built_in()
         if name in known:
             return known[name]
+        if is_plugin(name):
+            return load(self.key, name, self.kind, self.needed)
         near = nearest(name, known)
         instead = config_hints.instead_of_value(self.key, name)
         known_names = f"known: {', '.join(known)}"

@@ -22,6 +22,7 @@ from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, recompute_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.plan.settings.pipeline_table import holds_bounded
 from mpitrain.planner.candidates import FixedKeys, SearchSpace, fixed_keys
 from mpitrain.planner.explained import (
     binding,
@@ -30,6 +31,7 @@ from mpitrain.planner.explained import (
 from mpitrain.planner.of_config import expert_load_of, model_of
 from mpitrain.planner.search import REFUSED, SLOWER, Candidate, SearchResult, search
 from mpitrain.planner.what_if import WhatIf
+from mpitrain.schedules import catalog
 
 SAVED = 0.05  # of a rank's memory: what recomputation must save to be worth a line
 CHECKED = 6  # of the best that are planned as a run would be
@@ -101,6 +103,8 @@ def choose_layouts(
     if not chosen:
         fits = _what_fits(model, space, limit) if found.refused["memory"] else ""
         raise _nothing_fits(model, space, found, limit, refusal, fits)
+    for each in chosen:
+        _plan_of_few(each.candidate, space).training  # noqa: B018  # what is printed is proved
     if space.may_offload and chosen[0].candidate.layout.offload_optimizer:
         notes.append(OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {GUESSED}")
     return PlannedLayouts(ranks, model, rates, found, chosen, limit.usable, notes, space.fixed)
@@ -279,21 +283,28 @@ def _saves_little(each: Candidate, other: RunnableLayout, saved: float, limit: f
 def _held(candidate: Candidate, space: SearchSpace, limit: MemoryLimit) -> int:
     """Return the bytes of the rank with most memory, by the plan that a run makes.
 
-    Of many microbatches some are planned: a pipeline's peak comes before three rounds of it. The rank
-    with most memory by formulas is asked first: where it has too much, the others need not be.
+    The rank with most memory by formulas is asked first: where it has too much, the others need not be.
     """
-    layout = candidate.layout
-    few = min(layout.num_microbatches, 3 * layout.pp)
-    config = settings.with_values(candidate.config, {"batch.global_": few * layout.dp * layout.micro})
-    plan = plan_of(space.resolved(config))
+    plan = _plan_of_few(candidate, space)
     if limit.on_gpu:
         held = predict_rank(plan, candidate.found.footprint.stage, on_gpu=True).on_device
         if held > limit.usable:
             return held
     held = limit.needed(held_by_ranks(plan, limit.on_gpu))
-    if held <= limit.usable:
-        plan.training  # noqa: B018  # what can be printed is proved
+    if held <= limit.usable and candidate.layout.schedule not in catalog.FAMILIES:
+        plan.training  # noqa: B018  # a schedule of the user's own may be wrong, and is refused
     return held
+
+
+def _plan_of_few(candidate: Candidate, space: SearchSpace) -> Plan:
+    """Return the plan of a run, of as few microbatches as show what it holds.
+
+    Where a rank holds no more with each of them, its peak comes before three rounds of the pipeline.
+    """
+    plan = plan_of(space.resolved(candidate.config))
+    if not holds_bounded(plan.config):
+        return plan
+    return plan.with_microbatches(min(plan.num_microbatches, 3 * candidate.layout.pp))
 
 
 def _nothing_fits(

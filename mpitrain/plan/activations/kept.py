@@ -23,6 +23,7 @@ class Activations:
         self.offloaded = self.config.memory.offload in ("activations", "all")
         # computed once: a program asks again for each microbatch and part. By id: the stage holds its layers
         self._kept: dict[tuple[int, int], int] = {}
+        self._kept_from: dict[tuple[int, int], int] = {}
         self._left: dict[int, int] = {}
         self._working: dict[int, Working] = {}
 
@@ -52,6 +53,11 @@ class Activations:
         others are still to be walked by the forward, or were walked by the backward. What all
         blocks share is there all the time.
         """
+        if (segment, first) not in self._kept_from:
+            self._kept_from[segment, first] = self._kept_of(segment, first)
+        return self._kept_from[segment, first]
+
+    def _kept_of(self, segment: int, first: int) -> int:
         blocks = [block for part in self.stage.parts[first:] for block in part]
         inner = 0 if self.offloaded else self._inner(segment, blocks)
         history = self._history() if self.segments > 1 else 0  # for later segments

@@ -73,11 +73,7 @@ class _MemoryPlayer:
         self._last = {action[:3]: action for action in instructions}
         self._held = Counter[tuple[int, int]]()
         self._returned = Counter[tuple[int, int]]()
-
-    @property
-    def held(self) -> int:
-        """What is kept now."""
-        return self._held.total() + self._returned.total()
+        self.held = 0  # all that is kept now
 
     def held_of(self, action: Action) -> int:
         """What is kept now of the microbatch of a computation in its stage."""
@@ -85,7 +81,7 @@ class _MemoryPlayer:
 
     def others(self, computed: Sequence[Action]) -> int:
         """Return what is kept of microbatches that nothing is computed of."""
-        return self.held - sum(self._held[action.index, action.stage] for action in computed)
+        return self.held - sum(map(self.held_of, computed))
 
     def inside(self, action: Action) -> Inside:
         """Return what a computation holds of its own microbatch while it runs."""
@@ -102,20 +98,26 @@ class _MemoryPlayer:
         after = 0 if part is None else part + 1  # the first part that isn't done yet
         if kind == "F":
             first = 0 if part is None else len(formulas.stage.parts) - 1 - part
-            self._held[index, stage] = formulas.kept(index % segments, first)
+            self._keep(index, stage, formulas.kept(index % segments, first))
         elif kind == "B" and not done:
-            self._held[index, stage] = formulas.kept(index % segments, after)
+            self._keep(index, stage, formulas.kept(index % segments, after))
         elif kind == "I" and done:
-            self._held[index, stage] = formulas.left()
+            self._keep(index, stage, formulas.left())
         elif kind == "I":
-            self._held[index, stage] = formulas.kept(index % segments, after) + formulas.left(end=after)
+            self._keep(index, stage, formulas.kept(index % segments, after) + formulas.left(end=after))
         elif kind == "W" and not done:
-            self._held[index, stage] = formulas.left(first=after)
+            self._keep(index, stage, formulas.left(first=after))
         elif kind in ("B", "W") and done:
-            del self._held[index, stage]
+            self._keep(index, stage, 0)
             if segments > 1:
                 microbatch, segment = divmod(index, segments)
-                self._returned[microbatch, stage] = formulas.returned(segment)
+                returned = formulas.returned(segment)
+                self.held += returned - self._returned[microbatch, stage]
+                self._returned[microbatch, stage] = returned
+
+    def _keep(self, index: int, stage: int, num_bytes: int) -> None:
+        self.held += num_bytes - self._held[index, stage]
+        self._held[index, stage] = num_bytes
 
 
 def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Activations]) -> int:

@@ -21,9 +21,12 @@ has the same bits in every layout.
     shards of 2 |      rank 0      |      rank 1       |          as long as each other
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
 
 from mpitrain.plan.declared.parameters import Spec
 from mpitrain.plan.declared.resolved import ResolvedConfig
@@ -74,11 +77,25 @@ class Layout(NamedTuple):
 
     def within(self, first: int, last: int) -> Iterator[tuple[Spec, int, int]]:
         """Yield the parameters that elements [first, last) of the buffer are of, [begin, end) of each."""
-        for spec, start in zip(self.specs, self.starts):
+        at = max(0, bisect_right(self.starts, first) - 1)
+        for spec, start in zip(self.specs[at:], self.starts[at:]):
+            if start >= last:
+                break
             begin = max(start, first) - start
             end = min(start + spec.numel, last) - start
             if begin < end:
                 yield spec, begin, end
+
+    def by_shard(self, weights: Sequence[int]) -> np.ndarray:
+        """Return what each shard has, [shards]; weights: what an element of each parameter counts."""
+        if not self.specs:
+            return np.zeros(self.num_shards, np.int64)
+        numels = np.array([spec.numel for spec in self.specs])
+        bounds = np.arange(self.num_shards + 1) * (self.length // self.num_shards)
+        at = np.searchsorted(self.starts, bounds, "right") - 1
+        before = np.cumsum(numels * weights) - numels * weights
+        inside = np.minimum(bounds - np.array(self.starts)[at], numels[at])
+        return np.diff(before[at] + inside * np.array(weights)[at])
 
     def gaps(self) -> Iterator[slice]:
         """Yield where no parameter is."""

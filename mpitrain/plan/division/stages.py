@@ -110,8 +110,14 @@ class StagePlan:
         return parts_of(self.config, self.specs(self.shard(0)), joined)
 
     def buckets(self, shard: Shard = WHOLE) -> list[BucketPlan]:
-        """Return what is stored, reduced and fetched together."""
-        return buckets_of(self.config, self.specs(shard), self.parts, self.copies)
+        """Return what is stored, reduced and fetched together, made once for each shard."""
+        if shard not in self._buckets:
+            self._buckets[shard] = buckets_of(self.config, self.specs(shard), self.parts, self.copies)
+        return self._buckets[shard]
+
+    @cached_property
+    def _buckets(self) -> dict[Shard, list[BucketPlan]]:
+        return {}
 
     @cached_property
     def reduction(self) -> Reduction:

@@ -26,9 +26,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from mpitrain.plan.activations.kept import Activations
 from mpitrain.plan.activations.peak import peak_of, put_away
-from mpitrain.plan.declared.optimizers import num_moments
+from mpitrain.plan.declared.optimizers import GROUPS, num_moments
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import domains_of, drops_weights, itemsize_of_weights, lends_gradients
@@ -130,7 +132,7 @@ def _played(plan: Plan, rank: int, shards: Mapping[str, int] | None, on_gpu: boo
     rounded = [b for b in owned if itemsize_of_weights(config, b.plan.domain) < wide]
     grads = _gradients_kept(config, buckets)
     offloaded = config.memory.offload in ("optimizer", "all")
-    moments, arriving = _updated_at_most(config, owned, shards, offloaded)
+    moments = _moments_at_most(config, owned, shards, offloaded)
     sizes = replace(plan.sizes, on_gpu=True) if on_gpu else plan.sizes
     formulas = {stage: Activations(plan.stage(stage), sizes) for stage in table.chunks[rank]}
     lent = _lent(plan, rank)
@@ -138,7 +140,7 @@ def _played(plan: Plan, rank: int, shards: Mapping[str, int] | None, on_gpu: boo
     peak = peak_of(training, table, formulas)
     host = put_away(training, table, formulas)
     if offloaded:
-        host += _divided(owned) * wide + _divided(rounded) * narrow + moments + arriving
+        host += _divided(owned) * wide + _divided(rounded) * narrow + moments
         return MemoryUsage(weights, grads, 0, *lent, *peak, messages, host)
     return MemoryUsage(weights + _divided(rounded) * wide, grads, moments, *lent, *peak, messages, host)
 
@@ -177,35 +179,24 @@ def _weights_kept(config: ResolvedConfig, bucket: HeldBucket) -> int:
     return bucket.weights.kept(divided=drops_weights(config, domain)) * itemsize_of_weights(config, domain)
 
 
-def _updated_at_most(
+def _moments_at_most(
     config: ResolvedConfig, owned: Sequence[HeldBucket], shards: Mapping[str, int] | None, offloaded: bool
-) -> tuple[int, int]:
-    """Return `_updated` of all domains together, each with the given shard or with the one that is most."""
-    total = [0, 0]
-    for name, domain in domains_of(config).items():
-        buckets = [bucket for bucket in owned if bucket.plan.domain == name]
-        candidates = range(domain.num_shards(config)) if shards is None else (shards[name],)
-        most = max(
-            (_updated(config, buckets, candidate) for candidate in candidates), key=sum if offloaded else None
-        )
-        total = [a + b for a, b in zip(total, most)]
-    return total[0], total[1]
+) -> int:
+    """Return the bytes of moments, without padding; offloaded: with the gradients that arrive beside them.
 
-
-def _updated(config: ResolvedConfig, buckets: Sequence[HeldBucket], shard: int) -> tuple[int, int]:
-    """Return the bytes of what is updated in a shard of the buckets, without padding.
-
-    moments, and gradients on the host.
+    shards: as predict() takes them, of each domain apart.
     """
-    _, wide = itemsizes_of(config)
-    runs = [
-        (spec, end - begin)
-        for bucket in buckets
-        for spec, begin, end in bucket.weights.layout.runs(shard)
-        if spec.updated
-    ]
-    kept = sum(count * num_moments(config.optimizer, spec.group) for spec, count in runs)
-    return kept * moment_bytes(config), sum(count for _, count in runs) * wide
+    gradient = itemsizes_of(config)[1] if offloaded else 0
+    of_moments = {group: num_moments(config.optimizer, group) * moment_bytes(config) for group in GROUPS}
+    total = 0
+    for name, domain in domains_of(config).items():
+        held = np.zeros(domain.num_shards(config), np.int64)
+        for layout in (bucket.weights.layout for bucket in owned if bucket.plan.domain == name):
+            held += layout.by_shard(
+                [of_moments.get(spec.group, 0) + gradient if spec.updated else 0 for spec in layout.specs]
+            )
+        total += int(held.max() if shards is None else held[shards[name]])
+    return total
 
 
 def moment_bytes(config: ResolvedConfig) -> int:

@@ -38,16 +38,22 @@ def fewest_microbatches(config: ResolvedConfig) -> int:
     known that a schedule does, and for sums in a tree, which is deeper with more.
     """
     number = num_microbatches(config)
-    pipeline = config.pipeline
-    if (
-        _is_file(pipeline.schedule)
-        or not schedule_of(pipeline.schedule).held
-        or config.numerics.reproducible == "layout"
-    ):
+    if not _repeats_itself(config):
         return number
     turn = turn_of(config)
-    least = 2 * turn + 2 * pipeline.tail
+    least = 2 * turn + 2 * config.pipeline.tail
     return min(number, least + (number - least) % turn)
+
+
+def _repeats_itself(config: ResolvedConfig) -> bool:
+    """Return whether a schedule is known to, and nothing else of a step grows with its microbatches."""
+    name = config.pipeline.schedule
+    return config.numerics.reproducible != "layout" and not _is_file(name) and bool(schedule_of(name).held)
+
+
+def holds_bounded(config: ResolvedConfig) -> bool:
+    """Return whether it is known that ranks hold no more of a step with more microbatches."""
+    return _repeats_itself(config) and schedule_of(config.pipeline.schedule).held == "bounded"
 
 
 def turn_of(config: ResolvedConfig) -> int:

@@ -12,7 +12,7 @@ What depends on ranks, nodes, files or a table of the user's own is refused wher
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -89,6 +89,7 @@ def _value(config: ResolvedConfig, key: str) -> Any:
     return getattr(getattr(config, table), name)
 
 
+@cache
 def default_of(key: str) -> Any:
     """Return the value of a key that nobody set."""
     table, _, name = key.partition(".")

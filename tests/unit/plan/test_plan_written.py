@@ -21,11 +21,15 @@ from mpitrain.commands.plan.planner import PlanRequest, find_layouts
 from mpitrain.commands.plan.sweep_request import SweepRequest, plan_on
 from mpitrain.errors import ConfigError
 from mpitrain.origins import FOLDER, KeyOrigin
+from mpitrain.plan import program
 from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
 from mpitrain.plan.predict.step_time import advice as advice_module
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.planner.choice import planned as planned_layout
+from mpitrain.schedules.catalog import FAMILIES, NAMES
 
 H100 = machine_of(find_machine("h100-80gb"))
 SMALL = ("model.layers=4", "model.width=64", "model.heads=4", "model.kv_heads=2", "model.ffn=128")
@@ -226,6 +230,47 @@ def test_advice_loads_its_own_modules_alone():
     done = subprocess.run([*python(), "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = done.stdout.split()
     assert loaded and all(name.startswith("mpitrain.") for name in loaded)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].copies == 1])
+def test_a_line_holds_what_memory_says_of_all_microbatches(name):
+    """Of gpipe's 40 the six were counted that a pipeline of two fills itself with."""
+    fixed = (
+        "parallel.tp=1",
+        "parallel.pp=2",
+        f"pipeline.schedule={name}",
+        "batch.global=40",
+        "batch.micro=1",
+    )
+    answer = find_layouts(PlanRequest(None, (*SMALL, *fixed, "data.sequence=64"), 2, "h100-80gb"))
+    for line in answer.chosen:
+        usages = predict(planned_layout(line.config, 2, answer.rates), on_gpu=True)
+        assert line.held == max(usage.on_device for usage in usages), line.candidate.layout.describe()
+
+
+@pytest.mark.parametrize("last", ["", "F3@1 B3@1"])
+def test_a_table_of_many_microbatches_is_planned_and_a_wrong_one_refused(tmp_path, last):
+    rows = ["F0@0 F1@0 " + " ".join(f"B{m}@0 F{m + 2}@0" for m in range(18)) + " B18@0 B19@0",
+            " ".join(f"F{m}@1 B{m}@1" for m in range(20))]  # fmt: skip
+    table = tmp_path / "own.txt"
+    table.write_text("".join(f"rank {rank}: {row}\n" for rank, row in enumerate(rows)))
+    keys = (f"pipeline.schedule={table}", "parallel.pp=2", "batch.global=20", "batch.micro=1")
+    if last:  # the first rank waits for B0, the second for F3
+        table.write_text(f"rank 0: {rows[0]}\nrank 1: {last} " + rows[1].replace(f" {last}", ""))
+        with pytest.raises(ConfigError, match=r"of the first: .*(must ascend|deadlock)"):
+            find_layouts(PlanRequest(None, (*SMALL, *keys), 2, "h100-80gb"))
+        return
+    assert find_layouts(PlanRequest(None, (*SMALL, *keys), 2, "h100-80gb")).chosen
+
+
+def test_programs_are_proved_of_lines_alone(monkeypatch):
+    proved = []
+    check = program.check
+    monkeypatch.setattr(
+        program, "check", lambda *given, **keys: proved.append(given) or check(*given, **keys)
+    )
+    answer = find_layouts(PlanRequest(None, (*SMALL, "batch.global=16"), 4, "h100-80gb", top=3))
+    assert len(answer.found.every) > 20 and len(proved) == len(answer.chosen) == 3
 
 
 def test_all_layouts_say_why_they_are_left_out(tmp_path):
