@@ -5,6 +5,8 @@
     gpu         constants of other systems' rows on the same machine
     calibrated  constants of the half of its own rows that the CSV names, reported on the other half
 
+    held back   as gpu, of systems that other papers and repositories published
+
 Two yardsticks: one FLOP rate, the median of the fitted half; and the data sheet times one factor.
 Errors are (predicted - published) / published of the seconds of a step.
 """
@@ -33,7 +35,7 @@ QUANTILES = (0.1, 0.9)  # 80 % lie between
 FEWEST = 4  # rows that a line of memory, or an interval, is made from
 WORST = 8
 MODES = ("sheets", "sustained", "gpu", "calibrated")
-YARDSTICKS = ("flop rate", "sheet x factor")
+YARDSTICKS = ("flop rate", "sheet x factor", "held back")
 SWEEP = 8  # layouts at least
 
 
@@ -139,6 +141,8 @@ def _modes(rows: Sequence[Predicted]) -> tuple[dict[str, dict[int, float]], dict
         rate, factor = _yardsticks(fitted or others)
         for regime, alike in _by(own, lambda at: rows[at].row.regime).items():
             of_gpu = _of_systems(others, regime, rows[own[0]].row.machine)
+            apart = [each for each in others if each.row.source != rows[own[0]].row.source]
+            held_back = _of_systems(apart, regime, rows[own[0]].row.machine)
             here = fit([each.sample for each in fitted], of_gpu, regime)
             constants.setdefault(system, here)
             for at in alike:
@@ -147,6 +151,7 @@ def _modes(rows: Sequence[Predicted]) -> tuple[dict[str, dict[int, float]], dict
                 found["sustained"][at] = each.found.seconds * each.row.machine.expected().middle
                 found["gpu"][at] = each.sample.at(of_gpu)
                 found["calibrated"][at] = each.sample.at(here)
+                found["held back"][at] = each.sample.at(held_back)
                 work = model_flops(each.row.model, each.row.layout) / each.row.layout.ranks
                 found["flop rate"][at] = work / rate if rate else math.nan
                 found["sheet x factor"][at] = factor * each.sheet if factor else math.nan

@@ -42,7 +42,7 @@ class Row(NamedTuple):
     """A row that can be predicted. layouts: more than one where what is unknown decides.
 
     assumed: fields and the values taken for them.
-    fitted: whether it is in the half that is fitted to.
+    fitted: whether it is in the half that is fitted to. source: paper or repository, without its table.
     """
 
     id: str
@@ -55,6 +55,7 @@ class Row(NamedTuple):
     convention: Convention
     sweep: str
     fitted: bool | None
+    source: str
 
     @property
     def layout(self) -> StepLayout:
@@ -163,7 +164,10 @@ def _row(name: str, fields: Mapping[str, str], own: MachineFile | None) -> Row:
     )
     sweep = fields.get("sweep") or " ".join(map(str, key))
     fitted = halves[0] in FITTED if halves else None
-    return Row(name, fields["system"], model, machine, layouts, measured, assumed, convention, sweep, fitted)
+    source = re.split(r"[ @]", fields.get("source") or fields["system"])[0]
+    return Row(
+        name, fields["system"], model, machine, layouts, measured, assumed, convention, sweep, fitted, source
+    )
 
 
 # ---------------------------------------------------------------- what was measured

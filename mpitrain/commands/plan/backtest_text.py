@@ -49,7 +49,7 @@ def as_text(report: Mapping[str, Any], name: str) -> str:
 
 
 def _text_of_systems(report: Mapping[str, Any]) -> list[str]:
-    head = "".join(f"{mode[:10]:>11}" for mode in (*MODES, "flop rate", "sheet x f"))
+    head = "".join(f"{mode[:9]:>11}" for mode in (*MODES, *YARDSTICKS))
     lines = [
         "median |error| of a step in %, of rows that were not fitted to; then calibrated: 10, 50, "
         "90 % quantile with sign,",

@@ -16,6 +16,7 @@ from mpitrain.commands.plan.backtest import backtest
 from mpitrain.errors import ConfigError
 from mpitrain.plan.predict.step_time.machine import OF_SHEETS, machine_of, read_machine
 from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.planner.backtest_errors import predict_rows
 from mpitrain.planner.fitted import (
     TERMS,
     Constants,
@@ -33,7 +34,7 @@ FIELDS = [
     "n_microbatches", "gpus", "gpu_type", "tp", "cp", "pp", "vpp", "dp", "ep", "zero", "recompute",
     "schedule",
     "ffn", "n_experts", "topk", "precision", "mfu_pct", "tflops_gpu", "tok_s_gpu", "iter_s", "mem_gb",
-    "role", "note", "half",
+    "role", "note", "half", "source",
 ]  # fmt: skip
 PLAIN = dict(
     id="x", system="Megatron-LM SP+selective", model="GPT 22B", seq=2048, gbs_seqs=4, mbs=4, gpus=8,
@@ -324,6 +325,24 @@ def test_extreme_numbers_are_predicted_or_refused(tmp_path):
     assert "worst rows" in backtest(path)
 
 
+def test_a_source_that_is_held_back_has_constants_of_others_alone(tmp_path):
+    """Each takes twice as long as the one before; `gpu` has the other framework of the same paper, too."""
+    rows = [
+        dict(PLAIN, id=str(number), system=system, iter_s=2.0**number, source=f"{paper} Table {number}")
+        for number, (system, paper) in enumerate(
+            [("one", "P"), ("two", "P"), ("three", "Q@v1"), ("four", "Q")]
+        )
+    ]
+    outcome = predict_rows(written(tmp_path, *rows))
+    steps = [each.found.seconds for each in outcome.rows]
+    middle = outcome.rows[0].row.machine.expected().middle
+    for mode, others in (("gpu", (1, 2, 3)), ("held back", (2, 3))):
+        factors = [math.log(2.0**other / steps[other]) for other in others]
+        trust = len(factors) / (len(factors) + 1)
+        level = trust * quantile(factors, 0.5) + (1 - trust) * math.log(middle)
+        assert outcome.seconds[mode][0] == pytest.approx(steps[0] * math.exp(level))
+
+
 def test_json_of_no_rows_is_valid(tmp_path):
     report = json.loads(backtest(written(tmp_path), as_json=True), parse_constant=refuse)
     assert report["rows"] == 0 and report["share_of_complete_rows_predicted"] is None
@@ -345,7 +364,7 @@ def test_the_page_has_the_figures_that_the_back_test_finds(report):
     inside = round(held["share"] * held["rows"])
     assert f"hold {inside} of the {held['rows']} rows of that half ({100 * held['share']:.1f} %)" in page
     assert f"predicted {report['predicted']} of {report['rows']} rows, and gave bounds for" in page
-    words = ("sheets", "sustained", "gpu", "calibrated", "flop rate", "sheet x factor")
+    words = ("sheets", "sustained", "gpu", "held back", "calibrated", "flop rate", "sheet x factor")
     for name, line in zip(words, re.findall(r"\| [a-z][^|]* \| ([\d.]+) % \|", page), strict=True):
         assert line == f"{100 * dense[name]:.1f}", name
     experts = report["bars"]["experts and fp8, all systems"]["gpu"]
