@@ -6,12 +6,11 @@ its own. What waits for messages is left out: those are real. Only such a dry ru
 
 from mpitrain.dryrun.asleep import Asleep, num_parts
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
-from mpitrain.plan.predict.step_time.step import update_seconds
 from mpitrain.plan.predict.step_time.step_model import step_model
+from mpitrain.plan.predict.step_time.update import update_seconds
 from mpitrain.schedules.actions import COMPUTE, UPDATE, Action
 
 
@@ -20,12 +19,11 @@ def on_machine(plan: Plan, name: str, node_ranks: int) -> Asleep:
 
     name: of jobs/machines/, or the path of a file. node_ranks: of the job.
 
-    Raises ConfigError for a machine that isn't known, and a layout that formulas don't have.
+    Raises ConfigError for a machine that isn't known.
     """
     config = plan.config
     machine = machine_of(find_machine(name)).with_ranks_per_node(config.comm.node_ranks or node_ranks)
     model, layout = step_model(plan), layout_of(config, machine, plan.routing)
-    require_possible(layout, model)
     stages = stages_of(model, layout, machine)
     table = plan.table
     update = update_seconds(model, layout, machine)

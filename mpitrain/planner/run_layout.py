@@ -25,7 +25,6 @@ from mpitrain.plan.predict.memory_limit import (
     limit_of_rank,
 )
 from mpitrain.plan.predict.step_time.expert_load import expert_load
-from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import (
     MEASURED,
     ON_CPU,
@@ -37,7 +36,7 @@ from mpitrain.plan.predict.step_time.machine import (
     machine_of,
 )
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
-from mpitrain.plan.predict.step_time.step import is_defined, predict_step
+from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.planner.candidates import KEYS, SearchSpace, fixed_keys
 from mpitrain.planner.choice import best_of
@@ -121,7 +120,7 @@ class _Choice:
         """Return the planner's choice if a measured machine is faster with it by GAIN, else the default."""
         given = self._request.config
         seconds = self._default_seconds()
-        if found is None or seconds is None:
+        if found is None:
             return AnsweredLayout(given, ["layout: the default; no other layout fits"])
         gain = 1 - found.seconds / seconds
         by = f"by figures of {self._rates().name}"
@@ -193,15 +192,11 @@ class _Choice:
     def _held_by(self, candidate: Candidate) -> int:
         return self._held(self._plan(candidate.config))
 
-    def _default_seconds(self) -> float | None:
-        """Return the seconds of a step of the default layout, None if formulas don't know it."""
+    def _default_seconds(self) -> float:
+        """Return the seconds of a step of the default layout."""
         rates, model = self._rates(), model_of(self._request.config, self._request.vocabulary)
         layout = layout_of(self._default.config, rates, self._default.routing)
-        with suppress(ConfigError):
-            require_possible(layout, model)
-            if is_defined(layout):
-                return predict_step(model, layout, rates).seconds
-        return None
+        return predict_step(model, layout, rates).seconds
 
     def _plan(self, config: Config) -> Plan:
         request = self._request

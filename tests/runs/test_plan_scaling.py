@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections import defaultdict
+from collections import Counter
 
 import pytest
 from conftest import LONG
@@ -93,10 +93,11 @@ def test_a_heat_map_says_each_cell():
     assert said.index("2") < said.index("16")  # numbers by size, not by letters
 
 
-def test_curves_are_drawn_where_nothing_is_predicted():
-    row = ScaledStep("", 1, "dp 1", 8, 1.0, None, 8.0, None, 1.0, None, 0.0, None)
-    drawn = scaling_curves({"": [row, row._replace(ranks=2, tokens_per_s=12.0, efficiency=0.75)]}, "weak")
-    said = defaultdict(int)
-    for text in re.findall(r">([^<>]+)</text>", drawn.decode()):
-        said[text] += 1
-    assert said["weak scaling"] == said["the default layout"] == said["measured"] == 1
+def test_curves_of_a_layout_are_measured_and_predicted():
+    row = ScaledStep("", 1, "dp 1", 8, 1.0, 0.9, 8.0, 8.9, 1.0, 1.0, 0.0, 0.0)
+    more = row._replace(ranks=2, tokens_per_s=12.0, efficiency=0.75)
+    drawn = scaling_curves({"": [row, more]}, "weak").decode()
+    words = Counter(re.findall(r">([^<>]+)</text>", drawn))
+    assert (
+        words["weak scaling"] == words["the default layout"] == words["measured"] == words["predicted"] == 1
+    )

@@ -118,11 +118,10 @@ def _swept(asked: SweepRequest, layout: str, world: World, guard: Guard) -> Swep
     rates = asked.rates(config, world.node_ranks)
     held = max(held_by_ranks(plan, computes_on_gpu(config)))
     tokens = config.batch.global_ * config.data.sequence
-    predicted = predicted_step(plan, rates)
     load = step.expert_load and step.expert_load.on(layout_of(config, rates))
     return SweptLayout(
-        layout, step.seconds, predicted and predicted.seconds, step.speed(plan, rates), tokens / step.seconds,
-        held / 1e9, load if config.parallel.ep > 1 else None,
+        layout, step.seconds, predicted_step(plan, rates).seconds, step.speed(plan, rates),
+        tokens / step.seconds, held / 1e9, load if config.parallel.ep > 1 else None,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ class ScaledStep(NamedTuple):
     """A step on the first `ranks` ranks.
 
     typed: the layout as it was typed. layout: what it is there. batch: sequences. Times are seconds
-    of a step; what formulas don't have is None.
+    of a step.
     """
 
     typed: str
@@ -15,10 +15,10 @@ class ScaledStep(NamedTuple):
     layout: str
     batch: int
     measured_s: float
-    predicted_s: float | None
+    predicted_s: float
     tokens_per_s: float
-    predicted_tokens_per_s: float | None
+    predicted_tokens_per_s: float
     efficiency: float
-    predicted_efficiency: float | None
+    predicted_efficiency: float
     waiting_s: float
-    predicted_waiting_s: float | None
+    predicted_waiting_s: float

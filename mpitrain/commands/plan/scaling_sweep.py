@@ -147,8 +147,7 @@ def _row(
     config = each.plan.config
     tokens = config.batch.global_ * config.data.sequence
     predicted = predicted_step(each.plan, rates)
-    speed = tokens / found.seconds
-    predicted_speed = tokens / predicted.seconds if predicted else None
+    speed, predicted_speed = tokens / found.seconds, tokens / predicted.seconds
     first = next((row for row in rows if row.typed == each.typed), None)
     return ScaledStep(
         each.typed,
@@ -156,25 +155,14 @@ def _row(
         layout_of(config, rates).describe(),
         config.batch.global_,
         found.seconds,
-        predicted and predicted.seconds,
+        predicted.seconds,
         speed,
         predicted_speed,
-        _efficiency(speed, each.ranks, first and first.tokens_per_s, first) or 1.0,
-        _efficiency(predicted_speed, each.ranks, first and first.predicted_tokens_per_s, first),
+        speed / each.ranks / (first.tokens_per_s / first.ranks) if first else 1.0,
+        predicted_speed / each.ranks / (first.predicted_tokens_per_s / first.ranks) if first else 1.0,
         found.waiting_s,
-        predicted and predicted.bubble + predicted.sent,
+        predicted.bubble + predicted.sent,
     )
-
-
-def _efficiency(
-    speed: float | None, ranks: int, speed_of_first: float | None, first: ScaledStep | None
-) -> float | None:
-    """Return tokens/s of a rank over those of the first row; 1 of that row itself."""
-    if first is None:
-        return None if speed is None else 1.0
-    if speed is None or speed_of_first is None:
-        return None
-    return (speed / ranks) / (speed_of_first / first.ranks)
 
 
 # ---------------------------------------------------------------- what is said
@@ -191,9 +179,9 @@ def _as_text(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> s
         table.append(
             (
                 str(row.ranks), str(row.batch), number(row.measured_s), number(row.predicted_s),
-                f"{row.tokens_per_s:,.0f}", _rounded(row.predicted_tokens_per_s),
-                f"{row.efficiency:.2f}", _share(row.predicted_efficiency), f"{1e3 * row.waiting_s:,.1f}",
-                _milliseconds(row.predicted_waiting_s), row.layout,
+                f"{row.tokens_per_s:,.0f}", f"{row.predicted_tokens_per_s:,.0f}",
+                f"{row.efficiency:.2f}", f"{row.predicted_efficiency:.2f}", f"{1e3 * row.waiting_s:,.1f}",
+                f"{1e3 * row.predicted_waiting_s:,.1f}", row.layout,
             )
         )  # fmt: skip
     title = (
@@ -202,18 +190,6 @@ def _as_text(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> s
         "nothing hides, and for the pipeline:"
     )
     return "\n".join([title, aligned(table)])
-
-
-def _rounded(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{1e3 * value:,.1f}"
 
 
 def _as_json(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> str:

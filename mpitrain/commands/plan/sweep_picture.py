@@ -57,14 +57,9 @@ def scaling_curves(curves: Mapping[str, Sequence[ScaledStep]], scaling: str) -> 
     return rendered(figure, "svg")
 
 
-def _curve(
-    axes: Axes, ranks: Sequence[int], values: Sequence[float | None], colour: str, measured: bool
-) -> None:
-    """Draw what is known of a curve."""
-    known = [(x, y) for x, y in zip(ranks, values) if y is not None]
+def _curve(axes: Axes, ranks: Sequence[int], values: Sequence[float], colour: str, measured: bool) -> None:
     style = {"marker": "o", "markersize": 4} if measured else {"linestyle": "--"}
-    if known:
-        axes.plot(*zip(*known), color=colour, linewidth=1.4, **style)
+    axes.plot(ranks, values, color=colour, linewidth=1.4, **style)
 
 
 def _finish(axes: Axes, ranks: Sequence[int], title: str) -> None:

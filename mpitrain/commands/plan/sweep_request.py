@@ -7,7 +7,6 @@ import csv
 import io
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,10 +21,9 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import require_limit
 from mpitrain.plan.predict.node_memory import require_memory
-from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
-from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
+from mpitrain.plan.predict.step_time.step import Prediction, predict_step
 from mpitrain.plan.predict.step_time.step_model import step_model
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.run_plan import beginning
@@ -139,14 +137,8 @@ def plan_on(
     return plan
 
 
-def predicted_step(plan: Plan, rates: MachineRates) -> Prediction | None:
-    """Return a step by prediction, None for what formulas don't have."""
-    model, layout = step_model(plan), layout_of(plan.config, rates, plan.routing)
-    with suppress(ConfigError):
-        require_possible(layout, model)
-        if is_defined(layout):
-            return predict_step(model, layout, rates)
-    return None
+def predicted_step(plan: Plan, rates: MachineRates) -> Prediction:
+    return predict_step(step_model(plan), layout_of(plan.config, rates, plan.routing), rates)
 
 
 def write_rows(path: str | None, fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from mpitrain.config import OptimizerTable
 from mpitrain.optim.optimizers import adamw
 from mpitrain.plan.declared.optimizers import OptimizerKind
-from mpitrain.plan.declared.work import Product
+from mpitrain.plan.declared.work import PartWork, Product
 
 if TYPE_CHECKING:
     import torch
@@ -144,11 +144,24 @@ def _moments(settings: OptimizerTable, group: str) -> tuple[str, ...]:
     return ("muon/momentum",) if group == "matrix" else adamw.moments(settings, group)
 
 
-def _products(settings: OptimizerTable, rows: int, columns: int) -> tuple[Product, ...]:
-    """Return the products of Newton-Schulz iterations (optim/newton_schulz.py)."""
+def _work(settings: OptimizerTable, rows: int, columns: int) -> PartWork:
+    """Return what a matrix takes whoever was dealt it: Newton-Schulz iterations (optim/newton_schulz.py)."""
     small, large = sorted((rows, columns))
     gram, square = Product(small, small, large), Product(small, small, small)
-    return (gram, square, Product(small, large, small)) * settings.ns_steps
+    products = (gram, square, Product(small, large, small)) * settings.ns_steps
+    # put together, normed, scaled and sent, a tall one turned for that; in each step addmm copies what it
+    # adds to
+    passes = (9 + 2 * (rows > columns)) * small * large + settings.ns_steps * 2 * (
+        small * large + small * small
+    )
+    return PartWork(products, pass_bytes=4 * passes, kernels=8 + 3 * settings.ns_steps)
+
+
+def _passes(settings: OptimizerTable, group: str) -> float:
+    """Return the passes over what a rank has of a matrix: momentum, update, copy to send, decay, step."""
+    if group != "matrix":
+        return 3 + 2 * len(adamw.moments(settings, group))
+    return 10 + 3 * settings.nesterov
 
 
 MUON = OptimizerKind(
@@ -157,5 +170,6 @@ MUON = OptimizerKind(
     _moments,
     build=Muon,
     whole_matrices=True,
-    products=_products,
+    work=_work,
+    own_passes=_passes,
 )

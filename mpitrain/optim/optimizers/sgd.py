@@ -41,4 +41,9 @@ def _update(
     )  # fmt: skip
 
 
-SGD = OptimizerKind("sgd", dict(momentum=0.9, nesterov=False), _moments, _build)
+def _passes(settings: OptimizerTable, group: str) -> float:
+    """Return the passes of an update: one kernel, and weights that decay before it."""
+    return 3 + 2 * bool(settings.momentum) + 2 * bool(settings.decay)
+
+
+SGD = OptimizerKind("sgd", dict(momentum=0.9, nesterov=False), _moments, _build, own_passes=_passes)

@@ -13,7 +13,7 @@ import msgspec
 
 from mpitrain.config import OptimizerTable
 from mpitrain.errors import ConfigError
-from mpitrain.plan.declared.work import Product
+from mpitrain.plan.declared.work import PartWork
 from mpitrain.plugins import Catalog
 
 GROUPS = ("matrix", "table", "vector")  # of parameters that are trained: Spec.group
@@ -22,8 +22,8 @@ MOST_NARROW = 2  # moments of a number that 32 random bits can round to 16 (opti
 OPEN = tuple(key for key, value in msgspec.structs.asdict(OptimizerTable()).items() if value is None)
 
 
-def _no_products(settings: OptimizerTable, rows: int, columns: int) -> tuple[Product, ...]:
-    return ()
+def _no_work(settings: OptimizerTable, rows: int, columns: int) -> PartWork:
+    return PartWork()
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class OptimizerKind:
     build: makes it of OptimizerParts (optim/protocol.py): an Optimizer.
     whole_matrices: it looks at whole matrices between layers, which ranks put together for it
     (optim/matrices.py); else at each number by itself.
-    products: that an update computes of a whole matrix, by the table and its rows and columns.
+    work: of an update on a whole matrix, by the table and its rows and columns.
+    own_passes: numbers that are read or written for each one of a parameter that a rank has, by the
+    table and the group; default: gradient, weight and moments, in one pass.
     """
 
     name: str
@@ -45,7 +47,14 @@ class OptimizerKind:
     moments: Callable[[OptimizerTable, str], tuple[str, ...]]
     build: Callable[[Any], Any]
     whole_matrices: bool = False
-    products: Callable[[OptimizerTable, int, int], tuple[Product, ...]] = _no_products
+    work: Callable[[OptimizerTable, int, int], PartWork] = _no_work
+    own_passes: Callable[[OptimizerTable, str], float] | None = None
+
+    def passes(self, settings: OptimizerTable, group: str) -> float:
+        """Return how many numbers an update reads or writes for each one that a rank has."""
+        if self.own_passes is not None:
+            return self.own_passes(settings, group)
+        return 3 + 2 * len(self.moments(settings, group))
 
     def resolve(self, settings: OptimizerTable) -> OptimizerTable:
         """Fill in the keys that it has. Raises ConfigError for one that it would ignore."""

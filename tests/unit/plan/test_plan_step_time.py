@@ -3,15 +3,24 @@
 import random
 from importlib import resources
 from statistics import mean
+from types import SimpleNamespace
 
 import pytest
+import torch
 from public_models import public_model
 from support.quick_schedules import NAMES
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
-from mpitrain.config import load
+from mpitrain.config import OptimizerTable, load
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.optim import matrices
+from mpitrain.optim.optimizers.muon import MUON
+from mpitrain.optim.protocol import OptimizerParts
+from mpitrain.parallel.zero.shards import ParameterShard
 from mpitrain.plan.declared import work
+from mpitrain.plan.declared.parameters import ROWS, Shard, matrix
 from mpitrain.plan.declared.published import PUBLISHED, find_published
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time import network, step
@@ -25,9 +34,9 @@ from mpitrain.plan.predict.step_time.compute import (
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, known, machine_of, read_machine
 from mpitrain.plan.predict.step_time.stage_seconds import EXPOSED_WITHOUT_SPARE_CORE, blocks_of_stages
-from mpitrain.plan.predict.step_time.step import update_seconds
 from mpitrain.plan.predict.step_time.step_model import step_model, works_of
 from mpitrain.plan.predict.step_time.tiles import Tiles
+from mpitrain.plan.predict.step_time.update import update_seconds
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 
@@ -643,20 +652,69 @@ def test_a_pair_has_a_rate_and_a_latency(tmp_path, line):
         read_machine(str(path))
 
 
+def dealt(took, ranks):
+    """Return the seconds of the rank with most, the longest first to who has least."""
+    loads = [0.0] * ranks
+    for each in sorted(took, reverse=True):
+        loads[loads.index(min(loads))] += each
+    return max(loads)
+
+
 def test_an_update_with_whole_matrices_takes_the_time_of_their_products():
-    """Five times X X', its square and that times X. ZeRO divides them; AdamW has none."""
+    """Five times X X', its square and that times X, of matrices that ZeRO deals to ranks. AdamW has none."""
     keys = ("model.width=256", "model.heads=4", "model.ffn=512", "model.layers=2")
     muon, adamw = (
         plan_of(resolve(load(None, (*keys, f"optimizer.name={name}")), 1, 256)) for name in ("muon", "adamw")
     )
     shapes = [sorted(spec.shape) for spec in muon.parameters() if spec.group == "matrix"]
-    flops = sum(5 * (4 * small**2 * large + 2 * small**3) for small, large in shapes)
-    # neither tiles to fill, nor memory, nor launches
+    took = [5 * (4 * small**2 * large + 2 * small**3) / 1e9 for small, large in shapes]
+    # neither tiles to fill, nor memory, nor launches, nor messages
     machine = machine_of(find_machine("laptop"))._replace(
-        products={"fp32": 1e9}, tiles={"fp32": Tiles(0.0, 0.0, 1.0)}, memory_bandwidth=1e30, launch_s=0.0
-    )
+        products={"fp32": 1e9}, tiles={"fp32": Tiles(0.0, 0.0, 1.0)}, memory_bandwidth=1e30, launch_s=0.0,
+        inside=1e30, inside_latency_s=0.0, ranks_per_node=16,
+    )  # fmt: skip
     layout = StepLayout(1, 128, 8, zero=0, compute="fp32")
-    assert update_seconds(step_model(muon), layout, machine) == pytest.approx(flops / 1e9)
+    assert update_seconds(step_model(muon), layout, machine) == pytest.approx(sum(took))
     assert update_seconds(step_model(adamw), layout, machine) < 1e-9
-    divided = layout._replace(ranks=4, zero=1)
-    assert update_seconds(step_model(muon), divided, machine) == pytest.approx(flops / 4e9)
+    for ranks in (4, 16):  # of 14 matrices
+        divided = layout._replace(ranks=ranks, zero=1)
+        assert update_seconds(step_model(muon), divided, machine) == pytest.approx(dealt(took, ranks))
+    assert dealt(took, 16) == max(took) > 1.5 * sum(took) / 16
+
+
+class PassCounter(TorchDispatchMode):
+    """Counts the bytes that operations of torch read and write, products apart."""
+
+    VIEWS = ("view", "split", "transpose", "detach", "empty", "mT", "t.", "_unsafe_view", "new_empty")
+
+    def __init__(self):
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, operation, types, given=(), keys=None):
+        made = operation(*given, **(keys or {}))
+        name = str(operation).removeprefix("aten.")
+        if name.startswith("addmm"):
+            self.num_bytes += 2 * given[0].nbytes  # what is added to is copied; the rest is the product's
+        elif isinstance(made, torch.Tensor) and not name.startswith(("mm", *self.VIEWS)):
+            read = [x for x in tree_flatten(given)[0] if isinstance(x, torch.Tensor) and x.ndim]
+            self.num_bytes += sum(x.nbytes for x in (*read, made))
+        return made
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("shape", [(256, 256), (512, 128), (96, 640)])
+def test_a_whole_matrix_takes_the_passes_over_memory_that_torch_makes(monkeypatch, shape, nesterov):
+    settings = MUON.resolve(OptimizerTable(name="muon", nesterov=nesterov))
+    spec = matrix("w", *shape, ROWS).on(Shard())
+    weight, grad = torch.randn(2, spec.numel)
+    axis = SimpleNamespace(rank=0, progress=SimpleNamespace(poll=lambda: None))
+    monkeypatch.setattr(matrices, "all_to_all_v", lambda sent, *_: SimpleNamespace(wait=lambda: sent))
+    rounds = matrices.deal([{"w": matrices.MatrixPart(spec, spec.numel)}], axis, weight)
+    piece = ParameterShard(spec, 0, spec.numel, weight, grad)
+    muon = MUON.build(OptimizerParts(MUON, settings, [piece], 0, rounds, weight.device))
+    with PassCounter() as counter:
+        muon.step(0.1)
+    work = MUON.work(settings, *shape)
+    predicted = work.pass_bytes + 4 * MUON.passes(settings, "matrix") * spec.numel
+    assert counter.num_bytes == pytest.approx(predicted, rel=1e-5)

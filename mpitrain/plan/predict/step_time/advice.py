@@ -63,10 +63,6 @@ def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
         rates = rates._replace(memory_bytes=limit.num_bytes)
     model = step_model(plan)
     layout = layout_of(resolved, rates, plan.routing)
-    try:
-        require_possible(layout, model)
-    except ConfigError:  # such as stages of unequal size: a run has them, these formulas don't
-        return []
     found = predict_step(model, layout, rates)
     lines = advice(model, layout, rates, found, memory_is_known=known, held=held or None)
     return [f"advice, by figures of {name}: {line}" for line in lines]
@@ -130,9 +126,10 @@ class Judged(NamedTuple):
             if not layout.dp or not is_defined(layout):
                 continue
             try:
-                other = predict_step(self.model, layout, self.machine)
+                require_possible(layout, self.model)
             except ConfigError:
                 continue
+            other = predict_step(self.model, layout, self.machine)
             if not self.memory_is_known or other.footprint.total <= room:
                 yield change, other
 

@@ -18,11 +18,11 @@ from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.stage_seconds import (
     blocks_of_stages,
     fetches_each,
-    rank_weights,
     stages_of_ranks,
     stash_bytes,
+    weights_of_ranks,
 )
-from mpitrain.plan.predict.step_time.step_model import StepModel, works_of
+from mpitrain.plan.predict.step_time.step_model import StepModel, Weights, works_of
 
 STAYING = 4  # blocks whose activations are on their way to host memory, or back (model/offload.py)
 
@@ -54,48 +54,50 @@ def footprint_of(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...
         alike = tuple((blocks[stage], stage == 0, stage == len(blocks) - 1) for stage in held)
         if stashes[rank] > stashes[fullest.setdefault(alike, rank)]:
             fullest[alike] = rank
-    of_block = [stash_bytes(model, layout, alone) for alone in _alone(model)]
+    weights, of_block = weights_of_ranks(model, layout), stash_bytes(model, layout)
+    logits = works_of(model, layout, 1.0).last.kept
     working = _working(model, layout)
     ranks = [
-        _of_rank(model, layout, rank, held_by[rank], blocks, of_block, stashes[rank], working)
+        _of_rank(
+            layout,
+            rank,
+            weights[rank],
+            [blocks[stage] for stage in held_by[rank]],
+            of_block,
+            stashes[rank],
+            working,
+            logits * (len(blocks) - 1 in held_by[rank]),
+        )
         for rank in fullest.values()
     ]
     return max(ranks, key=lambda footprint: footprint.total)
 
 
-def _alone(model: StepModel) -> list[list[bool]]:
-    """Return counts of blocks by kind: one of each kind."""
-    kinds = range(len(model.kinds))
-    return [[number == kind for number in kinds] for kind in kinds]
-
-
 def _of_rank(
-    model: StepModel,
     layout: StepLayout,
     rank: int,
-    held: list[int],
+    weights_of_rank: Weights,
     blocks: Sequence[tuple[int, ...]],
-    of_block: list[int],
+    of_block: Sequence[int],
     stashes: int,
     working: int,
+    logits: int,
 ) -> Footprint:
     """Return what a rank holds.
 
-    blocks: of all stages, by kind. of_block: bytes that a microbatch leaves in a block of each kind.
+    blocks: of its stages, by kind. of_block: bytes that a microbatch leaves in a block of each kind.
     """
-    last = len(blocks) - 1
-    dense, experts = rank_weights(model, layout, held, blocks)
+    dense, experts = weights_of_rank
     owned = dense // layout.shards + experts // layout.expert_shards
     whole = dense + experts
-    counts = [sum(numbers) for numbers in zip(*(blocks[stage] for stage in held))]
+    counts = [sum(numbers) for numbers in zip(*blocks)]
     weights = layout.item * (owned if layout.zero == 3 and fetches_each(layout) else whole)
     gradients = layout.gradient_bytes * (owned if layout.zero >= 2 and layout.sums_each else whole)
     gathered = 2 * layout.item * whole // max(1, sum(counts)) if fetches_each(layout) else 0
-    kept = stashes * int(sum(count * each for count, each in zip(counts, of_block)) / len(held))
+    kept = stashes * int(sum(count * each for count, each in zip(counts, of_block)) / len(blocks))
     if layout.offload_activations:
         kept = min(kept, STAYING * max(of_block))
     kept += working
-    logits = works_of(model, layout, 1.0).last.kept if last in held else 0
     # AdamW's, and masters beside weights of 16 bits
     moments = 0 if layout.offload_optimizer else (12 if layout.item == 2 else 2 * layout.item) * owned
     return Footprint(weights, gradients, moments, kept, logits, gathered, rank)

@@ -1,4 +1,4 @@
-"""Which layouts can exist on a model, a number of ranks and nodes."""
+"""Which layouts can exist that no configuration has: of published steps, and of advice."""
 
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -16,7 +16,7 @@ def can_go_by_node(layout: StepLayout, node_ranks: int) -> bool:
 
 
 def require_possible(layout: StepLayout, model: StepModel) -> None:
-    """Raise ConfigError for a layout that can't exist: what is found, and what would divide."""
+    """Raise ConfigError for a layout that can't exist; resolve() refuses those of configurations."""
     inside = layout.tp * layout.cp * layout.pp
     if layout.ranks % inside:
         raise ConfigError(

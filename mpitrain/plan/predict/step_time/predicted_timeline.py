@@ -5,18 +5,17 @@ from typing import NamedTuple
 
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.step_layout import StepLayout
-from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
 from mpitrain.plan.predict.step_time.step import (
     message_seconds,
     play_pipeline,
-    ranks_of,
+    slowest_rank,
     state_exposed,
     table_of,
-    update_seconds,
 )
 from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.plan.predict.step_time.update import update_seconds
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.table import Table
@@ -59,8 +58,7 @@ class PredictedTimeline(NamedTuple):
 
 
 def predict_timeline(model: StepModel, layout: StepLayout, machine: MachineRates) -> PredictedTimeline:
-    """Return the timeline of a step. Raises ConfigError for a layout or a schedule that can't be played."""
-    require_possible(layout, model)
+    """Return the timeline of a step. Raises ConfigError for a schedule that can't be played."""
     stages = stages_of(model, layout, machine)
     table = table_of(layout)
     if table is None:
@@ -68,7 +66,6 @@ def predict_timeline(model: StepModel, layout: StepLayout, machine: MachineRates
             f"{layout.describe()}: its schedule isn't played: too large, or none of the catalogue; fix "
             "another pipeline.schedule, or leave --timeline out"
         )
-    slowest = max(ranks_of(stages, layout), key=lambda held: sum(each.total for each in held))
     return PredictedTimeline(
         table,
         play_pipeline(
@@ -77,6 +74,6 @@ def predict_timeline(model: StepModel, layout: StepLayout, machine: MachineRates
         stages,
         table.num_microbatches * table.copies // table.segments,
         layout.num_microbatches,
-        state_exposed(model, layout, machine, slowest),
+        state_exposed(model, layout, machine, slowest_rank(stages, layout)),
         update_seconds(model, layout, machine),
     )

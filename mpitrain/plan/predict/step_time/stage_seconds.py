@@ -64,6 +64,8 @@ class StageSeconds(NamedTuple):
 
     def divided(self, share: int) -> "StageSeconds":
         """Return the mean of a microbatch where the stage runs one of `share`."""
+        if share == 1:
+            return self
         exposed, exposed_forward = (
             {axis: took / share for axis, took in whole.items()}
             for whole in (self.exposed, self.exposed_forward)
@@ -105,17 +107,24 @@ def _blocks_of_stages(model: StepModel, stages: int, ends_count: bool) -> list[t
     return [tuple(blocks.count(kind) for kind in kinds) for blocks in of_stages]
 
 
-def stages_of_ranks(layout: StepLayout) -> list[list[int]]:
+def stages_of_ranks(layout: StepLayout) -> tuple[tuple[int, ...], ...]:
     """Return the stages that each pipeline rank has, of both copies if there are two.
 
     The second copy runs backwards: its stage 0 is where the last one of the first is.
     """
-    name = layout.schedule if layout.schedule in catalog.FAMILIES else catalog.SIMPLEST
-    placed = catalog.placement(name, layout.pp, layout.chunks)[: layout.pp * layout.chunks]
-    ranks = [[stage for stage, rank in enumerate(placed) if rank == wanted] for wanted in range(layout.pp)]
-    if copies_of(layout) == 1:
-        return ranks
-    return [[*held, *(len(placed) - 1 - stage for stage in held)] for held in ranks]
+    return _stages_of_ranks(layout.schedule, layout.pp, layout.chunks, copies_of(layout))
+
+
+@lru_cache(maxsize=256)
+def _stages_of_ranks(schedule: str, pp: int, chunks: int, copies: int) -> tuple[tuple[int, ...], ...]:
+    name = schedule if schedule in catalog.FAMILIES else catalog.SIMPLEST
+    placed = catalog.placement(name, pp, chunks)[: pp * chunks]
+    held: list[list[int]] = [[] for _ in range(pp)]
+    for stage, rank in enumerate(placed):
+        held[rank].append(stage)
+    if copies > 1:
+        held = [[*own, *(len(placed) - 1 - stage for stage in own)] for own in held]
+    return tuple(map(tuple, held))
 
 
 def copies_of(layout: StepLayout) -> int:
@@ -328,15 +337,18 @@ def stages_of(model: StepModel, layout: StepLayout, machine: MachineRates) -> li
     alone = not (fetches_each(layout) or layout.sums_each)  # data ranks send nothing for a microbatch
     kinds, first, last = _parts_of(model, of_microbatch(layout) if alone else layout, machine, load)
     per_stage = blocks_of_stages(model, layout)
+    alike: dict[tuple[object, ...], StageSeconds] = {}
     stages = []
     for stage, counts in enumerate(per_stage):
-        parts = list(zip(kinds, counts))
-        parts += [(first, 1)] * (stage == 0) + [(last, 1)] * (stage == len(per_stage) - 1)
-        stages.append(_together(parts, sum(counts)))
+        key = counts, stage == 0, stage == len(per_stage) - 1
+        if key not in alike:
+            parts = [*zip(kinds, counts), *[(first, 1)] * key[1], *[(last, 1)] * key[2]]
+            alike[key] = _together(parts, sum(counts))
+        stages.append(alike[key])
     return stages
 
 
-@lru_cache(maxsize=256)  # a search asks for many layouts that differ in their stages
+@lru_cache(maxsize=4096)  # a search asks for many layouts that differ in their stages
 def _parts_of(
     model: StepModel, layout: StepLayout, machine: MachineRates, load: float
 ) -> tuple[list[Part], Part, Part]:
@@ -365,24 +377,40 @@ def _block_seconds(
     # experts' activations can't be offloaded (plan/settings/experts.py)
     if not layout.offload_activations or model.has_experts[kind]:
         return part
-    return _with_copies(part, stash_bytes(model, layout, alone), machine)
+    return _with_copies(part, stash_bytes(model, layout)[kind], machine)
 
 
-def rank_weights(
-    model: StepModel, layout: StepLayout, held: Sequence[int], blocks: Sequence[tuple[int, ...]]
-) -> Weights:
-    """Return the weights of a pipeline rank that has some stages. blocks: of all stages, by kind."""
+def weights_of_ranks(model: StepModel, layout: StepLayout) -> tuple[Weights, ...]:
+    """Return the weights of each pipeline rank."""
+    divided = StepLayout(
+        1, 1, 1, tp=layout.tp, ep=layout.ep, etp=layout.etp, pp=layout.pp, chunks=layout.chunks,
+        schedule=layout.schedule, ends_count=layout.ends_count,
+    )  # fmt: skip
+    return _weights_of_ranks(model, divided)
+
+
+@lru_cache(maxsize=256)  # a search asks for many layouts that divide a model alike
+def _weights_of_ranks(model: StepModel, layout: StepLayout) -> tuple[Weights, ...]:
+    blocks = blocks_of_stages(model, layout)
     last = len(blocks) - 1
-    stages = [model.weights_of(layout, blocks[stage], (stage == 0, stage == last)) for stage in held]
-    return sum(dense for dense, _ in stages), sum(experts for _, experts in stages)
+    stages = [
+        model.weights_of(layout, counts, (stage == 0, stage == last)) for stage, counts in enumerate(blocks)
+    ]
+    ranks = [[stages[stage] for stage in held] for held in stages_of_ranks(layout)]
+    return tuple((sum(dense for dense, _ in own), sum(experts for _, experts in own)) for own in ranks)
 
 
-def stash_bytes(model: StepModel, layout: StepLayout, counts: Sequence[float]) -> int:
-    """Return the bytes that one microbatch leaves on one stage. counts: of its blocks, by kind."""
+def most_weights(model: StepModel, layout: StepLayout) -> Weights:
+    """Return the weights of the pipeline rank that has most."""
+    return max(weights_of_ranks(model, layout), key=sum)
+
+
+def stash_bytes(model: StepModel, layout: StepLayout) -> tuple[int, ...]:
+    """Return the bytes that one microbatch leaves in a block of each kind."""
     if layout.recompute == "full":
-        return int(sum(counts) * stream_bytes(layout, model.sizes.width))
+        return (stream_bytes(layout, model.sizes.width),) * len(model.kinds)
     works = works_of(model, layout, 1.0).kinds
-    return int(sum(count * sum(work.kept for work in kind) for count, kind in zip(counts, works)))
+    return tuple(sum(work.kept for work in kind) for kind in works)
 
 
 def _together(parts: Sequence[tuple[Part, int]], blocks: int) -> StageSeconds:

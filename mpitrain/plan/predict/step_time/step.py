@@ -14,26 +14,23 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, cast
 
 from mpitrain.errors import ScheduleError
-from mpitrain.plan.declared.optimizers import optimizer_kind
 from mpitrain.plan.declared.step_layout import StepLayout
-from mpitrain.plan.predict.step_time.compute import product_seconds
 from mpitrain.plan.predict.step_time.footprint import Footprint, footprint_of
-from mpitrain.plan.predict.step_time.layout import require_possible
-from mpitrain.plan.predict.step_time.machine import HOST_COPY, HOST_UPDATE, MachineRates
+from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, seconds
 from mpitrain.plan.predict.step_time.stage_seconds import (
     CALLS_OF_MESSAGE,
     StageSeconds,
-    blocks_of_stages,
     copies_of,
     exposed_share,
     fetches_each,
-    rank_weights,
+    most_weights,
     stages_of,
     stages_of_ranks,
     state_seconds,
 )
-from mpitrain.plan.predict.step_time.step_model import StepModel, Weights
+from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.plan.predict.step_time.update import update_seconds
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import COMPUTE, Action
 from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B
@@ -44,8 +41,6 @@ from mpitrain.schedules.play.simulate import Link, simulate
 from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.table import Table
 
-UPDATE_BYTES = 34  # of each owned number: read weight, moments and gradient, write them and a copy
-GRADIENT_BYTES = 4  # of each number that is sent to host memory
 # what the work of ranks that take turns on a core takes, times its seconds alone: as UNFILLED
 TURN = 1.05
 # of the bubble of ranks that take turns, what the others on their core leave: a Zen 3 (2026-11-28) and a
@@ -101,7 +96,7 @@ class Prediction(NamedTuple):
 def predict_step(
     model: StepModel, layout: StepLayout, machine: MachineRates, play: bool = True
 ) -> Prediction:
-    """Predict one step. Raises ConfigError for a layout that can't exist.
+    """Predict one step of a layout that can exist.
 
     play: the schedule; else its bubble is a formula's, which is faster and knows equal stages only.
     """
@@ -109,12 +104,11 @@ def predict_step(
 
 
 def least_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
-    """Return seconds that a played step takes at least. Raises as predict_step() does."""
+    """Return seconds that a played step takes at least."""
     return _predicted(model, layout, machine, "least").seconds
 
 
 def _predicted(model: StepModel, layout: StepLayout, machine: MachineRates, bubble: Bubble) -> Prediction:
-    require_possible(layout, model)
     found = _undisturbed(model, layout, machine, bubble)
     here = min(layout.ranks, machine.ranks_per_node)
     if not 0 < machine.cores_per_node < here:
@@ -143,14 +137,15 @@ def _undisturbed(model: StepModel, layout: StepLayout, machine: MachineRates, bu
     """Return the step of ranks that have a core each."""
     stages = stages_of(model, layout, machine)
     message = message_seconds(model, layout, machine)
-    pipeline, in_flight = _pipeline_seconds(stages, layout, message, machine.sends_meanwhile, bubble)
-    slowest = max(ranks_of(stages, layout), key=lambda held: sum(each.total for each in held))
+    slowest = slowest_rank(stages, layout)
+    alone = sum(stage.total for stage in slowest)
+    pipeline, in_flight = _pipeline_seconds(stages, layout, alone, message, machine.sends_meanwhile, bubble)
     count = layout.num_microbatches
     exposed = {axis: 0.0 for axis in ("tp", "cp", "ep", "etp", "dp")}
     for stage in slowest:
         for axis, took in stage.exposed.items():
             exposed[axis] += count * took
-    busy = count * sum(stage.total for stage in slowest)
+    busy = count * alone
     inside = sum(exposed.values())
     state = state_exposed(model, layout, machine, slowest)
     exposed["dp"] += state
@@ -173,14 +168,15 @@ def _crowded(found: Prediction, in_turns: Prediction, work: float, waiting: floa
     return in_turns._replace(seconds=work + bubble, bubble=bubble, footprint=found.footprint)
 
 
-def ranks_of(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
-    """Return the stages that each pipeline rank has, with the seconds of a microbatch.
+def slowest_rank(stages: list[StageSeconds], layout: StepLayout) -> list[StageSeconds]:
+    """Return the stages of the pipeline rank that computes longest, with the seconds of a microbatch.
 
     Each of two copies runs half of the microbatches, so a stage takes half of its time in the mean.
     """
     copies = copies_of(layout)
     shared = [stage.divided(copies) for stage in stages]
-    return [[shared[stage] for stage in held] for held in stages_of_ranks(layout)]
+    ranks = ([shared[stage] for stage in held] for held in stages_of_ranks(layout))
+    return max(ranks, key=lambda own: sum(each.total for each in own))
 
 
 def message_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
@@ -199,15 +195,22 @@ def _message_seconds(model: StepModel, layout: StepLayout, machine: MachineRates
 
 
 def _pipeline_seconds(
-    stages: list[StageSeconds], layout: StepLayout, message: float, meanwhile: bool, bubble: Bubble
+    stages: list[StageSeconds],
+    layout: StepLayout,
+    slowest: float,
+    message: float,
+    meanwhile: bool,
+    bubble: Bubble,
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the seconds of all microbatches, and stashes in flight by rank."""
+    """Return the seconds of all microbatches, and stashes in flight by rank.
+
+    slowest: seconds of a microbatch on the rank that computes longest.
+    """
     count = layout.num_microbatches
-    slowest = max(sum(stage.total for stage in held) for held in ranks_of(stages, layout))
     if layout.pp == 1:
         return count * slowest, (1,)
     if bubble == "least" and layout.schedule in catalog.FAMILIES and not _is_too_large(_played(layout)):
-        return _least_pipeline_seconds(stages, layout), stashes_in_flight(layout)
+        return _least_pipeline_seconds(stages, layout, slowest), stashes_in_flight(layout)
     table = table_of(layout) if bubble == "played" else None
     if table is None:
         waiting = (layout.pp - 1) * bubble_share(layout.schedule, layout.chunks)
@@ -218,7 +221,7 @@ def _pipeline_seconds(
     return timeline.makespan + (count - played) * slowest, in_flight
 
 
-def _least_pipeline_seconds(stages: list[StageSeconds], layout: StepLayout) -> float:
+def _least_pipeline_seconds(stages: list[StageSeconds], layout: StepLayout, slowest: float) -> float:
     """Return the seconds that no order of a pipeline's computations can do without.
 
     A rank waits for the forwards before its first stage. After its last one come the backwards before
@@ -226,7 +229,7 @@ def _least_pipeline_seconds(stages: list[StageSeconds], layout: StepLayout) -> f
     weights may be put off until then.
     """
     count = layout.num_microbatches
-    whole = max(count * sum(stage.total for stage in held) for held in ranks_of(stages, layout))
+    whole = count * slowest
     if copies_of(layout) > 1:
         return whole
     splits = _splits_backwards(layout)
@@ -357,7 +360,7 @@ def state_exposed(
     Gradients travel under the last microbatch's backward, weights under the next step's first
     forward; the last bucket of a block has nothing left to hide it.
     """
-    weights = _most_weights(model, layout)
+    weights = most_weights(model, layout)
     gathered, reduced = state_seconds(layout, machine, weights)
     gathered *= not fetches_each(layout)  # else microbatches have it
     reduced *= not layout.sums_each
@@ -370,60 +373,6 @@ def state_exposed(
     if layout.overlapped and machine.sends_meanwhile:
         return exposed
     return min(sent, max(exposed_share(layout, machine) * sent, exposed))
-
-
-def _most_weights(model: StepModel, layout: StepLayout) -> Weights:
-    """Return the weights of the pipeline rank that has most."""
-    blocks = blocks_of_stages(model, layout)
-    return max((rank_weights(model, layout, held, blocks) for held in stages_of_ranks(layout)), key=sum)
-
-
-def owned_numbers(model: StepModel, layout: StepLayout) -> float:
-    """Return how many numbers the pipeline rank with most weights updates and saves, of its shard."""
-    dense, experts = _most_weights(model, layout)
-    return dense / layout.shards + experts / layout.expert_shards
-
-
-def update_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
-    """Return the seconds of an update, with what master weights in host memory add to it."""
-    return _elementwise_seconds(model, layout, machine) + _whole_matrices_seconds(model, layout, machine)
-
-
-def _whole_matrices_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
-    """Return the seconds in which an optimiser computes with whole matrices, in fp32.
-
-    They are dealt to the ranks that have parts of them (optim/matrices.py); without ZeRO each data rank
-    has all of its stages.
-    """
-    kind = optimizer_kind(model.config.optimizer)
-    if not kind.whole_matrices:
-        return 0.0
-    of_kinds = [0.0] * len(model.kinds)
-    for number, block in enumerate(model.kinds):
-        for spec in (spec for layer in block for spec in layer.parameters()):
-            if spec.group == "matrix" and not spec.frozen:
-                products = kind.products(model.config.optimizer, *spec.shape)
-                took = sum(product_seconds(product, machine, "fp32") for product in products)
-                of_kinds[number] += took / (layout.tp * layout.shards)
-    blocks = blocks_of_stages(model, layout)
-    return max(
-        sum(count * took for stage in held for count, took in zip(blocks[stage], of_kinds))
-        for held in stages_of_ranks(layout)
-    )
-
-
-def _elementwise_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
-    """Return the seconds of what an optimiser does with each number by itself."""
-    owned = owned_numbers(model, layout)
-    here = UPDATE_BYTES * owned / machine.memory_bandwidth + 50 * machine.launch_s
-    if not layout.offload_optimizer:
-        return here
-    if not machine.on_gpu:
-        return here + 2 * (GRADIENT_BYTES + layout.item) * owned / machine.memory_bandwidth
-    # gradients come while others are updated, weights go back after that (optim/offload.py)
-    copied = owned / (machine.host_copy or HOST_COPY)
-    updating = owned / (machine.host_update or HOST_UPDATE)
-    return max(GRADIENT_BYTES * copied, updating) + layout.item * copied
 
 
 def model_flops(model: StepModel, layout: StepLayout, halved: bool = True) -> float:

@@ -114,8 +114,9 @@ def of_microbatch(layout: StepLayout) -> StepLayout:
     """Return a layout with as few ranks and stages, whose microbatches are alike."""
     ranks = layout.tp * layout.cp * layout.etp * layout.ep
     return layout._replace(
-        ranks=ranks, batch=layout.micro * ranks, pp=1, chunks=1, schedule="", sharded=0, zero=0
-    )
+        ranks=ranks, batch=layout.micro * ranks, pp=1, chunks=1, schedule="", sharded=0, zero=0,
+        gather="", offload_optimizer=False,
+    )  # fmt: skip
 
 
 def works_of(model: StepModel, layout: StepLayout, load: float) -> ModelWork:
@@ -123,7 +124,7 @@ def works_of(model: StepModel, layout: StepLayout, load: float) -> ModelWork:
     return _works_of(model, of_microbatch(layout), load)
 
 
-@lru_cache(maxsize=256)  # a search asks for many layouts that differ in their stages
+@lru_cache(maxsize=4096)  # a search asks for many layouts that differ in their stages
 def _works_of(model: StepModel, layout: StepLayout, load: float) -> ModelWork:
     width = model.sizes.width
     kinds = tuple(tuple(work_of(layer, layout, load, width) for layer in kind) for kind in model.kinds)
