@@ -30,6 +30,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.family import FAMILIES  # noqa: F401 expressions name it
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import MemoryUsage, predict
+from mpitrain.planner.backtest_errors import predict_rows
 from mpitrain.schedules.catalog import NAMES  # noqa: F401 expressions name it
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,6 +278,14 @@ def backtest_counts() -> list[float]:
 def backtest_intervals() -> list[float]:
     share, of_rows = backtest(r"80 % intervals hold +([\d.]+) % of (\d+) rows")
     return [round(share / 100 * of_rows), of_rows, share]
+
+
+def fetched_experts() -> list[float]:
+    """Return how many published steps have experts and ZeRO-3, and least and most measured over predicted."""
+    rows = predict_rows(str(ROOT / "benchmarks/published_layouts.csv")).rows
+    own = [each for each in rows if each.row.layout.zero == 3 and each.row.model.experts]
+    ratios = [each.measured / each.found.seconds for each in own]
+    return [len(ratios), min(ratios), max(ratios)]
 
 
 def state_bytes(*overrides: str) -> float:

@@ -7,10 +7,10 @@ its own. What waits for messages is left out: those are real. Only such a dry ru
 from mpitrain.dryrun.asleep import Asleep, num_parts
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
 from mpitrain.plan.predict.step_time.step_model import step_model
-from mpitrain.plan.predict.step_time.update import update_seconds
 from mpitrain.schedules.actions import COMPUTE, UPDATE, Action
 
 

@@ -5,7 +5,7 @@ What the user gave stays as it is, also where it is the default; the rest is sea
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, recompute_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.plan.program import LoweredPrograms
 from mpitrain.plan.settings.pipeline_table import holds_bounded
 from mpitrain.planner.candidates import FixedKeys, SearchSpace, fixed_keys
 from mpitrain.planner.explained import (
@@ -103,8 +104,7 @@ def choose_layouts(
     if not chosen:
         fits = _what_fits(model, space, limit) if found.refused["memory"] else ""
         raise _nothing_fits(model, space, found, limit, refusal, fits)
-    for each in chosen:
-        _plan_of_few(each.candidate, space).training  # noqa: B018  # what is printed is proved
+    _prove(_plan_of_few(each.candidate, space) for each in chosen)
     if space.may_offload and chosen[0].candidate.layout.offload_optimizer:
         notes.append(OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {GUESSED}")
     return PlannedLayouts(ranks, model, rates, found, chosen, limit.usable, notes, space.fixed)
@@ -305,6 +305,15 @@ def _plan_of_few(candidate: Candidate, space: SearchSpace) -> Plan:
     if not holds_bounded(plan.config):
         return plan
     return plan.with_microbatches(min(plan.num_microbatches, 3 * candidate.layout.pp))
+
+
+def _prove(plans: Iterable[Plan]) -> None:
+    """Prove the programs of what is printed, those that several layouts have once."""
+    proved: list[LoweredPrograms] = []
+    for plan in plans:
+        if plan.lowered_training not in proved:
+            plan.training  # noqa: B018
+            proved.append(plan.lowered_training)
 
 
 def _nothing_fits(

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import HOST_COPY, MachineRates
+from mpitrain.plan.predict.step_time.optimizer_seconds import owned_numbers
 from mpitrain.plan.predict.step_time.step_model import StepModel
-from mpitrain.plan.predict.step_time.update import owned_numbers
 
 SAVE_BYTES = 12  # of a parameter in a checkpoint: fp32 weight and two moments
 SAVE_RATE = 1e9  # bytes/s that a node writes, a guess until they are measured

@@ -67,7 +67,7 @@ def _complete(backward: Action, reduction: Reduction, each: bool, last: bool) ->
 
 
 def _whole(action: Action) -> Action:
-    return action._replace(part=None)
+    return action if action.part is None else action._replace(part=None)
 
 
 def _sends_first(program: list[Action]) -> list[Action]:

@@ -25,6 +25,7 @@ class Activations:
         self._kept: dict[tuple[int, int], int] = {}
         self._kept_from: dict[tuple[int, int], int] = {}
         self._left: dict[int, int] = {}
+        self._left_by_parts: dict[tuple[int, int | None], int] = {}
         self._working: dict[int, Working] = {}
 
     def kept_by(self, layer: Layer, segment: int) -> int:
@@ -76,6 +77,11 @@ class Activations:
         first, end: of the parts of the stage, those that I has walked, and W hasn't; None: to the
         last.
         """
+        if (first, end) not in self._left_by_parts:
+            self._left_by_parts[first, end] = self._left_of(first, end)
+        return self._left_by_parts[first, end]
+
+    def _left_of(self, first: int, end: int | None) -> int:
         blocks = [block for part in self.stage.parts[first:end] for block in part]
         specs = self.stage.specs(self.stage.shard(0))
         of_vectors = (

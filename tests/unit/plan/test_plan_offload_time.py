@@ -6,8 +6,8 @@ from public_models import public_model
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time import step
 from mpitrain.plan.predict.step_time.machine import HOST_COPY, HOST_UPDATE, find_machine, machine_of
+from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
 from mpitrain.plan.predict.step_time.stage_seconds import stash_bytes
-from mpitrain.plan.predict.step_time.update import update_seconds
 
 SHAPE = public_model("llama3.2-1b")
 LAYOUT = StepLayout(1, 2048, 64, 4, zero=0, fused=True)

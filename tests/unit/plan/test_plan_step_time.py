@@ -33,10 +33,10 @@ from mpitrain.plan.predict.step_time.compute import (
 )
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, known, machine_of, read_machine
+from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
 from mpitrain.plan.predict.step_time.stage_seconds import EXPOSED_WITHOUT_SPARE_CORE, blocks_of_stages
 from mpitrain.plan.predict.step_time.step_model import step_model, works_of
 from mpitrain.plan.predict.step_time.tiles import Tiles
-from mpitrain.plan.predict.step_time.update import update_seconds
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 

@@ -1,6 +1,7 @@
 """What `mpitrain plan` reads of a configuration's machine and memory, and what it writes of a layout."""
 
 import csv
+import itertools
 import json
 import random
 import shlex
@@ -26,6 +27,7 @@ from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
 from mpitrain.plan.predict.step_time import advice as advice_module
+from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.planner.choice import planned as planned_layout
@@ -201,6 +203,7 @@ def random_layout(rng):
         machine = H100._replace(ranks_per_node=rng.choice([1, 2, 8]))
         layout = StepLayout(tp * cp * pp * dp, rng.choice([4096, 32768]), dp * rng.choice([1, 4, 16]), **keys)
         with suppress(ConfigError):
+            require_possible(layout, shape)
             return shape, layout, machine, predict_step(shape, layout, machine)
 
 
@@ -270,7 +273,8 @@ def test_programs_are_proved_of_lines_alone(monkeypatch):
         program, "check", lambda *given, **keys: proved.append(given) or check(*given, **keys)
     )
     answer = find_layouts(PlanRequest(None, (*SMALL, "batch.global=16"), 4, "h100-80gb", top=3))
-    assert len(answer.found.every) > 20 and len(proved) == len(answer.chosen) == 3
+    assert len(answer.found.every) > 20 and 1 <= len(proved) <= len(answer.chosen) == 3
+    assert all(one != other for one, other in itertools.combinations(proved, 2))
 
 
 def test_all_layouts_say_why_they_are_left_out(tmp_path):

@@ -9,7 +9,7 @@ tiles.py               what share of its rate a product of some shape reaches
 compute.py             seconds of products, attention and passes
 network.py             seconds of collectives over the links of a machine
 stage_seconds.py       seconds of a stage's forward and backward
-update.py              an optimiser's passes over memory, products with whole matrices, and messages
+optimizer_seconds.py   an optimiser's passes over memory, products with whole matrices, and messages
 step.py                a step: the pipeline played by the schedules' simulator, data ranks, the
                        update
 predicted_timeline.py  the played pipeline, with what is exposed in it

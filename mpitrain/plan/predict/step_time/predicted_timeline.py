@@ -6,6 +6,7 @@ from typing import NamedTuple
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
 from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
 from mpitrain.plan.predict.step_time.step import (
     message_seconds,
@@ -15,7 +16,6 @@ from mpitrain.plan.predict.step_time.step import (
     table_of,
 )
 from mpitrain.plan.predict.step_time.step_model import StepModel
-from mpitrain.plan.predict.step_time.update import update_seconds
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.table import Table

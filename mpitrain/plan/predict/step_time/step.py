@@ -18,6 +18,7 @@ from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.footprint import Footprint, footprint_of
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, seconds
+from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
 from mpitrain.plan.predict.step_time.stage_seconds import (
     CALLS_OF_MESSAGE,
     StageSeconds,
@@ -30,7 +31,6 @@ from mpitrain.plan.predict.step_time.stage_seconds import (
     state_seconds,
 )
 from mpitrain.plan.predict.step_time.step_model import StepModel
-from mpitrain.plan.predict.step_time.update import update_seconds
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import COMPUTE, Action
 from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B
