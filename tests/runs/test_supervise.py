@@ -21,6 +21,7 @@ from hosts import CHOSEN, two_hosts
 from launch import (
     MPIRUN,
     MPITRAIN,
+    finished,
     lines_in,
     loss_lines,
     mpirun,
@@ -320,6 +321,26 @@ def test_where_memory_has_no_room_the_run_has_no_copies(tmp_path, text):
 def test_what_can_not_work_is_not_tried_again(tmp_path, words, said):
     done = mpirun(0, MPITRAIN, "supervise", *words, cwd=tmp_path)
     assert done.returncode == 2 and done.output.count(said) == 1, done.output
+
+
+BETWEEN = """
+import os, signal, sys
+from mpitrain.commands.job import again, supervise
+
+def judge(*asked):
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    return again.AGAIN, "again"
+
+again.main = judge
+sys.exit(supervise.main(["sh", "-c", "echo started; exit 9"], None, (), 5, print))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_asked_to_leave_between_two_starts_it_starts_no_more(name):
+    done = finished([sys.executable, "-c", BETWEEN, name], capture_output=True, text=True)
+    assert done.returncode == 9, done.stdout + done.stderr
+    assert done.stdout.count("started") == 1 and f"({name}): not again" in done.stdout
 
 
 def test_asked_to_leave_it_is_not_started_again(tmp_path, text):

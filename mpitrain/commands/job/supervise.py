@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from typing import Any
 
 from mpitrain import config as settings
 from mpitrain.cluster import unhealthy_nodes
@@ -22,37 +22,47 @@ from mpitrain.inputs import shown
 FORWARDED = signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
 
-class _Launch:
-    """A start of the command, which hears the signals that end a run. asked: one of them came."""
+class _Launches:
+    """The starts of a command. Within the block it hears the signals that end a run, also between two starts.
 
-    def __init__(self, command: Sequence[str], num_spares: int):
+    asked: the last of them, 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Launches":
+        # SIGINT the terminal sends to the ranks, too
+        heard = {signal.SIGINT: self._note, **dict.fromkeys(FORWARDED, self._forward)}
+        self._before = {number: signal.signal(number, handler) for number, handler in heard.items()}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def run(self, command: Sequence[str], num_spares: int) -> int:
+        """Start it; return its exit code, 128 and the signal's number if one has ended it."""
         environment = {**os.environ, SPARES: str(num_spares)}
         try:
             self._process = subprocess.Popen(command, env=environment)
         except OSError as error:
             what = f"{shown(command[0])}: {error.strerror}"
             raise ConfigError(f"{what}; give a command, such as mpirun -n 2 mpitrain run") from None
-        self.asked = False
-
-    def wait(self) -> int:
-        """Return its exit code, 128 and the signal's number if one has ended it."""
-        before = {number: signal.signal(number, self._forward) for number in FORWARDED}
-        # the terminal sends it to the ranks, too
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
-        try:
-            code = self._process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        if self.asked in FORWARDED:  # while it was started
+            self._process.send_signal(self.asked)
+        code = self._process.wait()
         return code if code >= 0 else 128 - code
 
     def _forward(self, number: int, frame: object) -> None:
         self._note(number, frame)
-        with suppress(ProcessLookupError):
+        if self._process is not None:  # one that has ended gets none
             self._process.send_signal(number)
 
     def _note(self, number: int, frame: object) -> None:
-        self.asked = True
+        self.asked = number
 
 
 def main(
@@ -71,22 +81,28 @@ def main(
     It isn't started again after bad input, nor where somebody asked it to leave. A run that left for
     others in place of a slow node is.
     """
-    while True:
-        launch = _Launch(nodes.command(command), nodes.num_spare) if nodes else _Launch(command, 0)
-        code = launch.wait()
-        if launch.asked or code == BAD_INPUT:
-            return code
-        unhealthy = nodes.exclude_unhealthy(_unhealthy_nodes(config, overrides)) if nodes else ""
-        if unhealthy:
-            say(f"mpitrain supervise: {unhealthy}")
-        elif code == STOPPED_EARLY:
-            return code
-        verdict, why = again.main(code, config, overrides, most)
-        say(f"mpitrain supervise: {why}")
-        if verdict != again.AGAIN:
-            return FAILED if verdict == again.UNFINISHED else code
-        if nodes and _lacks_nodes(nodes, say):
-            return code or FAILED
+    with _Launches() as launches:
+        while True:
+            if nodes:
+                code = launches.run(nodes.command(command), nodes.num_spare)
+            else:
+                code = launches.run(command, 0)
+            if launches.asked or code == BAD_INPUT:
+                return code
+            unhealthy = nodes.exclude_unhealthy(_unhealthy_nodes(config, overrides)) if nodes else ""
+            if unhealthy:
+                say(f"mpitrain supervise: {unhealthy}")
+            elif code == STOPPED_EARLY:
+                return code
+            verdict, why = again.main(code, config, overrides, most)
+            say(f"mpitrain supervise: {why}")
+            if verdict != again.AGAIN:
+                return FAILED if verdict == again.UNFINISHED else code
+            if nodes and _lacks_nodes(nodes, say):
+                return code or FAILED
+            if launches.asked:
+                say(f"mpitrain supervise: asked to leave ({signal.Signals(launches.asked).name}): not again")
+                return code or FAILED
 
 
 def _unhealthy_nodes(config: str | None, overrides: tuple[str, ...]) -> dict[str, str]:
