@@ -308,6 +308,15 @@ class Progress:
             self._thread.stop()
             self._thread = None
 
+    def abandon(self) -> list[Pending]:
+        """Leave everything as it is, when a rank has died, and return what is in flight.
+
+        MPI may still write into its buffers: keep it.
+        """
+        if self._thread is not None:
+            self._thread.leave()
+        return self.active
+
     def drain(self) -> None:
         """Wait for everything in flight."""
         while self.active:
@@ -361,7 +370,14 @@ class ProgressThread(threading.Thread):
     def _poke(self) -> None:
         while not self._over.wait(self.PAUSE_S):
             for _ in range(self.BURST if self._progress.active else 0):
-                self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+                try:
+                    self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+                except MPI.Exception:  # a rank has died: the rank itself finds out
+                    return
+
+    def leave(self) -> None:
+        """Have the thread end soon."""
+        self._over.set()
 
     def stop(self) -> None:
         """End the thread and free its communicator. Collective, because of the communicator."""

@@ -316,18 +316,10 @@ def _train(
     record_request: "RecordRequest",
     calibrate: str | None,
 ) -> int:
-    from mpitrain.cluster.status_board import BUSY
-
     with entry.loading():
-        from mpitrain.training.prepare import open_run
+        from mpitrain.training.repairs import run as train
 
-    opened, world = open_run(config, overrides, guard, record_request)
-    with opened.rundir:
-        guard.place.enter("build", "loading torch", BUSY)
-        with entry.loading():
-            from mpitrain.training.trainers import run as train
-
-        return train(opened, world, guard, record_request, calibrate)
+    return train(config, overrides, guard, record_request, calibrate)
 
 
 @guarded_command

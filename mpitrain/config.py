@@ -517,6 +517,9 @@ class RecoveryTable(ConfigTable, frozen=True):
     # of comm.slow_after steps in a row, is replaced by a spare node (mpitrain supervise --nodes);
     # default: never
     replace_slow: Annotated[float, Meta(gt=1)] | None = None
+    # spare ranks: so many of those that were started have no place in the layout, and take those of
+    # ranks that die; it needs Open MPI 5 and mpirun --with-ft ulfm
+    spares: CountOrNone = 0
 
 
 class OptimizerTable(ConfigTable, frozen=True):

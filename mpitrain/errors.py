@@ -108,6 +108,10 @@ class DeliveryError(MpitrainError):
     """A message that MPI failed to deliver. A rank that has ended may be the reason."""
 
 
+class RankLostError(MpitrainError):
+    """Ranks that have died, and that no spare rank can replace."""
+
+
 class HangError(MpitrainError):
     """A message that did not come within comm.timeout_s."""
 

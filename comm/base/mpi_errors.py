@@ -1,6 +1,6 @@
 """Errors of MPI, with the operation that they came to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.errors import DeliveryError, MessageError
@@ -16,6 +16,31 @@ def error_in_status(error: "MPI.Exception", statuses: "Sequence[MPI.Status]") ->
     codes = [status.Get_error() for status in statuses]
     failed = [code for code in codes if MPI.Get_error_class(code) not in (MPI.SUCCESS, MPI.ERR_PENDING)]
     return MPI.Exception(failed[0]) if failed else error
+
+
+def is_of_lost_rank(error: BaseException) -> bool:
+    """Return whether an error, or what has caused it, tells that a rank has died.
+
+    MPI has told it to this rank, or to another one, which has revoked a communicator (ULFM).
+    """
+    lost = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+    return tells_of_deaths() and any(
+        isinstance(cause, MPI.Exception) and cause.Get_error_class() in lost for cause in _causes(error)
+    )
+
+
+def tells_of_deaths() -> bool:
+    """Return whether this MPI was built with ULFM, by its error classes: without it both are ERR_UNKNOWN.
+
+    Methods say nothing: every mpi4py 4.1 has them.
+    """
+    return MPI.ERR_PROC_FAILED != MPI.ERR_REVOKED
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def error_of_operation(what: object, error: "MPI.Exception") -> MessageError | DeliveryError:

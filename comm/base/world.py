@@ -85,6 +85,8 @@ class World:
 
     node_cores: that the ranks of this node may use, together.
 
+    in_flight: messages that were under way when a rank died: MPI may still write into their buffers.
+
     is_asked: returns whether this rank was asked to leave; beat() tells rank 0 of the others.
     """
 
@@ -101,6 +103,7 @@ class World:
             self.num_nodes = comm.allreduce(int(self.node.rank == 0))
             self.node_ranks = self._ranks_of_each_node()
             self.node_cores = cores.num_of_node(self.node)
+        self.in_flight: object = None
         self._beaten = 0.0
         self._help: Callable[[Any], Any] = _no_help
 
@@ -310,7 +313,10 @@ def _on_all_ranks(error: MpitrainError) -> MpitrainError:
 
 
 def connect(
-    place: StatusReporter, is_asked: Callable[[], bool] = lambda: False, may_be_alone: bool = False
+    place: StatusReporter,
+    is_asked: Callable[[], bool] = lambda: False,
+    may_be_alone: bool = False,
+    revocable: bool = False,
 ) -> World:
     """Start MPI and return the world of this job.
 
@@ -321,6 +327,7 @@ def connect(
     is_asked: see World.
     may_be_alone: a process that no launcher started may be alone wherever it runs, also where it
     could be one of several copies.
+    revocable: its communicator, and what is made of it, can be revoked together.
     """
     started = launchers.launch()
     left = launchers.inherited()
@@ -329,6 +336,10 @@ def connect(
     with place.waiting("for all ranks to call MPI_Init"), _called(STARTING):
         start()
     world = MPI.COMM_WORLD
+    if revocable:
+        from mpitrain.comm.base.revocable import RevocableComm
+
+        world = RevocableComm.first(world)
     name, size = library.contradiction(world.size, started)
     if world.size == 1 and not may_be_alone:
         _require_no_copy(left, unset, copies)

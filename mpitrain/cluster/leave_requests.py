@@ -15,7 +15,7 @@ ASKS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a rank 
 # one request comes several times: from the scheduler, from the shell of the job, and through mpirun
 ECHO_S = 2.0
 KEY_S = 0.3  # without a launcher a key comes once, and a shell's request perhaps twice at once
-BEFORE_STEPS = ("start", "tokens", "build", "resume")  # there is nothing to save in them
+BEFORE_STEPS = ("start", "tokens", "build", "resume", "repair")  # there is nothing to save in them
 # for all ranks to leave together where there is nothing to save; then the job is ended as it is
 IN_ORDER_S = 5.0
 

@@ -20,7 +20,9 @@ Its phases (WatchdogPhase), each with one deadline:
     ENDING_ALL  all of them were                END_S[1] later: KILLED
     KILLED      those that were left were
 
-A rank that failed or is gone leads from GATHERING, WATCHING and ASKING to ENDING at once.
+A rank that failed or is gone leads from GATHERING, WATCHING and ASKING to ENDING at once. With spare
+ranks (recovery.spares) one that is gone leads to WATCHING: those that live repair the job, and their
+waits for it (phase repair) have the limit of any wait.
 
 A lifeline is a pipe of which a rank holds the end to write to, and writes nothing
 (watchdog_connections.py). A launcher kills all ranks milliseconds after the first has died, and so it
@@ -89,6 +91,7 @@ from mpitrain.cluster.watchdog_messages import (
     MEET,
     READY,
     REFUSED,
+    SPARES,
 )
 
 # waits end at almost the same moment; time for the last rank to say so, and what for
@@ -164,6 +167,7 @@ class Watchdog:
         self.launcher_lost = False
         self.asked_by = ""  # the signal that has asked ranks to leave
         self.in_order = False  # ranks leave, and have said so
+        self.has_spares = False  # for ranks that are gone
         self.gave_up: dict[int, str] = {}  # by number
         self.ask_at = float("inf")  # when the ranks here will have said for what they wait
         self.suspects: set[tuple[int, float]] = set()  # of the last look: rank, since when
@@ -318,6 +322,8 @@ class Watchdog:
             if not self.in_order and not self.ended:
                 self.console.say(text)
             self.in_order = True
+        elif kind == SPARES:
+            self.has_spares = True
         elif kind == MEET and not complete:  # this process can't have more descriptors
             close(descriptors)
             self._send(rank, REFUSED)
@@ -375,6 +381,10 @@ class Watchdog:
             self._lose_launcher()
             return
         text = f"mpitrain: {self._asked}{where}: the process is gone: {_reason(status)}"
+        if self.met and self.has_spares:  # ranks that live end the job if there are too few
+            self.console.say(f"{text}; a spare takes its place")
+            self._forget()
+            return
         if not self.met:
             text += self._launch_notes()
         if self.met or self.launcher_lost or (self.sure and not self.asked_by):

@@ -48,6 +48,7 @@ class WatchdogClient:
         self._slot: int | None = None
         self._pid = self._times_stopped = 0  # its process; how many looks in a row have found it stopped
         self._look_at = 0.0  # when to look at it
+        self._has_spares = False
         self._meeting: bytes | None = None  # what the first rank of a node tells another watchdog
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         # wakes the thread of this rank, which listens (guard.py)
@@ -209,6 +210,12 @@ class WatchdogClient:
             console.write(self.console, f"mpitrain: no watchdog on this node ({error}): {unnamed}")
             return ""
 
+    def expect_spares(self) -> None:
+        """Have the watchdog not end the job for a rank that is gone: a spare takes its place."""
+        self._has_spares = True
+        with suppress(OSError):
+            self.tell(messages.SPARES, 0, "")
+
     def _leave(self, known: socket.socket | None) -> None:
         """Have a watchdog forget this rank.
 
@@ -252,6 +259,8 @@ class WatchdogClient:
                 connection.close()
                 return
             self.connection, self._pid, self.joined = connection, int(answer.split()[1]), self._alone
+            if self._has_spares:
+                self.expect_spares()
             if self._meeting:
                 meeting_fd = Meeting(names=(os.uname().nodename,)).written()
                 socket.send_fds(connection, [self._meeting], [self.console, meeting_fd])

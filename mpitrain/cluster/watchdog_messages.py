@@ -10,6 +10,7 @@ LEAVES = b"L"  # with 0 and text: all ranks leave in order, because they were as
 # all ranks of this node are here, so many; with a stderr, the Meeting, and the door if this node is
 # the hub
 MEET = b"M"
+SPARES = b"S"  # with 0: a rank that is gone is replaced by a spare; it doesn't end the job
 BYE = b"B"  # it has another watchdog now
 # Answers to GREETING, with the process of the watchdog, and to MEET. What else a rank is sent is
 # the exit code to end the job with.

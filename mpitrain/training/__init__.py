@@ -7,6 +7,7 @@ agreed_layout           the layout of a run that leaves it open: the planner is 
 corpora                 the prepared tokens as steps read them: split, mixed, in their order
 token_preparation       tokens alone, without a run: mpitrain data prepare
 step_documents          which documents a step has read, from the run directory alone
+repairs                 a run on all ranks it was started with; spares take the places of those that die
 trainers                builds everything; once more where batches or rows grow
 trainer                 loops over steps: train, validate, log, save
 validation              the loss of held-out sequences

@@ -11,6 +11,7 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from mpitrain.cluster import code_identity
 from mpitrain.cluster.guard import Guard
@@ -19,6 +20,8 @@ from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.rundir import RunDir, read_with_origins
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
+from mpitrain.comm.base.mpi_errors import is_of_lost_rank
+from mpitrain.comm.base.spare_ranks import require_fault_tolerance
 from mpitrain.comm.base.world import World, connect
 from mpitrain.config import Config, LoadedConfig, as_override, plugins_of
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
@@ -42,18 +45,33 @@ from mpitrain.training.task_scores import require_tasks
 from mpitrain.training.tokenizing import OneTokenizer
 
 
+class JoinedRanks(NamedTuple):
+    """All ranks that were started, with one configuration. notes: for the user."""
+
+    asked: LoadedConfig
+    world: World
+    notes: list[str]
+
+
 def open_run(
     path: str | None,
     overrides: tuple[str, ...],
     guard: Guard,
     record: RecordRequest | None = None,
 ) -> tuple[PreparedRun, World]:
-    """Start MPI, check everything that needs no device, take the run directory, and prepare the
-    tokens on rank 0.
+    """Join the ranks and open the run, without spare ranks. Collective over all ranks; raises as these do."""
+    joined = join_ranks(path, overrides, guard)
+    if spares := joined.asked.config.recovery.spares:
+        error = ConfigError(f"recovery.spares = {spares}: only mpitrain run has spare ranks; leave it out")
+        error.everywhere = True
+        raise error
+    return open_joined(joined, path, overrides, guard, record), joined.world
 
-    Collective over all ranks. Raises InputError, alike on all ranks and before anything of a run is
-    changed, for whatever the user has to change, and StoppedEarly on all ranks when one has to
-    leave before it is done.
+
+def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> JoinedRanks:
+    """Start MPI, and read one configuration on all ranks, spares included.
+
+    Collective over all ranks. Raises InputError, alike on all ranks.
     """
     guard.place.enter("start", "reading the configuration", BUSY)
     # before MPI starts: its limit (comm.timeout_s) is for that, too
@@ -66,14 +84,33 @@ def open_run(
         # scheduler's command
         if first:
             watch_time(read.config, guard, notes.append)
-    world = connect(guard.place, lambda: bool(guard.requests.why()))
+    spares = read.config.recovery.spares if isinstance(read, LoadedConfig) else 0
+    world = connect(guard.place, lambda: bool(guard.requests.why()), revocable=spares > 0)
     guard.join(world)
     # a shell had a rank of an earlier job in its environment
     if isinstance(read, LoadedConfig) and world.rank == 0 and not first:
         watch_time(read.config, guard, notes.append)
     guard.place.enter("start", "checking the configuration", BUSY)
-    asked = world.on_every_rank("checking the configuration", lambda: _checked(read))
+    asked = world.on_every_rank("checking the configuration", lambda: _checked(read, world.size))
     require_same_configuration(world, asked.config)
+    return JoinedRanks(asked, world, notes)
+
+
+def open_joined(
+    joined: JoinedRanks,
+    path: str | None,
+    overrides: tuple[str, ...],
+    guard: Guard,
+    record: RecordRequest | None = None,
+) -> PreparedRun:
+    """Check everything that needs no device, take the run directory, and prepare the tokens on rank 0.
+
+    Collective over the ranks of `joined`. Raises InputError, alike on all ranks and before anything of
+    a run is changed, for whatever the user has to change, and StoppedEarly on all ranks when one has to
+    leave before it is done.
+    """
+    asked, world, notes = joined
+    first = world.rank == 0
     with guard.place.at("start", "reading model.init", BUSY):
         asked, begun, said = world.on_every_rank("reading model.init", lambda: begun_from_init(asked))
     notes += said * first
@@ -97,7 +134,13 @@ def open_run(
     given = begun.changed(config, KeyOrigin(PLANNER))
     notes += filter(None, [zero_line(config, plan.config), *idle_settings(plan.config, given.origins)])
     resolved = with_resolved(given, plan.config)
-    return Opening(asked, resolved, plan, tokenizer, vocabulary, world, guard, record, notes).open(), world
+    opening = Opening(asked, resolved, plan, tokenizer, vocabulary, world, guard, record, notes)
+    try:
+        return opening.opened()
+    except Exception as error:
+        if is_of_lost_rank(error):
+            opening.rundir.release()  # this process opens it again
+        raise
 
 
 def _resumed(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
@@ -160,10 +203,12 @@ def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> 
     return [f"{notice}; --set {own} resumes the run in the same folder"]
 
 
-def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
-    """Return a configuration, if what needs neither ranks nor a tokenizer is right. Writes nothing."""
+def _checked(read: LoadedConfig | InputError, num_ranks: int) -> LoadedConfig:
+    """Return a configuration, if what needs neither a layout nor a tokenizer is right. Writes nothing."""
     if isinstance(read, InputError):
         raise read
+    if spares := read.config.recovery.spares:
+        require_fault_tolerance(spares, num_ranks)
     num_threads(read.config.run)
     require_time(read.config)
     _require_staging(read.config.run.staging)

@@ -107,7 +107,7 @@ class Opening:
         self.before: Config | None = None  # what the run directory holds; on rank 0
         self.gone: DataError | None = None
 
-    def open(self) -> PreparedRun:
+    def opened(self) -> PreparedRun:
         world = self.world
         place = self.guard.place
         try:

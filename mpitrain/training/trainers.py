@@ -118,6 +118,9 @@ def built(
     except StoppedEarly:
         mesh.free()
         raise
+    except Exception:
+        world.in_flight = mesh.progress.abandon()
+        raise
     with place.at("end", "freeing the communicators", WAITING):
         mesh.free()
 

@@ -1,8 +1,8 @@
-"""Which rank keeps a copy of a rank's state on another node (recovery.partner)."""
+"""What keys of recovery decide: the rank that keeps a copy on another node, and the transport with spares."""
 
 import msgspec
 
-from mpitrain.config import RecoveryTable
+from mpitrain.config import Comm, RecoveryTable
 from mpitrain.errors import ConfigError
 
 
@@ -30,3 +30,10 @@ def resolve_recovery(
             'each of so many ranks; use "auto", or 0 for none'
         )
     return msgspec.structs.replace(recovery, partner=partner)
+
+
+def with_spares(comm: Comm, recovery: RecoveryTable) -> Comm:
+    """Return the table with the transport that a rank's death leaves usable, where spares replace ranks."""
+    if recovery.spares and comm.transport == "auto":
+        return msgspec.structs.replace(comm, transport="messages")
+    return comm

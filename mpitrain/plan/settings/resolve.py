@@ -40,7 +40,7 @@ from mpitrain.plan.settings.dispatch import resolve_dispatch
 from mpitrain.plan.settings.experts import resolve_experts
 from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
 from mpitrain.plan.settings.log_pace import log_pace
-from mpitrain.plan.settings.partner import resolve_recovery
+from mpitrain.plan.settings.partner import resolve_recovery, with_spares
 from mpitrain.plan.settings.pipeline_table import (
     chunks_in,
     microbatches_in,
@@ -99,6 +99,7 @@ def resolve(
     _refuse_layout(resolved)
     _refuse_rows(resolved)
     experts, comm = resolve_dispatch(resolved, num_nodes, node_ranks)
+    comm = with_spares(comm, config.recovery)
     parallel = with_reduce(parallel, msgspec.structs.replace(resolved, experts=experts))
     if config.precision.compute == "fp8":
         width = attention.head_width or model.width // model.heads

@@ -462,6 +462,13 @@ DIVISION = (
         'use parallel.reduce = "step"',
     ),
     idle("run.keep_best_by", lambda c: not c.run.keep_best, "{run.keep_best}", "set run.keep_best"),
+    Rule(
+        "comm.transport",
+        lambda c: c.recovery.spares > 0 and c.comm.transport in ("collectives", "shared"),
+        "{comm.transport} with {recovery.spares}: memory that ranks share, and collectives of MPI, don't "
+        "outlive the death of a rank",
+        'use comm.transport = "messages"',
+    ),
     idle("run.eval_sources", lambda c: not c.data.sources, "one source", "list them as [[data.sources]]"),
     idle("comm.synchronous", lambda c: c.parallel.pp == 1, "{parallel.pp}", "use parallel.pp = 2"),
 )
