@@ -43,9 +43,10 @@ class _Launches:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def run(self, command: Sequence[str], num_spares: int) -> int:
+    def run(self, command: Sequence[str], nodes: SpareNodes | None) -> int:
         """Start it; return its exit code, 128 and the signal's number if one has ended it."""
-        environment = {**os.environ, SPARES: str(num_spares)}
+        environment = {**os.environ, SPARES: str(nodes.num_spare if nodes else 0)}
+        command = nodes.command(command) if nodes else command
         try:
             self._process = subprocess.Popen(command, env=environment)
         except OSError as error:
@@ -83,10 +84,7 @@ def main(
     """
     with _Launches() as launches:
         while True:
-            if nodes:
-                code = launches.run(nodes.command(command), nodes.num_spare)
-            else:
-                code = launches.run(command, 0)
+            code = launches.run(command, nodes)
             if launches.asked or code == BAD_INPUT:
                 return code
             unhealthy = nodes.exclude_unhealthy(_unhealthy_nodes(config, overrides)) if nodes else ""
