@@ -40,10 +40,15 @@ class DocumentPart(NamedTuple):
 
 
 class SequenceRead(NamedTuple):
-    """A sequence of a step, with its place in the order of the data."""
+    """A sequence of a step, with its place in the order of the data.
+
+    reads, num_bytes: how many pieces of tokens.bin it is made of, and their bytes.
+    """
 
     place: int
     parts: list[DocumentPart]
+    reads: int
+    num_bytes: int
 
 
 class StepDocuments:
@@ -80,7 +85,9 @@ class StepDocuments:
         for slot in self.places:
             pieces = train.pieces(slot)
             place = int(places_after_skips([slot], self.config.data.skip)[0])
-            yield SequenceRead(place, [part for piece in pieces for part in self._parts(*piece)])
+            num_bytes = sum(end - begin for begin, end in pieces) * self._tokens.dtype.itemsize
+            parts = [part for piece in pieces for part in self._parts(*piece)]
+            yield SequenceRead(place, parts, len(pieces), num_bytes)
 
     def _first_place(self, step: int, batch: int) -> int:
         """Return the place in the order at which a step begins. Raises ConfigError for one not done."""

@@ -5,7 +5,7 @@ import os
 from datetime import datetime
 
 import pytest
-from launch import MPITRAIN, finished
+from launch import MPITRAIN, TINY, finished, mpirun, options, tail
 from sampling_runs import make_run
 
 from mpitrain.data.chat_template import MOST_TEMPLATE_BYTES, ids_of_ends, messages_of, read_chat_template
@@ -250,6 +250,39 @@ def test_the_command_answers_prompts_and_refuses_with_exit_code_2(tokenizer_file
         list(sample(str(run), "\ud800", request(file)))
     with pytest.raises(DataError, match="a tokenizer of bytes has no chat template"):
         list(sample(str(run), "hey", SamplingRequest(4, 1, chat=True)))
+
+
+def test_transformers_ends_an_answer_of_an_exported_run_with_the_templates_token(tokenizer_file, tmp_path):
+    """A run that has learnt one answer by heart; nothing but its template and eos_token names the token."""
+    transformers = pytest.importorskip("transformers")
+    file = folder(tmp_path / "base", tokenizer_file, ends=None)
+    named = {"bos_token": "<s>", "eos_token": "<|im_end|>", "add_bos_token": False}
+    (file.parent / "tokenizer_config.json").write_text(json.dumps(named))
+    with open(tmp_path / "train.jsonl", "w") as lines:
+        for number in range(60):
+            question = {"role": "user", "content": f"what is {number}?"}
+            answer = {"role": "assistant", "content": "be kind"}
+            lines.write(json.dumps({"messages": [question, answer]}) + "\n")
+    keys = {"data.source": "chat", "data.path": tmp_path / "train.jsonl", "data.tokenizer": file}
+    keys |= {"data.documents": "packed", "data.sequence": 64, "batch.global": 8, "batch.micro": 8}
+    keys |= {"run.dir": tmp_path / "run", "run.steps": 80, "run.eval_every": 0, "optimizer.lr": 0.01}
+    done = mpirun(1, MPITRAIN, "run", *options(TINY | keys))
+    assert done.returncode == 0, tail(done.output)
+    done = finished([MPITRAIN, "export", str(tmp_path / "run"), "--to", str(tmp_path / "out"), "--no-prove"])
+    assert done.returncode == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    asked = [{"role": "user", "content": "what is 7?"}]
+    ids = tokenizer.apply_chat_template(
+        asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    count = ids["input_ids"].shape[1]
+    answer = model.generate(**ids, max_new_tokens=40, do_sample=False)[0, count:]
+    assert tokenizer.decode(answer) == "be kind<|im_end|>"
+    endless = model.generate(**ids, max_new_tokens=40, do_sample=False, eos_token_id=319)[0, count:]
+    assert len(endless) == 40 and endless[: len(answer)].tolist() == answer.tolist()
+    done = command(tmp_path / "run", "--chat", "--prompt", "what is 7?", "--temperature", "0")
+    assert done.returncode == 0 and done.stdout.rstrip("\n").endswith("be kind"), done.stdout + done.stderr
 
 
 def test_a_template_and_an_end_are_needed(tokenizer_file, tmp_path):

@@ -61,6 +61,7 @@ def test_lines_name_the_place_and_refuse_steps_that_are_not_done(tmp_path):
     done = run(1, written(tmp_path), tmp_path / "run", run_steps=1)
     assert done.returncode == 0, tail(done.output)
     text = shown(tmp_path / "run", "--step", "1")
+    assert text.splitlines()[-1] == "read from tokens.bin: 136 bytes in 8 pieces"
     assert "sequences 0 to " in text and "megatron, document " in text and "says" in text
     for words, message in (
         (("--step", "2"), "--step 2: "),
@@ -95,8 +96,14 @@ def test_packed_documents_that_are_shown_are_those_of_the_batches(tmp_path, axis
         assert {*batch} >= {"documents"} and {*batch} & {"tokens", "targets"}
         assert "tokens" not in batch or batch["tokens"].tolist() == inputs
         assert "targets" not in batch or batch["targets"].tolist() == targets
-        for part in (part for sequence in found["sequences"] for part in sequence["parts"]):
+        assert batch["opens"] == np.load(batches / f"1-{rank}.npz")["opens"] > 0  # none in a step
+        assert found["bytes"] == sum(len(part["tokens"]) for part in parts_of(found))
+        for part in parts_of(found):
             assert part["text"] == text_of(tmp_path, part)
+
+
+def parts_of(found):
+    return [part for sequence in found["sequences"] for part in sequence["parts"]]
 
 
 def rows_of(found):

@@ -5,7 +5,7 @@ Commands as tests/support/command_sequence.py takes them; BATCHES in the environ
     mpirun -n 2 python recorded_batches.py FOLDER '[["run", ...], ...]'
 
 BATCHES/STEP-RANK.npz has what the rank's microbatches hold, row after row: `tokens` on a first stage,
-`targets` on a last one, and `documents`.
+`targets` on a last one, and `documents`; `opens` is how often the rank has opened tokens or ends so far.
 """
 
 import json
@@ -23,9 +23,16 @@ from mpitrain.actor.actor import Actor
 def main() -> None:
     """Write a step's microbatches before the step runs."""
     run_step = Actor.run_step
+    opens = []
+
+    def opened(event: str, arguments: tuple) -> None:
+        if event == "open" and str(arguments[0]).endswith(("tokens.bin", "ends.bin")):
+            opens.append(arguments[0])
+
+    sys.addaudithook(opened)
 
     def recorded(actor: Actor, step: int, microbatches, *given, **more):
-        columns = {}
+        columns = {"opens": len(opens)}
         for name in ("tokens", "targets", "documents"):
             parts = [getattr(microbatch, name) for microbatch in microbatches]
             if parts[0] is not None:

@@ -24,7 +24,7 @@ from mpitrain.data.order import Sampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DataError
 
-SLOTS = 20_000
+SLOTS = 1_000_000 if WITH_LONG else 20_000
 
 
 def blend(number):
@@ -97,7 +97,7 @@ def test_weights_of_many_digits_have_their_shares_too(number):
     rng = random.Random(number)
     weights = [rng.random() for _ in range((3, 7, 20)[number])]
     shares = Shares(in_integers(weights))
-    count = 1_000_000 if WITH_LONG and not number else SLOTS
+    count = SLOTS if not number else 20_000
     assert largest_deviation(shares.sources(np.arange(count)), weights) < 1 - 1e-3
 
 

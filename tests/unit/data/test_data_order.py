@@ -41,6 +41,24 @@ def test_every_window_comes_exactly_once_per_epoch(num_tokens, sequence, seed, o
         assert sorted(starts) == [i * sequence for i in range((num_tokens - 1) // sequence)]
 
 
+@pytest.mark.parametrize("order", [*ORDERS])
+def test_a_million_windows_come_once_an_epoch_and_none_has_a_token_that_is_held_out(order):
+    lengths = np.random.default_rng(5).integers(1, 60, 150_000)
+    ends = np.cumsum(lengths)
+    parts = split(ends, 0.05, 4, 1)
+    sampler = Sampler(Text(np.arange(ends[-1]), parts.train), 4, 7, order)
+    assert sampler.num_sequences > 1_000_000
+    held_out = np.zeros(ends[-1], bool)
+    for begin, end in parts.validation.tolist():
+        held_out[begin:end] = True
+    for epoch in (0, 3):
+        slots = epoch * sampler.num_sequences + np.arange(sampler.num_sequences)
+        windows = sampler._windows(slots)
+        assert np.bincount(windows).tolist() == [1] * sampler.num_sequences
+    some = np.random.default_rng(6).choice(sampler.num_sequences, 20_000, replace=False)
+    assert not held_out[sampler.sequences(some)].any()
+
+
 @given(
     slots=st.lists(st.integers(0, 500), max_size=40),
     cut=st.integers(0, 40),
