@@ -1,4 +1,4 @@
-"""Under a real Slurm a run is begun, thrown out and begun again until it is done, and has the loss
+"""Under a real Slurm a run is started, preempted and restarted until it is done, and has the loss
 lines of one long run.
 
 With MPITRAIN_SLURM=1, as root, with Debian's slurm-wlm and munge: about three minutes for each

@@ -1,5 +1,5 @@
 """`mpitrain job`: scripts that are whole, clean and explained, and that do the same under every
-scheduler: come again until it is done.
+scheduler: restart until it is done.
 """
 
 import itertools
@@ -227,7 +227,7 @@ def test_a_job_is_explained(folder):
         "pp(2) x dp(3) x cp(1) x tp(2)",
         "runs/my run: 7 steps",
         "sbatch my-run.slurm.sh",
-        "at most 100 times",
+        "at most 100 starts",
         "scancel --signal=USR1 JOB",
         "my-run-JOB.out",
     ):

@@ -245,14 +245,14 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path
         f"{asked.launch or scheduler.launch(asked)}",
         "layout": f"{plan.axes.grid}; {plan.config.pipeline.schedule}",
         "run": f"{shown(run.dir)}: {run.steps:,} steps, {every}",
-        "time": f"{scheduler.time(asked.seconds)} at a time; leaves with a checkpoint before it is over "
-        "(run.time_margin_s)",
-        "restarts": f"until it is done: at most {asked.most} times, and no more after 3 in a row without a "
-        "newer checkpoint",
+        "time": f"{scheduler.time(asked.seconds)} per allocation; the run stops with a checkpoint before "
+        "its end (run.time_margin_s)",
+        "restarts": f"until the run is done: at most {asked.most} starts, and none after 3 in a row without "
+        "a newer checkpoint",
         "console": scheduler.console.format(name=name) + f"; each rank also in {shown(run.dir)}/logs/",
         "submit": f"{' '.join(scheduler.submit)} {as_argument(path)}",
         "watch": scheduler.watch,
-        "leave": f"{scheduler.leave}: with a checkpoint, and resubmits itself",
+        "leave": f"{scheduler.leave}: the run stops with a checkpoint, and the job resubmits itself",
     }
     if asked.spare:
         spares = f"{asked.spare} node{'s' * (asked.spare > 1)} more"
