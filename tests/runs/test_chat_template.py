@@ -4,6 +4,7 @@ import json
 import os
 from datetime import datetime
 
+import byte_level_bpe
 import pytest
 from launch import MPITRAIN, TINY, finished, mpirun, options, tail
 from sampling_runs import make_run
@@ -45,19 +46,8 @@ CONVERSATIONS = [("What is <b>?", None), (" hey é ", "Be <kind>"), ("a<|im_end|
 @pytest.fixture(scope="module")
 def tokenizer_file(tmp_path_factory):
     """A tokenizer of bytes and a few words, with special tokens."""
-    tokenizers = pytest.importorskip("tokenizers")
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["what is a model? be kind and brief"] * 10, trainer)
+    pytest.importorskip("tokenizers")
+    tokenizer = byte_level_bpe.trained(["what is a model? be kind and brief"] * 10, SPECIAL)
     path = tmp_path_factory.mktemp("chat") / "tokenizer.json"
     tokenizer.save(str(path))
     return path

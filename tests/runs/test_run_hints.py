@@ -7,6 +7,7 @@ import json
 import os
 import re
 
+import byte_level_bpe
 import pytest
 from conftest import LONG
 from effort import cases
@@ -46,17 +47,8 @@ OTHERS = [case for case in CASES if case not in TELLING]
 
 def write_bpe(path, text):
     """Write a tokenizer of bytes in pairs, which lies outside of every run directory."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train(
-        [str(text)], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    )
     path.parent.mkdir(exist_ok=True)
-    tokenizer.save(str(path))
+    byte_level_bpe.trained([text.read_text()]).save(str(path))
 
 
 def hints(output):

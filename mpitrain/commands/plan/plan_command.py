@@ -11,7 +11,6 @@ from mpitrain.commands.plan.timeline_file import require_timeline
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.family import presets
-from mpitrain.planner.goodput import NODE_HOURS
 
 if TYPE_CHECKING:
     from mpitrain.cluster.guard import Guard
@@ -59,24 +58,9 @@ def _refuse_idle(rows: str | None, given: dict[str, Any]) -> None:
 
 def _request(config: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> PlanRequest:
     config, overrides = _preset(config, overrides)
-    return PlanRequest(
-        config,
-        overrides,
-        given.get("ranks", 0),
-        given.get("machine", ""),
-        memory_gb=given.get("memory", 0.0),
-        top=given.get("top", 5),
-        explain=given.get("explain", False),
-        tokens=given.get("tokens", ""),
-        node_hours=given.get("node_hours", NODE_HOURS),
-        save_s=given.get("save_s", 0.0),
-        out=given.get("out"),
-        json=given.get("json", False),
-        timeline=given.get("timeline"),
-        price=given.get("price", 0.0),
-        all=given.get("all"),
-        changed=changes(given.get("what_if", ())),
-    )
+    values = {"ranks": 0, "memory_gb": given.get("memory", 0.0), **given}
+    fields = {name: value for name, value in values.items() if name in PlanRequest._fields}
+    return PlanRequest(config, overrides, **fields, changed=changes(given.get("what_if", ())))
 
 
 def _preset(config: str | None, overrides: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 import json
 import random
 
+import byte_level_bpe
 import pytest
 
 from mpitrain.config import Data, DataSource
@@ -34,19 +35,8 @@ WORDS = ["what", " is", " é", "\n", " 7", "!", " kind ", "<b>", " 名"]
 
 def folder_of(path, template, end):
     """Write a tokenizer of bytes and a few words, with a chat template beside it."""
-    tokenizers = pytest.importorskip("tokenizers")
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["what is a model? be kind and brief"] * 10, trainer)
+    pytest.importorskip("tokenizers")
+    tokenizer = byte_level_bpe.trained(["what is a model? be kind and brief"] * 10, SPECIAL)
     path.mkdir()
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end, "bos_token": "<s>"}))

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 
+import byte_level_bpe
 import numpy as np
 import pytest
 from launch import words_file
@@ -19,16 +20,7 @@ TEXT = "def naïve(模型): return 🚀\0\n"
 
 def bpe_file(path, special=("<|endoftext|>",)):
     """Train a byte-level BPE of 300 tokens and save it with the truncation and padding of its last use."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(["return the return of the thing"] * 9, trainer)
+    tokenizer = byte_level_bpe.trained(["return the return of the thing"] * 9, special)
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=50)
     tokenizer.save(str(path))
