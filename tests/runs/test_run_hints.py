@@ -6,6 +6,7 @@ Each command by a shell, as it stands; MPITRAIN_EFFORT=all types those of ten ru
 import json
 import os
 import re
+import shlex
 
 import byte_level_bpe
 import pytest
@@ -48,7 +49,7 @@ OTHERS = [case for case in CASES if case not in TELLING]
 def write_bpe(path, text):
     """Write a tokenizer of bytes in pairs, which lies outside of every run directory."""
     path.parent.mkdir(exist_ok=True)
-    byte_level_bpe.trained([text.read_text()]).save(str(path))
+    byte_level_bpe.trained(text.read_text().splitlines(keepends=True)).save(str(path))
 
 
 def hints(output):
@@ -93,7 +94,9 @@ def test_each_command_runs_as_it_is_typed(tmp_path, case):
     assert done.returncode == 0, tail(done.output)
     run_dir = tmp_path / changes.get("run_dir", "runs/first")
     further = hints(done.output)
-    assert typed(further["sample text"], tmp_path).startswith("def ")
+    words = shlex.split(further["sample text"])
+    prompt = words[words.index("--prompt") + 1]
+    assert typed(further["sample text"], tmp_path).startswith(prompt)
 
     said = typed(further["train further"], tmp_path)
     if case == "a last rate of 0":
