@@ -5,13 +5,14 @@ that has launched it. Events are those of the Trace Event Format, which Perfetto
 chrome://tracing open; times are in microseconds.
 """
 
+import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import count
 from typing import Any, NamedTuple
 
-from mpitrain.schedules.actions import RECEIVES, SENDS, Action
+from mpitrain.schedules.actions import OF_GRADIENTS, RECEIVES, SENDS, Action
 from mpitrain.schedules.lowering.needs import partner
 
 Event = dict[str, Any]
@@ -19,6 +20,8 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what a GPU d
 LAUNCHES = ("cuda_runtime", "cuda_driver")  # of the calls that have it do so
 ON_HOST = ("cpu_op", "user_annotation")
 OUTSIDE = "outside operators"  # of an instruction: Python, copies, MPI, waiting
+WAITING = (*RECEIVES, *OF_GRADIENTS, "GATHER", "NORM")  # kinds of instructions that wait for ranks
+MESSAGES, KERNEL_LAUNCHES, TOKENS = "messages", "launches", "data, between steps"  # a GPU waits for
 BETWEEN = "between"  # instructions of a step
 INSIDE_US = 0.001  # an arrow ends within a span, not at its end
 
@@ -57,6 +60,7 @@ class RankProfile(NamedTuple):
     """What one rank has of a profile.
 
     title: of the rank.  costs: by operation; of kernels where there are some.
+    idle_us: of a GPU, while it did nothing, by what it waited for.
     sends: of each message the instruction that receives it, and when it was sent; receives: of each
     the instruction, and when it was over.  replica: messages stay within.
     """
@@ -68,6 +72,7 @@ class RankProfile(NamedTuple):
     costs: dict[Operation, Cost]
     sends: list[tuple[str, float]]
     receives: list[tuple[str, float]]
+    idle_us: dict[str, float] = {}
 
 
 class SpanLookup:
@@ -102,8 +107,11 @@ def rank_profile(recorded: ProfilerOutput, title: str, replica: int) -> RankProf
             kind = BETWEEN if number is None else kinds[instructions.events[number]["name"]]
             operation = Operation(OUTSIDE if event["name"] in own else event["name"], kind)
             costs[operation] = costs[operation].plus(Cost(1, self_us))
+    idle_us = _idle(_device_times(events), instructions, recorded.instructions)
     sends, receives = _messages(instructions, recorded.instructions)
-    return RankProfile(title, replica, len(steps.events), events + launched, dict(costs), sends, receives)
+    return RankProfile(
+        title, replica, len(steps.events), events + launched, dict(costs), sends, receives, idle_us
+    )
 
 
 def _is_of_rank(event: Event) -> bool:
@@ -152,6 +160,32 @@ def _device_times(events: Sequence[Event]) -> list[tuple[Event, float, float]]:
         for event in events
         if event.get("cat") in ON_DEVICE
     ]
+
+
+def _idle(
+    work: Iterable[tuple[Event, float, float]],
+    instructions: SpanLookup,
+    actions: Mapping[str, tuple[Action, ...]],
+) -> dict[str, float]:
+    """Return how long a GPU did nothing, from its first to its last work, by what it waited for.
+
+    What ends a gap says why: it was queued before, and came after messages on another stream; or the host
+    launched it late, from a computation, from an instruction that waits for ranks, or between two steps,
+    where tokens are read. work: of the GPU, see _device_times().
+    """
+    idle = Counter[str]()
+    over = math.inf  # when all before is over
+    for event, duration_us, launched in sorted(work, key=lambda item: item[0]["ts"]):
+        if event["ts"] > over:
+            number = instructions.at(launched)
+            named = () if number is None else actions[instructions.events[number]["name"]]
+            if launched <= over or any(action.kind in WAITING for action in named):
+                reason = MESSAGES
+            else:
+                reason = KERNEL_LAUNCHES if named else TOKENS
+            idle[reason] += event["ts"] - over
+        over = event["ts"] + duration_us if over == math.inf else max(over, event["ts"] + duration_us)
+    return dict(idle)
 
 
 def _launched(events: Sequence[Event], instructions: SpanLookup) -> list[Event]:

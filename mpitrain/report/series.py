@@ -52,9 +52,10 @@ class StepLine(msgspec.Struct):
 
 
 class CostLine(msgspec.Struct):
-    """What a step of a line cost rank 0: axes, and the ranks that it waited for."""
+    """What a step of a line cost rank 0: axes, the ranks that it waited for, and why it stood still."""
 
     comm: dict[str, AxisCost] = {}
+    idle: dict[str, Number] = {}
     waited_for: dict[str, Number] = {}
 
 
@@ -85,8 +86,9 @@ class StepSeries(NamedTuple):
     """columns: float64 each, NaN where a line has nothing.
 
     damaged: lines that can't be read. comm: costs of axes, summed over a sample of num_sampled steps.
-    waits: seconds that rank 0 waited for others in these. loads: shares of experts by block, of the
-    newest step that has them. columns has `noise_scale`, too, and NAME/METRIC of evaluations.
+    waits, idle: seconds that rank 0 waited for others in these, and stood still, by reason. loads:
+    shares of experts by block, of the newest step that has them. columns has `noise_scale`, too, and
+    NAME/METRIC of evaluations.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -96,6 +98,7 @@ class StepSeries(NamedTuple):
     waits: dict[str, float]
     num_sampled: int
     loads: LoadsLine | None
+    idle: Mapping[str, float] = {}
 
     def known(self, name: str) -> np.ndarray:
         """Return the finite numbers of a column."""
@@ -192,6 +195,7 @@ class StepReader:
         steps = table[order, 0]
         order = order[np.append(steps[1:] != steps[:-1], True)[: len(steps)]]
         columns = dict(zip(COLUMNS, table[order].T))
+        *costs, idle = _costs(self._newest)
         signal, noise = (_moving_mean(columns.pop(name)) for name in ("grad_signal", "grad_noise"))
         columns["noise_scale"] = np.where(signal > 0, noise / np.where(signal > 0, signal, 1), np.nan)
         for name, values in self._evaluations.items():
@@ -203,8 +207,9 @@ class StepReader:
             columns,
             int(columns.pop("spike").sum()),
             self._damaged + torn,
-            *_costs(self._newest),
+            *costs,
             self._load_line(),
+            idle,
         )
 
     def _load_line(self) -> LoadsLine | None:
@@ -214,10 +219,11 @@ class StepReader:
             return None
 
 
-def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float], int]:
-    """Return what axes and waits cost in the last steps, in all, and the number of these steps."""
+def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float], int, dict[str, float]]:
+    """Return what axes and waits cost in the last steps, in all, the number of these, and idle seconds."""
     costs: dict[str, AxisCost] = {}
     waits: dict[str, float] = {}
+    idle: dict[str, float] = {}
     count = 0
     for line in lines:
         try:
@@ -226,12 +232,13 @@ def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float
             continue
         count += bool(read.comm)
         for name, cost in list(read.comm.items())[:MOST_NAMES]:
-            total = costs.setdefault(name, AxisCost(0, 0.0, 0.0))
+            of_axis = costs.setdefault(name, AxisCost(0, 0.0, 0.0))
             for field in AxisCost.__struct_fields__:
-                setattr(total, field, getattr(total, field) + (getattr(cost, field) or 0))
-        for name, seconds in list(read.waited_for.items())[:MOST_NAMES]:
-            waits[name] = waits.get(name, 0.0) + (seconds or 0.0)
-    return costs, waits, count
+                setattr(of_axis, field, getattr(of_axis, field) + (getattr(cost, field) or 0))
+        for total, seconds_by_name in ((waits, read.waited_for), (idle, read.idle)):
+            for name, seconds in list(seconds_by_name.items())[:MOST_NAMES]:
+                total[name] = total.get(name, 0.0) + (seconds or 0.0)
+    return costs, waits, count, idle
 
 
 def _moving_mean(column: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ def tables(runs: Sequence[RecordedRun]) -> dict[str, str]:
     """Return the tables that have rows."""
     content = {
         "runs": _runs(runs),
-        "step": _steps(runs),
+        "step": _steps(runs) + _idle(runs),
         "memory": _memory(runs),
         "communication": _communication(runs) + _communication_of_ranks(runs),
         "stragglers": _stragglers(runs),
@@ -103,6 +103,15 @@ def _steps(runs: Sequence[RecordedRun]) -> str:
             rows.append((label_of(number), "a step", *sums))
             rows.append((label_of(number), "its FLOPs at peak rate", *[_ms(_at_the_peak(run))] * 2))
     return table(("", "part", "predicted, ms", "measured, ms"), rows)
+
+
+def _idle(runs: Sequence[RecordedRun]) -> str:
+    rows = [
+        (label_of(number), f"waits for {reason}", 1e3 * seconds / max(1, run.steps.num_sampled))
+        for number, run in enumerate(runs)
+        for reason, seconds in run.steps.idle.items()
+    ]
+    return table(("", "rank 0, a step of the last ones", "ms"), rows)
 
 
 def _at_the_peak(run: RecordedRun) -> float | None:

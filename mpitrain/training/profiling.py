@@ -1,6 +1,7 @@
 """run.profile: torch's profiler on some steps of some ranks, as a table and as profile.json."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,6 +138,12 @@ def table(ranks: dict[int, RankProfile]) -> str:
     if outside:
         times = (f"{operation.kind} {cost.self_us / per / 1e3:.2f}" for operation, cost in outside)
         lines.append(f"  {OUTSIDE} (Python, MPI, waiting), ms: {', '.join(list(times)[:MOST_OPERATIONS])}")
+    idle_us = Counter[str]()
+    for part in ranks.values():
+        idle_us.update(part.idle_us)
+    if idle_us:
+        waits = ", ".join(f"{reason} {spent / per / 1e3:.2f}" for reason, spent in idle_us.most_common())
+        lines.append(f"  the GPU is idle, ms, waiting for {waits}")
     return "\n".join(lines)
 
 

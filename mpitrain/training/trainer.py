@@ -188,7 +188,7 @@ class Trainer:
         self.stragglers.step(step, step_s, waited_s)
         self._leave_if_slow()
         self._count(result)
-        line = self._line_of_step(result, lr, step_s)
+        line = self._line_of_step(result, lr, step_s, waited_s)
         self.urgency = result.stop
         line |= self._validate_if_due()
         self._log(line, waited_s / step_s)
@@ -202,7 +202,9 @@ class Trainer:
         """Read the tokens of a step and run it, recorded and checked as is due."""
         watch = self.watch if step == self.watched else None
         self.place.enter("step", "reading tokens")
+        begin_s = time.perf_counter()
         microbatches = self.rows.microbatches(self.corpora.train, self.counts.sequences)
+        self._reading_s = time.perf_counter() - begin_s
         rows = partial(self.rows.rows, self.corpora.train, self.counts.sequences)
         self.side_files.begin(step)
         pass_runner = self.checks.pass_runner(step, rows, {"lr": lr, "updates": self.counts.updates})
@@ -222,7 +224,7 @@ class Trainer:
         self.counts.skipped += without
         self.saver.advance(result.save_progress)
 
-    def _line_of_step(self, result: StepResult, lr: float, step_s: float) -> dict:
+    def _line_of_step(self, result: StepResult, lr: float, step_s: float, waited_s: float) -> dict:
         """Return what metrics.jsonl has of a step besides validation, when its costs are all there."""
         spike = self.spikes.observe(self.counts.step, result.loss)
         self.report.say(spike)
@@ -231,6 +233,8 @@ class Trainer:
             line["spike"] = True  # its loss is a spike (spikes.do)
         if self._is_alone(self.counts.step, result.stop):
             self.actor.settle()
+        # seconds that rank 0 stood still in the step: for messages, and while it read the tokens (data)
+        line["idle"] = dict(messages=waited_s, data=self._reading_s)
         # seconds that rank 0 waited for other ranks, by rank: the longest
         line["waited_for"] = self.ledger.waits()
         # what each axis with traffic cost rank 0 in the step, by axis

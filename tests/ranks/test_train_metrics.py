@@ -242,6 +242,7 @@ NOT_OF_A_MODEL = {
     "mfu",
     "hfu",
     "comm",
+    "idle",
     "waited_for",
     "peak_in_flight",
 }

@@ -11,6 +11,7 @@ from mpitrain.actor.profile_events import OUTSIDE, Cost, Operation, ProfilerOutp
 from mpitrain.errors import ConfigError
 from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.schedules.actions import RECV_F, SEND_F, B, F
+from mpitrain.training.profiling import table
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,18 @@ def test_a_kernel_belongs_to_the_instruction_that_launched_it():
     spans = {(event["name"], event["tid"], event["ts"], event["dur"]) for event in on_stream}
     assert spans == {("F0@0", 7, 1055.0, 30.0), ("B0@0", 7, 1095.0, 36.0)}
     assert {event["pid"] for event in merged({5: part})["traceEvents"]} == {5}
+
+
+def test_a_gpu_is_idle_for_messages_launches_or_data():
+    """Kernels at 10-20, 30-40, 50-60, 70-80, each launched otherwise: the gaps are 10 each."""
+    launches = {1: 5, 2: 15, 3: 45, 4: 62}  # before; while the first runs; late, within F; between steps
+    events = [span("user_annotation", "step 3", 0, 61), span("user_annotation", "F0@0", 4, 60)]
+    for number, launched in launches.items():
+        events.append(span("cuda_runtime", "launch", launched, launched + 1, correlation=number))
+        events.append(span("kernel", "k", 20 * number - 10, 20 * number, pid=0, tid=7, correlation=number))
+    part = rank_profile(ProfilerOutput(events, INSTRUCTIONS, {"step 3"}, 0.0), "rank 0", 0)
+    assert part.idle_us == {"messages": 10, "launches": 10, "data, between steps": 10}
+    assert "the GPU is idle, ms, waiting for" in table({0: part})
 
 
 def message_part(name: str, action, begin: float, replica: int):

@@ -14,7 +14,16 @@ sys.path.append(str(ROOT / "docs"))
 from building.outputs import fields_of
 
 # more than one run writes: of dynamic loss scaling, spikes, rollbacks, saves that fail or remove
-SOMETIMES = {"evaluations", "loss_scale", "spike", "rollbacks", "saves[].removed", "saves[].not_saved"}
+SOMETIMES = {
+    "evaluations",
+    "grad_signal",
+    "grad_noise",
+    "loss_scale",
+    "spike",
+    "rollbacks",
+    "saves[].removed",
+    "saves[].not_saved",
+}
 EXPERTS = dict(
     model_family="mixtral", experts_count=4, experts_active=2, model_mtp=1, pipeline_schedule="1f1b"
 )

@@ -25,6 +25,7 @@ NAMES = {  # of keys of metrics.jsonl; None: not logged, and nothing under it
     "hfu": "perf/hfu",
     "peak_in_flight": "perf/microbatches_in_flight",
     "comm": "perf/comm",
+    "idle": "perf/idle_s",
     "waited_for": None,  # by rank: as many names as there are ranks
 }
 OTHERS = "train"  # numbers of layers and what else there is

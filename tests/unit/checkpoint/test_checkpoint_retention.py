@@ -17,10 +17,10 @@ from mpitrain.checkpoint.save import begin, commit, write_shard
 from mpitrain.errors import CheckpointError
 
 
-def save(folder, step, loss=None):
+def save(folder, step, loss=None, **more):
     tmp = begin(folder, step)
     write_shard(tmp, 0, {"parameters/w": np.full(10, step, np.float32)})
-    return commit(tmp, meta_of(step) | {"val_loss": loss})
+    return commit(tmp, meta_of(step) | {"val_loss": loss} | more)
 
 
 @pytest.fixture
@@ -125,3 +125,14 @@ def test_the_best_step_has_the_least_loss_and_is_whole(folder, tmp_path_factory)
     save(empty, 10)
     with pytest.raises(CheckpointError, match="found no whole step that was validated"):
         best_step(empty)
+
+
+def test_the_best_step_by_a_metric_has_the_highest_accuracy_or_the_least_of_others(tmp_path):
+    for step, acc, perplexity in ((10, 0.5, 3.0), (20, 0.75, 2.0), (30, 0.75, 2.5), (40, None, 1.0)):
+        save(tmp_path, step, evaluations={"a/b": {"acc": acc, "perplexity": perplexity}})
+    assert best_step(tmp_path, "best:a/b/acc") == 30  # of equal ones the later
+    assert best_step(tmp_path, "best:a/b/perplexity") == 40
+    with pytest.raises(CheckpointError, match=r"metric c/acc .* but a/b/acc, a/b/perplexity"):
+        best_step(tmp_path, "best:c/acc")
+    retention = Retention(tmp_path, Policy(1, best=1, by="a/b/acc"))
+    assert retention.prune(40, retention.loss({"evaluations": {"a/b": {"acc": 0.1}}})) == [10, 20]

@@ -12,7 +12,7 @@ from mpitrain.plan.settings.resolve import resolve
 NODE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def fits(*given):
+def fits(*given, training=True):
     """Whether a model may run, of which AdamW's state in fp32, 16 bytes a parameter, is 1.2 times
     the memory of a node.
     """
@@ -34,7 +34,7 @@ def fits(*given):
     if layers < 2:
         pytest.skip("the smallest of these models is too large")
     try:
-        require_memory(plan_of(resolved(layers)))
+        require_memory(plan_of(resolved(layers)), training)
     except ConfigError:
         return False
     return True
@@ -66,3 +66,7 @@ def test_experts_are_on_several_nodes():
     assert not fits(*mixture)
     assert fits(*mixture, "parallel.ep=8")
     assert fits(*mixture, "parallel.zero=1")
+
+
+def test_an_evaluation_needs_weights_alone():
+    assert fits(training=False)  # a quarter of 1.2 nodes

@@ -212,3 +212,30 @@ def test_the_context_is_what_memory_has_room_for(window):
     assert found == (room if window == "attention.window=0" else 10**9)
     with pytest.raises(ConfigError, match=r"the weights need .* GB, which this node's .* has no room for"):
         length(64, 9000)
+
+
+@pytest.mark.parametrize(("compute", "itemsize"), [("fp32", 4), ("bf16", 2)])
+def test_a_stage_that_only_evaluates_holds_its_weights_and_nothing_else(compute, itemsize):
+    """Gradients are on torch's device meta; weights of 16 bits have no masters beside them."""
+    from mpitrain import config as settings
+    from mpitrain.actor.stage import assemble
+    from mpitrain.model.build_context import BuildContext
+    from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.settings.resolve import resolve
+
+    keys = (*SETTINGS, *MODELS["llama"], f"precision.compute={compute}")
+    plan = plan_of(resolve(settings.load(None, keys), 1, VOCAB))
+    held = {}
+    for training in (True, False):
+        stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu"), training=training))
+        buckets = stage.state.buckets
+        gradients = [gradient for bucket in buckets for gradient in bucket.gradients]
+        tensors = [t for b in buckets for t in (b.weights.shard, b.weights.master)]
+        tensors += [gradient.shard for gradient in gradients]
+        storages = {t.untyped_storage().data_ptr(): t for t in tensors if not t.is_meta}
+        held[training] = sum(t.untyped_storage().nbytes() for t in storages.values())
+        assert all(gradient.shard.is_meta != training for gradient in gradients)
+    count = sum(bucket.weights.layout.length for bucket in buckets)
+    of_gradients = 4 * sum(len(bucket.gradients) * bucket.weights.layout.length for bucket in buckets)
+    masters = 4 * count * (compute == "bf16")
+    assert held == {False: itemsize * count, True: itemsize * count + masters + of_gradients}

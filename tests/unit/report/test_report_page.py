@@ -11,8 +11,11 @@ from folders import ROOT
 
 from mpitrain.commands.report_page import main
 from mpitrain.errors import CheckpointError, ConfigError
-from mpitrain.report.recorded_run import MOST_BOXES, read_run
+from mpitrain.report.curves import evaluated
+from mpitrain.report.recorded_run import MOST_BOXES, RunEnd, read_run
+from mpitrain.report.run_ends import by_class
 from mpitrain.report.series import MOST_POINTS, StepReader, thinned
+from mpitrain.report.tables import tables
 
 GOLDEN = ROOT / "tests/golden/run-form-1"
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -95,6 +98,41 @@ def test_a_page_quotes_what_a_run_says_and_asks_for_nothing(run, tmp_path):
     assert "default-src 'none'" in text
     for said in ("stopped early", "evaluations.jsonl: 2 lines", "loss 1.5", "<h3>Run B</h3>"):
         assert said in text, said
+
+
+def test_tasks_and_the_noise_scale_are_curves(run):
+    evaluations = {"choices": {"acc": 0.5}, MARKUP: {"acc": 1}, "bad": 3}
+    lines = [step_line(step, grad_signal=2 - 2 * (step % 2), grad_noise=4.0 * step) for step in range(1, 201)]
+    lines[99]["evaluations"] = {"choices": {"acc": 0.25}, MARKUP: {"acc": 1}}
+    lines[49]["evaluations"] = evaluations  # no object of objects: the line counts, its evaluations don't
+    steps = StepReader(write_metrics(run, *lines)).read()
+    assert (steps.num_sampled, steps.damaged) == (64, 0)
+    assert np.flatnonzero(np.isfinite(steps.columns["choices/acc"])).tolist() == [99]
+    scale = steps.columns["noise_scale"]
+    assert np.isnan(scale[0]) and scale[-1] == pytest.approx(4 * np.arange(101, 201).mean() / 1)
+    assert [curve.column for curve in evaluated([steps])] == sorted(["choices/acc", f"{MARKUP}/acc"])
+
+
+def test_ends_by_class_and_samples_of_text_are_tables(run, tmp_path):
+    ends = [
+        {"code": code, "step": 10, "reached": 13, "began": f"2026-11-29 {hour}:00:00 +0000",
+         "time": f"2026-11-29 {hour + 1}:00:00 +0000"}
+        for hour, code in enumerate((137, 1, 137, 75), 10)
+    ]  # fmt: skip
+    found = by_class([RunEnd(**end) for end in ends], lambda end: str(end.code))
+    assert found["137"] == (2, 2.0, 6) and list(found) == ["137", "1", "75"]
+    write_metrics(run, step_line(1, idle={"messages": 0.25, MARKUP: 1}))
+    (run / "ends.jsonl").write_text("\n".join(map(json.dumps, ends)))
+    sample = {"prompt": f"Say {MARKUP}", "text": "</td>what it said"}
+    result = {
+        "step": 1,
+        "tasks": {"said": {"exact_match": 1.0, "samples": [sample, 3]}, "none": {"samples": 1}},
+    }
+    (run / "evaluations.jsonl").write_text(json.dumps(result))
+    content = tables([read_run(str(run))])
+    assert "killed by signal 9" in content["ends"] and "mean hours between" in content["ends"]
+    assert "&lt;/td&gt;what it said" in content["samples"] and "<img" not in content["samples"]
+    assert "waits for messages" in content["step"] and "250" in content["step"]
 
 
 def test_what_a_live_page_is_sent_is_json_whatever_a_run_says(run):
