@@ -26,6 +26,7 @@ OF_OTHERS = {
     "--shm-size",
     "--rocm",
     "--with-cuda",
+    "--with-ft",
     "--bind-to",
     "--distribution",
     "--map-by",
