@@ -12,7 +12,7 @@ It trains the model of preset `reference` on 1 rank, saves now and then, and rea
             many bytes between two buffers
     disk    bytes a second from the first to the commit, over those of one write and fsync of the
             same bytes, in turns in one process
-    verify  bytes a second of what a run does before it goes on from a step, and `mpitrain ckpt
+    verify  bytes a second of what a run does before it resumes from a step, and `mpitrain ckpt
             verify`, of a file that was just written
 
 Steps are timed by the run itself (step_s), and by the clock between their lines, which has the

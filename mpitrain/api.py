@@ -214,8 +214,8 @@ class OpenRun:
     def steps(self) -> Iterator[dict]:
         """Run the steps that are left up to run.steps, each when it is asked for.
 
-        Yields what metrics.jsonl has of it. Collective over all ranks. The loop may be left, and gone on
-        with by another call; what comes after the last step that was saved (run.save_every) is lost with
+        Yields what metrics.jsonl has of it. Collective over all ranks. The loop may be left, and continued
+        by another call; what comes after the last step that was saved (run.save_every) is lost with
         the block. A run that has to leave early (a signal, its time) saves, and yields no more.
         """
         while (line := self._next_line()) is not None:

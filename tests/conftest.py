@@ -293,7 +293,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
-    """Show the stacks of a test that takes long, and let it go on.
+    """Show the stacks of a test that takes long, and let it continue.
 
     A rank has pytest's own timer, which ends it.
     """

@@ -317,7 +317,7 @@ def _system() -> str:
 def _born(pid: int) -> str:
     """Return when a process started, in ticks since the boot; "" if there is none.
 
-    Numbers of processes come again.
+    Numbers of processes are reused.
     """
     if not os.path.exists("/proc/self/stat"):
         return _lives(pid)

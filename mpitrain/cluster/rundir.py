@@ -326,7 +326,7 @@ class RunDir:
         )
 
     def truncate_metrics(self, step: int) -> str:
-        """Drop the lines after `step`: they come again, bit for bit; return what is to be said.
+        """Drop the lines after `step`: they are written again, bit for bit; return what is to be said.
 
         A last line torn by a kill is dropped too. Others that can't be read are kept in
         metrics.jsonl.damaged. Raises CheckpointError.

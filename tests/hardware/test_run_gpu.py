@@ -1,6 +1,6 @@
 """`mpitrain run` on a GPU that its ranks share.
 
-It says what it does there, stops and goes on, and gives the same bits each time.
+It says what it does there, stops and resumes, and gives the same bits each time.
 
 A function of the device, as in tests/hardware/test_gpu_steps.py: the CPU's turn shows that the test can run.
 """

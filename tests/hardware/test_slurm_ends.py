@@ -1,6 +1,6 @@
 """Under a real Slurm, with each of its trackers and each launcher.
 
-However a job ends, no process of it is left, and it comes again or not.
+However a job ends, no process of it is left, and it restarts or not.
 
 MPITRAIN_SLURM=N, as root, with Debian's slurm-wlm and munge: N jobs for each tracker and launcher,
 each of which ends in six ways.
@@ -122,8 +122,8 @@ def ended(training: Training, state: str, before: dict[int, str]) -> None:
     assert not cluster.processes(job), cluster.processes(job)
 
 
-def come_again(trainings: list[Training], before: list[dict[int, str]], starts: int, noted: int) -> None:
-    """Wait until jobs have been requeued and go on.
+def await_requeue(trainings: list[Training], before: list[dict[int, str]], starts: int, noted: int) -> None:
+    """Wait until jobs have been requeued and run.
 
     Nothing of their last start was left, or its lock would keep them out.
 
@@ -154,21 +154,21 @@ def test_a_job_that_is_signalled_or_loses_its_node_restarts_and_one_that_is_canc
         before = processes_of(trainings)
         for training in trainings:
             cluster.run("scancel", "--signal=USR1", *by_shell, training.job)
-        come_again(trainings, before, starts=2, noted=1)
+        await_requeue(trainings, before, starts=2, noted=1)
 
         before = processes_of(trainings)
         cluster.run("scontrol", "update", node, "state=down", "reason=test")
         for training, processes in zip(trainings, before, strict=True):
             no_process_left(cluster, training.job, processes)
         cluster.resume_node([training.job for training in trainings])
-        come_again(trainings, before, starts=3, noted=1)
+        await_requeue(trainings, before, starts=3, noted=1)
 
         before = processes_of(trainings)
-        cluster.node.kill()  # the daemon alone: it comes again when the node was given up
+        cluster.node.kill()  # the daemon alone: it restarts when the node was given up
         cluster.node.wait()
         cluster.node_is("down", 180)
         cluster.start_node()
-        come_again(trainings, before, starts=4, noted=1)
+        await_requeue(trainings, before, starts=4, noted=1)
 
         before = processes_of(trainings)
         for training in trainings:
@@ -228,7 +228,7 @@ def test_a_job_leaves_before_its_time_and_restarts_and_what_outlives_it_is_kille
     """
     for trainings in groups(MINUTES, run_time_margin_s=MARGIN_S, comm_timeout_s=900):
         before = processes_of(trainings)
-        come_again(trainings, before, starts=2, noted=1)
+        await_requeue(trainings, before, starts=2, noted=1)
         before = processes_of(trainings)
         with kept_stopped([training.a_rank() for training in trainings]):
             for training in trainings:

@@ -1,6 +1,6 @@
 """A pytest that is ended, or ends itself, leaves no rank, no file and no shared memory.
 
-One that is only slow goes on to its summary.
+One that is only slow continues to its summary.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Saved in one layout, read in another, saved again.
 
-The same root digest; and training goes on with the same bits where axes promise it.
+The same root digest; and training resumes with the same bits where axes promise it.
 
 MPITRAIN_EFFORT=30 takes as many random pairs, by default there are a few. Each needs at most the
 ranks of the lane.

@@ -1,6 +1,6 @@
 """The optimisers on one rank, over random gradients.
 
-Equal to plain loops, wherever parameters are cut; a restart goes on.
+Equal to plain loops, wherever parameters are cut; a restart resumes.
 
 On more ranks than one: test_optim_training.py.
 """
@@ -239,9 +239,9 @@ def test_a_restart_resumes_with_the_same_bits(alone, name, moments):
     config = resolved(f"optimizer.name={name}", f"optimizer.moments={moments}")
     cuts = ((), ()) if name == "muon" else ((1, 3), (2,))
     weights = Optimising(config, alone, torch.float32).steps((1, 2, 3, 4, 5))
-    stopped, gone_on = (Optimising(config, alone, torch.float32, cut) for cut in cuts)
-    gone_on.restore(stopped.steps((1, 2)), stopped.states(), 2)
-    assert all(torch.equal(w, weights[name]) for name, w in gone_on.steps((3, 4, 5)).items())
+    stopped, resumed = (Optimising(config, alone, torch.float32, cut) for cut in cuts)
+    resumed.restore(stopped.steps((1, 2)), stopped.states(), 2)
+    assert all(torch.equal(w, weights[name]) for name, w in resumed.steps((3, 4, 5)).items())
 
 
 # ---------------------------------------------------------------- who has what

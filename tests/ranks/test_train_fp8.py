@@ -200,5 +200,5 @@ def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypa
         "weights changed in a skipped step",
     )
     monkeypatch.setattr(fp8, "quantise", quantise)
-    agree(world, not actor.run_step(2, actor.cutter.cut(rows), 1e-2).skipped, "training didn't go on")
+    agree(world, not actor.run_step(2, actor.cutter.cut(rows), 1e-2).skipped, "training didn't continue")
     mesh.free()

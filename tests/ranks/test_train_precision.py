@@ -111,6 +111,6 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
     agree(
         world,
         not all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)),
-        "training didn't go on",
+        "training didn't continue",
     )
     mesh.free()

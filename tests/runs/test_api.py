@@ -139,7 +139,7 @@ MISUSED = {  # what a script does with the words of its command, the exit code, 
         0,
         "child 768\n",
     ),
-    "child that goes on": (
+    "child that continues": (
         "with open() as run:\n    if not (child := os.fork()): pass\n    elif os.wait(): next(run.steps())\n"
         "print('over', child > 0)",
         0,
@@ -202,7 +202,7 @@ def test_a_run_that_is_used_wrongly_says_so_once(kind, tmp_path):
     assert expected in done.output and "crashed" not in done.output, tail(done.output)
     if kind == "exit of a child":
         assert "steps 2" in done.output and "done: 3 steps" in done.output, tail(done.output)
-    if kind == "child that goes on":
+    if kind == "child that continues":
         assert "over True" in done.output and "over False" not in done.output, tail(done.output)
 
 

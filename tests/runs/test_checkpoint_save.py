@@ -281,7 +281,7 @@ def test_killed_at_every_call_leaves_the_old_state_or_the_new(tmp_path, step):
         if not killed_at(events, lambda: save(folder, step, 3.0)):  # noqa: B023  (called at once)
             break
         states.append(newest(folder))
-        save(folder, 50, 4.0)  # the next life goes on from there
+        save(folder, 50, 4.0)  # the next start resumes from there
         assert newest(folder) == (50, 4.0) and steps(folder)[:2] == [20, 30]
         events += 1 if WITH_LONG else 3
     assert events > 10 and set(states) <= {(30, 2.0), (step, 3.0)} and states[0] == (30, 2.0)

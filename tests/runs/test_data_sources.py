@@ -204,7 +204,7 @@ def test_another_version_of_a_source_makes_tokens_again(tmp_path, monkeypatch):
 
 
 def test_a_run_on_ids_has_the_bits_of_a_run_on_their_text(tmp_path):
-    """The bytes of a text as ids, read by one rank of two; and the run goes on."""
+    """The bytes of a text as ids, read by one rank of two; and the run resumes."""
     text = write_text(tmp_path / "a.txt", 20_000)
     np.frombuffer(text.read_bytes(), np.uint8).astype("<u2").tofile(tmp_path / "a.ids")
     done = run_tiny(2, tmp_path / "text", text, run_steps=4)

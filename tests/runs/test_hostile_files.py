@@ -3,7 +3,7 @@
 One message, exit code 2, nothing outside.
 
 The commands run in this process, where what they open is seen, memory and time are bounded; a run
-that goes on, in ranks. A case is a path and what is in its place. Some of each are tried;
+that resumes, in ranks. A case is a path and what is in its place. Some of each are tried;
 MPITRAIN_EFFORT=all tries all.
 """
 
@@ -342,7 +342,7 @@ def test_every_command_reads_it_as_a_strangers(run_dir, tmp_path, name, how):
         assert tree(tmp_path / "outside") == outside, command[:2]
 
 
-# ---------------------------------------------------------------- a run that goes on
+# ---------------------------------------------------------------- a run that resumes
 
 
 RUNS = [
@@ -390,7 +390,7 @@ def test_a_run_resumes_or_refuses_it_once(run_dir, tmp_path):
         assert "Traceback" not in done.output and tree(run.parent / "outside") == outside, case
 
 
-# ------------------------------------------------------------ what is put there while a run goes on
+# ------------------------------------------------------------ what is put there while a run trains
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ WRITTEN = [*(name for name in PLACES if "/" not in name and "after" not in name)
 def test_what_is_planted_in_mid_run_is_not_written_through(tmp_path):
     """A link in the place of everything that a run writes; what it led to is as it was.
 
-    The run goes on, and says what isn't written.
+    The run continues, and says what isn't written.
     """
     run = tmp_path / "run"
     victims = tmp_path / "victims"

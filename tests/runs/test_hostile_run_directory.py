@@ -3,7 +3,7 @@
 One message and exit code 2, or the step before; never a traceback, a hang, a write.
 
 Each case alters a real run in one to three ways, drawn by its number. Then it is read as `generate`
-and as a run that goes on read it, in this process, where every opened file is seen, memory is
+and as a run that resumes read it, in this process, where every opened file is seen, memory is
 bounded, and the library of HDF5 is out of reach; some cases also by the command line.
 MPITRAIN_EFFORT=2000 takes as many cases; a failing one is run alone by `-k case-17`.
 """
@@ -507,7 +507,7 @@ def generated(case):
 
 
 def resumed(case):
-    """Read what a run that goes on reads.
+    """Read what a run that resumes reads.
 
     One rank the newest whole step, all ranks their parts, the trainer its meta.
     """
@@ -605,7 +605,7 @@ def test_generate_reports_it_once(run_dir, tmp_path, number):
 
 
 def test_a_run_resumes_from_the_step_before(run_dir, tmp_path):
-    """Its trainer says so, and goes on."""
+    """Its trainer says so, and continues."""
     shutil.copytree(run_dir, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
     (folder / "step-00000003").rename(folder / "step-00000004")

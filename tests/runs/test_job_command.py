@@ -547,7 +547,7 @@ def test_a_script_is_submitted(folder, monkeypatch, kind):
     assert Path("called").read_text() == ("my-run.slurm.sh\n" if kind == "slurm" else f"\n{script}")
 
 
-# ---------------------------------------------------------------- when it comes again
+# ---------------------------------------------------------------- when it restarts
 
 
 @pytest.mark.parametrize(

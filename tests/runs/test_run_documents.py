@@ -31,15 +31,15 @@ SEPARATE = dict(data_documents="separate")
 @pytest.fixture(scope="module")
 def ended(corpus):
     """{run: how it ended} on one rank: separate documents, joined ones, the default, and a run that
-    would go on with others.
+    would resume with others.
     """
     runs = {
         "separate": SEPARATE,
         "joined": {"data_documents": "joined"},
         "default": {},
-        "goes on": {"run_steps": 5},
+        "resumed": {"run_steps": 5},
     }
-    folders = [corpus.parent / ("separate" if name == "goes on" else name) for name in runs]
+    folders = [corpus.parent / ("separate" if name == "resumed" else name) for name in runs]
     commands = [
         ("run", *tiny(folder, corpus, **SHORT | changes))
         for folder, changes in zip(folders, runs.values(), strict=True)
@@ -71,7 +71,7 @@ def test_joined_is_the_default_and_another_training(corpus, one_rank):
 
 
 def test_a_run_of_separate_documents_does_not_resume_with_joined_ones(ended):
-    done = ended["goes on"]
+    done = ended["resumed"]
     assert done.returncode == 2, tail(done.output)
     assert "data.documents = 'separate', this one has 'joined'" in done.output, tail(done.output)
 
@@ -166,7 +166,7 @@ def test_validation_can_have_files_of_its_own(tmp_path):
 
 @LONG
 def test_copies_of_held_out_documents_are_left_out_of_training_and_purged_files_are_not_needed(tmp_path):
-    """The line says how many copies; a run goes on without files that a purge has taken, in any layout."""
+    """The line says how many copies; a run resumes without files that a purge has taken, in any layout."""
     (tmp_path / "texts").mkdir()
     for name in "ab":
         texts = [f"{name} document {number % 150} of some length " * 3 for number in range(200)]

@@ -1,4 +1,4 @@
-"""A run whose stages have buckets of two domains saves every part of its state once, and goes on in
+"""A run whose stages have buckets of two domains saves every part of its state once, and resumes in
 an ordinary layout.
 """
 

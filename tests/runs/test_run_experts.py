@@ -1,6 +1,6 @@
 """Runs with experts: the same bits over pipelines, ZeRO, transports and restarts.
 
-Checkpoints that go on with other experts' ranks.
+Checkpoints that resume with other experts' ranks.
 """
 
 import json

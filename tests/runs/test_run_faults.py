@@ -61,7 +61,7 @@ SETTINGS = dict(run_steps=6, run_save_every=2, run_eval_every=2, schedule_name="
 
 
 def plans(count: int) -> list[tuple[int, str, str]]:
-    """Return (number, phase, fault) of each fault; all faults in all phases come before any comes again."""
+    """Return (number, phase, fault) of each fault; all faults in all phases come before any is repeated."""
     every = [(phase, fault) for phase in PHASES for fault in FAULTS]
     random.Random(1).shuffle(every)
     numbers = sorted(range(300), key=lambda number: number not in FIRST)
@@ -97,10 +97,10 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory, text):
-    """A run directory with a checkpoint to go on from, how many calls each phase of each rank has,
+    """A run directory with a checkpoint to resume from, how many calls each phase of each rank has,
     and the loss lines without a fault.
 
-    Those of `resume` are of a run that goes on from a checkpoint; the others of one from its
+    Those of `resume` are of a run that resumes from a checkpoint; the others of one from its
     beginning.
     """
     folder = tmp_path_factory.mktemp("counted")

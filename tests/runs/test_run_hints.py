@@ -144,7 +144,7 @@ def test_a_tokenizer_of_words_samples_from_one_that_it_has(tmp_path):
 def test_a_run_that_resumes_repeats_them_and_says_that_its_rate_is_another(tmp_path):
     """A cosine that is stretched raises the rate.
 
-    A run that was stopped, and goes on as it was, says nothing of it.
+    A run that was stopped, and resumes as it was, says nothing of it.
     """
     given = tiny("runs/first", write_text(tmp_path / "text.txt"), run_steps=6, schedule_warmup=2)
     first = mpirun(2, MPITRAIN, "run", *given, cwd=tmp_path, env=TYPED)

@@ -171,7 +171,7 @@ def test_a_corpus_that_changed_under_its_name_changes_nothing(ended, name):
 def test_another_tokenizer_is_named(tmp_path):
     """One with the same words in another order, and one with a word more.
 
-    An equal one, written with other spaces, goes on.
+    An equal one, written with other spaces, resumes.
     """
     words = {
         word: number
@@ -369,11 +369,11 @@ def test_the_configuration_of_a_moved_run_says_where_it_leads(tmp_path, text):
     run_several(1, text, {first: dict(SETTINGS, run_steps=1)})
     shutil.copytree(first, moved)
     here = ("run", str(moved / "config.toml"), "--set", "run.steps=2")
-    goes_on, asked = run_commands(1, here, (*here, "--set", f"run.dir={moved}"))
+    resumed, asked = run_commands(1, here, (*here, "--set", f"run.dir={moved}"))
     said = f"{moved}/config.toml is in a run directory, but names another: run.dir = {first}"
-    assert goes_on.returncode == 0, tail(goes_on.output)
-    assert f"{said}; --set run.dir={moved} goes on" in goes_on.output, tail(goes_on.output)
-    assert f"resuming after step 1 of {first}" in goes_on.output
+    assert resumed.returncode == 0, tail(resumed.output)
+    assert f"{said}; --set run.dir={moved} resumes" in resumed.output, tail(resumed.output)
+    assert f"resuming after step 1 of {first}" in resumed.output
     assert asked.returncode == 0, tail(asked.output)
     assert said not in asked.output, tail(asked.output)
     assert lines_in(moved) == lines_in(first) == 2, tail(asked.output)
@@ -381,7 +381,7 @@ def test_the_configuration_of_a_moved_run_says_where_it_leads(tmp_path, text):
 
 def test_a_users_own_configuration_is_no_run_and_is_not_replaced(tmp_path):
     """Nor is one with a base, which no resolved one has; a run that was killed before its first
-    line goes on.
+    line resumes.
     """
     rundir = RunDir(tmp_path)
     config = resolve(load(None, ["model.width=32", f"run.dir={tmp_path}"]), 1, 256)

@@ -1,4 +1,4 @@
-"""A run begun by an older version goes on with its tokens, its split and its order.
+"""A run begun by an older version resumes with its tokens, its split and its order.
 
 tests/golden/run-form-1 has what one has left after step 2.
 
@@ -133,13 +133,13 @@ def test_an_order_of_a_later_version_is_refused():
 # --------------------------------------------------------- what lies elsewhere, or nowhere any more
 
 
-def goes_on(run_dir, path, steps, **changes):
-    """Go on with a run for some more steps."""
+def resumed(run_dir, path, steps, **changes):
+    """Resume a run for some more steps."""
     return run_tiny(1, run_dir, path, run_steps=steps, run_save_every=2, schedule_name="constant", **changes)
 
 
-def assert_goes_on(run_dir, path, steps, **changes):
-    done = goes_on(run_dir, path, steps, **changes)
+def assert_resumes(run_dir, path, steps, **changes):
+    done = resumed(run_dir, path, steps, **changes)
     assert done.returncode == 0 and "resuming after step" in done.output, tail(done.output)
     return done
 
@@ -148,18 +148,18 @@ def assert_goes_on(run_dir, path, steps, **changes):
 def test_a_corpus_may_move_and_be_removed(tmp_path):
     (tmp_path / "a").mkdir()
     write_text(tmp_path / "a" / "t.txt", 20_000)
-    assert goes_on(tmp_path / "run", tmp_path / "a", 2).returncode == 0
+    assert resumed(tmp_path / "run", tmp_path / "a", 2).returncode == 0
     (tmp_path / "a").rename(tmp_path / "b")
-    assert "using the tokens in" in assert_goes_on(tmp_path / "run", tmp_path / "a", 3).output
-    assert_goes_on(tmp_path / "run", tmp_path / "b", 4)
+    assert "using the tokens in" in assert_resumes(tmp_path / "run", tmp_path / "a", 3).output
+    assert_resumes(tmp_path / "run", tmp_path / "b", 4)
     (tmp_path / "a").symlink_to("b")
-    assert_goes_on(tmp_path / "run", f"{tmp_path}/./a", 5)
+    assert_resumes(tmp_path / "run", f"{tmp_path}/./a", 5)
     shutil.copyfile(tmp_path / "b" / "t.txt", tmp_path / "copy.txt")  # another name, another time
-    assert_goes_on(tmp_path / "run", tmp_path / "copy.txt", 6)
+    assert_resumes(tmp_path / "run", tmp_path / "copy.txt", 6)
     write_text(tmp_path / "copy.txt", 20_001)
-    done = goes_on(tmp_path / "run", tmp_path / "copy.txt", 7)
+    done = resumed(tmp_path / "run", tmp_path / "copy.txt", 7)
     assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)
-    done = goes_on(tmp_path / "new", tmp_path / "gone", 2)
+    done = resumed(tmp_path / "new", tmp_path / "gone", 2)
     assert done.returncode == 2, tail(done.output)
     assert "gone cannot be read" in done.output, tail(done.output)
     assert not (tmp_path / "new").exists(), tail(done.output)
@@ -182,15 +182,15 @@ def test_a_tokenizer_may_move_and_be_removed(tmp_path):
     (tmp_path / "model" / "tokenizer_config.json").write_text('{"eos_token": "<fin>"}')
     text = write_text(tmp_path / "t.txt", 20_000)
     named = tmp_path / "model" / "tokenizer.json"
-    assert goes_on(tmp_path / "run", text, 2, data_tokenizer=named).returncode == 0
+    assert resumed(tmp_path / "run", text, 2, data_tokenizer=named).returncode == 0
     (tmp_path / "model").rename(tmp_path / "moved")
-    assert "<fin> (256, " in assert_goes_on(tmp_path / "run", text, 3, data_tokenizer=named).output
-    assert_goes_on(tmp_path / "run", text, 4, data_tokenizer=tmp_path / "moved" / "tokenizer.json")
+    assert "<fin> (256, " in assert_resumes(tmp_path / "run", text, 3, data_tokenizer=named).output
+    assert_resumes(tmp_path / "run", text, 4, data_tokenizer=tmp_path / "moved" / "tokenizer.json")
     done = mpirun(0, MPITRAIN, "generate", str(tmp_path / "run"), "--prompt", "def ", "--tokens", "3")
     assert done.returncode == 0 and done.output.startswith("def "), tail(done.output)
-    done = goes_on(
+    done = resumed(
         tmp_path / "run", text, 5, data_tokenizer=tmp_path / "moved" / "tokenizer.json", data_end_of_text='""'
     )
     assert done.returncode == 0, tail(done.output)  # one document: nothing is between
-    done = goes_on(tmp_path / "run", text, 6, data_tokenizer="bytes", model_vocab=257)
+    done = resumed(tmp_path / "run", text, 6, data_tokenizer="bytes", model_vocab=257)
     assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)

@@ -1,4 +1,4 @@
-"""With every optimiser, a run goes on from its checkpoint in another division of the state, with
+"""With every optimiser, a run resumes from its checkpoint in another division of the state, with
 the bits of the run without a stop.
 """
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 def ended(folder):
     """{run: what each command on it said}.
 
-    Two mpiruns for all: one rank, and then two that go on, too, with what that one saved.
+    Two mpiruns for all: one rank, and then two that resume, too, with what that one saved.
     """
     text = write_text(folder / "text.txt")
     one = [("moments", 3), ("moments whole", 6)]

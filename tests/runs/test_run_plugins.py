@@ -1,4 +1,4 @@
-"""A run with code of the user's own: it goes on, its end prints commands that work, and in a run directory
+"""A run with code of the user's own: it resumes, its end prints commands that work, and in a run directory
 that somebody else wrote such a name loads nothing.
 """
 

@@ -1,4 +1,4 @@
-"""A run that was stopped, at chosen moments, goes on with the bits of the run that never was.
+"""A run that was stopped, at chosen moments, resumes with the bits of the run that never was.
 tests/runs/test_run_kills.py chooses none.
 """
 
@@ -88,11 +88,11 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
 
 
 @pytest.mark.parametrize(
-    ("number", "rank", "goes_on_with"),
+    ("number", "rank", "resumes_with"),
     [(signal.SIGUSR1, 1, 4), pytest.param(signal.SIGTERM, 0, 1, marks=LONG)],
 )
 def test_asked_to_stop_saves_and_resumes_in_another_layout(
-    tmp_path, text, never_stopped, number, rank, goes_on_with
+    tmp_path, text, never_stopped, number, rank, resumes_with
 ):
     run_dir = tmp_path / "run"
     with started(2, *command(2, run_dir, text), forked=False) as job:
@@ -106,7 +106,7 @@ def test_asked_to_stop_saves_and_resumes_in_another_layout(
         and done.output.count(f"stopped after step {stopped_at} with a checkpoint") == 1
     )
     assert checkpoints(run_dir)[-1] == f"step-{stopped_at:08d}"
-    done = mpirun(goes_on_with, *command(goes_on_with, run_dir, text))
+    done = mpirun(resumes_with, *command(resumes_with, run_dir, text))
     assert done.returncode == 0 and done.output.count(f"resuming after step {stopped_at}") == 1, tail(
         done.output
     )

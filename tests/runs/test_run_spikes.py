@@ -1,6 +1,6 @@
 """A loss far above those before is counted, left out, or undone with the data that led to it.
 
-A run that goes on decides alike.
+A run that resumes decides alike.
 """
 
 import json
@@ -59,7 +59,7 @@ def text(tmp_path_factory):
 
 
 def train(text, runs):
-    """Train each run to its end, or go on; return their output by name.
+    """Train each run to its end, or resume; return their output by name.
 
     Batch 20, which step 21 reads, is noise.
     """
@@ -195,7 +195,7 @@ def alter(run_dir, step):
 
 @LONG
 def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text):
-    """A run that goes on knows how many were skipped in a row before."""
+    """A run that resumes knows how many were skipped in a row before."""
     rollback = dict(KEYS, run_save_every=20, spikes_do="rollback", spikes_most=1)
     # 23 is the third in a row
     skip = dict(KEYS, run_save_every=1, spikes_do="skip", run_max_skips=3)

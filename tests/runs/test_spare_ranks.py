@@ -138,7 +138,7 @@ def test_spares_replace_killed_ranks(tmp_path, text, undisturbed, number):
 
 @ULFM
 def test_more_deaths_than_spares_end_the_job(tmp_path, text, undisturbed):
-    """Its next start goes on after the last step that all had done."""
+    """Its next start resumes after the last step that all had done."""
     whole = undisturbed(0)
     run_dir = tmp_path / "run"
     with started(0, *with_spares(2, run_dir, text, spares=1), forked=False) as job:

@@ -224,7 +224,7 @@ def test_partners_that_die_together_leave_the_checkpoint(tmp_path, text):
 
 
 def test_what_is_lost_is_the_step_under_way(tmp_path, text):
-    """No checkpoint on disk is there yet, and a start goes on after the step that all had done."""
+    """No checkpoint on disk is there yet, and a start resumes after the step that all had done."""
     run_dir = tmp_path / "run"
     settings = SETTINGS | dict(run_save_every=0)
     with started(2, MPITRAIN, "run", *tiny(run_dir, text, **settings, parallel_dp=2)) as job:

@@ -87,7 +87,7 @@ class Device:
 
     def __init__(self, seed: int, num_bytes: int = 1 << 18):
         self.random = random.Random(seed)
-        # how often something happens while the host goes on
+        # how often something happens while the host continues
         self.speed = self.random.choice([0.05, 0.3, 1.0])
         self.compute = LateQueue(self)
         self.queues = [self.compute]

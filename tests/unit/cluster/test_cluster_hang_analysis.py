@@ -101,7 +101,7 @@ def test_the_rank_that_waits_for_nobody_is_behind_and_what_it_owes_is_reported(c
 def test_a_stopped_rank_is_behind_though_it_had_been_waiting():
     """It was stopped while it waited for a message that came later.
 
-    Its note is old, those who could go on say so.
+    Its note is old, those who could continue say so.
     """
     ranks = [rank(0, (7, 6), "RECV_B0@0", waiting_on=(1,), expected=("SEND_B0@1", 5), condition="T")]
     ranks += [

@@ -1007,7 +1007,7 @@ def test_a_pace_that_is_none_is_answered_with_one_that_is(every, works):
         resolved(f"run.log_every={every}")
 
 
-# ---------------------------------------------------------------- learning rates of runs that go on
+# ---------------------------------------------------------------- learning rates of runs that resume
 
 
 @pytest.mark.parametrize("name", ["cosine", "wsd"])

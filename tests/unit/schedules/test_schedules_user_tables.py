@@ -151,7 +151,7 @@ NEAR = {
     "bubbles as dots": "rank 0: F0 F1 . . B0 . B1\nrank 1: . F0 B0 F1 B1",
     "torch's tokens as text": "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1",
     "stages left out of CSV": "F0,F1,,,B0,B1\n,F0,B0,F1,B1",
-    "lines that go on": "rank 0: F0@0 F1@0\n   B0@0\n\tB1@0\nrank 1: F0@1\n  B0@1 F1@1 B1@1",
+    "lines that continue": "rank 0: F0@0 F1@0\n   B0@0\n\tB1@0\nrank 1: F0@1\n  B0@1 F1@1 B1@1",
     "BW of the papers": "F0 F1 BW0 BW1\nF0 BW0 F1 BW1",
 }
 

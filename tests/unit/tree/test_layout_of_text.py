@@ -20,9 +20,9 @@ BESIDES_CODE = {tokenize.NL, tokenize.COMMENT}
 
 
 def split_literals(source: str) -> Iterator[int]:
-    """Yield lines that go on with a string which began behind another element of its line.
+    """Yield lines that continue a string which began behind another element of its line.
 
-    What is an element of a tuple, or a value of a dict, goes on below itself there: one word a line, far
+    What is an element of a tuple, or a value of a dict, continues below itself there: one word a line, far
     to the right. Only code that is kept from the formatter can have that: it says `# fmt:`.
     """
     if "# fmt:" not in source:
@@ -85,7 +85,7 @@ def ids(path):
 @pytest.mark.parametrize("path", FILES, ids=ids)
 def test_text_stands_where_it_belongs(path):
     source = path.read_text(encoding="utf-8")
-    assert not list(split_literals(source)), "a string goes on below itself: write the cases one a line"
+    assert not list(split_literals(source)), "a string continues below itself: write the cases one a line"
     broken = [first + at for first, lines in docstrings(source) for at in staircases(lines)]
     assert not broken, "a line stands under no column of its table"
 
