@@ -109,9 +109,11 @@ class SpareRanks:
     def ended_well(self, here: bool) -> bool:
         """Agree whether a round ended well on all ranks. Collective over all ranks that live.
 
-        MPI raises an error there, alike on all, if one is dead.
+        MPI raises an error there, alike on all, for a death that one of them didn't know of. One that all
+        knew of, as of a spare, ends no round that ended well here.
         """
         try:
+            self._all.Ack_failed()
             return bool(self._all.Agree(int(here)))
         except MPI.Exception:
             return False

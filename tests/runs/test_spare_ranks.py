@@ -153,6 +153,18 @@ def test_more_deaths_than_spares_end_the_job(tmp_path, text, undisturbed):
 
 
 @ULFM
+def test_the_death_of_a_spare_leaves_the_run_alone(tmp_path, text, undisturbed):
+    whole = undisturbed(0)
+    run_dir = tmp_path / "run"
+    with started(0, *with_spares(2, run_dir, text, **LAYOUTS[0][1]), forked=False) as job:
+        job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
+        kill(job, 2)
+        done = job.wait(60)
+    assert "spare rank 2" in done.output and done.returncode == 0, tail(done.output)
+    assert loss_lines(run_dir) == loss_lines(whole)
+
+
+@ULFM
 def test_spares_without_fault_tolerance_are_refused(tmp_path, text):
     done = run_tiny(3, tmp_path / "run", text, **SETTINGS, recovery_spares=1)
     assert done.returncode == 2 and "mpirun --with-ft ulfm" in done.output, tail(done.output)
