@@ -196,5 +196,5 @@ class _Rounds:
         self._repairs += 1
         seconds = time.monotonic() - begin_s
         names = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
-        who = f"{len(lost)} of the spares took the places of {names}" if lost else "a spare has died"
-        self._notes = [f"repaired in {seconds:.2f} s: {who}; {self._spares.num_left} spares are left"]
+        taken = f"spares took the place{'s' * (len(lost) > 1)} of {names}" if lost else "a spare has died"
+        self._notes = [f"repaired in {seconds:.2f} s: {taken}, spares left: {self._spares.num_left}"]
