@@ -304,7 +304,9 @@ def _plan_of_few(candidate: Candidate, space: SearchSpace) -> Plan:
     plan = plan_of(space.resolved(candidate.config))
     if not holds_bounded(plan.config):
         return plan
-    return plan.with_microbatches(min(plan.num_microbatches, 3 * candidate.layout.pp))
+    pipeline = plan.config.pipeline
+    few = max(3 * max(candidate.layout.pp, pipeline.group or 1), 2 * pipeline.tail)
+    return plan.with_microbatches(min(plan.num_microbatches, few))
 
 
 def _prove(plans: Iterable[Plan]) -> None:

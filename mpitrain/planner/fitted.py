@@ -10,7 +10,7 @@ is faster.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +21,15 @@ from mpitrain.plan.predict.step_time.machine import CALIBRATED, Figure, MachineF
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import StepModel
 
-TERMS = ("products", "attention", "memory", "launches", "inside", "between")
+FIELDS = {  # of MachineRates, by term
+    "products": ("products",),
+    "attention": ("attention_forward", "attention_backward"),
+    "memory": ("memory_bandwidth", "memory_passes"),
+    "launches": ("launch_s",),
+    "inside": ("inside", "pair", "inside_latency_s", "pair_latency_s"),
+    "between": ("between", "between_latency_s"),
+}
+TERMS = tuple(FIELDS)
 # how far constants of one system are from those of the GPU type: of level and terms, in logarithms
 PRIOR = (0.2, 0.1, 0.2, 0.2, 0.5, 0.3, 0.3)
 OF_A_STEP = 0.05  # measured again it differs by as much (4 % in published steps)
@@ -57,36 +65,11 @@ class Sample(NamedTuple):
 NOTHING = Constants()
 
 
-def _slower(machine: MachineRates) -> Mapping[str, MachineRates]:
-    """Return a machine with each term slower by SLOWER."""
-    links = machine.inside_latency_s * SLOWER, machine.pair_latency_s * SLOWER
-    products = {name: rate / SLOWER for name, rate in machine.products.items()}
-    change: Callable[..., MachineRates] = machine._replace
-    return {
-        "products": change(products=products),
-        "attention": change(
-            attention_forward=machine.attention_forward / SLOWER,
-            attention_backward=machine.attention_backward / SLOWER,
-        ),
-        "memory": change(
-            memory_bandwidth=machine.memory_bandwidth / SLOWER, memory_passes=machine.memory_passes / SLOWER
-        ),
-        "launches": change(launch_s=machine.launch_s * SLOWER),
-        "inside": change(
-            inside=machine.inside / SLOWER, pair=machine.pair / SLOWER,
-            inside_latency_s=links[0], pair_latency_s=links[1],
-        ),
-        "between": change(
-            between=machine.between / SLOWER, between_latency_s=machine.between_latency_s * SLOWER
-        ),
-    }  # fmt: skip
-
-
 def shares_of(model: StepModel, layout: StepLayout, machine: MachineRates) -> tuple[float, ...]:
     """Return the share of each term in a step's seconds; what is left of 1 no term explains."""
     whole = predict_step(model, layout, machine, play=False).seconds
-    slower = _slower(machine)
-    longer = [predict_step(model, layout, slower[term], play=False).seconds / whole for term in TERMS]
+    slower = [machine.slower(SLOWER, fields) for fields in FIELDS.values()]
+    longer = [predict_step(model, layout, each, play=False).seconds / whole for each in slower]
     found = [max(0.0, ratio - 1) / (SLOWER - 1) for ratio in longer]
     total = max(1.0, sum(found))
     return tuple(share / total for share in found)

@@ -125,10 +125,9 @@ def _costs_of_use(plan: Plan) -> list[str]:
     more = most_bytes(plan) - most_bytes(_with_parallel(plan, gather="step"))
     if more < 0:
         return []
-    held = f"holds {more / 1e6:,.2f} MB more than" if more else "holds as much as"
     return [
-        f'parallel.gather = "use" {held} "step" here, although "step" sends less: two blocks are whole at '
-        "the same time, such as embedding and head, and they are most of a rank's weights"
+        f'parallel.gather = "use" {more_than(more)} "step" here, although "step" sends less: two blocks are '
+        "whole at the same time, such as embedding and head, and they are most of a rank's weights"
     ]
 
 
@@ -225,11 +224,8 @@ def idle_recompute(plan: Plan, bytes_by_mode: dict[str, int]) -> list[str]:
         if bytes_by_mode[mode] > bytes_by_mode[before] or (
             bytes_by_mode[mode] == bytes_by_mode[before] and mode != "every-k"
         ):
-            more = (bytes_by_mode[mode] - bytes_by_mode[before]) / 1e6
-            lines.append(
-                f'memory.recompute = "{mode}" holds {more:,.2f} MB more than "{before}" here: '
-                f"{_reason_to_keep(plan)}"
-            )
+            held = more_than(bytes_by_mode[mode] - bytes_by_mode[before])
+            lines.append(f'memory.recompute = "{mode}" {held} "{before}" here: {_reason_to_keep(plan)}')
     return lines
 
 

@@ -25,7 +25,6 @@ from mpitrain.plan.predict.arena import Arena, Stay, arena_of
 from mpitrain.plan.predict.bucket_buffers import FIRST, held_by
 from mpitrain.schedules.actions import COMPUTE, OF_GRADIENTS, Action
 from mpitrain.schedules.pairs import grouped
-from mpitrain.schedules.table import Table
 
 TRAINING = "training"
 EVALUATION = "evaluation"
@@ -47,7 +46,6 @@ class Needed(NamedTuple):
 def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
     """Return what the programs of a pipeline rank will borrow. place: as in held_by."""
     lends = lends_gradients(plan.config.parallel)
-    tree = plan.config.numerics.reproducible == "layout"
     stages = held_by(plan, rank, place)
     training = plan.lowered_training.ranks[rank]
     dropped = {name for name in domains_of(plan.config) if drops_weights(plan.config, name)}
@@ -55,11 +53,11 @@ def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
     if dropped:
         programs = {TRAINING: training, EVALUATION: plan.lowered_evaluation.ranks[rank]}
         weights = {name: weights_of(program, stages, dropped) for name, program in programs.items()}
-    alone = alone_in(plan)
     borrowed: Borrowed = {}
     waits: list[int] = []
-    if lends or tree:
-        borrowed, waits = gradients_of(training, stages, plan.table, lends=lends, tree=tree, alone=alone)
+    if lends or plan.config.numerics.reproducible == "layout":
+        played = _Gradients(plan, rank, stages, lends)
+        borrowed, waits = played.lender.borrowed(), played.waits
     domains = domains_of(plan.config)
     of_weights = {name: _arena(name, weights) for name in domains}
     of_gradients = {name: _arena(name, {TRAINING: borrowed}) for name in domains}
@@ -139,60 +137,30 @@ def weights_of(
     return lender.borrowed()
 
 
-def gradients_of(
-    program: Sequence[Action],
-    stages: Mapping[int, StageLike],
-    table: Table,
-    *,
-    lends: bool,
-    tree: bool,
-    alone: Collection[str],
-) -> tuple[Borrowed, list[int]]:
-    """Play what gradients do with their buffers; return these, and Needed.waits.
-
-    A tree has a buffer for each group of microbatches, and for each sum that waits.
-    alone: domains that aren't summed over ranks.
-    """
-    player = _Gradients(program, stages, table, lends, tree, alone)
-    for group in grouped(program):
-        player.play(group)
-    return player.lender.borrowed(), player.waits
-
-
 def reductions_of(plan: Plan, rank: int) -> list[tuple[Any, str, int]]:
     """Return the sums over data ranks of a pipeline rank's program, where gradients are lent.
 
     Each with its buffer, its domain, and how many before it are waited for by then.
     """
-    stages = held_by(plan, rank)
-    tree = plan.config.numerics.reproducible == "layout"
-    program = plan.lowered_training.ranks[rank]
-    player = _Gradients(program, stages, plan.table, True, tree, alone_in(plan))
-    for group in grouped(program):
-        player.play(group)
-    return player.reduced
+    return _Gradients(plan, rank, held_by(plan, rank), lends=True).reduced
 
 
 class _Gradients:
-    """The gradients of a rank while its program is played."""
+    """What the gradients of a rank do with their buffers, played through its program.
 
-    def __init__(
-        self,
-        program: Sequence[Action],
-        stages: Mapping[int, StageLike],
-        table: Table,
-        lends: bool,
-        tree: bool,
-        alone: Collection[str],
-    ):
+    A tree has a buffer for each group of microbatches, and for each sum that waits.
+    """
+
+    def __init__(self, plan: Plan, rank: int, stages: Mapping[int, StageLike], lends: bool):
+        program = plan.lowered_training.ranks[rank]
         self.stages = stages
-        self.table = table
+        self.table = plan.table
         self.lends = lends
-        self.tree = tree
-        self.alone = alone
+        self.tree = plan.config.numerics.reproducible == "layout"
+        self.alone = alone_in(plan)
         self.lender = _Lender()
-        self.waits = list[int]()
-        self._completed = completed_by(program, stages, table) if tree else {}
+        self.waits = list[int]()  # Needed.waits
+        self._completed = completed_by(program, stages, self.table) if self.tree else {}
         self._sums = _Sums()
         self._domains = {
             id(gradient): b.plan.domain
@@ -204,6 +172,8 @@ class _Gradients:
         self.reduced = list[tuple[Any, str, int]]()
         # reductions; under which something was computed; waited for
         self._num_started = self._num_travelled = self._num_over = 0
+        for group in grouped(program):
+            self.play(group)
 
     def play(self, group: Sequence[Action]) -> None:
         """Play what starts together."""

@@ -243,6 +243,15 @@ def test_rows_are_written_as_a_csv(tmp_path):
     )
 
 
+def test_options_of_the_back_test_are_typed(tmp_path):
+    path, out = written(tmp_path, PLAIN, dict(PLAIN, id="own", gpu_type="")), tmp_path / "rows.csv"
+    words = ["plan", "backtest", path, "--machine", "a100-80gb", "--json", "--out", str(out)]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    assert [each["id"] for each in json.loads(done.output)["by_row"]] == ["x", "own"]
+    assert [row["id"] for row in csv.DictReader(out.read_text().splitlines())] == ["x", "own"]
+
+
 def test_statistics():
     assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
     assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)

@@ -251,6 +251,18 @@ def test_a_line_holds_what_memory_says_of_all_microbatches(name):
         assert line.held == max(usage.on_device for usage in usages), line.candidate.layout.describe()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [(1, ("pipeline.tail=5",)), (2, ("parallel.pp=2", "pipeline.schedule=interleaved", "pipeline.group=8"))],
+)
+def test_a_tail_and_a_group_hold_what_memory_says(ranks, more):
+    fixed = ("parallel.tp=1", "batch.global=40", "batch.micro=1", "data.sequence=64", "memory.recompute=none")
+    answer = find_layouts(PlanRequest(None, (*SMALL, *fixed, *more), ranks, "h100-80gb"))
+    for line in answer.chosen:
+        usages = predict(planned_layout(line.config, ranks, answer.rates), on_gpu=True)
+        assert line.held == max(usage.on_device for usage in usages), line.candidate.layout.describe()
+
+
 @pytest.mark.parametrize("last", ["", "F3@1 B3@1"])
 def test_a_table_of_many_microbatches_is_planned_and_a_wrong_one_refused(tmp_path, last):
     rows = ["F0@0 F1@0 " + " ".join(f"B{m}@0 F{m + 2}@0" for m in range(18)) + " B18@0 B19@0",

@@ -5,7 +5,7 @@ Those of jobs/machines/ are found by name or alias; any other by its path.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -31,6 +31,12 @@ GROUPED = "_grouped"  # and of products of several experts
 # (arXiv:2407.08608, figures 5 and 6, mean of forward and backward); of flash1 as MosaicML's steps
 # of MPT 125m and 350m on A100s say
 KERNELS = {"flash1": 1.0, "flash2": 0.89, "flash3": 0.78, "cudnn": 0.77}
+# of MachineRates, what a rank has of the core that it computes and copies on
+OF_A_CORE = (
+    "products", "attention_forward", "attention_backward", "attention_forward_16", "attention_backward_16",
+    "attention_short", "memory_bandwidth", "memory_passes", "inside", "inside_latency_s", "pair",
+    "pair_latency_s", "launch_s",
+)  # fmt: skip
 # of each table, the figures that predictions read
 NAMES: dict[str, tuple[str, ...]] = {
     "products": get_args(next(each.type for each in fields(Precision) if each.name == "compute")),
@@ -241,25 +247,18 @@ class MachineRates(NamedTuple):
 
     def slowed(self, turns: float) -> "MachineRates":
         """Return the same for a rank that has its core in one of so many turns; cards have no turns."""
+        return self.slower(turns, OF_A_CORE)
 
-        def of(rates: Mapping[str, float]) -> dict[str, float]:
-            return {name: rate / turns for name, rate in rates.items()}
-
-        return self._replace(
-            products=of(self.products),
-            attention_forward=self.attention_forward / turns,
-            attention_backward=self.attention_backward / turns,
-            attention_forward_16=self.attention_forward_16 / turns,
-            attention_backward_16=self.attention_backward_16 / turns,
-            attention_short=of(self.attention_short),
-            memory_bandwidth=self.memory_bandwidth / turns,
-            memory_passes=self.memory_passes / turns,
-            inside=self.inside / turns,
-            inside_latency_s=self.inside_latency_s * turns,
-            pair=self.pair / turns,
-            pair_latency_s=self.pair_latency_s * turns,
-            launch_s=self.launch_s * turns,
-        )
+    def slower(self, times: float, fields: Iterable[str]) -> "MachineRates":
+        """Return the machine with some figures so many times slower: rates fall, seconds grow."""
+        changed: dict[str, Any] = {}
+        for field in fields:
+            value = getattr(self, field)
+            if isinstance(value, Mapping):
+                changed[field] = {name: rate / times for name, rate in value.items()}
+            else:
+                changed[field] = value * times if field.endswith("_s") else value / times
+        return self._replace(**changed)
 
 
 def as_fast_as(machine: MachineFile, peak: float) -> MachineFile:
