@@ -137,7 +137,9 @@ def prepare_store(
         place.path.mkdir(parents=True, exist_ok=True)
         with locked(place.path):
             require_own(place.path)
-            if not _published(place, work):
+            if found := _published(place, work):
+                note_intact(place.path, found)
+            else:
                 description = _prepared(place.path, work, lambda *prepared: None)
                 _finish(place.path, description, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED)
             place.note()
@@ -266,6 +268,7 @@ def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) ->
     with suppress(OSError):  # whatever it is: it has a key of its own
         link_or_copy(place.path / COPIES, folder / COPIES)
     accept(description, open_tokens(place.path), open_ends(place.path))
+    note_intact(place.path, found)
     place.note()
     link_or_copy(place.path / TOKENS, folder / LINKED)
     link_or_copy(place.path / ENDS, folder / LINKED_ENDS)

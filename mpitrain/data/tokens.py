@@ -193,21 +193,14 @@ def _mapped(file: Path, dtype: np.dtype, count: int) -> np.memmap:
 
 
 def is_intact(folder: Path, found: Description, each: Callable[[str], object]) -> bool:
-    """Return whether tokens and ends are those that are described, by is_whole() once.
-
-    After that they are, as long as their files look the same.
-    """
-    if is_noted(folder, _facts(found), found.files[:-1]):
-        return True
-    if not is_whole(folder, found, each):
-        return False
-    note_intact(folder, found)
-    return True
+    """Return whether tokens and ends are those that are described: as noted, or else by is_whole()."""
+    return is_noted(folder, _facts(found), found.files[:-1]) or is_whole(folder, found, each)
 
 
 def note_intact(folder: Path, found: Description) -> None:
-    """Note that files of this process's own are those that are described."""
-    note(folder, _facts(found), found.files[:-1])
+    """Note that the files are those that are described, so that later starts don't read them."""
+    if not is_noted(folder, _facts(found), found.files[:-1]):
+        note(folder, _facts(found), found.files[:-1])
 
 
 def _facts(found: Description) -> str:

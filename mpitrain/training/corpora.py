@@ -28,7 +28,7 @@ from mpitrain.data.source import SOURCES
 from mpitrain.data.split import Split, apart, split, tail, within, without
 from mpitrain.data.token_rows import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
-from mpitrain.data.tokens import describe, open_ends, open_tokens, open_unscored
+from mpitrain.data.tokens import describe, note_intact, open_ends, open_tokens, open_unscored
 from mpitrain.data.verified import keep_copies, kept_copies
 from mpitrain.errors import DataError
 
@@ -81,6 +81,7 @@ class PreparedCorpus:
         self._vocabulary = vocabulary
         self._order = order
         self.copies = np.empty(0, np.int64)
+        self._found: tuple[str, np.ndarray] | None = None
 
     def corpora(self) -> Corpora:
         """Open what the run trains on and validates with."""
@@ -101,11 +102,8 @@ class PreparedCorpus:
             bool(ends.size),
         )
 
-    def find_copies(self, keep: bool = False) -> np.ndarray:
-        """Return the documents that are copies of held-out ones; none for older runs.
-
-        keep: for the next start, beside the tokens.
-        """
+    def find_copies(self) -> np.ndarray:
+        """Return the documents that are copies of held-out ones; none for older runs."""
         corpus = describe(self._folder)
         if not corpus.copies_apart:
             return self.copies
@@ -119,9 +117,17 @@ class PreparedCorpus:
         ends = open_ends(self._folder)
         held_out = self._split(corpus.count, ends, corpus.tally.training).validation
         found = copies_of(open_tokens(self._folder), np.asarray(ends), held_out, num_between)
-        if keep:
-            keep_copies(self._folder, key, found)
+        self._found = key, found
         return found
+
+    def keep(self) -> None:
+        """Keep beside the tokens what the next start needn't find out: verified files, and copies.
+
+        One rank calls it, once nothing can be refused any more.
+        """
+        note_intact(self._folder, describe(self._folder))
+        if self._found:
+            keep_copies(self._folder, *self._found)
 
     def samplers(
         self, tokens: np.ndarray, ends: np.ndarray, tally: ReadCounts, unscored: np.ndarray | None = None

@@ -144,7 +144,7 @@ class Opening:
                     "preparing the tokens", lambda: self._prepare(newest, prepared), self.tokenizer.help
                 )
                 prepared.copies = world.on_first_rank(
-                    "looking for copies of held-out documents", lambda: prepared.find_copies(keep=True)
+                    "looking for copies of held-out documents", prepared.find_copies
                 )
                 world.on_first_rank("keeping the tokenizer", self._keep_tokenizer)
                 corpora = world.on_every_rank("opening the tokens", lambda: self._corpora(newest, prepared))
@@ -155,6 +155,7 @@ class Opening:
             if self.config.run.logs:
                 self._open_logs()
             world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.asked, self.resolved))
+            world.on_first_rank("noting which tokens were verified", prepared.keep)
             if memory is not None and self.config.recovery.every:
                 memory.make(self.config.recovery.folder)
         except (InputError, StoppedEarly) as error:

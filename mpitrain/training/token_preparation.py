@@ -87,10 +87,11 @@ class _Preparation:
         """Prepare the tokens, and say what they are."""
         data = self._config.data
         folder = self._in_store() if data.tokens else self._in_run_dir()
+        vocabulary = vocabulary_of(self._tokenizer.whole)
         with suppress(DataError):  # too short for data.sequence, which a run may change
-            PreparedCorpus(self._config, folder, vocabulary_of(self._tokenizer.whole), FEISTEL).find_copies(
-                keep=True
-            )
+            prepared = PreparedCorpus(self._config, folder, vocabulary, FEISTEL)
+            prepared.find_copies()
+            prepared.keep()
         found = describe(folder)
         self._say(f"text: {found.tally.describe(found.count)}")
         size = np.dtype(found.dtype).itemsize

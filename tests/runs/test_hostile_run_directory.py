@@ -561,6 +561,8 @@ READERS = {"generate": generated, "resume": resumed, "data": data_read}
 @pytest.mark.parametrize("number", range(COUNT), ids=lambda number: f"case-{number}")
 def test_hostile_run_directory(run_dir, tmp_path, monkeypatch, number):
     # what is imported now is no file that a stranger had opened
+    import numpy.random  # noqa: F401
+
     import mpitrain.commands.generate  # noqa: F401
 
     case = HostileCase(number, run_dir, tmp_path)

@@ -126,7 +126,9 @@ def test_copies_are_looked_for_once_for_each_split(tmp_path, monkeypatch):
     looked = []
     find = corpora.copies_of
     monkeypatch.setattr(corpora, "copies_of", lambda *given: looked.append(1) or find(*given))
-    found = prepared_corpus(tmp_path / "data").find_copies(keep=True)
+    first = prepared_corpus(tmp_path / "data")
+    found = first.find_copies()
+    first.keep()
     assert found.size and len(looked) == 1
     assert prepared_corpus(tmp_path / "data").find_copies().tolist() == found.tolist() and len(looked) == 1
     for changes in ({"run.seed": 2}, {"data.val_fraction": 0.3}, {"data.sequence": 5}):
@@ -195,7 +197,9 @@ def imitated(folder, count, settings):
     tokens.note_intact(data, described)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpora, "copies_of", lambda *given: np.arange(3))
-        PreparedCorpus(config, data, vocabulary_of(BYTES), "feistel").find_copies(keep=True)
+        prepared = PreparedCorpus(config, data, vocabulary_of(BYTES), "feistel")
+        prepared.find_copies()
+        prepared.keep()
     return data
 
 
