@@ -5,6 +5,7 @@ for them: they train to other bits.
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
@@ -66,7 +67,7 @@ def fastest(
             stage_times=stage_times_of(rank_of) if stage_times_of else options.stage_times
         )
         problem = _problem(rank_of, num_microbatches, asked)
-        if best is not None and _is_in_vain(name, problem, best[0][0]):
+        if _is_in_vain(name, problem, best[0][0] if best else inf):
             continue
         taken = asked.only(catalog.FAMILIES[name].takes)
         try:
@@ -121,7 +122,7 @@ def _is_in_vain(name: str, problem: Problem, makespan: float) -> bool:
         return False
     large = is_large(problem.num_stages, problem.num_microbatches)
     if _is_searched(name):
-        return large or makespan <= problem.bound * (1 + ROUNDING)
+        return (large and makespan < inf) or makespan <= problem.bound * (1 + ROUNDING)
     chunks = max(map(len, problem.stages))
     is_below = problem.limit < chunks * min(problem.where.num_ranks, problem.num_microbatches)
     return (is_below and not large) or makespan <= problem.bound * (1 + ROUNDING)

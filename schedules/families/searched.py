@@ -24,6 +24,7 @@ from mpitrain.schedules.families.interleaved import (
 )
 from mpitrain.schedules.families.one_f_one_b import EAGER_1F1B, ONE_F_ONE_B
 from mpitrain.schedules.families.v_1f1b import v_1f1b
+from mpitrain.schedules.families.v_blocks import v_orders
 from mpitrain.schedules.families.v_half import v_half, v_min
 from mpitrain.schedules.families.zb_auto import SearchPlan, planned, zb_auto
 from mpitrain.schedules.families.zbv import zbv
@@ -32,10 +33,11 @@ from mpitrain.schedules.families.zero_bubble import ZB_H1, ZB_H2
 from mpitrain.schedules.family import Rows, ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, Options, StageTimes
-from mpitrain.schedules.search.improve import search
+from mpitrain.schedules.search.improve import num_plays, search
 from mpitrain.schedules.search.problem import Problem, is_large, stage_costs
 from mpitrain.schedules.search_progress import REMEMBERED, Listener
 
+MOST_BLOCKS = 100  # building blocks of a V that take part
 TAKES = ("times", "stage_times", "memory_limit", "weight_memory")
 
 
@@ -135,3 +137,5 @@ def _v(num_ranks: int, num_microbatches: int, _: int, plan: SearchPlan) -> Itera
         yield dualpipev(num_ranks, num_microbatches, DEFAULTS)
     if plan.memory_limit >= min(num_ranks, num_microbatches):
         yield zbv_auto(num_ranks, num_microbatches, DEFAULTS._replace(**plan._asdict()))
+    number = min(MOST_BLOCKS, num_plays(6 * num_ranks * num_microbatches))
+    yield from v_orders(num_ranks, num_microbatches, 2 * plan.memory_limit, number)

@@ -42,7 +42,7 @@ def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list
     gap = 3 if num_ranks % 2 == 0 else 0
     p = num_ranks
     offsets = [(2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r) for r in range(p)]
-    return list(map(list, _from_building_block(tuple(offsets), num_microbatches, Listener(options.notify))))
+    return list(map(list, _remembered(tuple(offsets), num_microbatches, Listener(options.notify))))
 
 
 # bubbles: arXiv:2405.15362
@@ -62,7 +62,7 @@ def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[
     gap = 2 if num_ranks % 3 == 0 else 0
     p = num_ranks
     offsets = [(r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r) for r in range(p)]
-    return list(map(list, _from_building_block(tuple(offsets), num_microbatches, Listener(options.notify))))
+    return list(map(list, _remembered(tuple(offsets), num_microbatches, Listener(options.notify))))
 
 
 V_MIN = ScheduleFamily(
@@ -72,10 +72,16 @@ V_MIN = ScheduleFamily(
 
 
 @lru_cache(REMEMBERED)
-def _from_building_block(
+def _remembered(
     offsets: tuple[tuple[int, ...], ...], num_microbatches: int, listener: Listener
 ) -> list[list[Action]]:
-    progress = SearchProgress(listener.notify)
+    return from_building_block(offsets, num_microbatches, SearchProgress(listener.notify))
+
+
+def from_building_block(
+    offsets: tuple[tuple[int, ...], ...], num_microbatches: int, progress: SearchProgress
+) -> list[list[Action]]:
+    """Return the table of a building block. offsets: the slots of the first microbatch's legs, by rank."""
     # with W twice as many lines as legs
     progress.expect(len(offsets) * num_microbatches * (2 * W + 2))
     ranks = [

@@ -16,15 +16,16 @@ from mpitrain.schedules.actions import Action
 from mpitrain.schedules.search.list_schedule import Guide, ListSchedule, Urgency
 from mpitrain.schedules.search.polish import polish
 from mpitrain.schedules.search.problem import FORWARD, INPUT, ROUNDING, SMALL, WEIGHT, Problem, is_large
-from mpitrain.schedules.search.timed_order import OrderedPlay, Rows, TimedOrder, is_shorter, order_of
+from mpitrain.schedules.search.timed_order import Order, OrderedPlay, Rows, TimedOrder, is_shorter, order_of
 from mpitrain.schedules.search_progress import Notify, SearchProgress
 
-KEPT = 6  # plans that others are made from
+KEPT = 10  # plans that others are made from
 RULES = 6  # simple rules that are followed at least, but for large steps
 OPERATIONS = 100_000  # of all plays under a limit: a second
 RULE_SHARE = 3  # as many simple rules are followed for each play that there is time for
-FEWEST, MOST = 4, 60  # plays
-MOVES, MOST_MOVES = 4, 800  # of the polish: for each play that there is time for; at all
+FEWEST, MOST = 4, 150  # plays
+MANY = 50  # plays: then there is time to polish each of the best
+MOVES, MOST_MOVES = 6, 800  # of the polish: for each play that there is time for; at all
 
 
 class RankedOrder(NamedTuple):
@@ -40,23 +41,39 @@ def search(problem: Problem, known: Iterable[Rows] = (), notify: Notify | None =
 
     known: orders of others, of which those that fit take part.
     """
-    orders = [order_of(rows) for rows in known]
+    different = dict.fromkeys(tuple(map(tuple, order_of(rows))) for rows in known)
+    orders = [list(map(list, order)) for order in different]
     pool: list[RankedOrder] = []
     limits = levels(problem)
     progress = SearchProgress(notify)
     progress.expect(len(limits))
     for limit in limits:
         step = problem.within(limit)
-        for order in orders:
-            if plan := OrderedPlay(step, order).play():
-                _add(pool, RankedOrder(_cost(plan), plan, Guide(*_starts(step, plan), _unlimited(step), 0)))
-        _improve(step, pool, is_brief=limit < limits[-1])
+        is_brief = limit < limits[-1]
+        for order, overlap in product(orders, (None,) if is_brief else (None, 0, 1)):
+            if not pool or not _is_best(step, pool[0]):
+                _play_known(step, pool, order, overlap)
+        _improve(step, pool, is_brief)
         progress.step()
     return pool[0].plan.actions()
 
 
+def num_plays(num_operations: int) -> int:
+    """Return how many plays of a step there is time for."""
+    return OPERATIONS // num_operations
+
+
+def _play_known(problem: Problem, pool: list[RankedOrder], order: Order, overlap: float | None) -> None:
+    """Play an order as it is, or with W where a rank waits."""
+    if overlap is not None:
+        order = [[step for step in row if step[0] != WEIGHT] for row in order]
+    if plan := OrderedPlay(problem, order, overlap).play():
+        guide = Guide(*_starts(problem, plan), _unlimited(problem), overlap or 0)
+        _add(pool, RankedOrder(_cost(plan), plan, guide))
+
+
 def _improve(problem: Problem, pool: list[RankedOrder], is_brief: bool) -> None:
-    number = OPERATIONS // problem.num_operations
+    number = num_plays(problem.num_operations)
     plays = FEWEST if number else 1
     for guide in islice(first_guides(problem), RULES if is_brief else _num_rules(problem)):
         if not pool or not _is_best(problem, pool[0]):
@@ -66,9 +83,9 @@ def _improve(problem: Problem, pool: list[RankedOrder], is_brief: bool) -> None:
         if not _is_best(problem, pool[0]):
             _play(problem, pool, _near(problem, pool, chance))
     moves = min(MOVES * number, MOST_MOVES)
-    best = pool[0]
-    plan = polish(problem, best.plan, moves // 16 if is_brief else moves)
-    _add(pool, RankedOrder(_cost(plan), plan, best.guide))
+    for best in pool[: 1 if is_brief or number < MANY else KEPT]:
+        plan = polish(problem, best.plan, moves // 16 if is_brief else moves)
+        _add(pool, RankedOrder(_cost(plan), plan, best.guide))
 
 
 def _play(problem: Problem, pool: list[RankedOrder], guide: Guide) -> None:
@@ -124,7 +141,7 @@ def _num_rules(problem: Problem) -> int:
     """Return how many simple rules there is time for."""
     if is_large(problem.num_stages, problem.num_microbatches):
         return RULES // 2
-    return max(RULES, RULE_SHARE * OPERATIONS // problem.num_operations)
+    return max(RULES, RULE_SHARE * num_plays(problem.num_operations))
 
 
 def first_guides(problem: Problem) -> Iterator[Guide]:

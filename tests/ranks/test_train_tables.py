@@ -1,16 +1,21 @@
 """Every schedule, written as a table and read back from a file, trains to the bits of its name.
 
-So do PyTorch's own tables.
+So do PyTorch's own tables, and orders that are searched for at random sizes, times and limits:
+MPITRAIN_EFFORT=N tries N of 60.
 """
+
+import random
 
 import pytest
 from conftest import EVERY, agree, but_for
+from effort import numbers
 from test_train_schedules import OTHER_ORDER, SETTINGS, train
 from torch_tables import FORMATS, tables, torch_table
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
 CHUNKS = 3  # at most
+SEARCHED = ("plain-auto", "interleaved-auto", "v-auto", "zb-auto", "zbv-auto", "auto")
 
 
 def config_of(world, schedule, num_microbatches, *extra):
@@ -98,6 +103,39 @@ def test_pytorchs_tables_train_to_the_bits_of_ours(world, tmp_path, form, half):
     for number, (key, text) in enumerate(list(tables(world.size, m, form, CHUNKS).items())[half::2]):
         config = config_of(world, written(world, tmp_path / f"{number}.csv", text), m)
         wrong += [f"{key}: {what}" for what in differing(train(world, config, num_steps=1), expected)]
+    agree(world, not wrong, "; ".join(wrong))
+
+
+def searched(seed, num_ranks):
+    """Return (name, table) of an order that is searched for, at random times and with a random limit."""
+    from mpitrain.schedules import catalog
+    from mpitrain.schedules.auto_choice import AUTO, fastest
+    from mpitrain.schedules.options import Options, Times
+
+    chance = random.Random(seed)
+    name, m = SEARCHED[seed % len(SEARCHED)], chance.randint(1, 2 * num_ranks)
+    limit = chance.randint(2, 4 * num_ranks) / 2
+    times = Times(*(chance.randint(1, 9) for _ in range(3)), chance.choice((0, 1)))
+    chunks = chance.randint(1, CHUNKS) if name in catalog.LOOPED else None
+    options = Options(chunks, times=times, memory_limit=limit, weight_memory=chance.choice((1, 0.5)))
+    if name == AUTO:
+        return name, fastest(num_ranks, m, options).table
+    return name, catalog.build(name, num_ranks, m, options)
+
+
+@pytest.mark.sizes(2)
+def test_orders_that_are_searched_for_train_to_the_same_bits(world, tmp_path):
+    from mpitrain.schedules.table import write_table
+
+    wrong, expected = [], {}
+    for seed in numbers(range(2), 60):
+        name, table = searched(seed, world.size) if world.rank == 0 else (None, None)
+        name, table = world.bcast((name, table))
+        m = table.num_microbatches
+        expected[m] = expected.get(m) or train(world, config_of(world, "1f1b", m), num_steps=1)
+        path = written(world, tmp_path / f"{seed}.txt", write_table(table))
+        found = train(world, config_of(world, path, m), num_steps=1)
+        wrong += [f"{seed}, {name}: {what}" for what in differing(found, expected[m])]
     agree(world, not wrong, "; ".join(wrong))
 
 

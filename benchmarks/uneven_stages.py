@@ -1,0 +1,152 @@
+"""`auto`, planned from the trace of a run, beside all named schedules: a model whose stages are uneven.
+
+    mpirun -n 2 python benchmarks/uneven_stages.py [--repeats 5] [--steps 4] [--schedules 1f1b,zbv]
+
+The last stage has a head over a large vocabulary. A traced run of ZB-H1 says what blocks and ends take;
+`auto` chooses with these times and with memory for all microbatches. Then all take turns in one
+process a rank: in each repeat each runs a few steps, in another order every time. A repeat's figure is its
+median step. A ratio is to `auto` of the same repeat, its median is over repeats.
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+
+from mpitrain import config as settings
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.communicators import build_mesh
+from mpitrain.actor.stage import Microbatch
+from mpitrain.actor.trace import Recorder, gather_events, write_trace
+from mpitrain.comm.base.world import NULL_REPORTER, World
+from mpitrain.errors import MpitrainError
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.settings.resolve import resolve
+from mpitrain.schedules import catalog
+
+VOCABULARY = 4096
+MODEL = (
+    "model.width=96",
+    "model.heads=4",
+    "model.ffn=256",
+    "model.tied=false",
+    "data.sequence=64",
+    "batch.micro=1",
+)
+WARMUP = 2  # steps
+
+
+class Candidate:
+    """A schedule at work."""
+
+    def __init__(self, world: MPI.Comm, *keys: str, recorder: Recorder | None = None):
+        p = world.size
+        sizes = (
+            f"parallel.pp={p}",
+            f"batch.global={4 * p}",
+            f"model.layers={4 * p}",
+            f"pipeline.memory_limit={4 * p}" if "pipeline.schedule=auto" in keys else "run.steps=1",
+        )
+        config = resolve(settings.load(None, (*MODEL, *sizes, *keys)), p, VOCABULARY)
+        self.plan = plan_of(config)
+        self.mesh = build_mesh(self.plan, world)
+        self.world = world
+        self.actor = Actor(self.plan, self.mesh, torch.device("cpu"), recorder)
+        self.name = config.pipeline.schedule
+        rows = torch.zeros((1, config.data.sequence), dtype=torch.int64)
+        self.microbatches = [Microbatch(rows, rows)] * (4 * p * self.plan.table.segments)
+        self.step = 0
+
+    def seconds(self, steps: int) -> float:
+        """Return the median time of some steps, of the slowest rank each."""
+        times = []
+        for _ in range(steps):
+            self.step += 1
+            self.world.Barrier()
+            begin = time.perf_counter()
+            self.actor.run_step(self.step, self.microbatches, 1e-3)
+            times.append(self.world.allreduce(time.perf_counter() - begin, MPI.MAX))
+        return statistics.median(times)
+
+
+def traced(world: MPI.Comm, arguments: argparse.Namespace, path: Path) -> None:
+    """Run ZB-H1 and write its trace."""
+    recorder = Recorder(range(WARMUP + 1, WARMUP + 1 + arguments.steps))
+    one = Candidate(world, "pipeline.schedule=zb-h1", recorder=recorder)
+    one.seconds(WARMUP + arguments.steps)
+    events = gather_events(recorder, one.mesh, World(world, NULL_REPORTER))
+    if events is not None:
+        works = [stage.work for stage in one.plan.stages]
+        write_trace(path, events, one.actor.table, 1, works)
+    world.Barrier()
+    one.mesh.free()
+
+
+def names(arguments: argparse.Namespace) -> list[str]:
+    """Return the named schedules that train to the same bits."""
+    if arguments.schedules:
+        return arguments.schedules.split(",")
+    return [
+        name
+        for name, family in catalog.FAMILIES.items()
+        if family.copies == 1 and "segments" not in family.takes and "times" not in family.takes
+    ]
+
+
+def measured(world: MPI.Comm, arguments: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
+    """Return the median step of each repeat, of all candidates; `auto` is the first."""
+    path = folder / "trace.json"
+    traced(world, arguments, path)
+    candidates = [Candidate(world, "pipeline.schedule=auto", f"pipeline.trace={path}")]
+    for name in names(arguments):
+        try:
+            candidates.append(Candidate(world, f"pipeline.schedule={name}"))
+        except MpitrainError:
+            continue  # not defined for this size
+    for one in candidates:
+        one.seconds(WARMUP)
+    found: dict[str, list[float]] = {}
+    for repeat in range(arguments.repeats):
+        turns = list(range(len(candidates)))
+        random.Random(repeat).shuffle(turns)
+        for number in turns:
+            one = candidates[number]
+            label = one.name if number else f"auto: {one.name}"
+            found.setdefault(label, []).append(one.seconds(arguments.steps))
+    for one in candidates:
+        one.mesh.free()
+    first = f"auto: {candidates[0].name}"
+    return {first: found.pop(first), **found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--schedules", default="")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    world = MPI.COMM_WORLD
+    with tempfile.TemporaryDirectory() as own:
+        found = measured(world, arguments, Path(world.bcast(own)))
+        world.Barrier()
+    if world.rank:
+        return
+    auto, *_ = found.values()
+    for label, seconds in sorted(found.items(), key=lambda one: statistics.median(one[1])):
+        ratios = [one / base for one, base in zip(seconds, auto)]
+        print(
+            f"{label:24} {1000 * statistics.median(seconds):8.2f} ms  "
+            f"{statistics.median(ratios):6.3f} of auto's, {min(ratios):.3f} to {max(ratios):.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Building blocks of a V for any memory (arXiv:2405.15362, appendix A), of which v-half and v-min are two.
+
+A block is repeated every six slots. The first rank has its four legs (see v_shape) in different slots of
+the six. From a rank to the next, legs down the ranks are `ahead` slots later, on later ranks perhaps
+`behind`; legs up again are one slot earlier. The later, the longer a stash is held, and the less is
+waited for in each turn.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import permutations, product
+
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.families.v_half import PERIOD, from_building_block
+from mpitrain.schedules.families.v_shape import LEGS
+from mpitrain.schedules.search_progress import REMEMBERED, SearchProgress
+
+Offsets = tuple[tuple[int, ...], ...]  # of each rank: the slots of the first microbatch's legs
+
+
+def v_orders(
+    num_ranks: int, num_microbatches: int, limit: float, number: int
+) -> Iterator[list[list[Action]]]:
+    """Yield the orders of so many blocks, those that hold most within a limit of stages' stashes first."""
+    fitting = [(peak, offsets) for peak, offsets in _blocks(num_ranks) if peak <= limit]
+    for _, offsets in fitting[:number]:
+        yield from_building_block(offsets, num_microbatches, SearchProgress(None))
+
+
+@lru_cache(REMEMBERED)
+def _blocks(num_ranks: int) -> list[tuple[int, Offsets]]:
+    """Return (peak, block), the highest peak first, and of equal ones what returns first."""
+    found = {_offsets(block) for block in _patterns(num_ranks)}
+    return sorted(
+        ((_peak(block), block) for block in found), key=lambda one: (-one[0], one[1][0][-1], one[1])
+    )
+
+
+def _patterns(num_ranks: int) -> Iterator[list[tuple[int, ...]]]:
+    """Yield the slots, modulo six, of each rank's legs."""
+    shifts = range(1, PERIOD)
+    for first, ahead, behind in product(permutations(shifts, 3), shifts, shifts):
+        for change in range(1, num_ranks) if behind < ahead else [num_ranks] * (behind == ahead):
+            block: list[tuple[int, ...]] = [(0, *first)]
+            while len(block) < num_ranks and len(set(block[-1])) == len(LEGS):
+                shift = ahead if len(block) <= change else behind
+                block.append(tuple((s + d) % PERIOD for s, d in zip(block[-1], (shift, -1, shift, -1))))
+            if len(set(block[-1])) == len(LEGS):
+                yield block
+
+
+def _offsets(block: list[tuple[int, ...]]) -> Offsets:
+    """Return the slots of a microbatch that has each leg as early as it can."""
+    ranks = range(len(block))
+    slots: list[list[int]] = [[] for _ in ranks]
+    now = 0
+    for leg in LEGS:
+        for rank in reversed(ranks) if leg % 2 else ranks:
+            now += (block[rank][leg] - now) % PERIOD
+            slots[rank].append(now)
+            now += 1
+    return tuple(map(tuple, slots))
+
+
+def _peak(block: Offsets) -> int:
+    """Return how many stashes a rank holds when all are busy, with each W right after its I."""
+    return max(
+        sum((end + 1 - begin - (now - begin) % PERIOD) // PERIOD + 1 for begin, end in (legs[::3], legs[1:3]))
+        for legs in block
+        for now in range(PERIOD)
+    )
