@@ -3,7 +3,6 @@
 Each imports what it needs when it runs: --help answers at once.
 """
 
-import math
 import os
 import re
 import shlex
@@ -16,6 +15,8 @@ import click
 
 from mpitrain import __version__
 from mpitrain.cluster import entry, std_streams
+from mpitrain.commands.declared_options import COUNT, INTEGERS, MOST_RANKS, NAME, Finite, options_of
+from mpitrain.commands.requests import GenerateRequest, JobRequest, PlanRequest, RunRequest, SweepRequest
 from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault, storage_fault
 from mpitrain.inputs import as_argument, printable, shown
 from mpitrain.plan.declared.screen import columns, folded
@@ -24,38 +25,6 @@ if TYPE_CHECKING:
     from mpitrain.cluster.guard import Guard
     from mpitrain.cluster.team import Team
     from mpitrain.training.replay.record_request import RecordRequest
-
-MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
-INTEGERS = 2**31 - 1  # larger ones mean nothing here
-# no rank is slower, and a sleep of 2**63 ns or more is refused by the system
-SLOWEST_TFLOPS = 0.001
-
-
-class Name(click.Path):
-    """A path. An empty one is refused: in a script it is a variable that isn't set, and not what is
-    meant by leaving it out.
-    """
-
-    def convert(self, value: str, param: click.Parameter, ctx: click.Context) -> str:
-        if value == "":
-            argument = param.metavar or param.name.upper()
-            what = param.opts[0] if isinstance(param, click.Option) else argument
-            raise ConfigError(f"{what} is empty; give one{', or leave it out' * (not param.required)}")
-        return super().convert(value, param, ctx)
-
-
-class Finite(click.FloatRange):
-    """A number that is neither nan, which is in every range, nor inf."""
-
-    def convert(self, value: str, param: click.Parameter, ctx: click.Context) -> float:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            raise ConfigError(f"{param.opts[0]} {number}: give a finite number")
-        return number
-
-
-COUNT = click.IntRange(1, INTEGERS)
-NAME = Name()
 
 
 class MissingCommand(click.UsageError):
@@ -234,53 +203,8 @@ def cli() -> None:
 
 
 @cli.command(short_help="Train a model, from the newest checkpoint if there is one.")
-@CONFIG
-@click.option(
-    "--record",
-    metavar="RANK:STEP",
-    help="Record one rank's state and received messages of a step, for mpitrain replay.",
-)
-@click.option(
-    "--time-limit",
-    metavar="HH:MM:SS",
-    help="Wall-clock limit, before which the run stops with a checkpoint: run.time_limit.",
-)
-@click.option(
-    "--calibrate",
-    metavar="FILE",
-    help="Calibrate a machine file by this run's measurements: run.machine's, or a new one.",
-)
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Send without computing: real ranks, communicators, messages; 512 ranks fit on one host.",
-)
-@click.option("--steps", type=COUNT, help="With --dry-run: number of steps; default: 3.")
-@click.option(
-    "--share",
-    type=Finite(0, 1, min_open=True),
-    help="With --dry-run: share of each message's bytes to send; default: 1.",
-)
-@click.option(
-    "--tflops",
-    type=Finite(SLOWEST_TFLOPS),
-    help="With --dry-run: sleep for the compute time of a rank with this rate.",
-)
-@click.option(
-    "--machine",
-    metavar="NAME|FILE",
-    help="With --dry-run: sleep for the predicted compute time of this machine's ranks.",
-)
-@OVERRIDE
-def run(
-    config: str | None,
-    record: str | None,
-    time_limit: str | None,
-    calibrate: str | None,
-    dry_run: bool,
-    overrides: tuple[str, ...],
-    **dry,
-) -> int:
+@options_of(RunRequest)
+def run(request: RunRequest) -> int:
     """Train a model; the same command resumes from the newest checkpoint.
 
     Without CONFIG: a small model on the quickstart corpus.
@@ -289,45 +213,36 @@ def run(
     """
     from mpitrain.training.replay.record_request import RecordRequest
 
-    record_request = RecordRequest.read(record)
-    if time_limit is not None:
-        overrides += (f"run.time_limit={time_limit}",)
-    chosen = {name: value for name, value in dry.items() if value is not None}
+    record = RecordRequest.read(request.record)
+    chosen = request.dry
     if {"tflops", "machine"} <= chosen.keys():
         raise ConfigError("--tflops and --machine both say how long ranks compute; leave one of them out")
-    if dry_run and calibrate is not None:
+    if request.dry_run and request.calibrate is not None:
         raise ConfigError("--calibrate does nothing with --dry-run, which measures nothing; leave it out")
-    if dry_run:
-        return _dry_run(config=config, overrides=overrides, chosen=chosen)
+    if request.dry_run:
+        return _dry_run(request=request)
     if chosen:
         name = next(iter(chosen))
         key = {"steps": "run.steps", "machine": "run.machine"}.get(name)
         instead = f"use --set {key}={shown(chosen[name])}" if key else f"leave --{name} out"
         raise ConfigError(f"--{name} does nothing without --dry-run; add it, or {instead}")
-
-    return _train(config=config, overrides=overrides, record_request=record_request, calibrate=calibrate)
+    return _train(request=request, record=record)
 
 
 @guarded_command
-def _train(
-    guard: "Guard",
-    config: str | None,
-    overrides: tuple[str, ...],
-    record_request: "RecordRequest",
-    calibrate: str | None,
-) -> int:
+def _train(guard: "Guard", request: RunRequest, record: "RecordRequest") -> int:
     with entry.loading():
         from mpitrain.training.repairs import run as train
 
-    return train(config, overrides, guard, record_request, calibrate)
+    return train(request.config, request.all_overrides, guard, record, request.calibrate)
 
 
 @guarded_command
-def _dry_run(guard: "Guard", config: str | None, overrides: tuple[str, ...], chosen: dict[str, float]) -> int:
+def _dry_run(guard: "Guard", request: RunRequest) -> int:
     from mpitrain.dryrun.dry_run import DryRunOptions
     from mpitrain.dryrun.dry_run import run as walk
 
-    return walk(config, overrides, DryRunOptions(**chosen), guard, _answer)
+    return walk(request.config, request.all_overrides, DryRunOptions(**request.dry), guard, _answer)
 
 
 @cli.command(short_help="Repeat one rank's recorded step and compare the bits.")
@@ -507,102 +422,17 @@ OVER = click.option(
     help="Horizontal axis of the curves.",
 )
 MOST_STARTS = click.option("--most", default=100, type=COUNT, help="Maximum number of starts.")
-JOB_OPTIONS = (  # of every scheduler, in the order of --help
-    click.option("--nodes", required=True, type=click.IntRange(1, MOST_RANKS), help="Number of nodes."),
-    click.option(
-        "--spare",
-        default=0,
-        type=click.IntRange(0, MOST_RANKS),
-        help="Slurm: nodes beyond --nodes, which replace lost ones within the job.",
-    ),
-    click.option(
-        "--time",
-        "time_limit",
-        required=True,
-        metavar="HH:MM:SS",
-        help="Wall-clock limit of one allocation; the job resubmits itself.",
-    ),
-    click.option(
-        "--ranks-per-node",
-        default=4,
-        type=click.IntRange(1, 4096),
-        help="Ranks per node: one per GPU, or one per few cores.",
-    ),
-    click.option("--cores", default=8, type=click.IntRange(1, 4096), help="CPU cores per rank."),
-    click.option("--gpus", default=0, type=click.IntRange(0, 4096), help="GPUs per node."),
-    click.option("--account", default="", show_default=False, help="Account, project or bank to charge."),
-    click.option("--queue", default="", show_default=False, help="Queue or partition."),
-    click.option(
-        "--launch",
-        default="",
-        show_default=False,
-        metavar="COMMAND",
-        help="Command that starts the ranks, for example 'srun --mpi=pmi2'.",
-    ),
-    click.option(
-        "--setup",
-        multiple=True,
-        metavar="LINE",
-        help="Shell line before the ranks start, such as 'module load mpi'.",
-    ),
-    click.option("--image", default="mpitrain", help="Kubernetes: the container's image."),
-    click.option("--claim", default="runs", help="Kubernetes: the volume claim that holds this folder."),
-    click.option(
-        "--mpi",
-        default="MPICH",
-        type=click.Choice(["MPICH", "OpenMPI", "Intel"]),
-        help="Kubernetes: the image's MPI.",
-    ),
-    click.option(
-        "--directive",
-        multiple=True,
-        metavar="TEXT",
-        help="Additional directive for the scheduler, such as '--qos=debug' or '-l filesystems=home'.",
-    ),
-    MOST_STARTS,
-    click.option("--out", metavar="FILE", help="Name of the script; default: from CONFIG and the scheduler."),
-    click.option("--force", is_flag=True, help="Overwrite a script that was edited."),
-    click.option("--submit", is_flag=True, help="Also submit the script."),
-)
-
-
-def _with_job_options(write: Callable) -> Callable:
-    """Give a command the options of a job's script."""
-    for option in reversed(JOB_OPTIONS):
-        write = option(write)
-    return write
 
 
 def _for_scheduler(kind: str, title: str) -> None:
     """Make `mpitrain job KIND`."""
 
     @job.command(kind, help=f"A job for {title}. Trains CONFIG on --nodes times --ranks-per-node ranks.")
-    @CONFIG
-    @_with_job_options
-    @OVERRIDE
-    def write(
-        config: str | None,
-        overrides: tuple[str, ...],
-        time_limit: str,
-        out: str | None,
-        force: bool,
-        submit: bool,
-        **asked,
-    ) -> int:
-        from mpitrain.cluster.allocation import seconds_of
+    @options_of(JobRequest)
+    def write(request: JobRequest) -> int:
         from mpitrain.commands.job.render import main
-        from mpitrain.commands.job.schedulers import JobRequest
 
-        return main(
-            kind,
-            config,
-            overrides,
-            JobRequest(seconds=int(seconds_of(time_limit, "--time")), **asked),
-            out,
-            force,
-            submit,
-            _say,
-        )
+        return main(kind, request, _say)
 
 
 for _kind, _title in {
@@ -689,73 +519,22 @@ def _is_mpitrain(words: tuple[str, ...]) -> bool:
 
 
 @cli.command()
-@click.argument("run_dir", type=NAME)
-@click.option("--prompt", help="Text to continue.")
-@click.option(
-    "--prompts",
-    metavar="FILE",
-    help='One prompt per line, or .jsonl objects with a "prompt"; prints one object per prompt.',
-)
-@click.option("--tokens", default=200, type=click.IntRange(1, 1_000_000), help="Tokens to sample.")
-@click.option("--temperature", default=0.8, type=click.FloatRange(0), help="Sampling temperature; 0: greedy.")
-@click.option(
-    "--top-k",
-    default=0,
-    type=click.IntRange(0, INTEGERS),
-    help="Sample from this many most likely tokens; 0: all.",
-)
-@click.option(
-    "--top-p",
-    default=1.0,
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Sample from the fewest tokens that reach this total probability.",
-)
-@click.option(
-    "--min-p",
-    default=0.0,
-    type=click.FloatRange(0, 1),
-    help="Sample from tokens with at least this share of the top probability.",
-)
-@click.option(
-    "--repetition-penalty",
-    default=1.0,
-    type=click.FloatRange(0, min_open=True),
-    help="Above 1: tokens that the text already has become less likely.",
-)
-@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
-@click.option("--seed", default=1, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling.")
-@click.option("--tokenizer", metavar="FILE", help="Tokenizer of the run, if its file lies outside RUN_DIR.")
-@click.option("--chat", is_flag=True, help="Answer the prompt as a chat, by the tokenizer's chat template.")
-@click.option("--system", metavar="TEXT", help="With --chat: the system message.")
-def generate(
-    run_dir: str,
-    prompt: str | None,
-    prompts: str | None,
-    tokens: int,
-    seed: int,
-    tokenizer: str | None,
-    stop: tuple[str, ...],
-    chat: bool,
-    system: str | None,
-    **rules,
-) -> None:
+@options_of(GenerateRequest)
+def generate(request: GenerateRequest) -> None:
     """Sample text from the newest checkpoint of RUN_DIR, on one rank.
 
     RUN_DIR need not be trusted: no file outside it is read.
     """
-    if system is not None and not chat:
+    if request.system is not None and not request.chat:
         raise ConfigError("--system without --chat: it is for a chat template; add --chat")
-    if (prompt is None) == (prompts is None):
-        given = "neither" if prompt is None else "both"
+    if (request.prompt is None) == (request.prompts is None):
+        given = "neither" if request.prompt is None else "both"
         raise ConfigError(f"found {given} of --prompt and --prompts; give one of them")
     from mpitrain.commands.generate import pieces
-    from mpitrain.generation.sampling import SamplingRules
-    from mpitrain.generation.text_sampler import SamplingRequest
 
-    request = SamplingRequest(tokens, seed, SamplingRules(**rules), tokenizer, stop, chat, system)
     # what a model says, the terminal's encoding may not have
     sys.stdout.reconfigure(errors="replace")
-    for piece in pieces(run_dir, prompt, prompts, request):
+    for piece in pieces(request):
         click.echo(piece, nl=False)
 
 
@@ -937,65 +716,8 @@ def explain_config(key: str | None, run: str | None) -> None:
 
 
 @cli.command("plan", short_help="Find the best layout by predicted time and memory.")
-@click.argument("config", metavar="[CONFIG|PRESET|backtest]", required=False, type=NAME)
-@click.argument("rows", metavar="[ROWS.csv]", required=False, type=NAME)
-@click.option("--ranks", metavar="NUMBER[,...]", help="Number of ranks; several numbers print one line each.")
-@click.option(
-    "--machine",
-    metavar="NAME|FILE",
-    help="Machine: a name of jobs/machines/, such as h100-80gb, or a file; default: run.machine, or laptop.",
-)
-@click.option(
-    "--memory",
-    type=Finite(0, 1_000_000, min_open=True),
-    metavar="GB",
-    help="Memory limit of a rank; default: memory.limit_gb, or 90 % of the machine's.",
-)
-@click.option("--top", type=click.IntRange(1, 50), help="Number of layouts to print; default: 5.")
-@click.option(
-    "--all",
-    metavar="FILE",
-    help="Write all layouts to .csv, with the reason where one is left out; .svg, .png: time over memory.",
-)
-@click.option(
-    "--what-if",
-    multiple=True,
-    metavar="FIGURE=FACTORx",
-    help="Change a figure of the machine, such as links.between=2x; repeatable.",
-)
-@click.option("--explain", is_flag=True, help="Also print compute and communication time, axis by axis.")
-@click.option(
-    "--tokens", metavar="NUMBER", help="Training length, such as 15T; adds days, GPU-hours, save interval."
-)
-@click.option(
-    "--node-hours",
-    type=Finite(1, 10_000_000),
-    help="With --tokens: mean hours between failures of a node; default: 6334.",
-)
-@click.option(
-    "--save-s",
-    type=Finite(0, 1_000_000, min_open=True),
-    metavar="SECONDS",
-    help="With --tokens: seconds that a save stalls training (stall_s); default: predicted.",
-)
-@click.option("--price", type=Finite(0, 1_000_000, min_open=True), help="With --tokens: price of a GPU-hour.")
-@click.option(
-    "--measure",
-    type=click.IntRange(1, 6),
-    metavar="K",
-    help="Under mpirun: run a few steps of the first K layouts; print measured beside predicted.",
-)
-@click.option(
-    "--out",
-    metavar="FILE",
-    help="Write the best configuration; backtest: rows as .svg or .csv, a fitted machine as .toml.",
-)
-@click.option(
-    "--timeline", metavar="FILE", help="Write the best layout's timeline: .json for Perfetto, or .svg."
-)
-@click.option("--json", is_flag=True, help="Print one JSON object.")
-@OVERRIDE
-def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], **asked) -> int:
+@options_of(PlanRequest)
+def make_plan(request: PlanRequest) -> int:
     """Find the best layout for a model, a number of ranks and a machine, by predicted time and memory.
 
     Keys that CONFIG or --set gives are kept. Degrees, schedule, ZeRO, microbatch, recomputation and the
@@ -1004,55 +726,25 @@ def make_plan(config: str | None, rows: str | None, overrides: tuple[str, ...], 
 
     mpitrain plan backtest ROWS.csv predicts published step times and prints the errors.
     """
-    from mpitrain.commands.plan import plan_command as plans
+    from mpitrain.commands.plan.plan_command import answer
 
-    if not asked["measure"]:
-        _answer(plans.answer(config, rows, overrides, asked))
+    if not request.measure:
+        _answer(answer(request))
         return 0
-    return _measure_layouts(config=config, rows=rows, overrides=overrides, asked=asked)
+    return _measure_layouts(request=request)
 
 
 @guarded_command
-def _measure_layouts(guard: "Guard", **asked) -> int:
+def _measure_layouts(guard: "Guard", request: PlanRequest) -> int:
     from mpitrain.commands.plan.plan_command import measure
 
-    return measure(guard=guard, say=_say, **asked)
+    return measure(request, guard, _say)
 
 
 @cli.command(short_help="Measure several layouts in turn, on the same ranks.")
-@CONFIG
-@click.option(
-    "--layout",
-    "layouts",
-    multiple=True,
-    metavar="'KEY=VALUE ...'",
-    help="Keys of one layout, as for --set; repeat it for each layout.",
-)
-@click.option("--layouts", "file", metavar="FILE", help="One layout per line.")
-@click.option(
-    "--scaling",
-    type=click.Choice(["strong", "weak"]),
-    help="Sweep the number of ranks. strong: constant batch; weak: batch proportional to ranks.",
-)
-@click.option(
-    "--over",
-    metavar="N,N,...",
-    help="With --scaling: numbers of ranks; default: powers of two up to all ranks.",
-)
-@click.option("--steps", type=COUNT, default=5, help="Timed steps of each layout.")
-@click.option(
-    "--machine",
-    metavar="NAME|FILE",
-    help="Machine for predictions: a name of jobs/machines/, or a file; default: run.machine, or laptop.",
-)
-@click.option("--out", metavar="FILE", help="Write all rows as CSV.")
-@click.option(
-    "--svg", metavar="FILE", help="Draw: scaling as curves, layouts that differ in two keys as a heat map."
-)
-@click.option("--json", is_flag=True, help="Print one JSON object.")
-@OVERRIDE
+@options_of(SweepRequest)
 @guarded_command
-def sweep(guard: "Guard", **asked) -> int:
+def sweep(guard: "Guard", request: SweepRequest) -> int:
     """Run a few steps of each layout; print step time, tokens/s and memory beside predictions.
 
     Under mpirun on all its ranks: mpirun -n 4 mpitrain sweep --layout parallel.pp=2 --layout parallel.pp=4
@@ -1063,9 +755,7 @@ def sweep(guard: "Guard", **asked) -> int:
     """
     from mpitrain.commands.plan.layout_sweep import sweep as sweep_layouts  # torch
     from mpitrain.commands.plan.scaling_sweep import sweep_ranks
-    from mpitrain.commands.plan.sweep_request import SweepRequest
 
-    request = SweepRequest(**asked)
     return (sweep_layouts if request.scaling is None else sweep_ranks)(request, guard, _say)
 
 

@@ -1,5 +1,7 @@
 """What each command does, but for `run`.
 
+requests             what each command can be asked: options, their words, types and defaults
+declared_options     click's options, made of a request's fields
 inspect              program, check, memory
 schedule/            a pipeline schedule, played and drawn
 plan/                plan, sweep, published layouts

@@ -6,21 +6,27 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mpitrain.commands.requests import GenerateRequest
 from mpitrain.data.sources.jsonl import JSONL, text_of
 from mpitrain.errors import DataError
+from mpitrain.generation.sampling import SamplingRules
 from mpitrain.generation.text_sampler import SamplingRequest, TextSampler, sample
 from mpitrain.inputs import obeyed, read_regular, shown
 
 MOST_PROMPT_BYTES = 1 << 26  # of a file of prompts
 
 
-def pieces(run_dir: str, prompt: str | None, prompts: str | None, request: SamplingRequest) -> Iterator[str]:
+def pieces(asked: GenerateRequest) -> Iterator[str]:
     """Yield what is printed: a prompt and its text, or an object for each prompt of a file."""
-    if prompts is not None:
-        for line in json_lines(run_dir, read_prompts(prompts), request):
+    rules = SamplingRules(asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.repetition_penalty)
+    request = SamplingRequest(
+        asked.tokens, asked.seed, rules, asked.tokenizer, asked.stop, asked.chat, asked.system
+    )
+    if asked.prompts is not None:
+        for line in json_lines(asked.run_dir, read_prompts(asked.prompts), request):
             yield f"{line}\n"
         return
-    for piece in sample(run_dir, prompt, request):
+    for piece in sample(asked.run_dir, asked.prompt, request):
         yield visible(piece) if sys.stdout.isatty() else piece
     yield "\n"
 

@@ -13,7 +13,8 @@ from conftest import LONG
 from launch import MPITRAIN, mpirun, tail
 
 from mpitrain.comm.base.interpreter import python
-from mpitrain.commands.plan.planner import PlanRequest, find_layouts
+from mpitrain.commands.plan.planner import find_layouts
+from mpitrain.commands.requests import PlanRequest
 from mpitrain.errors import ConfigError
 from mpitrain.measuring import device, measured_machine, storage
 from mpitrain.measuring.device import Samples, measured_host
@@ -179,7 +180,7 @@ def test_a_plan_says_that_the_figures_were_disturbed(tmp_path):
     for disturbed in ([], [why]):
         path.write_text(measured_machine.as_toml(msgspec.structs.replace(base, disturbed=disturbed)))
         assert ("disturbed" in path.read_text()) == bool(disturbed)
-        answer = find_layouts(PlanRequest(None, (), 2, str(path)))
+        answer = find_layouts(PlanRequest(machine=str(path)), 2)
         assert [note for note in answer.notes if why in note and "measure it again" in note] == [
             f"the figures of {base.name} can't be trusted: {why}; measure it again"
         ][: len(disturbed)]

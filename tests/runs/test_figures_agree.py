@@ -13,6 +13,7 @@ from new_family import CAPPED
 
 from mpitrain.commands.inspect import show_memory
 from mpitrain.commands.plan.plan_command import answer
+from mpitrain.commands.requests import PlanRequest
 from mpitrain.plan.declared.family import FAMILIES, presets
 from mpitrain.plan.predict.step_time.machine import find_machine
 
@@ -84,8 +85,10 @@ def random_attention(draw, family):
 
 def figures(settings):
     """Return parameters and FLOPs of a token, which plan and memory agree on."""
-    options = {"ranks": "1", "json": True, "top": 1, "memory": 1e6, "machine": "h100-80gb"}
-    tree = json.loads(answer(None, None, tuple(settings), options))
+    request = PlanRequest(
+        ranks="1", json=True, top=1, memory_gb=1e6, machine="h100-80gb", overrides=tuple(settings)
+    )
+    tree = json.loads(answer(request))
     text = show_memory(None, tuple(settings), 1)
     row = re.search(r"\n  all +([\d,]+) +100\.0 +([\d,]+) +(\S+) +100\.0", text)
     count = f"{tree['parameters']:,}"

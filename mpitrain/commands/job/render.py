@@ -15,7 +15,8 @@ from importlib import resources
 from pathlib import Path
 
 from mpitrain.commands.inspect import MOST_RANKS, judged_job
-from mpitrain.commands.job.schedulers import SCHEDULERS, JobRequest, Scheduler
+from mpitrain.commands.job.schedulers import SCHEDULERS, Scheduler
+from mpitrain.commands.requests import JobRequest
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import as_argument, is_one_line, is_there, read_file, replacing, require_file, shown
 from mpitrain.plan.plan import Plan
@@ -27,39 +28,33 @@ WRITTEN = "Written by `mpitrain job`, to train"
 MOST_NAME = 40  # characters; Kubernetes takes 63, with what it appends
 
 
-def main(
-    kind: str,
-    config: str | None,
-    overrides: tuple[str, ...],
-    asked: JobRequest,
-    out: str | None,
-    force: bool,
-    submit: bool,
-    say: Callable[[str], None],
-) -> int:
+def main(kind: str, asked: JobRequest, say: Callable[[str], None]) -> int:
     """Write the script, explain it, and submit it.
 
     Nothing is written where the configuration can't run on that many ranks.
     """
     scheduler = SCHEDULERS[kind]
-    path = Path(out or f"{_name(config)}.{kind}{Path(scheduler.template).suffix}")
-    _require_lines(config, overrides, asked, path)
+    _ = asked.seconds  # refused before anything else
+    path = Path(asked.out or f"{_name(asked.config)}.{kind}{Path(scheduler.template).suffix}")
+    _require_lines(asked, path)
     _require_spares(scheduler, asked)
-    seen = _seen_by_ranks(config) if scheduler.mount else config
+    seen = _seen_by_ranks(asked.config) if scheduler.mount else asked.config
     if asked.ranks > MOST_RANKS:
         product = (
             f"--nodes {asked.nodes:,} x --ranks-per-node {asked.ranks_per_node:,} = {asked.ranks:,} ranks"
         )
         raise ConfigError(f"{product}, needed at most {MOST_RANKS:,}")
-    plan, said = judged_job(config, overrides, asked.nodes, asked.ranks_per_node, bool(asked.gpus))
-    if submit and shutil.which(scheduler.submit[0]) is None:
+    plan, said = judged_job(
+        asked.config, asked.overrides, asked.nodes, asked.ranks_per_node, bool(asked.gpus)
+    )
+    if asked.submit and shutil.which(scheduler.submit[0]) is None:
         raise ConfigError(
             f"--submit: found no {scheduler.submit[0]} on the path; leave it out, and submit the script on a "
             "login node of the cluster"
         )
-    _write(path, render(scheduler, seen, overrides, asked, path), force)
-    say("\n".join([explain(scheduler, plan, asked, _name(config), path), *said]))
-    return _submit(scheduler, path) if submit else 0
+    _write(path, render(scheduler, seen, asked, path), asked.force)
+    say("\n".join([explain(scheduler, plan, asked, path), *said]))
+    return _submit(scheduler, path) if asked.submit else 0
 
 
 def _require_spares(scheduler: Scheduler, asked: JobRequest) -> None:
@@ -79,12 +74,10 @@ def _require_spares(scheduler: Scheduler, asked: JobRequest) -> None:
         )
 
 
-def render(
-    scheduler: Scheduler, config: str | None, overrides: tuple[str, ...], asked: JobRequest, path: Path
-) -> str:
-    """Return the script, for a file at `path`."""
+def render(scheduler: Scheduler, config: str | None, asked: JobRequest, path: Path) -> str:
+    """Return the script, for a file at `path`. config: as the ranks see it."""
     mount = scheduler.mount
-    sets = [word for override in (LOGS, *overrides) for word in ("--set", override)]
+    sets = [word for override in (LOGS, *asked.overrides) for word in ("--set", override)]
     text = template(scheduler.template)
     values = {
         "written": f"{WRITTEN} {config or 'the quickstart'}; yours to change.",
@@ -152,12 +145,7 @@ def _as_yaml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _require_lines(
-    config: str | None,
-    overrides: tuple[str, ...],
-    asked: JobRequest,
-    path: Path,
-) -> None:
+def _require_lines(asked: JobRequest, path: Path) -> None:
     """Raise ConfigError for text that would be more than a line of the script.
 
     What follows a line break would be a command.
@@ -165,7 +153,8 @@ def _require_lines(
     options = [
         (f"--{name}", getattr(asked, name)) for name in ("account", "queue", "launch", "image", "claim")
     ]
-    options += [("--setup", line) for line in asked.setup] + [("--set", override) for override in overrides]
+    options += [("--setup", line) for line in asked.setup]
+    options += [("--set", override) for override in asked.overrides]
     options += [("--directive", line) for line in asked.directive]
     for name, text in options:
         if not text.isprintable():
@@ -173,7 +162,7 @@ def _require_lines(
                 f"{name} {shown(text)}: needed one line that can be printed; give several with an option each"
             )
     places = {
-        "CONFIG": config or "",
+        "CONFIG": asked.config or "",
         "--out": path.name,
         "the folder of the script": str(path.absolute().parent),
     }
@@ -236,7 +225,7 @@ def _write(path: Path, script: str, force: bool) -> None:
         raise ConfigError(f"{shown(path)}: {error.strerror}; choose another name with --out") from None
 
 
-def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path: Path) -> str:
+def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> str:
     """Return what the job will do, and the commands that belong to it."""
     run = plan.config.run
     every = f"a checkpoint every {run.save_every}" if run.save_every else "a checkpoint at the end"
@@ -249,7 +238,8 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path
         "its end (run.time_margin_s)",
         "restarts": f"until the run is done: at most {asked.most} starts, and none after 3 in a row without "
         "a newer checkpoint",
-        "console": scheduler.console.format(name=name) + f"; each rank also in {shown(run.dir)}/logs/",
+        "console": scheduler.console.format(name=_name(asked.config))
+        + f"; each rank also in {shown(run.dir)}/logs/",
         "submit": f"{' '.join(scheduler.submit)} {as_argument(path)}",
         "watch": scheduler.watch,
         "leave": f"{scheduler.leave}: the run stops with a checkpoint, and the job resubmits itself",

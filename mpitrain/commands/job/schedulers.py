@@ -8,41 +8,7 @@ A scheduler is one line here and one file there.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True)
-class JobRequest:
-    """What a job is to have. seconds: of one allocation.  setup: lines of shell before the ranks start.
-
-    spare: nodes beyond `nodes`, for those that are lost.
-    """
-
-    nodes: int
-    spare: int
-    ranks_per_node: int
-    cores: int
-    seconds: int
-    gpus: int
-    account: str
-    queue: str
-    launch: str
-    image: str
-    claim: str
-    mpi: str
-    most: int
-    setup: tuple[str, ...]
-    directive: tuple[str, ...]
-
-    @property
-    def supervisor(self) -> str:
-        """What stands before the launcher: it starts the ranks again on nodes that answer."""
-        if not self.spare:
-            return ""
-        options = f"--nodes {self.nodes} --ranks-per-node {self.ranks_per_node} --most {self.most}"
-        return f"mpitrain supervise {options} "
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.ranks_per_node
+from mpitrain.commands.requests import JobRequest
 
 
 @dataclass(frozen=True)

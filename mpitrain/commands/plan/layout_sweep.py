@@ -8,14 +8,19 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.world import World
 from mpitrain.commands.output_file import write
 from mpitrain.commands.plan.measured_steps import measured_step
-from mpitrain.commands.plan.sweep_request import (
-    SweepRequest,
+from mpitrain.commands.plan.sweep_layouts import (
+    config_of,
+    machine_name,
     number,
     plan_on,
     predicted_step,
+    rates_for,
+    read_layouts,
+    require_files,
     words_of,
     write_rows,
 )
+from mpitrain.commands.requests import SweepRequest
 from mpitrain.errors import DONE, ConfigError, InputError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
@@ -66,12 +71,12 @@ def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
 
 def _read(asked: SweepRequest, node_ranks: int) -> list[str]:
     """Return the layouts. Raises ConfigError if there are none, or too many, or for the machine."""
-    asked.require_files()
+    require_files(asked)
     if asked.over is not None:
         raise ConfigError(
             f"--over {shown(asked.over)} does nothing without --scaling; add it, or leave it out"
         )
-    layouts = asked.read_layouts()
+    layouts = read_layouts(asked)
     if not layouts:
         raise ConfigError(
             'needed layouts: --layout "parallel.pp=2 pipeline.schedule=zbv", once for each, or --layouts '
@@ -79,7 +84,7 @@ def _read(asked: SweepRequest, node_ranks: int) -> list[str]:
         )
     if asked.svg is not None:
         two_keys(asked.svg, layouts)
-    asked.rates(asked.config_of("").config, node_ranks)
+    rates_for(asked, config_of(asked).config, node_ranks)
     return layouts
 
 
@@ -110,12 +115,12 @@ def _swept(asked: SweepRequest, layout: str, world: World, guard: Guard) -> Swep
     """Measure a layout, or say why it can't be. Collective over all ranks."""
     machine = world.size, world.num_nodes, world.node_ranks
     try:
-        plan = world.on_every_rank(f"planning {layout}", lambda: plan_on(asked.config_of(layout), *machine))
+        plan = world.on_every_rank(f"planning {layout}", lambda: plan_on(config_of(asked, layout), *machine))
         step = measured_step(plan, world, guard, asked.steps)
     except InputError as error:  # the same on all ranks
         return SweptLayout(layout, refused=error.args[0])
     config = plan.config
-    rates = asked.rates(config, world.node_ranks)
+    rates = rates_for(asked, config, world.node_ranks)
     held = max(held_by_ranks(plan, computes_on_gpu(config)))
     tokens = config.batch.global_ * config.data.sequence
     load = step.expert_load and step.expert_load.on(layout_of(config, rates))
@@ -152,7 +157,7 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
 
 
 def _as_json(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> str:
-    tree: dict[str, Any] = {"ranks": world.size, "machine": asked.machine_name(), "steps": asked.steps}
+    tree: dict[str, Any] = {"ranks": world.size, "machine": machine_name(asked), "steps": asked.steps}
     return json.dumps({**tree, "layouts": [row._asdict() for row in rows]}, indent=1, allow_nan=False)
 
 

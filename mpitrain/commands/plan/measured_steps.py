@@ -6,6 +6,7 @@ An Actor takes them, of random tokens: nothing is read, saved or validated.
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
-from mpitrain.commands.plan.planner import PlanAnswer, PlanRequest, find_layouts
+from mpitrain.commands.plan.planner import TOP, PlanAnswer, find_layouts
+from mpitrain.commands.requests import PlanRequest
 from mpitrain.config import Config
 from mpitrain.errors import DONE, ConfigError
 from mpitrain.measuring.device import rate_of_products
@@ -44,12 +46,18 @@ class ToMeasure(NamedTuple):
     predicted_s: float
 
 
-def measure(asked: PlanRequest, count: int, guard: Guard, say: Callable[[str], None]) -> int:
-    """Plan on rank 0, have all ranks take steps, and print both. Collective over all ranks."""
+def measure(asked: PlanRequest, ranks: int, guard: Guard, say: Callable[[str], None]) -> int:
+    """Plan on rank 0, have all ranks take steps, and print both. Collective over all ranks.
+
+    ranks: as typed; 0: not given.
+    """
     world = guard.connect(may_be_alone=True)
-    world.on_every_rank("checking --ranks", lambda: _require_ranks(asked.ranks, world.size))
-    asked = asked._replace(ranks=world.size, node_ranks=world.node_ranks, top=max(asked.top, count))
-    text, chosen, rates = world.on_first_rank("planning", lambda: _planned_here(find_layouts(asked), count))
+    world.on_every_rank("checking --ranks", lambda: _require_ranks(ranks, world.size))
+    count = asked.measure or 0
+    asked = replace(asked, top=max(asked.top or TOP, count))
+    text, chosen, rates = world.on_first_rank(
+        "planning", lambda: _planned_here(find_layouts(asked, world.size, world.node_ranks), count)
+    )
     if world.rank == 0:
         say(text)
     rows = [("", "predicted s", "measured s", "measured / predicted", "layout")]

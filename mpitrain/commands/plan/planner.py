@@ -4,14 +4,16 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpitrain import config as settings
 from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.commands.output_file import require_file, require_plotting, write
-from mpitrain.commands.plan.plan_variants import ScalingPoint, WhatIf, layouts_csv, scaling_text
+from mpitrain.commands.plan.plan_variants import ScalingPoint, changes, layouts_csv, scaling_text
 from mpitrain.commands.plan.timeline_file import write_timeline
+from mpitrain.commands.requests import PlanRequest
 from mpitrain.config import LoadedConfig
 from mpitrain.data.batch_sizes import amount_in
 from mpitrain.errors import ConfigError
@@ -38,6 +40,7 @@ from mpitrain.planner.goodput import NODE_HOURS, Goodput, SaveTimes, goodput, sa
 from mpitrain.planner.search import Candidate, SearchResult
 from mpitrain.training.run_plan import beginning
 
+TOP = 5  # layouts that are printed
 # of what is chosen also with the value of its default, so that another default changes nothing
 ALWAYS_WRITTEN = (
     "parallel.tp", "parallel.cp", "parallel.pp", "parallel.dp", "parallel.zero", "pipeline.schedule",
@@ -45,56 +48,22 @@ ALWAYS_WRITTEN = (
 )  # fmt: skip
 
 
-class PlanRequest(NamedTuple):
-    """What was asked.
-
-    machine, memory_gb: override run.machine and memory.limit_gb; "" and 0: not given. tokens: of
-    a training, as it was typed. node_ranks: that are on a node, 0 for the machine's. save_s: that
-    a save stops training, 0: predicted. price: of a rank's hour, 0: not asked. all: a CSV of all
-    layouts. changed: figures of the machine that are others.
-    """
-
-    config: str | None
-    overrides: tuple[str, ...]
-    ranks: int
-    machine: str = ""
-    memory_gb: float = 0.0
-    top: int = 5
-    explain: bool = False
-    tokens: str = ""
-    node_hours: float = NODE_HOURS
-    out: str | None = None
-    json: bool = False
-    timeline: str | None = None
-    node_ranks: int = 0
-    save_s: float = 0.0
-    price: float = 0.0
-    all: str | None = None
-    changed: tuple[WhatIf, ...] = ()
-
-    def read(self) -> LoadedConfig:
-        """Return the configuration with the model of model.init and the options. Raises ConfigError."""
-        typed = {"run.machine": self.machine, "memory.limit_gb": self.memory_gb}
-        given = settings.read(self.config, self.overrides)
-        given = given.with_values({key: value for key, value in typed.items() if value}, KeyOrigin(SET))
-        return beginning(given)[0]
-
-
-def make_plan(asked: PlanRequest) -> str:
+def make_plan(asked: PlanRequest, ranks: int) -> str:
     """Return the answer as text or JSON; write the best configuration. Raises as find_layouts() does."""
-    answer = find_layouts(asked)
+    answer = find_layouts(asked, ranks)
     if asked.json:
         return json.dumps(finite(answer.as_tree()), indent=1, allow_nan=False)
-    if not asked.changed:
+    if not asked.what_if:
         return answer.as_text()
     return "\n".join([answer.as_text(), "", _against_unchanged(asked, answer)])
 
 
 def _against_unchanged(asked: PlanRequest, answer: "PlanAnswer") -> str:
     """Say what a machine with other figures changes."""
-    names = ", ".join(each.describe() for each in asked.changed)
+    names = ", ".join(each.describe() for each in changes(asked.what_if))
     try:
-        before = find_layouts(asked._replace(changed=(), out=None, all=None, timeline=None)).chosen[0]
+        unchanged = replace(asked, what_if=(), out=None, all=None, timeline=None)
+        before = find_layouts(unchanged, answer.ranks).chosen[0]
     except ConfigError as error:
         return f"what if {names}: something fits. Without, {error.args[0]}"
     old, new = (each.expected(answer.rates) for each in (before, answer.chosen[0]))
@@ -111,7 +80,7 @@ def scaling(asked: PlanRequest, counts: Sequence[int]) -> str:
     points = []
     for count in counts:
         try:
-            answer = find_layouts(asked._replace(ranks=count, top=1))
+            answer = find_layouts(replace(asked, top=1), count)
         except ConfigError as error:
             points.append(ScalingPoint(count, None, why=error.args[0]))
             continue
@@ -129,17 +98,18 @@ def scaling(asked: PlanRequest, counts: Sequence[int]) -> str:
     return json.dumps(finite({"scaling": tree}), indent=1, allow_nan=False)
 
 
-def find_layouts(asked: PlanRequest) -> "PlanAnswer":
+def find_layouts(asked: PlanRequest, ranks: int, node_ranks: int = 0) -> "PlanAnswer":
     """Return the layouts that fit, and write the best configuration if that is asked for.
 
-    Raises ConfigError if none fits.
+    node_ranks: of a node; 0: the machine's. Raises ConfigError if none fits.
     """
+    changed = changes(asked.what_if)
     _require_files(asked)
-    loaded = asked.read()
+    loaded = _read(asked)
     tokens = _tokens(asked.tokens)
     with ProgressBar("mpitrain plan"):
-        planned = choose_layouts(loaded, asked.ranks, asked.top, asked.node_ranks, asked.changed)
-    answer = PlanAnswer(asked, tokens, *planned[1:])
+        planned = choose_layouts(loaded, ranks, asked.top or TOP, node_ranks, changed)
+    answer = PlanAnswer(asked, ranks, tokens, *planned[1:])
     best = answer.chosen[0]
     if asked.all is not None:
         write("--all", asked.all, _all_layouts(answer, Path(asked.all).suffix))
@@ -150,6 +120,14 @@ def find_layouts(asked: PlanRequest) -> "PlanAnswer":
         timeline = predict_timeline(answer.model, layout, answer.rates)
         write_timeline(asked.timeline, timeline, layout.describe())
     return answer
+
+
+def _read(asked: PlanRequest) -> LoadedConfig:
+    """Return the configuration with the model of model.init and the options. Raises ConfigError."""
+    typed = {"run.machine": asked.machine, "memory.limit_gb": asked.memory_gb}
+    given = settings.read(asked.config, asked.overrides)
+    given = given.with_values({key: value for key, value in typed.items() if value}, KeyOrigin(SET))
+    return beginning(given)[0]
 
 
 def _all_layouts(answer: "PlanAnswer", suffix: str) -> bytes:
@@ -198,7 +176,7 @@ def _unused(folder: str) -> str:
     return next((name for name in names if not os.path.lexists(name)), folder)
 
 
-def _tokens(text: str) -> float:
+def _tokens(text: str | None) -> float:
     """Return a number of tokens. Raises ConfigError if it is none."""
     if not text:
         return 0.0
@@ -212,6 +190,7 @@ class PlanAnswer(NamedTuple):
     """All that was found, to be shown."""
 
     asked: PlanRequest
+    ranks: int
     tokens: float
     model: StepModel
     rates: MachineRates
@@ -224,7 +203,7 @@ class PlanAnswer(NamedTuple):
     def as_tree(self) -> dict[str, Any]:
         return {
             "machine": self.rates.name,
-            "ranks": self.asked.ranks,
+            "ranks": self.ranks,
             "parameters": self.model.num_parameters,
             "active_parameters": self.model.num_active,
             "flops_per_token": self.model.flops_per_token(self.chosen[0].candidate.layout.sequence),
@@ -270,18 +249,18 @@ class PlanAnswer(NamedTuple):
     def _save(self) -> SaveTimes:
         best = self.chosen[0]
         blocking = best.config.run.save == "blocking"
-        return save_times(self.model, best.candidate.layout, self.rates, blocking, self.asked.save_s)
+        return save_times(self.model, best.candidate.layout, self.rates, blocking, self.asked.save_s or 0.0)
 
     def _training(self) -> Goodput:
         best = self.chosen[0].expected(self.rates)
-        hours = self.asked.node_hours
+        hours = self.asked.node_hours or NODE_HOURS
         return goodput(best.layout, self.rates, best.found.seconds, self.tokens, hours, self._save())
 
     def as_text(self) -> str:
         best = self.chosen[0].expected(self.rates)
         lines = [
             f"{self.model.name}: {self.model.num_parameters / 1e9:.4g} billion parameters, "
-            f"{self.model.num_active / 1e9:.4g} active; {self.asked.ranks} ranks of "
+            f"{self.model.num_active / 1e9:.4g} active; {self.ranks} ranks of "
             f"{self.rates.name}, {self.limit / 1e9:.3g} GB each; {best.layout.batch} x "
             f"{best.layout.sequence} tokens a step",
             *self.notes,
@@ -304,7 +283,7 @@ class PlanAnswer(NamedTuple):
         if self.tokens:
             lines += ["", self._text_of_training()]
         if self.asked.out is not None:
-            command = f"mpirun -n {self.asked.ranks} mpitrain run {as_argument(self.asked.out)}"
+            command = f"mpirun -n {self.ranks} mpitrain run {as_argument(self.asked.out)}"
             lines += ["", f"written to {shown(self.asked.out)}: {command}"]
         if self.asked.all is not None:
             lines += ["", f"all {self.found.tried} layouts are written to {shown(self.asked.all)}"]
@@ -368,7 +347,7 @@ class PlanAnswer(NamedTuple):
         )
         if self.asked.price:
             words += f", {within(self.asked.price * found.gpu_hours)} at {self.asked.price:g} an hour"
-        words += f"; with one of a node each {self.asked.node_hours:,.0f} h "
+        words += f"; with one of a node each {self.asked.node_hours or NODE_HOURS:,.0f} h "
         if not found.share:
             return words + "no time is left between failures and saves"
         return (

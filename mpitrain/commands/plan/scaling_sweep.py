@@ -17,14 +17,19 @@ from mpitrain.comm.base.world import World
 from mpitrain.commands.output_file import write
 from mpitrain.commands.plan.measured_steps import MeasuredStep, measured_step
 from mpitrain.commands.plan.scaled_step import ScaledStep
-from mpitrain.commands.plan.sweep_request import (
+from mpitrain.commands.plan.sweep_layouts import (
     THERE_ARE,
-    SweepRequest,
+    config_of,
+    machine_name,
     number,
     plan_on,
     predicted_step,
+    rates_for,
+    read_layouts,
+    require_files,
     write_rows,
 )
+from mpitrain.commands.requests import SweepRequest
 from mpitrain.errors import DONE, ConfigError, InputError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
@@ -55,7 +60,7 @@ def sweep_ranks(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -
     for each in plans:
         guard.leave_if_asked(world)
         found = _measured(each, world, guard, asked.steps)
-        rates = asked.rates(each.plan.config, world.node_ranks)
+        rates = rates_for(asked, each.plan.config, world.node_ranks)
         rows.append(_row(each, found, rates, rows))
     if world.rank == 0:
         say(_as_json(rows, asked, world) if asked.json else _as_text(rows, asked, world))
@@ -77,12 +82,12 @@ def _measured(each: ToScale, world: World, guard: Guard, steps: int) -> Measured
 
 def _read(asked: SweepRequest, world: World) -> list[ToScale]:
     """Return the plans to be measured. Raises InputError, also for the machine."""
-    asked.require_files()
+    require_files(asked)
     over = _numbers(asked.over, world.size)
-    layouts = asked.read_layouts() or [""]
+    layouts = read_layouts(asked) or [""]
     plans = [each for layout in layouts for each in _plans_of(asked, layout, over, world)]
     for each in plans:
-        asked.rates(each.plan.config, world.node_ranks)
+        rates_for(asked, each.plan.config, world.node_ranks)
     return plans
 
 
@@ -109,7 +114,7 @@ def _plans_of(asked: SweepRequest, layout: str, over: Sequence[int], world: Worl
 
     With strong scaling that is the largest number, whose ranks all need sequences.
     """
-    open_batch = asked.config_of(layout).config.batch.global_ == 0
+    open_batch = config_of(asked, layout).config.batch.global_ == 0
     reference = over[-1] if asked.scaling == "strong" and open_batch else over[0]
     batch = _plan(asked, layout, reference, 0, world).config.batch.global_
     plans = []
@@ -131,7 +136,7 @@ def _plan(asked: SweepRequest, layout: str, ranks: int, batch: int, world: World
     even = per_node and (ranks % per_node == 0 or ranks < per_node)
     node_ranks = min(ranks, per_node) if even else 0
     try:
-        return plan_on(asked.config_of(layout), ranks, nodes, node_ranks, batch, THERE_ARE)
+        return plan_on(config_of(asked, layout), ranks, nodes, node_ranks, batch, THERE_ARE)
     except InputError as error:
         where = f"on {ranks} ranks" + (f", {layout}" if layout else "")
         raise type(error)(f"{where}: {error.args[0]}") from None
@@ -186,7 +191,7 @@ def _as_text(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> s
         )  # fmt: skip
     title = (
         f"{asked.scaling} scaling over the first ranks of {world.size}; a step is the median of "
-        f"{asked.steps}, predicted by the figures of {asked.machine_name()}; waiting is for messages that "
+        f"{asked.steps}, predicted by the figures of {machine_name(asked)}; waiting is for messages that "
         "nothing hides, and for the pipeline:"
     )
     return "\n".join([title, aligned(table)])
@@ -194,7 +199,7 @@ def _as_text(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> s
 
 def _as_json(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> str:
     tree: dict[str, Any] = {
-        "ranks": world.size, "scaling": asked.scaling, "machine": asked.machine_name(),
+        "ranks": world.size, "scaling": asked.scaling, "machine": machine_name(asked),
         "steps": asked.steps,
     }  # fmt: skip
     return json.dumps({**tree, "rows": [row._asdict() for row in rows]}, indent=1, allow_nan=False)

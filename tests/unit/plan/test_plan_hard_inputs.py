@@ -10,7 +10,8 @@ from public_models import public_model
 
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
-from mpitrain.commands.plan.planner import PlanRequest, find_layouts
+from mpitrain.commands.plan.planner import find_layouts
+from mpitrain.commands.requests import PlanRequest
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.advice import advice
@@ -87,7 +88,7 @@ def test_what_is_left_out_is_all_that_was_tried():
 def test_little_memory_is_enough_where_some_layout_fits(ranks, machine, gigabytes, overrides):
     """By formulas alone the fastest fit, and don't by the plan of a run, which has buffers, too."""
     words = (*overrides, "model.heads=4", "model.kv_heads=2", "batch.global=16", "memory.offload=none")
-    found = find_layouts(PlanRequest(None, words, ranks, machine, memory_gb=gigabytes))
+    found = find_layouts(PlanRequest(overrides=words, machine=machine, memory_gb=gigabytes), ranks)
     assert 0.5 * gigabytes < found.chosen[0].held / 1e9 <= gigabytes
 
 

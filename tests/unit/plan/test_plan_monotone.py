@@ -1,14 +1,15 @@
 """More memory and faster links make no plan slower: MPITRAIN_EFFORT=2000 takes so many random cases."""
 
 import random
+from dataclasses import replace
 from typing import NamedTuple
 
 import effort
 import pytest
 from public_models import public_model
 
-from mpitrain.commands.plan.plan_variants import WhatIf
-from mpitrain.commands.plan.planner import PlanRequest, find_layouts
+from mpitrain.commands.plan.planner import find_layouts
+from mpitrain.commands.requests import PlanRequest
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.layout import require_possible
@@ -30,7 +31,7 @@ class Planned(NamedTuple):
 def planned(request):
     """Return the seconds of a plan; None: nothing fits."""
     try:
-        answer = find_layouts(request)
+        answer = find_layouts(request, int(request.ranks))
     except ConfigError:
         return None
     seconds = [line.candidate.found.seconds for line in answer.chosen]
@@ -51,16 +52,16 @@ def random_request(rng):
         *["memory.offload=none"] * (rng.random() < 0.3),
     )  # fmt: skip
     gigabytes = 2 + rng.uniform(0.7, 3) * GIGABYTES[preset] / ranks
-    return PlanRequest(None, words, ranks, machine, memory_gb=gigabytes)
+    return PlanRequest(overrides=words, ranks=str(ranks), machine=machine, memory_gb=gigabytes)
 
 
 def better(request, rng):
     """Return the same on a machine with more memory, or with faster links."""
     factor = rng.choice([1.01, 1.1, 1.5, 2, 4, 16])
     if rng.random() < 0.5:
-        return request._replace(memory_gb=factor * request.memory_gb)
+        return replace(request, memory_gb=factor * request.memory_gb)
     figures = rng.choice([("links.inside",), ("links.between",), ("links.inside", "links.between")])
-    return request._replace(changed=tuple(WhatIf(figure, factor) for figure in figures))
+    return replace(request, what_if=tuple(f"{figure}={factor}x" for figure in figures))
 
 
 @pytest.mark.parametrize("case", effort.numbers(range(4), 2000))
@@ -80,8 +81,9 @@ def test_more_memory_and_faster_links_never_make_the_best_choice_slower(case):
 def test_offloading_stays_where_links_become_faster():
     """By 2 it was slower: what gained less than 0.5 % was left out, and offloading with it."""
     keys = ("model.preset=qwen3-30b-a3b", "model.layers=12", "data.sequence=4096", "batch.global=64")
-    request = PlanRequest(None, (*keys, "precision.compute=bf16"), 16, "h100-80gb", memory_gb=6)
-    faster = planned(request._replace(changed=(WhatIf("links.inside", 2),)))
+    words = (*keys, "precision.compute=bf16")
+    request = PlanRequest(overrides=words, ranks="16", machine="h100-80gb", memory_gb=6)
+    faster = planned(replace(request, what_if=("links.inside=2x",)))
     assert faster.fastest <= planned(request).fastest
 
 

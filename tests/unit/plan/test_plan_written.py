@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -18,8 +19,9 @@ from mpitrain import config as settings
 from mpitrain.cli import cli
 from mpitrain.comm.base.interpreter import python
 from mpitrain.commands.inspect import show_program, show_proof
-from mpitrain.commands.plan.planner import PlanRequest, find_layouts
-from mpitrain.commands.plan.sweep_request import SweepRequest, plan_on
+from mpitrain.commands.plan.planner import find_layouts
+from mpitrain.commands.plan.sweep_layouts import config_of, machine_name, plan_on, rates_for
+from mpitrain.commands.requests import PlanRequest, SweepRequest
 from mpitrain.errors import ConfigError
 from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan import program
@@ -94,23 +96,23 @@ def test_the_printed_command_has_the_file_as_one_word(tmp_path, monkeypatch, nam
 @pytest.mark.parametrize(("key", "machine"), [("run.machine=h200", "h200"), ("run.device=auto", "laptop")])
 def test_the_machine_of_a_configuration_predicts(key, machine):
     """--machine overrides it. A plan, and a sweep; limits are that machine's."""
-    found = find_layouts(PlanRequest(None, (*SMALL, key), 2, node_ranks=2))
+    found = find_layouts(PlanRequest(overrides=(*SMALL, key)), 2, node_ranks=2)
     assert found.rates.name == find_machine(machine).name
     assert found.limit == 0.9 * find_machine(machine).memory_bytes
-    other = find_layouts(PlanRequest(None, (*SMALL, key), 2, "a100-80gb"))
+    other = find_layouts(PlanRequest(overrides=(*SMALL, key), machine="a100-80gb"), 2)
     assert other.rates.name == find_machine("a100-80gb").name
-    sweep = SweepRequest(None, (*SMALL, key))
-    assert sweep.machine_name() == machine
-    assert sweep.rates(sweep.config_of("").config, 2).name == find_machine(machine).name
-    assert sweep._replace(machine="a100-80gb").machine_name() == "a100-80gb"
+    sweep = SweepRequest(overrides=(*SMALL, key))
+    assert machine_name(sweep) == machine
+    assert rates_for(sweep, config_of(sweep).config, 2).name == find_machine(machine).name
+    assert machine_name(replace(sweep, machine="a100-80gb")) == "a100-80gb"
 
 
 def test_the_nodes_of_a_configuration_are_those_of_every_line():
     """comm.node_ranks overrides the ranks that a launcher has put on a node."""
     keys = (*SMALL, "comm.node_ranks=2", "run.machine=h100-80gb")
-    assert find_layouts(PlanRequest(None, keys, 8, node_ranks=8)).rates.ranks_per_node == 2
-    sweep = SweepRequest(None, keys)
-    assert sweep.rates(sweep.config_of("").config, 8).ranks_per_node == 2
+    assert find_layouts(PlanRequest(overrides=keys), 8, node_ranks=8).rates.ranks_per_node == 2
+    sweep = SweepRequest(overrides=keys)
+    assert rates_for(sweep, config_of(sweep).config, 8).ranks_per_node == 2
 
 
 def test_a_limit_is_that_of_the_configuration_and_of_a_whole_process():
@@ -145,7 +147,7 @@ def test_no_command_plans_what_a_named_machine_has_no_room_for():
         lambda: show_proof(None, LARGE, 8),
         lambda: show_program(None, LARGE, 8, 0),
         lambda: plan_on(settings.read(None, LARGE), 8, 1, 8),
-        lambda: find_layouts(PlanRequest(None, (*LARGE, "parallel.zero=0"), 8)),
+        lambda: find_layouts(PlanRequest(overrides=(*LARGE, "parallel.zero=0")), 8),
     ):
         with pytest.raises(ConfigError, match=r"GB|memory"):
             refused()
@@ -166,7 +168,7 @@ MIXTRAL = ("model.preset=mixtral-8x7b", "batch.global=64", "precision.compute=bf
 )
 def test_rules_that_decided_are_true_of_the_layout_below_which_they_stand(fixed, said, unsaid):
     """Of what the user has fixed, no rule has decided."""
-    answer = find_layouts(PlanRequest(None, (*MIXTRAL, *fixed), 16, top=2))
+    answer = find_layouts(PlanRequest(overrides=(*MIXTRAL, *fixed), top=2), 16)
     text = answer.as_text()
     assert said in text and unsaid not in text
     layout, machine = answer.chosen[0].candidate.layout, answer.rates
@@ -181,10 +183,10 @@ def test_rules_that_decided_are_true_of_the_layout_below_which_they_stand(fixed,
 def test_advice_counts_the_memory_that_a_plan_is_held_to():
     """Not that of the whole machine, of which a limit leaves a part."""
     keys = ("model.layers=4", "model.width=1024", "data.sequence=512", "model.heads=4", "batch.global=16")
-    answer = find_layouts(PlanRequest(None, (*keys, "memory.limit_gb=0.45"), 8))
+    answer = find_layouts(PlanRequest(overrides=(*keys, "memory.limit_gb=0.45")), 8)
     assert answer.rates.memory_bytes == 0.45e9
     assert not [line for line in answer.as_tree()["advice"] if "fits without" in line]
-    roomy = find_layouts(PlanRequest(None, (*keys, "parallel.zero=3"), 8)).as_tree()["advice"]
+    roomy = find_layouts(PlanRequest(overrides=(*keys, "parallel.zero=3")), 8).as_tree()["advice"]
     assert [line for line in roomy if "fits without" in line]
 
 
@@ -245,7 +247,7 @@ def test_a_line_holds_what_memory_says_of_all_microbatches(name):
         "batch.global=40",
         "batch.micro=1",
     )
-    answer = find_layouts(PlanRequest(None, (*SMALL, *fixed, "data.sequence=64"), 2, "h100-80gb"))
+    answer = find_layouts(PlanRequest(overrides=(*SMALL, *fixed, "data.sequence=64"), machine="h100-80gb"), 2)
     for line in answer.chosen:
         usages = predict(planned_layout(line.config, 2, answer.rates), on_gpu=True)
         assert line.held == max(usage.on_device for usage in usages), line.candidate.layout.describe()
@@ -257,7 +259,7 @@ def test_a_line_holds_what_memory_says_of_all_microbatches(name):
 )
 def test_a_tail_and_a_group_hold_what_memory_says(ranks, more):
     fixed = ("parallel.tp=1", "batch.global=40", "batch.micro=1", "data.sequence=64", "memory.recompute=none")
-    answer = find_layouts(PlanRequest(None, (*SMALL, *fixed, *more), ranks, "h100-80gb"))
+    answer = find_layouts(PlanRequest(overrides=(*SMALL, *fixed, *more), machine="h100-80gb"), ranks)
     for line in answer.chosen:
         usages = predict(planned_layout(line.config, ranks, answer.rates), on_gpu=True)
         assert line.held == max(usage.on_device for usage in usages), line.candidate.layout.describe()
@@ -273,9 +275,9 @@ def test_a_table_of_many_microbatches_is_planned_and_a_wrong_one_refused(tmp_pat
     if last:  # the first rank waits for B0, the second for F3
         table.write_text(f"rank 0: {rows[0]}\nrank 1: {last} " + rows[1].replace(f" {last}", ""))
         with pytest.raises(ConfigError, match=r"of the first: .*(must ascend|deadlock)"):
-            find_layouts(PlanRequest(None, (*SMALL, *keys), 2, "h100-80gb"))
+            find_layouts(PlanRequest(overrides=(*SMALL, *keys), machine="h100-80gb"), 2)
         return
-    assert find_layouts(PlanRequest(None, (*SMALL, *keys), 2, "h100-80gb")).chosen
+    assert find_layouts(PlanRequest(overrides=(*SMALL, *keys), machine="h100-80gb"), 2).chosen
 
 
 def test_programs_are_proved_of_lines_alone(monkeypatch):
@@ -284,7 +286,7 @@ def test_programs_are_proved_of_lines_alone(monkeypatch):
     monkeypatch.setattr(
         program, "check", lambda *given, **keys: proved.append(given) or check(*given, **keys)
     )
-    answer = find_layouts(PlanRequest(None, (*SMALL, "batch.global=16"), 4, "h100-80gb", top=3))
+    answer = find_layouts(PlanRequest(overrides=(*SMALL, "batch.global=16"), machine="h100-80gb", top=3), 4)
     assert len(answer.found.every) > 20 and 1 <= len(proved) <= len(answer.chosen) == 3
     assert all(one != other for one, other in itertools.combinations(proved, 2))
 

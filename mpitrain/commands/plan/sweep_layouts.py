@@ -1,4 +1,4 @@
-"""What `mpitrain sweep` is asked for: layouts, the machine that predicts, and files to be written.
+"""Layouts of `mpitrain sweep`, the machine that predicts them, and files to be written.
 
 A layout is words as after --set, `parallel.pp=2 pipeline.schedule=zbv`; a file has one a line.
 """
@@ -7,12 +7,13 @@ import csv
 import io
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from mpitrain import config as settings
 from mpitrain.commands.output_file import require_file, require_plotting, write
+from mpitrain.commands.requests import SweepRequest
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError
@@ -32,60 +33,44 @@ MOST_BYTES = 1 << 18  # of a file of layouts
 MOST_LAYOUTS = 1_000
 
 
-class SweepRequest(NamedTuple):
-    """What was asked.
+def require_files(asked: SweepRequest) -> None:
+    """Raise ConfigError for a file that can't be written, before anything is measured."""
+    if asked.out is not None:
+        require_file("--out", asked.out)
+    if asked.svg is not None:
+        require_file("--svg", asked.svg, (".svg",))
+        require_plotting(asked.svg, "--svg")
 
-    layouts: as they were typed. file: of more of them. scaling: strong or weak; None: none.
-    over: numbers of ranks, as typed. machine: overrides run.machine; None: not given.
-    out, svg: a CSV and a picture to be written.
+
+def machine_name(asked: SweepRequest) -> str:
+    """Return the machine that predicts the steps of a layout that names none."""
+    return asked.machine or config_of(asked).config.run.machine or ON_CPU
+
+
+def rates_for(asked: SweepRequest, config: Config, node_ranks: int) -> MachineRates:
+    """Return the figures that predict a layout's steps, with so many ranks on a node.
+
+    comm.node_ranks overrides these. Raises ConfigError.
     """
+    name = asked.machine or config.run.machine or ON_CPU
+    return rates_of(settings.with_values(config, {"run.machine": name}), node_ranks)
 
-    config: str | None
-    overrides: tuple[str, ...]
-    layouts: tuple[str, ...] = ()
-    file: str | None = None
-    scaling: str | None = None
-    over: str | None = None
-    machine: str | None = None
-    steps: int = 5
-    out: str | None = None
-    svg: str | None = None
-    json: bool = False
 
-    def require_files(self) -> None:
-        """Raise ConfigError for a file that can't be written, before anything is measured."""
-        if self.out is not None:
-            require_file("--out", self.out)
-        if self.svg is not None:
-            require_file("--svg", self.svg, (".svg",))
-            require_plotting(self.svg, "--svg")
+def read_layouts(asked: SweepRequest) -> list[str]:
+    """Return all layouts, proved to be words. Raises ConfigError if there are too many."""
+    layouts = [each.strip() for each in asked.layouts]
+    if asked.file is not None:
+        layouts += _lines_of(asked.file)
+    if len(layouts) > MOST_LAYOUTS:
+        raise ConfigError(f"found {len(layouts):,} layouts, needed at most {MOST_LAYOUTS:,}")
+    for layout in layouts:
+        config_of(asked, layout)  # what is misspelt is no row
+    return layouts
 
-    def machine_name(self) -> str:
-        """Return the machine that predicts the steps of a layout that names none."""
-        return self.machine or self.config_of("").config.run.machine or ON_CPU
 
-    def rates(self, config: Config, node_ranks: int) -> MachineRates:
-        """Return the figures that predict a layout's steps, with so many ranks on a node.
-
-        comm.node_ranks overrides these. Raises ConfigError.
-        """
-        name = self.machine or config.run.machine or ON_CPU
-        return rates_of(settings.with_values(config, {"run.machine": name}), node_ranks)
-
-    def read_layouts(self) -> list[str]:
-        """Return all layouts, proved to be words. Raises ConfigError if there are too many."""
-        layouts = [each.strip() for each in self.layouts]
-        if self.file is not None:
-            layouts += _lines_of(self.file)
-        if len(layouts) > MOST_LAYOUTS:
-            raise ConfigError(f"found {len(layouts):,} layouts, needed at most {MOST_LAYOUTS:,}")
-        for layout in layouts:
-            self.config_of(layout)  # what is misspelt is no row
-        return layouts
-
-    def config_of(self, layout: str) -> LoadedConfig:
-        """Return the configuration with a layout in it: what that leaves open is the default."""
-        return settings.read(self.config, (*self.overrides, *words_of(layout)))
+def config_of(asked: SweepRequest, layout: str = "") -> LoadedConfig:
+    """Return the configuration with a layout in it: what that leaves open is the default."""
+    return settings.read(asked.config, (*asked.overrides, *words_of(layout)))
 
 
 def _lines_of(path: str) -> list[str]:
