@@ -19,7 +19,7 @@ from mpitrain.schedules.search.problem import FORWARD, INPUT, ROUNDING, SMALL, W
 from mpitrain.schedules.search.timed_order import Order, OrderedPlay, Rows, TimedOrder, is_shorter, order_of
 from mpitrain.schedules.search_progress import Notify, SearchProgress
 
-KEPT = 10  # plans that others are made from
+KEPT, KEPT_OF_FEW = 10, 6  # plans that others are made from; where there is time for fewer than MANY plays
 RULES = 6  # simple rules that are followed at least, but for large steps
 OPERATIONS = 100_000  # of all plays under a limit: a second
 RULE_SHARE = 3  # as many simple rules are followed for each play that there is time for
@@ -69,7 +69,7 @@ def _play_known(problem: Problem, pool: list[RankedOrder], order: Order, overlap
         order = [[step for step in row if step[0] != WEIGHT] for row in order]
     if plan := OrderedPlay(problem, order, overlap).play():
         guide = Guide(*_starts(problem, plan), _unlimited(problem), overlap or 0)
-        _add(pool, RankedOrder(_cost(plan), plan, guide))
+        _add(problem, pool, RankedOrder(_cost(plan), plan, guide))
 
 
 def _improve(problem: Problem, pool: list[RankedOrder], is_brief: bool) -> None:
@@ -85,13 +85,13 @@ def _improve(problem: Problem, pool: list[RankedOrder], is_brief: bool) -> None:
     moves = min(MOVES * number, MOST_MOVES)
     for best in pool[: 1 if is_brief or number < MANY else KEPT]:
         plan = polish(problem, best.plan, moves // 16 if is_brief else moves)
-        _add(pool, RankedOrder(_cost(plan), plan, best.guide))
+        _add(problem, pool, RankedOrder(_cost(plan), plan, best.guide))
 
 
 def _play(problem: Problem, pool: list[RankedOrder], guide: Guide) -> None:
-    longest = pool[-1].cost[0] if len(pool) == KEPT else inf
+    longest = pool[-1].cost[0] if len(pool) == _most_kept(problem) else inf
     if plan := ListSchedule(problem, guide, longest).play():
-        _add(pool, RankedOrder(_cost(plan), plan, guide))
+        _add(problem, pool, RankedOrder(_cost(plan), plan, guide))
 
 
 def _is_best(problem: Problem, candidate: RankedOrder) -> bool:
@@ -111,11 +111,15 @@ def levels(problem: Problem) -> list[float]:
     return [*tried, top]
 
 
+def _most_kept(problem: Problem) -> int:
+    return KEPT if num_plays(problem.num_operations) >= MANY else KEPT_OF_FEW
+
+
 def _cost(plan: TimedOrder) -> tuple[float, float]:
     return plan.makespan, plan.span
 
 
-def _add(pool: list[RankedOrder], candidate: RankedOrder) -> None:
+def _add(problem: Problem, pool: list[RankedOrder], candidate: RankedOrder) -> None:
     """Take a candidate into the pool if it is one of the best; of two makespans that are equal one stays."""
     equal = [one for one in pool if abs(candidate.cost[0] - one.cost[0]) <= ROUNDING * one.cost[0]]
     if equal and not is_shorter(candidate.plan, equal[0].plan):
@@ -124,7 +128,7 @@ def _add(pool: list[RankedOrder], candidate: RankedOrder) -> None:
         pool.remove(equal[0])
     pool.append(candidate)
     pool.sort(key=lambda one: one.cost)
-    del pool[KEPT:]
+    del pool[_most_kept(problem) :]
 
 
 # ---------------------------------------------------------------- guides

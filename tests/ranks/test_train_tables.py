@@ -123,7 +123,6 @@ def searched(seed, num_ranks):
     return name, catalog.build(name, num_ranks, m, options)
 
 
-@pytest.mark.sizes(2)
 def test_orders_that_are_searched_for_train_to_the_same_bits(world, tmp_path):
     from mpitrain.schedules.table import write_table
 
