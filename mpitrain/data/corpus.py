@@ -181,6 +181,19 @@ def part_documents(
         first += count
 
 
+def require_begins(corpus: Corpus, listing: Listing, counts: list[int], rule: TokenRule) -> None:
+    """Read how each file begins, before any is read whole to be compared. Raises DataError.
+
+    A header or an index can declare far more than its file holds.
+    """
+    for number in range(len(listing.files)):
+        first = next(part_documents(corpus, listing, counts, Position(number), rule, 0), None)
+        if first is None or first.file != number:  # damaged, or without a document
+            for _ in part_documents(corpus, listing, counts, BEGIN, rule, 0):
+                pass
+            return
+
+
 class _Damages:
     """What is wrong in one file: the first of it, and how much more."""
 

@@ -12,6 +12,7 @@ none of these                      all documents are tokenized
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import msgspec
 import numpy as np
 
 from mpitrain.data.conversations import Conversations
-from mpitrain.data.corpus import DAMAGED, Corpus, list_parts, part_documents
+from mpitrain.data.corpus import DAMAGED, Corpus, list_parts, part_documents, require_begins
 from mpitrain.data.corpus_files import (
     Listing,
     fingerprint,
@@ -106,7 +107,7 @@ def prepare(
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        place = SharedFolder(shared, work.origin, work.listing, report.doing) if shared else None
+        place = SharedFolder(shared, work.origin, work.listing, report.doing, work.begins) if shared else None
         if place and _is_taken(place, folder, work, accept):
             return
         description = _prepared(folder, work, accept)
@@ -132,7 +133,7 @@ def prepare_store(
     """
     work = _work(corpus, tokenizer, encoder_of, report)
     work = work._replace(origin=of_content(work.origin))
-    place = SharedFolder(shared, work.origin, work.listing, report.doing)
+    place = SharedFolder(shared, work.origin, work.listing, report.doing, work.begins)
     try:
         place.path.mkdir(parents=True, exist_ok=True)
         with locked(place.path):
@@ -157,6 +158,7 @@ class _Work(NamedTuple):
 
     first_of_validation: the first file of data.val_path; None: there is no such path.
     counts: files of each source.
+    begins: reads how each file begins.
     """
 
     origin: Origin
@@ -167,6 +169,7 @@ class _Work(NamedTuple):
     encoder_of: EncoderOf
     report: Reporter
     counts: Sequence[int]
+    begins: Callable[[], None]
 
 
 def _work(corpus: Corpus, tokenizer: Tokenizer, encoder_of: EncoderOf, report: Reporter) -> _Work:
@@ -187,7 +190,8 @@ def _work(corpus: Corpus, tokenizer: Tokenizer, encoder_of: EncoderOf, report: R
     def texts(begin: Position, num_damaged: int) -> Iterator[Document]:
         return part_documents(corpus, listing, counts, begin, rule, num_damaged)
 
-    return _Work(origin, listing, texts, first, tokenizer, encoder_of, report, counts)
+    begins = partial(require_begins, corpus, listing, counts, rule)
+    return _Work(origin, listing, texts, first, tokenizer, encoder_of, report, counts, begins)
 
 
 def _origin(

@@ -27,13 +27,22 @@ from mpitrain.inputs import folder_of, kind_of, open_regular, remove, rename, re
 class SharedFolder:
     """The place of one corpus and tokenizer in data.tokens."""
 
-    def __init__(self, folder: str | Path, origin: Origin, listing: Listing, each: Callable[[str], object]):
+    def __init__(
+        self,
+        folder: str | Path,
+        origin: Origin,
+        listing: Listing,
+        each: Callable[[str], object],
+        before: Callable[[], object] = lambda: None,
+    ):
+        """before: called before files are read to be compared; raises what is wrong with them."""
         left_out = {reason: len(names) for reason, names in listing.left_out.items()}
         seen = msgspec.json.encode((of_content(origin), looks_of(listing), left_out), order="sorted")
         self._looks = xxhash.xxh3_128_hexdigest(seen)
         if known := folder_from(Path(folder), self._looks):
             self.path = known
             return
+        before()
         what = msgspec.json.encode((of_content(origin), content_of(listing, each), left_out), order="sorted")
         self.path = Path(folder) / xxhash.xxh3_128_hexdigest(what)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from mpitrain.data import corpus_files, shared_tokens, tokens, verified
 from mpitrain.data.corpus import Corpus, corpus_of
 from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import load_tokenizer, vocabulary_of
+from mpitrain.errors import DataError
 from mpitrain.training import corpora
 from mpitrain.training.corpora import PreparedCorpus
 
@@ -92,6 +94,25 @@ def test_what_the_store_has_is_neither_read_nor_compared_again(prepared, tmp_pat
     (tmp_path / "corpus/1.txt").write_text("two")  # the name and size of before
     prepared(tmp_path / "c", tmp_path / "store")
     assert (tmp_path / "c/tokens.bin").read_bytes().startswith(b"two")
+
+
+def test_an_index_that_declares_more_than_it_has_is_refused_before_files_are_compared(tmp_path, monkeypatch):
+    """Its 1.4 TB, all of them holes, would be read for hours. One file or two: each is looked at."""
+
+    def fail(*_):
+        raise AssertionError("the files were read whole")
+
+    monkeypatch.setattr(shared_tokens, "content_of", fail)
+    (tmp_path / "corpus").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"corpus/{name}.bin").write_bytes(b"12" if name == "b" else b"1234")
+        with open(tmp_path / f"corpus/{name}.idx", "wb") as file:
+            file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1 << 36, 1 << 36))
+            file.truncate(34 + 20 * (1 << 36))
+        with pytest.raises(DataError, match=f"{name}.idx declares"):
+            prepare(
+                Corpus("megatron", tmp_path / "corpus"), BYTES, tmp_path / "data", shared=tmp_path / "store"
+            )
 
 
 def test_files_of_equal_size_are_read_whole_only_if_they_begin_alike(tmp_path, monkeypatch):
