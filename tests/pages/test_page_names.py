@@ -27,6 +27,7 @@ OF_OTHERS = {
     "--rocm",
     "--with-cuda",
     "--with-ft",
+    "--model_args",
     "--bind-to",
     "--distribution",
     "--map-by",
