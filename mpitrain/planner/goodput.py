@@ -20,6 +20,7 @@ STORAGE_RATE = 2e11
 LEAST_EVERY_S = 300.0  # between saves: more often is nobody's practice
 MOST_WRITING = 0.2  # of the time: what storage sustains beside its other users
 RESTART_S = 600.0  # until a failed job is started again, a guess
+REPLACE_S = 60.0  # until a run has left a lost node for a spare one of its job, a guess
 # between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
 NODE_HOURS = 6334
 GUESS, PREDICTED = "a guess", "predicted"
@@ -62,6 +63,16 @@ class Goodput(NamedTuple):
     share: float
 
 
+class CopiesInMemory(NamedTuple):
+    """What recovery.every and spare nodes leave of a training.
+
+    every: the best number of steps between copies. share: of time that trains.
+    """
+
+    every: int
+    share: float
+
+
 def save_times(
     model: StepModel, layout: StepLayout, machine: MachineRates, blocking: bool, stated_s: float = 0.0
 ) -> SaveTimes:
@@ -80,11 +91,15 @@ def save_times(
         )
     if blocking:
         return SaveTimes(took, took, source, source)
+    known = machine.host_copy or not machine.on_gpu
+    return SaveTimes(took, min(took, copy_s(model, layout, machine)), source, PREDICTED if known else GUESS)
+
+
+def copy_s(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
+    """Return how long a rank copies its state to memory of the node."""
     copied = SAVE_BYTES * owned_numbers(model, layout)
-    if not machine.on_gpu:
-        return SaveTimes(took, min(took, 2 * copied / machine.memory_bandwidth), source, PREDICTED)
-    stall = copied / (machine.host_copy or HOST_COPY)
-    return SaveTimes(took, min(took, stall), source, PREDICTED if machine.host_copy else GUESS)
+    rate = (machine.host_copy or HOST_COPY) if machine.on_gpu else machine.memory_bandwidth / 2
+    return copied / rate
 
 
 def _nodes(layout: StepLayout, machine: MachineRates) -> int:
@@ -108,3 +123,19 @@ def goodput(
     share = max(0.0, 1 - lost)
     hours_of_ranks = took * layout.ranks / 3600
     return Goodput(steps, took / 86400, hours_of_ranks, save.took_s, save.stall_s, every, restart, share)
+
+
+def with_copies(
+    saved: Goodput, layout: StepLayout, machine: MachineRates, seconds: float, hours: float, copying_s: float
+) -> CopiesInMemory:
+    """Return the same where copies are in memory of two nodes each, and a spare node replaces a lost one.
+
+    saved: without; as much is saved on disk. seconds: of a step. copying_s: of a copy, see copy_s(). It
+    is sent under the next step, so that a lost node takes along the step under way and the one before.
+    """
+    mtbf = 3600 * hours / _nodes(layout, machine)
+    steps = max(1, round(math.sqrt(2 * copying_s * mtbf) / seconds))
+    every = steps * seconds
+    restart = REPLACE_S + machine.start_s
+    lost = saved.stall_s / saved.save_every_s + copying_s / every + (every / 2 + seconds + restart) / mtbf
+    return CopiesInMemory(steps, max(0.0, 1 - lost))

@@ -36,7 +36,16 @@ from mpitrain.planner.explained import (
     rules,
     why_lost,
 )
-from mpitrain.planner.goodput import NODE_HOURS, Goodput, SaveTimes, goodput, save_times
+from mpitrain.planner.goodput import (
+    NODE_HOURS,
+    CopiesInMemory,
+    Goodput,
+    SaveTimes,
+    copy_s,
+    goodput,
+    save_times,
+    with_copies,
+)
 from mpitrain.planner.search import Candidate, SearchResult
 from mpitrain.training.run_plan import beginning
 
@@ -212,7 +221,7 @@ class PlanAnswer(NamedTuple):
             "notes": self.notes,
             "best": [self._tree_of(each) for each in self.chosen],
             "advice": self._advice(),
-            **({"training": self._training()._asdict()} if self.tokens else {}),
+            **({"training": self._tree_of_training()} if self.tokens else {}),
         }
 
     def _tree_of(self, each: RunnableLayout) -> dict[str, Any]:
@@ -255,6 +264,19 @@ class PlanAnswer(NamedTuple):
         best = self.chosen[0].expected(self.rates)
         hours = self.asked.node_hours or NODE_HOURS
         return goodput(best.layout, self.rates, best.found.seconds, self.tokens, hours, self._save())
+
+    def _copies(self) -> CopiesInMemory | None:
+        """What recovery.every adds on several nodes; None on one, which has no partner."""
+        best = self.chosen[0].expected(self.rates)
+        if best.layout.ranks <= self.rates.ranks_per_node:
+            return None
+        hours = self.asked.node_hours or NODE_HOURS
+        copying_s = copy_s(self.model, best.layout, self.rates)
+        return with_copies(self._training(), best.layout, self.rates, best.found.seconds, hours, copying_s)
+
+    def _tree_of_training(self) -> dict[str, Any]:
+        copies = self._copies()
+        return {**self._training()._asdict(), "copies": copies and copies._asdict()}
 
     def as_text(self) -> str:
         best = self.chosen[0].expected(self.rates)
@@ -350,9 +372,16 @@ class PlanAnswer(NamedTuple):
         words += f"; with one of a node each {self.asked.node_hours or NODE_HOURS:,.0f} h "
         if not found.share:
             return words + "no time is left between failures and saves"
-        return (
-            f"{words}and {self._save().describe()} every {found.save_every_s / 60:,.0f} minutes "
+        words += (
+            f"and {self._save().describe()} every {found.save_every_s / 60:,.0f} minutes "
             f"{100 * found.share:.1f} % of the time trains: {within(found.days / found.share)} days"
+        )
+        copies = self._copies()
+        if not copies or copies.share <= found.share:
+            return words
+        return (
+            f"{words}\nrecovery.every = {copies.every} and a spare node (mpitrain job slurm --spare 1): "
+            f"{100 * copies.share:.1f} % of the time trains: {within(found.days / copies.share)} days"
         )
 
 

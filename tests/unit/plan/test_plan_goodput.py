@@ -1,5 +1,6 @@
 """What saves and failures leave of a training: against a training that is played failure by failure."""
 
+import json
 import random
 
 import pytest
@@ -9,7 +10,7 @@ from public_models import public_model
 from mpitrain.cli import cli
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
-from mpitrain.planner.goodput import RESTART_S, SaveTimes, goodput, save_times
+from mpitrain.planner.goodput import REPLACE_S, RESTART_S, SaveTimes, goodput, save_times, with_copies
 
 H100, MEASURED, LAPTOP = (machine_of(find_machine(name)) for name in ("h100-80gb", "h100-measured", "laptop"))
 SHAPE = public_model("llama3-8b")
@@ -48,6 +49,33 @@ def test_the_share_that_trains_is_that_of_a_training_that_is_played(hours, stall
     for other in (0.3, 3.0):  # no other interval is better
         worse = share_of_play(stall, took, max(took, other * found.save_every_s), mtbf, found.restart_s)
         assert worse <= found.share + 0.01
+
+
+@pytest.mark.parametrize("hours", [20, 6334])
+@pytest.mark.parametrize("copying_s", [0.05, 1.0])
+def test_copies_in_memory_leave_what_a_training_that_is_played_has(hours, copying_s):
+    saved = goodput(LAYOUT, H100, 6.0, 1e12, hours, save(1e-9, 30.0))
+    copies = with_copies(saved, LAYOUT, H100, 6.0, hours, copying_s)
+    mtbf = 3600 * hours / 8
+    lost_s = 6.0 + REPLACE_S  # the step before the one under way has its copy on one node alone
+    played = share_of_play(copying_s, copying_s, copies.every * 6.0, mtbf, lost_s)
+    assert copies.share == pytest.approx(played, abs=0.015)
+    assert hours > 20 or copies.share > saved.share + 0.05
+    for other in (0.3, 3.0):
+        every = max(1, round(other * copies.every)) * 6.0
+        assert share_of_play(copying_s, copying_s, every, mtbf, lost_s) <= copies.share + 0.01
+
+
+def test_a_plan_says_what_copies_in_memory_leave():
+    words = ["plan", "llama3.1-8b", "--ranks", "64", "--machine", "h100-80gb", "--tokens", "1T"]
+    found = json.loads(CliRunner().invoke(cli, [*words, "--json"]).output)["training"]
+    said = CliRunner().invoke(cli, words).output
+    assert found["share"] < found["copies"]["share"] < 1
+    share = 100 * found["copies"]["share"]
+    assert f"\nrecovery.every = {found['copies']['every']} and a spare node" in said, said
+    assert f"{share:.1f} % of the time trains" in said, said
+    one_node = CliRunner().invoke(cli, [*words[:3], "8", *words[4:], "--json"]).output
+    assert json.loads(one_node)["training"]["copies"] is None
 
 
 def test_a_save_in_the_background_ends_before_the_next_begins():
