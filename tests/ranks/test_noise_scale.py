@@ -54,8 +54,8 @@ def walked(world, config):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
 
     plan = plan_of(config)
     mesh = build_mesh(plan, world)

@@ -213,7 +213,7 @@ def test_a_run_writes_a_file_that_predicts_the_next(tmp_path):
         [*words, f"--set=run.dir={tmp_path / 'three'}", "--calibrate", path, "--dry-run"],
     )
     assert first.returncode == 0, tail(first.output)
-    begun = f"calibrated {path}, begun with", f"--calibrate: {path} begins with"  # launches are 20 to 80 %
+    begun = f"calibrated {path}, starting from", f"--calibrate: {path} begins with"  # launches are 20 to 80 %
     assert any(each in first.output for each in begun)
     assert find_machine(path).name.endswith(", calibrated")
     assert refused.returncode == 2 and refused.output.count("its folder can't be written") == 1

@@ -67,12 +67,14 @@ def test_a_slow_node_is_replaced_and_the_run_has_the_same_bits(allocation, text,
     assert whole.returncode == 0 and loss_lines(run_dir) == loss_lines(allocation / "whole")
 
 
+@LONG
 def test_a_slow_node_stays_where_there_is_no_other(allocation, text):
     done = supervised(allocation / "run", text, SLOW, 4, recovery_replace_slow=2.0, parallel_dp=4)
     assert done.returncode == 0 and starts(done.output) == ["a b c d"], tail(done.output, 40)
     assert "rank 1 on b is slow" in done.output, tail(done.output, 40)
 
 
+@LONG
 def test_a_node_that_errs_is_replaced(allocation, text):
     """Three data ranks: the majority knows who is wrong."""
     keys = dict(parallel_dp=3, parallel_zero=0, numerics_check_every=4, batch_global=12)

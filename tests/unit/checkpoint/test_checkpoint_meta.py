@@ -28,7 +28,8 @@ class Step:
 @pytest.mark.parametrize("key", Known.__struct_fields__)
 def test_every_key_of_a_checkpoint_is_read_by_somebody(key):
     """Saving a key isn't reading it."""
-    read = re.compile(rf"""meta(\.get\("{key}"|\["{key}"\](?! =[^=]))""")
+    name = f'("{key}"|{key.upper()})'
+    read = re.compile(rf"""meta(\.get\({name}|\[{name}\](?! =[^=]))""")
     assert any(read.search(path.read_text(encoding="utf-8")) for path in SOURCES)
 
 

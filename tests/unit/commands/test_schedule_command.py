@@ -342,7 +342,7 @@ def test_the_command_imports_neither_torch_nor_mpi4py():
 
 
 def test_compare_lists_every_schedule_the_fastest_first():
-    found = json.loads(run("compare", "--stages", 4, "--microbatches", 8, "--json"))
+    found = json.loads(run("compare", "--stages", 2, "--microbatches", 4, "--json"))
     assert {one["schedule"] for one in found["schedules"]} | set(found["undefined"]) == set(catalog.NAMES)
     places = [(one["dominated_by"] is not None, one["makespan"]) for one in found["schedules"]]
     assert places == sorted(places)
@@ -353,7 +353,7 @@ def test_compare_lists_every_schedule_the_fastest_first():
             assert better["makespan"] <= one["makespan"] * (1 + 1e-9)
             assert better["peak_stashes"] <= one["peak_stashes"] * (1 + 1e-9)
     for one in found["schedules"]:
-        alone = as_json(one["schedule"], "--stages", 4, "--microbatches", 8)
+        alone = as_json(one["schedule"], "--stages", 2, "--microbatches", 4)
         assert (one["makespan"], one["span"], one["bubble_rate"]) == (
             alone["makespan"],
             alone["span"],
@@ -395,7 +395,7 @@ def test_compare_says_why_a_schedule_is_undefined():
 
 
 def test_compare_marks_what_is_above_the_limit():
-    lines = run("compare", "--stages", 4, "--microbatches", 8, "--memory-limit", 4).splitlines()
+    lines = run("compare", "--stages", 2, "--microbatches", 4, "--memory-limit", 2).splitlines()
     names = [line.partition("   ")[0].strip() for line in lines]
     assert "gpipe (above the limit)" in names
     assert [name for name in names if name.startswith("1f1b (dominated by ")]
@@ -429,7 +429,7 @@ def test_frontier_is_printed_drawn_and_returned(tmp_path):
 
 def test_compare_fits_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    table = run("compare", "--stages", 8, "--microbatches", 16).split("\n\n")[1].splitlines()
+    table = run("compare", "--stages", 4, "--microbatches", 8).split("\n\n")[1].splitlines()
     assert max(map(len, table)) <= 80 and sum("1f1b " in line for line in table) % 2 == 0
     assert sum(line.split()[0] == "schedule" for line in table) == 2
 
