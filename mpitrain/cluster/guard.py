@@ -50,9 +50,11 @@ class Guard:
     place: where it is.
     requests: why it has to leave.
     watchdog: the one of its node.
+    finalizes: whether leaving calls MPI_Finalize.
     """
 
     def __init__(self):
+        self.finalizes = True
         rank, size = rank_of_launcher()
         self.place = RankStatus(rank, f"rank {rank} of {size}", LIMIT_S)
         self.watchdog = WatchdogClient(self.place)
@@ -124,7 +126,8 @@ class Guard:
         above.go_on()  # Open MPI's takes part in MPI_Finalize
         above.close()
         self.watchdog.proceed()
-        finalize()
+        if self.finalizes:
+            finalize()
         self.place.enter("end", "leaving", LEFT)
         for name in ASKS:  # srun ends those that are left when the first leaves with 75
             # and Python forgets handlers on its way out, this not
