@@ -8,6 +8,7 @@ import sys
 import pytest
 from conftest import LONG
 from effort import numbers
+from folders import SUPPORT
 from launch import mpirun, tail
 from new_family import CAPPED
 
@@ -18,6 +19,7 @@ from mpitrain.plan.declared.family import FAMILIES, presets
 from mpitrain.plan.predict.step_time.machine import find_machine
 
 SHORT, MEDIUM, LONGEST = 1024, 8192, 131072  # tokens of a sequence
+ON_PATH = {"PYTHONPATH": str(SUPPORT)}  # a family of one's own
 ALL = {**FAMILIES.built_in(), "new_family:CAPPED": CAPPED}
 
 # each model in turn as a run: of a short sequence one step, of longer ones what MFU is counted by
@@ -111,7 +113,7 @@ def test_random_models_have_the_figures_of_their_runs(tmp_path):
     found = []
     for first in range(0, len(models), 10):
         asked = json.dumps([[*model, *short] for model in models[first : first + 10]])
-        done = mpirun(1, sys.executable, "-c", RUNS, asked, timeout=600)
+        done = mpirun(1, sys.executable, "-c", RUNS, asked, timeout=600, env=ON_PATH)
         assert done.returncode == 0, tail(done.output)
         found += [line.split()[1:] for line in done.output.splitlines() if line.startswith("FIGURES")]
     assert [int(count) for count, _ in found] == [count for count, _ in wanted]
