@@ -41,7 +41,7 @@ def require_fault_tolerance(num_spares: int, num_ranks: int) -> None:
     if not tells_of_deaths():
         raise ConfigError(
             f"{key}: found {MPI.get_vendor()[0]}, which ends when a rank dies, needed an MPI with ULFM; use "
-            "Open MPI 5, or leave recovery.spares out: mpitrain supervise starts a run again"
+            "Open MPI 5, or leave recovery.spares out: mpitrain supervise restarts a run"
         )
     if os.environ.get(ENABLED, "0").lower() not in ("1", "true", "yes", "enabled"):
         raise ConfigError(

@@ -119,7 +119,7 @@ class Guard:
         Open MPI's launcher, asked to end, kills ranks in MPI_Finalize and drops what they have
         said: the watchdog says it before.
         """
-        self.place.enter("end", "in MPI_Finalize", WAITING)
+        self.place.enter("end", "in MPI_Finalize" if self.finalizes else "leaving", WAITING)
         if self.requests.num_asked and code == STOPPED_EARLY and self.place.saved != NOT_KNOWN:
             self._say_left()
         above = launcher_above()

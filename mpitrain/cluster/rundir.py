@@ -11,7 +11,7 @@ loggers/       a folder per logger (run.loggers)
 huggingface/   what came along with weights of others: their config.json, tokenizer, generation_config.json
 ends.jsonl     how the run ended each time, as its jobs have noted (mpitrain job again)
 evaluations.jsonl  results of mpitrain eval
-unhealthy.jsonl     nodes that err or are slow, which mpitrain supervise leaves out
+unhealthy.jsonl  nodes that err or are slow, which mpitrain supervise leaves out
 recovery.json  where its copies in memory are (recovery.every), until it ends by itself
 trace.json     when each instruction of each rank ran (run.trace)
 profile.json   operators and kernels of some ranks, by instruction (run.profile)

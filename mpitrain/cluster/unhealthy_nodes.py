@@ -1,7 +1,7 @@
 """Nodes that err or are slow, as a run has found them: unhealthy.jsonl of its run directory, a line a node.
 
-`mpitrain supervise` starts the run again on nodes that aren't in it. How many it has to spare it
-tells a run by SPARES: without one, a slow node is better than none.
+`mpitrain supervise` starts the run on nodes that aren't in it. How many spare nodes it has, a run reads
+from the environment (SPARES): without one, a slow node is better than none.
 """
 
 import json
@@ -47,7 +47,7 @@ def noted(rundir: RunDir) -> dict[str, str]:
     for line in lines:
         try:
             node, why = (json.loads(line)[key] for key in ("node", "why"))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
         if isinstance(node, str) and isinstance(why, str):
             found[node] = why

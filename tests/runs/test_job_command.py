@@ -20,6 +20,8 @@ from conftest import LONG
 from launch import MPITRAIN, finished, patience
 
 from mpitrain.cli import cli
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.unhealthy_nodes import note
 from mpitrain.commands.job import spare_nodes, supervise
 from mpitrain.commands.job.again import IDLE, judge
 from mpitrain.commands.job.render import template
@@ -509,6 +511,22 @@ def test_a_job_with_spares_restarts_on_nodes_that_answer(
         ["--nodes=2", "--ntasks=8", f"--nodelist={chosen}"] for chosen in starts
     ], lines
     assert found == code and said in "\n".join(lines), lines
+
+
+def test_a_new_job_leaves_out_nodes_that_an_earlier_one_found_to_be_unhealthy(folder, monkeypatch):
+    Path("bin").mkdir()
+    Path("silent").touch()
+    command(folder / "bin/srun", SRUN)
+    command(folder / "bin/scontrol", "#!/bin/sh\nprintf '%s\\n' a b c\n")
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "site")
+    Path("runs/my run").mkdir(parents=True)
+    note(RunDir("runs/my run"), 9, ["b", "z"], "it is \x1b[31mslow")
+    lines = []
+    spares = spare_nodes.SpareNodes(2, ranks_per_node=4)
+    assert supervise.main(["srun", "mpitrain", "run"], "my run.toml", (), 100, lines.append, spares) == 0
+    assert "--nodelist=a,c" in Path("called").read_text().splitlines()[0]
+    assert lines[0].startswith("mpitrain supervise: excluded b: it is ") and "\x1b" not in lines[0]
 
 
 def test_a_job_asks_for_its_spares(folder):

@@ -98,7 +98,7 @@ def test_damaged_lines_name_no_node(tmp_path):
     assert noted(rundir) == {}
     note(rundir, 7, ["a"], "it errs")
     with rundir.unhealthy.open("ab") as file:
-        file.write(b'nothing\n[]\n{"node": 1, "why": ""}\n\xff\n')
+        file.write(b'nothing\n[]\n{"node": 1, "why": ""}\n\xff\n' + 100_000 * b"[" + b"\n")
     note(rundir, 9, ["b"], "it is slow")
     assert noted(rundir) == {"a": "it errs", "b": "it is slow"}
 

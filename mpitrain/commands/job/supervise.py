@@ -17,7 +17,7 @@ from mpitrain.cluster.unhealthy_nodes import SPARES
 from mpitrain.commands.job import again
 from mpitrain.commands.job.spare_nodes import SpareNodes
 from mpitrain.errors import BAD_INPUT, FAILED, STOPPED_EARLY, CheckpointError, ConfigError
-from mpitrain.inputs import shown
+from mpitrain.inputs import printable, shown
 
 FORWARDED = signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
@@ -83,14 +83,12 @@ def main(
     others in place of a slow node is.
     """
     with _Launches() as launches:
+        _leaves_out(nodes, config, overrides, say)
         while True:
             code = launches.run(command, nodes)
             if launches.asked or code == BAD_INPUT:
                 return code
-            unhealthy = nodes.exclude_unhealthy(_unhealthy_nodes(config, overrides)) if nodes else ""
-            if unhealthy:
-                say(f"mpitrain supervise: {unhealthy}")
-            elif code == STOPPED_EARLY:
+            if not _leaves_out(nodes, config, overrides, say) and code == STOPPED_EARLY:
                 return code
             verdict, why = again.main(code, config, overrides, most)
             say(f"mpitrain supervise: {why}")
@@ -103,13 +101,20 @@ def main(
                 return code or FAILED
 
 
-def _unhealthy_nodes(config: str | None, overrides: tuple[str, ...]) -> dict[str, str]:
-    """Return why the run has left nodes, by their names."""
+def _leaves_out(
+    nodes: SpareNodes | None, config: str | None, overrides: tuple[str, ...], say: Callable[[str], None]
+) -> bool:
+    """Exclude nodes that the run has found to err or to be slow; return whether there are more of them."""
+    if nodes is None:
+        return False
     rundir = RunDir(settings.load(config, overrides).run.dir)
     try:
-        return unhealthy_nodes.noted(rundir)
+        excluded = nodes.exclude_unhealthy(unhealthy_nodes.noted(rundir))
     except OSError as error:
         raise CheckpointError(f"{shown(rundir.unhealthy)}: {error.strerror}; remove it") from None
+    if excluded:
+        say(f"mpitrain supervise: {printable(excluded)}")
+    return bool(excluded)
 
 
 def _lacks_nodes(nodes: SpareNodes, say: Callable[[str], None]) -> bool:
