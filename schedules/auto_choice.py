@@ -67,7 +67,7 @@ def fastest(
             stage_times=stage_times_of(rank_of) if stage_times_of else options.stage_times
         )
         problem = _problem(rank_of, num_microbatches, asked)
-        if _is_in_vain(name, problem, best[0][0] if best else inf):
+        if _is_left_out(name, problem, best[0][0] if best else inf):
             continue
         taken = asked.only(catalog.FAMILIES[name].takes)
         try:
@@ -111,8 +111,8 @@ def _is_searched(name: str) -> bool:
     return "stage_times" in catalog.FAMILIES[name].takes
 
 
-def _is_in_vain(name: str, problem: Problem, makespan: float) -> bool:
-    """Whether a search for an order has no time, or can't be shorter than what is known.
+def _is_left_out(name: str, problem: Problem, makespan: float) -> bool:
+    """Return whether a schedule isn't searched for: no time, or it can't be shorter than the best so far.
 
     Below p stashes `zb-auto` and `zbv-auto` have no orders that the search of the same placement,
     which comes later, doesn't try.

@@ -1,9 +1,9 @@
 """Building blocks of a V for any memory (arXiv:2405.15362, appendix A), of which v-half and v-min are two.
 
 A block is repeated every six slots. The first rank has its four legs (see v_shape) in different slots of
-the six. From a rank to the next, legs down the ranks are `ahead` slots later, on later ranks perhaps
-`behind`; legs up again are one slot earlier. The later, the longer a stash is held, and the less is
-waited for in each turn.
+the six. From a rank to the next, legs down the ranks are `shift` slots later, from some rank on perhaps
+fewer (`small_shift`); legs up again are one slot earlier. The more, the longer a stash is held, and the
+less is waited for in each turn.
 """
 
 from collections.abc import Iterator
@@ -39,12 +39,15 @@ def _blocks(num_ranks: int) -> list[tuple[int, Offsets]]:
 def _patterns(num_ranks: int) -> Iterator[list[tuple[int, ...]]]:
     """Yield the slots, modulo six, of each rank's legs."""
     shifts = range(1, PERIOD)
-    for first, ahead, behind in product(permutations(shifts, 3), shifts, shifts):
-        for change in range(1, num_ranks) if behind < ahead else [num_ranks] * (behind == ahead):
+    for first, shift, small_shift in product(permutations(shifts, 3), shifts, shifts):
+        if small_shift > shift:
+            continue
+        # the number of ranks before the shift is the small one
+        for change in range(1, num_ranks) if small_shift < shift else [num_ranks]:
             block: list[tuple[int, ...]] = [(0, *first)]
             while len(block) < num_ranks and len(set(block[-1])) == len(LEGS):
-                shift = ahead if len(block) <= change else behind
-                block.append(tuple((s + d) % PERIOD for s, d in zip(block[-1], (shift, -1, shift, -1))))
+                down = shift if len(block) <= change else small_shift
+                block.append(tuple((s + d) % PERIOD for s, d in zip(block[-1], (down, -1, down, -1))))
             if len(set(block[-1])) == len(LEGS):
                 yield block
 

@@ -39,7 +39,7 @@ class ListSchedule:
         self.guide = guide
         self.longest = longest * (1 + ROUNDING)
         m = problem.num_microbatches
-        # when the message of each forward and I is there; behind the last microbatch none is
+        # when the message of each forward and I is there; after the last microbatch none is
         self.arrivals = [[[inf] * (m + 1) for _ in range(problem.num_stages)] for _ in (FORWARD, INPUT)]
         self.arrivals[FORWARD][0][:m] = [0] * m
         self.done = [[0] * problem.num_stages for _ in (FORWARD, INPUT)]
