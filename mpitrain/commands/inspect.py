@@ -92,7 +92,7 @@ def judged_job(
     default. Raises ConfigError for one that these have no room for.
     """
     given = settings.read(path, overrides)
-    nodes = num_nodes * node_ranks, num_nodes, node_ranks
+    nodes = _nodes_of_layout(num_nodes, node_ranks, given.config.recovery.spares)
     lines: list[str] = []
     if given.config.run.machine or given.config.memory.limit_gb:
         given, lines = _chosen(given, *nodes)
@@ -100,6 +100,20 @@ def judged_job(
     config = _on_gpu(given.config) if on_gpu else given.config
     judged = _plan_of(given.changed(config, KeyOrigin(PLANNER)), *nodes)
     return plan, [*lines, *judge(judged, config, _planned_from(given, *nodes), node_ranks)]
+
+
+def _nodes_of_layout(num_nodes: int, node_ranks: int, spares: int) -> tuple[int, int, int]:
+    """Return the number of ranks with a place in the layout, of their nodes, and of ranks on each.
+
+    Spare ranks (recovery.spares) are the last ones; 0 on each if they leave nodes that differ.
+    """
+    started = num_nodes * node_ranks
+    if spares >= started:
+        raise ConfigError(
+            f"recovery.spares = {spares}: found {started} ranks, needed more than spares; ask for more"
+        )
+    ranks = started - spares
+    return ranks, -(-ranks // node_ranks), 0 if ranks % node_ranks else node_ranks
 
 
 def _on_gpu(config: Config) -> Config:

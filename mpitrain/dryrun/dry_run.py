@@ -44,7 +44,13 @@ from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.training.agreed_layout import agreed_layout
-from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
+from mpitrain.training.agreement import (
+    attempt,
+    require_no_spares,
+    require_same_configuration,
+    require_time,
+    watch_time,
+)
 from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
 from mpitrain.training.tokenizing import OneTokenizer
 
@@ -239,6 +245,7 @@ def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
     if isinstance(read, InputError):
         raise read
     require_time(read.config)
+    require_no_spares(read.config)
     return beginning(read)[0]
 
 

@@ -32,6 +32,14 @@ def require_same_configuration(world: World, config: Config) -> None:
         world.require_same({key: repr(value) for key, value in settings.flatten(config).items()})
 
 
+def require_no_spares(config: Config) -> None:
+    """Raise ConfigError for spare ranks where nothing gives them the places of others."""
+    if spares := config.recovery.spares:
+        raise ConfigError(
+            f"recovery.spares = {spares}: only mpitrain run, without --dry-run, has spare ranks; leave it out"
+        )
+
+
 def require_time(config: Config) -> None:
     """Raise ConfigError unless what the user says of the time of this job can be read."""
     if config.run.time_limit:

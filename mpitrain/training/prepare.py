@@ -37,7 +37,13 @@ from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.plan.settings.rule_table import idle_settings
 from mpitrain.report.loggers.catalog import require_loggers
 from mpitrain.training.agreed_layout import agreed_layout
-from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
+from mpitrain.training.agreement import (
+    attempt,
+    require_no_spares,
+    require_same_configuration,
+    require_time,
+    watch_time,
+)
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_opening import Opening, PreparedRun
 from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
@@ -61,10 +67,7 @@ def open_run(
 ) -> tuple[PreparedRun, World]:
     """Join the ranks and open the run, without spare ranks. Collective over all ranks; raises as these do."""
     joined = join_ranks(path, overrides, guard)
-    if spares := joined.asked.config.recovery.spares:
-        error = ConfigError(f"recovery.spares = {spares}: only mpitrain run has spare ranks; leave it out")
-        error.everywhere = True
-        raise error
+    joined.world.on_every_rank("looking for spares", lambda: require_no_spares(joined.asked.config))
     return open_joined(joined, path, overrides, guard, record), joined.world
 
 

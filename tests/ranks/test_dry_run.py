@@ -467,6 +467,12 @@ def test_one_rank_with_another_configuration_is_named():
     assert "MeshError: optimizer.lr: found 0.5 on ranks 1, 2, 3, " in done.output, done.output
 
 
+def test_a_dry_run_has_no_spare_ranks():
+    with started(0, MPITRAIN, "run", "--dry-run", "--set", "recovery.spares=1") as job:
+        done = job.wait(60)
+    assert done.returncode == 2 and "recovery.spares = 1: only mpitrain run" in done.output, done.output
+
+
 def test_what_only_a_dry_run_has_is_refused_without_it():
     with started(0, MPITRAIN, "run", "--steps", "2") as job:
         done = job.wait(60)

@@ -128,7 +128,7 @@ MISUSED = {  # what a script does with the words of its command, the exit code, 
     "second": ("with open() as run: pass\nwith open() as run: pass", 1, "has opened a run before"),
     "nested": ("with open() as run:\n    with open() as run: pass", 1, "has opened a run before"),
     "thread": (
-        "with open() as run:\n    run._trainer.validate = lambda: other(run)\n    run.validate()",
+        "with open() as run:\n    run._trainer.validate = lambda **_: other(run)\n    run.validate()",
         0,
         "arrays(): called while another thread is in a method",
     ),

@@ -540,6 +540,18 @@ def test_a_job_asks_for_its_spares(folder):
         assert isinstance(done.exception, ConfigError) and "needed" in str(done.exception), done.output
 
 
+def test_spare_ranks_are_none_of_a_jobs_layout(folder):
+    spares = ("--ranks-per-node", "4", "--set", "recovery.spares=4")
+    done = job(
+        "slurm", *spares, "--set", "parallel.pp=4", "--set", "parallel.dp=2", "--set", "batch.global=8"
+    )
+    assert done.exit_code == 0, done.output
+    assert "3 nodes x 4 = 12, 4 of them spare, started by srun" in done.output
+    assert "pp(4) x dp(2) x" in done.output
+    done = job("slurm", "--ranks-per-node", "4", "--set", "recovery.spares=12", "--force")
+    assert isinstance(done.exception, ConfigError) and "found 12 ranks" in str(done.exception)
+
+
 @pytest.mark.parametrize("kind", ["slurm", pytest.param("pbs", marks=LONG), "lsf"])
 def test_a_job_believes_exit_code_0_only_with_the_last_step(folder, kind):
     """A rank that a library ends by exit(0) makes it the exit code of MPICH's mpirun."""

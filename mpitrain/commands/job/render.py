@@ -229,9 +229,11 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> 
     """Return what the job will do, and the commands that belong to it."""
     run = plan.config.run
     every = f"a checkpoint every {run.save_every}" if run.save_every else "a checkpoint at the end"
+    spare = plan.run_config.recovery.spares
     rows = {
-        "ranks": f"{asked.nodes} nodes x {asked.ranks_per_node} = {asked.ranks}, started by "
-        f"{asked.launch or scheduler.launch(asked)}",
+        "ranks": f"{asked.nodes} nodes x {asked.ranks_per_node} = {asked.ranks}"
+        + f", {spare} of them spare" * bool(spare)
+        + f", started by {asked.launch or scheduler.launch(asked)}",
         "layout": f"{plan.axes.grid}; {plan.config.pipeline.schedule}",
         "run": f"{shown(run.dir)}: {run.steps:,} steps, {every}",
         "time": f"{scheduler.time(asked.seconds)} per allocation; the run stops with a checkpoint before "
