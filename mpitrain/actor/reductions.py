@@ -152,12 +152,13 @@ class Gradients:
     def _note_shard(self, stage: int, bucket: BucketState) -> None:
         """Note the squares of what this rank's shard of the batch has added to a bucket."""
         if self._noise:
-            views = (
-                view
-                for spec, view in bucket.gradients[0].views()
+            gradient = bucket.gradients[0]
+            compared = (
+                spec
+                for spec in gradient.layout.specs
                 if self._compares(bucket, spec) and self._counts_or_replicates(stage, bucket, spec)
             )
-            self.squares_of_shards += noise_scale.squares(views)
+            self.squares_of_shards += noise_scale.squares(gradient.view(spec) for spec in compared)
 
     def wait(self) -> None:
         """Wait for everything that was started, and begin anew."""

@@ -21,6 +21,7 @@ LAYOUTS = [  # the layout, and the rows of a shard of the batch
     (("parallel.dp=2",), 4),
     (("parallel.dp=2", "parallel.zero=1", "model.tied=true"), 4),
     (("parallel.dp=2", "parallel.zero=3"), 2),
+    (("parallel.dp=2", "parallel.zero=2", "model.tied=true"), 2),
     (("parallel.dp=2", "parallel.tp=2"), 4),
     (("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=dualpipe", "parallel.reduce=step",
       "batch.micro=1"), 4),
@@ -34,12 +35,12 @@ def rows_of_step():
     return torch.randint(0, 256, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(3))
 
 
-def expected(weights, rows_each):
+def expected(weights, rows_each, uncompared):
     """Return |G|^2 and S of appendix A.1, of B_big = all tokens and B_small = those of a shard."""
 
     def square(rows):
         _, grads = loss_and_grads(weights, rows, **HAS)
-        return sum(float(grad.square().sum()) for grad in grads.values())
+        return sum(float(grad.square().sum()) for name, grad in grads.items() if name not in uncompared)
 
     rows = rows_of_step()
     shards = rows.split(rows_each)
@@ -72,7 +73,9 @@ def test_the_estimates_are_those_of_two_norms(world, layout, rows_each):
     config = resolved(world, *SETTINGS, *layout)
     found, with_noise, more = walked(world, config)
     weights = initial_weights(config)
-    signal, noise = once(world, (layout, "noise"), lambda: expected(weights, rows_each))
+    # uses of a tied embedding that are reduced apart, after each microbatch, are left out
+    uncompared = ("embedding.weight",) if {"parallel.zero=2", "model.tied=true"} <= {*layout} else ()
+    signal, noise = once(world, (layout, "noise"), lambda: expected(weights, rows_each, uncompared))
     wrong = [
         f"{name} is {found.noise[name]!r}, not {value!r}"
         for name, value in (("grad_signal", signal), ("grad_noise", noise))

@@ -328,9 +328,9 @@ class Gradient:
         if self.whole is not None:
             parameter.grad = _view(self.whole, self.layout, parameter.spec)
 
-    def views(self) -> Iterator[tuple[Spec, torch.Tensor]]:
-        """Yield each parameter with its gradient, whose buffer must be here."""
-        yield from ((spec, _view(self.whole, self.layout, spec)) for spec in self.layout.specs)
+    def view(self, spec: Spec) -> torch.Tensor:
+        """Return the gradient of a parameter, whose buffer must be here."""
+        return _view(self.whole, self.layout, spec)
 
     def zero(self) -> None:
         """Start a step."""
