@@ -442,6 +442,9 @@ class Pipeline(ConfigTable, frozen=True):
     memory_limit: Annotated[float, Meta(gt=0)] | None = None
     # automatic schedules: share of a stash that is kept from I to W; default: 1 with a memory_limit
     weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None
+    # automatic schedules: recompute activations where that makes a step with this memory_limit shorter;
+    # this share of a stash, the input of a stage, is kept then
+    recompute: Annotated[float, Meta(ge=0, lt=1)] | None = None
     # last n backwards run interleaved, bucket by bucket, so that reductions overlap; with zero 1 to
     # 3 also the first n forwards; only with one stage; 0: 1, or over several nodes up to 4, by
     # their links

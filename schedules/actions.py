@@ -3,6 +3,8 @@
     F3@1        forward of microbatch 3 on stage 1
     B3@1        its whole backward
     I3@1, W3@1  its backward for inputs, and for weights
+    R3@1        its forward again, before B3@1 or I3@1: activation recomputation. F3@1 then keeps its
+                input alone
     B7@1/0      part 0 of a backward that is walked in parts, from the last block to the first;
                 I7@1/0 and W7@1/0 likewise
     F7@1/0      part 0 of a forward that is walked in parts, from the first block to the last: of n
@@ -37,9 +39,9 @@ from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 
-COMPUTE = ("F", "B", "I", "W")
+COMPUTE = ("F", "B", "I", "W", "R")
 ADD_TO_GRADIENTS = ("B", "W")  # the kinds that add to weight gradients
-USE_PARAMETERS = ("F", "B", "I")  # W multiplies activations and gradients, and needs no parameters
+USE_PARAMETERS = ("F", "B", "I", "R")  # W multiplies activations and gradients, and needs no parameters
 SENDS = ("SEND_F", "SEND_B")
 RECEIVES = ("RECV_F", "RECV_B")
 REPEATED = ("GATHER", "RELEASE")  # as often as it takes; of the others each stands once

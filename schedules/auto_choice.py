@@ -12,7 +12,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.families.zb_auto import planned
-from mpitrain.schedules.options import UNIT_TIMES, Options, StageTimes
+from mpitrain.schedules.options import INPUT_SHARE, UNIT_TIMES, Options, StageTimes
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.played import Played, played
 from mpitrain.schedules.search.problem import ROUNDING, Problem, is_large, stage_costs
@@ -132,7 +132,8 @@ def _problem(rank_of: tuple[int, ...], num_microbatches: int, options: Options) 
     where = stage_costs(rank_of, options.times or UNIT_TIMES, options.stage_times)
     chunks = len(rank_of) // where.num_ranks
     assert options.memory_limit is not None and options.weight_memory is not None
-    return Problem(where, num_microbatches, options.memory_limit * chunks, options.weight_memory)
+    limit = options.memory_limit * chunks
+    return Problem(where, num_microbatches, limit, options.weight_memory, options.recompute)
 
 
 def _rank(problem: Problem, table: Table, options: Options) -> tuple[float, float, int, float] | None:
@@ -153,10 +154,12 @@ def _rank(problem: Problem, table: Table, options: Options) -> tuple[float, floa
     for pair in neighbours:
         for rank in set(pair) if pair[0] != pair[1] else ():
             messages[rank] += problem.num_microbatches
-    return makespan, span, max(messages), plan.peak(problem.late) / max(map(len, problem.stages))
+    return makespan, span, max(messages), plan.peak(problem) / max(map(len, problem.stages))
 
 
 def _played(table: Table, options: Options) -> Played:
     times, share = options.times or UNIT_TIMES, options.weight_memory
     assert share is not None
-    return played(table, times, options.memory_limit, share, most_proved=0, stage_times=options.stage_times)
+    return played(
+        table, times, options.memory_limit, share, 0, options.stage_times, options.recompute or INPUT_SHARE
+    )

@@ -18,6 +18,8 @@ class Times(NamedTuple):
 
 
 UNIT_TIMES = Times()
+# of a stash, the input of a stage of one block: a block keeps some twenty times its input
+INPUT_SHARE = 0.05
 
 
 class StageTimes(NamedTuple):
@@ -42,6 +44,8 @@ class Options(NamedTuple):
     memory_limit: float | None = None
     # share of a stash that is still held between I and W, if memory_limit counts bytes
     weight_memory: float | None = None
+    # automatic schedulers may recompute, and keep this share of a stash then: the input of the stage
+    recompute: float | None = None
     notify: Notify | None = None  # hears how far a search is; changes nothing
 
     def given(self) -> list[str]:

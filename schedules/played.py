@@ -7,7 +7,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.reductions import Reduction
-from mpitrain.schedules.options import UNIT_TIMES, StageTimes, Times
+from mpitrain.schedules.options import INPUT_SHARE, UNIT_TIMES, StageTimes, Times
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.proof.check import Proof, check
@@ -30,6 +30,7 @@ class Played:
     weight_memory: float
     proof: Proof | None
     stage_times: tuple[StageTimes, ...] | None = None
+    recompute: float = INPUT_SHARE
 
     @property
     def num_ranks(self) -> int:
@@ -83,18 +84,24 @@ class Played:
         """
         return [max((held for _, held in self.memory(rank)), default=0) for rank in range(self.num_ranks)]
 
+    @cached_property
+    def recomputed(self) -> set[tuple[int | None, ...]]:
+        """(microbatch, stage) of what is recomputed."""
+        return {action[1:3] for row in self.table.ranks for action in row if action.kind == "R"}
+
     def memory(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, stashes held from then on): a forward's from its start, and until B or W
-        has ended.
+        has ended. Of what is recomputed the input is held until then.
         """
         late = self.weight_memory
         whole = self.stashes_per_microbatch
-        change = {"F": 1, "I": late - 1, "B": -1, "W": -late}
+        change = {"F": 1, "I": late - 1, "B": -1, "W": -late, "R": 1 - self.recompute}
         held = 0.0
         curve = [(0.0, 0.0)]
         for action, start, end in self.timeline.computations(rank):
-            held += change[action.kind]
-            curve.append((start if action.kind == "F" else end, held / whole))
+            dropped = action.kind == "F" and action[1:3] in self.recomputed
+            held += self.recompute if dropped else change[action.kind]
+            curve.append((start if action.kind in ("F", "R") else end, held / whole))
         return curve
 
     @cached_property
@@ -107,7 +114,8 @@ class Played:
         costs = stage_costs(table.rank_of[: table.depth], self.times, self.stage_times)
         if parts == 1:
             limit = max(self.peak_stashes) * self.stashes_per_microbatch
-            return Problem(costs, table.num_microbatches, limit, self.weight_memory).bound
+            share = self.recompute if self.recomputed else None
+            return Problem(costs, table.num_microbatches, limit, self.weight_memory, share).bound
         way = Problem(costs, 1, len(costs.rank_of), self.weight_memory).bound / table.segments
         return max(way, max(map(self.timeline.busy, range(self.num_ranks))))
 
@@ -128,16 +136,17 @@ def played(
     weight_memory: float = 1.0,
     most_proved: int = PROVED_AT_ONCE,
     stage_times: tuple[StageTimes, ...] | None = None,
+    recompute: float = INPUT_SHARE,
 ) -> Played:
     """Prove a table if it has no more than so many operations, and play it with given times.
 
     memory_limit: in stashes of a rank's whole share of layers. weight_memory: the share of a stash
-    that is held between I and W. stage_times: of each stage, instead of equal shares. Raises
-    ScheduleError if the table has a flaw.
+    that is held between I and W. stage_times: of each stage, instead of equal shares. recompute: the
+    share of one that is held of what is recomputed. Raises ScheduleError if the table has a flaw.
     """
     proof = _prove(table) if sum(map(len, table.ranks)) <= most_proved else None
     timeline = simulate_table(table, times, stage_times)
-    return Played(table, timeline, times, memory_limit, weight_memory, proof, stage_times)
+    return Played(table, timeline, times, memory_limit, weight_memory, proof, stage_times, recompute)
 
 
 def _prove(table: Table) -> Proof:

@@ -55,7 +55,7 @@ class Table(NamedTuple):
 def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1, segments: int = 1) -> Table:
     """Build a table; the number of microbatches and the placement of stages follow from the actions.
 
-    Raises ScheduleError if something else than a whole F, B, I, W or a PAIR of F and B is in it, if
+    Raises ScheduleError if something else than a whole F, B, I, W, R or a PAIR of F and B is in it, if
     stages are missing or on two ranks, if stages or microbatches don't divide into copies or
     segments, or if two copies of a stage are on one rank.
     """
@@ -67,7 +67,7 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
                 _refuse_misfit_pair(where, actions[position + 1 : position + 3])
             elif action.kind not in COMPUTE or action.part is not None:
                 raise ScheduleError(
-                    f"{where}: found {action}, a table holds whole F B I W and PAIR; "
+                    f"{where}: found {action}, a table holds whole F B I W R and PAIR; "
                     "messages, parts, reductions and the update are added later"
                 )
     rank_of = _placement(name, rows)
@@ -83,6 +83,8 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
     ):
         if number % divisor:
             raise ScheduleError(f"{name}: found {number} {what}, needed a multiple of {divisor}")
+    if segments > 1 and any(action.kind == "R" for actions in rows for action in actions):
+        raise ScheduleError(f"{name}: found R with {segments} segments; a microbatch is recomputed whole")
     _refuse_copies_together(name, rank_of, copies)
     return Table(name, num_microbatches, rows, rank_of, copies, segments)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import catalog
 from mpitrain.schedules.auto_choice import StageTimesOf
-from mpitrain.schedules.options import Options, Times
+from mpitrain.schedules.options import INPUT_SHARE, Options, Times
 from mpitrain.schedules.played import PROVED_AT_ONCE, Played, played
 from mpitrain.schedules.search.problem import ROUNDING, Problem, stage_costs
 from mpitrain.schedules.search_progress import Notify, SearchProgress
@@ -31,6 +31,7 @@ class StepSize(NamedTuple):
     weight_memory: float = 1.0
     chunks: int | None = None  # of schedules that leave a choice
     stage_times_of: StageTimesOf | None = None
+    recompute: float | None = None  # searches may recompute, and keep this share of a stash
     notify: Notify | None = None
 
     def built(self, name: str, limit: float | None) -> Played:
@@ -45,10 +46,12 @@ class StepSize(NamedTuple):
             stage_times=stages,
             memory_limit=limit,
             weight_memory=self.weight_memory,
+            recompute=self.recompute,
         ).only(takes)
         table = catalog.build(name, self.num_ranks, self.num_microbatches, options)
         most = PROVED_AT_ONCE // len(catalog.NAMES)
-        return played(table, self.times, None, self.weight_memory, most, stages)
+        share = INPUT_SHARE if self.recompute is None else self.recompute
+        return played(table, self.times, None, self.weight_memory, most, stages, share)
 
     def bound(self, name: str, limit: float) -> float:
         """Return what no order of a schedule's placement is shorter than within a limit."""
@@ -58,7 +61,8 @@ class StepSize(NamedTuple):
         stages = self.stage_times_of(rank_of) if self.stage_times_of else None
         costs = stage_costs(rank_of, self.times, stages)
         chunks = len(rank_of) // self.num_ranks
-        return Problem(costs, self.num_microbatches, limit * chunks, self.weight_memory).bound
+        limit *= chunks
+        return Problem(costs, self.num_microbatches, limit, self.weight_memory, self.recompute).bound
 
 
 class Point(NamedTuple):

@@ -71,7 +71,9 @@ class Watch:
     def _held(self) -> int:
         held = [saved.tensor for saved in self._saved]
         for stage in self._stages:
-            held += _tensors_in([stage.stashes, stage.deferred_weight_gradients, stage.contexts.histories])
+            held += _tensors_in(
+                [stage.stashes, stage.inputs, stage.deferred_weight_gradients, stage.contexts.histories]
+            )
             held += stage.offload_store.tensors() if stage.offload_store is not None else ()
         sizes = {_address(x): x.untyped_storage().nbytes() for x in held if x.is_floating_point()}
         numbers = {x.data_ptr(): x.nbytes for x in held if not x.is_floating_point()}

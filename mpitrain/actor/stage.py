@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -75,6 +76,8 @@ class Stage:
         # of microbatches of which a part of the forward is done and another isn't
         self._under_way: dict[int, Context] = {}
         self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward
+        # by microbatch that is recomputed: what its forward is given again
+        self.inputs: dict[int, tuple[torch.Tensor | None, Microbatch, dict[str, Any]]] = {}
         # by microbatch and block: what the backward for inputs left
         self.deferred_weight_gradients: dict[int, list[list[WeightGradients]]] = {}
 
@@ -88,6 +91,7 @@ class Stage:
         scale: float = 1.0,
         routes: Routes | None = None,
         dropout: DropoutDraw | None = None,
+        keep: bool = True,
     ) -> Walk:
         """Run microbatch `index` through the stage, or one part of it, and return the output.
 
@@ -98,25 +102,41 @@ class Stage:
         scale: of the loss.
         routes: of its tokens, to experts.
         dropout: whose masks it has; None: nothing is dropped.
+        keep: without, only the input is kept, for recompute().
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index] if index in self.stashes and parts[0] else []
         lent = dict(record_metric=record_metric, scale=scale, routes=routes, dropout=dropout)
+        keep = keep or not torch.is_grad_enabled()
+        if not keep and not parts[0]:
+            self.inputs[index] = x, microbatch, {**lent, "record_metric": ignored}
         context = self._under_way.pop(index, None) or replace(self.contexts.of(index, microbatch), **lent)
         for number in parts:
             number = len(self.parts) - 1 - number
             yield from self._arrive(number)
             for block in self.parts[number]:
-                x, saved = yield from walk.forward(self.blocks[block], x, self._kept(index, block, context))
-                stash.append(saved)
+                own = self._kept(index, block, context, keep)
+                x, saved = yield from walk.forward(self.blocks[block], x, own)
+                stash.append(saved if keep else None)
         done = parts[-1] == len(self.parts) - 1
         if not done:
             self._under_way[index] = context
-        if torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            if done:
+                self.contexts.evaluated(index)
+        elif keep:
             self.stashes[index] = stash
-        elif done:
-            self.contexts.evaluated(index)
         return x
+
+    def recompute(self, index: int, part: int | None) -> Walk:
+        """Run the forward of a microbatch again, or one part of it, and keep what its backward needs.
+
+        Autograd records in both walks, as it does of blocks that are recomputed (model/recompute.py).
+        """
+        x, microbatch, lent = self.inputs.pop(index)
+        made = yield from self.forward(index, x, microbatch, part, **lent)
+        if index in self._under_way:
+            self.inputs[index] = made, microbatch, lent
 
     def decode(self, microbatch: Microbatch, cache: DecodingCache) -> Walk:
         """Run the next tokens of a text through the whole model, and return the last logits [B, 1, V].
@@ -193,12 +213,13 @@ class Stage:
                 yield weights.arriving
                 weights.arriving = None
 
-    def _kept(self, index: int, block: int, context: Context) -> Context:
+    def _kept(self, index: int, block: int, context: Context, keep: bool) -> Context:
         """Tell a block what to keep, and where.
 
-        The ends keep all: their backward comes at once, or they keep next to nothing.
+        The ends keep all: their backward comes at once, or they keep next to nothing. What is dropped at
+        once isn't put anywhere.
         """
-        if block not in self.plan.inner or not torch.is_grad_enabled():
+        if not keep or block not in self.plan.inner or not torch.is_grad_enabled():
             return context
         keeping: Keeping = KeepAll(self._selective)
         if self.offload_store is not None:

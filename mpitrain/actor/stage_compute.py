@@ -1,4 +1,4 @@
-"""F, B, I, W and PAIR: what the stages of a rank compute, and where their results go."""
+"""F, B, I, W, R and PAIR: what the stages of a rank compute, and where their results go."""
 
 from collections.abc import Mapping
 
@@ -39,6 +39,8 @@ class Compute:
         self._device = device
         self._dp_rank = dp_rank
         self.recorded: list | None = None
+        # (microbatch, stage) whose activations aren't kept
+        self._recomputed = {action[1:3] for row in plan.table.ranks for action in row if action.kind == "R"}
 
     def forget_recorded(self) -> None:
         """Forget the routing of a pass before."""
@@ -80,6 +82,13 @@ class Compute:
         run(self._stages[action.stage].weight_backward(action.index, action.part), work.between)
         self._gradients.added(action)
 
+    def recompute(self, action: Action, work: Work) -> None:
+        """Run R: the forward of a microbatch again, whose activations F hasn't kept."""
+        walk = self._stages[action.stage].recompute(action.index, action.part)
+        if not action.part:
+            self._count_stash(work)
+        run(walk, work.between)
+
     def pair(self, forward: Action, backward: Action, work: Work) -> None:
         """Run a forward and a backward, or a part of each, in turns."""
         walks = [self._forward_walk(forward, work), self._backward_walk(backward, work)]
@@ -104,11 +113,16 @@ class Compute:
             scale=self._loss_scale.value,
             routes=routes,
             dropout=dropout,
+            keep=(m, stage) not in self._recomputed,
         )
-        if torch.is_grad_enabled() and not part:
-            held = 1 + sum(stage.num_stashes for stage in self._stages.values())
-            work.peak_in_flight = max(work.peak_in_flight, held)
+        if torch.is_grad_enabled() and not part and (m, stage) not in self._recomputed:
+            self._count_stash(work)
         return walk
+
+    def _count_stash(self, work: Work) -> None:
+        """Count what is held while one more stash is made."""
+        held = 1 + sum(stage.num_stashes for stage in self._stages.values())
+        work.peak_in_flight = max(work.peak_in_flight, held)
 
     def _backward_walk(self, action: Action, work: Work) -> Walk:
         _, m, stage, part = action

@@ -23,7 +23,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.clock_offset import offset_to_first_rank
 from mpitrain.comm.meters.clocks import HOST, Clock, Mark
 from mpitrain.inputs import replacing
-from mpitrain.schedules.actions import Action
+from mpitrain.schedules.actions import COMPUTE, Action
 from mpitrain.schedules.table import Table
 
 
@@ -171,13 +171,7 @@ def _event(
     counted: dict[str, Any],
 ) -> dict[str, Any]:
     kind = name.rstrip("0123456789@/")
-    category = (
-        "compute"
-        if kind in ("F", "B", "I", "W")
-        else "message"
-        if kind.startswith(("SEND", "RECV"))
-        else "other"
-    )
+    category = "compute" if kind in COMPUTE else "message" if kind.startswith(("SEND", "RECV")) else "other"
     return {
         "ph": "X",  # X: an instruction; M: the name of a row
         "name": name,  # the instruction, as mpitrain program prints it

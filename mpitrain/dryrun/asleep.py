@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mpitrain.plan.plan import Plan
 from mpitrain.schedules.actions import COMPUTE, Action
 
-SHARES = {"F": 1 / 3, "B": 2 / 3, "I": 1 / 3, "W": 1 / 3}  # of the FLOPs of a training step
+SHARES = {"F": 1 / 3, "B": 2 / 3, "I": 1 / 3, "W": 1 / 3, "R": 1 / 3}  # of the FLOPs of a training step
 
 
 class Asleep(NamedTuple):

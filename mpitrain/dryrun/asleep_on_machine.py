@@ -49,4 +49,5 @@ def _alone(stage: StageSeconds) -> dict[str, float]:
         "B": max(0.0, stage.inputs + stage.weights - backward),
         "I": max(0.0, stage.inputs - backward),
         "W": stage.weights,
+        "R": max(0.0, stage.forward - forward),
     }

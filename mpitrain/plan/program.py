@@ -72,6 +72,7 @@ def training(
     """
     parallel = config.parallel
     _refuse_idle_pairs(config, table)
+    _refuse_idle_recomputation(config, table)
     reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
     residency = _residency(config, table, stages)
     reduce_each = parallel.reduce == "microbatch"
@@ -115,6 +116,17 @@ def _refuse_idle_pairs(config: ResolvedConfig, table: Table) -> None:
             f'"{pipeline.schedule}", with parallel.zero = {parallel.zero} and parallel.reduce = '
             f'"{parallel.reduce}"; needed pairs (dualpipe, dualpipev), with parallel.zero = 3 or '
             'parallel.reduce = "microbatch"; change them, or leave pipeline.pairs out'
+        )
+
+
+def _refuse_idle_recomputation(config: ResolvedConfig, table: Table) -> None:
+    """Raise ConfigError if a table recomputes microbatches of which blocks are recomputed anyway."""
+    recompute = config.memory.recompute
+    number = sum(action.kind == "R" for actions in table.ranks for action in actions)
+    if number and recompute in ("full", "every-k"):
+        raise ConfigError(
+            f'memory.recompute = "{recompute}" with {table.name}, which recomputes {number} microbatches of '
+            "a stage itself (R): needed one of them; leave memory.recompute out"
         )
 
 

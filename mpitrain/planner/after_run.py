@@ -77,7 +77,7 @@ def step_parts(run: MeasuredRun) -> StepParts | None:
         rates = machine_of(machine)
         predicted = parts_predicted(run, rates)
         stages = [
-            {"F": s.forward, "I": s.inputs, "W": s.weights, "B": s.inputs + s.weights}
+            {"F": s.forward, "I": s.inputs, "W": s.weights, "B": s.inputs + s.weights, "R": s.forward}
             for s in stages_of(*_modelled(run, rates))
         ]
     except NO_PREDICTION as error:

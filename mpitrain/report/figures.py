@@ -17,9 +17,9 @@ from mpitrain.report.recorded_run import Instruction, RecordedRun
 from mpitrain.report.series import LoadsLine
 
 GREY = "#808080"
-KINDS = {"F": 0, "B": 1, "I": 4, "W": 3, "SEND": 5, "RECV": 5, "GATHER": 2, "REDUCE": 2, "SUM": 2}
+KINDS = {"F": 0, "B": 1, "I": 4, "W": 3, "R": 0, "SEND": 5, "RECV": 5, "GATHER": 2, "REDUCE": 2, "SUM": 2}
 OTHER, WAIT = 6, 7
-STAGE = re.compile(r"([FBIW])\d{1,9}@(\d{1,9})")
+STAGE = re.compile(r"([FBIWR])\d{1,9}@(\d{1,9})")
 MOST_NAMED = 8  # runs in a legend
 MOST_DRAWN_WAITS = 5000  # the longest
 MOST_BOXES = 4000  # that are drawn at a time

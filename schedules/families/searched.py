@@ -5,7 +5,9 @@ interleaved-auto   chunks in loops
 v-auto             a V, there and back
 
 All orders of the same placement that have a name take part in the search (see search/improve), so
-that none of them that fits is shorter. A limit is met from one stash of a rank's whole share on.
+that none of them that fits is shorter. A limit is met from one stash of a rank's whole share on. Where
+`options.recompute` allows it, stashes that don't fit are recomputed (see search/recomputation) if that is
+shorter.
 """
 
 from collections.abc import Iterator
@@ -33,12 +35,13 @@ from mpitrain.schedules.families.zero_bubble import ZB_H1, ZB_H2
 from mpitrain.schedules.family import Rows, ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, Options, StageTimes
-from mpitrain.schedules.search.improve import num_plays, search
+from mpitrain.schedules.search.improve import num_plays, search, search_recomputed
 from mpitrain.schedules.search.problem import Problem, is_large, stage_costs
+from mpitrain.schedules.search.timed_order import shortest
 from mpitrain.schedules.search_progress import REMEMBERED, Listener
 
 MOST_BLOCKS = 100  # building blocks of a V that take part
-TAKES = ("times", "stage_times", "memory_limit", "weight_memory")
+TAKES = ("times", "stage_times", "memory_limit", "weight_memory", "recompute")
 
 
 def plain_auto(num_ranks: int, num_microbatches: int, options: Options) -> Rows:
@@ -85,7 +88,8 @@ def _searched(name: str, num_ranks: int, num_microbatches: int, chunks: int, opt
         raise ScheduleError(
             f"{name}: found times of {len(stages)} stages, needed {num_ranks * chunks}: {chunks} a rank"
         )
-    return _remembered(name, num_ranks, num_microbatches, chunks, plan, stages, Listener(options.notify))
+    listener = Listener(options.notify)
+    return _remembered(name, num_ranks, num_microbatches, chunks, plan, stages, options.recompute, listener)
 
 
 @lru_cache(REMEMBERED)
@@ -96,6 +100,7 @@ def _remembered(
     chunks: int,
     plan: SearchPlan,
     stages: tuple[StageTimes, ...] | None,
+    recompute: float | None,
     listener: Listener,
 ) -> Rows:
     there = tuple(range(num_ranks))
@@ -107,7 +112,16 @@ def _remembered(
         plan.weight_memory,
     )
     known = {"plain-auto": _plain, "interleaved-auto": _looped, "v-auto": _v}[name]
-    return search(problem, known(num_ranks, num_microbatches, chunks, plan), listener.notify)
+    rows = search(problem, known(num_ranks, num_microbatches, chunks, plan), listener.notify)
+    if recompute is None:
+        return rows
+    roomy = plan._replace(memory_limit=max(plan.memory_limit, num_ranks))
+    orders = chain([rows], known(num_ranks, num_microbatches, chunks, roomy))
+    problem = problem.within(problem.limit, recompute)
+    again = search_recomputed(problem, orders, listener.notify)
+    best = shortest(problem, [rows, *([again] if again else [])])
+    assert best is not None
+    return list(map(list, best))
 
 
 # ---------------------------------------------------------------- orders that have a name

@@ -17,6 +17,7 @@ differ much.
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from math import inf
 
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B
@@ -220,8 +221,9 @@ class _SlotRow:
         self.held = [(0, 0)] * (len(self.lines) + 1)
         self.peak = self._play(0, len(self.lines))
 
-    def _play(self, start: int, stop: int, changed: int | None = None) -> int:
-        """Work out what is held from slot `start` to `stop`; return the most.
+    def _play(self, start: int, stop: int, changed: int | None = None, limit: float = inf) -> int:
+        """Work out what is held from slot `start` to `stop`; return the most. It ends where that is above a
+        limit.
 
         changed: the last slot that holds something else than before; after it what is held as before
         stays so.
@@ -237,7 +239,10 @@ class _SlotRow:
                 late += 1
             elif line is not None:
                 stashes += 1
-                peak = max(peak, stashes)
+                if stashes > peak:
+                    peak = stashes
+                    if peak > limit:
+                        break
             if changed is not None and slot >= changed and self.held[slot + 1] == (stashes, late):
                 break
             self.held[slot + 1] = stashes, late
@@ -251,8 +256,10 @@ class _SlotRow:
             return False
         self.lines[earlier] = self.lines[slot]
         self.lines[slot] = None
-        fits = self._play(earlier, slot) <= limit  # later no more is held than before
-        if not fits:
-            self.lines[earlier], self.lines[slot] = None, self.lines[earlier]
-        self._play(earlier, len(self.lines) if fits else slot, slot if fits else None)
-        return fits
+        before = self.held[earlier + 1 : slot + 1]
+        if self._play(earlier, slot, limit=limit) <= limit:
+            self._play(slot, len(self.lines), slot)  # no more is held than before
+            return True
+        self.lines[earlier], self.lines[slot] = None, self.lines[earlier]
+        self.held[earlier + 1 : slot + 1] = before
+        return False

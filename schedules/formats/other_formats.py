@@ -28,6 +28,8 @@ def write_as(form: str, table: Table) -> str:
 
     Raises ScheduleError for what the form has no words for.
     """
+    if any(action.kind == "R" for row in table.ranks for action in row):
+        raise ScheduleError(f"{table.name}: {form}'s form has no recomputation; leave --format out")
     text = FORMS[form](table)
     for placed in ("", "placed looped\n", "placed v\n"):
         if _is_read_as(table, placed + text):

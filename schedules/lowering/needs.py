@@ -94,14 +94,15 @@ class Needs:
             case "F":
                 return self._input(m, stage) + self._segment_before(m, stage)
             case "B" | "I":
+                again = self.last_part.get(("R", m, stage))
                 return [
-                    self._end("F", m, stage),
+                    again or self._end("F", m, stage),
                     *self._grad_of_output(m, stage),
                     *self._segment_after(m, stage),
                 ]
             case "W":
                 return [self._end("I", m, stage)]
-            case "SEND_F":
+            case "R" | "SEND_F":
                 return [self._end("F", m, stage)]
             case "SEND_B":
                 return [self._backward(m, stage)]

@@ -15,7 +15,7 @@ class Residency(NamedTuple):
     """Which parameters each part of a stage needs, and how long they stay.
 
     uses: for each stage and each part of its backward, the buckets that this part needs; part i of
-    the forward are the blocks of part num_parts - 1 - i of the backward. A bucket can be used by
+    the forward, or of R, are the blocks of part num_parts - 1 - i of the backward. A bucket can be used by
     several parts.
     ahead: how many parts before its use a bucket is gathered, so that it travels while these
     compute. Two parts in a pair are one.
@@ -39,7 +39,7 @@ class Residency(NamedTuple):
         kind, _, stage, part = action
         parts: Sequence[tuple[int, ...]] = self.uses[stage]
         if part is not None:
-            parts = [parts[len(parts) - 1 - part if kind == "F" else part]]
+            parts = [parts[len(parts) - 1 - part if kind in ("F", "R") else part]]
         return list(dict.fromkeys((stage, bucket) for part in parts for bucket in part))
 
     def needed_together(self, group: Iterable[Action]) -> list[Key]:

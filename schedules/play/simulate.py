@@ -29,7 +29,7 @@ from mpitrain.schedules.play.transfers import NO_TIME, TRANSFERS, RankTransfers,
 from mpitrain.schedules.table import Table
 
 Cost = Callable[[Action], float]  # time of an instruction on its rank
-UNIT = {"F": 1, "B": 2, "I": 1, "W": 1}  # by kind; what is absent takes no time
+UNIT = {"F": 1, "B": 2, "I": 1, "W": 1, "R": 1}  # by kind; what is absent takes no time
 
 
 class Link(NamedTuple):
@@ -51,7 +51,7 @@ def simulate(
     """Play a schedule and return its Timeline.
 
     schedule: a table, whose messages are then added, or the lowered programs of all ranks.
-    cost: time of each instruction, or of each kind; absent, F, I and W take 1 and B 2. A part takes
+    cost: time of each instruction, or of each kind; absent, F, I, W and R take 1 and B 2. A part takes
     its equal share of the whole.
     transfers: how long GATHER, SUM and REDUCE travel, besides the cost of starting them.
 
@@ -76,7 +76,8 @@ def simulate_table(
     share = max(map(len, table.chunks)) * table.segments / table.copies
     share = int(share) if share == int(share) else share
     forward, grad, weight = (time if share == 1 else time / share for time in times[:3])
-    return simulate(table, {"F": forward, "B": grad + weight, "I": grad, "W": weight}, Link(times.message))
+    costs = {"F": forward, "B": grad + weight, "I": grad, "W": weight, "R": forward}
+    return simulate(table, costs, Link(times.message))
 
 
 def _by_stage(table: Table, stage_times: Sequence[StageTimes]) -> Cost:
@@ -88,7 +89,7 @@ def _by_stage(table: Table, stage_times: Sequence[StageTimes]) -> Cost:
     costs = {
         (kind, stage): time / table.segments
         for stage, (forward, grad, weight) in enumerate(stage_times)
-        for kind, time in {"F": forward, "I": grad, "W": weight, "B": grad + weight}.items()
+        for kind, time in zip("FIWBR", (forward, grad, weight, grad + weight, forward))
     }
 
     def cost(action: Action) -> float:

@@ -83,13 +83,14 @@ class Timeline:
     def in_flight(self, rank: int) -> list[tuple[float, int]]:
         """Return (time, stashes held from then on) of a rank.
 
-        One more at each forward's start, one less when B or W has ended.
+        One more at each forward's start, or where it is recomputed; one less when B or W has ended.
         """
+        again = {action[1:3] for action in self.programs[rank] if action.kind == "R"}
         last_part = {action[:3]: action for action in self.programs[rank] if action.kind in ("B", "W")}
         held = 0
         curve = []
         for action, start, end in self.computations(rank):
-            if action.kind == "F" and not action.part:
+            if action.kind == ("R" if action[1:3] in again else "F") and not action.part:
                 held += 1
                 curve.append((start, held))
             elif last_part.get(action[:3]) == action:

@@ -141,13 +141,14 @@ def _prove_buckets(
 
 def _peak_in_flight(needs: Needs) -> tuple[int, ...]:
     """Count, per rank, the most stashes held at once: from the start of a forward to the end of its
-    B or W.
+    B or W; what is recomputed, from then on.
     """
     peaks = []
     for program in needs.programs:
         held = peak = 0
         for action in program:
-            held += action.kind == "F" and not action.part
+            again = ("R", *action[1:3]) in needs.last_part
+            held += action.kind == ("R" if again else "F") and not action.part
             peak = max(peak, held)
             held -= action.kind in ("B", "W") and needs.last_part[action[:3]] == action
         peaks.append(peak)

@@ -63,8 +63,8 @@ def nothing_foreign(needs: Needs, num_stages: int, num_microbatches: int) -> Non
 
 
 def everything_computed(needs: Needs, num_stages: int, num_microbatches: int, train: bool) -> None:
-    """Demand one F and one B, or one F, I and W, of every microbatch on every stage; in evaluation
-    one F only.
+    """Demand one F and one B, or one F, I and W, of every microbatch on every stage, and allow one R;
+    in evaluation one F only.
     """
     for stage in range(num_stages):
         rank = needs.rank_of.get(stage, min(stage, len(needs.programs) - 1))
@@ -77,7 +77,7 @@ def everything_computed(needs: Needs, num_stages: int, num_microbatches: int, tr
                     needs.end(rank),
                     f"the program ends without {Action(kind, m, stage)}{_elsewhere(needs, m, kinds)}",
                 )
-            for kind in sorted(kinds - wanted):
+            for kind in sorted(kinds - wanted - ({"R"} if train else set())):
                 extra = needs.last_part[kind, m, stage]
                 raise Flaw(
                     needs.place[extra],

@@ -7,8 +7,9 @@ searched first, so that more memory doesn't cost time.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, product
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from itertools import islice, product, tee
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -16,10 +17,12 @@ from mpitrain.schedules.actions import Action
 from mpitrain.schedules.search.list_schedule import Guide, ListSchedule, Urgency
 from mpitrain.schedules.search.polish import polish
 from mpitrain.schedules.search.problem import FORWARD, INPUT, ROUNDING, SMALL, WEIGHT, Problem, is_large
+from mpitrain.schedules.search.recomputation import recomputed
 from mpitrain.schedules.search.timed_order import Order, OrderedPlay, Rows, TimedOrder, is_shorter, order_of
 from mpitrain.schedules.search_progress import Notify, SearchProgress
 
 KEPT, KEPT_OF_FEW = 10, 6  # plans that others are made from; where there is time for fewer than MANY plays
+KEPT_RECOMPUTED = 3  # of those that recompute
 RULES = 6  # simple rules that are followed at least, but for large steps
 OPERATIONS = 100_000  # of all plays under a limit: a second
 RULE_SHARE = 3  # as many simple rules are followed for each play that there is time for
@@ -41,8 +44,7 @@ def search(problem: Problem, known: Iterable[Rows] = (), notify: Notify | None =
 
     known: orders of others, of which those that fit take part.
     """
-    different = dict.fromkeys(tuple(map(tuple, order_of(rows))) for rows in known)
-    orders = [list(map(list, order)) for order in different]
+    (orders,) = tee(_different(known), 1)  # read on as far as they are played
     pool: list[RankedOrder] = []
     limits = levels(problem)
     progress = SearchProgress(notify)
@@ -50,12 +52,64 @@ def search(problem: Problem, known: Iterable[Rows] = (), notify: Notify | None =
     for limit in limits:
         step = problem.within(limit)
         is_brief = limit < limits[-1]
-        for order, overlap in product(orders, (None,) if is_brief else (None, 0, 1)):
-            if not pool or not _is_best(step, pool[0]):
-                _play_known(step, pool, order, overlap)
+        for order, overlap in _each_with(orders, (None,) if is_brief else (None, 0, 1)):
+            if pool and _is_best(step, pool[0]):
+                break
+            _play_known(step, pool, order, overlap)
         _improve(step, pool, is_brief)
         progress.step()
     return pool[0].plan.actions()
+
+
+def _different(known: Iterable[Rows]) -> Iterator[Order]:
+    """Yield the orders of tables, each once."""
+    found = set()
+    for rows in known:
+        order = order_of(rows)
+        if (key := tuple(map(tuple, order))) not in found:
+            found.add(key)
+            yield order
+
+
+def _each_with(
+    orders: Iterator[Order], overlaps: Sequence[float | None]
+) -> Iterator[tuple[Order, float | None]]:
+    """Yield every order with every overlap, from the first order on each time; `orders` is of tee()."""
+    return ((order, overlap) for order in copy(orders) for overlap in overlaps)
+
+
+def search_recomputed(
+    problem: Problem, known: Iterable[Rows], notify: Notify | None = None
+) -> list[list[Action]] | None:
+    """Return the best order of others in which stashes are recomputed as the limit asks for; None: none fits.
+
+    Those of smaller limits take part, as in search().
+    """
+    orders = [order_of(rows) for rows in known]
+    best: list[TimedOrder] = []
+    moves = min(MOVES * num_plays(problem.num_operations), MOST_MOVES) // 2  # each takes twice as long
+    limits = levels(problem)
+    progress = SearchProgress(notify)
+    progress.expect(len(limits))
+    for limit in limits:
+        step, is_brief = problem.within(limit), limit < limits[-1]
+        plans = [
+            _play_recomputed(step, order, overlap)
+            for order in orders
+            for overlap in ((None,) if is_brief else (None, 0, 1))
+        ]
+        different = {_cost(plan): plan for plan in (*best, *plans) if plan is not None}
+        best = [different[cost] for cost in sorted(different)[: 1 if is_brief else KEPT_RECOMPUTED]]
+        progress.step()
+    best = [polish(problem, plan, moves) for plan in best]
+    return min(best, key=_cost).actions() if best else None
+
+
+def _play_recomputed(problem: Problem, order: Order, overlap: float | None) -> TimedOrder | None:
+    if overlap is not None:
+        order = [[step for step in row if step[0] != WEIGHT] for row in order]
+    complete = recomputed(problem, order)
+    return None if complete is None else OrderedPlay(problem, complete, overlap).play()
 
 
 def num_plays(num_operations: int) -> int:
@@ -84,6 +138,8 @@ def _improve(problem: Problem, pool: list[RankedOrder], is_brief: bool) -> None:
             _play(problem, pool, _near(problem, pool, chance))
     moves = min(MOVES * number, MOST_MOVES)
     for best in pool[: 1 if is_brief or number < MANY else KEPT]:
+        if _is_best(problem, pool[0]):
+            return
         plan = polish(problem, best.plan, moves // 16 if is_brief else moves)
         _add(problem, pool, RankedOrder(_cost(plan), plan, best.guide))
 

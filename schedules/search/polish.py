@@ -6,7 +6,8 @@ al. 1983): what all ranks do has many orders from which no single move leads dow
 
 import random
 
-from mpitrain.schedules.search.problem import FORWARD, INPUT, ROUNDING, WEIGHT, Problem
+from mpitrain.schedules.search.problem import AGAIN, DROPPED, FORWARD, INPUT, ROUNDING, WEIGHT, Problem
+from mpitrain.schedules.search.recomputation import recomputed
 from mpitrain.schedules.search.timed_order import Order, OrderedPlay, TimedOrder
 
 FARTHEST = 6  # places that one move goes
@@ -27,6 +28,7 @@ def _length(plan: TimedOrder) -> tuple[float, float]:
 
 
 def _anneal(problem: Problem, plan: TimedOrder, moves: int, warmth: float) -> TimedOrder:
+    recomputes = problem.kept is not None
     chance = random.Random(moves)  # its random() alone is the same everywhere
     best, length = plan, plan.makespan
     path, now = critical_path(problem, best), best.without_weights()
@@ -34,10 +36,11 @@ def _anneal(problem: Problem, plan: TimedOrder, moves: int, warmth: float) -> Ti
         if best.makespan <= problem.bound * (1 + ROUNDING):
             return best
         order = _moved(now, path, chance)
-        if order is None:
+        played = recomputed(problem, order) if recomputes and order else order
+        if order is None or played is None:
             continue
         allowed = length + warmth * chance.random() * (1 - turn / moves)
-        moved = OrderedPlay(problem, order, OVERLAPS[int(3 * chance.random())], allowed).play()
+        moved = OrderedPlay(problem, played, OVERLAPS[int(3 * chance.random())], allowed).play()
         if moved is not None:
             length, path, now = moved.makespan, critical_path(problem, moved), order
             best = min(best, moved, key=_length)
@@ -46,23 +49,24 @@ def _anneal(problem: Problem, plan: TimedOrder, moves: int, warmth: float) -> Ti
 
 def critical_path(problem: Problem, plan: TimedOrder) -> list[tuple[int, int]]:
     """Return (rank, place in its order of F and I) of computations of which each begins when the next
-    one here ends; of a W it is the next F or I's.
+    one here ends; of a W or a recomputation it is the next F or I's.
     """
     where: dict[tuple[int, int, int], tuple[int, int, int]] = {}
     for rank, row in enumerate(plan.rows):
         place = 0
         for position, (kind, stage, m, _, _) in enumerate(row):
-            where[kind, stage, m] = rank, position, place
-            place += kind != WEIGHT
+            where[FORWARD if kind == DROPPED else kind, stage, m] = rank, position, place
+            place += kind not in (WEIGHT, AGAIN)
     rank = max(range(len(plan.rows)), key=lambda number: plan.rows[number][-1][4])
     position = len(plan.rows[rank]) - 1
     path = []
     while True:
         kind, stage, m, start, _ = plan.rows[rank][position]
+        kind = FORWARD if kind == DROPPED else kind
         path.append((rank, where[kind, stage, m][2]))
         if position and plan.rows[rank][position - 1][4] >= start:
             position -= 1
-        elif kind == WEIGHT or (kind == FORWARD and stage == 0):
+        elif kind in (WEIGHT, AGAIN) or (kind == FORWARD and stage == 0):
             return path
         elif kind == FORWARD:
             rank, position, _ = where[FORWARD, stage - 1, m]

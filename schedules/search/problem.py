@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from mpitrain.schedules.options import StageTimes, Times
@@ -10,7 +10,9 @@ from mpitrain.schedules.options import StageTimes, Times
 ROUNDING = 1e-9  # sums of floats that differ by less are equal
 SMALL = 600  # operations of a step for which smaller limits are tried, too
 LARGE = 50_000  # operations from which a play takes half a second and more
-FORWARD, INPUT, WEIGHT, WHOLE = range(4)  # kinds of computations; a whole backward is I and W in one
+# kinds of computations: a whole backward is I and W in one; a forward that keeps its input alone is
+# DROPPED, and AGAIN before its backward
+FORWARD, INPUT, WEIGHT, WHOLE, AGAIN, DROPPED = range(6)
 
 
 def is_large(num_stages: int, num_microbatches: int) -> bool:
@@ -65,29 +67,49 @@ class Problem:
     """A step that is to be ordered.
 
     limit: stashes of one stage that a rank may hold. late: the share of one that is held between I
-    and W.
+    and W. kept: the share of one, a stage's input, that is held of what is recomputed; None: nothing is.
     """
 
-    def __init__(self, where: StageCosts, num_microbatches: int, limit: float, late: float = 1):
+    def __init__(
+        self,
+        where: StageCosts,
+        num_microbatches: int,
+        limit: float,
+        late: float = 1,
+        kept: float | None = None,
+    ):
         self.where = where
         self.num_microbatches = num_microbatches
         self.limit = limit
         self.late = late
+        self.kept = kept
         self.num_stages = len(where.rank_of)
         self.stages: list[list[int]] = [[] for _ in range(where.num_ranks)]
         for stage, rank in enumerate(where.rank_of):
             self.stages[rank].append(stage)
 
-    def within(self, limit: float) -> "Problem":
-        """Return the same step with another limit."""
-        return Problem(self.where, self.num_microbatches, limit, self.late)
+    def within(self, limit: float, kept: float | None = None) -> "Problem":
+        """Return the same step with another limit; with `kept`, stashes may be recomputed, too."""
+        kept = self.kept if kept is None else kept
+        return Problem(self.where, self.num_microbatches, limit, self.late, kept)
+
+    @cached_property
+    def changes(self) -> tuple[float, ...]:
+        """By how many stashes each kind changes what a rank holds."""
+        kept = self.kept or 0
+        return 1, self.late - 1, -self.late, -1, 1 - kept, kept
+
+    @cached_property
+    def rooms(self) -> tuple[float, ...]:
+        """How much a rank may hold before each kind."""
+        return tuple(self.limit - change + ROUNDING if change > 0 else inf for change in self.changes)
 
     @cached_property
     def costs(self) -> tuple[Sequence[float], ...]:
         """The time of each kind on each stage."""
         where = self.where
         whole = [grad + weight for grad, weight in zip(where.input, where.weight)]
-        return where.forward, where.input, where.weight, whole
+        return where.forward, where.input, where.weight, whole, where.forward, where.forward
 
     @cached_property
     def delays(self) -> tuple[list[float], ...]:
@@ -96,14 +118,15 @@ class Problem:
         stages = range(self.num_stages)
         forwards = [between(stage - 1, stage) if stage else 0 for stage in stages]
         inputs = [between(stage + 1, stage) if stage < last else 0 for stage in stages]
-        return forwards, inputs, [0] * self.num_stages, inputs
+        nothing = [0.0] * self.num_stages
+        return forwards, inputs, nothing, inputs, nothing, forwards
 
     @cached_property
     def receivers(self) -> tuple[list[int], ...]:
         """The rank that waits for what each kind makes on each stage; at the ends its own."""
         rank_of = self.where.rank_of
         forwards, inputs = [*rank_of[1:], rank_of[-1]], [rank_of[0], *rank_of[:-1]]
-        return forwards, inputs, list(rank_of), inputs
+        return forwards, inputs, list(rank_of), inputs, list(rank_of), forwards
 
     @cached_property
     def work(self) -> list[float]:
@@ -158,7 +181,7 @@ class Problem:
         A microbatch has its way through all stages. A rank has its work to do, waits for its first
         forward, and then for its first I with no more forwards than fit; after its last I the way to
         the first stage is left, and for itself no more W than fit. And each stash is held for its
-        lifespan.
+        lifespan, unless it is recomputed, which is work.
         """
         where, m = self.where, self.num_microbatches
         bound = self.first_input[0] + where.input[0] + where.weight[0]
@@ -173,12 +196,34 @@ class Problem:
             idle = self._idle(until_input, where.forward, stages, 1)
             idle += self._idle(after_input, where.weight, stages, self.late)
             held = m * sum(self.lifespan[stage] for stage in stages)
-            bound = max(bound, start + idle + work, start + held / self.limit)
+            bound = max(bound, start + idle + work, start + self._until_held(stages, held, work))
         return bound
+
+    def _until_held(self, stages: list[int], held: float, work: float) -> float:
+        """Return how long a rank takes for what it holds, if as much is recomputed as makes that least.
+
+        held: stashes times how long they are held.
+        """
+        time = held / self.limit
+        if self.kept is None or time <= work:
+            return time
+        where = self.where
+        saved = max(
+            (1 - self.kept)
+            * (
+                self.lifespan[stage]
+                - where.forward[stage]
+                - where.input[stage]
+                - self.late * where.weight[stage]
+            )
+            / where.forward[stage]
+            for stage in stages
+        )
+        return work + max(0, time - work) / (1 + max(0, saved) / self.limit)
 
     def _idle(self, time: float, cost: tuple[float, ...], stages: list[int], held: float) -> float:
         """Return how much of a time can't be filled with as many F or W as fit."""
         fits = self.num_microbatches * len(stages)
-        if held:
+        if held and self.kept is None:
             fits = min(fits, int(self.limit / held + ROUNDING))
         return max(0, time - fits * max(cost[stage] for stage in stages))

@@ -1,14 +1,14 @@
 """What all ranks do, and when; and a plan whose order is given."""
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
 from mpitrain.schedules.actions import PAIR, Action
-from mpitrain.schedules.search.problem import FORWARD, INPUT, ROUNDING, WEIGHT, Problem
+from mpitrain.schedules.search.problem import AGAIN, DROPPED, FORWARD, INPUT, ROUNDING, WEIGHT, Problem
 
-KINDS = "FIWB"
+KINDS = "FIWBRF"
 Rows = Sequence[Sequence[Action]]
 Order = list[list[tuple[int, int, int]]]  # of each rank: kind, stage, microbatch
 Step = tuple[int, int, int, float, float]  # kind, stage, microbatch, start, end
@@ -27,9 +27,9 @@ class TimedOrder(NamedTuple):
     def span(self) -> float:
         return max(row[-1][4] - row[0][3] for row in self.rows)
 
-    def peak(self, late: float) -> float:
-        """Return the most stashes of one stage that a rank holds. late: the share of one between I and W."""
-        changes = 1, late - 1, -late, -1
+    def peak(self, problem: Problem) -> float:
+        """Return the most stashes of one stage that a rank holds."""
+        changes = problem.changes
         return max(max(accumulate(changes[step[0]] for step in row)) for row in self.rows)
 
     def actions(self) -> list[list[Action]]:
@@ -37,21 +37,32 @@ class TimedOrder(NamedTuple):
 
     def without_weights(self) -> Order:
         """Return the order of F and I."""
-        return [[step[:3] for step in row if step[0] != WEIGHT] for row in self.rows]
+        return [
+            [
+                (FORWARD if kind == DROPPED else kind, stage, m)
+                for kind, stage, m, *_ in row
+                if kind not in (WEIGHT, AGAIN)
+            ]
+            for row in self.rows
+        ]
 
 
 def order_of(rows: Rows, *, split: bool = True) -> Order:
     """Return the order of a table's rows. A whole B is an I and its W, also in a pair; it stays one if
     `split` is false.
     """
+    kinds: dict[str, tuple[int, ...]] = {kind: (KINDS.index(kind),) for kind in "FIWBR"} | {PAIR.kind: ()}
+    if split:
+        kinds["B"] = INPUT, WEIGHT
+    order = [
+        [(kind, action.stage, action.index) for action in row for kind in kinds[action.kind]] for row in rows
+    ]
+    dropped = {step[1:] for row in order for step in row if step[0] == AGAIN}
+    if not dropped:
+        return order
     return [
-        [
-            (KINDS.index(kind), action.stage, action.index)
-            for action in row
-            if action != PAIR
-            for kind in ("IW" if split and action.kind == "B" else action.kind)
-        ]
-        for row in rows
+        [(DROPPED, *step[1:]) if step[0] == FORWARD and step[1:] in dropped else step for step in row]
+        for row in order
     ]
 
 
@@ -83,91 +94,86 @@ class OrderedPlay:
     def __init__(self, problem: Problem, order: Order, overlap: float | None = None, longest: float = inf):
         self.problem = problem
         self.order = order
-        # how much of W is done when the message arrives, at least
-        self.begun = None if overlap is None else 1 - overlap
+        self.places_weights = overlap is not None
+        self.begun = 1 - (overlap or 0)  # how much of W is done when the message arrives, at least
         self.longest = longest * (1 + ROUNDING)
         m = problem.num_microbatches
         nothing = [0.0] * m
         forwards, inputs = ([[inf] * m for _ in range(problem.num_stages)] for _ in (FORWARD, INPUT))
-        self.ends = (forwards, inputs, [nothing] * problem.num_stages, inputs)
+        at_once = [nothing] * problem.num_stages
+        self.ends = (forwards, inputs, at_once, inputs, at_once, forwards)
         # where the end of what is waited for will stand
         self.sources = (
-            [nothing, *forwards[:-1]],
+            before := [nothing, *forwards[:-1]],
             gradients := [*inputs[1:], forwards[-1]],
-            self.ends[WEIGHT],
+            at_once,
             gradients,
+            at_once,
+            before,
         )
-        ranks = range(len(order))
-        self.cursors = [0 for _ in ranks]
-        self.late: list[list[tuple[int, int]]] = [[] for _ in ranks]
-        self.weights_done = [0 for _ in ranks]
-        self.held: list[float] = [0 for _ in ranks]
-        self.rows: list[list[Step]] = [[] for _ in ranks]
-        self.now: list[float] = [0 for _ in ranks]
-        self.left = list(problem.work)
+        self.late = [list[tuple[int, int]]() for _ in order]  # of each rank: I whose W may follow
+        self.rows = [list[Step]() for _ in order]
+        # ranks that run next; those that wait for a message; how many are done
+        self.ready = list(range(len(order)))
+        self.waits = [False for _ in order]
+        self.num_done = 0
+        self.is_too_long = False
 
     def play(self) -> TimedOrder | None:
         """Return the plan; None if the order can't be played, not within the limit, or takes too long."""
-        waiting = list(range(len(self.order)))
-        while waiting:
-            rank = waiting.pop()
-            for other in self._run(rank):
-                if other not in waiting:
-                    waiting.append(other)
-            if self.now[rank] + self.left[rank] > self.longest:
-                return None
-        if any(cursor < len(row) for cursor, row in zip(self.cursors, self.order)):
-            return None
-        for rank in range(len(self.order)):
-            while self.weights_done[rank] < len(self.late[rank]):
-                self._weight(rank)
-        return TimedOrder(self.rows)
+        ranks = [self._run(rank) for rank in range(len(self.order))]
+        while self.ready and not self.is_too_long:
+            next(ranks[self.ready.pop()], None)
+        return TimedOrder(self.rows) if self.num_done == len(ranks) else None
 
-    def _run(self, rank: int) -> set[int]:
-        """Run a rank until it waits for another; return the ranks it has sent to."""
-        problem, row, late = self.problem, self.rows[rank], self.late[rank]
-        room, longest = problem.limit - 1 + ROUNDING, self.longest
+    def _run(self, rank: int) -> Iterator[None]:
+        """Run a rank, with a stop wherever it waits for a message; end early where there is no room."""
+        problem, row, late, waits = self.problem, self.rows[rank], self.late[rank], self.waits
         costs, delays, receivers = problem.costs, problem.delays, problem.receivers
-        changes = 1, problem.late - 1, -problem.late, -1
-        begun = self.begun
-        now, left = self.now[rank], self.left[rank]
-        sent = set()
-        for kind, stage, m in islice(self.order[rank], self.cursors[rank], None):
-            arrival = self.sources[kind][stage][m] + delays[kind][stage]
-            if arrival == inf or now + left > longest:
-                break
-            if begun is not None:
-                while self.weights_done[rank] < len(late):
-                    waits = now + costs[WEIGHT][late[self.weights_done[rank]][0]] * begun <= arrival
-                    if not waits and (kind != FORWARD or self.held[rank] <= room):
-                        break
-                    self.now[rank], self.left[rank] = now, left
-                    self._weight(rank)
-                    now, left = self.now[rank], self.left[rank]
-            if kind == FORWARD and self.held[rank] > room:
-                break
-            start = max(now, arrival)
+        changes, rooms, weights = problem.changes, problem.rooms, problem.costs[WEIGHT]
+        sources, ends, begun, longest = self.sources, self.ends, self.begun, self.longest
+        now, left, held, num_late = 0.0, problem.work[rank], 0.0, 0
+        for kind, stage, m in self.order[rank]:
+            source = sources[kind][stage]
+            while source[m] == inf:
+                waits[rank] = True
+                yield
+            arrival = source[m] + delays[kind][stage]
+            while num_late:
+                of_stage, of_m = late[-num_late]
+                end = now + weights[of_stage]
+                if now + weights[of_stage] * begun > arrival and held <= rooms[kind]:
+                    break
+                row.append((WEIGHT, of_stage, of_m, now, end))
+                left -= weights[of_stage]
+                now, held, num_late = end, held - problem.late, num_late - 1
+            if held > rooms[kind]:
+                return
+            start = arrival if arrival > now else now
             cost = costs[kind][stage]
             now = start + cost
             left -= cost
-            self.held[rank] += changes[kind]
-            if kind == INPUT and begun is not None:
-                late.append((stage, m))
-            if kind != WEIGHT:
-                self.ends[kind][stage][m] = now
-                sent.add(receivers[kind][stage])
+            if now + left > longest:
+                self.is_too_long = True
+                return
+            held += changes[kind]
             row.append((kind, stage, m, start, now))
-            self.cursors[rank] += 1
-        self.now[rank], self.left[rank] = now, left
-        sent.discard(rank)
-        return sent
+            if kind in (WEIGHT, AGAIN):
+                continue
+            if kind == INPUT and self.places_weights:
+                late.append((stage, m))
+                num_late += 1
+            ends[kind][stage][m] = now
+            to = receivers[kind][stage]
+            if waits[to]:
+                waits[to] = False
+                self.ready.append(to)
+        self._run_weights(rank, now, late[len(late) - num_late :])
+        self.num_done += 1
 
-    def _weight(self, rank: int) -> None:
-        """Run the oldest W of a rank."""
-        stage, m = self.late[rank][self.weights_done[rank]]
-        start, cost = self.now[rank], self.problem.costs[WEIGHT][stage]
-        self.weights_done[rank] += 1
-        self.held[rank] -= self.problem.late
-        self.rows[rank].append((WEIGHT, stage, m, start, start + cost))
-        self.now[rank] = start + cost
-        self.left[rank] -= cost
+    def _run_weights(self, rank: int, now: float, late: Sequence[tuple[int, int]]) -> None:
+        """Run what is left of W."""
+        for stage, m in late:
+            end = now + self.problem.costs[WEIGHT][stage]
+            self.rows[rank].append((WEIGHT, stage, m, now, end))
+            now = end

@@ -118,9 +118,10 @@ def searched(seed, num_ranks):
     times = Times(*(chance.randint(1, 9) for _ in range(3)), chance.choice((0, 1)))
     chunks = chance.randint(1, CHUNKS) if name in catalog.LOOPED else None
     options = Options(chunks, times=times, memory_limit=limit, weight_memory=chance.choice((1, 0.5)))
+    options = options._replace(recompute=chance.choice((None, 0.05)))
     if name == AUTO:
         return name, fastest(num_ranks, m, options).table
-    return name, catalog.build(name, num_ranks, m, options)
+    return name, catalog.build(name, num_ranks, m, options.only(catalog.FAMILIES[name].takes))
 
 
 def test_orders_that_are_searched_for_train_to_the_same_bits(world, tmp_path):

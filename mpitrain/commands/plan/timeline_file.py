@@ -89,7 +89,7 @@ def _arrows(predicted: PredictedTimeline) -> Iterator[Event]:
         (action.kind == "F", action.index, action.stage): (rank, begin, end)
         for rank in range(len(timeline.programs))
         for action, begin, end in timeline.computations(rank)
-        if action.kind != "W"
+        if action.kind not in ("W", "R")
     }
     sends = (action for program in timeline.programs for action in program if action.kind in SENDS)
     for number, send in enumerate(sends):

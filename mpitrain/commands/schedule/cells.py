@@ -17,7 +17,7 @@ from mpitrain.schedules.actions import COMPUTE, PAIR, Action
 from mpitrain.schedules.play.draw import microbatch_label
 from mpitrain.schedules.play.simulate import Timeline
 
-COLOURS = {"F": "#0072B2", "B": "#D55E00", "I": "#E69F00", "W": "#009E73"}
+COLOURS = {"F": "#0072B2", "B": "#D55E00", "I": "#E69F00", "W": "#009E73", "R": "#56B4E9"}
 BUBBLE, PAIR_EDGE = "#ECECEC", "#111111"
 LIGHTEST = 0.6  # share of white in the last tint
 CELL_HEIGHT = 0.84  # of a row

@@ -158,7 +158,7 @@ def show_frontier(request: Request, files: Files, json: bool) -> str:
     size = StepSize(
         request.num_ranks, request.num_microbatches, request.times,
         1.0 if request.weight_memory is None else request.weight_memory,
-        request.chunks, request.stage_times_of, request.notify,
+        request.chunks, request.stage_times_of, request.recompute, request.notify,
     )  # fmt: skip
     require_searchable("frontier", size.num_ranks, size.num_microbatches)
     found = frontier(size)
@@ -196,8 +196,14 @@ def _screen() -> int:
 
 def read_request(name: str, stages: int | None, microbatches: int | None, **asked) -> Request:
     """Check the options as they were typed."""
-    for option, check in (("times", read_times), ("memory_limit", read_limit), ("weight_memory", read_share)):
-        asked[option] = check(asked[option])
+    checks = {
+        "times": read_times,
+        "memory_limit": read_limit,
+        "weight_memory": read_share,
+        "recompute": read_kept,
+    }
+    for option, check in checks.items():
+        asked[option] = check(asked.get(option))
     return Request(name, stages, microbatches, **asked)
 
 
@@ -242,4 +248,11 @@ def read_share(value: float | None) -> float | None:
     """Read --weight-memory, the share of a stash that is held between I and W."""
     if value is not None and not 0 <= value <= 1:
         raise ConfigError(f"--weight-memory {value:g}: needed a share of a stash, 0 to 1")
+    return value
+
+
+def read_kept(value: float | None) -> float | None:
+    """Read --recompute, the share of a stash that stays of what is recomputed."""
+    if value is not None and not 0 <= value < 1:
+        raise ConfigError(f"--recompute {value:g}: needed a share of a stash, 0 to below 1")
     return value

@@ -102,7 +102,8 @@ def _headline(played: Played) -> str:
 
 def _cells(played: Played, dominated: Mapping[str, str]) -> tuple[str, ...]:
     name = played.table.name
-    remarks = ["above the limit"] * played.above_limit + ["not proved"] * (played.proof is None)
+    remarks = [f"{len(played.recomputed)} recomputed"] * bool(played.recomputed)
+    remarks += ["above the limit"] * played.above_limit + ["not proved"] * (played.proof is None)
     if name in dominated and not played.above_limit:
         remarks.append(f"dominated by {dominated[name]}")
     return (
@@ -162,4 +163,5 @@ def _numbers(played: Played, dominated: Mapping[str, str]) -> dict:
         "above_limit": played.above_limit,
         "dominated_by": dominated.get(played.table.name),
         "proved": played.proof is not None,
+        "recomputed": len(played.recomputed),
     }

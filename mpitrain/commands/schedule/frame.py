@@ -30,7 +30,13 @@ WIDE = 24.0
 WIDEST = 42.0
 ROOMY = 2.0  # times the room that a number needs at least
 POINTS = 72
-NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
+NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward for inputs",
+    "W": "backward for weights",
+    "R": "recomputation",
+}
 
 
 class Frame:

@@ -31,6 +31,7 @@ def _cells(point: Point) -> tuple[str, ...]:
     above = point.makespan / point.bound - 1
     table = point.played.table
     remarks = [f"{table.copies} copies of the model"] * (table.copies > 1)
+    remarks += [f"{len(point.played.recomputed)} recomputed"] * bool(point.played.recomputed)
     remarks += [f"{table.segments} segments"] * (table.segments > 1)
     name = f"{point.name} ({', '.join(remarks)})" if remarks else point.name
     return (number(point.peak), number(point.makespan), number(point.bound), f"{above:.1%}", name)
@@ -53,4 +54,5 @@ def _numbers(point: Point) -> dict:
         "bound": point.bound,
         "copies": point.played.table.copies,
         "proved": point.played.proof is not None,
+        "recomputed": len(point.played.recomputed),
     }

@@ -11,19 +11,21 @@ from mpitrain.schedules.catalog import chunks_of, placement
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
-from mpitrain.schedules.options import UNIT_TIMES, Options, Times
+from mpitrain.schedules.options import INPUT_SHARE, UNIT_TIMES, Options, Times
 from mpitrain.schedules.played import PROVED_AT_ONCE, Played, played
 from mpitrain.schedules.search_progress import Notify
 from mpitrain.schedules.table import Table
+
+PLANNED_WITH = "times", "memory_limit", "weight_memory", "recompute"
 
 
 class Request(NamedTuple):
     """What the user asked for.
 
     name: of the catalogue, or a file. memory_limit: in stashes of a rank's whole share of layers.
-    weight_memory: the share of a stash that is held between I and W. stage_times_of: instead of equal
-    shares of the times, as a run measured them. notify: hears how far a long
-    search is.
+    weight_memory: the share of a stash that is held between I and W. recompute: searches may recompute, and
+    this share stays then. stage_times_of: instead of equal shares of the times, as a run measured them.
+    notify: hears how far a long search is.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Request(NamedTuple):
     times: Times = UNIT_TIMES
     memory_limit: float | None = None
     weight_memory: float | None = None
+    recompute: float | None = None
     stage_times_of: StageTimesOf | None = None
     notify: Notify | None = None
 
@@ -48,7 +51,8 @@ def play(request: Request, most_proved: int = PROVED_AT_ONCE) -> Played:
     share = 1.0 if request.weight_memory is None else request.weight_memory
     table = _table(request)
     stages = request.stage_times_of(table.rank_of[: table.depth]) if request.stage_times_of else None
-    return played(table, request.times, request.memory_limit, share, most_proved, stages)
+    kept = INPUT_SHARE if request.recompute is None else request.recompute
+    return played(table, request.times, request.memory_limit, share, most_proved, stages, kept)
 
 
 def _table(request: Request) -> Table:
@@ -69,7 +73,8 @@ def _chosen(request: Request) -> Table:
     assert request.num_ranks is not None and request.num_microbatches is not None
     options = Options(
         request.chunks, request.group, request.segments, request.times,
-        memory_limit=request.memory_limit, weight_memory=request.weight_memory, notify=request.notify,
+        memory_limit=request.memory_limit, weight_memory=request.weight_memory,
+        recompute=request.recompute, notify=request.notify,
     )  # fmt: skip
     return fastest(request.num_ranks, request.num_microbatches, options, request.stage_times_of).table
 
@@ -77,7 +82,7 @@ def _chosen(request: Request) -> Table:
 def _options(request: Request, family: ScheduleFamily) -> Options:
     """Times and memory are for every schedule; only the automatic ones also plan with them."""
     asked = request._asdict()
-    plans = {key: asked[key] for key in ("times", "memory_limit", "weight_memory") if key in family.takes}
+    plans = {key: asked[key] for key in PLANNED_WITH if key in family.takes}
     chunks = request.chunks
     if "chunks" not in family.takes:
         chunks_of(request.name, chunks, family)  # refuses another number than the schedule's own

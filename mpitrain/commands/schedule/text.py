@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 
+from mpitrain.schedules.actions import COMPUTE
 from mpitrain.schedules.formats.notation import operations
 from mpitrain.schedules.options import UNIT_TIMES, Times
 from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
@@ -30,6 +31,7 @@ def _legend(played: Played) -> list[str]:
     kinds = {action.kind for actions in played.table.ranks for action in actions}
     stages = max(map(len, played.chunks))
     words = ["I backward for inputs, W for weights, B both"] * ("I" in kinds)
+    words += ["R recomputation"] * ("R" in kinds)
     words += [
         f"lower case: the {'second copy of the model' if table.copies > 1 else 'second stage of the rank'}"
     ] * (stages == 2)
@@ -75,6 +77,9 @@ def _numbers(played: Played) -> list[str]:
         f"peak         {number(max(played.peak_stashes))} stashes of a rank's whole share of "
         f"layers{_limit(played)}",
     ]
+    if played.recomputed:
+        number_of_all = played.table.num_stages * played.table.num_microbatches
+        lines.append(f"recomputed   {len(played.recomputed)} of {number_of_all} forwards")
     if played.times.message:
         lines.append(
             f"exposed      {number(max(played.timeline.exposed))} of waiting for messages under way, on the "
@@ -173,6 +178,7 @@ def as_dict(played: Played) -> dict:
         "peak_in_flight": played.peak_in_flight,
         "peak_stashes": played.peak_stashes,
         "weight_memory": played.weight_memory,
+        "recomputed": len(played.recomputed),
         "memory_limit": played.memory_limit,
         "above_limit": played.above_limit,
         "messages": played.messages,
@@ -189,7 +195,7 @@ def _starts(played: Played, rank: int) -> list[float]:
     for action, start in zip(timeline.programs[rank], timeline.starts[rank]):
         if action.kind == "PAIR":
             paired = 2
-        elif action.kind in ("F", "B", "I", "W"):
+        elif action.kind in COMPUTE:
             if paired != 1:
                 starts.append(start)
             paired = max(0, paired - 1)

@@ -65,6 +65,10 @@ class Activations:
         ends = sum(self.kept_by(layer, segment) for layer in self._layers(blocks, inner=False))
         return inner + history + self._mask(segment) * self.sizes.itemsize + self._documents(segment) + ends
 
+    def input(self) -> int:
+        """Return what is kept of a microbatch whose forward is run again: the input of the stage."""
+        return 0 if self.stage.first else self.sizes.stream(self.config.model.width)
+
     def on_host(self, segment: int = 0) -> int:
         """Return what it leaves in host memory instead."""
         return self._inner(segment, self.blocks) if self.offloaded else 0

@@ -71,6 +71,7 @@ class _MemoryPlayer:
         self._stages = stages
         self._transients = {number: Transients(formulas) for number, formulas in stages.items()}
         self._last = {action[:3]: action for action in instructions}
+        self._recomputed = {action[1:3] for action in instructions if action.kind == "R"}
         self._held = Counter[tuple[int, int]]()
         self._returned = Counter[tuple[int, int]]()
         self.held = 0  # all that is kept now
@@ -85,9 +86,10 @@ class _MemoryPlayer:
 
     def inside(self, action: Action) -> Inside:
         """Return what a computation holds of its own microbatch while it runs."""
-        return self._transients[action.stage].of(
-            action.kind, action.index % self._table.segments, action.part
-        )
+        transients, segment = self._transients[action.stage], action.index % self._table.segments
+        if action.kind == "F" and action[1:3] in self._recomputed:
+            return transients.dropped(segment)
+        return transients.of(action.kind, segment, action.part)
 
     def play(self, action: Action) -> None:
         """Have a computation done."""
@@ -96,9 +98,8 @@ class _MemoryPlayer:
         formulas = self._stages[stage]
         segments = self._table.segments
         after = 0 if part is None else part + 1  # the first part that isn't done yet
-        if kind == "F":
-            first = 0 if part is None else len(formulas.stage.parts) - 1 - part
-            self._keep(index, stage, formulas.kept(index % segments, first))
+        if kind in ("F", "R"):
+            self._keep(index, stage, self._forwarded(action))
         elif kind == "B" and not done:
             self._keep(index, stage, formulas.kept(index % segments, after))
         elif kind == "I" and done:
@@ -115,6 +116,15 @@ class _MemoryPlayer:
                 self.held += returned - self._returned[microbatch, stage]
                 self._returned[microbatch, stage] = returned
 
+    def _forwarded(self, action: Action) -> int:
+        """Return what a forward leaves, or the one that runs again."""
+        kind, index, stage, part = action
+        formulas = self._stages[stage]
+        if kind == "F" and (index, stage) in self._recomputed:
+            return formulas.input()
+        first = 0 if part is None else len(formulas.stage.parts) - 1 - part
+        return formulas.kept(index % self._table.segments, first)
+
     def _keep(self, index: int, stage: int, num_bytes: int) -> None:
         self.held += num_bytes - self._held[index, stage]
         self._held[index, stage] = num_bytes
@@ -128,11 +138,12 @@ def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Act
     values, which are longer in each.
     """
     last = {action[:3]: action for action in instructions if action.kind in ("B", "I")}
+    recomputed = {action[1:3] for action in instructions if action.kind == "R"}
     held = Counter[tuple[int, int]]()
     most = Counter[tuple[int, int]]()
     together = Counter[int]()
     for action in instructions:
-        if action.kind == "F" and not action.part:
+        if action.kind == ("R" if action[1:3] in recomputed else "F") and not action.part:
             held[action.stage, action.index % table.segments] += 1
             most |= held
             together[action.stage] = max(

@@ -39,7 +39,7 @@ class Transients:
         self._found: dict[tuple[str, int, int | None], Inside] = {}
 
     def of(self, kind: str, segment: int, part: int | None) -> Inside:
-        """Return what a computation (F, B, I or W) of a segment of a microbatch holds, all of the
+        """Return what a computation (F, B, I, W or R) of a segment of a microbatch holds, all of the
         microbatch's counted.
         """
         key = kind, segment, part
@@ -51,13 +51,24 @@ class Transients:
         if kind == "W":
             return Inside(self.formulas.left(), self.formulas.left() + self._product(self.stage.blocks))
         count = len(self.stage.parts)
-        if kind == "F":
+        if kind in ("F", "R"):
             blocks = self._blocks(range(count) if part is None else [count - 1 - part])
             steps = [self._forward(block, segment) for block in blocks]
         else:
             blocks = self._blocks(range(count) if part is None else [part])
             steps = [self._backward(group, segment, split=kind == "I") for group in self._groups(blocks)]
         return Inside(*map(max, zip(*steps))) if steps else Inside(0, 0)
+
+    def dropped(self, segment: int) -> Inside:
+        """Return what a forward holds of which only the input is kept: one block at a time."""
+        blocks = range(len(self.stage.blocks))
+        recorded = [self._recorded(block, segment) for block in blocks]
+        working = [
+            max(self.formulas.working_of(placed.layer).forward for placed in self.stage.blocks[block])
+            for block in blocks
+        ]
+        begin = self.formulas.input()
+        return Inside(begin + max(recorded), begin + max(map(sum, zip(recorded, working))))
 
     def _blocks(self, parts: Sequence[int]) -> list[int]:
         return [block for part in parts for block in self.stage.parts[part]]

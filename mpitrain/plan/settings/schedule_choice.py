@@ -90,6 +90,7 @@ def _choose(pipeline: Pipeline, layout: ResolvedConfig) -> Choice:
         times=plan.times,
         memory_limit=pipeline.memory_limit,
         weight_memory=pipeline.weight_memory,
+        recompute=pipeline.recompute,
     )
     return fastest(pp, num_microbatches(layout), options, plan.of_stages, layout.model.layers)
 
@@ -105,6 +106,7 @@ def _with_choice(pipeline: Pipeline, layout: ResolvedConfig, choice: Choice) -> 
         chunks=choice.options.chunks if choice.name in catalog.LOOPED else None,
         memory_limit=limit,
         weight_memory=choice.options.weight_memory if "weight_memory" in takes and limit else None,
+        recompute=choice.options.recompute,
     )
 
 

@@ -50,7 +50,7 @@ class PredictedTimeline(NamedTuple):
         if action.kind == "W":
             return {}
         forward = stage.exposed_forward
-        if action.kind == "F":
+        if action.kind in ("F", "R"):
             whole = forward
         else:
             whole = {axis: took - forward.get(axis, 0.0) for axis, took in stage.exposed.items()}

@@ -264,7 +264,13 @@ def play_pipeline(
         if action.kind not in COMPUTE:
             return 0.0
         stage = stages[action.stage % depth]
-        times = {"F": stage.forward, "I": stage.inputs, "W": stage.weights, "B": stage.inputs + stage.weights}
+        times = {
+            "F": stage.forward,
+            "I": stage.inputs,
+            "W": stage.weights,
+            "B": stage.inputs + stage.weights,
+            "R": stage.forward,
+        }
         sends = not meanwhile and messages_of(table, action)[1] is not None
         return times[action.kind] / segments + (message if sends else 0.0)
 

@@ -1,0 +1,91 @@
+"""Microbatches that a table recomputes (R): the bits of a run that keeps all, and memory to the byte."""
+
+import pytest
+from conftest import agree
+from test_train_schedules import train
+from test_train_tables import config_of, differing, written
+from training import one_step, resolved
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+LAYOUTS = [
+    ("1f1b", ()),
+    ("zb-h1", ("parallel.zero=3",)),
+    ("interleaved", ("parallel.reduce=microbatch",)),
+    ("zbv", ("memory.offload=activations", "data.documents=separate")),
+    ("zb-h1", ("memory.recompute=selective", "model.mtp=1")),
+    ("1f1b", ("model.family=mixtral", "experts.count=4", "experts.active=2")),
+    ("dualpipev", ("precision.compute=bf16",)),
+]
+
+
+def with_recomputation(name, num_ranks, num_microbatches, every=2):
+    """Return the text of a schedule's table in which each `every`-th stash is recomputed."""
+    from mpitrain.schedules.actions import PAIR, Action
+    from mpitrain.schedules.catalog import build
+    from mpitrain.schedules.pairs import grouped
+    from mpitrain.schedules.table import make_table, write_table
+
+    table = build(name, num_ranks, num_microbatches)
+    rows = []
+    for row in table.ranks:
+        rows.append([])
+        for group in grouped(row):
+            for action in group:
+                if action != PAIR and action.kind in "BI" and (action.index + action.stage) % every == 0:
+                    rows[-1].append(Action("R", action.index, action.stage))
+            rows[-1] += group
+    return write_table(make_table(name, rows))
+
+
+@pytest.mark.parametrize(("name", "more"), LAYOUTS)
+def test_recomputed_microbatches_train_to_the_same_bits(world, tmp_path, name, more):
+    m = 2 * world.size
+    text = with_recomputation(name, world.size, m) if world.rank == 0 else None
+    path = written(world, tmp_path / "again.txt", world.bcast(text))
+    expected = train(world, config_of(world, name, m, *more))
+    found = train(world, config_of(world, path, m, *more))
+    wrong = differing(found, expected)
+    agree(world, not wrong, f"{name} {more}: {wrong}")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zbv"])
+def test_what_a_recomputed_step_holds_is_predicted_to_the_byte(world, tmp_path, name, every):
+    if world.size != 2:
+        pytest.skip("2 ranks tell")
+    text = with_recomputation(name, 2, 8, every) if world.rank == 0 else None
+    path = written(world, tmp_path / "again.txt", world.bcast(text))
+    model = ("model.layers=8", "model.width=64", "model.vocab=256", "data.sequence=64")
+    keys = "parallel.pp=2", "batch.global=8", "batch.micro=1"
+    held = []
+    for schedule in (name, path):
+        predicted, _, measured = one_step(world, *model, *keys, f"pipeline.schedule={schedule}")
+        agree(
+            world,
+            predicted.activations == measured.activations,
+            f"{schedule}: predicted {predicted.activations}, held {measured.activations}",
+        )
+        held.append(measured.activations)
+    less = held[1] < held[0] if every == 1 else held[1] <= held[0]
+    agree(world, world.rank != 0 or less, f"{name}: {held}")
+
+
+def test_auto_recomputes_only_if_that_is_allowed_and_shorter(world):
+    if world.size != 2:
+        pytest.skip("2 ranks tell")
+    keys = "parallel.pp=2", "batch.global=8", "pipeline.schedule=auto", "model.layers=4"
+    tight = *keys, "pipeline.memory_limit=1"
+    kept, again = (plan(world, *tight, *more) for more in ((), ("pipeline.recompute=0.05",)))
+    roomy = plan(world, *keys, "pipeline.memory_limit=8", "pipeline.recompute=0.05")
+    kinds = [[action.kind for row in one.table.ranks for action in row] for one in (kept, again, roomy)]
+    counts = [found.count("R") for found in kinds]
+    assert counts[0] == counts[2] == 0 < counts[1]
+    wrong = differing(train(world, again.config), train(world, kept.config))
+    agree(world, not wrong, f"{wrong}")
+
+
+def plan(world, *keys):
+    from mpitrain.model.families.catalog import plan_of
+
+    return plan_of(resolved(world, *keys))

@@ -1,0 +1,164 @@
+"""Recomputation as a choice of a schedule: what is dropped, what that costs, and what is refused."""
+
+import random
+from itertools import combinations
+
+import pytest
+
+from mpitrain import config as settings
+from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.settings.resolve import resolve
+from mpitrain.schedules import catalog
+from mpitrain.schedules.auto_choice import fastest
+from mpitrain.schedules.catalog import build
+from mpitrain.schedules.formats.other_formats import FORMS, write_as
+from mpitrain.schedules.formats.user_table import read_any
+from mpitrain.schedules.options import Options, Times
+from mpitrain.schedules.played import played
+from mpitrain.schedules.search.problem import Problem, stage_costs
+from mpitrain.schedules.search.recomputation import recomputed
+from mpitrain.schedules.search.timed_order import OrderedPlay, order_of
+from mpitrain.schedules.table import read_table, write_table
+from mpitrain.schedules.time_and_memory import StepSize, frontier
+
+TIMES = Times(10, 20, 10, 3)
+KEPT = 0.05
+SEARCHED = ("plain-auto", "interleaved-auto", "v-auto")
+
+
+def held_at_most(order, dropped, late=1.0):
+    """Return the peak of one rank's order if some of its stashes are dropped, and made again before I."""
+    held = peak = 0.0
+    for kind, stage, m in order:
+        again = (stage, m) in dropped
+        if kind == 0:
+            held += KEPT if again else 1
+        elif kind == 1:
+            held += 1 - KEPT if again else 0
+            peak = max(peak, held)
+            held += late - 1
+        else:
+            held -= late
+        peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_fewer_stashes_can_be_recomputed(seed):
+    """Every set of them is tried, for one rank's order."""
+    chance = random.Random(seed)
+    p, m, rank = chance.randint(2, 4), chance.randint(2, 5), 0
+    limit, late = chance.choice((1, 2, 2.5, 3)), chance.choice((1, 0.5))
+    table = build(chance.choice(("gpipe", "1f1b", "zb-h1", "zb-h2")), p, m)
+    problem = Problem(stage_costs(table.rank_of, TIMES), m, limit, late, KEPT)
+    order = order_of(table.ranks)
+    row = order[rank]
+    found = recomputed(problem, order)
+    stashes = [step[1:] for step in row if step[0] == 0]
+    fitting = (
+        number
+        for number in range(len(stashes) + 1)
+        if any(held_at_most(row, set(some), late) <= limit + 1e-9 for some in combinations(stashes, number))
+    )
+    least = next(fitting, None)
+    if found is None:  # another rank may be the reason
+        assert least is None or recomputed(Problem(problem.where, m, limit, late, KEPT), [row]) is not None
+        return
+    dropped = {step[1:] for step in found[rank] if step[0] == 5}
+    assert dropped == {step[1:] for step in found[rank] if step[0] == 4}
+    assert held_at_most(row, dropped, late) <= limit + 1e-9
+    assert len(dropped) == least
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_search_that_may_recompute_keeps_the_limit_and_is_no_longer(seed):
+    chance = random.Random(seed)
+    p, name = chance.randint(2, 4), SEARCHED[seed % 3]
+    m, limit = chance.randint(2, 2 * p), chance.choice((1, 1.5, 2, p))
+    times = Times(*(chance.randint(1, 9) for _ in range(3)), chance.choice((0, 1)))
+    asked = Options(times=times, memory_limit=limit, weight_memory=chance.choice((1, 0.5)))
+    kept = played(build(name, p, m, asked), times, limit, asked.weight_memory)
+    again = played(
+        build(name, p, m, asked._replace(recompute=KEPT)), times, limit, asked.weight_memory, recompute=KEPT
+    )
+    assert again.proof is not None and not again.above_limit
+    assert again.timeline.makespan <= kept.timeline.makespan * (1 + 1e-9)
+    assert again.bound <= again.timeline.makespan * (1 + 1e-9)
+    assert kept.recomputed == set()
+    problem = Problem(stage_costs(again.table.rank_of, times), m, limit * len(again.chunks[0]))
+    plan = OrderedPlay(
+        Problem(problem.where, m, problem.limit, asked.weight_memory, KEPT),
+        order_of(again.table.ranks, split=False),
+    ).play()
+    assert plan is not None and plan.makespan == pytest.approx(again.timeline.makespan)
+
+
+def test_more_memory_costs_no_time_where_stashes_are_recomputed():
+    spans = []
+    for limit in (1, 2, 3):
+        options = Options(times=TIMES, memory_limit=limit, weight_memory=1, recompute=KEPT)
+        spans.append(fastest(3, 4, options).played.timeline.makespan)
+    assert spans == sorted(spans, reverse=True)
+
+
+def test_the_front_is_nowhere_longer_with_recomputation():
+    plain, again = (frontier(StepSize(3, 4, TIMES, recompute=share)) for share in (None, KEPT))
+    assert any(point.played.recomputed for point in again.front)
+    for point in plain.front:
+        assert min(one.makespan for one in again.front if one.peak <= point.peak + 1e-9) <= point.makespan
+    for point in (*again.front, *again.others):
+        assert point.bound <= point.makespan * (1 + 1e-9)
+
+
+def test_a_table_says_what_is_recomputed():
+    text = "rank 0: F0@0 F1@0 R0@0 B0@0 B1@0\n"
+    table = read_any(text)
+    assert read_table(write_table(table), "user") == table
+    one = played(table, Times(3, 5, 7), weight_memory=1, recompute=0.25)
+    assert one.recomputed == {(0, 0)}
+    assert one.timeline.makespan == 2 * 15 + 3
+    assert max(one.peak_stashes) == 2  # R0 while 1 is held
+    assert one.proof.peak_in_flight == (2,)
+    for form in FORMS:
+        with pytest.raises(ScheduleError, match=f"{form}'s form has no recomputation"):
+            write_as(form, table)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rank 0: R0@0 F0@0 B0@0", "R0@0 stands before F0@0"),
+        ("rank 0: F0@0 B0@0 R0@0", "B0@0 stands before R0@0"),
+        ("rank 0: F0@0 R0@0 R0@0 B0@0", "R0@0 again"),
+        ("segments 2\nrank 0: F0@0 F1@0 R1@0 B1@0 B0@0", "found R with 2 segments"),
+    ],
+)
+def test_a_recomputation_out_of_place_is_refused(text, message):
+    with pytest.raises(ScheduleError, match=message):
+        read_any(text)
+
+
+def resolved(*overrides):
+    return resolve(settings.load(None, ["parallel.pp=2", "batch.global=4", *overrides]), 2, 256)
+
+
+def test_what_recomputes_twice_is_refused(tmp_path):
+    (tmp_path / "again.txt").write_text("rank 0: F0@0 R0@0 B0@0\nrank 1: F0@1 B0@1\n")
+    keys = f"pipeline.schedule={tmp_path / 'again.txt'}", "batch.global=1"
+    assert plan_of(resolved(*keys, "memory.recompute=selective")).training
+    with pytest.raises(ConfigError, match=r'memory.recompute = "full" with .*again.txt, which recomputes 1'):
+        _ = plan_of(resolved(*keys, "memory.recompute=full")).training
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.NAMES if name not in SEARCHED])
+def test_only_searches_recompute(name):
+    with pytest.raises(ScheduleError, match="recompute has no effect on it"):
+        _ = plan_of(resolved(f"pipeline.schedule={name}", "pipeline.recompute=0.05", "batch.global=8")).table
+
+
+def test_evaluation_recomputes_nothing():
+    keys = "pipeline.schedule=v-auto", "pipeline.memory_limit=1", "pipeline.recompute=0.05"
+    plan = plan_of(resolved(*keys, "pipeline.times=[1,2,1,0.3]"))
+    assert any(action.kind == "R" for program in plan.training.ranks for action in program)
+    assert not any(action.kind == "R" for program in plan.evaluation.ranks for action in program)
