@@ -541,15 +541,17 @@ def test_a_job_asks_for_its_spares(folder):
 
 
 def test_spare_ranks_are_none_of_a_jobs_layout(folder):
-    spares = ("--ranks-per-node", "4", "--set", "recovery.spares=4")
-    done = job(
-        "slurm", *spares, "--set", "parallel.pp=4", "--set", "parallel.dp=2", "--set", "batch.global=8"
-    )
+    node, launch = ("--ranks-per-node", "4"), ("--launch", "mpirun --with-ft ulfm -n 12")
+    spares = (*node, "--set", "recovery.spares=4")
+    layout = ("--set", "parallel.pp=4", "--set", "parallel.dp=2", "--set", "batch.global=8")
+    done = job("slurm", *spares, *launch, *layout)
     assert done.exit_code == 0, done.output
-    assert "3 nodes x 4 = 12, 4 of them spare, started by srun" in done.output
+    assert "3 nodes x 4 = 12, 4 of them spare, started by mpirun" in done.output
     assert "pp(4) x dp(2) x" in done.output
-    done = job("slurm", "--ranks-per-node", "4", "--set", "recovery.spares=12", "--force")
+    done = job("slurm", *node, *launch, "--set", "recovery.spares=12", "--force")
     assert isinstance(done.exception, ConfigError) and "found 12 ranks" in str(done.exception)
+    done = job("slurm", *spares, *layout, "--force")  # by srun, under which a death ends the job
+    assert isinstance(done.exception, ConfigError) and "use --launch" in str(done.exception)
 
 
 @pytest.mark.parametrize("kind", ["slurm", pytest.param("pbs", marks=LONG), "lsf"])

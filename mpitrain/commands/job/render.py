@@ -14,6 +14,7 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
+from mpitrain import config as settings
 from mpitrain.commands.inspect import MOST_RANKS, judged_job
 from mpitrain.commands.job.schedulers import SCHEDULERS, Scheduler
 from mpitrain.commands.requests import JobRequest
@@ -38,6 +39,7 @@ def main(kind: str, asked: JobRequest, say: Callable[[str], None]) -> int:
     path = Path(asked.out or f"{_name(asked.config)}.{kind}{Path(scheduler.template).suffix}")
     _require_lines(asked, path)
     _require_spares(scheduler, asked)
+    _require_fault_tolerance(scheduler, asked)
     seen = _seen_by_ranks(asked.config) if scheduler.mount else asked.config
     if asked.ranks > MOST_RANKS:
         product = (
@@ -71,6 +73,20 @@ def _require_spares(scheduler: Scheduler, asked: JobRequest) -> None:
         raise ConfigError(
             f"--spare {asked.spare} with --launch {shown(asked.launch)}: needed srun, which starts ranks on "
             "chosen nodes"
+        )
+
+
+def _require_fault_tolerance(scheduler: Scheduler, asked: JobRequest) -> None:
+    """Raise ConfigError for spare ranks where the launcher ends the job when a rank dies.
+
+    Under srun Open MPI doesn't survive a death: https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html
+    """
+    spares = settings.load(asked.config, asked.overrides).recovery.spares
+    launch = asked.launch or scheduler.launch(asked)
+    if spares and "--with-ft" not in launch.split():
+        raise ConfigError(
+            f"recovery.spares = {spares} with --launch {shown(launch)}: needed Open MPI's own mpirun with "
+            "fault tolerance; use --launch 'mpirun --with-ft ulfm', or --spare nodes in place of spare ranks"
         )
 
 
