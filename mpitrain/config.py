@@ -66,8 +66,9 @@ class Run(ConfigTable, frozen=True):
     # also keep checkpoints of steps that are multiples of this; 0: none
     keep_every: CountOrNone = 0
     keep_best: CountOrNone = 0  # number of checkpoints to keep that are the best by run.keep_best_by
-    # metric of the best ones: val_loss, or TASK/METRIC and SOURCE/loss, such as hellaswag/acc_norm.
-    # acc, acc_norm, acc_bytes and exact_match are better if higher, all others if lower
+    # metric of the best ones: val_loss or another number of metrics.jsonl, or TASK/METRIC and
+    # SOURCE/loss, such as hellaswag/acc_norm. acc, acc_norm, acc_bytes, exact_match, tokens_per_s,
+    # mfu and hfu are better if higher, all others if lower
     keep_best_by: str = "val_loss"
     eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
     eval_batches: Count = 2  # validation batches of batch.global sequences each

@@ -1,7 +1,9 @@
 """COPY, and NORM, UPDATE, SPREAD: the end of a step, in which the optimiser updates the weights of a rank."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+import torch
 
 from mpitrain.actor.partner_copies import PartnerCopies
 from mpitrain.actor.reductions import Gradients
@@ -9,6 +11,7 @@ from mpitrain.actor.stage import Stage
 from mpitrain.actor.step_totals import StepTotals
 from mpitrain.actor.step_work import Work
 from mpitrain.comm.mesh import Mesh
+from mpitrain.data.documents import num_counted
 from mpitrain.optim import noise_scale
 from mpitrain.optim.expert_bias import inequality
 from mpitrain.optim.loss_scale import LossScale
@@ -17,6 +20,7 @@ from mpitrain.optim.protocol import Optimizer
 from mpitrain.parallel.zero.shards import Weights
 from mpitrain.plan.axes import COPIES
 from mpitrain.plan.declared.layer import is_loss
+from mpitrain.plan.division.domains import reduces_each
 from mpitrain.plan.plan import NOISE, Plan
 from mpitrain.schedules.actions import Action
 
@@ -80,10 +84,7 @@ class Update:
         sums = {name: math.fsum(numbers) for name, numbers in zip(self._plan.metrics, total.metrics)}
         if self._plan.config.run.noise_scale:
             squares = [sums.pop(name) for name in NOISE]
-            shards = self._plan.num_gradient_shards
-            result.noise = (
-                noise_scale.estimates(*squares, shards, result.num_tokens) if result.num_tokens else {}
-            )
+            result.noise = noise_scale.estimates(*squares, result.num_tokens)
         # A layer's losses are divided as training divides them: by the targets that carry loss, not
         # by all tokens.
         result.metrics = {name: value / (count if is_loss(name) else 1) for name, value in sums.items()}
@@ -100,11 +101,21 @@ class Update:
     def _compare_shards(self, work: Work) -> None:
         """Note the squares of this rank's gradients, of its shards of the batch and of what it has of all."""
         if self._plan.config.run.noise_scale:
-            of_shards, of_batch = NOISE
+            of_shards, of_batch, of_targets = NOISE
             for square in self._gradients.squares_of_shards:
                 work.record_metric(of_shards, square)
             for square in noise_scale.squares(piece.grad for piece in self._gradients.compared):
                 work.record_metric(of_batch, square)
+            for square in self._squares_of_targets(work):
+                work.record_metric(of_targets, square)
+
+    def _squares_of_targets(self, work: Work) -> Iterable[torch.Tensor]:
+        """Return the squares of the numbers of targets of a data rank's shards, on one of its ranks."""
+        table = self._plan.table
+        if self._mesh["tp"].rank or self._mesh["pp"].rank != table.rank_of[table.depth - 1]:
+            return ()
+        counts = torch.stack([num_counted(one.targets) for one in work.microbatches]).double()
+        return (counts if reduces_each(self._plan.config) else counts.sum(0, keepdim=True)).square()
 
     def update(self, action: Action, work: Work) -> None:
         """Divide by the global number of tokens, clip, and step.

@@ -22,6 +22,7 @@ save, load             writing a step; finding the newest one that is whole
 reader                 one step, open for reading
 index, shards          the files of a step, and how an array is put together from them
 folders, retention     names of steps, and the rename by which one exists; which steps are kept
+recorded_metrics       metrics of steps in files beside the checkpoints
 steps                  which step of which folder a path means
 verify, verify_shared  a step held against its digests, by one process or by all ranks
 repair, reshard        an index that is written anew; a step in another number of files

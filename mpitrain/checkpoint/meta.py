@@ -42,6 +42,7 @@ class Known(msgspec.Struct):
     loss_scale: tuple[Annotated[float, Meta(gt=0)], Count]
     val_loss: float | None = None  # of the validation after this step, if there was one
     evaluations: dict[str, dict[str, float | None]] | None = None  # likewise of sources and tasks
+    kept_by: dict[str, float | None] | None = None  # number of the step that run.keep_best_by names
     sequences: Count = 0  # of the data's order that come before those of the next step
     spikes: SpikeHistory | None = None
     order: str = ""  # of the data in an epoch (data/permutation.py); "": sorted, in older ones

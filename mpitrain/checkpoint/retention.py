@@ -1,8 +1,8 @@
 """Which steps are kept: the newest, one of every so many for ever, and the best by a metric.
 
-The metric is `val_loss`, the validation loss, or NAME/METRIC of what a checkpoint says of tasks and
-sources, such as hellaswag/acc_norm. The best step has the highest of HIGHER_IS_BETTER, the least of all
-other metrics, and of equal ones the latest.
+The metric is `val_loss`, the validation loss, NAME/METRIC of what a checkpoint says of tasks and
+sources, such as hellaswag/acc_norm, or any other number of metrics.jsonl. The best step has the
+highest of HIGHER_IS_BETTER, the least of all other metrics, and of equal ones the latest.
 
     keep = 2, every = 30, best = 1  committed: 10 20 30 40 50 60 70, validation loss is least at 20
                                     kept: 20 (best), 30 and 60 (every), 60 and 70 (newest)
@@ -13,7 +13,7 @@ damaged, counts for nothing and is left for a person to look at.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,16 @@ from typing import Any
 from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.folders import discard, find
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.recorded_metrics import recorded_metrics
 from mpitrain.checkpoint.verify import check_sizes
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import listed, shown
 
 BEST = "best"  # in place of a step's number; also "best:METRIC"
-VAL_LOSS, EVALUATIONS = "val_loss", "evaluations"  # of what a checkpoint says of its step
-HIGHER_IS_BETTER = {"acc", "acc_norm", "acc_bytes", "exact_match"}  # as lm-evaluation-harness has it
+# of what a checkpoint says of its step; kept_by: the number that run.keep_best_by names
+VAL_LOSS, EVALUATIONS, KEPT_BY = "val_loss", "evaluations", "kept_by"
+# as lm-evaluation-harness has it; and speed
+HIGHER_IS_BETTER = {"acc", "acc_norm", "acc_bytes", "exact_match", "tokens_per_s", "mfu", "hfu"}
 MOST_NAMED = 20  # metrics in a message
 
 
@@ -131,22 +134,35 @@ class Retention:
 def best_step(folder: Path, choice: str = BEST) -> int:
     """Return the best step. Raises CheckpointError.
 
-    choice: "best": by validation loss; "best:METRIC".
+    choice: "best": by validation loss; "best:METRIC". A metric that no checkpoint says is looked for
+    in metrics.jsonl and evaluations.jsonl of the run directory, the parent of the folder.
     """
     by = choice.partition(":")[2] or VAL_LOSS
-    losses = {step: _loss_at(path, by) for step, path in find(folder).items()}
-    validated = [(loss, -step) for step, loss in losses.items() if isinstance(loss, float)]
-    if validated:
-        return -min(validated)[1]
+    known: set[str] = set()
+    for losses, names in _losses(folder, by):
+        if validated := [(loss, -step) for step, loss in losses.items() if isinstance(loss, float)]:
+            return -min(validated)[1]
+        known |= names
     if by == VAL_LOSS:
         raise CheckpointError(
             f"{shown(folder)}: found no whole step that was validated when it was saved; give --step a number"
         )
-    known = sorted({name for path in find(folder).values() for name in _metrics_at(path)})
+    known |= {name for path in find(folder).values() for name in _metrics_at(path)}
+    has = ", ".join(map(shown, sorted(known)[:MOST_NAMED])) or "none"
     raise CheckpointError(
-        f"{shown(folder)}: found no whole step with the metric {shown(by)} when it was saved, but "
-        f"{', '.join(map(shown, known[:MOST_NAMED])) or 'none'}; give one of these, or --step a number"
+        f"{shown(folder)}: found no whole step with the metric {shown(by)}, but {has}; give one of "
+        "these, or --step a number"
     )
+
+
+def _losses(folder: Path, by: str) -> Iterator[tuple[dict[int, object], set[str]]]:
+    """Yield a metric of whole steps, the less the better, and known names; place by place."""
+    losses = {step: _loss_at(path, by) for step, path in find(folder).items()}
+    yield losses, set()
+    whole = [step for step, loss in losses.items() if loss is not UNREADABLE]
+    for metrics in recorded_metrics(folder.absolute().parent, whole):
+        names = {name for of_step in metrics.values() for name in of_step}
+        yield {step: _lower_is_better(of.get(by), by) for step, of in metrics.items()}, names
 
 
 UNREADABLE = object()
@@ -154,13 +170,16 @@ UNREADABLE = object()
 
 def loss_of(meta: Mapping[str, Any], by: str) -> float | None:
     """Return a metric that a checkpoint says, the less the better; None: it says none."""
-    value = _metrics(meta).get(by)
+    return _lower_is_better(_metrics(meta).get(by), by)
+
+
+def _lower_is_better(value: float | None, by: str) -> float | None:
     return -value if value is not None and by.rpartition("/")[2] in HIGHER_IS_BETTER else value
 
 
 def _metrics(meta: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite metrics that a checkpoint says, by name."""
-    said = {VAL_LOSS: meta.get(VAL_LOSS)}
+    said = {VAL_LOSS: meta.get(VAL_LOSS)} | (meta.get(KEPT_BY) or {})
     for name, metrics in (meta.get(EVALUATIONS) or {}).items():
         said |= {f"{name}/{metric}": value for metric, value in metrics.items()}
     return {name: float(value) for name, value in said.items() if value is not None and math.isfinite(value)}

@@ -12,6 +12,8 @@ from mpitrain.evaluation.windows import Questions, Score, ScoreRequest, continua
 from mpitrain.inputs import shown
 
 METRICS = ("acc", "acc_norm", "acc_bytes", "perplexity", "exact_match")  # that a task may have
+# what is kept of answers beside the metrics
+MOST_SAMPLES, MOST_LETTERS, MOST_CHOICES = 3, 300, 10
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class TaskFile:
             return (yield from self._generate(context))
         scores = yield self._requests(context)
         if self.examples[0].kind == "cloze":
-            return _cloze(scores)
+            return _cloze(self.examples, scores)
         return self._choose(iter(scores))
 
     def _text(self, example: Example) -> list[int]:
@@ -82,7 +84,10 @@ class TaskFile:
                 choice = values.index(max(values)) if not any(map(math.isnan, values)) else -1
                 hits[name].append(choice == example.right)
                 if name == "acc":
-                    answers.append({"choice": choice, "log_likelihoods": sums})
+                    answers.append({
+                        "prompt": example.text, "choices": example.choices, "target": example.right,
+                        "choice": choice, "log_likelihoods": sums,
+                    })  # fmt: skip
         numbers: dict[str, Any] = {}
         for name, right in hits.items():
             numbers |= {name: _mean(right), f"{name}_stderr": _error_of_mean(right)}
@@ -103,7 +108,10 @@ class TaskFile:
             "examples": len(texts),
             "exact_match": _mean(right),
             "exact_match_stderr": _error_of_mean(right),
-            "answers": [{"prompt": text.example.text, "text": text.text} for text in texts],
+            "answers": [
+                {"prompt": text.example.text, "target": text.example.answers, "text": text.text}
+                for text in texts
+            ],
         }
 
 
@@ -151,7 +159,21 @@ def encoded_pair(text: str, after: str, vocabulary: EvaluatedVocabulary) -> tupl
     return whole[:count], whole[count:]
 
 
-def _cloze(scores: Sequence[Score]) -> dict[str, Any]:
+def samples(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first answers of a task, shortened, for a reader."""
+    first = answers[:MOST_SAMPLES]
+    return [{name: _shortened(name, value) for name, value in each.items()} for each in first]
+
+
+def _shortened(name: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_shortened("", item) for item in value[:MOST_CHOICES]]
+    if isinstance(value, str):
+        return value[-MOST_LETTERS:] if name == "prompt" else value[:MOST_LETTERS]
+    return value
+
+
+def _cloze(examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, Any]:
     greedy = [score.greedy for score in scores]
     mean = math.fsum(score.log_likelihood for score in scores) / len(scores)
     return {
@@ -159,7 +181,15 @@ def _cloze(scores: Sequence[Score]) -> dict[str, Any]:
         "acc": _mean(greedy),
         "acc_stderr": _error_of_mean(greedy),
         "perplexity": math.exp(min(-mean, 700.0)),  # of an example
-        "answers": [{"greedy": score.greedy, "log_likelihoods": [score.log_likelihood]} for score in scores],
+        "answers": [
+            {
+                "prompt": example.text,
+                "target": example.target,
+                "greedy": score.greedy,
+                "log_likelihoods": [score.log_likelihood],
+            }
+            for example, score in zip(examples, scores)
+        ],
     }
 
 

@@ -1,16 +1,21 @@
 """The gradient noise scale (McCandlish et al. 2018, arXiv:1812.06162, appendix A.1), of one step.
 
 A step's gradients are summed over shards of its batch: data ranks, or their microbatches where each is
-reduced apart. With k shards of a batch of N tokens, and gradients of mean losses,
+reduced apart. Shard i has n_i of the N targets, and the gradient g_i of its summed loss. If the true
+gradient of a target is G, and the trace of its covariance S, then
 
-    |G_big|^2    of the whole batch
-    |G_small|^2  of a shard, the mean over the k shards
+    E |g_i|^2      =  n_i^2 |G|^2 + n_i S
 
-    |G|^2  =  (N |G_big|^2 - N/k |G_small|^2) / (N - N/k)              estimates the true gradient's
-    S      =  (|G_small|^2 - |G_big|^2) / (k/N - 1/N)                  the trace of a token's covariance
+and with g, the sum of all g_i, and Q, the sum of all n_i^2,
+
+    E sum |g_i|^2  =  Q |G|^2 + N S
+    E |g|^2        =  N^2 |G|^2 + N S
+
+so |G|^2 = (|g|^2 - sum |g_i|^2) / (N^2 - Q) and S = (sum |g_i|^2 - Q |G|^2) / N are unbiased. Of k
+equal shards they are those of the paper, with B_big = N and B_small = N / k.
 
 Their ratio S / |G|^2 is the noise scale: the batch, in tokens, beyond which a larger one gains little.
-Each is unbiased and noisy, so that means over many steps are divided, not the steps' own ratios.
+Each is noisy, so that means over many steps are divided, not the steps' own ratios.
 """
 
 from collections.abc import Iterable
@@ -23,18 +28,20 @@ def squares(grads: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.linalg.vector_norm(grad).double().square() for grad in grads if grad.numel()]
 
 
-def estimates(small: float, big: float, num_shards: int, num_tokens: int) -> dict[str, float]:
-    """Return the estimates of a step.
+def estimates(small: float, big: float, squared_targets: float, num_targets: int) -> dict[str, float]:
+    """Return the estimates of a step; none if one shard has all targets.
 
     small: the squares of the gradients of all shards, summed. big: the square of their sum's norm.
-    Both of gradients of summed losses, over num_tokens targets, which the shards share equally.
+    Both of gradients of summed losses. squared_targets: of the shards' targets, squares summed.
     """
-    mean_big = big / num_tokens**2
-    mean_small = small * num_shards / num_tokens**2
+    unshared = float(num_targets) ** 2 - squared_targets
+    if unshared <= 0:
+        return {}
+    signal = (big - small) / unshared
     return {
         # estimate of the squared norm of the true gradient (run.noise_scale)
-        "grad_signal": (num_shards * mean_big - mean_small) / (num_shards - 1),
+        "grad_signal": signal,
         # estimate of the trace of the covariance of a token's gradient. The noise scale in tokens is the
         # mean of this over many steps, by the mean of grad_signal
-        "grad_noise": (mean_small - mean_big) * num_tokens / (num_shards - 1),
+        "grad_noise": (small - squared_targets * signal) / num_targets,
     }

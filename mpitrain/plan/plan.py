@@ -34,7 +34,6 @@ from mpitrain.plan.program import LoweredPrograms, Programs
 from mpitrain.plan.routing import RoutingTrace
 from mpitrain.plan.settings.pipeline_table import (
     fewest_microbatches,
-    num_gradient_shards,
     num_microbatches,
     placement_in,
     schedule_of,
@@ -43,8 +42,9 @@ from mpitrain.plan.settings.pipeline_table import (
 from mpitrain.plan.settings.recompute import with_every
 from mpitrain.schedules.table import Table
 
-# numbers of a step with run.noise_scale: squares of its gradients, of shards of the batch and of all
-NOISE = ("squares_of_shards", "squares_of_batch")
+# numbers of a step with run.noise_scale: squares of its gradients, of shards of the batch and of all,
+# and of the numbers of targets of shards
+NOISE = ("squares_of_shards", "squares_of_batch", "squares_of_targets")
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,6 @@ class Plan:
         """Names of the numbers that layers make besides their outputs, and of run.noise_scale."""
         of_layers = sorted({name for layer in self.layers for name in layer.metrics})
         return (*of_layers, *NOISE) if self.config.run.noise_scale else tuple(of_layers)
-
-    @property
-    def num_gradient_shards(self) -> int:
-        """How many shards of a step's batch have gradients of their own before these are summed."""
-        return num_gradient_shards(self.config)
 
     @property
     def tied(self) -> bool:

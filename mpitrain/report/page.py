@@ -109,7 +109,7 @@ SECTIONS = {  # by the key of its table
     "ends": "Restarts and ends",
     "layout": "Layout over nodes",
     "evaluation": "Evaluation",
-    "samples": "Samples of text",
+    "samples": "Answers to tasks",
     "configuration": "Configuration",
 }
 

@@ -46,18 +46,21 @@ def by_class(ends: Sequence[RunEnd], class_of: Callable[[RunEnd], str]) -> dict[
     }
 
 
-def reliability(ends: Sequence[RunEnd], step_s: np.ndarray | None) -> Reliability | None:
+def reliability(
+    ends: Sequence[RunEnd], step_s: np.ndarray | None, newest_s: float = np.nan
+) -> Reliability | None:
     """Return it, or None of a run without ends.
 
-    step_s: seconds of all steps that count, also those since the last end: then the share is too high
-    by these, which is why it is cut at 1.
+    step_s: seconds of all steps that count. newest_s: when the last of them was over, since 1970:
+    the run may have been started again since its last end.
     """
     if not ends:
         return None
     failures = [end for end in ends if end.code not in (DONE, STOPPED_EARLY)]
     spans = _spans(ends)
     up_s = _running_s(ends)
-    whole_s = (spans[-1][1] - spans[0][0]).total_seconds() if spans else 0.0
+    last_s = [spans[-1][1].timestamp(), newest_s] if spans else []
+    whole_s = np.nanmax(last_s) - spans[0][0].timestamp() if spans else 0.0
     trained_s = float(np.nansum(step_s)) if step_s is not None else 0.0
     return Reliability(
         len(failures),

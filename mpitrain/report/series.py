@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -41,6 +41,7 @@ class StepLine(msgspec.Struct):
     tokens: Number = None
     tokens_per_s: Number = None
     step_s: Number = None
+    time: Number = None
     mfu: Number = None
     hfu: Number = None
     skipped: Number = None
@@ -66,11 +67,20 @@ class LoadsLine(msgspec.Struct):
     expert_loads: dict[str, list[Share]] = {}
 
 
+class SamplesLine(msgspec.Struct):
+    """Answers of a line, by task."""
+
+    step: int
+    samples: dict[str, list[dict[str, Any]]] = {}
+
+
 class EvaluationsLine(msgspec.Struct):
     """What sources and tasks were evaluated to, by name and metric."""
 
     evaluations: dict[str, dict[str, Number]] = {}
 
+
+Kind = TypeVar("Kind")
 
 COLUMNS = StepLine.__struct_fields__
 SAMPLED = 64  # last steps, whose communication is averaged
@@ -78,6 +88,7 @@ MOST_NAMES = 32  # of axes or ranks
 MOST_LETTERS = 100  # of the name of an evaluation
 LOADS = b'"expert_loads"'
 EVALUATIONS = b'"evaluations"'
+SAMPLES = b'"samples"'
 MOST_EVALUATIONS = 12  # curves of sources and tasks
 NOISE_STEPS = 100  # over whose mean the noise scale is taken
 
@@ -87,8 +98,8 @@ class StepSeries(NamedTuple):
 
     damaged: lines that can't be read. comm: costs of axes, summed over a sample of num_sampled steps.
     waits, idle: seconds that rank 0 waited for others in these, and stood still, by reason. loads:
-    shares of experts by block, of the newest step that has them. columns has `noise_scale`, too, and
-    NAME/METRIC of evaluations.
+    shares of experts by block, of the newest step that has them; samples: likewise, answers to
+    tasks. columns has `noise_scale`, too, and NAME/METRIC of evaluations.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -99,6 +110,7 @@ class StepSeries(NamedTuple):
     num_sampled: int
     loads: LoadsLine | None
     idle: Mapping[str, float] = {}
+    samples: SamplesLine | None = None
 
     def known(self, name: str) -> np.ndarray:
         """Return the finite numbers of a column."""
@@ -131,6 +143,7 @@ class StepReader:
         self._rows = array("d")
         self._newest = deque[bytes](maxlen=SAMPLED)
         self._loads = b""
+        self._samples = b""
         self._evaluations: dict[str, list[tuple[int, float]]] = {}  # by name: places in _rows, values
         self._damaged = 0
 
@@ -173,6 +186,8 @@ class StepReader:
         self._newest.append(line)
         if LOADS in line:
             self._loads = line
+        if SAMPLES in line:
+            self._samples = line
         if EVALUATIONS in line:
             self._take_evaluations(line)
         return True
@@ -208,15 +223,18 @@ class StepReader:
             int(columns.pop("spike").sum()),
             self._damaged + torn,
             *costs,
-            self._load_line(),
+            _line_of(LoadsLine, self._loads),
             idle,
+            _line_of(SamplesLine, self._samples),
         )
 
-    def _load_line(self) -> LoadsLine | None:
-        try:
-            return msgspec.json.decode(self._loads, type=LoadsLine) if self._loads else None
-        except (msgspec.MsgspecError, ValueError):
-            return None
+
+def _line_of(kind: type[Kind], line: bytes) -> Kind | None:
+    """Return what a line has of a kind; None if it is none."""
+    try:
+        return msgspec.json.decode(line, type=kind) if line else None
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float], int, dict[str, float]]:

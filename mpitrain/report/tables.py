@@ -1,9 +1,9 @@
 """Tables of a page, as HTML by the key of their section. All texts of a run are quoted."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from mpitrain.report.series import AxisCost
 
 # of ends.jsonl
 CLASSES = {DONE: "done", FAILED: "failed", 2: "bad input", STOPPED_EARLY: "stopped early, with a checkpoint"}
+FEWEST_CODES = 3  # exit codes of mpitrain up to this are no signals
 SHOWN_KEYS = 400
 MOST_RANKS = 1024  # of a drawn layout
 MOST_WAITS = 8
@@ -111,7 +112,7 @@ def _idle(runs: Sequence[RecordedRun]) -> str:
         for number, run in enumerate(runs)
         for reason, seconds in run.steps.idle.items()
     ]
-    return table(("", "rank 0, a step of the last ones", "ms"), rows)
+    return table(("", "idle time of rank 0, mean of the last steps", "ms"), rows)
 
 
 def _at_the_peak(run: RecordedRun) -> float | None:
@@ -179,7 +180,7 @@ def _stragglers(runs: Sequence[RecordedRun]) -> str:
 def _reliability(runs: Sequence[RecordedRun]) -> str:
     rows = []
     for number, run in enumerate(runs):
-        known = reliability(run.ends, run.steps.columns.get("step_s"))
+        known = reliability(run.ends, run.steps.columns.get("step_s"), run.steps.last("time"))
         if known is not None:
             rows.append(
                 (
@@ -211,7 +212,8 @@ def _ends(runs: Sequence[RecordedRun]) -> str:
 
 
 def _class_of(end: RunEnd) -> str:
-    known = f"killed by signal {end.code - 128}" if 128 < end.code < 160 else f"exit code {end.code}"
+    signal = end.code - 128 if end.code > 128 else end.code  # MPICH's mpiexec: the number itself
+    known = f"killed by signal {signal}" if FEWEST_CODES < signal < 32 else f"exit code {end.code}"
     return CLASSES.get(end.code, known)
 
 
@@ -259,16 +261,43 @@ def _evaluations(runs: Sequence[RecordedRun]) -> str:
 
 
 def _samples(runs: Sequence[RecordedRun]) -> str:
-    """Return texts that the model has generated, of the newest evaluations first."""
+    """Return the model's answers to tasks, of the newest validation and then of evaluations."""
     rows = [
-        (label_of(number), result.get("step", ""), name, sample.get("prompt", ""), sample.get("text", ""))
+        (label_of(number), step, name, sample.get("prompt", ""), *_answer(sample))
         for number, run in enumerate(runs)
-        for result in reversed(run.evaluations)
-        for name, numbers in _objects(result.get("tasks"))
-        for sample in _list(numbers.get("samples"))
-        if isinstance(sample, dict)
+        for step, name, sample in islice(_sampled(run), MOST_SAMPLES)
     ]
-    return table(("", "step", "task", "prompt", "text"), rows[:MOST_SAMPLES])
+    head = ("", "step", "task", "question", "answer", "right answer", "log-likelihoods")
+    return table(head, rows)
+
+
+def _sampled(run: RecordedRun) -> Iterator[tuple[object, str, dict[str, Any]]]:
+    """Yield step, task and answer."""
+    if run.steps.samples is not None:
+        for name, samples in run.steps.samples.samples.items():
+            yield from ((run.steps.samples.step, name, sample) for sample in samples)
+    for result in reversed(run.evaluations):
+        for name, numbers in _objects(result.get("tasks")):
+            for sample in _list(numbers.get("samples")):
+                if isinstance(sample, dict):
+                    yield result.get("step", ""), name, sample
+
+
+def _answer(sample: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return what the model answered, what was right, and the log-likelihoods that decided."""
+    right, choices = sample.get("target", ""), _list(sample.get("choices"))
+    sums = [_number(x) for x in _list(sample.get("log_likelihoods")) if isinstance(x, int | float)]
+    if choices:
+        pairs = ", ".join(f"{choice}: {total}" for choice, total in zip(choices, sums))
+        return _choice(choices, sample.get("choice")), _choice(choices, right), pairs
+    if "greedy" in sample:
+        return "the right one" if sample["greedy"] else "another", str(right), ", ".join(sums)
+    return str(sample.get("text", "")).strip() or "(empty)", " or ".join(map(str, _list(right))), ""
+
+
+def _choice(choices: Sequence[object], number: object) -> str:
+    is_one = type(number) is int and 0 <= number < len(choices)
+    return str(choices[number]) if is_one else "none"
 
 
 def _list(value: Any) -> list[Any]:

@@ -67,6 +67,7 @@ class Recovery:
         self._spikes = spikes
         self._saver = saver
         self._report = report
+        self._said_unknown = False
 
     def resume(self) -> None:
         """Resume from the checkpoint that was found, if there is one. Collective over all ranks.
@@ -122,6 +123,21 @@ class Recovery:
             fill(self._actor.gradients.pieces, source, self._config.run.seed)
         finally:
             source.close()
+
+    def _kept_by(self, line: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a checkpoint says of the metric of run.keep_best_by, beside validation's."""
+        by = self._config.run.keep_best_by
+        name, _, metric = by.rpartition("/")
+        if type(line.get(by)) in (int, float):
+            return {"kept_by": {by: finite(line[by])}}
+        is_unknown = "val_loss" in line and metric not in line.get("evaluations", {}).get(name, ())
+        if by != "val_loss" and is_unknown and not self._said_unknown:
+            self._said_unknown = True
+            self._report.say(
+                f"warning: run.keep_best_by = {shown(by)}: step {self._counts.step} has no such metric "
+                f"and can't be one of the best; it has {', '.join(map(shown, _metrics_of(line)))}"
+            )
+        return {}
 
     def last_saved(self) -> int:
         """Return the newest step that run.save_every asked for and that is whole; 0 if there is none yet.
@@ -213,6 +229,8 @@ class Recovery:
         meta |= {"routing": self._plan.routing.digest} if self._plan.routing else {}
         if evaluations := line.get("evaluations"):
             meta["evaluations"] = finite(evaluations)
+        if self._config.run.keep_best:
+            meta |= self._kept_by(line)
         return meta | {
             "sequences": counts.sequences,
             "loss_scale": self._actor.loss_scale.state,
@@ -220,3 +238,11 @@ class Recovery:
             "val_loss": finite(line.get("val_loss")),
             "skipped_in_a_row": counts.skipped_in_a_row,
         }
+
+
+def _metrics_of(line: Mapping[str, Any]) -> list[str]:
+    """Return the names by which run.keep_best_by can choose steps."""
+    evaluations = line.get("evaluations", {})
+    of_tasks = [f"{name}/{metric}" for name, of in evaluations.items() for metric in of]
+    of_step = [key for key, value in line.items() if isinstance(value, float) and key != "time"]
+    return [*of_step, *of_tasks]

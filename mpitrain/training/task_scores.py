@@ -6,7 +6,7 @@ By the actor that trains, in rows of the run's own length, without gradients.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.status_board import RankStatus
@@ -15,7 +15,7 @@ from mpitrain.config import Run
 from mpitrain.data.tokenizer import Tokenizer
 from mpitrain.errors import ConfigError
 from mpitrain.evaluation.task_file import read_examples, with_shots
-from mpitrain.evaluation.tasks import METRICS, TaskFile
+from mpitrain.evaluation.tasks import METRICS, TaskFile, samples
 from mpitrain.evaluation.vocabulary import EvaluatedVocabulary
 from mpitrain.inputs import shown
 from mpitrain.plan.plan import Plan
@@ -69,6 +69,7 @@ class TaskScores:
     """The tasks of a run, scored by its actor. tasks: on rank 0.
 
     stopping: whether this rank has to stop at once. stopped: one of them had to.
+    samples: on rank 0, the first answers of each task when it was scored last.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class TaskScores:
         self._tasks = tasks
         self._scorer = Scorer(actor.plan, world, actor, stopping)
         self._context = actor.plan.config.data.sequence
+        self.samples: dict[str, list[dict[str, Any]]] = {}
         self._num_tasks = len(actor.plan.run_config.run.task_files)
 
     @property
@@ -97,4 +99,6 @@ class TaskScores:
             if self.stopped:
                 return {}
             found[name] = {metric: result[metric] for metric in METRICS if metric in result}
+            if task is not None:
+                self.samples[name] = samples(result["answers"])
         return self._world.on_first_rank("scoring tasks", lambda: found)

@@ -69,6 +69,9 @@ class Validation:
         if evaluations:
             # by source, its loss (run.eval_sources); by task, its metrics (run.eval_tasks)
             line["evaluations"] = evaluations
+        if tasks and self._tasks.samples:
+            # by task, its first answers: what was asked, the model's answer and the right one
+            line["samples"] = self._tasks.samples
         return line
 
     def _mean_loss(self, step: int, sampler: SourceSampler | HeldOutMixture, most: int) -> float:

@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import agree
-from oracle import loss_and_grads
+from oracle import logits
 from training import initial_weights, once, recorded, resolved
 
 pytestmark = pytest.mark.mpi
@@ -35,22 +35,49 @@ def rows_of_step():
     return torch.randint(0, 256, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(3))
 
 
-def expected(weights, rows_each, uncompared):
-    """Return |G|^2 and S of appendix A.1, of B_big = all tokens and B_small = those of a shard."""
+def scored_of_step(equally):
+    """Return which targets carry loss: all, or 0 to 15 of the 16 of a row."""
+    import torch
 
-    def square(rows):
-        _, grads = loss_and_grads(weights, rows, **HAS)
-        return sum(float(grad.square().sum()) for name, grad in grads.items() if name not in uncompared)
-
-    rows = rows_of_step()
-    shards = rows.split(rows_each)
-    big, small = square(rows), sum(map(square, shards)) / len(shards)
-    b_big, b_small = ROWS * LENGTH, rows_each * LENGTH
-    signal = (b_big * big - b_small * small) / (b_big - b_small)
-    return signal, (small - big) / (1 / b_small - 1 / b_big)
+    most = (
+        torch.full((ROWS, 1), LENGTH) if equally else torch.tensor([[3], [0], [15], [7], [1], [2], [9], [4]])
+    )
+    return torch.arange(LENGTH) < most
 
 
-def walked(world, config):
+def square_of_gradient(weights, uncompared, rows, scored):
+    """Return the square of the norm of the gradient of the summed loss, and the number of targets."""
+    import torch
+
+    w = {name: value.clone().requires_grad_() for name, value in weights.items()}
+    targets = rows[:, 1:].masked_fill(~scored, -100)
+    out = logits(w, rows[:, :-1], *HAS.values())
+    torch.nn.functional.cross_entropy(out.flatten(0, 1), targets.flatten(), reduction="sum").backward()
+    squares = [value.grad.square().sum().item() for name, value in w.items() if name not in uncompared]
+    return sum(squares), int(scored.sum())
+
+
+def expected(weights, rows_each, equally, uncompared):
+    """Return |G|^2 and S that fit both norms: E |g_i|^2 = n_i^2 |G|^2 + n_i S, solved as linear equations."""
+    import numpy as np
+
+    rows, scored = rows_of_step(), scored_of_step(equally)
+    big, n = square_of_gradient(weights, uncompared, rows, scored)
+    shards = [
+        square_of_gradient(weights, uncompared, *shard)
+        for shard in zip(rows.split(rows_each), scored.split(rows_each))
+    ]
+    of_shards = [sum(square for square, _ in shards), sum(n_i**2 for _, n_i in shards)]
+    signal, noise = np.linalg.solve([[n**2, n], [of_shards[1], n]], [big, of_shards[0]])
+    if equally:  # as in appendix A.1, of mean losses
+        b_small = n / len(shards)
+        g_big, g_small = big / n**2, of_shards[0] / len(shards) / b_small**2
+        assert signal == pytest.approx((n * g_big - b_small * g_small) / (n - b_small), rel=1e-9)
+        assert noise == pytest.approx((g_small - g_big) / (1 / b_small - 1 / n), rel=1e-9)
+    return signal, noise
+
+
+def walked(world, config, equally):
     """Run a step; return its result, and the operations and bytes of each axis."""
     import torch
 
@@ -61,28 +88,34 @@ def walked(world, config):
     plan = plan_of(config)
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
-    local = rows_of_step().chunk(config.parallel.dp)[mesh["dp"].rank]
+    local, scored = (
+        each.chunk(config.parallel.dp)[mesh["dp"].rank] for each in (rows_of_step(), scored_of_step(equally))
+    )
+    microbatches = actor.cutter.cut(local, None, scored)
     results = []
-    log, posted = recorded(mesh, lambda: results.append(actor.run_step(1, actor.cutter.cut(local), 1e-2)))
+    log, posted = recorded(mesh, lambda: results.append(actor.run_step(1, microbatches, 1e-2)))
     mesh.free()
     return results[0], {name: len(operations) for name, operations in log.items()}, posted
 
 
+@pytest.mark.parametrize("equally", [True, False])
 @pytest.mark.parametrize(("layout", "rows_each"), LAYOUTS)
-def test_the_estimates_are_those_of_two_norms(world, layout, rows_each):
+def test_the_estimates_are_those_of_two_norms(world, layout, rows_each, equally):
     config = resolved(world, *SETTINGS, *layout)
-    found, with_noise, more = walked(world, config)
+    found, with_noise, more = walked(world, config, equally)
     weights = initial_weights(config)
     # uses of a tied embedding that are reduced apart, after each microbatch, are left out
     uncompared = ("embedding.weight",) if {"parallel.zero=2", "model.tied=true"} <= {*layout} else ()
-    signal, noise = once(world, (layout, "noise"), lambda: expected(weights, rows_each, uncompared))
+    signal, noise = once(
+        world, (layout, equally, "noise"), lambda: expected(weights, rows_each, equally, uncompared)
+    )
     wrong = [
         f"{name} is {found.noise[name]!r}, not {value!r}"
         for name, value in (("grad_signal", signal), ("grad_noise", noise))
         if found.noise[name] != pytest.approx(value, rel=1e-9)
     ]
     off = resolved(world, *SETTINGS, *layout, "run.noise_scale=false")
-    without, calls, posted = walked(world, off)
+    without, calls, posted = walked(world, off, equally)
     wrong += [f"{with_noise} operations, not {calls}"] * (with_noise != calls)
     wrong += [f"{more} bytes"] * any(more[name] - posted[name] > 8192 for name in posted)
     wrong += ["other gradients"] * (without.grad_norm != found.grad_norm or bool(without.noise))

@@ -134,7 +134,8 @@ def test_scores_are_those_of_a_plain_loop_over_the_export(evaluated, layout):
     assert (choices["acc"], choices["acc_norm"]) == (right / 6, by_length / 6)
     for example, answer in zip(evaluated.cloze, cloze["answers"], strict=True):
         total, greedy = loop.pair(example["text"], example["target"])
-        assert answer == {"greedy": greedy, "log_likelihoods": [pytest.approx(total, rel=1e-6)]}
+        likely = {"greedy": greedy, "log_likelihoods": [pytest.approx(total, rel=1e-6)]}
+        assert answer == {"prompt": example["text"], "target": example["target"], **likely}
     for example, answer in zip(evaluated.generated, generated["answers"], strict=True):
         window = CONTEXT - example["tokens"]
         cut = loop.tokenizer.decode(loop.ids(example["text"])[-window:])

@@ -16,6 +16,7 @@ from building.outputs import fields_of
 # more than one run writes: of dynamic loss scaling, spikes, rollbacks, saves that fail or remove
 SOMETIMES = {
     "evaluations",
+    "samples",
     "grad_signal",
     "grad_noise",
     "loss_scale",

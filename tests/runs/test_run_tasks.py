@@ -71,6 +71,14 @@ def test_tasks_have_the_scores_of_mpitrain_eval(layout, tasks, tmp_path):
             assert metrics == pytest.approx({key: evaluated[name][key] for key in metrics}, rel=1e-9), name
     assert set(found["choices"]) == {"acc", "acc_norm", "acc_bytes"}
     assert set(found["cloze"]) == {"acc", "perplexity"} and set(found["said"]) == {"exact_match"}
+    result = json.loads((tmp_path / "run/evaluations.jsonl").read_text().splitlines()[-1])
+    of_eval = [numbers["samples"] for numbers in result["tasks"].values()]
+    of_eval = dict(zip(FILES, of_eval, strict=True))
+    assert set(lines[3]["samples"]) == set(FILES)
+    for name, samples in lines[3]["samples"].items():
+        for sample, same in zip(samples, of_eval[name], strict=True):
+            sums, sums_of_eval = (each.pop("log_likelihoods", []) for each in (sample, same))
+            assert sample == same and sums == pytest.approx(sums_of_eval, rel=1e-9), name
 
 
 def test_a_run_trains_the_same_with_tasks_and_its_best_step_is_found_by_a_metric(tasks, tmp_path):
@@ -100,6 +108,21 @@ def test_the_best_steps_by_a_metric_are_kept(tasks, tmp_path):
     by_step = {line["step"]: line["evaluations"]["cloze"]["perplexity"] for line in lines[1:]}
     best = min(by_step, key=lambda step: (by_step[step], -step))
     assert {int(path.name[-8:]) for path in (tmp_path / "run/checkpoints").glob("step-*")} == {best, 5}
+
+
+def test_the_best_steps_by_a_number_of_every_step_are_kept_without_validations(tasks, tmp_path):
+    settings = dict(run_steps=6, run_eval_every=4, run_save_every=1, run_keep=1, run_keep_best=1)
+    settings |= dict(run_keep_best_by="grad_norm")
+    done = run_tiny(1, tmp_path / "run", tasks / "text.txt", **settings)
+    assert done.returncode == 0, tail(done.output)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    best = min(lines[1:], key=lambda line: (line["grad_norm"], -line["step"]))["step"]
+    kept = (tmp_path / "run/checkpoints").glob("step-*")
+    assert {int(path.name[-8:]) for path in kept} == {best, 6}
+    settings |= dict(run_keep_best_by="grad_nrm")
+    done = run_tiny(1, tmp_path / "none", tasks / "text.txt", **settings)
+    said = done.output.count("run.keep_best_by = grad_nrm: step 4 has no")
+    assert (done.returncode, said) == (0, 1), tail(done.output)
 
 
 WRONG = {

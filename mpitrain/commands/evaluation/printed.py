@@ -11,13 +11,12 @@ from mpitrain.commands.evaluation.evaluated_run import EvaluationRequest, evalua
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.config import read
 from mpitrain.errors import DONE, ConfigError
-from mpitrain.evaluation.tasks import METRICS
+from mpitrain.evaluation.tasks import METRICS, samples
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import finite
 
 SHOWN_OF_TEXTS = ("tokens", "loss", "perplexity", "bits_per_byte")
 OF_TASKS = ("examples", *METRICS)
-MOST_SAMPLES, MOST_LETTERS = 3, 300  # of texts in evaluations.jsonl
 
 
 def main(
@@ -82,14 +81,9 @@ def _keep(path: str, result: Mapping[str, Any]) -> None:
 
 
 def _without_answers(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a task, and a few of the texts that it has generated."""
+    """Return the numbers of a task, and a few of its answers."""
     kept = {key: value for key, value in numbers.items() if key != "answers"}
-    texts = [answer for answer in numbers["answers"] if "text" in answer][:MOST_SAMPLES]
-    samples = [
-        {"prompt": answer["prompt"][-MOST_LETTERS:], "text": answer["text"][:MOST_LETTERS]}
-        for answer in texts
-    ]
-    return {**kept, "samples": samples} if samples else kept
+    return {**kept, "samples": samples(numbers["answers"])}
 
 
 def _as_json(result: Mapping[str, Any]) -> bytes:

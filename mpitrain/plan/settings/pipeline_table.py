@@ -8,7 +8,6 @@ from mpitrain.config import Batch, Parallel, Pipeline
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.plan.declared.resolved import ResolvedConfig
-from mpitrain.plan.division.domains import reduces_each
 from mpitrain.plan.settings.attention import head_width
 from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
 from mpitrain.plugins import is_plugin, load
@@ -24,11 +23,6 @@ from mpitrain.schedules.table import Table
 def num_microbatches(config: ResolvedConfig) -> int:
     """Return how many microbatches each data-parallel rank runs in a step."""
     return config.batch.global_ // (config.parallel.dp * config.batch.micro)
-
-
-def num_gradient_shards(config: ResolvedConfig) -> int:
-    """Return how many shards of a step's batch have gradients of their own before these are summed."""
-    return config.parallel.dp * (num_microbatches(config) if reduces_each(config) else 1)
 
 
 def fewest_microbatches(config: ResolvedConfig) -> int:

@@ -526,6 +526,7 @@ TRAINING = (
         "run.keep_best",
         lambda c: (
             c.run.keep_best > 0
+            and (c.run.keep_best_by == "val_loss" or "/" in c.run.keep_best_by)
             and (not c.run.eval_every or not c.run.save_every or c.run.save_every % c.run.eval_every > 0)
         ),
         "{run.keep_best} needs a validation at each step that is saved: {run.save_every} is no multiple of "

@@ -2,6 +2,7 @@
 damaged, replaced or killed.
 """
 
+import json
 import os
 import random
 from functools import partial
@@ -132,7 +133,57 @@ def test_the_best_step_by_a_metric_has_the_highest_accuracy_or_the_least_of_othe
         save(tmp_path, step, evaluations={"a/b": {"acc": acc, "perplexity": perplexity}})
     assert best_step(tmp_path, "best:a/b/acc") == 30  # of equal ones the later
     assert best_step(tmp_path, "best:a/b/perplexity") == 40
-    with pytest.raises(CheckpointError, match=r"metric c/acc .* but a/b/acc, a/b/perplexity"):
+    with pytest.raises(CheckpointError, match=r"metric c/acc, but a/b/acc, a/b/perplexity"):
         best_step(tmp_path, "best:c/acc")
     retention = Retention(tmp_path, Policy(1, best=1, by="a/b/acc"))
     assert retention.prune(40, retention.loss({"evaluations": {"a/b": {"acc": 0.1}}})) == [10, 20]
+
+
+def test_the_best_step_by_a_metric_of_metrics_or_evaluations(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0)):
+        save(folder, step, loss)
+    lines = [
+        {
+            "step": step,
+            "load_cv": cv,
+            "tokens_per_s": 100 * step,
+            "lr": True,
+            "evaluations": {"web": {"loss": -cv}},
+        }
+        for step, cv in ((10, 0.3), (20, 0.1), (20, 0.4), (25, 0.0), (30, 0.35))
+    ]  # of two lines of step 20 the later counts; nothing is saved of 25
+    text = (
+        "\n".join(
+            [
+                *map(json.dumps, lines),
+                "[]",
+                '{"step": 11, "evaluations": 3}',
+                '{"step": 20, "evaluations": []}',
+                "cut",
+            ]
+        )
+        + "\n"
+    )
+    (tmp_path / "metrics.jsonl").write_text(text)
+    results = [{"step": 10, "tasks": {"x/own.jsonl": {"acc": 0.5}}, "data": {"a.txt": {"loss": 1.0}}},
+               {"step": 20, "tasks": {"own.jsonl": {"acc": 0.25}, "bad": 3}, "data": []}]  # fmt: skip
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(result) + "\n" for result in results))
+    best = {
+        "load_cv": 10,
+        "tokens_per_s": 30,
+        "web/loss": 20,
+        "own/acc": 10,
+        "a.txt/loss": 10,
+        "val_loss": 10,
+    }
+    assert {name: best_step(folder, f"best:{name}") for name in best} == best
+    with pytest.raises(
+        CheckpointError, match=r"metric lr, but a.txt/loss, load_cv, own/acc, tokens_per_s, val_loss"
+    ):
+        best_step(folder, "best:lr")
+    save(folder, 40, kept_by={"load_cv": 9.0})  # what checkpoints say counts, where one says it
+    assert best_step(folder, "best:load_cv") == 40
+    retention = Retention(folder, Policy(1, best=1, by="load_cv"))
+    assert retention.prune(40, retention.loss({"kept_by": {"load_cv": 9.0}})) == [10, 20, 30]

@@ -1,7 +1,9 @@
 """Pages of runs, from run directories that are whole, damaged, a stranger's or large."""
 
 import json
+import math
 import shutil
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,9 +15,9 @@ from mpitrain.commands.report_page import main
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.report.curves import evaluated
 from mpitrain.report.recorded_run import MOST_BOXES, RunEnd, read_run
-from mpitrain.report.run_ends import by_class
+from mpitrain.report.run_ends import by_class, reliability
 from mpitrain.report.series import MOST_POINTS, StepReader, thinned
-from mpitrain.report.tables import tables
+from mpitrain.report.tables import _class_of, tables
 
 GOLDEN = ROOT / "tests/golden/run-form-1"
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -133,6 +135,15 @@ def test_ends_by_class_and_samples_of_text_are_tables(run, tmp_path):
     assert "killed by signal 9" in content["ends"] and "mean hours between" in content["ends"]
     assert "&lt;/td&gt;what it said" in content["samples"] and "<img" not in content["samples"]
     assert "waits for messages" in content["step"] and "250" in content["step"]
+
+
+def test_goodput_counts_from_the_first_start_to_the_newest_step_or_end():
+    end = RunEnd(9, 10, "2026-11-29 11:00:00 +0000", began="2026-11-29 10:00:00 +0000", reached=13)
+    ended_s = datetime(2026, 11, 29, 11, tzinfo=UTC).timestamp()
+    step_s = np.full(36, 100.0)
+    for newest_s, share in ((math.nan, 1.0), (ended_s - 60, 1.0), (ended_s + 3600, 0.5)):
+        assert reliability([end], step_s, newest_s) == (1, 1.0, 3, share)
+    assert _class_of(end) == "killed by signal 9" == _class_of(RunEnd(137, 1))  # MPICH, and a shell
 
 
 def test_what_a_live_page_is_sent_is_json_whatever_a_run_says(run):
