@@ -359,6 +359,9 @@ class Data(ConfigTable, frozen=True):
     # folder of prepared tokens that several runs share: the first run writes those of its text and
     # tokenizer, others read them; "": none
     tokens: str = ""
+    # how prepared tokens are read: map, as memory maps; pread, by read calls, where a file system
+    # is slow at maps: ends of documents are in memory then, 8 bytes each on every rank
+    read: Literal["map", "pread"] = "map"
 
     @property
     def kinds(self) -> list[str]:

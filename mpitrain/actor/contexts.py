@@ -5,6 +5,7 @@ Where a segment starts, what came before it, what is visible.
 
 import torch
 
+from mpitrain.kernels.document_spans import spans_of
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.kv_history import History, mask
 from mpitrain.parallel.microbatch import Context, DecodingCache, Microbatch
@@ -34,8 +35,12 @@ class Contexts:
         segment = index % self._segments
         start = segment * length
         history = self.histories.setdefault(index // self._segments, {}) if self._segments > 1 else None
-        visible = mask(start, start + length, documents, site.dtype, site.device)
-        return Context(microbatch, start, segment, history, visible, functions=site.functions)
+        visible = spans = None
+        if documents is None or site.device.type != "cpu":
+            visible = mask(start, start + length, documents, site.dtype, site.device)
+        else:
+            spans = spans_of(documents, start, start + length)
+        return Context(microbatch, start, segment, history, visible, spans, functions=site.functions)
 
     def decoding(self, microbatch: Microbatch, cache: DecodingCache) -> Context:
         """Make the context of the next tokens of a text that is generated.

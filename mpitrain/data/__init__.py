@@ -20,6 +20,7 @@ cutting, encoding        tokenization: a long document in pieces, a share of the
 preparation, draft       tokens.bin, written once; what is kept when a run leaves before it is complete
 token_dtype              the type of stored ids
 tokens, origin           tokens.bin, ends.bin, tokens.json; what they were made from
+read_tokens              tokens of a file by a memory map, or by read calls
 verified                 what a start knows of prepared tokens without reading them
 statistics               lengths, duplicates and faults of prepared tokens
 token_export             prepared tokens as .bin and .idx, .ds, .npy
@@ -28,7 +29,7 @@ split, copies            training and validation text; copies of held-out docume
 batch_sizes              sequences of each step, where the batch grows
 mixture                  which source each slot of the order is read from, by weights
 order, permutation       which windows a step trains on: the shuffled order of an epoch
-packed_rows              rows of whole documents, best fit first
+packed_rows, balance     rows of whole documents, best fit first; rows of a batch, of equal work on all ranks
 token_rows, documents    rows of a batch; which document each position is in, and which targets count
 pace, panics, memory_left
                          progress of tokenization, errors of the tokenizers library, memory there is

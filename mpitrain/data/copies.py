@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from mpitrain.data.read_tokens import Tokens
+
 PLACES = 8  # tokens of a document that are compared first, evenly spread over it
 
 
-def copies_of(tokens: np.ndarray, ends: np.ndarray, held_out: np.ndarray, num_between: int) -> np.ndarray:
+def copies_of(tokens: Tokens, ends: np.ndarray, held_out: np.ndarray, num_between: int) -> np.ndarray:
     """Return which documents have the tokens of a held-out one, and aren't held out.
 
     ends: of all documents.
@@ -40,7 +42,7 @@ def _are_within(begins: np.ndarray, ends: np.ndarray, stretches: np.ndarray) -> 
     return (before >= 0) & (ends <= stretches[before, 1])
 
 
-def _marks(tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _marks(tokens: Tokens, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return a number for each document, equal for equal ones: of its length and some of its tokens."""
     marks = lengths.astype(np.uint64)
     for place in range(PLACES):

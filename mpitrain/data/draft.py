@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, CountOrNone, Origin, ReadCounts
+from mpitrain.data.read_tokens import Tokens, open_numbers
 from mpitrain.data.source import BEGIN, Position
 from mpitrain.inputs import decoded, open_regular, read_regular, remove, replacing
 
@@ -92,8 +93,8 @@ class GrowingFile:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def mapped(self) -> np.ndarray:
-        return np.memmap(self._file, self._dtype, mode="r", shape=(self.count,))
+    def mapped(self) -> Tokens:
+        return open_numbers(self.path, self._dtype, self.count)
 
     def close(self) -> None:
         self._file.close()
@@ -204,11 +205,11 @@ class Draft:
         self._kept = self._counts
         self._kept_at = time.monotonic()
 
-    def complete(self) -> tuple[np.ndarray, np.ndarray]:
+    def complete(self) -> tuple[Tokens, np.ndarray]:
         """Bring all tokens and ends to the disk, and return both."""
         self._end_document()
         self._sync()
-        return self._tokens.mapped(), self._ends.mapped()
+        return self._tokens.mapped(), self._ends.mapped()[:]
 
     def close(self) -> None:
         for file in (self._tokens, self._ends, self._unscored):
@@ -258,7 +259,7 @@ class Draft:
             self._tokens.close()
             self._ends.close()
             return False
-        self._last_unscored = int(self._unscored.mapped()[-1]) if kept.num_unscored else 0
+        self._last_unscored = int(self._unscored.mapped()[-1:][0]) if kept.num_unscored else 0
         self.after = kept.after
         self.tally = kept.tally
         self._noted = kept.tally

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpitrain.config import Data, DataSource
+from mpitrain.data.balance import balanced_order
 from mpitrain.data.batch_sizes import BatchSizes, value_at
 from mpitrain.data.packed_rows import SourceSampler
 from mpitrain.data.token_rows import TokenRows
@@ -273,6 +274,17 @@ class MixtureSampler:
         self.num_sequences = sum(self.sizes)
         self._samplers = samplers
 
+    def costs(self, slots: Sequence[int]) -> np.ndarray | None:
+        """Return what attention of each window costs, as PackedSampler does; None: unknown."""
+        sources, numbers = self.mixture.places(np.asarray(slots, np.int64))
+        found = np.empty(len(slots), np.int64)
+        for source in np.unique(sources).tolist():
+            costs = self._samplers[source].costs(numbers[sources == source])
+            if costs is None:
+                return None
+            found[sources == source] = costs
+        return found
+
     def rows(self, slots: Sequence[int]) -> TokenRows:
         """Return the windows for `slots`, in the order asked: [len(slots), sequence + 1]."""
         sources, numbers = self.mixture.places(np.asarray(slots, np.int64))
@@ -310,6 +322,10 @@ class HeldOutMixture(MixtureSampler):
         """Return the windows for `slots`; what fills a batch after the last one begins anew."""
         return super().rows(np.asarray(slots, np.int64) % self.num_sequences)
 
+    def costs(self, slots: Sequence[int]) -> np.ndarray | None:
+        """Return what attention of each window costs."""
+        return super().costs(np.asarray(slots, np.int64) % self.num_sequences)
+
 
 def places_after_skips(slots: Sequence[int], skip: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return the places in the order of slots, of which some ranges are left out (data.skip)."""
@@ -342,6 +358,10 @@ class SkippingSampler:
         """Return the windows for `slots`, in the order asked."""
         return self.whole.rows(self.places(slots))
 
+    def costs(self, slots: Sequence[int]) -> np.ndarray | None:
+        """Return what attention of each window costs; None: unknown."""
+        return self.whole.costs(self.places(slots))
+
     def pieces(self, slot: int) -> list[tuple[int, int]]:
         """Return the pieces of tokens.bin that a slot's window has: begin and end of each."""
         return self.whole.pieces(int(self.places([slot])[0]))
@@ -353,3 +373,10 @@ class SkippingSampler:
 
 Samplers = SourceSampler | MixtureSampler | SkippingSampler
 """Whatever sequences of a step are asked of, by their places in the order."""
+
+
+def batch_slots(sampler: Samplers, first: int, count: int) -> list[int]:
+    """Return the slots of a batch in the order of its rows: as they come, or balanced by their costs."""
+    slots = range(first, first + count)
+    costs = sampler.costs(slots)
+    return list(slots) if costs is None else [slots[row] for row in balanced_order(costs.tolist())]

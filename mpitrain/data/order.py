@@ -49,6 +49,9 @@ class Sampler:
         start = int(self._windows(np.array([slot]))[0]) * self._sequence
         return [piece[:2] for piece in self._text.pieces(start, self._sequence + 1)]
 
+    def costs(self, slots) -> None:
+        """Attention over whole windows costs the same."""
+
     def sequences(self, slots) -> np.ndarray:
         """Return the tokens of these windows."""
         return self.rows(slots).tokens

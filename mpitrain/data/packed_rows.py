@@ -1,7 +1,7 @@
 """Packed rows: whole documents side by side, best fit first (data.documents = "packed").
 
-    documents  aaaa bb ccccc d     row of 7  c c c c c b b     each row has pieces of documents, and
-                                             a a a a d . .     positions without loss after them
+    documents  aaaa bb ccccc d     row of 7  b b c c c c c     each row has pieces of documents, and
+                                             d a a a a . .     positions without loss after them
 
 Documents are dealt to blocks of BLOCK by a permutation of the seed, the same in all epochs. A block
 is planned by itself: best-fit decreasing (Johnson, Near-optimal bin packing algorithms, 1973). An
@@ -10,11 +10,15 @@ found from the seed and the block that it is in.
 
 A document that is longer than a row becomes pieces of a row each, and a shorter last one. The last
 token of a piece is the first one of the next: it is a target in one, an input in the other. A
-document of one token predicts nothing, and is left out.
+document of one token predicts nothing, and is left out. Pieces of a whole row come first among the
+rows of a block, and aren't listed: a plan is as large as its documents are many, however long.
+
+How many rows each block has must be known before the first step. PackCounts is kept beside the
+tokens (training/corpora.py): the first start plans all blocks, later ones those that they read.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,19 +29,9 @@ from mpitrain.data.token_rows import Text, TokenRows
 from mpitrain.errors import DataError
 
 BLOCK = 1 << 16  # documents
-KEPT_PLANS = 2  # a step may read the end of a block and the beginning of another
+KEPT_PLANS = 4  # a step may read the end of a block and the beginning of others
 SEED_STEP = 0x9E3779B97F4A7C15  # of splitmix64: seeds of blocks
 SEEDS = 1 << 64
-
-
-def pieces_of(begins: np.ndarray, lasts: np.ndarray, sequence: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return begin and end of the pieces of documents, of at most `sequence` + 1 tokens each."""
-    targets = lasts - begins - 1
-    counts = -(-np.maximum(targets, 0) // sequence)
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    number = np.arange(int(counts.sum())) - first
-    starts = np.repeat(begins, counts) + number * sequence
-    return starts, np.minimum(starts + sequence + 1, np.repeat(lasts, counts))
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
@@ -88,21 +82,88 @@ def _put_back(rows: list[int], room: int, rooms: list[int], rows_with: dict[int,
 
 
 class BlockPlan(NamedTuple):
-    """The rows of a block: pieces [begin, end) of the tokens; row i has cuts[i] to cuts[i + 1]."""
+    """The rows of a block: first those of one piece that fills them, then those of best fit.
 
+    sequence: targets of a full row.
+    documents: where each begins; behind: full rows up to the end of each.
+    begins, lasts, cuts: of the other pieces; row i after the full ones has cuts[i] to cuts[i + 1].
+    """
+
+    sequence: int
+    documents: np.ndarray
+    behind: np.ndarray
     begins: np.ndarray
     lasts: np.ndarray
     cuts: np.ndarray
 
+    @classmethod
+    def of(cls, begins: np.ndarray, lasts: np.ndarray, sequence: int) -> "BlockPlan":
+        """Plan documents, of which begin and end are given."""
+        full, rest = np.divmod(np.maximum(lasts - begins - 1, 0), sequence)
+        tails = np.flatnonzero(rest)
+        starts = begins[tails] + full[tails] * sequence
+        lengths = rest[tails] + 1
+        rows = best_fit(lengths, sequence + 1)
+        by_row = np.argsort(rows, kind="stable")
+        cuts = np.concatenate([[0], np.cumsum(np.bincount(rows))])
+        return cls(sequence, begins, np.cumsum(full), starts[by_row], (starts + lengths)[by_row], cuts)
+
+    @property
+    def num_full(self) -> int:
+        return int(self.behind[-1]) if len(self.behind) else 0
+
     @property
     def num_rows(self) -> int:
-        return len(self.cuts) - 1
+        return self.num_full + len(self.cuts) - 1
 
     @property
     def num_pairs(self) -> int:
         """Return how many (query, key) pairs see each other, of all rows."""
         inputs = self.lasts - self.begins - 1
-        return int((inputs * (inputs + 1) // 2).sum())
+        full = self.num_full * self.sequence * (self.sequence + 1) // 2
+        return full + int((inputs * (inputs + 1) // 2).sum())
+
+    def pairs_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return how many (query, key) pairs see each other in each row."""
+        inputs = self.lasts - self.begins - 1
+        of_rest = np.add.reduceat(inputs * (inputs + 1) // 2, self.cuts[:-1]) if len(inputs) else inputs
+        full = self.sequence * (self.sequence + 1) // 2
+        return np.concatenate([[full], of_rest])[np.maximum(rows - self.num_full + 1, 0)]
+
+    def pieces(self, row: int) -> list[tuple[int, int]]:
+        """Return begin and end of the pieces of tokens.bin that a row has."""
+        if row < self.num_full:
+            document = int(np.searchsorted(self.behind, row, side="right"))
+            number = row - (int(self.behind[document - 1]) if document else 0)
+            begin = int(self.documents[document]) + number * self.sequence
+            return [(begin, begin + self.sequence + 1)]
+        row -= self.num_full
+        here = slice(self.cuts[row], self.cuts[row + 1])
+        return long_outside(list(zip(self.begins[here].tolist(), self.lasts[here].tolist(), strict=True)))
+
+
+def long_outside(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the pieces of a row with the longest first and last, the shortest in the middle.
+
+    With context parallelism a rank has an early chunk of a row and its mirror image: of such rows all
+    have about equal work, whatever their number is.
+    """
+    by_length = sorted(pieces, key=lambda piece: piece[1] - piece[0])
+    return by_length[::2][::-1] + by_length[1::2]
+
+
+class PackCounts(NamedTuple):
+    """What a sampler has to know of all blocks.
+
+    sizes: rows of each, int64.  num_pairs: (query, key) pairs of all rows that see each other.
+    num_left_out: documents that are longer than a row, if these must be whole; too_long: tokens of
+    the longest of them.
+    """
+
+    sizes: np.ndarray
+    num_pairs: int
+    num_left_out: int = 0
+    too_long: int = 0
 
 
 class PackedSampler:
@@ -110,7 +171,8 @@ class PackedSampler:
 
     seed, order: as Sampler has them.
     whole: documents that are longer than a row are left out, not cut.
-    too_long: how many tokens the longest of these has; num_left_out: how many there are.
+    counts: of all blocks, as a sampler of the same text and seed has them; None: they are planned,
+    and `each` is called before each.
     attended_length: length of a sequence without documents whose attention computes as much.
     """
 
@@ -121,8 +183,9 @@ class PackedSampler:
         seed: int | None = None,
         order: str = FEISTEL,
         whole: bool = False,
+        counts: PackCounts | None = None,
+        each: Callable[[str], object] = lambda what: None,
     ):
-        self.too_long = self.num_left_out = 0
         self._whole = whole
         self.is_shuffled = seed is not None
         self._text = text
@@ -132,17 +195,16 @@ class PackedSampler:
         count = text.num_documents
         self._documents = TextOrder() if seed is None or not count else FeistelOrder(count, seed)
         self._plans = dict[int, BlockPlan]()
-        blocks = [self._made(block, count=True) for block in range(-(-count // BLOCK))]
-        self._sizes = np.array([plan.num_rows for plan in blocks], np.int64)
+        self.counts = counts or self._counted(-(-count // BLOCK), each)
+        self._sizes = self.counts.sizes
         self.num_sequences = int(self._sizes.sum())
-        if not self.num_sequences and not self.num_left_out:
+        if not self.num_sequences and not self.counts.num_left_out:
             raise DataError(
                 'data.documents = "packed": no document of the text has two tokens, so that one '
                 "predicts another; use more text"
             )
-        num_pairs = sum(plan.num_pairs for plan in blocks)
-        self.attended_length = -(-2 * num_pairs // max(1, self.num_sequences * sequence))
-        self._blocks = self._order_of(len(blocks), 0)
+        self.attended_length = -(-2 * self.counts.num_pairs // max(1, self.num_sequences * sequence))
+        self._blocks = self._order_of(len(self._sizes), 0)
         self._epoch = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
     def _order_of(self, count: int, number: int) -> Order:
@@ -157,16 +219,32 @@ class PackedSampler:
 
     def pieces(self, slot: int) -> list[tuple[int, int]]:
         """Return the pieces of tokens.bin that a slot's row has: begin and end of each."""
-        epoch, place = divmod(slot, self.num_sequences)
-        blocks, behind = self._blocks_of(epoch)
-        at = int(np.searchsorted(behind, place, side="right"))
-        block = int(blocks[at])
-        place -= int(behind[at - 1]) if at else 0
-        order = self._order_of(int(self._sizes[block]), block + 1)
-        row = int(order.windows(epoch, np.array([place], np.int64))[0])
-        plan = self._plan(block)
-        here = slice(plan.cuts[row], plan.cuts[row + 1])
-        return list(zip(plan.begins[here].tolist(), plan.lasts[here].tolist(), strict=True))
+        ((block, _, rows),) = self._located(np.array([slot]))
+        return self._plan(block).pieces(int(rows[0]))
+
+    def costs(self, slots: Sequence[int]) -> np.ndarray | None:
+        """Return how many (query, key) pairs see each other in each row; None: it takes too many plans."""
+        located = list(self._located(np.asarray(slots, np.int64)))
+        if len(located) > KEPT_PLANS:
+            return None
+        found = np.empty(len(slots), np.int64)
+        for block, here, rows in located:
+            found[here] = self._plan(block).pairs_of(rows)
+        return found
+
+    def _located(self, slots: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield each block that slots have a row of, which slots these are, and the rows."""
+        epochs, places = np.divmod(slots, self.num_sequences)
+        for epoch in np.unique(epochs).tolist():
+            blocks, behind = self._blocks_of(epoch)
+            of_epoch = np.flatnonzero(epochs == epoch)
+            at = np.searchsorted(behind, places[of_epoch], side="right")
+            for number in np.unique(at).tolist():
+                here = of_epoch[at == number]
+                block = int(blocks[number])
+                within = places[here] - (int(behind[number - 1]) if number else 0)
+                order = self._order_of(int(self._sizes[block]), block + 1)
+                yield block, here, order.windows(epoch, within)
 
     def sequences(self, slots: Sequence[int]) -> np.ndarray:
         """Return the tokens of these rows."""
@@ -183,25 +261,33 @@ class PackedSampler:
         if block not in self._plans:
             while len(self._plans) >= KEPT_PLANS:
                 del self._plans[next(iter(self._plans))]
-            self._plans[block] = self._made(block)
+            begins, lasts = self._documents_of(block)
+            if self._whole:
+                fitting = lasts - begins <= self._sequence + 1
+                begins, lasts = begins[fitting], lasts[fitting]
+            self._plans[block] = BlockPlan.of(begins, lasts, self._sequence)
         return self._plans[block]
 
-    def _made(self, block: int, count: bool = False) -> BlockPlan:
-        """Plan a block: a pure function of the text and the seed. count: what is left out of it."""
+    def _documents_of(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return begin and end of the documents of a block: a pure function of the text and the seed."""
         last = min((block + 1) * BLOCK, self._text.num_documents)
-        numbers = self._documents.windows(0, np.arange(block * BLOCK, last))
-        begins, lasts = self._text.documents(numbers)
-        if self._whole:
-            fitting = lasts - begins <= self._sequence + 1
-            if count and not fitting.all():
-                self.num_left_out += int((~fitting).sum())
-                self.too_long = max(self.too_long, int((lasts - begins).max()))
-            begins, lasts = begins[fitting], lasts[fitting]
-        begins, lasts = pieces_of(begins, lasts, self._sequence)
-        rows = best_fit(lasts - begins, self._sequence + 1)
-        by_row = np.argsort(rows, kind="stable")
-        counts = np.bincount(rows)
-        return BlockPlan(begins[by_row], lasts[by_row], np.concatenate([[0], np.cumsum(counts)]))
+        return self._text.documents(self._documents.windows(0, np.arange(block * BLOCK, last)))
+
+    def _counted(self, num_blocks: int, each: Callable[[str], object]) -> PackCounts:
+        """Plan all blocks."""
+        sizes = np.zeros(num_blocks, np.int64)
+        num_pairs = num_left_out = too_long = 0
+        for block in range(num_blocks):
+            each(f"packing documents, block {block + 1} of {num_blocks}")
+            plan = self._plan(block)
+            sizes[block] = plan.num_rows
+            num_pairs += plan.num_pairs
+            if self._whole:
+                begins, lasts = self._documents_of(block)
+                longer = lasts - begins > self._sequence + 1
+                num_left_out += int(longer.sum())
+                too_long = max(too_long, int((lasts - begins)[longer].max(initial=0)))
+        return PackCounts(sizes, num_pairs, num_left_out, too_long)
 
 
 SourceSampler = Sampler | PackedSampler

@@ -34,6 +34,7 @@ from mpitrain.data.draft import DRAFT, DRAFT_ENDS, DRAFT_UNSCORED, PART, Draft
 from mpitrain.data.encoding import Encoder, LocalEncoder, encoded
 from mpitrain.data.origin import FORM, OWN, Origin, ReadCounts
 from mpitrain.data.pace import Pace
+from mpitrain.data.read_tokens import Tokens
 from mpitrain.data.shared_tokens import SharedFolder, link_or_copy, of_content
 from mpitrain.data.source import SOURCES, Document, Position, Source
 from mpitrain.data.token_dtype import dtype_for
@@ -53,7 +54,7 @@ from mpitrain.data.tokens import (
     require_own,
     write_description,
 )
-from mpitrain.data.verified import COPIES
+from mpitrain.data.verified import COPIES, PACKED
 from mpitrain.errors import DataError, InputError, StoppedEarly
 from mpitrain.inputs import remove, rename, shown
 
@@ -62,7 +63,7 @@ LINKED = "tokens.bin.shared"
 LINKED_ENDS = "ends.bin.shared"
 LINKED_UNSCORED = "unscored.bin.shared"
 
-Accept = Callable[[Description, np.ndarray, np.ndarray], object]
+Accept = Callable[[Description, Tokens, np.ndarray], object]
 EncoderOf = Callable[[Tokenizer, int], Encoder]
 
 
@@ -269,8 +270,9 @@ def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) ->
     if found is None:
         return False
     description = msgspec.structs.replace(found, origin=work.origin)
-    with suppress(OSError):  # whatever it is: it has a key of its own
-        link_or_copy(place.path / COPIES, folder / COPIES)
+    for name in (COPIES, PACKED):  # whatever it is: it has a key of its own
+        with suppress(OSError):
+            link_or_copy(place.path / name, folder / name)
     accept(description, open_tokens(place.path), open_ends(place.path))
     note_intact(place.path, found)
     place.note()

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpitrain.data.read_tokens import Tokens
+
 
 class TokenRows(NamedTuple):
     """tokens: int64 [rows, length].
@@ -46,14 +48,14 @@ class Text:
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: Tokens,
         stretches: np.ndarray | None = None,
         ends: np.ndarray | int | None = None,
         unscored: np.ndarray | None = None,
     ):
         whole = np.array([[0, len(tokens)]], np.int64)
         # an ndarray view of the memmap: rows are then ndarrays too
-        self._tokens = np.asarray(tokens)
+        self._tokens = np.asarray(tokens) if isinstance(tokens, np.ndarray) else tokens
         self._begins, self._lasts = (whole if stretches is None else stretches).T
         # where each stretch begins in this text
         self._offsets = np.concatenate([[0], np.cumsum(self._lasts - self._begins)])

@@ -3,12 +3,11 @@
 tokens.bin   all ids, little-endian, nothing else
 ends.bin     where each document ends: the index after its last token, its end of text included
 unscored.bin runs of tokens that carry no loss as targets, begin and end of each; absent if there are none
-verified.json, copies.bin    what a start needn't find out again (verified.py)
+verified.json, copies.bin, packed.bin    what a start needn't find out again (verified.py)
 tokens.json  Description: written last, so tokens without it are not finished; draft.py says what is
              kept of those
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import xxhash
 
 from mpitrain.data.draft import BLOCK_BYTES, read_kept
 from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, CountOrNone, Origin, ReadCounts
+from mpitrain.data.read_tokens import MAP, Tokens, open_numbers
 from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
 from mpitrain.data.verified import is_noted, note
@@ -150,46 +150,41 @@ def write_description(file: Path, description: Description) -> None:
         opened.write(msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n")
 
 
-def open_tokens(folder: str | Path) -> np.memmap:
-    """Map the prepared tokens, read-only: [tokens], in the smallest dtype that holds the vocabulary."""
+def open_tokens(folder: str | Path, read: str = MAP) -> Tokens:
+    """Open the prepared tokens, read-only: [tokens], in the smallest dtype that holds the vocabulary.
+
+    read: data.read. A map that is refused is replaced by reading.
+    """
     description = describe(folder)
-    return _mapped(Path(folder) / TOKENS, np.dtype(description.dtype), description.count)
+    return _opened(Path(folder) / TOKENS, np.dtype(description.dtype), description.count, read)
 
 
-def open_ends(folder: str | Path) -> np.ndarray:
-    """Map where each document ends, read-only.
+def open_ends(folder: str | Path, read: str = MAP) -> np.ndarray:
+    """Open where each document ends, read-only.
 
     [documents]; empty where that is not written, of tokens of form 1.
     """
     description = describe(folder)
     if not description.ends:
         return NO_ENDS
-    return _mapped(Path(folder) / ENDS, ENDS_DTYPE, description.tally.documents)
+    return _opened(Path(folder) / ENDS, ENDS_DTYPE, description.tally.documents, read)[:]
 
 
-def open_unscored(folder: str | Path) -> np.ndarray | None:
-    """Map the runs of tokens without loss, read-only: [runs, 2]; None: there are none."""
+def open_unscored(folder: str | Path, read: str = MAP) -> np.ndarray | None:
+    """Open the runs of tokens without loss, read-only: [runs, 2]; None: there are none."""
     description = describe(folder)
     if not description.num_unscored:
         return None
-    return _mapped(Path(folder) / UNSCORED, ENDS_DTYPE, 2 * description.num_unscored).reshape(-1, 2)
+    count = 2 * description.num_unscored
+    return _opened(Path(folder) / UNSCORED, ENDS_DTYPE, count, read)[:].reshape(-1, 2)
 
 
-def _mapped(file: Path, dtype: np.dtype, count: int) -> np.memmap:
+def _opened(file: Path, dtype: np.dtype, count: int, read: str) -> Tokens:
     try:
-        with open(open_regular(file, own=OWN), "rb") as opened:
-            found = os.fstat(opened.fileno()).st_size
-            needed = count * dtype.itemsize
-            if found != needed or not needed:
-                raise DataError(
-                    f"{file} has {found} bytes, {needed} needed; remove {DESCRIPTION} beside it and start "
-                    "again"
-                )
-            return np.memmap(opened, dtype, mode="r", shape=(count,))
-    except OSError as error:
-        raise DataError(
-            f"{file} cannot be read: {error.strerror}; remove {DESCRIPTION} beside it and start again"
-        ) from error
+        return open_numbers(file, dtype, count, read)
+    except (DataError, OSError) as error:
+        wrong = f"{file} cannot be read: {error.strerror}" if isinstance(error, OSError) else error
+        raise DataError(f"{wrong}; remove {DESCRIPTION} beside it and start again") from error
 
 
 def is_intact(folder: Path, found: Description, each: Callable[[str], object]) -> bool:

@@ -6,6 +6,7 @@ process wrote it.
 
     verified.json    what was verified, and a Stamp of each file
     copies.bin       copies of held-out documents: xxh3-128 of its key and the numbers, then the numbers
+    packed.bin       likewise, how many rows each block of packed documents has
     from-LOOKS       of data.tokens: a corpus whose files look so has these tokens
 """
 
@@ -26,6 +27,7 @@ from mpitrain.inputs import names_in, open_regular, read_regular, replacing
 
 VERIFIED = "verified.json"
 COPIES = "copies.bin"
+PACKED = "packed.bin"
 FROM = "from-"
 DIGEST_BYTES = 16
 # a later write has another time: clocks of file systems tick in up to 2 s
@@ -65,10 +67,10 @@ def note(folder: Path, facts: str, names: Sequence[str]) -> None:
             file.write(msgspec.json.format(msgspec.json.encode(noted), indent=2) + b"\n")
 
 
-def kept_copies(folder: Path, key: str, num_documents: int) -> np.ndarray | None:
-    """Return the documents that are copies of held-out ones, as keep_copies() kept them; None: unknown."""
+def kept_numbers(folder: Path, name: str, key: str, most: int) -> np.ndarray | None:
+    """Return the numbers that keep_numbers() kept; None: unknown. most: that there can be."""
     try:
-        content = _read_own(folder / COPIES, DIGEST_BYTES + num_documents * ENDS_DTYPE.itemsize)
+        content = _read_own(folder / name, DIGEST_BYTES + most * ENDS_DTYPE.itemsize)
     except OSError:
         return None
     digest, numbers = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
@@ -77,14 +79,14 @@ def kept_copies(folder: Path, key: str, num_documents: int) -> np.ndarray | None
     return np.frombuffer(numbers, ENDS_DTYPE).astype(np.int64)
 
 
-def keep_copies(folder: Path, key: str, copies: np.ndarray) -> None:
-    """Keep the numbers of some documents for the next start, if the folder can be written to.
+def keep_numbers(folder: Path, name: str, key: str, numbers: np.ndarray) -> None:
+    """Keep some numbers for the next start, if the folder can be written to.
 
     key: all that they depend on.
     """
-    numbers = copies.astype(ENDS_DTYPE).tobytes()
-    with suppress(OSError), replacing(folder / COPIES, OWN) as file:
-        file.write(_digest_of(key, numbers) + numbers)
+    content = numbers.astype(ENDS_DTYPE).tobytes()
+    with suppress(OSError), replacing(folder / name, OWN) as file:
+        file.write(_digest_of(key, content) + content)
 
 
 def folder_from(store: Path, looks: str) -> Path | None:

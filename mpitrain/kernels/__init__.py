@@ -3,6 +3,7 @@
 attention                                  what a layer asks of attention; choose() says which kernel
 attention_tiles                            attention to a tile of keys, with the log-sum-exp
 attention_window                           in a sliding window, with sinks
+attention_documents, document_spans        of the documents of a row by themselves; where they lie
 attention_one_query                        of the one query of a token that is generated
 attention_cpu_16bit, attention_cpu_fp32    attention kernels for a CPU
 attention_torch                            by torch's scaled_dot_product_attention

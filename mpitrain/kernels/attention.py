@@ -12,7 +12,8 @@
                             GPU, 16 bits, without a mask             CUDA_FLASH: torch's
                             else                                     PRODUCTS: attention_products.py
 
-A token that is generated has one query: attention_one_query.py.
+A token that is generated has one query: attention_one_query.py. Documents that share a row are
+computed span by span on a CPU, each as a tile or in 16 bits: attention_documents.py.
 
 Tiles are made where the sequence is spread over ranks (context parallelism), in a sliding window,
 with sinks and with soft caps. Which kernel it is depends on processor, type and shape alone: same
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 
 from mpitrain.kernels import attention_cpu_16bit, attention_cpu_fp32
+from mpitrain.kernels.document_spans import Spans
 from mpitrain.kernels.dropout import DropoutDraw, ProbabilityDropout
 
 
@@ -39,8 +41,9 @@ class AttentionRequest:
     sinks: [H], for each head the score of one more key, whose value is 0 (attention_window.py).
     mask: 0 or -inf, added to the scores instead of causality, [B, 1, T, S] or [T, S].
     documents: the number of each position's document in the whole sequence, [B, T] or [T],
-    integers: a query sees its own document only. Read where the sequence is spread over ranks; else
-    a mask says it.
+    integers; its positions are side by side. A query sees its own document only. Read where the
+    sequence is spread over ranks; else spans or a mask say it.
+    spans: the documents of each sequence, in place of a mask, on a CPU (attention_documents.py).
     dropout: of probabilities (dropout.py); None: none.
     """
 
@@ -50,6 +53,7 @@ class AttentionRequest:
     sinks: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     documents: torch.Tensor | None = None
+    spans: Spans | None = None
     dropout: ProbabilityDropout | None = None
 
     @property
@@ -67,11 +71,13 @@ class AttentionRequest:
         sinks: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
         documents: torch.Tensor | None = None,
+        spans: Spans | None = None,
     ) -> "AttentionRequest":
         """Return the same with these tensors and no others. Without any, it may be kept for the backward."""
-        if sinks is mask is documents is self.sinks is self.mask is self.documents is None:
+        own = self.sinks, self.mask, self.documents, self.spans
+        if all(x is None for x in (sinks, mask, documents, spans, *own)):
             return self
-        return replace(self, sinks=sinks, mask=mask, documents=documents)
+        return replace(self, sinks=sinks, mask=mask, documents=documents, spans=spans)
 
     def drawn(self, draw: DropoutDraw | None) -> "AttentionRequest":
         """Return what is asked of a microbatch: with its dropout; with None, without any."""
@@ -84,6 +90,28 @@ class AttentionRequest:
         if self.dropout is None:
             return self
         return replace(self, dropout=self.dropout.between(queries, keys))
+
+    def of_sequence(self, number: int) -> "AttentionRequest":
+        """Return what is asked of one of the sequences of a microbatch."""
+        if self.dropout is None or self.dropout.draw is None:
+            return self
+        draw = self.dropout.draw._replace(sequences=self.dropout.draw.sequences[number : number + 1])
+        return replace(self, dropout=replace(self.dropout, draw=draw))
+
+    def block(
+        self, queries: slice, keys: slice, num_queries: int = 0, num_keys: int = 0
+    ) -> "AttentionRequest":
+        """Return what is asked of some of the queries and keys.
+
+        num_queries, num_keys: of all, if nothing says their positions: queries are the last of the keys.
+        """
+        if self.dropout is None:
+            return self
+        at_queries, at_keys = self.dropout.queries, self.dropout.keys
+        if at_queries is None or at_keys is None:
+            at_keys = np.arange(num_keys)
+            at_queries = at_keys[num_keys - num_queries :]
+        return self.between(at_queries[queries], at_keys[keys])
 
 
 PLAIN = AttentionRequest()

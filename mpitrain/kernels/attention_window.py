@@ -17,7 +17,6 @@ the queries, C width of a head.
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 
 from mpitrain.kernels.attention import AttentionRequest
@@ -60,6 +59,9 @@ def attend_in_window_backward(
     grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, request: AttentionRequest, visible=None
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v. out, lse: as attend_in_window returned them."""
+    if not request.window:
+        ((_, _, seen),) = _blocks(q_BHTC, k_BKSC, 0, visible)
+        return attend_backward(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, True, seen, request)
     grad_of_q = torch.empty_like(q_BHTC)
     grads_of_k, grads_of_v = (torch.zeros_like(x, dtype=wide(x.dtype)) for x in (k_BKSC, v_BKSC))
     for rows, keys, seen in _blocks(q_BHTC, k_BKSC, request.window, visible):
@@ -84,11 +86,7 @@ def grad_of_sinks(grad_of_out, out, lse, sinks_H) -> torch.Tensor:
 
 def _between(request: AttentionRequest, rows: slice, keys: slice, q, k) -> AttentionRequest:
     """Return what is asked of a block, whose queries are the last of the keys."""
-    if request.dropout is None or not request.window:
-        return request
-    before = k.shape[-2] - q.shape[-2]
-    queries = np.arange(before + rows.start, before + rows.stop)
-    return request.between(queries, np.arange(keys.start, keys.stop))
+    return request.block(rows, keys, q.shape[-2], k.shape[-2]) if request.window else request
 
 
 def _blocks(q, k, window: int, visible) -> Iterator[tuple[slice, slice, torch.Tensor | None]]:

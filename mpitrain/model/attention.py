@@ -12,6 +12,7 @@ import torch
 
 from mpitrain.kernels.attention import PLAIN, AttentionRequest
 from mpitrain.kernels.attention_one_query import attend_one_query
+from mpitrain.kernels.document_spans import Spans
 from mpitrain.model.build_context import BuildContext, Heads
 from mpitrain.model.kv_history import attend
 from mpitrain.model.layers.rope import Rope
@@ -203,11 +204,14 @@ class Core(Segment):
         self.sinks = sinks
 
     def asked(
-        self, mask: torch.Tensor | None = None, documents: torch.Tensor | None = None
+        self,
+        mask: torch.Tensor | None = None,
+        documents: torch.Tensor | None = None,
+        spans: Spans | None = None,
     ) -> AttentionRequest:
         """Return what is asked of a microbatch, with the sinks as they are now."""
         sinks = None if self.sinks is None else self.sinks.data
-        return self.request.given(sinks=sinks, mask=mask, documents=documents)
+        return self.request.given(sinks=sinks, mask=mask, documents=documents, spans=spans)
 
     def compute(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
         return self.attend(qkv, context, tape, again=False)[0]
@@ -221,7 +225,7 @@ class Core(Segment):
         if context.cache is not None:
             return self.attend_with_cache(qkv, context, tape), None
         qkv = self.with_history(qkv, context, tape)
-        request = self.asked(context.visible).drawn(context.dropout)
+        request = self.asked(context.visible, spans=context.spans).drawn(context.dropout)
         return tape.attention(qkv, request, self.sinks, again)
 
     def attend_with_cache(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:

@@ -13,6 +13,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mpitrain.kernels import attention_cpu_16bit, attention_tiles
 from mpitrain.kernels.attention import AttentionRequest, Kernel, choose
+from mpitrain.kernels.attention_documents import (
+    attend_by_documents,
+    attend_by_documents_backward,
+    attend_in_16_bits,
+    attend_in_16_bits_backward,
+)
 from mpitrain.kernels.attention_torch import attend_by_torch
 from mpitrain.kernels.attention_window import attend_in_window, attend_in_window_backward, grad_of_sinks
 from mpitrain.kernels.engine import gradients
@@ -37,12 +43,12 @@ class AttendByTiles(torch.autograd.Function):
         small: list,
         again: bool,
     ):
-        ctx.request = request.given()
+        ctx.request = request.given(spans=request.spans)
         ctx.sinks = sinks
         ctx.small = small
         ctx.from_input = again
         ctx.made = None
-        out, lse = attend_in_window(q, k, v, request, _seen(request.mask))
+        out, lse = _attend(q, k, v, request, request.mask)
         ctx.save_for_backward(q, k, v, request.mask, *(() if again else (out, lse)))
         return out
 
@@ -51,7 +57,7 @@ class AttendByTiles(torch.autograd.Function):
         """Return the output."""
         q, k, v, mask = ctx.saved_tensors
         sinks = None if ctx.sinks is None else ctx.sinks.data
-        ctx.made = attend_in_window(q, k, v, ctx.request.given(sinks=sinks), _seen(mask))
+        ctx.made = _attend(q, k, v, ctx.request.given(sinks=sinks, spans=ctx.request.spans), mask)
         return ctx.made[0]
 
     @staticmethod
@@ -60,8 +66,19 @@ class AttendByTiles(torch.autograd.Function):
         (out, lse), ctx.made = ctx.made if ctx.from_input else kept, None
         if ctx.sinks is not None:
             ctx.small.append((ctx.sinks, grad_of_sinks(grad_of_output, out, lse, ctx.sinks.data)))
-        grads = attend_in_window_backward(grad_of_output, q, k, v, out, lse, ctx.request, _seen(mask))
+        if ctx.request.spans is None:
+            grads = attend_in_window_backward(grad_of_output, q, k, v, out, lse, ctx.request, _seen(mask))
+        else:
+            made = out, lse, ctx.request, ctx.request.spans
+            grads = attend_by_documents_backward(grad_of_output, q, k, v, *made)
         return *grads, *4 * [None]
+
+
+def _attend(q, k, v, request: AttentionRequest, mask: torch.Tensor | None):
+    """Return the output and the log-sum-exp."""
+    if request.spans is None:
+        return attend_in_window(q, k, v, request, _seen(mask))
+    return attend_by_documents(q, k, v, request, request.spans)
 
 
 def _seen(mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -78,11 +95,12 @@ class AttendIn16Bits(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, request: AttentionRequest, selective: bool):
         mask = request.mask
-        keep = ctx.needs_input_grad[0] and not selective and attention_cpu_16bit.keeps(q, mask)
-        out, kept = attention_cpu_16bit.attend(q, k, v, mask, keep, request.scale)
-        ctx.save_for_backward(q, k, v, mask, *(kept or ()))
         ctx.scale = request.scale
+        ctx.spans = request.spans
         ctx.made = None
+        keep = ctx.needs_input_grad[0] and not selective and AttendIn16Bits._keeps(ctx, q, mask)
+        out, kept = AttendIn16Bits._attend(ctx, q, k, v, mask, keep)
+        ctx.save_for_backward(q, k, v, mask, *(kept or ()))
         return out
 
     @staticmethod
@@ -93,15 +111,27 @@ class AttendIn16Bits(torch.autograd.Function):
         most memory.
         """
         q, k, v, mask = ctx.saved_tensors
-        keep = attention_cpu_16bit.keeps(q, mask)
-        out, ctx.made = attention_cpu_16bit.attend(q, k, v, mask, keep, ctx.scale)
+        out, ctx.made = AttendIn16Bits._attend(ctx, q, k, v, mask, AttendIn16Bits._keeps(ctx, q, mask))
         return out
 
     @staticmethod
     def backward(ctx, grad_of_output):
         (q, k, v, mask, *kept), made, ctx.made = ctx.saved_tensors, ctx.made, None
+        if ctx.spans is not None:
+            given = grad_of_output, q, k, v, ctx.scale, ctx.spans
+            return *attend_in_16_bits_backward(*given), None, None
         grads = attention_cpu_16bit.attend_backward(grad_of_output, q, k, v, mask, kept or made, ctx.scale)
         return *grads, None, None
+
+    @staticmethod
+    def _keeps(ctx, q, mask) -> bool:
+        return ctx.spans is None and attention_cpu_16bit.keeps(q, mask)
+
+    @staticmethod
+    def _attend(ctx, q, k, v, mask, keep: bool):
+        if ctx.spans is None:
+            return attention_cpu_16bit.attend(q, k, v, mask, keep, ctx.scale)
+        return attend_in_16_bits(q, k, v, ctx.scale, ctx.spans), None
 
 
 class AttendByOnednn(torch.autograd.Function):
@@ -173,10 +203,10 @@ def attention(
     selective: what is cheap to make again isn't kept.
     sinks: whose data `request` has. small: takes their gradient.
     """
-    if request.by_tiles:
+    kernel = choose(request, q, k, masked=request.mask is not None)
+    if request.by_tiles or (request.spans is not None and kernel is not Kernel.CPU_16BIT):
         function, further = AttendByTiles, (request, sinks, small, again)
     else:
-        kernel = choose(request, q, k, masked=request.mask is not None)
         if kernel is Kernel.CPU_16BIT:
             function, further = AttendIn16Bits, (request, selective)
         elif kernel is Kernel.CPU_ONEDNN:

@@ -111,10 +111,15 @@ class BuildContext:
         masked = config.data.separates or segments > 1 or 0 < request.window < queries
         if request.window:
             queries = min(queries, max(request.window, BLOCK))
+        by_documents = config.data.separates and self.device.type == "cpu"
+        if by_documents:  # the largest that there can be is a whole row
+            masked = 0 < request.window < queries
         one = torch.empty(1, 1, 1, heads.width, dtype=self.dtype, device=self.device)
         q, k = (one.expand(config.batch.micro, count, queries, -1) for count in (heads.queries, heads.kv))
         if over_cp is None:
-            self.attention_kernels.append(choose(request, q, k, masked))
+            kernel = choose(request, q, k, masked)
+            tile = by_documents and kernel is not Kernel.CPU_16BIT
+            self.attention_kernels.append(choose(request, q, k, masked, tile) if tile else kernel)
         else:
             self.attention_kernels.append(over_cp.kernel(q, request, masked))
 

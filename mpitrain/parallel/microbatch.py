@@ -12,6 +12,7 @@ import torch
 
 from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
 from mpitrain.kernels import fp8
+from mpitrain.kernels.document_spans import Spans
 from mpitrain.kernels.dropout import DropoutDraw
 from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.plan.plan import Plan
@@ -173,6 +174,7 @@ class Context:
     start, segment: the first position of what is here, and its number, if sequences are cut.
     history: of the segments so far (model/kv_history.py).
     visible: what attention adds to its scores, if causality isn't all there is to it.
+    spans: in place of it, documents whose attention is computed one by one.
     keeping: what is kept for the backward, and where.
     record_metric: takes numbers that a layer makes besides its output, by their names.
     scale: what the loss is multiplied by, for layers that have one of their own.
@@ -188,6 +190,7 @@ class Context:
     segment: int = 0
     history: dict[object, list] | None = None
     visible: torch.Tensor | None = None
+    spans: Spans | None = None
     keeping: Keeping = field(default=KeepAll())
     record_metric: Callable[[str, torch.Tensor], None] = ignored
     scale: float = 1.0

@@ -1,6 +1,6 @@
 """The prepared tokens of a run as its steps read them: split, mixed, in their order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
 from mpitrain.config import Config, DataSource
 from mpitrain.data.batch_sizes import BatchSizes
@@ -23,13 +24,21 @@ from mpitrain.data.mixture import (
 )
 from mpitrain.data.order import Sampler
 from mpitrain.data.origin import ReadCounts
-from mpitrain.data.packed_rows import PackedSampler, SourceSampler
+from mpitrain.data.packed_rows import BLOCK, PackCounts, PackedSampler, SourceSampler
+from mpitrain.data.read_tokens import Tokens
 from mpitrain.data.source import SOURCES
 from mpitrain.data.split import Split, apart, split, tail, within, without
 from mpitrain.data.token_rows import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
-from mpitrain.data.tokens import describe, note_intact, open_ends, open_tokens, open_unscored
-from mpitrain.data.verified import keep_copies, kept_copies
+from mpitrain.data.tokens import (
+    Description,
+    describe,
+    note_intact,
+    open_ends,
+    open_tokens,
+    open_unscored,
+)
+from mpitrain.data.verified import COPIES, PACKED, keep_numbers, kept_numbers
 from mpitrain.errors import DataError
 
 
@@ -73,6 +82,7 @@ class PreparedCorpus:
 
     order: name of the permutation.
     copies: documents that are left out of training, as find_copies() has them.
+    packs: of blocks of packed documents, by text, as find() has them; None: not looked for.
     """
 
     def __init__(self, config: Config, folder: Path, vocabulary: Vocabulary | Tokenizer, order: str):
@@ -81,15 +91,16 @@ class PreparedCorpus:
         self._vocabulary = vocabulary
         self._order = order
         self.copies = np.empty(0, np.int64)
+        self.packs: dict[int, PackCounts] | None = None
+        self._num_kept = 0  # of packs
         self._found: tuple[str, np.ndarray] | None = None
+        self._each: Callable[[str], object] = lambda what: None
 
     def corpora(self) -> Corpora:
         """Open what the run trains on and validates with."""
-        ends = open_ends(self._folder)
+        ends = open_ends(self._folder, self._config.data.read)
         description = describe(self._folder)
-        unscored = open_unscored(self._folder)
-        tokens = open_tokens(self._folder)
-        opened = self.samplers(tokens, ends, description.tally, unscored)
+        opened = self._opened(description, ends)
         of_sources = opened.of_sources if self._config.run.eval_sources else {}
         return Corpora(
             opened.train,
@@ -111,26 +122,63 @@ class PreparedCorpus:
         num_between = 0 if self._vocabulary.end_of_text is None else 1
         split_by = data.val_fraction, data.sequence, seed, corpus.tally.training, num_between
         key = f"{corpus.content} {split_by}"
-        kept = kept_copies(self._folder, key, corpus.tally.documents)
+        kept = kept_numbers(self._folder, COPIES, key, corpus.tally.documents)
         if kept is not None:
             return kept
-        ends = open_ends(self._folder)
+        ends = open_ends(self._folder, self._config.data.read)
         held_out = self._split(corpus.count, ends, corpus.tally.training).validation
-        found = copies_of(open_tokens(self._folder), np.asarray(ends), held_out, num_between)
+        tokens = open_tokens(self._folder, self._config.data.read)
+        found = copies_of(tokens, np.asarray(ends), held_out, num_between)
         self._found = key, found
         return found
 
+    def find(
+        self, each: Callable[[str], object] = lambda what: None
+    ) -> tuple[np.ndarray, dict[int, PackCounts]]:
+        """Look for copies, and plan the blocks of packed documents, unless an earlier start did.
+
+        Return both. each: called before each block.
+        """
+        self.copies = self.find_copies()
+        self._each = each
+        if self._config.data.documents == "packed":
+            self._opened(describe(self._folder), open_ends(self._folder, self._config.data.read))
+        return self.copies, self._packs()
+
+    def _packs(self) -> dict[int, PackCounts]:
+        """Return what is known of packed texts, by an earlier start or by this one."""
+        if self.packs is None:
+            self.packs = {}
+            with suppress(DataError):  # the tokens aren't complete
+                corpus = describe(self._folder)
+                num_texts = 2 + 2 * len(self._config.data.sources)
+                most = num_texts * (len(PackCounts._fields) + 1 + corpus.tally.documents // BLOCK + 1)
+                kept = kept_numbers(self._folder, PACKED, self._pack_key(corpus), most)
+                self.packs = {} if kept is None else _unpacked(kept)
+                self._num_kept = len(self.packs)
+        return self.packs
+
+    def _pack_key(self, corpus: Description) -> str:
+        return f"{corpus.content} {self._config.data.sequence} {BLOCK}"
+
+    def _opened(self, corpus: Description, ends: np.ndarray) -> "OpenedSamplers":
+        unscored = open_unscored(self._folder, self._config.data.read)
+        return self.samplers(open_tokens(self._folder, self._config.data.read), ends, corpus.tally, unscored)
+
     def keep(self) -> None:
-        """Keep beside the tokens what the next start needn't find out: verified files, and copies.
+        """Keep beside the tokens what the next start needn't find out: verified files, copies, packs.
 
         One rank calls it, once nothing can be refused any more.
         """
-        note_intact(self._folder, describe(self._folder))
+        corpus = describe(self._folder)
+        note_intact(self._folder, corpus)
         if self._found:
-            keep_copies(self._folder, *self._found)
+            keep_numbers(self._folder, COPIES, *self._found)
+        if self.packs and len(self.packs) > self._num_kept:
+            keep_numbers(self._folder, PACKED, self._pack_key(corpus), _in_numbers(self.packs))
 
     def samplers(
-        self, tokens: np.ndarray, ends: np.ndarray, tally: ReadCounts, unscored: np.ndarray | None = None
+        self, tokens: Tokens, ends: np.ndarray, tally: ReadCounts, unscored: np.ndarray | None = None
     ) -> "OpenedSamplers":
         """Return the samplers of training and validation, and how validation was chosen."""
         data = self._config.data
@@ -170,7 +218,7 @@ class PreparedCorpus:
 
     def _sampler(
         self,
-        tokens: np.ndarray,
+        tokens: Tokens,
         ends: np.ndarray,
         unscored: np.ndarray | None,
         stretches: np.ndarray,
@@ -184,7 +232,13 @@ class PreparedCorpus:
             known = ends if ends.size else self._vocabulary.older_end_of_text
         text = Text(tokens, stretches, known, unscored)
         if data.documents == "packed":
-            return PackedSampler(text, data.sequence, seed, self._order, whole)
+            which = xxhash.xxh3_64(np.ascontiguousarray(stretches), seed=int(whole))
+            which.update(str(seed).encode())
+            key = which.intdigest() >> 1
+            counts = self._packs().get(key)
+            sampler = PackedSampler(text, data.sequence, seed, self._order, whole, counts, self._each)
+            self._packs()[key] = sampler.counts
+            return sampler
         return Sampler(text, data.sequence, seed, self._order)
 
     def _skipping(self, sampler: SourceSampler | MixtureSampler) -> Samplers:
@@ -195,8 +249,8 @@ class PreparedCorpus:
         """Say how many conversations are longer than a row. Raises DataError for too many of them."""
         data = self._config.data
         packed = [sampler for sampler in samplers if isinstance(sampler, PackedSampler)]
-        count = sum(sampler.num_left_out for sampler in packed)
-        longest = max((sampler.too_long for sampler in packed), default=0)
+        count = sum(sampler.counts.num_left_out for sampler in packed)
+        longest = max((sampler.counts.too_long for sampler in packed), default=0)
         if count > data.damaged or not all(sampler.num_sequences for sampler in samplers):
             raise DataError(
                 f"data.sequence = {data.sequence}: {count:,} conversations are longer, up to {longest:,} "
@@ -212,6 +266,22 @@ class PreparedCorpus:
         if training is not None:
             return apart(ends, training, data.sequence)
         return split(ends, data.val_fraction, data.sequence, self._config.run.seed)
+
+
+def _in_numbers(packs: Mapping[int, PackCounts]) -> np.ndarray:
+    """Return key, number of blocks, three counts and sizes of each, one after the other."""
+    parts = [[key, len(found.sizes), *found[1:], *found.sizes.tolist()] for key, found in packs.items()]
+    return np.array([number for part in parts for number in part], np.int64)
+
+
+def _unpacked(numbers: np.ndarray) -> dict[int, PackCounts]:
+    """Return what _in_numbers() was given."""
+    found = dict[int, PackCounts]()
+    while len(numbers):
+        key, blocks, *counts = numbers[:5].tolist()
+        found[key] = PackCounts(numbers[5 : 5 + blocks], *counts)
+        numbers = numbers[5 + blocks :]
+    return found
 
 
 def _places(ends: np.ndarray, tally: ReadCounts) -> list[tuple[int, int]]:

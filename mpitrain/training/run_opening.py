@@ -17,6 +17,7 @@ from mpitrain.config import Config, LoadedConfig, plugins_of
 from mpitrain.data.corpus import corpus_of
 from mpitrain.data.corpus_files import check_source
 from mpitrain.data.preparation import Reporter, prepare
+from mpitrain.data.read_tokens import Tokens
 from mpitrain.data.tokenizer import Vocabulary, separator
 from mpitrain.data.tokens import (
     Description,
@@ -143,8 +144,8 @@ class Opening:
                 world.on_first_rank(
                     "preparing the tokens", lambda: self._prepare(newest, prepared), self.tokenizer.help
                 )
-                prepared.copies = world.on_first_rank(
-                    "looking for copies of held-out documents", prepared.find_copies
+                prepared.copies, prepared.packs = world.on_first_rank(
+                    "looking for copies of held-out documents", lambda: prepared.find(self._still)
                 )
                 world.on_first_rank("keeping the tokenizer", self._keep_tokenizer)
                 corpora = world.on_every_rank("opening the tokens", lambda: self._corpora(newest, prepared))
@@ -284,7 +285,7 @@ class Opening:
     def _prepare(self, newest: Newest, prepared: PreparedCorpus) -> None:
         require_same_routing(newest, self.plan, self.rundir.checkpoints)
 
-        def accept(description: Description, tokens: np.ndarray, ends: np.ndarray) -> None:
+        def accept(description: Description, tokens: Tokens, ends: np.ndarray) -> None:
             if newest.step and newest.data not in (description.content, description.digest):
                 now = f"{corpus_of(self.config.data).source} gives now{self._with_another_tokenizer()}"
                 raise CheckpointError(

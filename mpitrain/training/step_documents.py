@@ -14,7 +14,7 @@ from mpitrain.config import Config, Data
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.corpus import corpus_of
 from mpitrain.data.corpus_files import named
-from mpitrain.data.mixture import places_after_skips
+from mpitrain.data.mixture import batch_slots, places_after_skips
 from mpitrain.data.permutation import FEISTEL, SORTED
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
 from mpitrain.data.tokens import describe, open_ends, open_tokens
@@ -54,6 +54,7 @@ class SequenceRead(NamedTuple):
 class StepDocuments:
     """The sequences that a step has read, of all ranks or of one.
 
+    slots: of all ranks, in the order.
     positions: of a sequence, those that the rank computes (context parallelism); None: all.
     """
 
@@ -66,23 +67,28 @@ class StepDocuments:
         first = self._first_place(step, batch)
         self.positions: np.ndarray | None = None
         length = BatchSizes(self.config.batch).length_at(step) or self.config.data.sequence
-        self.places = range(first, first + batch)
+        self.slots = range(first, first + batch)
+        self._rows = slice(0, batch)  # of the batch
         if rank is not None:
             at = _coordinates(self.config, rank)
             local = batch // self.config.parallel.dp
-            self.places = self.places[at["dp"] * local : (at["dp"] + 1) * local]
+            self._rows = slice(at["dp"] * local, (at["dp"] + 1) * local)
             self.positions = _positions(self.config, at["cp"], length)
         self._ends = np.asarray(open_ends(self.rundir.data))
         self._tokens = open_tokens(self.rundir.data)
         self._sources = _Sources(self.config, self.rundir.data)
 
+    @property
+    def num_sequences(self) -> int:
+        return self._rows.stop - self._rows.start
+
     def sequences(self) -> Iterator[SequenceRead]:
         """Yield the sequences in the order of the step's rows."""
         newest = order_of_run(self.rundir, self.config)
         prepared = PreparedCorpus(self.config, self.rundir.data, self.tokenizer, newest)
-        prepared.copies = prepared.find_copies()
+        prepared.find()
         train = prepared.corpora().train
-        for slot in self.places:
+        for slot in batch_slots(train, self.slots.start, len(self.slots))[self._rows]:
             pieces = train.pieces(slot)
             place = int(places_after_skips([slot], self.config.data.skip)[0])
             num_bytes = sum(end - begin for begin, end in pieces) * self._tokens.dtype.itemsize

@@ -1,10 +1,17 @@
-"""The rows of tokens that this data-parallel rank reads for a step, and their microbatches."""
+"""The rows of tokens that this data-parallel rank reads for a step, and their microbatches.
+
+The rows of the next step are read while a step is computed, in a thread: a step waits for a slow disk
+only where reading takes longer than computing.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 
 import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor
-from mpitrain.data.mixture import Samplers
+from mpitrain.data.mixture import Samplers, batch_slots
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.parallel.microbatch import Microbatch
 
@@ -22,6 +29,14 @@ class StepRows:
         plan = actor.plan
         self._rows_each = plan.run_config.data.sequence // plan.config.data.sequence
         self.num_sequences = plan.config.batch.global_ // self._rows_each
+        self._pool = ThreadPoolExecutor(1, "mpitrain-rows")
+        self._lock = Lock()  # samplers keep what they planned last
+        self._ahead: tuple[Samplers, int, Future[TokenRows]] | None = None
+
+    def read_ahead(self, sampler: Samplers, first: int) -> None:
+        """Begin to read the rows of a later step."""
+        if self._actor.cutter.needs_tokens(self._separate):
+            self._ahead = sampler, first, self._pool.submit(self.rows, sampler, first)
 
     def microbatches(self, sampler: Samplers, first: int, most: int | None = None) -> list[Microbatch]:
         """Return this rank's microbatches of the step that begins at place `first` of the order.
@@ -33,22 +48,33 @@ class StepRows:
         """
         device = self._actor.site.device
         needed = self._actor.cutter.needs_tokens(self._separate)
-        rows = self.rows(sampler, first) if needed else TokenRows(np.empty(0, np.int64))
+        rows = self._read(sampler, first) if needed else TokenRows(np.empty(0, np.int64))
         tokens = torch.from_numpy(rows.tokens).to(device)
         ends = None if rows.ends is None else torch.from_numpy(rows.ends).to(device)
         scored = None if rows.scored is None else torch.from_numpy(rows.scored[:, 1:]).to(device)
         if most is not None:
-            slots = [slot for slot in self._slots(first) for _ in range(self._rows_each)]
+            with self._lock:
+                places = self._slots(sampler, first)
+            slots = [slot for slot in places for _ in range(self._rows_each)]
             counted = torch.tensor([[slot < most] for slot in slots], device=device)
             scored = counted if scored is None else scored & counted
         return self._actor.cutter.cut(tokens, ends, scored)
 
+    def _read(self, sampler: Samplers, first: int) -> TokenRows:
+        """Return the rows, which may be read already or on their way."""
+        if self._ahead is not None and self._ahead[0] is sampler:
+            _, begun, rows = self._ahead
+            self._ahead = None
+            if begun == first:
+                return rows.result()
+        return self.rows(sampler, first)
+
     def rows(self, sampler: Samplers, first: int) -> TokenRows:
         """Return the rows themselves."""
-        return sampler.rows(self._slots(first)).divided(self._rows_each)
+        with self._lock:
+            return sampler.rows(self._slots(sampler, first)).divided(self._rows_each)
 
-    def _slots(self, first: int) -> range:
+    def _slots(self, sampler: Samplers, first: int) -> list[int]:
         """Return the places of this rank's sequences in the order of the text."""
         local = self.num_sequences // self._actor.config.parallel.dp
-        begin = first + self._dp_rank * local
-        return range(begin, begin + local)
+        return batch_slots(sampler, first, self.num_sequences)[self._dp_rank * local :][:local]

@@ -90,7 +90,8 @@ class _Preparation:
         vocabulary = vocabulary_of(self._tokenizer.whole)
         with suppress(DataError):  # too short for data.sequence, which a run may change
             prepared = PreparedCorpus(self._config, folder, vocabulary, FEISTEL)
-            prepared.find_copies()
+            with suppress(DataError):
+                prepared.find(self._still)
             prepared.keep()
         found = describe(folder)
         self._say(f"text: {found.tally.describe(found.count)}")

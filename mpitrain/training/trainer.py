@@ -205,6 +205,8 @@ class Trainer:
         begin_s = time.perf_counter()
         microbatches = self.rows.microbatches(self.corpora.train, self.counts.sequences)
         self._reading_s = time.perf_counter() - begin_s
+        if step + 1 in self.steps_here:
+            self.rows.read_ahead(self.corpora.train, self.counts.sequences + self.rows.num_sequences)
         rows = partial(self.rows.rows, self.corpora.train, self.counts.sequences)
         self.side_files.begin(step)
         pass_runner = self.checks.pass_runner(step, rows, {"lr": lr, "updates": self.counts.updates})

@@ -20,8 +20,10 @@ def show(run_dir: str, step: int, rank: int | None, as_json: bool) -> str:
 
 def _lines(read: StepDocuments, step: int, rank: int | None) -> Iterator[str]:
     who = "" if rank is None else f", rank {rank}"
-    first, last = read.places[0], read.places[-1]
-    yield f"step {step} of {shown(read.rundir.path)}{who}: sequences {first:,} to {last:,} of the order"
+    first, last = read.slots[0], read.slots[-1]
+    part = "" if rank is None else f"{read.num_sequences:,} of the "
+    where = f"{part}sequences {first:,} to {last:,} of the order"
+    yield f"step {step} of {shown(read.rundir.path)}{who}: {where}"
     if read.positions is not None:
         positions = read.positions
         yield f"this rank computes {len(positions):,} positions of each: {_ranges(positions.tolist())}"

@@ -123,7 +123,7 @@ class ContextAttention:
             assert documents.shape[-1] == self.placement.sequence, (
                 f"documents of the whole sequence, found {tuple(documents.shape)}"
             )
-            request = request.given(sinks=request.sinks, documents=documents)
+            request = request.given(sinks=request.sinks, documents=documents.expand(len(q), -1))
         return (yield from self._kind.forward(q, k, v, request))
 
     def backward(self, saved: Any, grad_of_out: torch.Tensor, request: AttentionRequest = PLAIN) -> Walk:

@@ -1,13 +1,16 @@
 """Attention's mask of a tile, and the online softmax: results of tiles are added up as keys come by.
 
 The queries of one rank attend to keys and values tile by tile (arXiv:1805.02867, arXiv:2112.05682).
-tile_mask says what a tile hides: other documents, what a window leaves behind, and later keys.
+tile_mask says what a tile hides: other documents, what a window leaves behind, and later keys. On a
+CPU documents divide a tile into pieces, each of one sequence and of one document, or of some short
+ones (kernels/document_spans.py).
 
 B sequences, H query heads, K key-value heads, t positions held, S keys of a tile, C width of a
 head. Keys and values are one tensor kv [2, B, K, S, C], so that they travel as one message.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +19,7 @@ import torch
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_tiles import attend, attend_backward
 from mpitrain.kernels.attention_window import grad_of_sinks, with_sinks
+from mpitrain.kernels.document_spans import shared_document, spans_of
 from mpitrain.kernels.precision import wide
 from mpitrain.plan.division.sequence import SequencePlacement, Tile
 
@@ -68,6 +72,29 @@ class TokenPositions(NamedTuple):
         cut = (x if x is None else torch.cat([x[..., span] for span in spans], -1) for x in self[:2])
         return TokenPositions(*cut, placement.positions(rank))
 
+    def of(self, sequence: int, several: bool) -> "TokenPositions":
+        """Return those of one sequence. several: documents are in question."""
+        documents = self.documents[sequence : sequence + 1] if several else None
+        return self._replace(documents=documents)
+
+
+class TilePiece(NamedTuple):
+    """What some queries of some sequences see of some keys.
+
+    visible: as tile_mask() makes it.
+    """
+
+    sequences: slice
+    tile: Tile
+    visible: torch.Tensor | None
+    request: AttentionRequest
+
+    def queries_of(self, x_BHtX: torch.Tensor) -> torch.Tensor:
+        return x_BHtX[self.sequences, :, self.tile.queries]
+
+    def keys_of(self, x_2BKSC: torch.Tensor) -> torch.Tensor:
+        return x_2BKSC[:, self.sequences, :, self.tile.keys]
+
 
 def tile_mask(
     queries: TokenPositions, keys: TokenPositions, tile: Tile, window: int
@@ -88,11 +115,29 @@ def tile_mask(
     return bool(seen.any()), (seen.tril() if tile.causal else seen)[:, None]
 
 
-def _asked_of(
-    tile: Tile, request: AttentionRequest, queries: TokenPositions, keys: TokenPositions
-) -> AttentionRequest:
-    """Return what is asked of a tile."""
-    return request.between(queries.numbers[tile.queries], keys.numbers[tile.keys])
+def tile_pieces(
+    queries: TokenPositions, keys: TokenPositions, tile: Tile, request: AttentionRequest
+) -> Iterator[TilePiece]:
+    """Yield the pieces of a tile in which something is visible."""
+    documents = queries.documents
+    asked = request.between(queries.numbers[tile.queries], keys.numbers[tile.keys])
+    if documents is None or not documents.is_cpu:
+        anything, visible = tile_mask(queries, keys, tile, request.window)
+        if anything:
+            yield TilePiece(slice(None), tile, visible, asked)
+        return
+    here = documents[:, tile.queries]
+    for span in spans_of(here) if tile.causal else shared_document(here, keys.documents[:, tile.keys]):
+        of_span = replace(tile, queries=_moved(span.queries, tile.queries), keys=_moved(span.keys, tile.keys))
+        among = (x.of(span.sequence, span.documents is not None) for x in (queries, keys))
+        anything, visible = tile_mask(*among, of_span, request.window)
+        if anything:
+            own = asked.of_sequence(span.sequence).block(span.queries, span.keys)
+            yield TilePiece(slice(span.sequence, span.sequence + 1), of_span, visible, own)
+
+
+def _moved(part: slice, whole: slice) -> slice:
+    return slice(whole.start + part.start, whole.start + part.stop)
 
 
 class TileAttention:
@@ -111,12 +156,9 @@ class TileAttention:
         The very first tile must have every query, and each must see a key in it.
         """
         for tile in tiles:
-            anything, visible = tile_mask(self.here, there, tile, self._request.window)
-            if anything:
-                k, v = kv[..., tile.keys, :]
-                q = self.q[..., tile.queries, :]
-                asked = _asked_of(tile, self._request, self.here, there)
-                self._add(tile.queries, *attend(q, k, v, tile.causal, visible, asked))
+            for piece in tile_pieces(self.here, there, tile, self._request):
+                qkv = piece.queries_of(self.q), *piece.keys_of(kv)
+                self._add(piece, *attend(*qkv, tile.causal, piece.visible, piece.request))
             self._poll()
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,18 +167,21 @@ class TileAttention:
         out, lse = (self.out, self.lse) if sinks_H is None else with_sinks(self.out, self.lse, sinks_H)
         return out.to(self.q.dtype), lse
 
-    def _add(self, queries: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """Add the result of a tile, weighed by its share of the sum of exponentials.
+    def _add(self, piece: TilePiece, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Add the result of a piece, weighed by its share of the sum of exponentials.
 
-        That is 1 / (1 + exp(old - new)). The old log-sum-exp is finite, as every query has seen its
-        own key first; so a new one of -inf has the weight 0, never NaN.
+        That is 1 / (1 + exp(old - new)): 1 for queries that have seen nothing. One of both is finite,
+        as every query sees its own key first; so a new one of -inf has the weight 0, never NaN.
         """
         if self.out is None:
-            self.out = out.to(wide(out.dtype))
-            self.lse = lse
-            return
-        old_out = self.out[..., queries, :]
-        old_lse = self.lse[..., queries]
+            if out.shape == self.q.shape:
+                self.out = out.to(wide(out.dtype))
+                self.lse = lse
+                return
+            batch, heads, length, width = self.q.shape
+            self.out = lse.new_zeros(batch, length, heads, width).transpose(1, 2)
+            self.lse = lse.new_full((batch, heads, length), -torch.inf)
+        old_out, old_lse = map(piece.queries_of, (self.out, self.lse))
         old_out.lerp_(out.to(old_out.dtype), torch.sigmoid(lse - old_lse).unsqueeze(-1))
         old_lse.copy_(torch.logaddexp(old_lse, lse))
 
@@ -172,18 +217,13 @@ class TileAttentionBackward:
         grad_of_kv: [2, B, K, S, C], fp32 or fp64.
         """
         for tile in tiles:
-            anything, visible = tile_mask(self.here, there, tile, self._request.window)
-            if anything:
-                grad_of_out, q, out = (x[..., tile.queries, :] for x in self._rows)
-                k, v = kv[..., tile.keys, :]
-                lse = self._lse[..., tile.queries]
-                asked = _asked_of(tile, self._request, self.here, there)
-                for_q, for_k, for_v = attend_backward(
-                    grad_of_out, q, k, v, out, lse, tile.causal, visible, asked
-                )
-                self._grad_of_q[..., tile.queries, :] += for_q
-                grad_of_kv[0, ..., tile.keys, :] += for_k
-                grad_of_kv[1, ..., tile.keys, :] += for_v
+            for piece in tile_pieces(self.here, there, tile, self._request):
+                grad_of_out, q, out, lse = map(piece.queries_of, (*self._rows, self._lse))
+                tensors = grad_of_out, q, *piece.keys_of(kv), out, lse
+                for_q, *for_kv = attend_backward(*tensors, tile.causal, piece.visible, piece.request)
+                piece.queries_of(self._grad_of_q).add_(for_q)
+                for whole, part in zip(piece.keys_of(grad_of_kv), for_kv, strict=True):
+                    whole.add_(part)
             self._poll()
 
     def grads(self, grad_of_kv: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -19,8 +19,9 @@ import torch
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_to_all
 from mpitrain.kernels.attention import AttentionRequest
-from mpitrain.kernels.attention_tiles import attend, attend_backward
+from mpitrain.kernels.attention_documents import attend_by_documents, attend_by_documents_backward
 from mpitrain.kernels.attention_window import attend_in_window, attend_in_window_backward, grad_of_sinks
+from mpitrain.kernels.document_spans import spans_of
 from mpitrain.kernels.precision import wide
 from mpitrain.parallel.context.online_softmax import TokenPositions, tile_mask
 from mpitrain.plan.division.sequence import SequencePlacement, Tile
@@ -56,12 +57,12 @@ class Ulysses:
         )
         packed = torch.cat([x.unflatten(1, (self.axis.size, -1)) for x in spread], 2).flatten(1, 2)
         q, k, v = (yield from self._to_heads(packed)).split(self._counts, 1)
-        visible = self._visible(request.documents)
         asked = self._for_own_heads(request)
-        if request.window or request.sinks is not None:
-            out, lse = attend_in_window(q, k, v, asked, visible)
+        documents_BT = request.documents
+        if documents_BT is not None and documents_BT.is_cpu:
+            out, lse = attend_by_documents(q, k, v, asked, spans_of(documents_BT))
         else:
-            out, lse = attend(q, k, v, True, visible, asked)
+            out, lse = attend_in_window(q, k, v, asked, self._visible(documents_BT))
         out_BHtC = yield from self._to_positions(out)
         return out_BHtC, SavedHeads(q, k, v, out, lse, request.documents)
 
@@ -71,14 +72,14 @@ class Ulysses:
         Other ranks have those of the sinks of other heads.
         """
         q, k, v, out, lse, documents_BT = saved
-        visible = self._visible(documents_BT)
         grad = yield from self._to_heads(grad_of_out)
         sinks_H = request.sinks
         asked = self._for_own_heads(request)
-        if request.window or sinks_H is not None:
-            grads = attend_in_window_backward(grad, q, k, v, out, lse, asked, visible)
+        tensors = grad, q, k, v, out, lse, asked
+        if documents_BT is not None and documents_BT.is_cpu:
+            grads = attend_by_documents_backward(*tensors, spans_of(documents_BT))
         else:
-            grads = attend_backward(grad, q, k, v, out, lse, True, visible, asked)
+            grads = attend_in_window_backward(*tensors, self._visible(documents_BT))
         packed = yield from self._to_positions(torch.cat(grads, 1))
         for_q, *for_kv = packed.unflatten(1, (self.axis.size, -1)).split(self._counts, 2)
         of_sinks = () if sinks_H is None else (torch.zeros_like(sinks_H, dtype=lse.dtype),)

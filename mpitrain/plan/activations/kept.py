@@ -154,9 +154,12 @@ class Activations:
     def _mask(self, segment: int) -> int:
         """Numbers that are added to the scores, unless these are causal alone.
 
-        Over cp they are made tile by tile, and not counted. A stage without attention keeps none.
+        Over cp they are made tile by tile, and not counted; on a CPU documents need none. A stage
+        without attention keeps none.
         """
         separate = self.config.data.separates
+        if separate and not self.sizes.on_gpu:
+            return 0
         if self.config.parallel.cp > 1 or not (separate or self.segments > 1) or not self._attends:
             return 0
         return (

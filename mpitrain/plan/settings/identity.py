@@ -10,7 +10,7 @@ from mpitrain.plugins import is_plugin
 BY_CONTENT = (
     *("data.path", "data.val_path", "data.text_key", "data.tokenizer", "data.tokens", "data.end_of_text"),
     "data.begin_of_text",
-    "data.order",
+    *("data.order", "data.read"),
     *("data.ends", "data.dtype", "data.damaged", "data.sources"),
     "data.skip",
     "batch.growth",

@@ -12,7 +12,7 @@ import pytest
 from launch import two_texts
 
 from mpitrain.config import load
-from mpitrain.data import corpus_files, shared_tokens, tokens, verified
+from mpitrain.data import corpus_files, packed_rows, shared_tokens, tokens, verified
 from mpitrain.data.corpus import Corpus, corpus_of
 from mpitrain.data.preparation import prepare
 from mpitrain.data.tokenizer import load_tokenizer, vocabulary_of
@@ -139,6 +139,42 @@ def prepared_corpus(folder, **changes):
     return PreparedCorpus(config, folder, vocabulary_of(BYTES), "feistel")
 
 
+def test_blocks_of_packed_documents_are_planned_once_for_each_split(tmp_path, monkeypatch):
+    for module in (packed_rows, corpora):
+        monkeypatch.setattr(module, "BLOCK", 16)
+    (tmp_path / "lines.jsonl").write_text(
+        "".join(json.dumps({"text": f"text {number}" * (1 + number % 3)}) + "\n" for number in range(90))
+    )
+    prepare(Corpus("jsonl", tmp_path / "lines.jsonl"), BYTES, tmp_path / "data")
+    planned = []
+    plan = packed_rows.BlockPlan.of
+    monkeypatch.setattr(packed_rows.BlockPlan, "of", lambda *given: planned.append(1) or plan(*given))
+
+    def opened(**changes):
+        prepared = prepared_corpus(tmp_path / "data", **{"data.documents": "packed", **changes})
+        prepared.find()
+        number, train = len(planned), prepared.corpora().train
+        assert len(planned) == number
+        prepared.keep()
+        return train
+
+    first = opened()
+    number = len(planned)
+    assert number >= 6
+    again = opened()
+    assert len(planned) == number and again.num_sequences == first.num_sequences
+    assert again.sequences(range(20)).tolist() == first.sequences(range(20)).tolist()
+    for changes in ({"run.seed": 2}, {"data.val_fraction": 0.4}, {"data.sequence": 9}):
+        number = len(planned)
+        opened(**changes)
+        assert len(planned) > number, changes
+    kept = tmp_path / "data/packed.bin"
+    kept.write_bytes(kept.read_bytes()[:-1] + b"\1")
+    number = len(planned)
+    opened()
+    assert len(planned) > number
+
+
 def test_copies_are_looked_for_once_for_each_split(tmp_path, monkeypatch):
     (tmp_path / "lines.jsonl").write_text(
         "".join(json.dumps({"text": f"text {number % 7}"}) + "\n" for number in range(60))
@@ -181,7 +217,7 @@ tokenizer = load_tokenizer(config.data.tokenizer)
 before, begin = resident("VmRSS"), time.process_time()
 prepare(corpus_of(config.data), tokenizer, sys.argv[1])
 prepared = PreparedCorpus(config, Path(sys.argv[1]), vocabulary_of(tokenizer), "feistel")
-prepared.copies = prepared.find_copies()
+prepared.find()
 train = prepared.corpora().train
 rows = train.rows(range(64))
 seconds, megabytes = time.process_time() - begin, (resident("VmHWM") - before) / 1024
@@ -219,15 +255,16 @@ def imitated(folder, count, settings):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpora, "copies_of", lambda *given: np.arange(3))
         prepared = PreparedCorpus(config, data, vocabulary_of(BYTES), "feistel")
-        prepared.find_copies()
+        prepared.find()
         prepared.keep()
     return data
 
 
-def test_a_start_on_a_trillion_tokens_takes_2_s_and_50_mb(tmp_path):
+@pytest.mark.parametrize("documents", ["joined", "packed"])
+def test_a_start_on_a_trillion_tokens_takes_2_s_and_50_mb(tmp_path, documents):
     """Seconds are of the process: other programs may be at work, too."""
     count = 10**12
-    settings = ("data.source=megatron", "data.sequence=2048")
+    settings = ("data.source=megatron", "data.sequence=2048", f"data.documents={documents}")
     data = imitated(tmp_path, count, settings)
     words = (sys.executable, "-c", MEASURED, str(data), *settings, f"data.path={tmp_path}/corpus")
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)

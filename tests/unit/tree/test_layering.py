@@ -473,8 +473,7 @@ ELSEWHERE = {
         "read_text": "a template beside the code",
         "open": "a new script, and later the same",
     },
-    "mpitrain/data/draft.py": {"np.memmap": "an open file"},
-    "mpitrain/data/tokens.py": {"np.memmap": "an open file, or the draft that this process writes"},
+    "mpitrain/data/read_tokens.py": {"np.memmap": "an open file"},
     "mpitrain/plan/routing_file.py": {
         "np.load": "bytes that are read",
         "zipfile.ZipFile": "bytes that are read",
