@@ -139,6 +139,15 @@ def library_fault(error: BaseException) -> LibraryError | None:
     )
 
 
+def counted(number: int, nouns: str, form: str = "") -> str:
+    """Return a number with its noun: 1 microbatch, 12 microbatches. form: of the number, as format() "
+    "takes it."""
+    if number == 1:
+        es = ("ches", "shes", "sses", "xes")
+        nouns = nouns[:-3] + "y" if nouns.endswith("ies") else nouns[: -2 if nouns.endswith(es) else -1]
+    return f"{number:{form}} {nouns}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most like what was typed, for a hint; "" if none is."""
     from difflib import get_close_matches  # ranks whose names are right do without: 0.2 MB each

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from mpitrain.errors import counted
 from mpitrain.inputs import shown
 from mpitrain.plan.predict.step_time.machine import Figure, MachineFile, machine_of
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, layout_of
@@ -61,7 +62,7 @@ def calibrate(run: MeasuredRun, file: CalibrationFile, today: date) -> str:
     changes = any(each.factor != 1.0 for each in found)
     if not changes and file.exists:
         return "\n".join([f"--calibrate: nothing was written to {file.shown}:", *lines])
-    where = f"a run of {shown(run.plan.config.model.preset)} on {run.plan.axes.grid.size} ranks"
+    where = f"a run of {shown(run.plan.config.model.preset)} on {counted(run.plan.axes.grid.size, 'ranks')}"
     if not file.exists:  # a next run is to find it, whatever this one could tell
         after = _here(after, run)
     trouble = file.write(after, LoggedChange(before, today, where))
@@ -215,16 +216,13 @@ def _faster(figure: Figure, factor: float) -> Figure:
 
 def _with_throughput(given: MachineFile, dtype: str, factor: float) -> MachineFile:
     """Return a machine with other rates; small and grouped products keep their share of the large ones'."""
-    products = {
-        name: _faster(figure, factor) if name.partition("_")[0] == dtype else figure
-        for name, figure in given.products.items()
-    }
-    return replace(
-        given,
-        products=products,
-        attention={name: _faster(figure, factor) for name, figure in given.attention.items()},
-        memory={name: _faster(figure, factor) for name, figure in given.memory.items()},
-    )
+
+    def faster(key: str, figure: Figure) -> Figure:
+        table, _, name = key.partition(".")
+        mine = name.partition("_")[0] == dtype if table == "products" else table in ("attention", "memory")
+        return _faster(figure, factor) if mine else figure
+
+    return given.with_figures(faster)
 
 
 def _with_launches(given: MachineFile, factor: float) -> MachineFile:

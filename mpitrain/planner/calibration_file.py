@@ -14,7 +14,7 @@ import tomli_w
 
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, replacing, shown
-from mpitrain.plan.predict.step_time.machine import CALIBRATED, MOST_BYTES, Figure, MachineFile
+from mpitrain.plan.predict.step_time.machine import CALIBRATED, LINKS, MOST_BYTES, Figure, MachineFile
 
 MOST_NAME = 150  # characters of a machine's name that are kept
 MOST_COMMENTS = 200  # lines that are kept, the newest
@@ -100,10 +100,9 @@ def _values(machine: MachineFile) -> dict[str, float]:
     """Return what a run can calibrate, by its key."""
     found = {f"{key}.sustained": figure.sustained for key, figure in machine.figures()}
     found["launch_s"] = machine.launch_s
-    found["links.inside_latency_s"] = machine.links.inside_latency_s
-    found["links.between_latency_s"] = machine.links.between_latency_s
-    if machine.links.pair_latency_s is not None:
-        found["links.pair_latency_s"] = machine.links.pair_latency_s
+    for link in LINKS:
+        if (latency_s := getattr(machine.links, f"{link}_latency_s")) is not None:
+            found[f"links.{link}_latency_s"] = latency_s
     return found
 
 
@@ -115,22 +114,11 @@ def _source(machine: MachineFile, key: str) -> str:
 
 def _sourced(machine: MachineFile, changed: dict[str, float], source: str) -> MachineFile:
     """Return the machine whose changed figures say where they come from."""
-    replace = msgspec.structs.replace
 
     def of(key: str, figure: Figure) -> Figure:
-        is_changed = f"{key}.sustained" in changed
+        if f"{key}.sustained" not in changed:
+            return figure
         before = figure.sustained_source.partition(CALIBRATED)[0]
-        return replace(figure, sustained_source=before + source) if is_changed else figure
+        return msgspec.structs.replace(figure, sustained_source=before + source)
 
-    tables = {
-        table: {key: of(f"{table}.{key}", figure) for key, figure in getattr(machine, table).items()}
-        for table in ("products", "attention", "memory")
-    }
-    links = machine.links
-    links = replace(
-        links,
-        inside=of("links.inside", links.inside),
-        between=of("links.between", links.between),
-        pair=links.pair and of("links.pair", links.pair),
-    )
-    return replace(machine, **tables, links=links)
+    return machine.with_figures(of)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from mpitrain.plan.declared.step_layout import StepLayout
-from mpitrain.plan.predict.step_time.machine import CALIBRATED, Figure, MachineFile, MachineRates
+from mpitrain.plan.predict.step_time.machine import CALIBRATED, LINKS, Figure, MachineFile, MachineRates
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import StepModel
 
@@ -30,6 +30,10 @@ FIELDS = {  # of MachineRates, by term
     "between": ("between", "between_latency_s"),
 }
 TERMS = tuple(FIELDS)
+TERM_OF = {  # of figures of a machine's file, by their key or its table
+    "products": "products", "attention": "attention", "memory": "memory",
+    "links.inside": "inside", "links.pair": "inside", "links.between": "between",
+}  # fmt: skip
 # how far constants of one system are from those of the GPU type: of level and terms, in logarithms
 PRIOR = (0.2, 0.1, 0.2, 0.2, 0.5, 0.3, 0.3)
 OF_A_STEP = 0.05  # measured again it differs by as much (4 % in published steps)
@@ -111,36 +115,32 @@ def calibrated(machine: MachineFile, constants: Constants, kernel: str, source: 
     says so.
     """
     slower = {term: math.exp(constants.level + log) for term, log in zip(TERMS, constants.terms)}
+    replace = msgspec.structs.replace
 
-    def of(figure: Figure, term: str) -> Figure:
+    def of(key: str, figure: Figure) -> Figure:
+        term = TERM_OF.get(key) or TERM_OF.get(key.partition(".")[0])
+        if term is None:
+            return figure
         sustained = float(f"{min(figure.peak, figure.sustained / slower[term]):.4g}")
         words = f"{figure.sustained_source}{CALIBRATED} {source}"
-        return msgspec.structs.replace(figure, sustained=sustained, sustained_source=words)
-
-    def all_of(figures: Mapping[str, Figure], term: str) -> dict[str, Figure]:
-        return {name: of(figure, term) for name, figure in figures.items()}
+        return replace(figure, sustained=sustained, sustained_source=words)
 
     def later(seconds: float, term: str) -> float:
         return min(1.0, float(f"{seconds * slower[term]:.4g}"))
 
-    attention = dict(machine.attention)
-    for way in ("forward", "backward"):
-        attention[way] = attention.get(f"{way}_{kernel}", attention[way])
-    replace = msgspec.structs.replace
-    links = replace(
-        machine.links, inside=of(machine.links.inside, "inside"),
-        between=of(machine.links.between, "between"),
-        inside_latency_s=later(machine.links.inside_latency_s, "inside"),
-        between_latency_s=later(machine.links.between_latency_s, "between"),
-    )  # fmt: skip
-    if links.pair is not None and links.pair_latency_s is not None:
-        links = replace(
-            links, pair=of(links.pair, "inside"), pair_latency_s=later(links.pair_latency_s, "inside")
-        )
+    of_kernel = {
+        way: machine.attention.get(f"{way}_{kernel}", machine.attention[way])
+        for way in ("forward", "backward")
+    }
+    machine = replace(machine, attention={**machine.attention, **of_kernel}).with_figures(of)
+    latencies = {
+        f"{link}_latency_s": later(seconds, TERM_OF[f"links.{link}"])
+        for link in LINKS
+        if (seconds := getattr(machine.links, f"{link}_latency_s")) is not None
+    }
     return replace(
-        machine, name=f"{machine.name[:150]}, calibrated", aliases=[], links=links,
-        products=all_of(machine.products, "products"), attention=all_of(attention, "attention"),
-        memory=all_of(machine.memory, "memory"), launch_s=later(machine.launch_s, "launches"),
+        machine, name=f"{machine.name[:150]}, calibrated", aliases=[],
+        links=replace(machine.links, **latencies), launch_s=later(machine.launch_s, "launches"),
     )  # fmt: skip
 
 

@@ -155,11 +155,11 @@ def test_the_file_keeps_what_was_before(tmp_path):
     second = read_machine(path)
     assert second.products["fp32"].sustained == pytest.approx(60e9 / 1.5 / 0.8, rel=0.02)
     assert second.products["fp32"].sustained_source == (
-        "estimate: BLAS on one core; calibrated 2026-11-26, a run of quickstart on 1 ranks"
+        "estimate: BLAS on one core; calibrated 2026-11-26, a run of quickstart on 1 rank"
     )
     log = [line for line in (tmp_path / "m.toml").read_text().splitlines() if "products.fp32" in line]
     assert log[0].startswith(
-        "# 2026-11-26, a run of quickstart on 1 ranks: products.fp32.sustained was 6e+10 ("
+        "# 2026-11-26, a run of quickstart on 1 rank: products.fp32.sustained was 6e+10 ("
     )
     assert float(log[1].split(" was ")[1].split()[0]) == pytest.approx(40e9, rel=0.02)
     assert calibrate(run._replace(num_steps=0), CalibrationFile(path, True), DAY).endswith(

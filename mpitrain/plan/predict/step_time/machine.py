@@ -5,7 +5,7 @@ Those of jobs/machines/ are found by name or alias; any other by its path.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -50,6 +50,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "storage": ("write",),
 }
 
+TABLES = ("products", "attention", "memory", "host", "storage")
+LINKS = ("inside", "between", "pair")
 # of peaks, by table and device: below are GFLOP/s or GB/s, above is no device of today
 BOUNDS = {
     ("products", "cuda"): (1e11, 1e17), ("products", "cpu"): (1e7, 1e15),
@@ -157,13 +159,22 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield all figures, each with its key."""
-        for table in ("products", "attention", "memory", "host", "storage"):
+        for table in TABLES:
             for key, figure in getattr(self, table).items():
                 yield f"{table}.{key}", figure
-        yield "links.inside", self.links.inside
-        yield "links.between", self.links.between
-        if self.links.pair is not None:
-            yield "links.pair", self.links.pair
+        for link in LINKS:
+            if (figure := getattr(self.links, link)) is not None:
+                yield f"links.{link}", figure
+
+    def with_figures(self, change: Callable[[str, Figure], Figure]) -> "MachineFile":
+        """Return the machine with other figures. change: makes one of a key and the figure before."""
+        changed = {key: change(key, figure) for key, figure in self.figures()}
+        tables = {
+            table: {name: changed[f"{table}.{name}"] for name in getattr(self, table)} for table in TABLES
+        }
+        links = {link: changed[f"links.{link}"] for link in LINKS if f"links.{link}" in changed}
+        replace = msgspec.structs.replace
+        return replace(self, links=replace(self.links, **links), **tables)
 
 
 class MachineRates(NamedTuple):
@@ -266,19 +277,12 @@ def as_fast_as(machine: MachineFile, peak: float) -> MachineFile:
     faster = peak / max(figure.peak for figure in machine.products.values())
     replace = msgspec.structs.replace
 
-    def scaled(figures: Mapping[str, Figure]) -> dict[str, Figure]:
-        return {
-            name: replace(figure, peak=faster * figure.peak, sustained=faster * figure.sustained)
-            for name, figure in figures.items()
-        }
+    def scaled(key: str, figure: Figure) -> Figure:
+        if key.partition(".")[0] not in ("products", "attention", "memory"):
+            return figure
+        return replace(figure, peak=faster * figure.peak, sustained=faster * figure.sustained)
 
-    return replace(
-        machine,
-        products=scaled(machine.products),
-        attention=scaled(machine.attention),
-        memory=scaled(machine.memory),
-        launch_s=machine.launch_s / faster,
-    )
+    return replace(machine.with_figures(scaled), launch_s=machine.launch_s / faster)
 
 
 def machine_of(found: MachineFile, sheet: bool = False, kernel: str = "") -> MachineRates:
