@@ -14,7 +14,7 @@ class Convention(NamedTuple):
     counts_recomputed: its MFU or TFLOP/s count what is recomputed. halved: of causal attention
     they count what isn't masked. max_allocated: its memory is what torch allocated at most.
     again: of products, the share that its selective recomputation repeats. kernel: of attention,
-    one of KERNELS of a machine's file.
+    one of KERNELS of a machine's file. padded: experts get a fixed number of rows.
     """
 
     pattern: str
@@ -34,6 +34,7 @@ class Convention(NamedTuple):
     again: float = 0.0
     dispatch: str = "alltoall"
     kernel: str = "flash2"
+    padded: bool = False
 
 
 CONVENTIONS = (
@@ -86,10 +87,14 @@ CONVENTIONS = (
         zero=3,
         again=0.5,
     ),
-    Convention(r"^fsdp|fsdp\+ep", "arXiv:2504.14960, section 4.1", zero=3, kernel="cudnn"),
     Convention(
-        r"mcore|tp\+ep\+dp", "arXiv:2504.14960, section 4.1; recomputation: a guess", recompute="none",
-        kernel="cudnn",
+        r"^fsdp|fsdp\+ep", "as below", zero=3, halved=True, kernel="cudnn", padded=True
+    ),
+    Convention(
+        r"mcore|tp\+ep\+dp", "arXiv:2504.14960, section 4.1, table 3: experts have a capacity; MFU by "
+        "num_floating_point_operations() of NVIDIA/Megatron-LM (megatron/training/training.py); "
+        "recomputation: a guess", recompute="none",
+        halved=True, kernel="cudnn", padded=True,
     ),
     Convention(
         r"llm-?foundry|mosaic", "mosaicml/llm-foundry, of 2023: flash attention 1, nothing compiled",

@@ -103,13 +103,26 @@ def layouts_in(
         overlapped=convention.overlapped, wire_bytes=convention.wire_bytes,
         gradient_bytes=convention.wire_bytes,
         tp_overlap=0.7 if "AsyncTP" in precision else convention.tp_overlap,
-        ends_count=convention.ends_count, again=convention.again, dispatch=_dispatch(fields, convention),
+        stages=_even_stages(len(model.blocks), pp * chunks, convention.ends_count), again=convention.again,
+        dispatch=_dispatch(fields, convention), padded=convention.padded,
     )  # fmt: skip
     if "(b/2,2m)" in fields.get("schedule", ""):
         micros = [max(1, each // 2) for each in micros]
     found = [layout._replace(micro=micro, recompute=mode) for micro in micros for mode in modes]
     whole = [each for each in found if each.dp and not each.batch % (each.dp * each.micro)]
     return tuple(whole or found[:1])
+
+
+def _even_stages(blocks: int, stages: int, ends_count: bool) -> tuple[int, ...]:
+    """Return the blocks of each stage as other frameworks have them: as many, from the second on one more.
+
+    ends_count: embedding and head count as a block each.
+    """
+    whole, more = divmod(blocks + 2 * ends_count, stages)
+    counts = [whole + ((stage - 1) % stages < more) for stage in range(stages)]
+    for end in (0, -1):
+        counts[end] -= ends_count
+    return tuple(counts)
 
 
 def _ranks(fields: Mapping[str, str], inside: int) -> tuple[int, int]:

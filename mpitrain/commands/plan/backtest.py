@@ -88,9 +88,9 @@ def _picture(outcome: BacktestOutcome, kind: str) -> bytes:
 def _points(outcome: BacktestOutcome) -> dict[str, tuple[list[float], list[float]]]:
     """Return published and predicted seconds by machine."""
     found: dict[str, tuple[list[float], list[float]]] = {}
-    for at, each in enumerate(outcome.rows):
+    for each in outcome.rows:
         if each.counts:
             x, y = found.setdefault(each.row.machine.name, ([], []))
             x.append(each.measured)
-            y.append(outcome.seconds["calibrated"][at])
+            y.append(each.seconds["calibrated"])
     return found

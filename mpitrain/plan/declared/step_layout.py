@@ -6,7 +6,7 @@ Rank order, fastest first: tp, cp, dp, pp for dense layers; etp, ep, edp, pp for
 
 from typing import NamedTuple, Protocol
 
-from mpitrain.schedules.catalog import SIMPLEST
+from mpitrain.schedules.catalog import FAMILIES, SIMPLEST, placement
 
 MICROS = (1, 2, 4, 8)  # sequences of a microbatch that are tried
 ITEM = {"fp32": 4, "fp64": 8}  # bytes of a number; all others have 2, in fp8 those between products, too
@@ -49,9 +49,10 @@ class StepLayout(NamedTuple):
     parallel.gather.
     again: share of products that selective recomputation runs again. core_again: it runs attention
     proper again though no scores are kept.
-    ends_count: embedding and head are counted as a layer each when stages are divided.
+    stages: blocks of each, as pipeline.stages; None: balanced.
     expert_load: as stated or replayed; None: as it is estimated for a machine. capacity: rows that an
-    expert takes of a rank's, over the mean; 0: all.
+    expert takes of a rank's, over the mean; 0: all. padded: each expert gets as many rows, so that no host
+    waits for their number.
     """
 
     ranks: int
@@ -77,7 +78,7 @@ class StepLayout(NamedTuple):
     overlapped: bool = True
     tp_overlap: float = 0.0
     dispatch: str = "alltoall"
-    ends_count: bool = False
+    stages: tuple[float, ...] | None = None
     offload_optimizer: bool = False
     offload_activations: bool = False
     again: float = 0.0
@@ -89,6 +90,7 @@ class StepLayout(NamedTuple):
     gather: str = "auto"
     expert_load: ExpertLoad | None = None
     capacity: float = 0.0
+    padded: bool = False
 
     @property
     def item(self) -> int:
@@ -134,6 +136,12 @@ class StepLayout(NamedTuple):
     @property
     def num_microbatches(self) -> int:
         return self.batch // (self.dp * self.micro)
+
+    @property
+    def rank_of(self) -> tuple[int, ...]:
+        """The pipeline rank of each stage of one copy; of a user's own schedule, as the simplest has it."""
+        name = self.schedule if self.schedule in FAMILIES else SIMPLEST
+        return placement(name, self.pp, self.chunks)[: self.pp * self.chunks]
 
     @property
     def positions(self) -> int:

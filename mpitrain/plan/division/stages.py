@@ -148,8 +148,7 @@ def stages_of(
     """
     row = model.row()
     last = len(rank_of) - 1
-    given = config.pipeline.stages
-    counts = _balanced(config, model, rank_of) if given is None else _configured(given, model)
+    counts = layer_counts(model, rank_of, config.data.sequence, config.pipeline.stages)
     stages = []
     for index, (end, count) in enumerate(zip(accumulate(counts), counts)):
         blocks = [
@@ -164,11 +163,19 @@ def stages_of(
     return tuple(stages)
 
 
-def _balanced(config: ResolvedConfig, model: ModelLayers, rank_of: tuple[int, ...]) -> list[int]:
-    """Balance by FLOPs per token: of products with weights, and of scores and values in causal attention."""
-    flops = {id(layer): layer.flops(config.data.sequence) for block in model.blocks for layer in block}
+def layer_counts(
+    model: ModelLayers, rank_of: tuple[int, ...], sequence: int, given: Sequence[float] | None
+) -> list[int]:
+    """Return how many of the layers between a model's ends each stage has.
+
+    given: pipeline.stages; None: balanced by FLOPs per token, of products with weights, and of scores and
+    values in causal attention.
+    """
+    if given is not None:
+        return _configured(given, model)
+    flops = {id(layer): layer.flops(sequence) for block in model.blocks for layer in block}
     row = tuple(flops[id(layer)] for block in model.blocks for layer in block)
-    return balanced_split(row, rank_of, model.last.flops(config.data.sequence))
+    return balanced_split(row, rank_of, model.last.flops(sequence))
 
 
 def _configured(stages: Sequence[float], model: ModelLayers) -> list[int]:

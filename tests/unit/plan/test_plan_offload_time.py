@@ -7,14 +7,16 @@ from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time import step
 from mpitrain.plan.predict.step_time.machine import HOST_COPY, HOST_UPDATE, find_machine, machine_of
 from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
-from mpitrain.plan.predict.step_time.stage_seconds import stash_bytes
+from mpitrain.plan.predict.step_time.stage_seconds import most_weights, stash_bytes
+from mpitrain.plan.predict.step_time.step_model import Piece
 
 SHAPE = public_model("llama3.2-1b")
 LAYOUT = StepLayout(1, 2048, 64, 4, zero=0, fused=True)
 MEASURED = machine_of(find_machine("h100-measured"))
 UNKNOWN = machine_of(find_machine("h100-80gb"))
 CPU = machine_of(find_machine("laptop"))._replace(cores_per_node=1)
-OWNED = sum(SHAPE.weights_of(LAYOUT, (SHAPE.sizes.layers,), (True, True)))
+OWNED = sum(most_weights(SHAPE, LAYOUT))
+BLOCK = Piece(0, 0, 2)
 PLAY = 1 + step.STRAGGLERS
 
 
@@ -46,7 +48,7 @@ def test_gradients_come_while_others_are_updated_and_weights_go_back_after_that(
 def test_activations_take_what_no_computation_hides():
     fast, slow = MEASURED._replace(host_copy=1e15), MEASURED._replace(host_copy=1e10)
     assert took(fast, offload_activations=True) == pytest.approx(took(fast), rel=1e-6)
-    copied = 2 * 16 * SHAPE.sizes.layers * stash_bytes(SHAPE, LAYOUT)[0] / 1e10
+    copied = 2 * 16 * SHAPE.sizes.layers * stash_bytes(SHAPE, LAYOUT, BLOCK) / 1e10
     hidden = copied * PLAY + took(slow) - took(slow, offload_activations=True)
     assert 0 < hidden < took(slow), "blocks are computed meanwhile"
 
@@ -56,7 +58,7 @@ def test_a_cpu_copies_in_its_own_memory():
     rate = CPU.memory_bandwidth
     update = took(CPU, layout, offload_optimizer=True) - took(CPU, layout)
     assert update == pytest.approx(PLAY * 16 * OWNED / rate, rel=1e-3)
-    kept = 16 * SHAPE.sizes.layers * stash_bytes(SHAPE, layout)[0]
+    kept = 16 * SHAPE.sizes.layers * stash_bytes(SHAPE, layout, BLOCK)
     activations = took(CPU, layout, offload_activations=True) - took(CPU, layout)
     assert activations == pytest.approx(PLAY * 4 * kept / rate, rel=1e-3)
 
@@ -73,7 +75,7 @@ def test_four_blocks_activations_stay_at_most():
         step.predict_step(SHAPE, LAYOUT._replace(offload_activations=given), MEASURED).footprint
         for given in (True, False)
     )
-    assert many.activations - few.activations == (SHAPE.sizes.layers - 4) * stash_bytes(SHAPE, LAYOUT)[0]
+    assert many.activations - few.activations == (SHAPE.sizes.layers - 4) * stash_bytes(SHAPE, LAYOUT, BLOCK)
 
 
 def test_a_layout_says_what_is_in_host_memory():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, limit_of_rank, require_limit
@@ -157,6 +157,8 @@ class Judged(NamedTuple):
     def changed(self, **fields: Any) -> StepLayout:
         """Return the layout with other degrees; what goes with them is as a run has it."""
         layout = self.layout._replace(**fields)
+        if layout.rank_of != self.layout.rank_of:
+            layout = layout._replace(stages=None)
         if self.layout.dp * self.layout.cp == 1:
             layout = layout._replace(zero=1)
         if layout.pp > 1 and self.layout.pp == 1:
@@ -173,7 +175,8 @@ def _tp_beyond_node(judged: Judged) -> str:
     tp = _divisor(layout.tp, node)
     pp = layout.pp * layout.tp // tp
     return judged.advised(
-        f"parallel.tp = {layout.tp} is beyond a node of {node} ranks: {_percent(judged.share('tp'))} of "
+        f"parallel.tp = {layout.tp} is beyond a node of {counted(node, 'ranks')}: "
+        f"{_percent(judged.share('tp'))} of "
         "a step waits for its messages",
         "tp",
         {
@@ -289,7 +292,8 @@ def _few_microbatches(judged: Judged) -> str:
     count = layout.num_microbatches
     enough = max(4 * layout.pp, 2 * count)
     line = (
-        f"{count} microbatches for {layout.pp} stages: the bubble is {_percent(share)} of a step; raise "
+        f"{counted(count, 'microbatches')} for {counted(layout.pp, 'stages')}: the bubble is "
+        f"{_percent(share)} of a step; raise "
         f"batch.global, lower batch.micro or parallel.dp until there are {enough}"
     )
     more = layout._replace(batch=enough * layout.dp * layout.micro)
@@ -347,7 +351,9 @@ def _too_complex(judged: Judged) -> str:
     layout, machine, model = judged.layout, judged.machine, judged.model
     options = (("zero = 3", layout.zero == 3), ("tp", layout.tp > 1), ("pp", layout.pp > 1))
     used = [name for name, on in options if on]
-    simple = layout._replace(tp=1, pp=1, ep=1, etp=1, chunks=1, zero=1, sharded=0, schedule=SIMPLEST)
+    simple = layout._replace(
+        tp=1, pp=1, ep=1, etp=1, chunks=1, zero=1, sharded=0, schedule=SIMPLEST, stages=None
+    )
     if not (judged.memory_is_known and used) or model.experts is not None:
         return ""
     for _, other in judged.predicted({"": simple}):

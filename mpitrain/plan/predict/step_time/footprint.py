@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.stage_seconds import (
-    blocks_of_stages,
     fetches_each,
     stages_of_ranks,
     stash_bytes,
     weights_of_ranks,
 )
-from mpitrain.plan.predict.step_time.step_model import StepModel, Weights, works_of
+from mpitrain.plan.predict.step_time.step_model import LAST, Pieces, StepModel, Weights, works_of
 
 STAYING = 4  # blocks whose activations are on their way to host memory, or back (model/offload.py)
 
@@ -46,60 +45,47 @@ class Footprint(NamedTuple):
 @lru_cache(maxsize=4)  # a search asks whether a layout fits, and then for its step
 def footprint_of(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...]) -> Footprint:
     """Return what the rank with most memory holds. in_flight: stashes of a stage on each pipeline rank."""
-    blocks = blocks_of_stages(model, layout)
-    held_by = stages_of_ranks(layout)
+    stages = model.stages(layout)
+    held_by = [tuple(stages[stage] for stage in held) for held in stages_of_ranks(layout)]
     stashes = [in_flight[min(rank, len(in_flight) - 1)] for rank in range(len(held_by))]
-    fullest: dict[tuple[object, ...], int] = {}  # of ranks whose stages are alike, the one with most stashes
+    fullest: dict[tuple[Pieces, ...], int] = {}  # of ranks whose stages are alike, the one with most stashes
     for rank, held in enumerate(held_by):
-        alike = tuple((blocks[stage], stage == 0, stage == len(blocks) - 1) for stage in held)
-        if stashes[rank] > stashes[fullest.setdefault(alike, rank)]:
-            fullest[alike] = rank
-    weights, of_block = weights_of_ranks(model, layout), stash_bytes(model, layout)
-    logits = works_of(model, layout, 1.0).last.kept
-    working = _working(model, layout)
+        if stashes[rank] > stashes[fullest.setdefault(held, rank)]:
+            fullest[held] = rank
+    weights, working = weights_of_ranks(model, layout), _working(model, layout)
     ranks = [
-        _of_rank(
-            layout,
-            rank,
-            weights[rank],
-            [blocks[stage] for stage in held_by[rank]],
-            of_block,
-            stashes[rank],
-            working,
-            logits * (len(blocks) - 1 in held_by[rank]),
-        )
-        for rank in fullest.values()
+        _of_rank(model, layout, rank, weights[rank], held, stashes[rank], working)
+        for held, rank in fullest.items()
     ]
     return max(ranks, key=lambda footprint: footprint.total)
 
 
 def _of_rank(
+    model: StepModel,
     layout: StepLayout,
     rank: int,
     weights_of_rank: Weights,
-    blocks: Sequence[tuple[int, ...]],
-    of_block: Sequence[int],
+    held: Sequence[Pieces],
     stashes: int,
     working: int,
-    logits: int,
 ) -> Footprint:
-    """Return what a rank holds.
-
-    blocks: of its stages, by kind. of_block: bytes that a microbatch leaves in a block of each kind.
-    """
+    """Return what a rank holds. held: the pieces of its stages."""
     dense, experts = weights_of_rank
     owned = dense // layout.shards + experts // layout.expert_shards
     whole = dense + experts
-    counts = [sum(numbers) for numbers in zip(*blocks)]
+    pieces = [pair for stage in held for pair in stage]
+    blocks = sum(count for piece, count in pieces if piece.kind >= 0)
     weights = layout.item * (owned if layout.zero == 3 and fetches_each(layout) else whole)
     gradients = layout.gradient_bytes * (owned if layout.zero >= 2 and layout.sums_each else whole)
-    gathered = 2 * layout.item * whole // max(1, sum(counts)) if fetches_each(layout) else 0
-    kept = stashes * int(sum(count * each for count, each in zip(counts, of_block)) / len(blocks))
+    gathered = 2 * layout.item * whole // max(1, blocks) if fetches_each(layout) else 0
+    stash = {piece: stash_bytes(model, layout, piece) for piece, _ in pieces}
+    kept = stashes * int(sum(count * stash[piece] for piece, count in pieces) / len(held))
     if layout.offload_activations:
-        kept = min(kept, STAYING * max(of_block))
+        kept = min(kept, STAYING * max(stash.values()))
     kept += working
     # AdamW's, and masters beside weights of 16 bits
     moments = 0 if layout.offload_optimizer else (12 if layout.item == 2 else 2 * layout.item) * owned
+    logits = works_of(model, layout, 1.0).last.kept * (LAST in stash)
     return Footprint(weights, gradients, moments, kept, logits, gathered, rank)
 
 

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 from mpitrain.plan.declared.optimizers import OptimizerKind, optimizer_kind
@@ -12,11 +13,10 @@ from mpitrain.plan.predict.step_time.network import group_of, seconds
 from mpitrain.plan.predict.step_time.stage_seconds import (
     CALLS_OF_MESSAGE,
     SLOWED,
-    blocks_of_stages,
     most_weights,
     stages_of_ranks,
 )
-from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.plan.predict.step_time.step_model import Piece, StepModel
 
 ITEM = 4  # bytes of a number of weights, gradients and moments
 NARROW_COPY_BYTES = 6  # of each number: it is read, and written in 16 bits to compute with
@@ -100,18 +100,14 @@ def _matrices_of_ranks(
         took += work.pass_bytes / machine.memory_bandwidth + work.kernels * machine.launch_s
         return _Matrix(shape[0] * shape[1], took)
 
-    of_kinds = [
-        [
-            matrix(spec.shape)
-            for layer in block
-            for spec in layer.parameters()
-            if spec.group == "matrix" and not spec.frozen
-        ]
-        for block in model.kinds
-    ]
-    blocks = blocks_of_stages(model, layout)
+    @cache
+    def matrices(piece: Piece) -> list[_Matrix]:
+        specs = (spec for layer in model.layers_of(piece) for spec in layer.parameters())
+        return [matrix(spec.shape) for spec in specs if spec.group == "matrix" and not spec.frozen]
+
+    stages = model.stages(layout)
     return [
-        [each for stage in held for count, own in zip(blocks[stage], of_kinds) for each in count * own]
+        [each for stage in held for piece, count in stages[stage] for each in count * matrices(piece)]
         for held in stages_of_ranks(layout)
     ]
 

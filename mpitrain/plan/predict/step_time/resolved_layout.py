@@ -18,6 +18,7 @@ def layout_of(resolved: ResolvedConfig, rates: MachineRates, trace: RoutingTrace
         ranks, resolved.data.sequence, resolved.batch.global_, micro=resolved.batch.micro, tp=parallel.tp,
         cp=parallel.cp, pp=parallel.pp, ep=parallel.ep, etp=parallel.etp,
         chunks=resolved.pipeline.chunks or 1, schedule=resolved.pipeline.schedule,
+        stages=tuple(resolved.pipeline.stages) if resolved.pipeline.stages else None,
         recompute=recompute_of(memory.recompute), segments=segments_in(resolved), reduce=parallel.reduce,
         sharded=parallel.dp_shard, zero=parallel.zero or 0,
         compute=compute_of(resolved, rates), sequence_parallel=parallel.sequence,

@@ -7,7 +7,6 @@ its attention; tp by the layout's share; ZeRO-3's gathers and reductions under t
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
 
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -16,7 +15,18 @@ from mpitrain.plan.predict.step_time.compute import Seconds, seconds_of
 from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
 from mpitrain.plan.predict.step_time.machine import HOST_COPY, MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, group_of, seconds, sent_seconds
-from mpitrain.plan.predict.step_time.step_model import StepModel, Weights, of_microbatch, works_of
+from mpitrain.plan.predict.step_time.step_model import (
+    FIRST,
+    LAST,
+    Piece,
+    Pieces,
+    StepModel,
+    Weights,
+    of_microbatch,
+    tied_weights,
+    weights_of,
+    works_of,
+)
 from mpitrain.schedules import catalog
 
 # of what travels beside computation, what it takes from it: copies and sums run on the same cores
@@ -86,44 +96,21 @@ def groups_of(layout: StepLayout, machine: MachineRates) -> dict[str, RankGroup]
     }
 
 
-def blocks_of_stages(model: StepModel, layout: StepLayout) -> list[tuple[int, ...]]:
-    """Return how many blocks of each kind every stage has, from the embedding to the loss."""
-    return _blocks_of_stages(model, layout.pp * layout.chunks, layout.ends_count)
-
-
-@lru_cache(maxsize=64)
-def _blocks_of_stages(model: StepModel, stages: int, ends_count: bool) -> list[tuple[int, ...]]:
-    """Return the blocks of each stage. What doesn't divide is on stages from the second on."""
-    total = len(model.blocks) + 2 * ends_count
-    counts = [total // stages] * stages
-    for extra in range(total % stages):
-        counts[(1 + extra) % stages] += 1
-    if ends_count:
-        counts[0] -= 1
-        counts[-1] -= 1
-    kinds = range(len(model.kinds))
-    begins = accumulate(counts, initial=0)
-    of_stages = [model.blocks[begin : begin + count] for begin, count in zip(begins, counts)]
-    return [tuple(blocks.count(kind) for kind in kinds) for blocks in of_stages]
-
-
 def stages_of_ranks(layout: StepLayout) -> tuple[tuple[int, ...], ...]:
     """Return the stages that each pipeline rank has, of both copies if there are two.
 
     The second copy runs backwards: its stage 0 is where the last one of the first is.
     """
-    return _stages_of_ranks(layout.schedule, layout.pp, layout.chunks, copies_of(layout))
+    return _stages_of_ranks(layout.rank_of, copies_of(layout))
 
 
 @lru_cache(maxsize=256)
-def _stages_of_ranks(schedule: str, pp: int, chunks: int, copies: int) -> tuple[tuple[int, ...], ...]:
-    name = schedule if schedule in catalog.FAMILIES else catalog.SIMPLEST
-    placed = catalog.placement(name, pp, chunks)[: pp * chunks]
-    held: list[list[int]] = [[] for _ in range(pp)]
-    for stage, rank in enumerate(placed):
+def _stages_of_ranks(rank_of: tuple[int, ...], copies: int) -> tuple[tuple[int, ...], ...]:
+    held: list[list[int]] = [[] for _ in set(rank_of)]
+    for stage, rank in enumerate(rank_of):
         held[rank].append(stage)
     if copies > 1:
-        held = [[*own, *(len(placed) - 1 - stage for stage in own)] for own in held]
+        held = [[*own, *(len(rank_of) - 1 - stage for stage in own)] for own in held]
     return tuple(map(tuple, held))
 
 
@@ -335,69 +322,51 @@ def stages_of(model: StepModel, layout: StepLayout, machine: MachineRates) -> li
     """Return the seconds of every stage, from the embedding to the loss."""
     load = load_of_fullest(layout, machine)
     alone = not (fetches_each(layout) or layout.sums_each)  # data ranks send nothing for a microbatch
-    kinds, first, last = _parts_of(model, of_microbatch(layout) if alone else layout, machine, load)
-    per_stage = blocks_of_stages(model, layout)
-    alike: dict[tuple[object, ...], StageSeconds] = {}
-    stages = []
-    for stage, counts in enumerate(per_stage):
-        key = counts, stage == 0, stage == len(per_stage) - 1
-        if key not in alike:
-            parts = [*zip(kinds, counts), *[(first, 1)] * key[1], *[(last, 1)] * key[2]]
-            alike[key] = _together(parts, sum(counts))
-        stages.append(alike[key])
-    return stages
+    own = of_microbatch(layout) if alone else layout
+    alike: dict[Pieces, StageSeconds] = {}
+    stages = model.stages(layout)
+    for pieces in stages:
+        if pieces not in alike:
+            parts = [(_piece_seconds(model, piece, own, machine, load), count) for piece, count in pieces]
+            alike[pieces] = _together(parts, sum(count for piece, count in pieces if piece.kind >= 0))
+    return [alike[pieces] for pieces in stages]
 
 
-@lru_cache(maxsize=4096)  # a search asks for many layouts that differ in their stages
-def _parts_of(
-    model: StepModel, layout: StepLayout, machine: MachineRates, load: float
-) -> tuple[list[Part], Part, Part]:
-    """Return the seconds of a block of each kind, and of both ends. load: as works_of() takes it."""
-    works = works_of(model, layout, load)
-    kinds = [
-        _block_seconds(model, kind, works.kinds[kind], layout, machine) for kind in range(len(works.kinds))
-    ]
-    of_first, of_last = model.end_weights(layout)
-    first = part_of((works.first,), layout, machine, of_first, False)
-    last = part_of((works.last,), layout, machine, of_last, False)
-    return kinds, first, last
-
-
-def _block_seconds(
-    model: StepModel,
-    kind: int,
-    works: Sequence[PartWork],
-    layout: StepLayout,
-    machine: MachineRates,
+@lru_cache(maxsize=1 << 14)  # a search asks for many layouts that differ in their stages
+def _piece_seconds(
+    model: StepModel, piece: Piece, layout: StepLayout, machine: MachineRates, load: float
 ) -> Part:
-    """Return the seconds of a block of a kind."""
-    alone = tuple(int(number == kind) for number in range(len(model.kinds)))
-    weights = model.weights_of(layout, alone, (False, False))
-    part = part_of(works, layout, machine, weights, layout.recompute == "full")
+    """Return the seconds of a piece. load: as works_of() takes it."""
+    is_block = piece.kind >= 0
+    weights = weights_of(model, piece, layout.tp, layout.ep, layout.etp)
+    works = works_of(model, layout, load).of(piece)
+    part = part_of(works, layout, machine, weights, is_block and layout.recompute == "full")
     # experts' activations can't be offloaded (plan/settings/experts.py)
-    if not layout.offload_activations or model.has_experts[kind]:
+    if not (layout.offload_activations and is_block) or weights[1]:
         return part
-    return _with_copies(part, stash_bytes(model, layout)[kind], machine)
+    return _with_copies(part, stash_bytes(model, layout, piece), machine)
 
 
 def weights_of_ranks(model: StepModel, layout: StepLayout) -> tuple[Weights, ...]:
     """Return the weights of each pipeline rank."""
     divided = StepLayout(
-        1, 1, 1, tp=layout.tp, ep=layout.ep, etp=layout.etp, pp=layout.pp, chunks=layout.chunks,
-        schedule=layout.schedule, ends_count=layout.ends_count,
+        1, layout.sequence, 1, tp=layout.tp, ep=layout.ep, etp=layout.etp, pp=layout.pp, chunks=layout.chunks,
+        schedule=layout.schedule, stages=layout.stages,
     )  # fmt: skip
     return _weights_of_ranks(model, divided)
 
 
 @lru_cache(maxsize=256)  # a search asks for many layouts that divide a model alike
 def _weights_of_ranks(model: StepModel, layout: StepLayout) -> tuple[Weights, ...]:
-    blocks = blocks_of_stages(model, layout)
-    last = len(blocks) - 1
-    stages = [
-        model.weights_of(layout, counts, (stage == 0, stage == last)) for stage, counts in enumerate(blocks)
-    ]
-    ranks = [[stages[stage] for stage in held] for held in stages_of_ranks(layout)]
-    return tuple((sum(dense for dense, _ in own), sum(experts for _, experts in own)) for own in ranks)
+    stages = model.stages(layout)
+    ranks = []
+    for held in stages_of_ranks(layout):
+        pieces = [pair for stage in held for pair in stages[stage]]
+        of_pieces = [(weights_of(model, piece, layout.tp, layout.ep, layout.etp), n) for piece, n in pieces]
+        dense, experts = (sum(count * numbers[which] for numbers, count in of_pieces) for which in (0, 1))
+        has_ends = {FIRST, LAST} <= {piece for piece, _ in pieces}
+        ranks.append((dense - has_ends * tied_weights(model, layout.tp), experts))
+    return tuple(ranks)
 
 
 def most_weights(model: StepModel, layout: StepLayout) -> Weights:
@@ -405,12 +374,13 @@ def most_weights(model: StepModel, layout: StepLayout) -> Weights:
     return max(weights_of_ranks(model, layout), key=sum)
 
 
-def stash_bytes(model: StepModel, layout: StepLayout) -> tuple[int, ...]:
-    """Return the bytes that one microbatch leaves in a block of each kind."""
+def stash_bytes(model: StepModel, layout: StepLayout, piece: Piece) -> int:
+    """Return the bytes that one microbatch leaves in a piece; the ends' aren't counted."""
+    if piece.kind < 0:
+        return 0
     if layout.recompute == "full":
-        return (stream_bytes(layout, model.sizes.width),) * len(model.kinds)
-    works = works_of(model, layout, 1.0).kinds
-    return tuple(sum(work.kept for work in kind) for kind in works)
+        return stream_bytes(layout, model.sizes.width)
+    return sum(work.kept for work in works_of(model, layout, 1.0).of(piece))
 
 
 def _together(parts: Sequence[tuple[Part, int]], blocks: int) -> StageSeconds:

@@ -1,8 +1,9 @@
 """A model as predictions of a step ask for it: its own layers, blocks that are alike as one kind."""
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from mpitrain.plan.declared.layer import Block, Layer, ModelLayers, work_of
@@ -10,9 +11,22 @@ from mpitrain.plan.declared.parameters import EXPERT, Shard
 from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedExperts, ResolvedModel
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.work import PartWork
+from mpitrain.plan.division.stages import layer_counts
 from mpitrain.plan.plan import Plan
 
 Weights = tuple[int, int]  # numbers of dense weights and of experts' weights on a rank
+
+
+class Piece(NamedTuple):
+    """The layers [begin, end) of a block of a kind, which a stage has; FIRST, LAST: an end of the model."""
+
+    kind: int
+    begin: int
+    end: int
+
+
+FIRST, LAST = Piece(-2, 0, 1), Piece(-1, 0, 1)  # embedding, head
+Pieces = tuple[tuple[Piece, int], ...]  # of a stage, with how many it has of each
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +56,15 @@ class StepModel:
         """The number of each block's kind."""
         return self.layers.kind_of_block
 
-    @cached_property
-    def has_experts(self) -> tuple[bool, ...]:
-        """Whether the blocks of each kind have experts."""
-        return tuple(
-            any(spec.domain == EXPERT for layer in kind for spec in layer.parameters()) for kind in self.kinds
-        )
+    def layers_of(self, piece: Piece) -> tuple[Layer, ...]:
+        """Return the layers of a piece."""
+        if piece.kind < 0:
+            return (self.layers.first if piece == FIRST else self.layers.last,)
+        return self.kinds[piece.kind][piece.begin : piece.end]
+
+    def stages(self, layout: StepLayout) -> tuple[Pieces, ...]:
+        """Return the pieces of every stage, which a run's plan divides alike."""
+        return _stages(self, layout.rank_of, layout.sequence, layout.stages)
 
     @cached_property
     def num_parameters(self) -> int:
@@ -81,21 +98,6 @@ class StepModel:
         )
         return 3 * sum(masked) / sequence
 
-    def weights_of(self, layout: StepLayout, counts: Sequence[int], ends: tuple[bool, bool]) -> Weights:
-        """Return the weights of some blocks on a rank, in numbers.
-
-        counts: of blocks, by kind. ends: whether the embedding, and the head, are among them.
-        """
-        weights = _weights(self, layout.tp, layout.ep, layout.etp)
-        parts = [*zip(counts, weights.kinds), (ends[0], weights.first), (ends[1], weights.last)]
-        dense, experts = (sum(count * numbers[which] for count, numbers in parts) for which in (0, 1))
-        return dense - weights.tied * all(ends), experts
-
-    def end_weights(self, layout: StepLayout) -> tuple[Weights, Weights]:
-        """Return the weights of the embedding and of the head on a rank, in numbers."""
-        weights = _weights(self, layout.tp, layout.ep, layout.etp)
-        return weights.first, weights.last
-
 
 class ModelWork(NamedTuple):
     """The work of a model's parts: of the layers of each kind of block, and of its ends."""
@@ -103,6 +105,12 @@ class ModelWork(NamedTuple):
     kinds: tuple[tuple[PartWork, ...], ...]
     first: PartWork
     last: PartWork
+
+    def of(self, piece: Piece) -> tuple[PartWork, ...]:
+        """Return the work of the layers of a piece."""
+        if piece.kind < 0:
+            return (self.first if piece == FIRST else self.last,)
+        return self.kinds[piece.kind][piece.begin : piece.end]
 
 
 def step_model(plan: Plan, name: str = "") -> StepModel:
@@ -114,7 +122,7 @@ def of_microbatch(layout: StepLayout) -> StepLayout:
     """Return a layout with as few ranks and stages, whose microbatches are alike."""
     ranks = layout.tp * layout.cp * layout.etp * layout.ep
     return layout._replace(
-        ranks=ranks, batch=layout.micro * ranks, pp=1, chunks=1, schedule="", sharded=0, zero=0,
+        ranks=ranks, batch=layout.micro * ranks, pp=1, chunks=1, schedule="", stages=None, sharded=0, zero=0,
         gather="", offload_optimizer=False,
     )  # fmt: skip
 
@@ -132,28 +140,36 @@ def _works_of(model: StepModel, layout: StepLayout, load: float) -> ModelWork:
     return ModelWork(kinds, *ends)
 
 
-class _RankWeights(NamedTuple):
-    """Of each kind of block, of both ends; tied: what these have in common."""
-
-    kinds: tuple[Weights, ...]
-    first: Weights
-    last: Weights
-    tied: int
-
-
-@lru_cache(maxsize=256)
-def _weights(model: StepModel, tp: int, ep: int, etp: int) -> _RankWeights:
+@lru_cache(maxsize=1024)
+def weights_of(model: StepModel, piece: Piece, tp: int, ep: int, etp: int) -> Weights:
+    """Return the weights of a piece on a rank, in numbers."""
     shard = Shard(0, tp, False, (0, ep), (0, etp))
+    numbers = [0, 0]
+    for layer in model.layers_of(piece):
+        for spec in layer.parameters():
+            numbers[spec.domain == EXPERT] += spec.on(shard).numel
+    return numbers[0], numbers[1]
 
-    def of_layers(layers: Sequence[Layer]) -> Weights:
-        numbers = [0, 0]
-        for layer in layers:
-            for spec in layer.parameters():
-                numbers[spec.domain == EXPERT] += spec.on(shard).numel
-        return numbers[0], numbers[1]
 
-    first, last = model.layers.first, model.layers.last
-    names = {spec.name for spec in last.parameters()}
-    tied = sum(spec.on(shard).numel for spec in first.parameters() if spec.name in names)
-    kinds = tuple(of_layers(kind) for kind in model.kinds)
-    return _RankWeights(kinds, of_layers((first,)), of_layers((last,)), tied)
+def tied_weights(model: StepModel, tp: int) -> int:
+    """Return the weights that both ends of a model have in common, on a rank, in numbers."""
+    names = {spec.name for spec in model.layers.last.parameters()}
+    shard = Shard(0, tp)
+    return sum(spec.on(shard).numel for spec in model.layers.first.parameters() if spec.name in names)
+
+
+@lru_cache(maxsize=256)  # a search asks for many layouts with the same stages
+def _stages(
+    model: StepModel, rank_of: tuple[int, ...], sequence: int, given: tuple[float, ...] | None
+) -> tuple[Pieces, ...]:
+    counts = layer_counts(model.layers, rank_of, sequence, given)
+    row = [(number, at) for number, kind in enumerate(model.blocks) for at in range(len(model.kinds[kind]))]
+    stages: list[Counter[Piece]] = []
+    for end, count in zip(accumulate(counts), counts):
+        stages.append(Counter())
+        for number, layers in groupby(row[end - count : end], lambda layer: layer[0]):
+            places = [at for _, at in layers]
+            stages[-1][Piece(model.blocks[number], places[0], places[-1] + 1)] += 1
+    stages[0][FIRST] += 1
+    stages[-1][LAST] += 1
+    return tuple(tuple(pieces.items()) for pieces in stages)
