@@ -14,24 +14,12 @@ from mpitrain import config as settings
 from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.config import Config, LoadedConfig, Parallel
 from mpitrain.data.tokenizer import separator, tokenizer_of, vocabulary_of
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import shown
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.origins import PLANNER, KeyOrigin
 from mpitrain.plan.declared.screen import columns
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.alternatives import (
-    by_recompute,
-    by_regather,
-    by_stage,
-    costs,
-    idle_here,
-    idle_recompute,
-    idle_regather,
-    out_of_order,
-    zero_line,
-)
-from mpitrain.plan.predict.axis_promises import idle_axes
 from mpitrain.plan.predict.link_choices import left_open
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_limit import (
@@ -48,8 +36,18 @@ from mpitrain.plan.predict.memory_table import (
 )
 from mpitrain.plan.predict.model_parts import activation_line, parts_table
 from mpitrain.plan.predict.process_memory import processes_memory
-from mpitrain.plan.predict.schedule_promises import idle_schedule
+from mpitrain.plan.predict.promises import (
+    RECOMPUTE,
+    REGATHER,
+    ZERO,
+    by_value,
+    idle_axes,
+    idle_here,
+    idle_schedule,
+    idle_values,
+)
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes, memory_copy_bytes
+from mpitrain.plan.predict.speed_costs import costs, zero_line
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.predict.step_time.advice import advice_for, judge
 from mpitrain.plan.predict.step_time.machine import find_machine
@@ -232,9 +230,9 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         fits = fit_line(held, limit, lambda limit: change_that_fits(plan, chosen.config, planned, limit))
         is_direct = plan.config.comm.device == "direct"
         staged = [0 if is_direct else staged_bytes(plan, rank) for rank in ranks]
-        stages = by_stage(plan)
-        modes = by_recompute(plan)
-        regathers = by_regather(plan)
+        stages = by_value(plan, ZERO)
+        modes = by_value(plan, RECOMPUTE, ("none", "selective", "every-k", "full"))
+        regathers = by_value(plan, REGATHER)
     lines = [
         *said,
         "Memory of each pipeline rank, of its rank with the largest shard; MB are 10**6 bytes:",
@@ -247,12 +245,12 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
         recompute_line(plan.stages),
         *idle_settings(plan.config, given.origins),
         *costs(plan),
-        *(_compared("parallel.zero", stages) if len(stages) > 1 else ()),
-        *out_of_order(plan, stages),
-        *_compared("memory.recompute", modes),
-        *idle_recompute(plan, modes),
-        *(_compared("parallel.regather", regathers) if regathers else ()),
-        *idle_regather(plan, regathers),
+        *(_compared(ZERO, stages) if len(stages) > 1 else ()),
+        *idle_values(plan, ZERO, stages),
+        *_compared(RECOMPUTE, modes),
+        *idle_values(plan, RECOMPUTE, modes),
+        *(_compared(REGATHER, regathers) if regathers else ()),
+        *idle_values(plan, REGATHER, regathers),
         *idle_axes(plan),
         *idle_schedule(plan),
         *advice_for(plan, held=max(held, default=0)),
@@ -263,7 +261,7 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
 
 def _compared(key: str, layouts: Mapping[Any, int]) -> list[str]:
     """Say what the rank that holds most has with each value of a key, the rest as it is."""
-    values = "; ".join(f"{value} {num_bytes / 1e6:,.2f}" for value, num_bytes in layouts.items())
+    values = "; ".join(f"{str(value).lower()} {held / 1e6:,.2f}" for value, held in layouts.items())
     return [f"total MB of the rank with most memory, by {key}: {values}"]
 
 
@@ -295,11 +293,13 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
     peaks = ", ".join(map(str, report.peak_in_flight))
     parallel = plan.config.parallel
     name = plan.config.pipeline.schedule
+    each = counted(report.num_microbatches, "microbatches")
+    matched = counted(report.num_messages, "messages")
     return (
         f"{_picture(plan)}\n\ntp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, "
-        f"{name}, {report.num_microbatches} microbatches each\n{notes}proved: {report.num_actions} "
-        f"instructions complete and in order, {report.num_messages} messages matched, no deadlock without "
-        "buffering\nmicrobatches in flight at most, per pipeline rank: "
+        f"{name}, {each} each\n{notes}"
+        f"proved: {report.num_actions} instructions complete and in order, {matched} matched, no deadlock "
+        "without buffering\nmicrobatches in flight at most, per pipeline rank: "
         f"{peaks}{_divided(programs, report, parallel)}" + "".join(f"\n{line}" for line in filter(None, said))
     )
 

@@ -12,8 +12,10 @@ from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.corpus import corpus_of
+from mpitrain.errors import counted
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.alternatives import costs, idle_here
+from mpitrain.plan.predict.promises import idle_here
+from mpitrain.plan.predict.speed_costs import costs
 from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.training.corpora import Corpora
 from mpitrain.training.machine.determinism import DETERMINISM_MESSAGES
@@ -65,9 +67,11 @@ class Announcements:
             f"{self.placement.device.type}, threads a rank: {torch.get_num_threads()}"
         )
         yield (
-            f"{count / 1e6:.2f} M parameters ({model.layers} blocks of width {model.width}), "
-            f"{config.batch.global_} sequences of {config.data.sequence} tokens a step, training on "
-            f"{self.corpora.train.num_sequences:,} sequences of {corpus_of(config.data).source}, "
+            f"{count / 1e6:.2f} M parameters ({counted(model.layers, 'blocks')} of width {model.width}), "
+            f"{counted(config.batch.global_, 'sequences')} of {counted(config.data.sequence, 'tokens')} "
+            "a step, training on "
+            f"{counted(self.corpora.train.num_sequences, 'sequences', ',')} of "
+            f"{corpus_of(config.data).source}, "
             f"in the order {self.corpora.order}"
         )
 
@@ -82,7 +86,7 @@ class Announcements:
         )
         used = fewer or f" of {known:,}"
         held_out = self.corpora.validation_description
-        return f"validation on {self.num_validated:,} sequences{used}; held out are {held_out}"
+        return f"validation on {counted(self.num_validated, 'sequences', ',')}{used}; held out are {held_out}"
 
     def _cost_lines(self) -> Iterator[str]:
         if not self.mesh["tp"].one_node:

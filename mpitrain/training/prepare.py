@@ -29,8 +29,8 @@ from mpitrain.errors import ConfigError, DataError, InputError
 from mpitrain.inputs import is_there, kind_of, shown
 from mpitrain.origins import PLANNER, KeyOrigin
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.alternatives import zero_line
 from mpitrain.plan.predict.node_memory import require_memory
+from mpitrain.plan.predict.speed_costs import zero_line
 from mpitrain.plan.predict.step_time.machine import find_machine
 from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.plan.settings.profile_request import ProfileRequest

@@ -12,8 +12,8 @@ from mpitrain import config as settings
 from mpitrain.kernels.processor import mkl_is_slow, multiplied_as
 from mpitrain.kernels.products import TILE
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.predict.alternatives import most_bytes
 from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.promises import most_bytes
 from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.plan.settings.resolve import resolve
 

@@ -8,7 +8,7 @@ rounded_copies                                copies in 16 bits, of what is summ
 node_memory, memory_limit, gpu_share          whether a node, a GPU or memory.limit_gb has room
 step_time/                                    how long a step takes
 model_parts                                   parameters and FLOPs of a model by part
-alternatives, cheapest_change                 what other settings would hold, and which one fits
-schedule_promises, axis_promises              what holds more than its schedule, or an axis, promises
+promises, speed_costs                         what other settings would hold, and which save nothing here
+cheapest_change                               which change of a setting fits
 link_choices                                  what follows from measured bandwidth
 """

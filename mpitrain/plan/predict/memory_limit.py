@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.cheapest_change import cheapest_change
 from mpitrain.plan.predict.gpu_share import GpuShare, may_have_gpus
@@ -85,7 +85,7 @@ def limit_of_rank(
 def limit_of_node(ranks: int) -> MemoryLimit:
     """Return the memory that so many ranks share on this node."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    source = f"this node's {total / 1e9:.3g} GB for {ranks} rank{'s' * (ranks > 1)}"
+    source = f"this node's {total / 1e9:.3g} GB for {counted(ranks, 'ranks')}"
     return MemoryLimit(total, False, False, source, ranks, of_node=True)
 
 

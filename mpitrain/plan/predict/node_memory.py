@@ -5,7 +5,7 @@ anything is allocated.
 import os
 from collections.abc import Sequence
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import EXPERT, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
@@ -46,7 +46,8 @@ def require_memory(plan: Plan, training: bool = True) -> None:
         return
     state, without = _state_phrases(config) if training else ("weights", "")
     raise ConfigError(
-        f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for {state}, this node "
+        f"the largest of {counted(len(stages), 'stages')} needs {needed / 2**30:,.0f} GiB for {state}, "
+        "this node "
         f"has {node_bytes / 2**30:,.0f} GiB; choose a smaller model or more stages (parallel.pp){without}"
     )
 

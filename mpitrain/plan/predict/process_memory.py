@@ -11,8 +11,8 @@ from mpitrain.plan.activations.peak import put_away
 from mpitrain.plan.declared.expert_rows import num_lengths
 from mpitrain.plan.declared.parameters import EXPERT, Spec, itemsizes_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.alternatives import with_recompute
 from mpitrain.plan.predict.memory import MemoryUsage, predict_rank
+from mpitrain.plan.predict.promises import RECOMPUTE, with_value
 from mpitrain.plan.settings.experts import positions
 
 # bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
@@ -62,13 +62,13 @@ ON_A_GPU = ProcessMemory(LIBRARY_ON_A_GPU, FIRST_USES_ON_A_GPU, 0, HOLES)
 def processes_memory(plan: Plan, usages: Sequence[MemoryUsage]) -> list[ProcessMemory]:
     """Return what a process of each pipeline rank takes on a CPU besides its `usages`."""
     # one plan for all ranks: its program is made anew
-    whole = with_recompute(plan, "none")
+    whole = with_value(plan, RECOMPUTE, "none")
     return [_of_a_process(plan, whole, rank, usage) for rank, usage in enumerate(usages)]
 
 
 def memory_of_process(plan: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:
     """Return the same of one pipeline rank."""
-    return _of_a_process(plan, with_recompute(plan, "none"), rank, usage)
+    return _of_a_process(plan, with_value(plan, RECOMPUTE, "none"), rank, usage)
 
 
 def _of_a_process(plan: Plan, whole: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:

@@ -11,16 +11,9 @@ from conftest import EVERY, LONG, but_for
 from mpitrain import config as settings
 from mpitrain.commands.inspect import show_proof
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.predict.alternatives import (
-    by_recompute,
-    by_stage,
-    costs,
-    idle_here,
-    idle_recompute,
-    most_bytes,
-    out_of_order,
-)
 from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.promises import RECOMPUTE, ZERO, by_value, idle_here, idle_values, most_bytes
+from mpitrain.plan.predict.speed_costs import costs
 from mpitrain.plan.settings.resolve import resolve
 
 MODELS = {
@@ -80,11 +73,11 @@ def test_memory_falls_from_zero_0_to_3(model, layout, ranks, batches):
     if ("pp" in layout) != (batches == 4):
         pytest.skip("schedules have 4, others 1 and 16")
     plan = planned(model, layout, ranks, "parallel.zero=1", BF16, batches=batches)
-    found = by_stage(plan)
+    found = by_value(plan, ZERO)
     values = list(found.values())
     assert list(found) == [0, 1, 2, 3]
     falls = values == sorted(values, reverse=True) and len(set(values)) == 4
-    notes = out_of_order(plan, found)
+    notes = idle_values(plan, ZERO, found)
     divided = any(word in layout for word in ("zb", "v-half"))
     if model == "mixtral" and divided:  # rows of experts come in rounds
         assert not falls and all("such as 1f1b" in line for line in notes) and notes
@@ -122,7 +115,7 @@ def test_both_copies_of_dualpipe_keep_whole_gradients_and_it_is_said(zero):
     assert line.startswith(
         'parallel.reduce = "microbatch" does nothing with dualpipe: both copies of a stage are summed first'
     )
-    assert all("both copies" in line for line in out_of_order(plan, by_stage(plan)))
+    assert all("both copies" in line for line in idle_values(plan, ZERO, by_value(plan, ZERO)))
     once = planned(
         "reference", "dp=2 pp=2 schedule=dualpipe", 4, f"parallel.zero={zero}", "parallel.reduce=step"
     )
@@ -133,7 +126,7 @@ def test_both_copies_of_dualpipe_keep_whole_gradients_and_it_is_said(zero):
 @pytest.mark.parametrize(("model", "layout", "ranks"), [*GRID, *SHARDED.values()], ids=str)
 def test_weights_that_are_kept_over_a_step_hold_no_more_than_zero_2(model, layout, ranks):
     """So parallel.gather = "auto" never chooses what holds more than the stage below."""
-    below = by_stage(planned(model, layout, ranks, "parallel.zero=2", BF16), [2])[2]
+    below = by_value(planned(model, layout, ranks, "parallel.zero=2", BF16), ZERO, [2])[2]
     given = model, layout, ranks, "parallel.zero=3", BF16
     step, use = (planned(*given, f"parallel.gather={gather}") for gather in ("step", "use"))
     assert most_bytes(step) <= below
@@ -168,11 +161,11 @@ def test_a_sum_after_each_microbatch_that_holds_no_less_is_said(schedule, zero):
 def test_a_run_and_check_say_what_its_settings_do_not_save():
     few = planned("reference", "dp=2", 2, "parallel.zero=2", "comm.bucket_mb=64")
     (line,) = idle_here(few)
-    assert line in out_of_order(few, by_stage(few)) and line in show_proof(None, GIVEN, 2)
+    assert line in idle_values(few, ZERO, by_value(few, ZERO)) and line in show_proof(None, GIVEN, 2)
     for more in ("memory.recompute=selective", "memory.recompute=full", "memory.recompute=every-k"):
         plan = planned("reference", "dp=2 pp=2 schedule=v-half", 4, more)
         mine = f'"{plan.config.memory.recompute}" holds'
-        known = [line for line in idle_recompute(plan, by_recompute(plan)) if mine in line]
+        known = [line for line in idle_values(plan, RECOMPUTE, by_value(plan, RECOMPUTE)) if mine in line]
         said = [line for line in idle_here(plan) if "memory.recompute" in line]
         assert said == known or "every-k" in more
 
@@ -214,12 +207,12 @@ def test_what_does_not_fall_is_said():
     """
     base = "model.preset=quickstart", "parallel.dp=2", "parallel.zero=1"
     plan = plan_of(resolve(settings.load(None, base), 2, 256))
-    found = by_stage(plan)
-    (line,) = out_of_order(plan, found)
+    found = by_value(plan, ZERO)
+    (line,) = idle_values(plan, ZERO, found)
     assert found[2] > found[1] and line.startswith("parallel.zero = 2 holds 2.52 MB more than 1 here")
     assert "a smaller comm.bucket_mb (here 4) needs less" in line
     smaller = plan_of(resolve(settings.load(None, (*base, "comm.bucket_mb=0.5")), 2, 256))
-    assert not out_of_order(smaller, by_stage(smaller))
+    assert not idle_values(smaller, ZERO, by_value(smaller, ZERO))
 
 
 CHOICES = [  # (what holds more, what holds less, with what)
@@ -248,7 +241,7 @@ def test_each_saving_saves(model, layout, ranks, more, less, common):
     plan = planned(model, layout, ranks, *common, *less)
     notes = [
         line
-        for line in idle_recompute(plan, by_recompute(plan))
+        for line in idle_values(plan, RECOMPUTE, by_value(plan, RECOMPUTE))
         if f'"{plan.config.memory.recompute}" holds' in line
     ]
     if "parallel.gather=step" in more:

@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 from mpitrain import config as settings
 from mpitrain.commands.inspect import show_memory
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.predict.alternatives import by_regather, idle_here
-from mpitrain.plan.predict.axis_promises import idle_axes
-from mpitrain.plan.predict.schedule_promises import idle_schedule, most_bytes, promises
+from mpitrain.plan.predict.promises import (
+    REGATHER,
+    by_value,
+    idle_axes,
+    idle_here,
+    idle_schedule,
+    most_bytes,
+    promises,
+)
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules.catalog import NAMES
 
@@ -78,9 +84,9 @@ def test_regather_that_holds_no_less_says_so(offload, recompute, vocab):
         *(f"memory.offload={offload}", f"memory.recompute={recompute}"),
     )
     plan = planned(2, *given)
-    found = by_regather(plan)
+    found = by_value(plan, REGATHER)
     said = [line for line in idle_here(plan) if line.startswith("parallel.regather = true holds")]
-    assert len(said) == (found["true"] >= found["false"])
+    assert len(said) == (found[True] >= found[False])
     assert said == [line for line in show_memory(None, (*MODEL, *given), 2).splitlines() if line in said]
     if offload == "activations":
         assert "host memory" in said[0]

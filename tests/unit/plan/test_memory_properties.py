@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.predict.alternatives import most_bytes
 from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.promises import most_bytes
 from mpitrain.plan.settings.resolve import resolve
 
 IDLE = (  # what holds nothing, in any layout

@@ -13,11 +13,11 @@ from mpitrain import config as settings
 from mpitrain.actor.rehearsal import Rehearsal
 from mpitrain.config import Config, flatten
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.predict.alternatives import costs, idle_recompute, most_bytes, out_of_order
-from mpitrain.plan.predict.axis_promises import idle_axes
 from mpitrain.plan.predict.link_choices import exchanged
 from mpitrain.plan.predict.memory import predict
+from mpitrain.plan.predict.promises import RECOMPUTE, ZERO, idle_axes, idle_values, most_bytes
 from mpitrain.plan.predict.snapshot_bytes import copy_bytes
+from mpitrain.plan.predict.speed_costs import costs
 from mpitrain.plan.settings.resolve import resolve
 
 BATCH = "batch.global=32", "batch.micro=1", "data.sequence=1024"
@@ -193,9 +193,9 @@ def said_of(saving: Saving, plans: list, held: list[int]) -> list[str]:
     lines = [line for plan in plans for line in costs(plan)]
     lines += idle_axes(plans[-1])
     if saving.key == "parallel.zero":
-        lines += out_of_order(plans[0], dict(zip(saving.values, held)))
+        lines += idle_values(plans[0], ZERO, dict(zip(saving.values, held)))
     if saving.key == "memory.recompute":
-        lines += idle_recompute(plans[-1], dict(zip(saving.values, held)))
+        lines += idle_values(plans[-1], RECOMPUTE, dict(zip(saving.values, held)))
     return [line for line in lines if saving.key in line]
 
 
